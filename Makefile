@@ -1,0 +1,53 @@
+# Both commands do all the set-up: Python 3.11 and make are enough.
+#
+#   make demo    the environment, then the main job: a hyperbolic transformer trained on a tree
+#   make test    the environment, then lint, types, documentation and the whole suite
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+SOURCES := holonomy tests examples docs
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export MPLBACKEND := Agg
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check docs suite clean
+.NOTPARALLEL:
+
+help:
+	@sed -n '3,4s/^# *//p' Makefile
+
+# Made once, and again only when what is to be installed changed. The build backend is installed from
+# the same constraints as everything else, hence no build isolation.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "environment: .venv from $(PYTHON) (a few minutes the first time)"
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@"$(PYTHON)" -m venv .venv
+	@$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python -m examples.node_classification
+
+test: check docs suite
+
+# The order is from the quickest to the slowest, and the suite's closing line comes last.
+check: $(STAMP)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/lint-imports
+	@$(BIN)/pydoclint --quiet holonomy
+	@$(BIN)/pyright
+
+docs: $(STAMP)
+	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
+
+suite: $(STAMP)
+	@$(BIN)/python -m pytest --quiet $(PYTEST_ARGS)
+
+clean:
+	@rm -rf .venv docs/_build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
