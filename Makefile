@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-SOURCES := holonomy tests examples docs
+SOURCES := holonomy tests examples docs conftest.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
@@ -39,7 +39,7 @@ test: check docs suite
 check: $(STAMP)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check $(SOURCES)
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/pydoclint --quiet holonomy
 	@$(BIN)/pyright
 

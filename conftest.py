@@ -1,0 +1,16 @@
+"""Shapes are executed while the suite runs, although jaxtyping is no dependency of the library.
+
+The library imports jaxtyping for the type checker only (``if TYPE_CHECKING``), so that a user does
+not need it. beartype looks a name of an annotation up in the module's globals and then among the
+builtins; there it finds jaxtyping's here. The hook that decorates every function of the library is
+pytest's option ``--jaxtyping-packages`` in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+import jaxtyping
+
+for name in ("Bool", "Complex", "Float", "Inexact", "Int", "Int64", "Num", "Shaped"):
+    setattr(builtins, name, getattr(jaxtyping, name))
