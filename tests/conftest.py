@@ -1,0 +1,73 @@
+"""Options and fixtures of the whole suite: where it runs, in which dtype, from which seed.
+
+``pytest --device cuda --dtype float32`` runs the same laws elsewhere. Tests that need CUDA are
+marked ``cuda``; where there is none, they and everything under ``--device cuda`` skip themselves.
+``--hypothesis-profile=explore`` draws new examples; the default draws the same ones every time, so
+that a red suite is red for everybody.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("explore", settings.get_profile("suite"), derandomize=False)
+settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--device`` and ``--dtype``."""
+    parser.addoption("--device", default="cpu", help="where the laws run: cpu, cuda, cuda:1, ...")
+    parser.addoption(
+        "--dtype", choices=sorted(DTYPES), default=None, help="the laws' only dtype (default: both)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers."""
+    config.addinivalue_line("markers", "cuda: needs a CUDA device, skips itself without one")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs CUDA where there is none."""
+    wants = item.get_closest_marker("cuda") is not None
+    wants = wants or item.config.getoption("--device").startswith("cuda")
+    if wants and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test that asks for ``dtype`` in each dtype asked for on the command line."""
+    if "dtype" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--dtype")
+        names = [chosen] if chosen else list(DTYPES)
+        metafunc.parametrize("dtype", [DTYPES[name] for name in names], ids=names)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Return the device given by ``--device``."""
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def generator(device: torch.device) -> torch.Generator:
+    """Return a seeded generator on the device."""
+    return torch.Generator(device).manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Start every test from the same seed, whatever ran before it."""
+    torch.manual_seed(0)
