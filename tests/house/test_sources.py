@@ -1,0 +1,239 @@
+"""What the library's sources must not contain, and what its distribution must."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import io
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import holonomy
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = sorted((ROOT / "holonomy").rglob("*.py"))
+BUILTINS = {"print", "open", "input", "breakpoint", "eval", "exec", "globals", "__import__"}
+ATTRIBUTES = {
+    *("environ", "getenv", "putenv"),
+    *("cuda", "get_default_dtype", "set_default_dtype", "set_default_device", "manual_seed"),
+    *("read_text", "write_text", "read_bytes", "write_bytes"),
+}
+MODULES = {
+    "argparse",
+    "io",
+    "logging",
+    "os",
+    "pathlib",
+    "pdb",
+    "random",
+    "subprocess",
+    "sys",
+    "time",
+}
+
+
+def eps_literals(source: str) -> list[str]:
+    """Numbers in code (not in docstrings) below a thousandth, or spelled ``1e-..``."""
+    numbers = [
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.NUMBER
+    ]
+    return [
+        text
+        for text in numbers
+        if re.search(r"[eE]-", text)
+        or (re.fullmatch(r"[\d._]+", text) and 0 < float(text.replace("_", "")) < 0.001)
+    ]
+
+
+def outside_world(source: str) -> list[str]:
+    """Names by which a library would touch files, the terminal, the environment or global state."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) if name in BUILTINS:
+                found.append(name)
+            case ast.Attribute(attr=name) if name in ATTRIBUTES:
+                found.append(name)
+            case ast.Import(names=names):
+                found += [alias.name for alias in names if alias.name.split(".")[0] in MODULES]
+            case ast.ImportFrom(module=str(name)) if name.split(".")[0] in MODULES:
+                found.append(name)
+            case _:
+                pass
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("x.clamp_min(1e-15)", ["1e-15"]),
+        ("x + .00001", [".00001"]),
+        ("eps: float = 1E-6", ["1E-6"]),
+        ("lr = 0.001; big = 1e6; half = 0.5; zero = 0.0; n = 1_000", []),
+        ('"""A tolerance of 1e-5."""', []),
+    ],
+)
+def test_eps_grep_bites(source: str, found: list[str]) -> None:
+    assert eps_literals(source) == found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("print(x)", ["print"]),
+        ("import os.path", ["os.path"]),
+        ("from os import environ", ["os"]),
+        ("x.cuda()", ["cuda"]),
+        ("with open(p) as f: pass", ["open"]),
+        ("y = x.to(z.device)", []),
+        ('"""Opens nothing: open(p), print(x)."""', []),
+    ],
+)
+def test_outside_world_grep_bites(source: str, found: list[str]) -> None:
+    assert outside_world(source) == found
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_eps_literal_outside_numerics(path: Path) -> None:
+    if path == ROOT / "holonomy" / "numerics.py":
+        assert eps_literals(path.read_text(encoding="utf-8")), "the guards live here"
+    else:
+        assert eps_literals(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_library_leaves_the_world_alone(path: Path) -> None:
+    if "theory" in path.parts:
+        pytest.skip("the report command of theory speaks to its user")
+    assert outside_world(path.read_text(encoding="utf-8")) == []
+
+
+def test_every_module_opens_with_what_it_is() -> None:
+    for path in LIBRARY:
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    """pytest then names a test by its path, and two files may have the same name."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {folder for folder in folders if not (folder / "__init__.py").exists()} == set()
+
+
+def test_curvature_is_converted_to_k_in_one_file() -> None:
+    """Only lorentz.py says k = -1/kappa (DESIGN)."""
+    pattern = re.compile(r"-\s*1(\.0)?\s*/\s*(self\.)?k\b|\bk\s*=\s*-\s*1(\.0)?\s*/")
+    places = {
+        p.name
+        for p in LIBRARY
+        if any(
+            pattern.search(ast.unparse(statement))
+            for statement in ast.walk(ast.parse(p.read_text(encoding="utf-8")))
+            if isinstance(statement, ast.Assign | ast.Return)
+        )
+    }
+    assert places <= {"lorentz.py"}
+
+
+def test_import_needs_only_the_four_dependencies() -> None:
+    """In a process where the extras cannot be imported, the library imports and runs."""
+    code = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {
+            "beartype", "hypll", "hypothesis", "jaxtyping", "matplotlib", "mpmath_", "pytest",
+            "torch_geometric",
+        }:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import importlib, pkgutil, holonomy
+for module in pkgutil.walk_packages(holonomy.__path__, "holonomy."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(holonomy.__version__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:holonomy", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{holonomy.__version__}\n"
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PINS = dict(
+    line.split("==")
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+)
+
+
+def test_version_is_stated_once_and_the_same() -> None:
+    assert PROJECT["version"] == holonomy.__version__
+    assert f"## {holonomy.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_core_dependencies() -> None:
+    names = {canonicalize_name(Requirement(r).name) for r in PROJECT["dependencies"]}
+    assert names == {"torch", "geoopt", "numpy", "scipy"}
+    assert PROJECT["requires-python"] == ">=3.11"
+
+
+def test_every_package_of_the_environment_is_pinned() -> None:
+    """From holonomy[dev] on, each requirement of a requirement has its exact version."""
+    pins = {canonicalize_name(name): version for name, version in PINS.items()}
+    extras = PROJECT["optional-dependencies"]
+    queue = [*PROJECT["dependencies"], "hatchling", "editables"]
+    queue += [r for name, group in extras.items() if name != "dev" for r in group]
+    seen: set[str] = set()
+    missing: set[str] = set()
+    while queue:
+        requirement = Requirement(queue.pop())
+        name = canonicalize_name(requirement.name)
+        marked = [
+            requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+            for extra in ("", *requirement.extras)
+        ]
+        if not any(marked) or name in seen:
+            continue
+        seen.add(name)
+        # torch's wheel for GPUs brings these along, its wheel for CPUs does not.
+        if name.startswith(("nvidia-", "cuda-")) or name == "triton":
+            continue
+        if name not in pins:
+            missing.add(name)
+            continue
+        needed = importlib.metadata.requires(name) or []
+        for text in needed:
+            inner = Requirement(text)
+            extra_names = ("", *requirement.extras)
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": e}) for e in extra_names
+            ):
+                inner.marker = None
+                queue.append(str(inner))
+    assert not missing
+    assert not {name for name in pins if name.startswith(("nvidia-", "cuda-", "triton"))}
+    assert len(seen) > 50, "the walk found the environment"
+
+
+def test_nothing_names_a_registry() -> None:
+    for name in ("constraints.txt", "pyproject.toml", "Makefile", ".ci/run"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not re.search(r"index-url|find-links|https?://|pypi", text, flags=re.IGNORECASE), (
+            name
+        )
