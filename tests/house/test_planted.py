@@ -126,8 +126,7 @@ LIBRARY = {
 } | {
     # What is allowed, all at once.
     "holonomy/manifolds/lorentz.py": "import geoopt\nfrom holonomy import checks, numerics\n",
-    "holonomy/layers/hyperbolic/__init__.py": "from holonomy import manifolds\n"
-    "from holonomy.layers import kernels\n",
+    "holonomy/layers/hyperbolic/__init__.py": "from holonomy import manifolds\nfrom holonomy.layers import kernels\n",
     "holonomy/models/__init__.py": "from holonomy import layers, manifolds\n",
     "holonomy/optim.py": "from holonomy import manifolds\n",
     "holonomy/theory/__init__.py": "from holonomy import layers, models, optim\n",
@@ -179,9 +178,7 @@ def test_pyright_strict(tmp_path: Path) -> None:
     python = ("--pythonpath", sys.executable)
     status, output = run(tmp_path, "pyright", *python, "holonomy/__init__.py")
     assert status == 0, output
-    status, output = run(
-        tmp_path, "pyright", *python, *map(str, tmp_path.glob("holonomy/[ump]*.py"))
-    )
+    status, output = run(tmp_path, "pyright", *python, *map(str, tmp_path.glob("holonomy/[ump]*.py")))
     assert status == 1, output
     for rule in ("reportMissingParameterType", "reportReturnType", "reportUnusedFunction"):
         assert rule in output, output

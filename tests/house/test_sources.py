@@ -50,8 +50,7 @@ def eps_literals(source: str) -> list[str]:
     return [
         text
         for text in numbers
-        if re.search(r"[eE]-", text)
-        or (re.fullmatch(r"[\d._]+", text) and 0 < float(text.replace("_", "")) < 0.001)
+        if re.search(r"[eE]-", text) or (re.fullmatch(r"[\d._]+", text) and 0 < float(text.replace("_", "")) < 0.001)
     ]
 
 
@@ -221,9 +220,7 @@ def test_every_package_of_the_environment_is_pinned() -> None:
         for text in needed:
             inner = Requirement(text)
             extra_names = ("", *requirement.extras)
-            if inner.marker is None or any(
-                inner.marker.evaluate({"extra": e}) for e in extra_names
-            ):
+            if inner.marker is None or any(inner.marker.evaluate({"extra": e}) for e in extra_names):
                 inner.marker = None
                 queue.append(str(inner))
     assert not missing
@@ -234,6 +231,4 @@ def test_every_package_of_the_environment_is_pinned() -> None:
 def test_nothing_names_a_registry() -> None:
     for name in ("constraints.txt", "pyproject.toml", "Makefile", ".ci/run"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert not re.search(r"index-url|find-links|https?://|pypi", text, flags=re.IGNORECASE), (
-            name
-        )
+        assert not re.search(r"index-url|find-links|https?://|pypi", text, flags=re.IGNORECASE), name

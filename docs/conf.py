@@ -1,0 +1,75 @@
+"""Sphinx: furo, MyST for the pages, Google docstrings for the reference."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+_project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+
+project = _project["name"]
+author = "the holonomy authors"
+copyright = "2026, the holonomy authors"
+release = version = _project["version"]
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_static_path = ["_static"]
+exclude_patterns = ["_build"]
+default_role = "code"
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+# README links to files of the repository, which are no pages of the documentation.
+suppress_warnings = ["myst.xref_missing"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+
+# Docstrings are written to be read in an editor: |x| is a norm, x_s the space part, a * b a product.
+# reStructuredText would read substitutions, links and emphasis into them.
+_literal = re.compile(r"(``.+?``|:[a-z:]+:`.+?`|`[^`]+`)")
+_special = re.compile(r"(?<!\\)([|*]|(?<=\w)_(?!\w))")
+
+
+def _escape(_app: object, _what: str, _name: str, _obj: object, _opts: Any, lines: list[str]) -> None:
+    """Escape plain mathematics outside of literals, roles, doctests and directives."""
+    in_doctest, block = False, None
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if block is not None and line.strip() and indent <= block:
+            block = None
+        if line.lstrip().startswith(".. "):
+            block = indent
+        in_doctest = line.lstrip().startswith(">>>") or (in_doctest and bool(line.strip()))
+        if in_doctest or block is not None:
+            continue
+        parts = _literal.split(line)
+        parts[::2] = [_special.sub(r"\\\1", part) for part in parts[::2]]
+        lines[i] = "".join(parts)
+        if line.rstrip().endswith("::"):
+            block = indent
+
+
+def setup(app: Any) -> None:
+    """Escape before napoleon reads the sections.
+
+    Args:
+        app: Sphinx.
+    """
+    app.connect("autodoc-process-docstring", _escape, priority=100)
