@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 _project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -47,7 +50,7 @@ _literal = re.compile(r"(``.+?``|:[a-z:]+:`.+?`|`[^`]+`)")
 _special = re.compile(r"(?<!\\)([|*]|(?<=\w)_(?!\w))")
 
 
-def _escape(_app: object, _what: str, _name: str, _obj: object, _opts: Any, lines: list[str]) -> None:
+def _escape(_app: object, _what: str, _name: str, _obj: object, _opts: object, lines: list[str]) -> None:
     """Escape plain mathematics outside of literals, roles, doctests and directives."""
     in_doctest, block = False, None
     for i, line in enumerate(lines):
@@ -66,7 +69,7 @@ def _escape(_app: object, _what: str, _name: str, _obj: object, _opts: Any, line
             block = indent
 
 
-def setup(app: Any) -> None:
+def setup(app: Sphinx) -> None:
     """Escape before napoleon reads the sections.
 
     Args:
