@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "environment: .venv from $(PYTHON) (a few minutes the first time)"
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@"$(PYTHON)" -m venv .venv
-	@$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m pip install -qq -c constraints.txt hatchling editables
+	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)
