@@ -122,6 +122,14 @@ def test_every_module_opens_with_what_it_is() -> None:
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
 
 
+@pytest.mark.parametrize("folder", ["holonomy", "examples"])
+def test_nobody_imports_tests_or_benchmarks(folder: str) -> None:
+    pattern = re.compile(r"^\s*(from|import) (tests|benchmarks)\b", flags=re.MULTILINE)
+    assert pattern.search("import tests.cases")
+    guilty = [p for p in (ROOT / folder).rglob("*.py") if pattern.search(p.read_text("utf-8"))]
+    assert guilty == []
+
+
 def test_every_folder_of_tests_is_a_package() -> None:
     """pytest then names a test by its path, and two files may have the same name."""
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
