@@ -1,0 +1,143 @@
+"""The door: one clear sentence for each bad shape, dtype or value; behind it nobody checks.
+
+Value checks run in constructors only (they would break ``torch.compile(fullgraph=True)`` and make a GPU wait); shape
+checks are free and may run in ``forward``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from torch import Tensor
+
+__all__ = ["finite_negative", "floating", "in_range", "last_axis", "one_of", "positive_int"]
+
+
+def positive_int(name: str, value: int) -> int:
+    """``value``, if it is a positive integer.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+
+    Returns:
+        The value.
+
+    Raises:
+        TypeError: if ``value`` is not an integer.
+        ValueError: if it is not positive.
+
+    >>> positive_int("heads", 4)
+    4
+    """
+    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a positive integer, got {value!r} of type {type(value).__name__}.")
+    if value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value}.")
+    return value
+
+
+def in_range(name: str, value: float, low: float, high: float) -> float:
+    """``value``, if it lies in ``[low, high]``.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+        low: smallest allowed.
+        high: largest allowed.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: if it lies outside or is not a number.
+
+    >>> in_range("p", 0.5, 0.0, 1.0)
+    0.5
+    """
+    if not low <= value <= high:
+        raise ValueError(f"{name} must lie in [{low}, {high}], got {value}.")
+    return value
+
+
+def finite_negative(name: str, value: float) -> float:
+    """``value``, if it is a finite negative number.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+
+    Returns:
+        The value as a float.
+
+    Raises:
+        ValueError: if it is zero, positive, infinite or not a number.
+
+    >>> finite_negative("curvature", -1.0)
+    -1.0
+    """
+    if not (math.isfinite(value) and value < 0):
+        raise ValueError(f"{name} must be finite and negative, got {value}.")
+    return float(value)
+
+
+def one_of(name: str, value: str, choices: Collection[str]) -> str:
+    """``value``, if it is one of ``choices``.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+        choices: what is allowed.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: if it is none of them.
+
+    >>> one_of("attention", "linear", ("linear", "softmax"))
+    'linear'
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    return value
+
+
+def last_axis(name: str, x: Tensor, size: int, meaning: str) -> None:
+    """Refuse a tensor whose last axis has not ``size`` entries.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: the tensor that came.
+        size: the expected length of its last axis.
+        meaning: what the axis holds, symbolically, as ``"features + 1"``.
+
+    Raises:
+        ValueError: if the last axis has another length.
+
+    >>> import torch
+    >>> last_axis("x", torch.zeros(2, 5), 5, "features + 1")
+    """
+    if x.ndim == 0 or x.shape[-1] != size:
+        raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
+
+
+def floating(name: str, x: Tensor) -> None:
+    """Refuse a tensor that does not hold real floating-point numbers.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: the tensor that came.
+
+    Raises:
+        TypeError: if its dtype is integer, boolean or complex.
+
+    >>> import torch
+    >>> floating("x", torch.zeros(2))
+    """
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")

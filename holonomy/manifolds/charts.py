@@ -1,0 +1,103 @@
+r"""The hyperboloid in two balls of radius :math:`1/\sqrt{-\kappa}`: Poincare's keeps angles, Klein's keeps lines.
+
+Near the rim a ball coordinate has few digits left: with a spacing ``eps`` of the dtype, points farther than about
+:math:`\log(1/\text{eps})/\sqrt{-\kappa}` from the origin (16 curvature radii in float32) share the last coordinate
+inside the ball in Poincare's, and half that distance in Klein's. Coordinates on or beyond the rim are read as that
+last one, so that results are finite.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.manifolds import hyperboloid
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["from_klein", "from_poincare", "to_klein", "to_poincare"]
+
+
+def to_poincare(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
+    r"""Stereographic projection :math:`x_s / (1 + \sqrt{-\kappa}\, x_t)`, to Geoopt's ``PoincareBall(c=-kappa)``.
+
+    Args:
+        x: points ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Points ``(..., d)`` of the ball.
+
+    >>> to_poincare(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
+    [0.0]
+    """
+    scale, space, time = _unit(x, kappa)
+    return numerics.narrow(space / (1 + time) / scale, x.dtype)
+
+
+def from_poincare(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+    r"""The inverse of :func:`to_poincare`: the space part is :math:`2p / (1 + \kappa |p|^2)`.
+
+    Args:
+        p: points ``(..., d)`` of the ball.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Points ``(..., d+1)``.
+
+    >>> from_poincare(torch.tensor([0.0]), torch.tensor([-1.0])).tolist()
+    [1.0, 0.0]
+    """
+    wide, room = _inside(p, kappa)
+    return hyperboloid.lift(numerics.narrow(2 * wide / room, p.dtype), kappa)
+
+
+def to_klein(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
+    r"""Central projection :math:`x_s / (\sqrt{-\kappa}\, x_t)`.
+
+    Args:
+        x: points ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Points ``(..., d)`` of the ball.
+
+    >>> to_klein(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
+    [0.0]
+    """
+    scale, space, time = _unit(x, kappa)
+    return numerics.narrow(space / time / scale, x.dtype)
+
+
+def from_klein(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+    r"""The inverse of :func:`to_klein`: the space part is :math:`p / \sqrt{1 + \kappa |p|^2}`.
+
+    Args:
+        p: points ``(..., d)`` of the ball.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Points ``(..., d+1)``.
+
+    >>> from_klein(torch.tensor([0.0]), torch.tensor([-1.0])).tolist()
+    [1.0, 0.0]
+    """
+    wide, room = _inside(p, kappa)
+    return hyperboloid.lift(numerics.narrow(wide / room.sqrt(), p.dtype), kappa)
+
+
+def _unit(x: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    scale = kappa.reshape(()).to(torch.float64).neg().sqrt()
+    space = numerics.finite(numerics.widen(hyperboloid.space(x)) * scale)
+    return scale, space, numerics.hypot(numerics.norm(space, keepdim=True), torch.ones_like(space[..., :1]))
+
+
+def _inside(p: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+    """Ball coordinates in float64 and the room 1 - |p|^2/radius^2 left to the rim."""
+    wide = numerics.widen(p)
+    scaled = numerics.norm(wide, keepdim=True) * kappa.reshape(()).to(torch.float64).neg().sqrt()
+    return wide, numerics.at_least_spacing((1 - scaled) * (1 + scaled), p.dtype)

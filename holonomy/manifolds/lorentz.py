@@ -1,0 +1,566 @@
+"""The Lorentz manifold as Geoopt knows manifolds, with learnable curvature.
+
+The only file that says ``k = -1/kappa``: Geoopt names a hyperboloid by the square of its radius, the library by its
+sectional curvature. Geometry is :mod:`holonomy.manifolds.hyperboloid`; this class binds it to one curvature.
+"""
+
+# Points live on the last axis only: Geoopt's `dim`, `project` and `norm_tan` are left out of every signature.
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import geoopt
+import torch
+from geoopt.utils import size2shape
+from torch import Tensor
+
+from holonomy.manifolds import charts, hyperboloid
+from holonomy.manifolds.curvature import Curvature
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["Lorentz"]
+
+
+class Lorentz(geoopt.Lorentz):
+    r"""Hyperbolic space of curvature :math:`\kappa < 0` as a hyperboloid, time first.
+
+    .. math:: \{x : -x_t^2 + |x_s|^2 = 1/\kappa,\ x_t > 0\}
+
+    A :class:`geoopt.Lorentz`, for ``ManifoldParameter``, Riemannian optimizers and ``ProductManifold``. Points live on
+    the last axis, so Geoopt's ``dim`` is not offered, and no vector needs Geoopt's ``norm_tan`` or ``project``.
+    A point is its space part: methods read ``x[..., 1:]`` and make time anew (:mod:`holonomy.manifolds.hyperboloid`
+    says what that buys and where float32 ends). Layers that share a manifold share its curvature.
+
+    A *learned* point does not follow a learned curvature by itself: hold it as
+    :class:`~holonomy.manifolds.LorentzPoints` does.
+
+    Args:
+        curvature: the sectional curvature, finite and negative. Geoopt's ``k`` is ``-1/curvature``.
+        learnable: whether the curvature receives gradients.
+        device: where the curvature lives.
+        dtype: its dtype.
+
+    Raises:
+        ValueError: if ``curvature`` is not finite and negative.
+
+    >>> manifold = Lorentz(-0.5)
+    >>> x = manifold.lift(torch.zeros(3))
+    >>> round(manifold.k.item(), 6), x.tolist()[1:]
+    (2.0, [0.0, 0.0, 0.0])
+    """
+
+    def __init__(
+        self,
+        curvature: float = -1.0,
+        *,
+        learnable: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # Past geoopt.Lorentz.__init__, which would make k a parameter of its own.
+        super(geoopt.Lorentz, self).__init__()
+        self.curvature_parameter = Curvature(curvature, learnable=learnable, device=device, dtype=dtype)
+
+    @property
+    def curvature(self) -> Float[Tensor, " 1"]:
+        """Sectional curvature, a negative tensor ``(1,)``."""
+        return self.curvature_parameter.value
+
+    @property
+    def k(self) -> Float[Tensor, " 1"]:
+        """Geoopt's name for the same number: ``-1/curvature``, the squared radius, a tensor ``(1,)``."""
+        return -1 / self.curvature
+
+    def ratio(self, to: Lorentz) -> Float[Tensor, " 1"]:
+        r"""The factor :math:`\sqrt{\kappa/\kappa'}` of a change of curvature (Hypformer eqs. 9, 13, 18).
+
+        A space part on this manifold, multiplied by it, is the space part on ``to``.
+
+        Args:
+            to: the manifold of the result.
+
+        Returns:
+            A tensor ``(1,)``, exactly one where both are the same manifold.
+
+        >>> Lorentz(-1.0).ratio(Lorentz(-4.0)).item()
+        0.5
+        """
+        return torch.sqrt(self.curvature / to.curvature)
+
+    def lift(self, space: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+        """The points above space parts ``(..., d)``, as ``(..., d+1)``.
+
+        Args:
+            space: any vectors.
+
+        Returns:
+            Points on the manifold.
+
+        >>> Lorentz(-1.0).lift(torch.zeros(2)).tolist()
+        [1.0, 0.0, 0.0]
+        """
+        return hyperboloid.lift(space, self.curvature)
+
+    def space(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+        """Space parts ``(..., d)`` of ambient points ``(..., d+1)``.
+
+        Args:
+            x: points.
+
+        Returns:
+            A view.
+        """
+        return hyperboloid.space(x)
+
+    def time(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... 1"]:
+        """Time coordinates ``(..., 1)`` of the points with the space parts of ``x``.
+
+        Args:
+            x: points ``(..., d+1)``.
+
+        Returns:
+            Times, made anew from the space parts.
+        """
+        return hyperboloid.time(hyperboloid.space(x), self.curvature)
+
+    def dist(
+        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
+    ) -> Float[Tensor, "..."]:
+        """Geodesic distance; zero gradients where the points coincide.
+
+        Args:
+            x: points ``(..., d+1)``.
+            y: points ``(..., d+1)``.
+            keepdim: keep the last axis with size one.
+
+        Returns:
+            Distances ``(...)``.
+
+        >>> m = Lorentz(-1.0)
+        >>> m.dist(m.origin(3), m.origin(3)).item()
+        0.0
+        """
+        return _keep(hyperboloid.dist(x, y, self.curvature), keepdim=keepdim)
+
+    def dist0(self, x: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Geodesic distance from the origin; zero gradient there.
+
+        Args:
+            x: points ``(..., d+1)``.
+            keepdim: keep the last axis with size one.
+
+        Returns:
+            Distances ``(...)``.
+        """
+        return _keep(hyperboloid.dist0(x, self.curvature), keepdim=keepdim)
+
+    def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
+        """All distances between two sets of points, accurate for near and far pairs alike.
+
+        Args:
+            x: points ``(..., n, d+1)``.
+            y: points ``(..., m, d+1)``.
+
+        Returns:
+            Distances ``(..., n, m)``.
+        """
+        return hyperboloid.cdist(x, y, self.curvature)
+
+    def expmap(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Exponential map, for tangent vectors of any length (Hypformer eq. 22).
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: tangent vectors at ``x``.
+
+        Returns:
+            Points ``(..., d+1)``.
+        """
+        return hyperboloid.expmap(x, u, self.curvature)
+
+    def retr(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Retraction: the exponential map itself.
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: tangent vectors at ``x``.
+
+        Returns:
+            Points ``(..., d+1)``.
+        """
+        return self.expmap(x, u)
+
+    def geodesic_unit(
+        self, t: Float[Tensor, "..."], x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
+    ) -> Float[Tensor, "... ambient"]:
+        """Points at arc length ``t`` along the geodesics that leave ``x`` with unit velocity ``u``.
+
+        Args:
+            t: arc lengths, broadcast against ``x``.
+            x: points ``(..., d+1)``.
+            u: unit tangent vectors at ``x``.
+
+        Returns:
+            Points ``(..., d+1)``.
+        """
+        return self.expmap(x, t * u)
+
+    def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Logarithm, the inverse of :meth:`expmap`.
+
+        Args:
+            x: points ``(..., d+1)``.
+            y: points ``(..., d+1)``.
+
+        Returns:
+            Tangent vectors at ``x``.
+        """
+        return hyperboloid.logmap(x, y, self.curvature)
+
+    def expmap0(self, u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Exponential map at the origin.
+
+        Args:
+            u: tangent vectors at the origin ``(..., d+1)``, time zero.
+
+        Returns:
+            Points ``(..., d+1)``.
+        """
+        return hyperboloid.expmap0(u, self.curvature)
+
+    def logmap0(self, y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Logarithm at the origin, the inverse of :meth:`expmap0`.
+
+        Args:
+            y: points ``(..., d+1)``.
+
+        Returns:
+            Tangent vectors at the origin ``(..., d+1)``, time zero.
+        """
+        return hyperboloid.logmap0(y, self.curvature)
+
+    def logmap0back(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Logarithm at ``x`` of the origin.
+
+        Args:
+            x: points ``(..., d+1)``.
+
+        Returns:
+            Tangent vectors at ``x``.
+        """
+        return hyperboloid.logmap(x, torch.zeros_like(x), self.curvature)
+
+    def transp(
+        self,
+        x: Float[Tensor, "... ambient"],
+        y: Float[Tensor, "... ambient"],
+        v: Float[Tensor, "... ambient"],
+    ) -> Float[Tensor, "... ambient"]:
+        """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``.
+
+        Args:
+            x: points ``(..., d+1)``.
+            y: points ``(..., d+1)``.
+            v: tangent vectors at ``x``.
+
+        Returns:
+            Tangent vectors at ``y``.
+        """
+        return hyperboloid.transp(x, y, v, self.curvature)
+
+    def transp0(self, y: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Parallel transport of ``u`` from the origin to ``y``.
+
+        Args:
+            y: points ``(..., d+1)``.
+            u: tangent vectors at the origin.
+
+        Returns:
+            Tangent vectors at ``y``.
+        """
+        return hyperboloid.transp0(y, u, self.curvature)
+
+    def transp0back(
+        self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
+    ) -> Float[Tensor, "... ambient"]:
+        """Parallel transport of ``u`` from ``x`` to the origin.
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: tangent vectors at ``x``.
+
+        Returns:
+            Tangent vectors at the origin.
+        """
+        return hyperboloid.transp0back(x, u, self.curvature)
+
+    def transp_follow_expmap(
+        self,
+        x: Float[Tensor, "... ambient"],
+        u: Float[Tensor, "... ambient"],
+        v: Float[Tensor, "... ambient"],
+    ) -> Float[Tensor, "... ambient"]:
+        """Parallel transport of ``v`` along the geodesic that leaves ``x`` with velocity ``u``, for unit time.
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: tangent vectors at ``x``.
+            v: tangent vectors at ``x``.
+
+        Returns:
+            Tangent vectors at ``expmap(x, u)``.
+        """
+        return self.transp(x, self.expmap(x, u), v)
+
+    def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """The points with the space parts of ``x``.
+
+        Args:
+            x: ambient tensors ``(..., d+1)``.
+
+        Returns:
+            Points on the manifold.
+        """
+        return self.lift(hyperboloid.space(x))
+
+    def proju(self, x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Orthogonal projection of ambient vectors onto the tangent space at ``x``.
+
+        Args:
+            x: points ``(..., d+1)``.
+            v: ambient vectors ``(..., d+1)``.
+
+        Returns:
+            Tangent vectors at ``x``.
+        """
+        return hyperboloid.proju(x, v, self.curvature)
+
+    def egrad2rgrad(
+        self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
+    ) -> Float[Tensor, "... ambient"]:
+        """Riemannian gradient from the ambient Euclidean one, which is left unchanged.
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: Euclidean gradients ``(..., d+1)``.
+
+        Returns:
+            Tangent vectors at ``x``.
+        """
+        return hyperboloid.egrad2rgrad(x, u, self.curvature)
+
+    def inner(
+        self,
+        x: Float[Tensor, "... ambient"],
+        u: Float[Tensor, "... ambient"],
+        v: Float[Tensor, "... ambient"] | None = None,
+        *,
+        keepdim: bool = False,
+    ) -> Float[Tensor, "..."]:
+        """Inner product of tangent vectors at ``x``.
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: tangent vectors at ``x``.
+            v: tangent vectors at ``x``; ``u`` if left out.
+            keepdim: keep the last axis with size one.
+
+        Returns:
+            Inner products ``(...)``.
+        """
+        return _keep(hyperboloid.inner(x, u, u if v is None else v, self.curvature), keepdim=keepdim)
+
+    def norm(self, u: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Length of tangent vectors from their ambient coordinates, as Geoopt's method of this name.
+
+        Without the point, digits are lost far from the origin; ``inner(x, u).sqrt()`` loses none.
+
+        Args:
+            u: tangent vectors ``(..., d+1)``.
+            keepdim: keep the last axis with size one.
+
+        Returns:
+            Lengths ``(...)``.
+
+        >>> Lorentz(-1.0).norm(torch.tensor([0.0, 3.0, 4.0])).item()
+        5.0
+        """
+        return _keep(hyperboloid.minkowski_norm(u), keepdim=keepdim)
+
+    def random_normal(
+        self,
+        *size: int | tuple[int, ...],
+        mean: float = 0.0,
+        std: float = 1.0,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> geoopt.ManifoldTensor:
+        """Points of the wrapped normal distribution: the exponential map of normal tangent vectors at the origin.
+
+        Args:
+            *size: the shape of the result, last entry ``d+1``.
+            mean: mean of every tangent coordinate.
+            std: standard deviation of every tangent coordinate, in units of length on the manifold.
+            generator: source of randomness; torch's seeded state if left out.
+            dtype: dtype of the result; the curvature's if left out.
+            device: device of the result; the curvature's if left out.
+
+        Returns:
+            Points, as Geoopt's manifold tensor.
+
+        Raises:
+            ValueError: if ``size`` has no axis for the coordinates.
+
+        >>> Lorentz(-1.0).random(5, 3, std=0.1, generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 3])
+        """
+        shape = size2shape(*size)
+        self._assert_check_shape(shape, "x")
+        like = self.curvature
+        tangent = torch.randn(shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)
+        with torch.no_grad():
+            return self._tensor(self.expmap0(tangent * std + mean))
+
+    random = random_normal
+
+    def origin(
+        self,
+        *size: int | tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        seed: int | None = 42,
+    ) -> geoopt.ManifoldTensor:
+        """The origin, repeated to a shape.
+
+        Args:
+            *size: the shape of the result, last entry ``d+1``.
+            dtype: dtype of the result; the curvature's if left out.
+            device: device of the result; the curvature's if left out.
+            seed: part of Geoopt's interface for manifolds whose origin is drawn; this one's is not.
+
+        Returns:
+            Points, as Geoopt's manifold tensor.
+
+        >>> Lorentz(-0.25).origin(2).tolist()
+        [2.0, 0.0]
+        """
+        del seed
+        like = self.curvature
+        zeros = torch.zeros(size2shape(*size), dtype=dtype or like.dtype, device=device or like.device)
+        with torch.no_grad():
+            return self._tensor(self.projx(zeros))
+
+    def _tensor(self, x: Tensor) -> geoopt.ManifoldTensor:
+        # Geoopt types neither this constructor nor its keyword.
+        return geoopt.ManifoldTensor(x, manifold=self)  # pyright: ignore[reportCallIssue]
+
+    def centroid(
+        self, x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "..."] | None = None
+    ) -> Float[Tensor, "... ambient"]:
+        """Lorentzian midpoints of weighted points (Hypformer eq. 4).
+
+        Args:
+            x: points ``(..., n, d+1)``.
+            weights: nonnegative weights, ``(..., m, n)`` for m midpoints, or, with fewer axes than ``x``, ``(..., n)``
+                for one; equal weights if left out. A row of zeros gives the origin.
+
+        Returns:
+            Points ``(..., m, d+1)`` or ``(..., d+1)``.
+
+        >>> m = Lorentz(-1.0)
+        >>> m.centroid(m.lift(torch.tensor([[2.0], [-2.0]]))).tolist()
+        [1.0, 0.0]
+        """
+        if weights is None:
+            weights = x.new_ones(x.shape[:-1])
+        if weights.ndim < x.ndim:
+            return hyperboloid.centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
+        return hyperboloid.centroid(x, weights, self.curvature)
+
+    def rescale(self, x: Float[Tensor, "... ambient"], to: Lorentz) -> Float[Tensor, "... ambient"]:
+        """The same points on a manifold of another curvature (Hypformer Prop. 4.2).
+
+        Every distance scales by :meth:`ratio`.
+
+        Args:
+            x: points ``(..., d+1)`` of this manifold.
+            to: the manifold of the result.
+
+        Returns:
+            Points ``(..., d+1)`` of ``to``.
+
+        >>> Lorentz(-1.0).rescale(torch.tensor([1.0, 0.0]), Lorentz(-4.0)).tolist()
+        [0.5, 0.0]
+        """
+        return hyperboloid.rescale(x, self.curvature, to.curvature)
+
+    def to_poincare(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+        """Coordinates in the Poincare ball of radius ``1/sqrt(-curvature)``; see :mod:`~holonomy.manifolds.charts`.
+
+        Args:
+            x: points ``(..., d+1)``.
+
+        Returns:
+            Points of the ball, Geoopt's ``PoincareBall(c=-curvature)``.
+        """
+        return charts.to_poincare(x, self.curvature)
+
+    def from_poincare(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+        """The inverse of :meth:`to_poincare`.
+
+        Args:
+            p: points ``(..., d)`` of the ball.
+
+        Returns:
+            Points ``(..., d+1)``.
+        """
+        return charts.from_poincare(p, self.curvature)
+
+    def to_klein(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+        """Coordinates in the Klein ball of radius ``1/sqrt(-curvature)``; see :mod:`~holonomy.manifolds.charts`.
+
+        Args:
+            x: points ``(..., d+1)``.
+
+        Returns:
+            Points of the ball.
+        """
+        return charts.to_klein(x, self.curvature)
+
+    def from_klein(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+        """The inverse of :meth:`to_klein`.
+
+        Args:
+            p: points ``(..., d)`` of the ball.
+
+        Returns:
+            Points ``(..., d+1)``.
+        """
+        return charts.from_klein(p, self.curvature)
+
+    def _check_point_on_manifold(
+        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5, dim: int = -1
+    ) -> tuple[bool, str | None]:
+        # Geoopt compares -x_t^2 + |x_s|^2, which is all rounding far out; the time coordinate itself is not.
+        x = x.movedim(dim, -1)
+        if torch.allclose(x[..., :1], self.time(x), atol=atol, rtol=rtol):
+            return True, None
+        return False, f"the time coordinate is not sqrt(|space|^2 - 1/({self.curvature.item():g}))"
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5, dim: int = -1
+    ) -> tuple[bool, str | None]:
+        x, u = x.movedim(dim, -1), u.movedim(dim, -1)
+        expected = hyperboloid.tangent(x, hyperboloid.space(u), self.curvature)
+        if torch.allclose(u, expected, atol=atol, rtol=rtol):
+            return True, None
+        return False, "the time coordinate is not x_space . u_space / x_time"
+
+
+def _keep(x: Tensor, *, keepdim: bool) -> Tensor:
+    return x.unsqueeze(-1) if keepdim else x

@@ -1,0 +1,134 @@
+r"""Learned points: Riemannian optimizers move them exactly, and a learning curvature strands none.
+
+A parameter lies on one hyperboloid; when the curvature moves, that hyperboloid is no longer the manifold, and the next
+exponential map starts from a point that is on neither. So a learned point is held on the *unit* hyperboloid, which
+never moves, and multiplied by :math:`1/\sqrt{-\kappa}` when it is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import geoopt
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.lorentz import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["LorentzEmbedding", "LorentzPoints"]
+
+
+class LorentzPoints(nn.Module):
+    """A set of learned points of a hyperbolic space: ``points()`` gives them, ``(num, dim + 1)``.
+
+    Args:
+        num: how many points.
+        dim: dimension of the space.
+        manifold: the space, whose curvature may be learnable.
+        std: spread of the initial points: a wrapped normal, in units of the unit hyperboloid.
+        generator: source of randomness; torch's seeded state if left out.
+        device: where the points live.
+        dtype: their dtype.
+
+    Attributes:
+        unit: the parameter, ``(num, dim + 1)`` on the hyperboloid of curvature -1.
+
+    Raises:
+        TypeError: if ``num`` or ``dim`` is not an integer.
+        ValueError: if ``num`` or ``dim`` is not positive.
+
+    >>> LorentzPoints(3, 2, Lorentz(-0.5))().shape
+    torch.Size([3, 3])
+    """
+
+    def __init__(
+        self,
+        num: int,
+        dim: int,
+        manifold: Lorentz,
+        *,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("num", num)
+        checks.positive_int("dim", dim)
+        self.manifold = manifold
+        sheet = Lorentz(-1.0, device=device, dtype=dtype)
+        self.unit = geoopt.ManifoldParameter(sheet.random(num, dim + 1, std=std, generator=generator))
+
+    def forward(self) -> Float[Tensor, "num ambient"]:
+        """All points, on the manifold.
+
+        Returns:
+            Points ``(num, dim + 1)``.
+        """
+        return self.read(self.unit)
+
+    def read(self, unit: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """The points of the manifold that points of the unit hyperboloid stand for.
+
+        Args:
+            unit: points ``(..., dim + 1)`` of curvature -1.
+
+        Returns:
+            Points ``(..., dim + 1)`` of the manifold.
+        """
+        radius = self.manifold.curvature.to(unit.dtype).neg().rsqrt()
+        return self.manifold.lift(hyperboloid.space(unit) * radius)
+
+
+class LorentzEmbedding(LorentzPoints):
+    """A lookup table of learned points, as :class:`torch.nn.Embedding` is one of vectors.
+
+    Args:
+        num_embeddings: number of rows.
+        embedding_dim: dimension of the space.
+        manifold: the space, whose curvature may be learnable.
+        std: spread of the initial points: a wrapped normal, in units of the unit hyperboloid.
+        generator: source of randomness; torch's seeded state if left out.
+        device: where the table lives.
+        dtype: its dtype.
+
+    >>> LorentzEmbedding(10, 3, Lorentz(-1.0))(torch.tensor([[1, 2]])).shape
+    torch.Size([1, 2, 4])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        manifold: Lorentz,
+        *,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            checks.positive_int("num_embeddings", num_embeddings),
+            checks.positive_int("embedding_dim", embedding_dim),
+            manifold,
+            std=std,
+            generator=generator,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(self, index: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... ambient"]:
+        """The rows with these indices.
+
+        Args:
+            index: integer indices of any shape; all rows if left out.
+
+        Returns:
+            Points, the shape of ``index`` followed by ``embedding_dim + 1``.
+        """
+        return self.read(self.unit if index is None else nn.functional.embedding(index, self.unit))

@@ -1,0 +1,385 @@
+"""Zero, infinity and the limits of floating-point types: the only file of the library that treats them.
+
+Everything else writes plain formulas and calls these functions where a formula would meet ``0/0``, a square that
+overflows, or a number that the caller's dtype cannot hold. Two habits run through the file:
+
+* **Widen, compute, narrow.** Geometry of float32 points is computed in float64 (:func:`widen`) and handed back in the
+  caller's dtype (:func:`narrow`), saturated at the largest finite number instead of overflowing to infinity.
+* **Double where.** A branch that would divide by zero gets a harmless input first, so that its gradient is zero and
+  never ``nan``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Float
+
+__all__ = [
+    "ADAM_EPS",
+    "BATCH_NORM_EPS",
+    "LAYER_NORM_EPS",
+    "Tolerance",
+    "asinhc",
+    "at_least_spacing",
+    "finite",
+    "hypot",
+    "narrow",
+    "norm",
+    "safe_div",
+    "saturating_cast",
+    "shrink",
+    "sinhc",
+    "sqrt1pm1",
+    "tolerance",
+    "unit_vector",
+    "widen",
+    "widest_rapidity",
+]
+
+ADAM_EPS = 1e-8
+"""Default ``eps`` of :class:`holonomy.optim.RiemannianAdam`, as in torch and Geoopt."""
+
+LAYER_NORM_EPS = 1e-5
+"""Default ``eps`` added to the variance by layer normalisation, as in torch."""
+
+BATCH_NORM_EPS = 1e-5
+"""Default ``eps`` added to the variance by batch normalisation, as in torch."""
+
+# Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
+_SINHC_SERIES_BELOW = 0.1
+_ASINHC_SERIES_BELOW = 0.02
+
+
+class Tolerance(NamedTuple):
+    """Relative and absolute agreement that a dtype allows between two ways to compute one thing."""
+
+    rtol: float
+    atol: float
+
+
+_TOLERANCES = {
+    torch.float64: Tolerance(1e-9, 1e-10),
+    torch.float32: Tolerance(1e-4, 1e-5),
+    torch.bfloat16: Tolerance(5e-2, 5e-2),
+    torch.float16: Tolerance(1e-2, 1e-2),
+}
+
+
+def tolerance(dtype: torch.dtype) -> Tolerance:
+    """Agreement to expect of two evaluations in ``dtype``: the one table that tests and guards read.
+
+    Args:
+        dtype: a floating-point dtype.
+
+    Returns:
+        Its :class:`Tolerance`.
+
+    >>> tolerance(torch.float64).rtol < tolerance(torch.float32).rtol
+    True
+    """
+    return _TOLERANCES[dtype]
+
+
+class _SaturatingCast(torch.autograd.Function):
+    """A change of dtype that saturates, both forward and on the way back, where a plain cast would overflow."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return _cast(x, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        del output
+        ctx.source, ctx.target = inputs[0].dtype, inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return saturating_cast(grad_outputs[0], ctx.source), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        tangent = tangents[0]
+        return None if tangent is None else saturating_cast(tangent, ctx.target)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    limits = torch.finfo(dtype)
+    if limits.max < torch.finfo(x.dtype).max:
+        x = x.clamp(limits.min, limits.max)
+    return x.to(dtype)
+
+
+def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast to ``dtype``, saturating at its largest finite value; gradients are cast back the same way.
+
+    Args:
+        x: any floating-point tensor.
+        dtype: the dtype of the result.
+
+    Returns:
+        ``x`` in ``dtype``, finite where ``x`` is.
+
+    >>> bool(saturating_cast(torch.tensor(1e300, dtype=torch.float64), torch.float32).isfinite())
+    True
+    """
+    if x.dtype == dtype:
+        return x
+    # dynamo refuses autograd Functions that define jvp; the compiled graph keeps the forward saturation.
+    if torch.compiler.is_compiling():
+        return _cast(x, dtype)
+    return apply_function(_SaturatingCast, x, dtype)
+
+
+def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """``function.apply(*inputs)``: torch's own ``apply`` has no type, so the cast stands in one place.
+
+    Args:
+        function: the autograd Function.
+        *inputs: what its ``forward`` takes.
+
+    Returns:
+        What its ``forward`` returns.
+    """
+    call: Callable[..., Any] = function.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return call(*inputs)
+
+
+def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The float64 working copy of ``x``; gradients come back saturated, not infinite.
+
+    Args:
+        x: a floating-point tensor.
+
+    Returns:
+        ``x`` in float64.
+
+    >>> widen(torch.ones(2, dtype=torch.float32)).dtype
+    torch.float64
+    """
+    return saturating_cast(x, torch.float64)
+
+
+def narrow(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """Back from the float64 working copy to the caller's ``dtype``, saturated at its largest finite value.
+
+    Args:
+        x: a working copy.
+        dtype: the caller's dtype.
+
+    Returns:
+        ``x`` in ``dtype``; infinities of the working copy saturate too.
+
+    >>> narrow(torch.tensor([1.0, float("inf")], dtype=torch.float64), torch.float64)[0].item()
+    1.0
+    """
+    return saturating_cast(finite(x), dtype)
+
+
+def finite(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """``x`` with infinities replaced by the largest finite number of its dtype; the gradient there is zero.
+
+    Args:
+        x: a floating-point tensor.
+
+    Returns:
+        ``x`` clamped to the finite range of its dtype.
+
+    >>> finite(torch.tensor(float("-inf"))).item() == torch.finfo(torch.float32).min
+    True
+    """
+    limits = torch.finfo(x.dtype)
+    return x.clamp(limits.min, limits.max)
+
+
+def norm(x: Float[Tensor, "... dim"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
+    r"""Euclidean norm :math:`|x|_2` over the last axis, free of overflow and underflow in its squares.
+
+    The gradient is ``x / |x|``, and zero (a subgradient) at ``x = 0``. A norm that the dtype cannot hold saturates.
+
+    Args:
+        x: vectors ``(..., d)``.
+        keepdim: keep the reduced axis with size one.
+
+    Returns:
+        Norms ``(...)`` or ``(..., 1)``.
+
+    >>> norm(torch.tensor([3e30, 4e30])).item() == torch.tensor(5e30).item()
+    True
+    """
+    if x.dtype != torch.float64:
+        # Squares of any float32 or bfloat16 number fit float64: one pass, no scaling.
+        wide = torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim, dtype=torch.float64)
+        return saturating_cast(wide, x.dtype)
+    if x.shape[-1] == 0:
+        return torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim)
+    # The scale is constant for autograd: it cancels exactly in the value and in the gradient.
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    scaled = torch.linalg.vector_norm(x / scale, dim=-1, keepdim=True) * scale
+    return finite(scaled if keepdim else scaled.squeeze(-1))
+
+
+def unit_vector(x: Float[Tensor, "... dim"], length: Float[Tensor, "... 1"]) -> Float[Tensor, "... dim"]:
+    """``x / length``, and the zero vector, with zero gradient, where ``length`` is zero.
+
+    Args:
+        x: vectors ``(..., d)``.
+        length: their norms ``(..., 1)``.
+
+    Returns:
+        Unit vectors ``(..., d)``.
+
+    >>> unit_vector(torch.zeros(1, 2), torch.zeros(1, 1)).tolist()
+    [[0.0, 0.0]]
+    """
+    return safe_div(x, length)
+
+
+def safe_div(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """``a / b``, and 0 with zero gradients where ``b == 0``.
+
+    Args:
+        a: numerator.
+        b: denominator, broadcast against ``a``.
+
+    Returns:
+        The quotient.
+
+    >>> safe_div(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0])).tolist()
+    [0.5, 0.0]
+    """
+    zero = b == 0
+    return torch.where(zero, 0.0, a / torch.where(zero, 1.0, b))
+
+
+def hypot(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`\sqrt{a^2 + b^2}` without overflow of the squares, saturated at the largest finite number.
+
+    Args:
+        a: one leg.
+        b: the other, broadcast against ``a``; where both are zero the gradient is not defined.
+
+    Returns:
+        The hypotenuse.
+
+    >>> hypot(torch.tensor(3e30), torch.tensor(4e30)).item() == torch.tensor(5e30).item()
+    True
+    """
+    return finite(torch.hypot(*torch.broadcast_tensors(a, b)))
+
+
+def sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`\sinh(x)/x`, 1 at zero; a series below 0.1, so that the gradient keeps its digits.
+
+    Arguments beyond :func:`widest_rapidity` are held there (zero gradient): the result stays finite.
+
+    Args:
+        x: nonnegative numbers.
+
+    Returns:
+        The quotient.
+
+    >>> sinhc(torch.tensor(0.0)).item()
+    1.0
+    """
+    small = x < _SINHC_SERIES_BELOW
+    s = torch.where(small, x, 0.0).square()
+    series = 1 + s / 6 * (1 + s / 20 * (1 + s / 42 * (1 + s / 72)))
+    large = torch.where(small, 1.0, x).clamp(max=widest_rapidity(x.dtype))
+    return torch.where(small, series, torch.sinh(large) / large)
+
+
+def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`\operatorname{arsinh}(x)/x`, 1 at zero; a series below 0.02, so that the gradient keeps its digits.
+
+    Args:
+        x: nonnegative numbers.
+
+    Returns:
+        The quotient.
+
+    >>> asinhc(torch.tensor(0.0)).item()
+    1.0
+    """
+    small = x < _ASINHC_SERIES_BELOW
+    s = torch.where(small, x, 0.0).square()
+    series = 1 - s * (1 / 6 - s * (3 / 40 - s * (15 / 336 - s * (105 / 3456))))
+    large = torch.where(small, 1.0, x)
+    return torch.where(small, series, torch.asinh(large) / large)
+
+
+def sqrt1pm1(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`\sqrt{1 + x^2} - 1` without cancellation at small ``x`` or overflow at large ``x``.
+
+    Args:
+        x: nonnegative numbers.
+
+    Returns:
+        The difference.
+
+    >>> sqrt1pm1(torch.tensor(1e-3, dtype=torch.float64)).item() > 0
+    True
+    """
+    return x * (x / (1 + hypot(x, torch.ones_like(x))))
+
+
+def widest_rapidity(dtype: torch.dtype) -> float:
+    """The largest ``r`` for which ``sinh(r)`` and its neighbours are surely finite in ``dtype``.
+
+    Args:
+        dtype: a floating-point dtype.
+
+    Returns:
+        ``log(max) - 2``: 86.7 in float32, 707.7 in float64.
+
+    >>> 86 < widest_rapidity(torch.float32) < 88.8
+    True
+    """
+    return float(torch.tensor(torch.finfo(dtype).max, dtype=torch.float64).log()) - 2.0
+
+
+def shrink(space: Float[Tensor, "... dim"], dtype: torch.dtype) -> Float[Tensor, "... dim"]:
+    """A point beyond what ``dtype`` can hold, drawn back along its ray to a quarter of the largest finite number.
+
+    Points that fit are returned as they are. The quarter leaves room for the time coordinate.
+
+    Args:
+        space: space parts ``(..., d)`` in the working dtype.
+        dtype: the caller's dtype.
+
+    Returns:
+        Space parts with ``|space| <= max / 4``.
+
+    >>> shrink(torch.full((1, 2), 1e300, dtype=torch.float64), torch.float32).isfinite().all().item()
+    True
+    """
+    limit = torch.finfo(dtype).max / 4
+    space = finite(space)
+    radius = norm(space, keepdim=True)
+    beyond = radius > limit
+    return torch.where(beyond, space / torch.where(beyond, radius, 1.0) * limit, space)
+
+
+def at_least_spacing(room: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """``room``, a distance from one, held above a quarter of the spacing of ``dtype`` there (zero gradient below).
+
+    Args:
+        room: numbers in the working dtype, one minus a number that ``dtype`` rounds.
+        dtype: the caller's dtype.
+
+    Returns:
+        Positive numbers.
+
+    >>> at_least_spacing(torch.tensor(0.0, dtype=torch.float64), torch.float32).item() > 0
+    True
+    """
+    return room.clamp(min=torch.finfo(dtype).eps / 4)
