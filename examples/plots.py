@@ -1,0 +1,359 @@
+"""Pictures of a run, drawn to be shown in a talk.
+
+Large type, few lines, and colours that everybody can tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle
+from torch import Tensor
+
+from holonomy.manifolds import Lorentz
+
+# Okabe and Ito's palette: eight colours told apart with every kind of colour vision.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
+STYLE = {
+    "font.size": 15,
+    "axes.titlesize": 17,
+    "axes.labelsize": 15,
+    "legend.fontsize": 13,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "lines.linewidth": 2.0,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 150,
+}
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Save a figure; the suffix of the path chooses the format."""
+    figure.savefig(path)
+    return path
+
+
+def figure_of(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """Make a figure with panels side by side, apart from pyplot and its global state."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
+
+
+def training_curves(
+    histories: Sequence[Mapping[str, Sequence[float]]],
+    best_epochs: Sequence[int],
+    path: Path,
+    *,
+    title: str,
+    metric: str = "accuracy",
+    evaluated: Mapping[str, str] | None = None,
+) -> Path:
+    """Draw the loss and the scores of every seed over the epochs.
+
+    Args:
+        histories: one for each seed: ``"loss"`` and the scores by name, a value for each epoch.
+        best_epochs: the epoch, from 1, that each seed was measured at.
+        path: the picture.
+        title: above the picture.
+        metric: what the scores are.
+        evaluated: names of the scores and how to call them; validation and test by default.
+
+    Returns:
+        The path.
+    """
+    evaluated = evaluated or {"val": "validation", "test": "test"}
+    with mpl.rc_context(STYLE):
+        figure, (left, right) = figure_of(12, 4.8, panels=2)
+        figure.suptitle(title, fontsize=18)
+        for place, (history, best) in enumerate(zip(histories, best_epochs, strict=True)):
+            epochs = range(1, len(history["loss"]) + 1)
+            # One seed stands out, the others show the spread behind it.
+            look = {"alpha": 1.0, "zorder": 3} if place == 0 else {"alpha": 0.3, "linewidth": 1.0}
+            left.plot(epochs, history["loss"], color=PALETTE[0], **look)
+            for colour, (key, name) in zip((PALETTE[1], PALETTE[2]), evaluated.items(), strict=False):
+                right.plot(epochs, history[key], color=colour, label=name if place == 0 else None, **look)
+                if place == 0:
+                    right.plot(best, history[key][best - 1], "o", color=colour, markersize=9, zorder=4)
+        best = best_epochs[0]
+        right.axvline(best, color="#777777", linestyle=":", label=f"chosen epoch, {best}")
+        left.set(xlabel="epoch", ylabel="training loss", ylim=(0, None))
+        right.set(xlabel="epoch", ylabel=metric)
+        right.legend(loc="lower right", frameon=True)
+        if len(histories) > 1:
+            left.set_title(f"first of {len(histories)} seeds bold", fontsize=13, loc="right")
+        return save(figure, path)
+
+
+def curvatures(histories: Sequence[Mapping[str, Sequence[float]]], path: Path, *, title: str) -> Path:
+    """Draw each layer's curvature over the epochs: the first seed's lines, the others' thin behind.
+
+    Args:
+        histories: one for each seed: curvature by the layer's name, a value for each epoch.
+        path: the picture.
+        title: above the picture.
+
+    Returns:
+        The path.
+    """
+    names = list(histories[0])
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = figure_of(11, 5.2)
+        dashes = ("-", "--", ":", "-.")
+        for place, history in enumerate(histories):
+            for number, name in enumerate(names):
+                values = history[name]
+                axes.plot(
+                    range(1, len(values) + 1),
+                    values,
+                    color=PALETTE[number % 6],
+                    linestyle=dashes[number // 6 % 4],
+                    alpha=1.0 if place == 0 else 0.25,
+                    linewidth=2.2 if place == 0 else 1.0,
+                    label=name if place == 0 else None,
+                )
+        axes.set(xlabel="epoch", ylabel=r"curvature $\kappa$")
+        axes.set_title(f"{title}: curvature of each layer")
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        return save(figure, path)
+
+
+def principal_disk(points: Tensor, manifold: Lorentz) -> tuple[Tensor, float]:
+    """Show points of many dimensions on the Poincare disk, honestly.
+
+    The points are seen from their Lorentz centroid: tangent vectors there, carried to the origin
+    along the geodesic; their two principal directions (largest sums of squares) are kept and mapped
+    back by the exponential map. Distance and direction from the centroid within the two directions
+    are true; what the others hold is lost, and its share is returned so that it can be said.
+
+    Args:
+        points: points (n, d+1) of ``manifold``, d >= 1.
+        manifold: the hyperboloid they lie on.
+
+    Returns:
+        Coordinates (n, 2) in the open unit disk, and the share of the squared lengths that they
+        keep.
+    """
+    points = points.detach().double()
+    centre = manifold.centroid(points)
+    origin = manifold.origin(points.shape[-1], dtype=points.dtype)
+    tangent = manifold.transp(centre, origin, manifold.logmap(centre, points))[:, 1:]
+    kept, share = principal_directions(tangent)
+    radius = kept.norm(dim=1, keepdim=True)
+    root = float(manifold.curvature.detach().abs().sqrt())
+    shrunk = torch.tanh(root * radius / 2) / torch.where(radius > 0, radius, 1.0)
+    return kept * shrunk, share
+
+
+def principal_directions(vectors: Tensor) -> tuple[Tensor, float]:
+    """Return vectors (n, d) in their two principal directions, and the share of squares kept."""
+    if vectors.shape[1] < 2:
+        vectors = torch.nn.functional.pad(vectors, (0, 2 - vectors.shape[1]))
+    _, lengths, directions = torch.linalg.svd(vectors, full_matrices=False)
+    squares = lengths.square()
+    kept = vectors @ directions[:2].T
+    return kept, float(squares[:2].sum() / squares.sum()) if squares.sum() > 0 else 1.0
+
+
+def embedding(
+    xy: Tensor,
+    labels: Tensor,
+    names: Sequence[str],
+    path: Path,
+    *,
+    title: str,
+    caption: str = "",
+    disk: bool = True,
+    edges: Tensor | None = None,
+    texts: Mapping[int, str] | None = None,
+) -> Path:
+    """Draw nodes coloured by class, on the Poincare disk or on a plane.
+
+    Args:
+        xy: coordinates (n, 2); inside the unit disk if ``disk``.
+        labels: classes (n,).
+        names: name of each class.
+        path: the picture.
+        title: above the picture.
+        caption: below it: what was done to the points.
+        disk: whether to draw the rim of the disk.
+        edges: pairs (2, m) to join, on the disk by geodesics.
+        texts: words to write beside some nodes.
+
+    Returns:
+        The path.
+    """
+    xy, labels = xy.detach().cpu().double(), labels.detach().cpu()
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = figure_of(9.2, 8.2)
+        axes.grid(visible=False)
+        if disk:
+            axes.add_patch(Circle((0, 0), 1, facecolor="#F7F7F7", edgecolor="#555555", linewidth=1.5))
+            axes.set(xlim=(-1.04, 1.04), ylim=(-1.04, 1.04))
+            axes.set_axis_off()
+        else:
+            axes.set(xlabel="first direction", ylabel="second direction")
+        axes.set_aspect("equal", adjustable="box" if disk else "datalim")
+        for u, v in [] if edges is None else edges.T.tolist():
+            line = geodesic(xy[u], xy[v]) if disk else torch.stack([xy[u], xy[v]])
+            axes.plot(line[:, 0], line[:, 1], color="#999999", linewidth=0.5, alpha=0.6, zorder=1)
+        size = float(min(90, max(10, 30000 / max(len(xy), 1) ** 0.95)))
+        # A random order, the same each time, so that no class covers the others.
+        order = torch.randperm(len(xy), generator=torch.Generator().manual_seed(0))
+        _scatter(axes, xy[order], labels[order], size)
+        handles = [
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                marker=MARKERS[place % 8],
+                color=PALETTE[place % 8],
+                markersize=10,
+                label=name,
+            )
+            for place, name in enumerate(names)
+        ]
+        figure.legend(handles=handles, loc="outside right center", frameon=False)
+        for node, text in (texts or {}).items():
+            axes.annotate(
+                text,
+                xy[node].tolist(),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=12,
+                bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1},
+                zorder=5,
+            )
+        axes.set_title(title)
+        if caption:
+            figure.supxlabel(caption, fontsize=12, color="#444444")
+        return save(figure, path)
+
+
+def _scatter(axes: Axes, xy: Tensor, labels: Tensor, size: float) -> None:
+    # Chunks in the shuffled order: one scatter call has one marker shape, and each class has its
+    # own.
+    for chunk in range(0, len(xy), max(1, len(xy) // 20)):
+        part = slice(chunk, chunk + max(1, len(xy) // 20))
+        for label in labels[part].unique().tolist():
+            mine = labels[part] == label
+            axes.scatter(
+                *xy[part][mine].T,
+                s=size,
+                color=PALETTE[label % 8],
+                marker=MARKERS[label % 8],
+                alpha=0.75,
+                linewidths=0.2,
+                edgecolors="white",
+                zorder=2,
+            )
+
+
+def geodesic(a: Tensor, b: Tensor, steps: int = 24) -> Tensor:
+    """Return points (steps, 2) of the geodesic between two points of the Poincare disk."""
+    ball = Lorentz(-1.0)
+    start, end = (ball.from_poincare(point.double()) for point in (a, b))
+    share = torch.linspace(0, 1, steps, dtype=torch.float64)[:, None]
+    return ball.to_poincare(ball.expmap(start.expand(steps, -1), share * ball.logmap(start, end)))
+
+
+def confusion(counts: Tensor, names: Sequence[str], path: Path, *, title: str, caption: str = "") -> Path:
+    """Draw a confusion matrix: shares of each true class, with the counts written in.
+
+    Args:
+        counts: (classes, classes), row = true class, column = predicted class.
+        names: name of each class.
+        path: the picture.
+        title: above the picture.
+        caption: what was counted.
+
+    Returns:
+        The path.
+    """
+    counts = counts.double()
+    shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    side = 3.6 + 0.85 * len(names)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure, (axes,) = figure_of(side + 1.2, side)
+        image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1)
+        for row in range(len(names)):
+            for column in range(len(names)):
+                share = float(shares[row, column])
+                axes.text(
+                    column,
+                    row,
+                    f"{share:.0%}\n{int(counts[row, column])}",
+                    ha="center",
+                    va="center",
+                    fontsize=13,
+                    color="black" if share > 0.5 else "white",
+                )
+        axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > 3 else 0, ha="center")
+        axes.set_yticks(range(len(names)), names)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set(xlabel="predicted", ylabel="true")
+        axes.set_title(title)
+        figure.colorbar(image, ax=axes, shrink=0.8, format=lambda value, _: f"{value:.0%}").set_label(
+            "share of the true class"
+        )
+        if caption:
+            figure.supxlabel(caption, fontsize=12, color="#444444")
+        return save(figure, path)
+
+
+def comparison(
+    scores: Mapping[str, tuple[float, float]],
+    path: Path,
+    *,
+    title: str,
+    label: str,
+    caption: str = "",
+) -> Path:
+    """Draw a dot with its deviation for each model; dots, because the axis does not start at zero.
+
+    Args:
+        scores: mean and deviation by name.
+        path: the picture.
+        title: above the picture.
+        label: what is measured.
+        caption: what the deviation is.
+
+    Returns:
+        The path.
+    """
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = figure_of(10, 1.6 + 0.7 * len(scores))
+        for place, (mean, spread) in enumerate(scores.values()):
+            axes.errorbar(
+                100 * mean,
+                place,
+                xerr=100 * spread,
+                fmt="o",
+                markersize=11,
+                capsize=6,
+                color=PALETTE[0 if place == 0 else 5],
+            )
+            axes.annotate(
+                f"{100 * mean:.1f}",
+                (100 * mean, place),
+                xytext=(0, 9),
+                ha="center",
+                textcoords="offset points",
+                fontsize=13,
+            )
+        axes.set_yticks(range(len(scores)), list(scores))
+        axes.set(xlabel=label, ylim=(len(scores) - 0.4, -0.7))
+        axes.grid(visible=False, axis="y")
+        axes.set_title(title)
+        if caption:
+            figure.supxlabel(caption, fontsize=12, color="#444444")
+        return save(figure, path)

@@ -1,0 +1,251 @@
+"""Compare Hypformer with a GCN, an MLP, nearest neighbours and its Euclidean twin: equal budget, equal search.
+
+Each model gets the same epochs and patience and a grid of the same size (nearest neighbours has less to choose).
+The point of the grid is chosen by the validation score of seed 0, then run with all seeds; the test score is
+read at the first epoch of best validation score. Everything finished is kept, so the same command goes on
+where it was stopped. The result is one JSON file with the command that made it.
+
+    python -m examples.table --data ../shared/data --dataset cora --protocol random --ablations
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples import datasets, runs
+from examples.datasets import NodeData
+from examples.node_classification import (
+    ABLATIONS,
+    METRIC_NAMES,
+    MODELS,
+    TITLES,
+    Model,
+    Settings,
+    add_settings,
+    classify,
+    given_settings,
+    settings_for,
+)
+
+Grid = Mapping[str, Sequence[Any]]
+
+_CITATION: dict[str, Grid] = {
+    "hypformer": {"graph_weight": [0.7, 0.9], "weight_decay": [0.01, 0.03, 0.05]},
+    "euclidean": {"graph_weight": [0.7, 0.9], "weight_decay": [0.01, 0.03, 0.05]},
+    "gcn": {"hidden": [16, 64], "weight_decay": [0.0005, 0.005, 0.02]},
+    "mlp": {"hidden": [16, 64], "weight_decay": [0.0005, 0.005, 0.02]},
+    "knn": {"features": ["raw", "row"]},
+}
+_TREE: dict[str, Grid] = {
+    "hypformer": {"graph_weight": [0.5, 0.9], "graph_layers": [4, 6, 8]},
+    "euclidean": {"graph_weight": [0.5, 0.9], "graph_layers": [4, 6, 8]},
+    "gcn": {"graph_dropout": [0.0, 0.2], "graph_layers": [4, 6, 8]},
+    "mlp": {"dropout": [0.0, 0.2], "weight_decay": [0.0, 0.0005, 0.005]},
+    "knn": {"features": ["raw", "standard"]},
+}
+# At most six points for each model; what is not in the grid is the dataset's default.
+GRIDS: dict[str, dict[str, Grid]] = {
+    "tree": _TREE,
+    "disease_lp": _TREE,
+    "cora": _CITATION,
+    "citeseer": _CITATION,
+    "pubmed": _CITATION,
+    "airport": {
+        "hypformer": {"graph_weight": [0.2, 0.5], "scale": [2.0, 5.0, 10.0]},
+        "euclidean": {"graph_weight": [0.2, 0.5], "scale": [2.0, 5.0, 10.0]},
+        "gcn": {"graph_layers": [2, 4], "scale": [2.0, 5.0, 10.0]},
+        "mlp": {"dropout": [0.0, 0.2], "scale": [2.0, 5.0, 10.0]},
+        "knn": {"features": ["raw", "standard"]},
+    },
+}
+
+
+def points(grid: Grid) -> list[dict[str, Any]]:
+    """Return every combination of a grid's values."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+class Table:
+    """The cells of one table, each in a folder named after its settings.
+
+    Args:
+        dataset: name of the dataset.
+        data: the data of a seed.
+        work: where the runs lie.
+        given: hyper-parameters set for every model.
+        quiet: whether to leave the progress lines out.
+    """
+
+    def __init__(
+        self,
+        dataset: str,
+        data: Callable[[int], NodeData],
+        work: Path,
+        given: Mapping[str, Any],
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self.dataset, self.data, self.given, self.quiet = dataset, data, given, quiet
+        self.name = data(0).name
+        self.work = work / self.name.replace("/", "-")
+
+    def cell(self, model: Model, settings: Settings, seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the records of some seeds of a model, computed now or before."""
+        config = {"dataset": self.name, "model": model, "settings": dataclasses.asdict(settings)}
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+        run = runs.Run(self.work / f"{model}-{digest}", config, resume=True)
+        stream = None if self.quiet else sys.stderr
+        return classify(self.data, model, settings, seeds=seeds, run=run, stream=stream)["seeds"]
+
+    def row(self, model: Model, grid: Grid, seeds: Sequence[int]) -> dict[str, Any]:
+        """Search a grid with the first seed by validation score, and run the best point with all seeds."""
+        grid = {key: values for key, values in grid.items() if key not in self.given}
+        searched = []
+        for point in points(grid):
+            settings = settings_for(self.dataset, model, {**point, **self.given})
+            [record] = self.cell(model, settings, seeds[:1])
+            searched.append({"point": point, "val": record["scores"]["val"]})
+        chosen = max(searched, key=lambda entry: entry["val"])["point"]
+        settings = settings_for(self.dataset, model, {**chosen, **self.given})
+        return {"grid": dict(grid), "search": searched, "chosen": chosen} | self.measured(model, settings, seeds)
+
+    def measured(self, model: Model, settings: Settings, seeds: Sequence[int]) -> dict[str, Any]:
+        """Run settings with all seeds."""
+        records = self.cell(model, settings, seeds)
+        scores = {key: [record["scores"][key] for record in records] for key in records[0]["scores"]}
+        return {
+            "settings": dataclasses.asdict(settings),
+            "parameters": records[0]["parameters"],
+            "summary": {key: runs.summary(values) for key, values in scores.items()},
+            "scores": scores,
+            "best_epochs": [record["best_epoch"] for record in records],
+            "seconds": [record["seconds"] for record in records],
+            "curvature_at_the_end": [
+                {name: values[-1] for name, values in record["curvature"].items()} for record in records
+            ],
+        }
+
+    def ablations(self, row: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, Any]:
+        """Take each part of the chosen Hypformer away; nothing is searched again."""
+        out = {}
+        for name, change in ABLATIONS.items():
+            settings = Settings(**{**row["settings"], **change})
+            if settings == Settings(**row["settings"]) or (settings.graph == "none" and not settings.transformer):
+                continue
+            measured = self.measured("hypformer", settings, seeds)
+            pairs = zip(measured["scores"]["test"], row["scores"]["test"], strict=True)
+            # Seed by seed, so that what the seeds share (the split) does not count as noise.
+            differences = [without - whole for without, whole in pairs]
+            measured["test_minus_whole"] = runs.summary(differences)
+            out[name] = measured
+        return out
+
+
+def text(content: Mapping[str, Any]) -> str:
+    """Write a table as Markdown, in percent."""
+    rows = {TITLES[name]: row for name, row in content["models"].items()}
+    rows |= {f"Hypformer, {name}": row for name, row in content["ablations"].items()}
+    scores = list(next(iter(rows.values()))["summary"])
+    lines = [
+        f"| {content['dataset']} ({METRIC_NAMES[content['metric']]}, %) | {' | '.join(scores)} | s/seed |",
+        "|---" * (len(scores) + 2) + "|",
+    ]
+    for name, row in rows.items():
+        cells = (row["summary"][key] for key in scores)
+        shown = " | ".join(f"{100 * cell['mean']:.1f} ± {100 * cell['std']:.1f}" for cell in cells)
+        lines.append(f"| {name} | {shown} | {statistics.fmean(row['seconds']):.1f} |")
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    described = (__doc__ or "").split("\n\n", maxsplit=1)
+    out = argparse.ArgumentParser(
+        prog="python -m examples.table",
+        description=described[0],
+        epilog=described[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = out.add_argument
+    add("--dataset", choices=list(GRIDS), default="tree", help="which graph (default tree)")
+    add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
+    add("--protocol", help="which split (default: the dataset's first)")
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all of them")
+    add("--ablations", action="store_true", help="also take parts of Hypformer away")
+    add("--seeds", type=int, default=5, metavar="N", help="seeds 0 .. N-1 (default 5)")
+    add("--work", type=Path, default=Path("runs/table"), metavar="FOLDER", help="where the runs lie")
+    add("--out", type=Path, default=Path("runs/table"), metavar="FOLDER", help="where the table goes")
+    add("--name", metavar="NAME", help="name of the table (default DATASET-PROTOCOL)")
+    add("--threads", type=int, metavar="N", help="threads of torch")
+    add("--quiet", action="store_true", help="no progress lines")
+    add_settings(out)
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(words)
+    try:
+        return _main(arguments, runs.command_line("examples.table", words))
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: argparse.Namespace, command: str) -> int:
+    if arguments.seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {arguments.seeds}")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+
+    def data(seed: int) -> NodeData:
+        return datasets.load(arguments.dataset, arguments.data, protocol=arguments.protocol, seed=seed)
+
+    first, seeds = data(0), range(arguments.seeds)
+    table = Table(arguments.dataset, data, arguments.work, given_settings(arguments), quiet=arguments.quiet)
+    content: dict[str, Any] = {
+        "dataset": first.name,
+        "note": first.note,
+        "metric": first.metric,
+        "nodes": first.num_nodes,
+        "edges": first.edge_index.shape[1] // 2,
+        "rule": "grid point by validation score of seed 0; test at the first epoch of best validation score",
+        "command": command,
+        "versions": runs.versions(),
+        "models": {},
+        "ablations": {},
+    }
+    name = arguments.name or first.name.replace("/", "-")
+    path = arguments.out / f"{name}.json"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for model in arguments.models:
+        content["models"][model] = table.row(model, GRIDS[arguments.dataset][model], seeds)
+        runs.write_json(path, content)
+    if arguments.ablations and "hypformer" in content["models"]:
+        content["ablations"] = table.ablations(content["models"]["hypformer"], seeds)
+        runs.write_json(path, content)
+    print(text(content))
+    print(f"\nin {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
