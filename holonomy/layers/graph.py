@@ -1,0 +1,264 @@
+r"""Euclidean graph encoders: a GCN and weightless propagation, to run beside a hyperbolic transformer.
+
+Both are called as ``(x, edge_index)``: node features ``(n, d)``, dense or sparse (CSR or COO), and ``(2, m)`` int64
+with sources in the first row and targets in the second, both directions listed, as PyTorch Geometric holds graphs.
+
+They share :math:`\hat A = D^{-1/2} (A + I) D^{-1/2}`, D the degrees of :math:`A + I` (Kipf and Welling 2017).
+Self-loops that ``edge_index`` already has are not counted twice; an edge that is listed twice weighs two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy import checks, numerics
+from holonomy.layers.kernels.sparse import as_csr, csr, is_sparse, row_pointer, sparse_dropout
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["GCN", "Propagation", "normalised_edges", "propagation"]
+
+
+def normalised_edges(
+    edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dtype
+) -> tuple[Int[Tensor, " entries"], Int[Tensor, " entries"], Float[Tensor, " entries"]]:
+    r"""The entries of :math:`D^{-1/2} (A + I) D^{-1/2}`, unsorted.
+
+    Args:
+        edge_index: ``(2, m)``, sources and targets.
+        nodes: n.
+        dtype: of the weights.
+
+    Returns:
+        Sources, targets and weights, each ``(m + n,)``; the weight of a self-loop in ``edge_index`` is zero.
+
+    >>> _, _, weight = normalised_edges(torch.tensor([[0, 1], [1, 0]]), 2, torch.float32)
+    >>> weight
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    loops = torch.arange(nodes, device=edge_index.device)
+    source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
+    counted = torch.cat([edge_index[0] != edge_index[1], torch.ones_like(loops, dtype=torch.bool)])
+    weight = counted.to(dtype)
+    degree = weight.new_zeros(nodes).index_add(0, target, weight)
+    scale = degree.rsqrt()  # every node has its loop, so no degree is zero
+    return source, target, weight * scale[source] * scale[target]
+
+
+def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x.
+
+    Built anew for each forward pass and kept for its layers, never longer: nothing can go stale. The entries are
+    sorted once, into CSR and into CSR of the transpose for the way back; the sum over a node's neighbours has
+    one order, so that CPU results repeat bit for bit. Under ``torch.compile`` it is gather and ``index_add``.
+
+    Args:
+        edge_index: ``(2, m)``, sources and targets.
+        nodes: n.
+        dtype: of the features.
+
+    Returns:
+        A function of ``(n, d)`` tensors.
+
+    >>> propagation(torch.zeros(2, 0, dtype=torch.int64), 2, torch.float32)(torch.eye(2))
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    source, target, weight = normalised_edges(edge_index, nodes, dtype)
+    if torch.compiler.is_compiling():
+
+        def gather(x: Tensor) -> Tensor:
+            messages = x.index_select(0, source) * weight[:, None]
+            return torch.zeros_like(messages[:0]).new_zeros(nodes, x.shape[1]).index_add(0, target, messages)
+
+        return gather
+    forward = _sorted_csr(target, source, weight, nodes)
+    backward = _sorted_csr(source, target, weight, nodes) if torch.is_grad_enabled() else forward
+    return lambda x: numerics.apply_function(_Propagate, x, forward, backward)
+
+
+def _sorted_csr(row: Tensor, column: Tensor, weight: Tensor, nodes: int) -> Tensor:
+    order = torch.argsort(row, stable=True)
+    return csr(row_pointer(row, nodes), column[order], weight[order], (nodes, nodes))
+
+
+class _Propagate(torch.autograd.Function):
+    """A constant sparse matrix times features, its transpose at hand for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
+        ctx.matrix, ctx.transpose = matrix, transpose
+        return torch.sparse.mm(matrix, x.to(matrix.dtype)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        grad = numerics.apply_function(_Propagate, grad_outputs[0], ctx.transpose, ctx.matrix)
+        return grad, None, None
+
+
+class _SparseLinear(nn.Linear):
+    """A linear layer whose input may be sparse."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own name for it
+        if not is_sparse(input):
+            return super().forward(input)
+        product = torch.sparse.mm(input, self.weight.t())
+        bias: Tensor | None = self.bias
+        return product if bias is None else product + bias
+
+
+def _dropped(x: Tensor, p: float, *, training: bool) -> Tensor:
+    if is_sparse(x):
+        return sparse_dropout(as_csr(x.detach()), p, training=training)
+    return functional.dropout(x, p, training)
+
+
+class GCN(nn.Module):
+    r"""Graph convolutional network (Kipf and Welling 2017): :math:`\hat A\, \mathrm{dropout}(H)\, W + b`, ReLU between.
+
+    With ``residual=True`` each layer adds its input to its result, as it is where the widths agree, through a
+    linear map of its own in the first layer and where they differ. Sparse features are multiplied sparsely and get no gradient.
+
+    Args:
+        in_features: features of a node.
+        hidden: width of the layers in between.
+        out_features: width of the result.
+        layers: number of convolutions.
+        dropout: probability that an input entry of a convolution is dropped in training.
+        residual: add the input of each layer to its result.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> edges = torch.tensor([[0, 1], [1, 0]])
+    >>> GCN(4, 8, 3)(torch.randn(2, 4), edges).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        *,
+        layers: int = 2,
+        dropout: float = 0.0,
+        residual: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("layers", layers)
+        widths = [
+            checks.positive_int("in_features", in_features),
+            *[checks.positive_int("hidden", hidden)] * (layers - 1),
+            checks.positive_int("out_features", out_features),
+        ]
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        pairs = list(pairwise(widths))
+        self.convolutions = nn.ModuleList(_SparseLinear(a, b, bias=False, device=device, dtype=dtype) for a, b in pairs)
+        self.biases = nn.ParameterList(torch.zeros(b, device=device, dtype=dtype) for _, b in pairs)
+        self.skips = nn.ModuleList(
+            nn.Identity() if a == b and i > 0 else _SparseLinear(a, b, bias=False, device=device, dtype=dtype)
+            for i, (a, b) in enumerate(pairs)
+            if residual
+        )
+
+    def forward(
+        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"]
+    ) -> Float[Tensor, "nodes dim_out"]:
+        """Convolve.
+
+        Args:
+            x: node features ``(n, in_features)``, dense, CSR or COO.
+            edge_index: ``(2, m)``, both directions listed.
+
+        Returns:
+            ``(n, out_features)``.
+        """
+        propagate = propagation(edge_index, x.shape[0], x.dtype)
+        last = len(self.convolutions) - 1
+        for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
+            x = _dropped(x, self.dropout, training=self.training)
+            convolved = propagate(convolution(x)) + bias
+            if self.skips:
+                convolved = convolved + self.skips[i](x)
+            x = convolved if i == last else torch.relu(convolved)
+        return x
+
+
+class Propagation(nn.Module):
+    r"""An MLP, then weightless propagation with teleport: APPNP (Gasteiger et al. 2019).
+
+    .. math:: Z^{(0)} = H = \mathrm{MLP}(x), \qquad Z^{(k+1)} = (1 - \alpha)\, \hat A Z^{(k)} + \alpha H .
+
+    Args:
+        in_features: features of a node.
+        hidden: width of the MLP's one hidden layer.
+        out_features: width of the result.
+        steps: number of propagations.
+        teleport: :math:`\alpha`, in [0, 1]: how much of H returns in each step.
+        dropout: probability that an entry entering either layer of the MLP is dropped in training.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> edges = torch.tensor([[0, 1], [1, 0]])
+    >>> Propagation(4, 8, 3)(torch.randn(2, 4).to_sparse(), edges).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        *,
+        steps: int = 8,
+        teleport: float = 0.1,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("in_features", in_features)
+        checks.positive_int("hidden", hidden)
+        checks.positive_int("out_features", out_features)
+        self.steps = checks.positive_int("steps", steps)
+        self.teleport = checks.in_range("teleport", teleport, 0.0, 1.0)
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.first = _SparseLinear(in_features, hidden, device=device, dtype=dtype)
+        self.second = nn.Linear(hidden, out_features, device=device, dtype=dtype)
+
+    def forward(
+        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"]
+    ) -> Float[Tensor, "nodes dim_out"]:
+        """Transform each node, then propagate.
+
+        Args:
+            x: node features ``(n, in_features)``, dense, CSR or COO.
+            edge_index: ``(2, m)``, both directions listed.
+
+        Returns:
+            ``(n, out_features)``.
+        """
+        hidden = torch.relu(self.first(_dropped(x, self.dropout, training=self.training)))
+        start = self.second(functional.dropout(hidden, self.dropout, self.training))
+        propagate = propagation(edge_index, x.shape[0], x.dtype)
+        result = start
+        for _ in range(self.steps):
+            result = torch.lerp(propagate(result), start, self.teleport)
+        return result
+
+    def extra_repr(self) -> str:
+        """Steps and teleport, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"steps={self.steps}, teleport={self.teleport}"

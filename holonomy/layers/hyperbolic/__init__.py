@@ -1,0 +1,34 @@
+"""Layers between hyperboloids: linear maps, refinements, midpoints, attention, classifiers."""
+
+from holonomy.layers.hyperbolic.attention import HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers.hyperbolic.classifier import HypMLR, HypPrototypes
+from holonomy.layers.hyperbolic.linear import HTC, ExpMapHTC, FullyLorentzLinear, TangentLinear
+from holonomy.layers.hyperbolic.midpoint import HypResidual
+from holonomy.layers.hyperbolic.position import HypPositionalEncoding
+from holonomy.layers.hyperbolic.refinement import (
+    HRC,
+    HypActivation,
+    HypBatchNorm,
+    HypConcat,
+    HypDropout,
+    HypLayerNorm,
+)
+
+__all__ = [
+    "HRC",
+    "HTC",
+    "ExpMapHTC",
+    "FullyLorentzLinear",
+    "HypActivation",
+    "HypBatchNorm",
+    "HypConcat",
+    "HypDropout",
+    "HypLayerNorm",
+    "HypLinearAttention",
+    "HypMLR",
+    "HypPositionalEncoding",
+    "HypPrototypes",
+    "HypResidual",
+    "HypSoftmaxAttention",
+    "TangentLinear",
+]

@@ -1,0 +1,245 @@
+r"""Multi-head hyperbolic attention: linear (Hypformer eqs. 14-19) and softmax (eqs. 3-5).
+
+Points are ambient, ``(*batch, nodes, d + 1)``, time first: one big graph ``(nodes, d + 1)`` or a padded batch
+``(batch, nodes, d + 1)`` with a key-padding mask ``(batch, nodes)``, ``True`` at padding, as in
+:class:`torch.nn.MultiheadAttention`. Padding has no effect on other rows, whatever it holds, and comes out
+as the origin. Heads are consecutive slices of the space part; their results are concatenated again
+(eq. 21's concatenation).
+
+Three curvatures: :math:`\kappa_1` where the input lies, :math:`\kappa_2` (``manifold_hidden``) of queries, keys and
+values, :math:`\kappa_3` of the output. Neither attention has an output projection, as none is printed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers.hyperbolic.linear import HTC
+from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.kernels.linear_attention import (
+    linear_attention,
+    power_direction,
+    power_features,
+)
+from holonomy.layers.kernels.softmax_attention import (
+    SIMILARITIES,
+    Similarity,
+    hyperbolic_softmax_attention,
+)
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["HypLinearAttention", "HypSoftmaxAttention"]
+
+
+def _heads(features: int, heads: int) -> int:
+    checks.positive_int("features", features)
+    checks.positive_int("heads", heads)
+    if features % heads:
+        raise ValueError(f"features must be a multiple of heads, got {features} and {heads}.")
+    return heads
+
+
+def _split(space: Float[Tensor, "*batch nodes dim"], heads: int) -> Float[Tensor, "*batch heads nodes channels"]:
+    return space.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def _merge(
+    heads: Float[Tensor, "*batch heads nodes channels"],
+) -> Float[Tensor, "*batch nodes dim"]:
+    return heads.transpose(-3, -2).flatten(-2)
+
+
+def _without_padding(
+    x: Float[Tensor, "*batch nodes dim"], mask: Bool[Tensor, "*batch nodes"] | None
+) -> Float[Tensor, "*batch nodes dim"]:
+    return x if mask is None else x.masked_fill(mask[..., None], 0.0)
+
+
+class HypLinearAttention(nn.Module):
+    r"""Linear attention in hyperbolic space, Hypformer eqs. 14-19, at a cost linear in the nodes.
+
+    .. math::
+        Q, K, V &= \mathrm{HTC}(X; W^{Q,K,V}, \kappa_1, \kappa_2), \qquad
+        Q_s, K_s, V_s = \phi(Q_{[1:]}), \phi(K_{[1:]}), \phi(V_{[1:]}), \\
+        \tilde Z_s &= \frac{Q_s (K_s^\top V_s)}{Q_s (K_s^\top 1)} + \psi(V_s), \qquad
+        Z = \Big(\sqrt{(\kappa_2/\kappa_3) |\tilde Z_s|^2 - 1/\kappa_3},\; \sqrt{\kappa_2/\kappa_3}\, \tilde Z_s\Big)
+
+    with :math:`\phi(e) = |\tilde e|/|\tilde e^p| \cdot \tilde e^p`, :math:`\tilde e = \mathrm{ReLU}(e)/t`, per
+    head, and :math:`\psi` a linear layer of all heads together.
+
+    **The scale t.** :math:`\phi` is homogeneous of degree one: t cancels in the quotient as far as it comes with Q
+    and K, and would have no gradient there. It is applied where it acts, in :math:`\phi(V)`, and learned as
+    ``log_scale``, its logarithm (0 at first), so that it stays positive.
+
+    A row whose weights are all zero (no positive query or no matching key) has zero average and keeps
+    :math:`\psi(V_s)`. The layer is discontinuous there, as the formula is.
+
+    Args:
+        features: d, a multiple of ``heads``.
+        heads: number of heads.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_3`; ``manifold_in`` if ``None``.
+        manifold_hidden: where Q, K, V lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        power: p, at least 1; larger is sharper.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m, to = Lorentz(-1.0), Lorentz(-0.5)
+    >>> z = HypLinearAttention(8, 2, m, to)(m.lift(torch.randn(6, 8)))
+    >>> torch.allclose(z[:, :1], to.time(z))
+    True
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        manifold_hidden: Lorentz | None = None,
+        power: float = 2.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = _heads(features, heads)
+        self.power = checks.in_range("power", power, 1.0, math.inf)
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
+        self.query, self.key, self.value = (
+            HTC(features, features, manifold_in, self.manifold_hidden, device=device, dtype=dtype) for _ in range(3)
+        )
+        self.residual = nn.Linear(features, features, device=device, dtype=dtype)
+        self.log_scale = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+    ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
+        """Attend.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
+        """
+        x = _without_padding(x, key_padding_mask)
+        query = power_direction(_split(self.query.space(x), self.heads), self.power)
+        key = power_features(_split(self.key.space(x), self.heads), self.power)
+        value = power_features(_split(self.value.space(x), self.heads), self.power)
+        value = value / self.log_scale.exp().to(value.dtype)
+        mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
+        average = _merge(linear_attention(query, key, value, mask))
+        space = _without_padding(average + self.residual(_merge(value)), key_padding_mask)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+
+    def extra_repr(self) -> str:
+        """Heads and power, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"heads={self.heads}, power={self.power}"
+
+
+class HypSoftmaxAttention(nn.Module):
+    r"""Softmax attention in hyperbolic space, Hypformer eqs. 3-5.
+
+    Queries, keys and values are HTC of x; in each head the weights are
+    :math:`a_{ij} = \mathrm{softmax}_j(-D(q_i, k_j)/\sqrt{d'})`, d' the channels of a head, and the values are combined
+    by the Lorentzian midpoint. D is, by ``similarity``, the squared geodesic distance (eq. 5 as printed), the squared
+    Lorentzian distance (the released code), or the geodesic distance (whose Lipschitz constant needs no bound on the
+    radius).
+
+    Args:
+        features: d, a multiple of ``heads``.
+        heads: number of heads.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_3`; ``manifold_in`` if ``None``.
+        manifold_hidden: where queries, keys and values lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        similarity: ``"geodesic_squared"``, ``"lorentz_squared"`` or ``"geodesic"``.
+        dropout: probability that an attention weight is dropped in training.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz(-1.0)
+    >>> layer = HypSoftmaxAttention(8, 2, m, similarity="lorentz_squared")
+    >>> layer(m.lift(torch.randn(3, 5, 8)), torch.zeros(3, 5, dtype=torch.bool)).shape
+    torch.Size([3, 5, 9])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        manifold_hidden: Lorentz | None = None,
+        similarity: Similarity = "geodesic_squared",
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = _heads(features, heads)
+        checks.one_of("similarity", similarity, SIMILARITIES)
+        self.similarity: Similarity = similarity
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
+        self.query, self.key, self.value = (
+            HTC(features, features, manifold_in, self.manifold_hidden, device=device, dtype=dtype) for _ in range(3)
+        )
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+    ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
+        """Attend.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
+        """
+        x = _without_padding(x, key_padding_mask)
+        query, key, value = (_split(htc.space(x), self.heads) for htc in (self.query, self.key, self.value))
+        space = _merge(
+            hyperbolic_softmax_attention(
+                query,
+                key,
+                value,
+                None if key_padding_mask is None else key_padding_mask[..., None, :],
+                curvature=self.manifold_hidden.curvature,
+                similarity=self.similarity,
+                dropout=self.dropout if self.training else 0.0,
+            )
+        )
+        space = _without_padding(space, key_padding_mask)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+
+    def extra_repr(self) -> str:
+        """Heads and similarity, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"heads={self.heads}, similarity={self.similarity!r}, dropout={self.dropout}"

@@ -1,0 +1,157 @@
+r"""Classifiers on the hyperboloid: distances to hyperplanes (HypMLR), distances to learned points (HypPrototypes).
+
+Points are ambient, ``(..., d + 1)``, time first; logits are ``(..., classes)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks, numerics
+from holonomy.layers.hyperbolic.refinement import resolve
+from holonomy.manifolds import Lorentz, LorentzPoints
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["HypMLR", "HypPrototypes"]
+
+
+class HypMLR(nn.Module):
+    r"""Hyperbolic multinomial logistic regression, in Lorentz form.
+
+    Class k has the hyperplane that meets the geodesic :math:`\exp_o(s\, z_k/|z_k|)` at right angles where
+    :math:`s = a_k`. With :math:`c = |\kappa|` it is
+
+    .. math:: H_k = \{x : \alpha_k(x) = 0\}, \qquad
+        \alpha_k(x) = \cosh(\sqrt c\, a_k) \langle z_k, x_s\rangle - \sinh(\sqrt c\, a_k)\, |z_k|\, x_t ,
+
+    and the logit is the signed distance to it, times :math:`|z_k|`:
+
+    .. math:: \ell_k(x) = \frac{|z_k|}{\sqrt c} \operatorname{arsinh}\Big(\frac{\sqrt c\, \alpha_k(x)}{|z_k|}\Big) .
+
+    As :math:`\kappa \to 0` it becomes :math:`\langle z_k, x_s\rangle - a_k |z_k|`, logistic regression.
+    (Ganea et al. 2018 on the ball; this parametrisation: Shimizu et al. 2021, in Lorentz form Bdeir et al. 2024.)
+    Where :math:`z_k = 0` the logit is zero, with zero gradients.
+
+    Args:
+        features: d.
+        classes: number of classes.
+        manifold: where the input lies.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz(-1.0)
+    >>> layer = HypMLR(1, 1, m)
+    >>> _ = layer.weight.data.fill_(2.0), layer.offset.data.fill_(0.5)
+    >>> x = m.expmap0(torch.tensor([0.0, 1.5]))  # at distance 1 from the hyperplane, through 0.5
+    >>> round(layer(x).item(), 4)
+    2.0
+    """
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        manifold: Lorentz,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.features = checks.positive_int("features", features)
+        self.classes = checks.positive_int("classes", classes)
+        self.manifold, _ = resolve(manifold, None)
+        self.weight = nn.Parameter(torch.empty(classes, features, device=device, dtype=dtype))
+        self.offset = nn.Parameter(torch.empty(classes, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew: normals as the rows of a linear layer, hyperplanes through the origin."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.offset)
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch classes"]:
+        """The logits.
+
+        Args:
+            x: points ``(*batch, d + 1)``.
+
+        Returns:
+            Signed distances times lengths, ``(*batch, classes)``.
+        """
+        checks.last_axis("x", x, self.features + 1, "features + 1")
+        root = self.manifold.curvature.to(self.weight.dtype).neg().sqrt()
+        length = numerics.norm(self.weight, keepdim=True)
+        normal = numerics.unit_vector(self.weight, length)
+        shift = root * self.offset
+        # One product: cosh(shift) <n, x_s> - sinh(shift) x_t.
+        plane = torch.cat([-shift.sinh()[:, None], normal * shift.cosh()[:, None]], -1)
+        signed = torch.asinh(root * nn.functional.linear(x, plane))
+        return signed * (length.squeeze(-1) / root)
+
+    def extra_repr(self) -> str:
+        """Sizes, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"{self.features}, {self.classes}"
+
+
+class HypPrototypes(nn.Module):
+    r"""Classification by learned points: the logit is minus the scaled squared distance to the class's prototype.
+
+    .. math:: \ell_k(x) = -s\, d(x, p_k)^2, \qquad s = \exp(\text{log\_scale}) > 0 .
+
+    The prototypes are :class:`holonomy.manifolds.LorentzPoints`: a Riemannian optimizer moves them on the
+    manifold, and they follow a learning curvature. The gradient is zero where a point meets its prototype.
+
+    Args:
+        features: d.
+        classes: number of classes.
+        manifold: where the input and the prototypes lie.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz(-1.0)
+    >>> layer = HypPrototypes(2, 3, m)
+    >>> layer(layer.prototypes()).argmax(-1).tolist()
+    [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        manifold: Lorentz,
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.features = checks.positive_int("features", features)
+        checks.positive_int("classes", classes)
+        self.manifold, _ = resolve(manifold, None)
+        self.prototypes = LorentzPoints(classes, features, manifold, device=device, dtype=dtype)
+        self.log_scale = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch classes"]:
+        """The logits.
+
+        Args:
+            x: points ``(*batch, d + 1)``.
+
+        Returns:
+            Minus scaled squared distances ``(*batch, classes)``.
+        """
+        checks.last_axis("x", x, self.features + 1, "features + 1")
+        distance = self.manifold.cdist(x.reshape(-1, x.shape[-1]), self.prototypes())
+        logits = -self.log_scale.exp() * distance.square()
+        return logits.unflatten(0, x.shape[:-1]) if x.ndim > 1 else logits.squeeze(0)

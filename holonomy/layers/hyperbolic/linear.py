@@ -1,0 +1,304 @@
+r"""Linear maps between hyperboloids: HTC (Hypformer eq. 9) and its two ancestors (eqs. 6, 7).
+
+Points are ambient, ``(..., d + 1)``, time first. Weights are laid out as torch's, ``(out, in)``, where
+``in`` counts the time coordinate, first, wherever the whole point goes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy import checks, numerics
+from holonomy.layers.hyperbolic.refinement import change_curvature, rescale_space, resolve
+from holonomy.layers.kernels.sparse import as_csr, is_sparse, row_norms
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear"]
+
+
+class HTC(nn.Module):
+    r"""Hyperbolic transformation with curvatures, Hypformer eq. 9.
+
+    .. math::
+        y = \big(\sqrt{(\kappa_1/\kappa_2) |f|^2 - 1/\kappa_2},\; \sqrt{\kappa_1/\kappa_2}\, f\big),
+        \qquad f = W x + b,
+
+    the whole point going in, time included. The time column of ``weight`` starts at zero and the rest
+    as in :class:`torch.nn.Linear`: at first f is an ordinary linear layer of the space part, whatever
+    the curvature (a random time column would add :math:`|\kappa_1|^{-1/2}` times itself to the bias).
+
+    Args:
+        in_features: dimension of the points that come in.
+        out_features: dimension of the points that go out.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        bias: learn b.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz(-1.0)
+    >>> layer = HTC(2, 2, m, bias=False)
+    >>> _ = layer.weight.data.copy_(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    >>> x = m.lift(torch.tensor([3.0, 4.0]))
+    >>> torch.equal(layer(x), x)
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = checks.positive_int("in_features", in_features)
+        self.out_features = checks.positive_int("out_features", out_features)
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        self.weight = nn.Parameter(torch.empty(out_features, in_features + 1, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        with torch.no_grad():
+            self.weight[:, 0].zero_()
+            nn.init.kaiming_uniform_(self.weight[:, 1:], a=math.sqrt(5))
+            if self.bias is not None:
+                bound = 1 / math.sqrt(self.in_features)
+                self.bias.uniform_(-bound, bound)
+
+    def space(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out"]:
+        """The space part of the output alone, for callers that do not need its time.
+
+        Args:
+            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
+
+        Returns:
+            Space parts ``(*batch, out_features)`` on ``manifold_out``.
+        """
+        checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
+        return rescale_space(functional.linear(x, self.weight, self.bias), self.manifold_in, self.manifold_out)
+
+    def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
+        """Apply the map.
+
+        Args:
+            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
+        """
+        return self.manifold_out.lift(self.space(x))
+
+    def extra_repr(self) -> str:
+        """Sizes, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+class ExpMapHTC(HTC):
+    r"""The exponential map at the origin, then HTC: the first layer of a model (section 4.6).
+
+    Raw features :math:`u \in R^d` become the point
+    :math:`(\cosh r / \sqrt c,\; (\sinh r / r)\, u)`, :math:`c = |\kappa_1|`, :math:`r = \sqrt c\, |u|`, to which
+    eq. 9 is applied. As its space part is u times one number per row, the product with the weight is taken on u
+    itself, so that **sparse features are multiplied sparsely** (bag of words are 99% zeros) and the result is
+    the same to rounding. Sparse features, CSR or COO, get no gradient.
+
+    Right up to r = 86 in float32 (:func:`holonomy.numerics.widest_rapidity`), where cosh is near the largest
+    number there is; beyond it r is held there, without gradient, and the result stays finite.
+
+    Args:
+        in_features: number of raw features.
+        out_features: dimension of the points that go out.
+        manifold_in: whose exponential map is taken, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        bias: learn b.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> layer, u = ExpMapHTC(3, 2, Lorentz(-1.0), Lorentz(-0.5)), torch.tensor([[0.0, 2.0, 0.0]])
+    >>> torch.allclose(layer(u), layer(u.to_sparse()))
+    True
+    """
+
+    def forward(self, x: Float[Tensor, "*batch dim_in"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
+        """Apply both maps.
+
+        Args:
+            x: raw features, dense ``(*batch, in_features)`` or sparse ``(rows, in_features)``.
+
+        Returns:
+            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
+        """
+        checks.last_axis("x", x, self.in_features, "in_features")
+        if is_sparse(x):
+            matrix = as_csr(x.detach())
+            length = row_norms(matrix)
+            product = torch.sparse.mm(matrix, self.weight[:, 1:].t())
+        else:
+            length = numerics.norm(x, keepdim=True)
+            product = functional.linear(x, self.weight[:, 1:])
+        time, stretch = self._exponential(length)
+        # The product is first, so that autocast may run it in its own dtype.
+        affine = product * stretch + time * self.weight[:, 0]
+        if self.bias is not None:
+            affine = affine + self.bias
+        return change_curvature(affine, self.manifold_in, self.manifold_out)
+
+    def _exponential(
+        self, length: Float[Tensor, "*batch 1"]
+    ) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"]]:
+        """Time coordinate and factor of the space part of exp_o(u), from the length of u."""
+        root = self.manifold_in.curvature.reshape(()).neg().to(torch.float64).sqrt()
+        rapidity = numerics.widen(length) * root
+        held = rapidity.clamp(max=numerics.widest_rapidity(length.dtype))
+        time = held.cosh() / root
+        stretch = numerics.sinhc(held) * torch.where(held < rapidity, held / rapidity, 1.0)
+        return numerics.narrow(time, length.dtype), numerics.narrow(stretch, length.dtype)
+
+
+class TangentLinear(nn.Module):
+    r"""A linear map of the tangent space at the origin, Hypformer eq. 6.
+
+    .. math:: y = \exp_o^{\kappa_2}(W \log_o^{\kappa_1}(x) + b)
+
+    The ancestor of HTC that goes through the tangent space (Ganea et al. 2018, Chami et al. 2019).
+    The logarithm at the origin is the zero vector there, with the right gradient.
+
+    Args:
+        in_features: dimension of the points that come in.
+        out_features: dimension of the points that go out.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        bias: learn b.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m, to = Lorentz(-1.0), Lorentz(-0.25)
+    >>> layer = TangentLinear(1, 1, m, to, bias=False)
+    >>> _ = layer.linear.weight.data.fill_(3.0)
+    >>> x = m.lift(torch.tensor([1.0]))
+    >>> torch.allclose(to.dist0(layer(x)), 3 * m.dist0(x))
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("in_features", in_features)
+        checks.positive_int("out_features", out_features)
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        self.linear = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
+        """Apply the map.
+
+        Args:
+            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
+        """
+        checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1")
+        tangent = self.linear(self.manifold_in.logmap0(x)[..., 1:])
+        return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
+
+
+class FullyLorentzLinear(nn.Module):
+    r"""The fully Lorentz linear layer of Chen et al. (2022), as printed in Hypformer eq. 7.
+
+    .. math::
+        y_s = \lambda\, \sigma(v \cdot x + b') \frac{W h(x) + b}{|W h(x) + b|},
+        \qquad y_t = \sqrt{|y_s|^2 - 1/\kappa},
+
+    with :math:`\sigma` the sigmoid. The whole point goes in; the direction comes from W, the length, below
+    :math:`\lambda`, from v. Where :math:`W h(x) + b = 0` the result is the origin, with zero gradients. With
+    another ``manifold_out`` the space part is multiplied by :math:`\sqrt{\kappa_1/\kappa_2}` as in eq. 9, which the
+    paper's form, of one curvature, does not have.
+
+    Args:
+        in_features: dimension of the points that come in.
+        out_features: dimension of the points that go out.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        activation: h, applied to the whole point; the identity if ``None``.
+        scale: the initial :math:`\lambda > 0`; it is learned as ``log_scale``, and so stays positive.
+        bias: learn b (b' is learned in any case).
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz()
+    >>> y = FullyLorentzLinear(3, 2, m, scale=10.0)(m.lift(torch.randn(5, 3)))
+    >>> bool((y[:, 1:].norm(dim=-1) < 10).all())
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        scale: float = 10.0,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = checks.positive_int("in_features", in_features)
+        checks.positive_int("out_features", out_features)
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ValueError(f"scale must be positive and finite, got {scale}.")
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        self.activation = activation
+        self.direction = nn.Linear(in_features + 1, out_features, bias=bias, device=device, dtype=dtype)
+        self.length = nn.Linear(in_features + 1, 1, device=device, dtype=dtype)
+        self.log_scale = nn.Parameter(torch.full((1,), math.log(scale), device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
+        """Apply the map.
+
+        Args:
+            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
+        """
+        checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
+        affine = self.direction(x if self.activation is None else self.activation(x))
+        length = self.log_scale.exp() * torch.sigmoid(self.length(x))
+        unit = numerics.unit_vector(affine, numerics.norm(affine, keepdim=True))
+        return change_curvature(length * unit, self.manifold_in, self.manifold_out)

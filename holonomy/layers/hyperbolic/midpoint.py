@@ -1,0 +1,191 @@
+r"""The Lorentzian midpoint of two points: the residual connection, and eq. 20's sum (Hypformer).
+
+.. math:: m = \frac{x + \epsilon y}{\sqrt{|\kappa|\,|\langle x + \epsilon y, x + \epsilon y\rangle|}}
+
+The norm under the root is never taken as the difference of two large squares: with
+:math:`q = |\kappa| \langle x - y, x - y\rangle = 4 \sinh^2(\sqrt{|\kappa|}\, d(x,y)/2)`,
+
+.. math:: |\kappa|\,|\langle x + \epsilon y, x + \epsilon y\rangle| = (1 + \epsilon)^2 + \epsilon\, q .
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import numerics
+from holonomy.layers.hyperbolic.refinement import rescale_space, resolve
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["HypResidual", "midpoint", "positive_weight", "squared_chord"]
+
+
+def midpoint(
+    x: Float[Tensor, "*batch dim"],
+    y: Float[Tensor, "*batch dim"],
+    epsilon: float,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch dim"]:
+    r"""Space part of the Lorentzian midpoint of ``x`` and ``epsilon * y``, two points of one manifold.
+
+    Args:
+        x: space parts ``(*batch, d)``.
+        y: space parts ``(*batch, d)``.
+        epsilon: the positive weight of ``y``.
+        curvature: one negative number.
+
+    Returns:
+        Space parts ``(*batch, d)``.
+
+    >>> x = torch.tensor([[3.0, 4.0]])
+    >>> torch.allclose(midpoint(x, x, 1.0, torch.tensor([-1.0])), x)
+    True
+    >>> midpoint(x, -x, 1.0, torch.tensor([-1.0])).tolist()
+    [[0.0, 0.0]]
+    """
+    chord = squared_chord(x, y, curvature)
+    norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * chord)
+    # Divided before the sum, which might not fit the dtype where the midpoint does.
+    return x * (1 / norm).to(x.dtype) + y * (epsilon / norm).to(x.dtype)
+
+
+def squared_chord(
+    x: Float[Tensor, "*batch dim"],
+    y: Float[Tensor, "*batch dim"],
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch 1"]:
+    r""":math:`|\kappa| \langle x - y, x - y\rangle` of two points given by their space parts, in float64.
+
+    From radii a, b and the chord of the two directions, a sum of positive terms that lose no digits:
+    :math:`4 \sinh^2((a-b)/2) + \sinh a \sinh b\, |\hat x - \hat y|^2`. The gradient is the smooth
+    :math:`2 |\kappa| (y_t / x_t\, x_s - y_s)`, right at the origin and at coincident points (zero there).
+
+    Args:
+        x: space parts ``(*batch, d)``.
+        y: space parts ``(*batch, d)``.
+        curvature: one negative number.
+
+    Returns:
+        Squares ``(*batch, 1)``, float64.
+
+    >>> x = torch.tensor([[0.0, 0.0]])
+    >>> round(squared_chord(x, torch.tensor([[0.0, 1.1752012]]), torch.tensor([-1.0])).item(), 5)
+    1.08616
+    """
+    scale = numerics.widen(curvature.reshape(()).neg()).sqrt()
+    x, y = torch.broadcast_tensors(numerics.widen(x) * scale, numerics.widen(y) * scale)
+    return numerics.apply_function(_SquaredChord, x, y)
+
+
+class _SquaredChord(torch.autograd.Function):
+    """The squared chord in unit coordinates, float64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        x_norm, y_norm = numerics.norm(x, keepdim=True), numerics.norm(y, keepdim=True)
+        one = torch.ones_like(x_norm)
+        x_time, y_time = numerics.hypot(x_norm, one), numerics.hypot(y_norm, one)
+        slope = x_norm / x_time + y_norm / y_time
+        # sinh(a - b), no product of two large numbers on the way.
+        radial = numerics.safe_div((x_norm - y_norm) * (x_norm / x_time / y_time + y_norm / x_time / y_time), slope)
+        half = radial / (2 * (1 + numerics.hypot(radial, one))).sqrt()
+        turn = numerics.norm(numerics.unit_vector(x, x_norm) - numerics.unit_vector(y, y_norm), keepdim=True)
+        ctx.save_for_backward(x, y, x_time, y_time)
+        return numerics.finite((2 * half).square() + (x_norm.sqrt() * turn * y_norm.sqrt()).square())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, x_time, y_time = ctx.saved_tensors
+        grad = 2 * grad_outputs[0]
+        return grad * (x * (y_time / x_time) - y), grad * (y * (x_time / y_time) - x)
+
+
+def positive_weight(name: str, value: float) -> float:
+    """``value``, if it is positive and finite.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: if it is not.
+
+    >>> positive_weight("epsilon", 1.0)
+    1.0
+    """
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value}.")
+    return value
+
+
+class HypResidual(nn.Module):
+    r"""The residual connection: the Lorentzian midpoint of x and :math:`\epsilon\, F(x)`.
+
+    A block maps ``manifold_in`` to ``manifold_out``, and points of two manifolds have no midpoint. So
+    both are first brought to ``manifold_out``, by multiplication with :math:`\sqrt{\kappa/\kappa'}`. Contracting:
+    with :math:`\epsilon = 1` the Lipschitz constant is the mean of those of x and F(x).
+
+    Args:
+        manifold_in: where x lies.
+        manifold_out: where the midpoint lies; ``manifold_in`` if ``None``.
+        manifold_branch: where F(x) lies; ``manifold_out`` if ``None``.
+        epsilon: the weight of F(x).
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m, to = Lorentz(-1.0), Lorentz(-0.25)
+    >>> x = m.lift(torch.tensor([1.0, 2.0]))
+    >>> torch.allclose(HypResidual(m, to)(x, m.rescale(x, to)), m.rescale(x, to))
+    True
+    """
+
+    def __init__(
+        self,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        manifold_branch: Lorentz | None = None,
+        epsilon: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        _, self.manifold_branch = resolve(self.manifold_out, manifold_branch)
+        self.epsilon = positive_weight("epsilon", epsilon)
+
+    def forward(
+        self, x: Float[Tensor, "*batch dim_plus_1"], branch: Float[Tensor, "*batch dim_plus_1"]
+    ) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Add the branch.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+            branch: points ``(*batch, d + 1)`` on ``manifold_branch``.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``.
+        """
+        out = self.manifold_out
+        return out.lift(
+            midpoint(
+                rescale_space(self.manifold_in.space(x), self.manifold_in, out),
+                rescale_space(self.manifold_branch.space(branch), self.manifold_branch, out),
+                self.epsilon,
+                out.curvature,
+            )
+        )
+
+    def extra_repr(self) -> str:
+        """The weight, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"epsilon={self.epsilon}"

@@ -1,0 +1,80 @@
+r"""The position of a token, learned from the token: Hypformer eq. 20.
+
+:math:`\tilde x = (x + \epsilon p) / \sqrt{|\kappa|\,|\langle x + \epsilon p, x + \epsilon p\rangle|}` with
+:math:`p = \mathrm{HTC}(x)`: the residual connection of :mod:`holonomy.layers.hyperbolic.midpoint` around HTC.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers.hyperbolic.linear import HTC
+from holonomy.layers.hyperbolic.midpoint import midpoint, positive_weight
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["HypPositionalEncoding"]
+
+
+class HypPositionalEncoding(nn.Module):
+    r"""The Lorentzian midpoint of x and :math:`\epsilon\,\mathrm{HTC}(x)`, Hypformer eq. 20.
+
+    The position is computed from x itself, on the manifold of x.
+
+    Args:
+        features: d.
+        manifold: where input, position and output lie.
+        epsilon: the weight of the position.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz()
+    >>> layer = HypPositionalEncoding(1, m)
+    >>> _ = layer.position.weight.data.copy_(torch.tensor([[0.0, -1.0]]))
+    >>> _ = layer.position.bias.data.zero_()
+    >>> layer(m.lift(torch.tensor([2.0]))).detach()  # the midpoint of x and -x
+    tensor([1., 0.])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        manifold: Lorentz,
+        *,
+        epsilon: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("features", features)
+        self.position = HTC(features, features, manifold, device=device, dtype=dtype)
+        self.manifold = self.position.manifold_in
+        self.epsilon = positive_weight("epsilon", epsilon)
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Move each point towards its position.
+
+        Args:
+            x: points ``(*batch, d + 1)``.
+
+        Returns:
+            Points ``(*batch, d + 1)``.
+        """
+        manifold = self.manifold
+        space = midpoint(manifold.space(x), self.position.space(x), self.epsilon, manifold.curvature)
+        return manifold.lift(space)
+
+    def extra_repr(self) -> str:
+        """The weight, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"epsilon={self.epsilon}"

@@ -1,0 +1,316 @@
+r"""HRC, the hyperbolic readjustment and refinement cell, and the layers made of it (Hypformer eqs. 13, 21).
+
+A function of :math:`R^d` is applied to the space part of a point, and time is made again:
+
+.. math::
+    \mathrm{HRC}(x; f, \kappa_1, \kappa_2)
+    = \big(\sqrt{(\kappa_1/\kappa_2) |f(x_s)|^2 - 1/\kappa_2},\; \sqrt{\kappa_1/\kappa_2}\, f(x_s)\big).
+
+Points are ambient, ``(..., d + 1)``, time first. Every layer moves its result from ``manifold_in`` to
+``manifold_out`` (the same manifold when it is ``None``), in training and in evaluation alike. Two
+refinements in a row are one with the composed function, as the paper merges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks, numerics
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = [
+    "HRC",
+    "HypActivation",
+    "HypBatchNorm",
+    "HypConcat",
+    "HypDropout",
+    "HypLayerNorm",
+    "change_curvature",
+    "rescale_space",
+    "resolve",
+]
+
+# The variance of a row of length max**0.25 is far from overflow, and any eps far below its last digit.
+_SQUARE = 0.25
+
+
+def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None) -> tuple[Lorentz, Lorentz]:
+    """The two manifolds of a layer, the second being the first where it is ``None``.
+
+    Args:
+        manifold_in: where the input lies.
+        manifold_out: where the output lies, or ``None``.
+
+    Returns:
+        Both manifolds.
+
+    Raises:
+        TypeError: if one of them is no :class:`holonomy.manifolds.Lorentz`.
+
+    >>> m = Lorentz()
+    >>> resolve(m, None) == (m, m)
+    True
+    """
+    out = manifold_in if manifold_out is None else manifold_out
+    for name, manifold in (("manifold_in", manifold_in), ("manifold_out", out)):
+        if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold).__name__}.")
+    return manifold_in, out
+
+
+def rescale_space(
+    space: Float[Tensor, "*batch dim"], manifold_in: Lorentz, manifold_out: Lorentz
+) -> Float[Tensor, "*batch dim"]:
+    r"""The change of curvature on space parts: multiplication by :math:`\sqrt{\kappa_1/\kappa_2}`.
+
+    Args:
+        space: space parts ``(*batch, d)`` on ``manifold_in``.
+        manifold_in: the manifold of curvature :math:`\kappa_1`.
+        manifold_out: the manifold of curvature :math:`\kappa_2`.
+
+    Returns:
+        Space parts ``(*batch, d)`` on ``manifold_out``.
+
+    >>> rescale_space(torch.ones(2), Lorentz(-4.0), Lorentz(-1.0))
+    tensor([2., 2.])
+    """
+    if manifold_in is manifold_out:
+        return space
+    return space * manifold_in.ratio(manifold_out).to(space.dtype)
+
+
+def change_curvature(
+    space: Float[Tensor, "*batch dim"], manifold_in: Lorentz, manifold_out: Lorentz
+) -> Float[Tensor, "*batch dim_plus_1"]:
+    """The point of ``manifold_out`` that HTC and HRC make of their Euclidean result (eqs. 9, 13).
+
+    Args:
+        space: what the Euclidean function gave, read as a space part on ``manifold_in``, ``(*batch, d)``.
+        manifold_in: where it is read.
+        manifold_out: where it is sent.
+
+    Returns:
+        Points ``(*batch, d + 1)`` on ``manifold_out``.
+
+    >>> change_curvature(torch.zeros(1), Lorentz(-1.0), Lorentz(-0.25))
+    tensor([2., 0.])
+    """
+    return manifold_out.lift(rescale_space(space, manifold_in, manifold_out))
+
+
+class HRC(nn.Module):
+    r"""Any function of the space part, with a change of curvature: Hypformer eq. 13.
+
+    The time coordinate of the input is not read, so its gradient is zero.
+
+    Args:
+        function: from ``(..., d)`` to ``(..., d')``; a module's parameters are registered.
+        manifold_in: where the input lies, curvature :math:`\kappa_1`.
+        manifold_out: where the output lies, curvature :math:`\kappa_2`; ``manifold_in`` if ``None``.
+
+    >>> m, to = Lorentz(-1.0), Lorentz(-0.25)
+    >>> HRC(torch.relu, m, to)(m.lift(torch.tensor([-3.0, 4.0])))[1:]
+    tensor([0., 8.])
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(function):
+            raise TypeError(f"function must be callable, got {type(function).__name__}.")
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        self.function = function
+
+    def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
+        """Apply the function.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, d' + 1)`` on ``manifold_out``.
+        """
+        return change_curvature(self.function(self.manifold_in.space(x)), self.manifold_in, self.manifold_out)
+
+
+class HypLayerNorm(HRC):
+    r"""Layer normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.LayerNorm`.
+
+    Rows too long for their squares are scaled down first, where ``eps`` is beyond the last digit
+    anyway, so that the result is right up to the largest representable radius. Without the affine
+    map the Lipschitz constant is :math:`1/\sqrt{\epsilon}`: a larger ``eps`` buys a smoother layer.
+
+    Args:
+        features: d.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+        eps: added to the variance.
+        elementwise_affine: learn a scale and a shift per coordinate.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> m = Lorentz()
+    >>> HypLayerNorm(2, m)(m.lift(torch.tensor([1.0, 3.0])))[1:]
+    tensor([-1.0000,  1.0000], grad_fn=...)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        eps: float = numerics.LAYER_NORM_EPS,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.positive_int("features", features)
+        norm = nn.LayerNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
+        super().__init__(_Bounded(norm), manifold_in, manifold_out)
+
+
+class HypBatchNorm(HRC):
+    r"""Batch normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.BatchNorm1d`.
+
+    Statistics run over all leading axes. In training at least two points are needed, as in torch.
+
+    Args:
+        features: d.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+        eps: added to the variance.
+        momentum: of the running statistics.
+        affine: learn a scale and a shift per coordinate.
+        track_running_stats: keep running statistics for evaluation.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> m = Lorentz()
+    >>> HypBatchNorm(1, m)(m.lift(torch.tensor([[1.0], [3.0]])))[:, 1].tolist()
+    [-0.99999..., 0.99999...]
+    """
+
+    def __init__(
+        self,
+        features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        eps: float = numerics.BATCH_NORM_EPS,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.positive_int("features", features)
+        norm = nn.BatchNorm1d(
+            features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            track_running_stats=track_running_stats,
+            device=device,
+            dtype=dtype,
+        )
+        super().__init__(_Rows(norm), manifold_in, manifold_out)
+
+
+class HypDropout(HRC):
+    r"""Dropout of space coordinates: HRC (eq. 21) with :class:`torch.nn.Dropout`.
+
+    Args:
+        p: the probability that a coordinate is dropped, in [0, 1].
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+
+    >>> m = Lorentz()
+    >>> HypDropout(1.0, m)(m.lift(torch.ones(3))).tolist()
+    [1.0, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, p: float, manifold_in: Lorentz, manifold_out: Lorentz | None = None) -> None:
+        super().__init__(nn.Dropout(checks.in_range("p", p, 0.0, 1.0)), manifold_in, manifold_out)
+
+
+class HypActivation(HRC):
+    r"""An activation of the space part: HRC (eq. 21) with a function of torch such as ``torch.relu``.
+
+    Args:
+        function: an entrywise function, or a module.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+
+    >>> m = Lorentz()
+    >>> HypActivation(torch.relu, m)(m.lift(torch.tensor([-1.0, 0.0]))).tolist()
+    [1.0, 0.0, 0.0]
+    """
+
+
+class HypConcat(nn.Module):
+    r"""Concatenation of points: HRC (eq. 21) with the concatenation of space parts.
+
+    Args:
+        manifold_in: where the inputs lie.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+
+    >>> m = Lorentz()
+    >>> x, y = m.lift(torch.tensor([3.0])), m.lift(torch.tensor([4.0]))
+    >>> HypConcat(m)(x, y)[1:].tolist()
+    [3.0, 4.0]
+    """
+
+    def __init__(self, manifold_in: Lorentz, manifold_out: Lorentz | None = None) -> None:
+        super().__init__()
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+
+    def forward(self, *points: Tensor) -> Tensor:
+        """Concatenate.
+
+        Args:
+            *points: points ``(*batch, d_i + 1)`` on ``manifold_in``, one or more.
+
+        Returns:
+            Points ``(*batch, sum of d_i + 1)`` on ``manifold_out``.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if not points:
+            raise ValueError("HypConcat needs at least one point, got none.")
+        space = torch.cat([self.manifold_in.space(x) for x in points], dim=-1)
+        return change_curvature(space, self.manifold_in, self.manifold_out)
+
+
+class _Bounded(nn.Module):
+    """A scale-invariant row function whose squares must not overflow."""
+
+    def __init__(self, function: nn.LayerNorm) -> None:
+        super().__init__()
+        self.norm = function
+
+    def forward(self, space: Tensor) -> Tensor:
+        return self.norm(numerics.within(space, _SQUARE))
+
+
+class _Rows(nn.Module):
+    """A function of a table of rows, applied to all leading axes at once."""
+
+    def __init__(self, function: nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.norm = function
+
+    def forward(self, space: Tensor) -> Tensor:
+        return self.norm(space.reshape(-1, space.shape[-1])).reshape(space.shape)

@@ -1,0 +1,216 @@
+r"""Hyperbolic softmax attention as pure functions: Hypformer eqs. 3-5.
+
+Axes: ``(*batch, nodes, channels)`` SPACE parts of points on :math:`L^{d,\kappa}`, heads among the
+batch axes; the time coordinates are made here, where they are used. A mask is boolean, ``True``
+where a key is to be ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holonomy import numerics
+from holonomy.manifolds import hyperboloid
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = [
+    "SIMILARITIES",
+    "Similarity",
+    "hyperbolic_softmax_attention",
+    "similarity_logits",
+    "weighted_midpoint",
+]
+
+Similarity = Literal["geodesic_squared", "lorentz_squared", "geodesic"]
+r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squared geodesic
+distance (eq. 5 as printed), minus the squared Lorentzian distance
+:math:`\langle q-k, q-k\rangle` (the released code), minus the geodesic distance."""
+
+SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
+
+# Two rows of length max**0.45 have a product that is still far from overflow.
+_PRODUCT = 0.45
+
+
+def hyperbolic_softmax_attention(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    mask: Bool[Tensor, "*#batch key"] | None = None,
+    *,
+    curvature: Float[Tensor, "*one"],
+    similarity: Similarity = "geodesic_squared",
+    dropout: float = 0.0,
+) -> Float[Tensor, "*batch query values"]:
+    r"""Midpoints of the values with weights :math:`\mathrm{softmax}_j(\ell_{ij})`, Hypformer eqs. 3-5.
+
+    ====================== =============================================================
+    ``similarity``         logits :math:`\ell_{ij}`, d the number of channels
+    ====================== =============================================================
+    ``"geodesic_squared"`` :math:`-d(q_i, k_j)^2 / \sqrt d`, eq. 5 as printed
+    ``"lorentz_squared"``  :math:`-\langle q_i - k_j, q_i - k_j\rangle / \sqrt d`
+    ``"geodesic"``         :math:`-d(q_i, k_j) / \sqrt d`, Lipschitz without a bound on the radius
+    ====================== =============================================================
+
+    The squared Lorentzian distance is :math:`2/\kappa - 2\langle q, k\rangle`, whose constant softmax does not
+    see: it runs as scaled dot-product attention with queries :math:`(-q_t, q_s)`. Its logits are differences
+    of numbers of size :math:`q_t k_t`, so that in the caller's dtype points much farther out than rapidity
+    6 (float32) lose them; the two others have no such limit. A query whose keys are all masked gets the origin.
+
+    Args:
+        query: space parts ``(*batch, query, channels)``.
+        key: space parts ``(*batch, key, channels)``.
+        value: space parts ``(*batch, key, values)``.
+        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
+        curvature: of the manifold of all three, one negative number.
+        similarity: what the logits are.
+        dropout: probability that a weight is dropped; 0 outside training.
+
+    Returns:
+        Space parts of midpoints ``(*batch, query, values)``.
+
+    >>> x = torch.tensor([[0.5, 0.0], [0.5, 0.0]])
+    >>> hyperbolic_softmax_attention(x, x, x, curvature=torch.tensor([-1.0]))
+    tensor([[0.5000, 0.0000],
+            [0.5000, 0.0000]])
+    """
+    if mask is not None:
+        key = key.masked_fill(mask[..., None], 0.0)
+        value = value.masked_fill(mask[..., None], 0.0)
+    if similarity == "lorentz_squared" and dropout == 0.0:
+        return _scaled_dot_product(query, key, value, mask, curvature)
+    logits = similarity_logits(query, key, curvature=curvature, similarity=similarity)
+    if mask is not None:
+        # The smallest number, not -inf: a row of -inf has no softmax. Its weights are cleared below.
+        hidden = mask[..., None, :]
+        logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
+        weights = logits.softmax(-1).masked_fill(hidden, 0.0)
+    else:
+        weights = logits.softmax(-1)
+    return weighted_midpoint(value, functional.dropout(weights, dropout), curvature=curvature)
+
+
+def similarity_logits(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    *,
+    curvature: Float[Tensor, "*one"],
+    similarity: Similarity = "geodesic_squared",
+) -> Float[Tensor, "*batch query key"]:
+    r"""The logits of :func:`hyperbolic_softmax_attention`, up to a constant for ``"lorentz_squared"``.
+
+    Args:
+        query: space parts ``(*batch, query, channels)``.
+        key: space parts ``(*batch, key, channels)``.
+        curvature: one negative number.
+        similarity: what the logits are.
+
+    Returns:
+        Logits ``(*batch, query, key)``.
+
+    >>> x = torch.zeros(1, 4)
+    >>> similarity_logits(x, x, curvature=torch.tensor([-1.0])).item() == 0
+    True
+    """
+    scale = 1 / math.sqrt(query.shape[-1])
+    if similarity == "lorentz_squared":
+        reflected, point = _dot_product_form(query, key, curvature)
+        return 2 * scale * (reflected @ point.transpose(-2, -1))
+    distance = hyperboloid.cdist(hyperboloid.lift(query, curvature), hyperboloid.lift(key, curvature), curvature)
+    return -scale * (distance if similarity == "geodesic" else distance.square())
+
+
+def weighted_midpoint(
+    value: Float[Tensor, "*batch key values"],
+    weights: Float[Tensor, "*batch query key"],
+    *,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch query values"]:
+    r"""The Lorentzian midpoint, Hypformer eq. 4.
+
+    .. math:: s_i / \sqrt{|\kappa|\,|\langle s_i, s_i\rangle|}, \qquad s_i = \sum_j a_{ij} v_j
+
+    One product with the weights, in float64. (:func:`holonomy.manifolds.hyperboloid.centroid` is exact
+    at any radius, at the price of all angles between results and values.)
+
+    Args:
+        value: space parts ``(*batch, key, values)``.
+        weights: nonnegative, ``(*batch, query, key)``; a row of zeros gives the origin.
+        curvature: one negative number.
+
+    Returns:
+        Space parts ``(*batch, query, values)``.
+
+    >>> weighted_midpoint(torch.tensor([[1.0], [-1.0]]), torch.ones(1, 2), curvature=torch.tensor([-1.0]))
+    tensor([[0.]])
+    """
+    wide = numerics.widen(weights)
+    total = wide @ numerics.widen(hyperboloid.lift(value, curvature))
+    middle = _normalise(total, wide.sum(-1, keepdim=True), curvature)
+    return numerics.narrow(middle, value.dtype)
+
+
+def _normalise(
+    total: Float[Tensor, "*batch ambient"],
+    mass: Float[Tensor, "*#batch 1"],
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch dim"]:
+    """Space part of the point on the ray of a weighted sum of points; ``mass`` is the sum of the weights."""
+    time, space = total[..., :1], total[..., 1:]
+    length = numerics.norm(space, keepdim=True)
+    positive = mass > 0
+    high = torch.where(positive, time + length, 1.0)
+    # -<s,s> >= mass^2/|kappa| for points of the hyperboloid: where the difference of two large numbers
+    # falls below, it is rounding, and the bound is the better value.
+    radius = mass / curvature.reshape(()).to(total.dtype).neg().sqrt()
+    bound = torch.where(positive, radius * (radius / high), 1.0)
+    low = torch.maximum(torch.where(positive, time - length, 1.0), bound)
+    scale = curvature.reshape(()).to(total.dtype).neg().sqrt()
+    return torch.where(positive, space / (low.sqrt() * high.sqrt() * scale), 0.0)
+
+
+def _dot_product_form(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    curvature: Float[Tensor, "*one"],
+) -> tuple[Float[Tensor, "*batch query ambient"], Float[Tensor, "*batch key ambient"]]:
+    """``(-q_t, q_s)`` and ``(k_t, k_s)``, whose Euclidean product is the Lorentzian one of q and k."""
+    query = numerics.within(query, _PRODUCT)
+    key = numerics.within(key, _PRODUCT)
+    reflected = torch.cat([-hyperboloid.time(query, curvature), query], -1)
+    return reflected, hyperboloid.lift(key, curvature)
+
+
+def _scaled_dot_product(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    mask: Bool[Tensor, "*#batch key"] | None,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch query values"]:
+    reflected, point = _dot_product_form(query, key, curvature)
+    attended, empty = None, None
+    if mask is not None:
+        empty = mask.all(-1, keepdim=True)[..., None]
+        # A row without a key to attend to attends to all, and is cleared afterwards.
+        attended = ~mask[..., None, :] | empty
+    total = functional.scaled_dot_product_attention(
+        reflected,
+        point,
+        hyperboloid.lift(value, curvature),
+        attn_mask=attended,
+        scale=2 / math.sqrt(query.shape[-1]),
+    )
+    mass = torch.ones_like(total[..., :1])
+    if empty is not None:
+        total = total.masked_fill(empty, 0.0)
+        mass = mass.masked_fill(empty, 0.0)
+    middle = _normalise(numerics.widen(total), numerics.widen(mass), curvature)
+    return numerics.narrow(middle, value.dtype)
