@@ -103,15 +103,9 @@ class _Propagate(torch.autograd.Function):
         return grad, None, None
 
 
-class _SparseLinear(nn.Linear):
-    """A linear layer whose input may be sparse."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's own name for it
-        if not is_sparse(input):
-            return super().forward(input)
-        product = torch.sparse.mm(input, self.weight.t())
-        bias: Tensor | None = self.bias
-        return product if bias is None else product + bias
+def _product(x: Tensor, linear: nn.Module) -> Tensor:
+    weight = linear.get_parameter("weight")
+    return torch.sparse.mm(x, weight.t()) if is_sparse(x) else functional.linear(x, weight)
 
 
 def _dropped(x: Tensor, p: float, *, training: bool) -> Tensor:
@@ -124,7 +118,8 @@ class GCN(nn.Module):
     r"""Graph convolutional network (Kipf and Welling 2017): :math:`\hat A\, \mathrm{dropout}(H)\, W + b`, ReLU between.
 
     With ``residual=True`` each layer adds its input to its result, as it is where the widths agree, through a
-    linear map of its own in the first layer and where they differ. Sparse features are multiplied sparsely and get no gradient.
+    linear map of its own in the first layer and where they differ. Sparse features are multiplied sparsely and
+    get no gradient.
 
     Args:
         in_features: features of a node.
@@ -161,11 +156,12 @@ class GCN(nn.Module):
             checks.positive_int("out_features", out_features),
         ]
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.residual = residual
         pairs = list(pairwise(widths))
-        self.convolutions = nn.ModuleList(_SparseLinear(a, b, bias=False, device=device, dtype=dtype) for a, b in pairs)
+        self.convolutions = nn.ModuleList(nn.Linear(a, b, bias=False, device=device, dtype=dtype) for a, b in pairs)
         self.biases = nn.ParameterList(torch.zeros(b, device=device, dtype=dtype) for _, b in pairs)
         self.skips = nn.ModuleList(
-            nn.Identity() if a == b and i > 0 else _SparseLinear(a, b, bias=False, device=device, dtype=dtype)
+            nn.Identity() if a == b and i > 0 else nn.Linear(a, b, bias=False, device=device, dtype=dtype)
             for i, (a, b) in enumerate(pairs)
             if residual
         )
@@ -186,9 +182,11 @@ class GCN(nn.Module):
         last = len(self.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
             x = _dropped(x, self.dropout, training=self.training)
-            convolved = propagate(convolution(x)) + bias
-            if self.skips:
-                convolved = convolved + self.skips[i](x)
+            convolved = propagate(_product(x, convolution)) + bias
+            if self.residual:
+                skip = self.skips[i]
+                kept = _product(x, skip) if isinstance(skip, nn.Linear) else x
+                convolved = convolved + kept
             x = convolved if i == last else torch.relu(convolved)
         return x
 
@@ -232,7 +230,7 @@ class Propagation(nn.Module):
         self.steps = checks.positive_int("steps", steps)
         self.teleport = checks.in_range("teleport", teleport, 0.0, 1.0)
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
-        self.first = _SparseLinear(in_features, hidden, device=device, dtype=dtype)
+        self.first = nn.Linear(in_features, hidden, device=device, dtype=dtype)
         self.second = nn.Linear(hidden, out_features, device=device, dtype=dtype)
 
     def forward(
@@ -247,7 +245,8 @@ class Propagation(nn.Module):
         Returns:
             ``(n, out_features)``.
         """
-        hidden = torch.relu(self.first(_dropped(x, self.dropout, training=self.training)))
+        x = _dropped(x, self.dropout, training=self.training)
+        hidden = torch.relu(_product(x, self.first) + self.first.bias)
         start = self.second(functional.dropout(hidden, self.dropout, self.training))
         propagate = propagation(edge_index, x.shape[0], x.dtype)
         result = start
