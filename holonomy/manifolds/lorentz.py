@@ -398,7 +398,7 @@ class Lorentz(geoopt.Lorentz):
         std: float = 1.0,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
     ) -> geoopt.ManifoldTensor:
         """Points of the wrapped normal distribution: the exponential map of normal tangent vectors at the origin.
 
@@ -419,7 +419,7 @@ class Lorentz(geoopt.Lorentz):
         >>> Lorentz(-1.0).random(5, 3, std=0.1, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([5, 3])
         """
-        shape = size2shape(*size)
+        shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
         self._assert_check_shape(shape, "x")
         like = self.curvature
         tangent = torch.randn(shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)
@@ -432,7 +432,7 @@ class Lorentz(geoopt.Lorentz):
         self,
         *size: int | tuple[int, ...],
         dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
         seed: int | None = 42,
     ) -> geoopt.ManifoldTensor:
         """The origin, repeated to a shape.
@@ -451,7 +451,8 @@ class Lorentz(geoopt.Lorentz):
         """
         del seed
         like = self.curvature
-        zeros = torch.zeros(size2shape(*size), dtype=dtype or like.dtype, device=device or like.device)
+        shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
+        zeros = torch.zeros(shape, dtype=dtype or like.dtype, device=device or like.device)
         with torch.no_grad():
             return self._tensor(self.projx(zeros))
 

@@ -54,7 +54,7 @@ class LorentzPoints(nn.Module):
         *,
         std: float = 0.1,
         generator: torch.Generator | None = None,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class LorentzEmbedding(LorentzPoints):
         *,
         std: float = 0.1,
         generator: torch.Generator | None = None,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(

@@ -1,0 +1,404 @@
+r"""Hypformer: a transformer whose every layer lies in hyperbolic space (Yang et al., KDD 2024, section 4.6, figure 4).
+
+Points are ambient ``(..., d+1)``, time first. Curvatures are negative and, by default, learned: one for the input,
+one between blocks, and two inside each block (attention and feed-forward).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks, numerics
+from holonomy.layers import (
+    GCN,
+    HRC,
+    HTC,
+    ExpMapHTC,
+    HypDropout,
+    HypLayerNorm,
+    HypLinearAttention,
+    HypMLR,
+    HypPositionalEncoding,
+    HypPrototypes,
+    HypResidual,
+    HypSoftmaxAttention,
+)
+from holonomy.manifolds import Lorentz
+from holonomy.structures import PaddedGraphs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Bool, Float, Int
+
+    from holonomy.layers.kernels.softmax_attention import Similarity
+
+__all__ = ["Hypformer", "HypformerBlock"]
+
+
+class HypformerBlock(nn.Module):
+    """Position, attention, residual, LayerNorm, feed-forward, residual, LayerNorm: one block of figure 4.
+
+    Residuals are Lorentzian midpoints of two points of one manifold; the last LayerNorm moves the result to the next
+    block's curvature.
+
+    Args:
+        features: dimension of the space.
+        heads: number of attention heads, a divisor of ``features``.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if left out.
+        manifold_attention: where queries, keys and values lie; ``manifold_in`` if left out.
+        manifold_feedforward: where the hidden layer of the feed-forward lies; ``manifold_in`` if left out.
+        feedforward: dimension of that hidden layer; ``4 * features`` if left out.
+        attention: ``"linear"`` (eqs. 14-19) or ``"softmax"`` (eqs. 3-5).
+        similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
+        power: the sharpening exponent p of linear attention (eq. 19).
+        dropout: probability of dropping a space coordinate after attention and inside the feed-forward.
+        activation: of the feed-forward, a function of space parts.
+        norm_eps: added to the variance by the LayerNorms; a larger one buys a smaller Lipschitz constant.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
+    >>> block(block.manifold_in.lift(torch.zeros(5, 8))).shape
+    torch.Size([5, 9])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        manifold_attention: Lorentz | None = None,
+        manifold_feedforward: Lorentz | None = None,
+        feedforward: int | None = None,
+        attention: Literal["linear", "softmax"] = "linear",
+        similarity: Similarity = "geodesic_squared",
+        power: float = 2.0,
+        dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm_eps: float = numerics.LAYER_NORM_EPS,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.one_of("attention", attention, ("linear", "softmax"))
+        hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
+        self.manifold_in = manifold_in
+        self.manifold_attention = manifold_in if manifold_attention is None else manifold_attention
+        self.manifold_feedforward = inner = manifold_in if manifold_feedforward is None else manifold_feedforward
+        self.position = HypPositionalEncoding(features, manifold_in, device=device, dtype=dtype)
+        self.attention: HypLinearAttention | HypSoftmaxAttention
+        if attention == "linear":
+            self.attention = HypLinearAttention(
+                features,
+                heads,
+                manifold_in,
+                manifold_hidden=self.manifold_attention,
+                power=power,
+                device=device,
+                dtype=dtype,
+            )
+        else:
+            self.attention = HypSoftmaxAttention(
+                features,
+                heads,
+                manifold_in,
+                manifold_hidden=self.manifold_attention,
+                similarity=similarity,
+                device=device,
+                dtype=dtype,
+            )
+        self.drop = HypDropout(dropout, manifold_in)
+        self.residual = HypResidual(manifold_in)
+        self.norm_attention = HypLayerNorm(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
+        self.feedforward = nn.Sequential(
+            HTC(features, hidden, manifold_in, inner, device=device, dtype=dtype),
+            HRC(_ActivationDropout(activation, dropout), inner),
+            HTC(hidden, features, inner, manifold_in, device=device, dtype=dtype),
+            HypDropout(dropout, manifold_in),
+        )
+        self.norm_feedforward = HypLayerNorm(
+            features, manifold_in, manifold_out, eps=norm_eps, device=device, dtype=dtype
+        )
+
+    def forward(
+        self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None
+    ) -> Float[Tensor, "... nodes ambient"]:
+        """Apply the block.
+
+        Args:
+            x: points of ``manifold_in``, one graph ``(nodes, d+1)`` or padded ones ``(graphs, nodes, d+1)``.
+            key_padding_mask: ``(graphs, nodes)``, ``True`` where a node is padding and not to be attended to.
+
+        Returns:
+            Points of ``manifold_out``, shaped as ``x``.
+        """
+        x = self.position(x)
+        x = self.norm_attention(self.residual(x, self.drop(self.attention(x, key_padding_mask))))
+        return self.norm_feedforward(self.residual(x, self.feedforward(x)))
+
+
+class Hypformer(nn.Module):
+    r"""Hypformer, with an optional graph encoder in parallel (section 4.6, figure 4).
+
+    Node features are mapped into hyperbolic space by the exponential map at the origin, then by HTC; blocks of linear
+    (or softmax) attention follow, each layer with a curvature of its own. Beside them a graph neural network reads the
+    same features; both are mixed in the tangent space at the origin,
+
+    .. math:: z = (1 - w) \log_o(x) + w\, g, \qquad w = \text{graph\_weight},
+
+    and decoded. Train it with :class:`holonomy.optim.RiemannianAdam`; without prototypes all parameters are Euclidean
+    and any optimizer of torch will do.
+
+    Args:
+        in_features: number of features of a node.
+        hidden_features: dimension of the hyperbolic spaces, and of the graph encoder's output.
+        out_features: number of classes, or of regression targets.
+        layers: number of blocks.
+        heads: attention heads per block, a divisor of ``hidden_features``.
+        feedforward: hidden dimension of each feed-forward; ``4 * hidden_features`` if left out.
+        attention: ``"linear"``, at a cost linear in the nodes, or ``"softmax"``.
+        similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
+        power: the sharpening exponent p of linear attention (eq. 19).
+        dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
+        output_dropout: the same, on the transformer's output before it is mixed with the graph encoder's.
+        activation: a function of space parts, after the first HTC and in the feed-forwards.
+        norm_eps: added to the variance by the LayerNorms.
+        curvature: the initial curvature of every manifold.
+        learnable_curvature: whether the curvatures receive gradients.
+        transformer: ``False`` leaves the graph encoder alone, for comparison.
+        graph_encoder: any module called as ``(x, edge_index)`` that gives ``(n, hidden_features)``; ``"gcn"`` for
+            a :class:`~holonomy.layers.GCN` of two layers; ``None`` for no graph at all.
+        graph_weight: the weight w of the graph encoder.
+        decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` for hyperbolic multinomial logistic regression,
+            or ``"prototypes"``: one learned point a class.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size, probability, weight or choice is none of the allowed, or if both branches are left out.
+
+    A model that learns to tell the two ends of a path apart:
+
+    >>> from holonomy.optim import RiemannianAdam
+    >>> _ = torch.manual_seed(0)
+    >>> path = torch.stack([torch.arange(9), torch.arange(1, 10)])
+    >>> edge_index = torch.cat([path, path.flip(0)], dim=1)  # both directions, as in PyTorch Geometric
+    >>> x, y = torch.randn(10, 4), (torch.arange(10) >= 5).long()
+    >>> model = Hypformer(4, 8, 2, layers=1)
+    >>> optimizer = RiemannianAdam(model.parameters(), lr=0.02)
+    >>> for _ in range(60):
+    ...     optimizer.zero_grad()
+    ...     loss = nn.functional.cross_entropy(model(x, edge_index), y)
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> bool((model(x, edge_index).argmax(-1) == y).all())
+    True
+    >>> sorted(model.curvatures())
+    ['block0', 'block0.attention', 'block0.feedforward', 'input', 'output']
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        *,
+        layers: int = 2,
+        heads: int = 1,
+        feedforward: int | None = None,
+        attention: Literal["linear", "softmax"] = "linear",
+        similarity: Similarity = "geodesic_squared",
+        power: float = 2.0,
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm_eps: float = numerics.LAYER_NORM_EPS,
+        curvature: float = -1.0,
+        learnable_curvature: bool = True,
+        transformer: bool = True,
+        graph_encoder: nn.Module | Literal["gcn"] | None = "gcn",
+        graph_weight: float = 0.5,
+        decoder: Literal["linear", "mlr", "prototypes"] = "linear",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = checks.positive_int("in_features", in_features)
+        checks.positive_int("hidden_features", hidden_features)
+        checks.positive_int("out_features", out_features)
+        checks.positive_int("layers", layers)
+        checks.in_range("output_dropout", output_dropout, 0.0, 1.0)
+        checks.one_of("decoder", decoder, ("linear", "mlr", "prototypes"))
+        if isinstance(graph_encoder, str):
+            checks.one_of("graph_encoder", graph_encoder, ("gcn",))
+            graph_encoder = GCN(
+                in_features, hidden_features, hidden_features, dropout=dropout, device=device, dtype=dtype
+            )
+        if graph_encoder is None and not transformer:
+            raise ValueError("graph_encoder must be a module or 'gcn' when transformer is False, got None.")
+        self.graph_weight = checks.in_range("graph_weight", graph_weight, 0.0, 1.0)
+        self.graph_encoder = graph_encoder
+
+        def manifold(*, used: bool = True) -> Lorentz:
+            return Lorentz(curvature, learnable=learnable_curvature and used, device=device, dtype=dtype)
+
+        # With neither a transformer nor a hyperbolic decoder nothing would move this curvature.
+        self.manifold_out = manifold(used=transformer or decoder != "linear")
+        self.encoder: _Encoder | None = None
+        if transformer:
+            between = [manifold() for _ in range(layers)] + [self.manifold_out]
+            blocks = [
+                HypformerBlock(
+                    hidden_features,
+                    heads,
+                    before,
+                    after,
+                    manifold_attention=manifold(),
+                    manifold_feedforward=manifold(),
+                    feedforward=feedforward,
+                    attention=attention,
+                    similarity=similarity,
+                    power=power,
+                    dropout=dropout,
+                    activation=activation,
+                    norm_eps=norm_eps,
+                    device=device,
+                    dtype=dtype,
+                )
+                for before, after in itertools.pairwise(between)
+            ]
+            embedding = ExpMapHTC(in_features, hidden_features, manifold(), between[0], device=device, dtype=dtype)
+            refine = HRC(_ActivationDropout(activation, dropout), between[0])
+            self.encoder = _Encoder(embedding, refine, blocks, HypDropout(output_dropout, self.manifold_out))
+        self.decoder: nn.Linear | HypMLR | HypPrototypes
+        if decoder == "linear":
+            self.decoder = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
+        else:
+            classifier = HypMLR if decoder == "mlr" else HypPrototypes
+            self.decoder = classifier(hidden_features, out_features, self.manifold_out, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Int[Tensor, "2 edges"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+    ) -> Float[Tensor, "rows out"]:
+        """Scores of every node, or of every graph where ``batch`` is given.
+
+        Args:
+            x: node features ``(n, in_features)``, dense or sparse (CSR or COO: multiplied sparsely, with the same result).
+            edge_index: ``(2, m)``, each edge in both directions; read by the graph encoder only.
+            batch: the graph of each node ``(n,)``, numbered from zero: nodes attend within their graph, and each
+                graph is decoded at the Lorentzian centroid of its nodes.
+
+        Returns:
+            ``(n, out_features)``, or ``(graphs, out_features)`` with ``batch``.
+
+        Raises:
+            ValueError: if there is a graph encoder and no ``edge_index``, or if ``x`` has another number of features.
+        """
+        mixed = self._mix(x, edge_index, batch)
+        if batch is not None:
+            graphs = PaddedGraphs.of(self._points(mixed), batch)
+            pooled = self.manifold_out.centroid(graphs.values, (~graphs.padding).to(mixed.dtype))
+            mixed = self.manifold_out.space(self.manifold_out.logmap0(pooled))
+        return self.decoder(mixed) if isinstance(self.decoder, nn.Linear) else self.decoder(self._points(mixed))
+
+    def embed(
+        self,
+        x: Tensor,
+        edge_index: Int[Tensor, "2 edges"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+    ) -> Float[Tensor, "nodes ambient"]:
+        """What the decoder reads of each node, as points of ``manifold_out``.
+
+        Args:
+            x: as in :meth:`forward`.
+            edge_index: as in :meth:`forward`.
+            batch: as in :meth:`forward`; nodes attend within their graph.
+
+        Returns:
+            Points ``(n, hidden_features + 1)``.
+
+        >>> model = Hypformer(3, 4, 2, graph_encoder=None)
+        >>> model.embed(torch.zeros(5, 3)).shape
+        torch.Size([5, 5])
+        """
+        return self._points(self._mix(x, edge_index, batch))
+
+    def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
+        """The curvature of every manifold, by where it lies.
+
+        Returns:
+            ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
+            ``"block0.feedforward"``, ..., then ``"output"``.
+        """
+        named: dict[str, Lorentz] = {}
+        if self.encoder is not None:
+            named["input"] = self.encoder.embedding.manifold_in
+            for index, module in enumerate(self.encoder.blocks):
+                block = cast("HypformerBlock", module)
+                named[f"block{index}"] = block.manifold_in
+                named[f"block{index}.attention"] = block.manifold_attention
+                named[f"block{index}.feedforward"] = block.manifold_feedforward
+        named["output"] = self.manifold_out
+        return {name: manifold.curvature for name, manifold in named.items()}
+
+    def _points(self, tangent: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+        return self.manifold_out.expmap0(nn.functional.pad(tangent, (1, 0)))
+
+    def _mix(self, x: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Float[Tensor, "nodes dim"]:
+        """Both branches in the tangent space at the origin."""
+        checks.last_axis("x", x, self.in_features, "in_features")
+        branches: list[Tensor] = []
+        if self.encoder is not None:
+            branches.append(self.manifold_out.space(self.manifold_out.logmap0(self.encoder(x, batch))))
+        if self.graph_encoder is not None:
+            if edge_index is None:
+                raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
+            branches.append(self.graph_encoder(x, edge_index))
+        return branches[0] if len(branches) == 1 else torch.lerp(*branches, self.graph_weight)
+
+
+class _Encoder(nn.Module):
+    """The transformer branch: raw features in, points of the last manifold out."""
+
+    def __init__(self, embedding: ExpMapHTC, refine: HRC, blocks: list[HypformerBlock], drop: HypDropout) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.refine = refine
+        self.blocks = nn.ModuleList(blocks)
+        self.drop = drop
+
+    def forward(self, x: Tensor, batch: Tensor | None) -> Tensor:
+        points = self.refine(self.embedding(x))
+        if batch is None:
+            for block in self.blocks:
+                points = block(points)
+            return self.drop(points)
+        graphs = PaddedGraphs.of(points, batch)
+        points = graphs.values
+        for block in self.blocks:
+            points = block(points, graphs.padding)
+        return self.drop(graphs.rows(points))
+
+
+class _ActivationDropout(nn.Module):
+    """Two refinements in a row, merged into one as below eq. 21."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], dropout: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
+
+    def forward(self, space: Tensor) -> Tensor:
+        return self.dropout(self.activation(space))
