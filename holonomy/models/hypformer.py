@@ -295,7 +295,7 @@ class Hypformer(nn.Module):
         """Scores of every node, or of every graph where ``batch`` is given.
 
         Args:
-            x: node features ``(n, in_features)``, dense or sparse (CSR or COO: multiplied sparsely, with the same result).
+            x: node features ``(n, in_features)``; sparse ones, CSR or COO, are multiplied sparsely.
             edge_index: ``(2, m)``, each edge in both directions; read by the graph encoder only.
             batch: the graph of each node ``(n,)``, numbered from zero: nodes attend within their graph, and each
                 graph is decoded at the Lorentzian centroid of its nodes.
@@ -366,7 +366,7 @@ class Hypformer(nn.Module):
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
             branches.append(self.graph_encoder(x, edge_index))
-        return branches[0] if len(branches) == 1 else torch.lerp(*branches, self.graph_weight)
+        return branches[0] if len(branches) == 1 else torch.lerp(branches[0], branches[1], self.graph_weight)
 
 
 class _Encoder(nn.Module):

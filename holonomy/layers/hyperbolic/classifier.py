@@ -132,7 +132,7 @@ class HypPrototypes(nn.Module):
         classes: int,
         manifold: Lorentz,
         *,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
