@@ -30,6 +30,7 @@ __all__ = [
     "at_least_spacing",
     "finite",
     "hypot",
+    "is_ordinary",
     "narrow",
     "norm",
     "safe_div",
@@ -41,6 +42,7 @@ __all__ = [
     "unit_vector",
     "widen",
     "widest_rapidity",
+    "within",
 ]
 
 ADAM_EPS = 1e-8
@@ -383,3 +385,51 @@ def at_least_spacing(room: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Te
     True
     """
     return room.clamp(min=torch.finfo(dtype).eps / 4)
+
+
+def is_ordinary(stretch: Tensor, angle: Tensor, *sizes: Tensor) -> bool:
+    """Whether a formula of the hyperboloid may be evaluated in its inputs' own dtype, without :func:`widen`.
+
+    True if ``stretch <= 1/sqrt(eps)`` (rounding, which a point stretches, keeps half of the digits),
+    ``angle <= 1`` and ``sizes <= max^(1/4)`` (products of two squares are finite). False where
+    anything is ``nan``. Reads numbers back: for tensors on the CPU.
+
+    Args:
+        stretch: time coordinates of points in units of the radius of curvature.
+        angle: lengths of geodesic steps in the same units.
+        *sizes: lengths of vectors.
+
+    Returns:
+        The verdict, for all entries together.
+
+    >>> one = torch.ones(1, 1)
+    >>> is_ordinary(one, one, one), is_ordinary(one, one, one * 1e20)
+    (True, False)
+    """
+    limits = torch.finfo(stretch.dtype)
+    return (
+        float(stretch.amax()) <= limits.eps**-0.5
+        and float(angle.amax()) <= 1
+        and all(float(size.amax()) <= limits.max**0.25 for size in sizes)
+    )
+
+
+def within(x: Float[Tensor, "*batch dim"], exponent: float) -> Float[Tensor, "*batch dim"]:
+    """Rows longer than ``max ** exponent`` of their dtype scaled down to that length; others as they are.
+
+    For what is about to be squared or multiplied, where the length of so long a row is beyond the last digit of the
+    result. The factor is constant for autograd.
+
+    Args:
+        x: vectors ``(..., d)``.
+        exponent: between 0 and 1.
+
+    Returns:
+        Vectors ``(..., d)``.
+
+    >>> bool(within(torch.tensor([3e30, 4e30]), 0.25).square().sum().isfinite())
+    True
+    """
+    limit = torch.finfo(x.dtype).max ** exponent
+    length = norm(x.detach(), keepdim=True)
+    return x * torch.where(length > limit, limit / length, 1.0)

@@ -35,8 +35,9 @@ distance (eq. 5 as printed), minus the squared Lorentzian distance
 
 SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
 
-# Two rows of length max**0.45 have a product that is still far from overflow.
-_PRODUCT = 0.45
+# Rows beyond max**0.3 (rapidity 27 in float32) are drawn back to it, so that neither the products of two nor their
+# gradients overflow. Their logits are some 1e23 apart there: the softmax is a maximum anyway.
+_PRODUCT = 0.3
 
 
 def hyperbolic_softmax_attention(
