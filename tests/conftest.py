@@ -29,9 +29,7 @@ settings.load_profile("suite")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--device`` and ``--dtype``."""
     parser.addoption("--device", default="cpu", help="where the laws run: cpu, cuda, cuda:1, ...")
-    parser.addoption(
-        "--dtype", choices=sorted(DTYPES), default=None, help="the laws' only dtype (default: both)"
-    )
+    parser.addoption("--dtype", choices=sorted(DTYPES), default=None, help="the laws' only dtype (default: both)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -48,13 +48,9 @@ OPERATIONS = {
     "logmap": Operation(lambda m, x, y: m.logmap(x, y), oracle.logmap, ("x", "y"), "tangent"),
     "expmap0": Operation(lambda m, u: m.expmap0(u), oracle.expmap0, ("free",), "point"),
     "logmap0": Operation(lambda m, y: m.logmap0(y), oracle.logmap0, ("y",), "tangent"),
-    "transp": Operation(
-        lambda m, x, y, v: m.transp(x, y, v), oracle.transp, ("x", "y", "other"), "tangent"
-    ),
+    "transp": Operation(lambda m, x, y, v: m.transp(x, y, v), oracle.transp, ("x", "y", "other"), "tangent"),
     "transp0": Operation(lambda m, y, v: m.transp0(y, v), oracle.transp0, ("y", "free"), "tangent"),
-    "rescale": Operation(
-        lambda m, y: m.rescale(y, Lorentz(-4.0, dtype=y.dtype)), oracle.rescale, ("y",), "point"
-    ),
+    "rescale": Operation(lambda m, y: m.rescale(y, Lorentz(-4.0, dtype=y.dtype)), oracle.rescale, ("y",), "point"),
     "to_poincare": Operation(lambda m, y: m.to_poincare(y), oracle.to_poincare, ("y",), "ball"),
     "to_klein": Operation(lambda m, y: m.to_klein(y), oracle.to_klein, ("y",), "ball"),
 }
@@ -153,9 +149,7 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
                     assert ours[0] == 0, f"{name}: gradient in the time of {argument}, {row.label}"
                     want = [oracle.dot(weigh, column) for column in slopes[place]]
                     yield Error(f"{name}{part} d{argument}", row.label, relative(ours[1:], want))
-                (ours,) = torch.autograd.grad(
-                    flat[index], parameter, weight, retain_graph=True, allow_unused=True
-                )
+                (ours,) = torch.autograd.grad(flat[index], parameter, weight, retain_graph=True, allow_unused=True)
                 ours = torch.zeros_like(parameter) if ours is None else ours
                 terms = [w * s for w, s in zip(weigh, slopes[-1][0], strict=True)]
                 want = mpf(slope) * mp.fsum(terms)
@@ -169,9 +163,7 @@ def errors(
 ) -> Iterator[Error]:
     """Compare one function at one curvature over the grid of pairs of every dimension."""
     for dim in dims:
-        yield from compare(
-            name, kappa, list(pairs(kappa, dim, dtype, thin=thin * (dim // 8 * 3 + 1)))
-        )
+        yield from compare(name, kappa, list(pairs(kappa, dim, dtype, thin=thin * (dim // 8 * 3 + 1))))
 
 
 def matrix_rows(kappa: float, dtype: torch.dtype, dim: int) -> tuple[Tensor, Tensor]:
@@ -181,9 +173,7 @@ def matrix_rows(kappa: float, dtype: torch.dtype, dim: int) -> tuple[Tensor, Ten
     return xs[:: len(xs) // 9], torch.cat([ys[:: len(ys) // 7], xs[: len(xs) : len(xs) // 2]])
 
 
-def cdist_errors(
-    kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 3)
-) -> Iterator[Error]:
+def cdist_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 3)) -> Iterator[Error]:
     """Compare the matrix of distances, and the gradient of one weighted sum of it."""
     for dim in dims:
         manifold = Lorentz(kappa, learnable=True, dtype=dtype)
@@ -225,9 +215,7 @@ def clusters(kappa: float, dtype: torch.dtype, dim: int) -> Iterator[tuple[str, 
         yield f"{one.label} and its antipode", torch.stack([one.x, -one.x, one.y])
 
 
-def centroid_errors(
-    kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 2, 3)
-) -> Iterator[Error]:
+def centroid_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 2, 3)) -> Iterator[Error]:
     """Compare the midpoint of eq. 4 and its gradients in points, weights and curvature."""
     for dim in dims:
         generator = torch.Generator().manual_seed(dim)
@@ -246,28 +234,20 @@ def centroid_errors(
                 slopes = oracle.jacobian(oracle.centroid, arguments, exact_kappa)
                 width = output.shape[-1]
                 for part, weight in cotangents(OPERATIONS["expmap"], width, dtype).items():
-                    gradients = torch.autograd.grad(
-                        output, [x, weights, parameter], weight, retain_graph=True
-                    )
+                    gradients = torch.autograd.grad(output, [x, weights, parameter], weight, retain_graph=True)
                     weigh = oracle.exact(weight.tolist())
                     wants = [[oracle.dot(weigh, c) for c in columns] for columns in slopes]
                     # The points share one output: a gradient is judged against the largest of them.
                     flat = [value for want in wants[:-2] for value in want]
                     yield Error(f"centroid{part} dx", label, relative(gradients[0][:, 1:], flat))
-                    yield Error(
-                        f"centroid{part} dweights", label, relative(gradients[1], wants[-2])
-                    )
+                    yield Error(f"centroid{part} dweights", label, relative(gradients[1], wants[-2]))
                     terms = [w * s for w, s in zip(weigh, slopes[-1][0], strict=True)]
                     scale = abs(slope) * sqrt(oracle.dot(terms, terms))
                     want = [slope * mp.fsum(terms)]
-                    yield Error(
-                        f"centroid{part} dkappa", label, relative(gradients[2], want, scale=scale)
-                    )
+                    yield Error(f"centroid{part} dkappa", label, relative(gradients[2], want, scale=scale))
 
 
-def ball_errors(
-    name: str, kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 3)
-) -> Iterator[Error]:
+def ball_errors(name: str, kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 3)) -> Iterator[Error]:
     """Compare a chart's inverse, from the centre of the ball to a unit in the last place inside."""
     reference = {"from_poincare": oracle.from_poincare, "from_klein": oracle.from_klein}[name]
     for dim in dims:
@@ -288,9 +268,7 @@ def ball_errors(
                 yield Error(f"{name}.space", label, relative(output[index, 1:], truth[1:]))
                 slopes = oracle.jacobian(reference, [space], exact_kappa)
                 for part, weight in cotangents(OPERATIONS["expmap"], dim + 1, dtype).items():
-                    dp, dkappa = torch.autograd.grad(
-                        output[index], [ball, parameter], weight, retain_graph=True
-                    )
+                    dp, dkappa = torch.autograd.grad(output[index], [ball, parameter], weight, retain_graph=True)
                     weigh = oracle.exact(weight.tolist())
                     want = [oracle.dot(weigh, column) for column in slopes[0]]
                     yield Error(f"{name}{part} dp", label, relative(dp[index], want))

@@ -1,7 +1,7 @@
-"""The worst relative error of every manifold function and gradient, printed.
+"""The worst relative error of every manifold function and gradient: one line each, with where.
 
-``python -m tests.manifolds.accuracy_table``: one line per quantity, one column per curvature, with the row where it is worst. ``--dtype float64``
-for the other dtype, ``--thin 1`` for the whole grid (minutes), ``--only dist`` for one function.
+``python -m tests.manifolds.accuracy_table``; ``--dtype float64`` for the other dtype, ``--thin 1``
+for the whole grid (minutes), ``--only dist`` for one function.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import torch
 from tests.manifolds import accuracy
 
 
-def every_error(
-    kappa: float, dtype: torch.dtype, thin: int, only: str | None
-) -> Iterator[accuracy.Error]:
+def every_error(kappa: float, dtype: torch.dtype, thin: int, only: str | None) -> Iterator[accuracy.Error]:
     for name in accuracy.OPERATIONS:
         if only in (None, name):
             yield from accuracy.errors(name, kappa, dtype, thin=thin)

@@ -93,9 +93,7 @@ def expmap0_by_hand(u: oracle.Vector, kappa: mpf) -> list[list[oracle.Vector]]:
 
 @pytest.mark.parametrize("kappa", KAPPAS)
 @pytest.mark.parametrize(("radius", "separation", "kind"), PLACES)
-def test_differences_are_derivatives(
-    kappa: float, radius: float, separation: float, kind: str
-) -> None:
+def test_differences_are_derivatives(kappa: float, radius: float, separation: float, kind: str) -> None:
     """Central differences equal derivatives by hand to 60 digits, far out and nearly coincident."""
     with mp.workdps(400):
         kappa_ = mpf(kappa)

@@ -1,0 +1,109 @@
+"""Learned points under a learned curvature: they stay where they belong, in the order they had."""
+
+from __future__ import annotations
+
+import geoopt
+import pytest
+import torch
+from torch import Tensor
+
+from holonomy.manifolds import Lorentz, LorentzEmbedding, LorentzPoints
+from holonomy.optim import RiemannianAdam
+
+
+def defect(points: Tensor, kappa: Tensor) -> float:
+    """How far from the hyperboloid, relative to the squared time: max |<x,x> - 1/kappa| / x_t^2."""
+    wide, kappa = points.detach().double(), kappa.detach().double()
+    inner = wide[..., 1:].square().sum(-1) - wide[..., 0].square()
+    return float(((inner - 1 / kappa).abs() / wide[..., 0].square()).max())
+
+
+def stress(manifold: Lorentz, points: Tensor, wanted: Tensor) -> Tensor:
+    """A loss that moves both the points and the curvature."""
+    return (manifold.cdist(points, points) - wanted).square().mean()
+
+
+def wanted_distances(count: int) -> Tensor:
+    """The path metric of a line."""
+    index = torch.arange(count, dtype=torch.float32)
+    return (index[:, None] - index).abs()
+
+
+def test_a_thousand_steps_on_the_manifold() -> None:
+    manifold = Lorentz(-1.0, learnable=True)
+    embedding = LorentzEmbedding(8, 3, manifold)
+    optimizer = RiemannianAdam(embedding.parameters(), lr=0.1)
+    wanted, rows = wanted_distances(8), torch.arange(8)
+    first = stress(manifold, embedding(rows), wanted).item()
+    for step in range(1000):
+        optimizer.zero_grad()
+        stress(manifold, embedding(rows), wanted).backward()
+        optimizer.step()
+        if step % 50 == 49:
+            assert defect(embedding(rows), manifold.curvature) < 1e-6
+            assert defect(embedding.unit, torch.tensor([-1.0])) < 1e-6
+    assert manifold.curvature.item() != -1.0
+    assert stress(manifold, embedding(rows), wanted).item() < first / 4
+
+
+def test_geoopts_own_class_leaves_it_after_three_steps() -> None:
+    """What the pattern behind LorentzEmbedding is for: in Geoopt the points are stranded."""
+    theirs = geoopt.Lorentz(torch.tensor(1.0), learnable=True)
+    start = Lorentz(-1.0).lift(torch.randn(8, 3)).detach()
+    points = geoopt.ManifoldParameter(start, manifold=theirs)
+    optimizer = geoopt.optim.RiemannianAdam([points, theirs.k], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        theirs.dist(points[:4], points[4:]).sum().backward()
+        optimizer.step()
+    # Off the manifold, or not a number at all: Geoopt's distance is a square root of what cancels.
+    assert not defect(points, -1 / theirs.k) < 1e-3
+
+
+def test_rows_and_gradients() -> None:
+    """A lookup reads rows of the table, and only those get a gradient, repeated ones included."""
+    manifold = Lorentz(-0.25, learnable=True)
+    embedding = LorentzEmbedding(6, 2, manifold)
+    index = torch.tensor([[0, 5], [5, 2]])
+    points = embedding(index)
+    assert points.shape == (2, 2, 3)
+    assert torch.equal(points[0, 1], points[1, 0])
+    # Scaled from the unit hyperboloid by 1/sqrt|kappa| = 2.
+    torch.testing.assert_close(points, 2 * embedding.unit[index])
+    assert isinstance(embedding.unit, geoopt.ManifoldParameter)
+    manifold.dist0(points).sum().backward()
+    moved = embedding.unit.grad.abs().sum(-1) > 0
+    assert moved.tolist() == [True, False, True, False, False, True]
+    assert all(p.grad is not None for p in manifold.parameters() if p.requires_grad)
+
+
+def test_points_on_their_own() -> None:
+    manifold = Lorentz(-4.0, learnable=True)
+    points = LorentzPoints(5, 3, manifold)
+    assert points().shape == (5, 4)
+    torch.testing.assert_close(points(), points.unit / 2)
+    assert defect(points(), manifold.curvature) < 1e-6
+    assert manifold.dist0(points()).min() > 0
+
+
+@pytest.mark.parametrize("rate", [1e-2, 10.0])
+def test_a_step_on_kappa_keeps_the_order_of_distances(rate: float) -> None:
+    manifold = Lorentz(-1.0, learnable=True, dtype=torch.float64)
+    embedding = LorentzEmbedding(12, 3, manifold).double()
+    rows = torch.arange(12)
+
+    def distances() -> Tensor:
+        points, pairs = embedding(rows), torch.triu_indices(12, 12, 1)
+        return manifold.cdist(points, points)[pairs[0], pairs[1]]
+
+    before, kappa = distances().detach(), manifold.curvature.item()
+    curvatures = [p for p in manifold.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(curvatures, lr=rate)
+    distances().sum().backward()
+    optimizer.step()
+    after = distances().detach()
+    assert manifold.curvature.item() != kappa
+    # Every distance moved, all by the one factor sqrt(kappa / kappa').
+    factor = (kappa / manifold.curvature.item()) ** 0.5
+    torch.testing.assert_close(after, before * factor, rtol=1e-12, atol=0)
+    assert torch.equal(after.argsort(), before.argsort())
