@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import geoopt
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from holonomy import checks, numerics
+from holonomy.manifolds import Lorentz
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ __all__ = ["RiemannianAdam"]
 
 # Elements of one block on the CPU: its few working copies stay in cache, and a block of this size
 # hides the cost of dispatching some sixty operations. Elsewhere launches cost more than bandwidth.
-_BLOCK_ELEMENTS = 2**17
+_BLOCK_ELEMENTS = 2**18
 _DEVICE_BLOCK_ELEMENTS = 2**26
 
 # Devices on which torch has a fused Adam since 2.6.
@@ -44,16 +45,16 @@ _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 # Options of torch's Adam that Geoopt's constructor takes and then ignores.
 _NOT_OFFERED = ("maximize", "capturable", "differentiable", "decoupled_weight_decay")
 
-_Entry = tuple[Tensor, dict[str, Any]]
+# A parameter, its gradient and its state.
+_Entry = tuple[Tensor, Tensor, dict[str, Any]]
 
 
 class _Rule(NamedTuple):
-    """Adam's constants at one step: ``rate`` and ``scale2`` have the bias corrections in them."""
+    """Adam's constants at one step, ``rate`` and ``eps`` with the bias corrections in them."""
 
     rate: float | Tensor
     beta1: float
     beta2: float
-    scale2: float
     eps: float
     decay: float
 
@@ -66,7 +67,7 @@ class _Rows(NamedTuple):
     grad: Tensor
     second: Tensor
     largest: Tensor | None
-    k: Tensor
+    radius: Tensor
 
 
 def _dot(a: Float[Tensor, "rows d"], b: Float[Tensor, "rows d"]) -> Float[Tensor, "rows 1"]:
@@ -77,55 +78,59 @@ def _length(x: Float[Tensor, "rows d"]) -> Float[Tensor, "rows 1"]:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
-def _plain_step(rows: _Rows, rule: _Rule) -> bool:
+def _plain_step(rows: _Rows, rule: _Rule, scratch: Float[Tensor, "2 most d"]) -> bool:
     """One step in the rows' own dtype and memory, for points and gradients of ordinary size.
 
     Returns False, with nothing changed, if a row is too far out or too long for squares and
-    rounding in this dtype: :func:`_careful_step` is the same formula without that limit.
+    rounding in this dtype: :func:`_careful_step` is the same formula without that limit. Fresh
+    memory of this size would cost more than the arithmetic, hence the scratch.
     """
-    x, m, g, second, largest, k = rows
-    beta1, root_k = rule.beta1, k.sqrt()
+    x, m, g, second, largest, radius = rows
+    beta1 = rule.beta1
     space, momentum = x[:, 1:], m[:, 1:]
-    time = torch.hypot(_length(space), root_k)
+    covector, product = scratch[:, : len(x)]
+    time = torch.hypot(_length(space), radius)
+    stretch = time / radius
     # The total derivative in the space chart, weight decay (of the ambient vector) included.
-    covector = torch.addcmul(g[:, 1:], space, g[:, :1] / time + 2 * rule.decay)
-    product = space * covector
-    radial = product.sum(-1, keepdim=True) / root_k
+    torch.addcmul(g[:, 1:], space, g[:, :1] / time + 2 * rule.decay, out=covector)
+    radial = torch.mul(space, covector, out=product).sum(-1, keepdim=True) / radius
     size = torch.hypot(_length(covector), radial)
     lean = torch.mul(space, momentum, out=product).sum(-1, keepdim=True) / time
     # w = beta1 (momentum as covector) + (1 - beta1) covector, and its component along x.
     w = torch.lerp(momentum, covector, 1 - beta1, out=covector)
-    w.addcmul_(space, lean / time * -beta1)
-    radial = radial * (1 - beta1) + lean * root_k / time * beta1
+    w.addcmul_(space, lean / time, value=-beta1)
+    radial = torch.lerp(lean / stretch, radial, 1 - beta1)
     length = torch.hypot(_length(w), radial)
     new_second = torch.lerp(second, size.square(), 1 - rule.beta2)
     seen = new_second if largest is None else torch.maximum(largest, new_second)
-    pace = rule.rate / (seen * rule.scale2).sqrt_().add_(rule.eps)
-    angle = pace * length / root_k
-    if not numerics.is_ordinary(time / root_k, angle, size, length):
+    pace = rule.rate / seen.sqrt().add_(rule.eps)
+    angle = pace * length / radius
+    if not numerics.is_ordinary(stretch, angle, size):
         return False
     second.copy_(new_second)
     if largest is not None:
         largest.copy_(seen)
-    cosh, sinh = torch.cosh(angle), torch.sinh(angle)
-    pace = pace * numerics.safe_div(sinh, angle)
-    turn = (cosh * radial - sinh * length) / root_k
+    sinh = torch.sinh(angle)
+    square = sinh.square()
+    cosh = (1 + square).sqrt_()
+    pace *= numerics.safe_div(sinh, angle)
+    # cosh - 1 without cancellation: what a short step adds to x keeps its digits.
+    along = square / (1 + cosh) - pace * radial / radius
+    turn = (cosh * radial - sinh * length) / radius
     torch.mul(w, cosh, out=momentum).addcmul_(space, turn)
     torch.mul(turn, time, out=m[:, :1])
-    # cosh - 1 as a square and one addition to x: small steps keep their digits.
-    along = 2 * torch.sinh(angle / 2).square() - pace * radial / root_k
-    space.add_(w.mul_(-pace).addcmul_(space, along))
-    torch.hypot(_length(space), root_k, out=x[:, :1])
+    space.addcmul_(space, along).addcmul_(w, pace, value=-1)
+    torch.hypot(_length(space), radius, out=x[:, :1])
     return True
 
 
 def _careful_step(rows: _Rows, rule: _Rule) -> None:
     """The step of :func:`_plain_step` in float64, finite for whatever finite numbers come in."""
     dtype = rows.point.dtype
-    x, m, g, k = (numerics.widen(t) for t in (rows.point, rows.momentum, rows.grad, rows.k))
-    space, root_k = x[:, 1:], k.sqrt()
-    time = numerics.hypot(numerics.norm(space, keepdim=True), root_k)
-    e, stretch = space / time, time / root_k
+    x, m, g, radius = map(numerics.widen, (rows.point, rows.momentum, rows.grad, rows.radius))
+    space = x[:, 1:]
+    time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
+    e, stretch = space / time, time / radius
     g = numerics.finite(g)
     covector = numerics.finite(g[:, 1:] + g[:, :1] * e + 2 * rule.decay * space)
     pull = numerics.finite(_dot(e, covector))
@@ -141,47 +146,36 @@ def _careful_step(rows: _Rows, rule: _Rule) -> None:
     w = (1 - rule.beta1) * covector + rule.beta1 * (m[:, 1:] - lean * e)
     radial = (1 - rule.beta1) * radial + rule.beta1 * lean / stretch
     length = numerics.hypot(numerics.norm(w, keepdim=True), radial)
-    # The new point is (cosh - p sinh) x - root_k sinh q, a unit vector of the momentum (p, q).
+    # The new point is (cosh - p sinh) x - radius sinh q, a unit vector of the momentum (p, q).
     p, q = numerics.safe_div(radial, length), numerics.safe_div(w, length)
     pace = numerics.safe_div(
-        torch.as_tensor(rule.rate, dtype=k.dtype, device=k.device),
-        (numerics.widen(seen) * rule.scale2).sqrt() + rule.eps,
+        torch.as_tensor(rule.rate, dtype=x.dtype, device=x.device),
+        numerics.widen(seen).sqrt() + rule.eps,
     )
-    room = numerics.widest_rapidity(k.dtype) - time.log()
+    room = numerics.widest_rapidity(x.dtype) - time.log()
     room = room.clamp(min=1.0, max=numerics.widest_rapidity(dtype))
-    angle = torch.minimum(numerics.finite(pace * length / root_k), room)
+    angle = torch.minimum(numerics.finite(pace * length / radius), room)
     cosh, sinh = torch.cosh(angle), torch.sinh(angle)
     along = 2 * torch.sinh(angle / 2).square() - p * sinh
-    new_space = numerics.shrink(space + along * space - root_k * sinh * q, dtype)
-    new_time = numerics.hypot(numerics.norm(new_space, keepdim=True), root_k)
-    flow = numerics.finite(cosh * q + (p * cosh - sinh) / root_k * space)
-    limit = numerics.safe_div(k.new_tensor(torch.finfo(dtype).max / 4), numerics.norm(flow, keepdim=True))
+    new_space = numerics.shrink(space + along * space - radius * sinh * q, dtype)
+    new_time = numerics.hypot(numerics.norm(new_space, keepdim=True), radius)
+    flow = numerics.finite(cosh * q + (p * cosh - sinh) / radius * space)
+    limit = numerics.safe_div(x.new_tensor(torch.finfo(dtype).max / 4), numerics.norm(flow, keepdim=True))
     new_momentum = flow * torch.minimum(length, limit)
     rows.point.copy_(numerics.narrow(torch.cat((new_time, new_space), dim=-1), dtype))
     slope = _dot(new_space / new_time, new_momentum)
     rows.momentum.copy_(numerics.narrow(torch.cat((slope, new_momentum), dim=-1), dtype))
 
 
-def _advance(rows: _Rows, rule: _Rule) -> None:
-    # Whether rows are ordinary is read back from the tensors: free on the CPU, a stall elsewhere.
-    plain = rows.point.device.type == "cpu" and rows.point.dtype in {torch.float32, torch.float64}
-    if not (plain and _plain_step(rows, rule)):
-        _careful_step(rows, rule)
-
-
-def _blocks(tables: list[_Rows]) -> Iterator[list[_Rows]]:
+def _blocks(tables: list[_Rows], most: int) -> Iterator[list[_Rows]]:
     """Tables of one width, dtype and device: long ones in slices, short ones in stacks."""
-    device, width = tables[0].point.device, tables[0].point.shape[1]
-    limit = _BLOCK_ELEMENTS if device.type == "cpu" else _DEVICE_BLOCK_ELEMENTS
-    most = max(1, limit // width)
     stack: list[_Rows] = []
     height = 0
     for table in tables:
-        count = len(table.point)
+        count = table.point.shape[0]
         if count > most // 2:
             for start in range(0, count, most):
-                cut = slice(start, start + most)
-                yield [_Rows(*(t if t is None else t[cut] for t in table[:-1]), table.k)]
+                yield [_cut(table, slice(start, start + most))]
             continue
         if height + count > most:
             yield stack
@@ -192,36 +186,65 @@ def _blocks(tables: list[_Rows]) -> Iterator[list[_Rows]]:
         yield stack
 
 
+def _cut(table: _Rows, cut: slice) -> _Rows:
+    largest = None if table.largest is None else table.largest[cut]
+    return _Rows(*(t[cut] for t in table[:4]), largest=largest, radius=table.radius)
+
+
+def _stacked(block: list[_Rows]) -> _Rows:
+    points, momenta, grads, seconds, largest, radii = zip(*block, strict=True)
+    radius = radii[0]
+    if any(other is not radius for other in radii):
+        radius = torch.cat([r.expand(len(x), 1) for r, x in zip(radii, points, strict=True)])
+    return _Rows(
+        point=torch.cat(points),
+        momentum=torch.cat(momenta),
+        grad=torch.cat(grads),
+        second=torch.cat(seconds),
+        largest=None if largest[0] is None else torch.cat(largest),
+        radius=radius,
+    )
+
+
+def _unstack(rows: _Rows, block: list[_Rows]) -> None:
+    start = 0
+    for table in block:
+        part = _cut(rows, slice(start, start + table.point.shape[0]))
+        start += table.point.shape[0]
+        table.point.copy_(part.point)
+        table.momentum.copy_(part.momentum)
+        table.second.copy_(part.second)
+        if table.largest is not None and part.largest is not None:
+            table.largest.copy_(part.largest)
+
+
 def _step_tables(tables: list[_Rows], rule: _Rule) -> None:
-    for block in _blocks(tables):
-        if len(block) == 1:
-            _advance(block[0], rule)
-            continue
-        counts = [len(table.point) for table in block]
-        points, momenta, grads, seconds, largest, ks = map(list, zip(*block, strict=True))
-        stacked = _Rows(
-            point=torch.cat(points),
-            momentum=torch.cat(momenta),
-            grad=torch.cat(grads),
-            second=torch.cat(seconds),
-            largest=None if largest[0] is None else torch.cat(largest),
-            k=torch.cat([k.expand(n, 1) for k, n in zip(ks, counts, strict=True)]),
-        )
-        _advance(stacked, rule)
-        torch._foreach_copy_(points, stacked.point.split(counts))
-        torch._foreach_copy_(momenta, stacked.momentum.split(counts))
-        torch._foreach_copy_(seconds, stacked.second.split(counts))
-        if stacked.largest is not None:
-            torch._foreach_copy_(largest, stacked.largest.split(counts))
+    point = tables[0].point
+    on_cpu = point.device.type == "cpu"
+    most = max(1, (_BLOCK_ELEMENTS if on_cpu else _DEVICE_BLOCK_ELEMENTS) // point.shape[1])
+    scratch = None
+    # Whether rows are ordinary is read back from the tensors: free on the CPU, a stall elsewhere.
+    if on_cpu and point.dtype in {torch.float32, torch.float64}:
+        height = min(most, sum(table.point.shape[0] for table in tables))
+        scratch = point.new_empty(2, height, point.shape[1] - 1)
+    for block in _blocks(tables, most):
+        rows = block[0] if len(block) == 1 else _stacked(block)
+        if scratch is None or not _plain_step(rows, rule, scratch):
+            _careful_step(rows, rule)
+        if len(block) > 1:
+            _unstack(rows, block)
 
 
 def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> None:
-    """torch's Adam on lists of tensors that share device, dtype and step count."""
+    """Torch's Adam on lists of tensors that share device, dtype and step count."""
     device = entries[0][0].device
-    names = ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
-    lists = [[p for p, _ in entries], [_grad(p) for p, _ in entries]]
-    lists += [[state[name] for _, state in entries] for name in names]
-    lists += [[]] * (5 - len(lists))
+    lists = [
+        [parameter for parameter, _, _ in entries],
+        [grad for _, grad, _ in entries],
+        [state["exp_avg"] for _, _, state in entries],
+        [state["exp_avg_sq"] for _, _, state in entries],
+        [state["max_exp_avg_sq"] for _, _, state in entries] if group["amsgrad"] else [],
+    ]
     beta1, beta2 = map(float, group["betas"])
     options: dict[str, Any] = {
         "amsgrad": group["amsgrad"],
@@ -233,28 +256,28 @@ def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> 
     }
     # The fused kernel walks through memory: every tensor of a parameter in the same order.
     if device.type in _FUSED_DEVICES and all(t.is_contiguous() for part in lists for t in part):
+        # Called past torch.optim.adam.adam, which counts every parameter's steps in a tensor.
+        kernel: Callable[..., None] = torch._fused_adam_  # pyright: ignore
         count = torch.full((), float(step), dtype=torch.float32, device=device)
-        rate = _rate(group["lr"], device)
-        torch._fused_adam_(*lists, [count] * len(entries), lr=rate, **options)
+        kernel(*lists, [count] * len(entries), lr=_rate(group["lr"], device), **options)
     else:
-        before = torch.full((len(entries),), step - 1.0, dtype=torch.float32).unbind()
-        adam(*lists, list(before), foreach=True, lr=float(group["lr"]), **options)
+        before = list(torch.full((len(entries),), step - 1.0, dtype=torch.float32).unbind())
+        call: Callable[..., None] = adam
+        call(*lists, before, foreach=True, lr=float(group["lr"]), **options)
 
 
-def _step_generic(
-    parameter: Tensor, state: dict[str, Any], manifold: geoopt.Manifold, rule: _Rule
-) -> None:
+def _step_generic(entry: _Entry, manifold: geoopt.Manifold, rule: _Rule) -> None:
     """Geoopt's step through the manifold's own methods."""
+    parameter, grad, state = entry
     exp_avg, second = state["exp_avg"], state["exp_avg_sq"]
     # A copy in any case: Geoopt's egrad2rgrad may write into its argument.
-    grad = torch.add(_grad(parameter), parameter, alpha=rule.decay)
-    grad = manifold.egrad2rgrad(parameter, grad)
+    grad = manifold.egrad2rgrad(parameter, torch.add(grad, parameter, alpha=rule.decay))
     exp_avg.mul_(rule.beta1).add_(grad, alpha=1 - rule.beta1)
     square = manifold.component_inner(parameter, grad)
     second.mul_(rule.beta2).add_(square, alpha=1 - rule.beta2)
     if "max_exp_avg_sq" in state:
         second = torch.maximum(state["max_exp_avg_sq"], second, out=state["max_exp_avg_sq"])
-    direction = exp_avg / (second * rule.scale2).sqrt_().add_(rule.eps)
+    direction = exp_avg / second.sqrt().add_(rule.eps)
     point, momentum = manifold.retr_transp(parameter, -rule.rate * direction, exp_avg)
     parameter.copy_(point)
     exp_avg.copy_(momentum)
@@ -262,12 +285,13 @@ def _step_generic(
 
 def _rule(group: dict[str, Any], step: int, device: torch.device) -> _Rule:
     beta1, beta2 = map(float, group["betas"])
+    # (m / c1) / (sqrt(v / c2) + eps) = (m sqrt(c2) / c1) / (sqrt(v) + eps sqrt(c2))
+    correction1, root2 = 1 - beta1**step, math.sqrt(1 - beta2**step)
     return _Rule(
-        rate=_rate(group["lr"], device) / (1 - beta1**step),
+        rate=_rate(group["lr"], device) * (root2 / correction1),
         beta1=beta1,
         beta2=beta2,
-        scale2=1 / (1 - beta2**step),
-        eps=group["eps"],
+        eps=group["eps"] * root2,
         decay=group["weight_decay"],
     )
 
@@ -279,13 +303,6 @@ def _rate(lr: float | Tensor, device: torch.device) -> float | Tensor:
     return float(lr)
 
 
-def _grad(parameter: Tensor) -> Tensor:
-    """The gradient of a parameter that has one."""
-    grad = parameter.grad
-    assert grad is not None
-    return grad
-
-
 def _manifold(parameter: Tensor) -> geoopt.Manifold | None:
     """The manifold of a parameter; None where it is Euclidean."""
     if not isinstance(parameter, geoopt.ManifoldTensor):
@@ -294,20 +311,47 @@ def _manifold(parameter: Tensor) -> geoopt.Manifold | None:
     return None if type(manifold) is geoopt.Euclidean else manifold
 
 
-def _is_table(manifold: geoopt.Manifold | None) -> bool:
-    return isinstance(manifold, geoopt.Lorentz) and manifold.k.numel() == 1
+def _is_hyperboloid(manifold: geoopt.Manifold | None) -> TypeGuard[geoopt.Lorentz]:
+    # Geoopt's k may hold one number a row, which its own methods understand in some shapes only.
+    return isinstance(manifold, Lorentz) or (
+        isinstance(manifold, geoopt.Lorentz) and cast("Tensor", manifold.k).numel() == 1
+    )
 
 
-def _rows(table: Tensor, point: Tensor, state: dict[str, Any], k: Tensor) -> _Rows:
-    width = table.shape[-1]
+def _radius(manifold: geoopt.Lorentz, like: Tensor) -> Float[Tensor, "1 1"]:
+    """The radius of curvature; ours is computed in the dtype of the points, where Geoopt's k ends."""
+    if isinstance(manifold, Lorentz):
+        radius = manifold.curvature.to(like).neg().rsqrt()
+    else:
+        radius = cast("Tensor", manifold.k).to(like).sqrt()
+    return radius.reshape(1, 1)
+
+
+def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
+    """Zero moments; on the hyperboloid the second ones are one number a row, seen in full shape."""
+    state.setdefault("step", 0)
+    of_rows = _is_hyperboloid(_manifold(parameter))
+    for name in ("exp_avg", *(_SECOND_MOMENTS if amsgrad else _SECOND_MOMENTS[:1])):
+        if name in state:
+            continue
+        if of_rows:
+            width = parameter.shape[-1] if name == "exp_avg" else 1
+            zeros = parameter.detach().new_zeros((*parameter.shape[:-1], width))
+            state[name] = zeros.expand(parameter.shape)
+        else:
+            state[name] = torch.zeros_like(parameter)
+
+
+def _rows(entry: _Entry, point: Tensor, radius: Tensor) -> _Rows:
+    _, grad, state = entry
     largest = state.get("max_exp_avg_sq")
     return _Rows(
         point=point,
-        momentum=state["exp_avg"].view(-1, width),
-        grad=_grad(table).reshape(-1, width),
+        momentum=state["exp_avg"].view(point.shape),
+        grad=grad.reshape(point.shape),
         second=state["exp_avg_sq"][..., :1].view(-1, 1),
         largest=None if largest is None else largest[..., :1].view(-1, 1),
-        k=k.detach().reshape(1, 1).to(point),
+        radius=radius,
     )
 
 
@@ -435,53 +479,43 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         return loss
 
     def _step_group(self, group: dict[str, Any]) -> None:
+        every, wanted = group["stabilize"], 4 if group["amsgrad"] else 3
         euclidean: defaultdict[Any, list[_Entry]] = defaultdict(list)
         tables: defaultdict[Any, list[_Rows]] = defaultdict(list)
-        elsewhere: list[tuple[Tensor, Tensor]] = []
+        radii: dict[Any, Tensor] = {}
+        copies: list[tuple[Tensor, Tensor]] = []
         due = False
         for parameter in group["params"]:
-            if parameter.grad is None:
+            grad = parameter.grad
+            if grad is None:
                 continue
-            manifold = _manifold(parameter)
-            state = self._advanced_state(parameter, table=_is_table(manifold), amsgrad=group["amsgrad"])
-            step = state["step"]
-            due = due or (group["stabilize"] is not None and step % group["stabilize"] == 0)
-            device = parameter.device
+            state = self.state[parameter]
+            if len(state) < wanted:
+                _start(parameter, state, amsgrad=group["amsgrad"])
+            step = state["step"] = state["step"] + 1
+            due = due or (every is not None and step % every == 0)
+            entry, manifold = (parameter, grad, state), _manifold(parameter)
+            key = parameter.device, parameter.dtype, step
             if manifold is None:
-                euclidean[device, parameter.dtype, step].append((parameter, state))
-            elif _is_table(manifold):
+                euclidean[key].append(entry)
+            elif _is_hyperboloid(manifold):
                 width = parameter.shape[-1]
                 point = parameter.detach().reshape(-1, width)
-                tables[device, parameter.dtype, step, width].append(
-                    _rows(parameter, point, state, manifold.k)
-                )
+                if (manifold, *key) not in radii:
+                    radii[manifold, *key] = _radius(manifold, point)
+                tables[*key, width].append(_rows(entry, point, radii[manifold, *key]))
                 if point.data_ptr() != parameter.data_ptr():
-                    elsewhere.append((parameter, point))
+                    copies.append((parameter, point))
             else:
-                _step_generic(parameter, state, manifold, _rule(group, step, device))
+                _step_generic(entry, manifold, _rule(group, step, parameter.device))
         for (_, _, step), entries in euclidean.items():
             _step_euclidean(entries, group, step)
         for (device, _, step, _), rows in tables.items():
             _step_tables(rows, _rule(group, step, device))
-        for parameter, point in elsewhere:
-            parameter.copy_(point.view_as(parameter))
+        for parameter, point in copies:
+            parameter.copy_(point.view(parameter.shape))
         if due:
             self.stabilize_group(group)
-
-    def _advanced_state(self, parameter: Tensor, *, table: bool, amsgrad: bool) -> dict[str, Any]:
-        state = self.state[parameter]
-        state.setdefault("step", 0)
-        state["step"] += 1
-        for name in ("exp_avg", *(_SECOND_MOMENTS if amsgrad else _SECOND_MOMENTS[:1])):
-            if name in state:
-                continue
-            if table:
-                shape = (*parameter.shape[:-1], parameter.shape[-1] if name == "exp_avg" else 1)
-                zeros = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
-                state[name] = zeros.expand(parameter.shape)
-            else:
-                state[name] = torch.zeros_like(parameter)
-        return state
 
     @torch.no_grad()
     def stabilize_group(self, group: dict[str, Any]) -> None:
@@ -497,10 +531,10 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             if manifold is None or not state:
                 continue
             exp_avg = state["exp_avg"]
-            if _is_table(manifold):
+            if _is_hyperboloid(manifold):
                 space, momentum = numerics.widen(parameter[..., 1:]), numerics.widen(exp_avg[..., 1:])
-                root_k = manifold.k.detach().to(space).sqrt()
-                time = numerics.hypot(numerics.norm(space, keepdim=True), root_k)
+                radius = _radius(manifold, space).view(1)
+                time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
                 parameter[..., :1] = numerics.narrow(time, parameter.dtype)
                 exp_avg[..., :1] = numerics.narrow(_dot(space / time, momentum), parameter.dtype)
             else:
@@ -516,7 +550,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                     continue
                 # torch makes a float32 tensor of the count; beta**step needs more digits than that.
                 moments["step"] = int(moments["step"])
-                if not _is_table(_manifold(parameter)):
+                if not _is_hyperboloid(_manifold(parameter)):
                     continue
                 moments["exp_avg"] = moments["exp_avg"].contiguous()
                 for name in _SECOND_MOMENTS:
@@ -533,7 +567,6 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         result = super().state_dict()
         for index, moments in result["state"].items():
             result["state"][index] = {
-                name: value.contiguous() if name in _SECOND_MOMENTS else value
-                for name, value in moments.items()
+                name: value.contiguous() if name in _SECOND_MOMENTS else value for name, value in moments.items()
             }
         return result
