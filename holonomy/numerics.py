@@ -27,9 +27,11 @@ __all__ = [
     "LAYER_NORM_EPS",
     "Tolerance",
     "asinhc",
+    "cothc",
     "at_least_spacing",
     "finite",
     "hypot",
+    "minus_tanh",
     "is_ordinary",
     "narrow",
     "norm",
@@ -57,6 +59,7 @@ BATCH_NORM_EPS = 1e-5
 # Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
 _SINHC_SERIES_BELOW = 0.1
 _ASINHC_SERIES_BELOW = 0.02
+_TANH_SERIES_BELOW = 0.2
 
 
 class Tolerance(NamedTuple):
@@ -319,6 +322,41 @@ def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return torch.where(small, series, torch.asinh(large) / large)
 
 
+def cothc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`x \coth x`, 1 at zero.
+
+    Args:
+        x: nonnegative numbers.
+
+    Returns:
+        The product.
+
+    >>> cothc(torch.tensor(0.0)).item()
+    1.0
+    """
+    zero = x == 0
+    large = torch.where(zero, 1.0, x)
+    return torch.where(zero, 1.0, large / torch.tanh(large))
+
+
+def minus_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`x - \tanh x`; a series below 0.2, where the difference cancels.
+
+    Args:
+        x: nonnegative numbers.
+
+    Returns:
+        The difference.
+
+    >>> round(minus_tanh(torch.tensor(3e-4, dtype=torch.float64)).item() * 1e12, 6)
+    9.0
+    """
+    small = x < _TANH_SERIES_BELOW
+    s = torch.where(small, x, 0.0).square()
+    series = x * s * (1 / 3 - s * (2 / 15 - s * (17 / 315 - s * (62 / 2835 - s * (1382 / 155925 - s * 21844 / 6081075)))))
+    return torch.where(small, series, x - torch.tanh(x))
+
+
 def sqrt1pm1(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`\sqrt{1 + x^2} - 1` without cancellation at small ``x`` or overflow at large ``x``.
 
@@ -414,22 +452,21 @@ def is_ordinary(stretch: Tensor, angle: Tensor, *sizes: Tensor) -> bool:
     )
 
 
-def within(x: Float[Tensor, "*batch dim"], exponent: float) -> Float[Tensor, "*batch dim"]:
-    """Rows longer than ``max ** exponent`` of their dtype scaled down to that length; others as they are.
+def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batch dim"]:
+    """Rows longer than ``limit`` scaled down to that length; others as they are.
 
     For what is about to be squared or multiplied, where the length of so long a row is beyond the last digit of the
     result. The factor is constant for autograd.
 
     Args:
         x: vectors ``(..., d)``.
-        exponent: between 0 and 1.
+        limit: the greatest length.
 
     Returns:
         Vectors ``(..., d)``.
 
-    >>> bool(within(torch.tensor([3e30, 4e30]), 0.25).square().sum().isfinite())
+    >>> bool(within(torch.tensor([3e30, 4e30]), 1e9).square().sum().isfinite())
     True
     """
-    limit = torch.finfo(x.dtype).max ** exponent
     length = norm(x.detach(), keepdim=True)
     return x * torch.where(length > limit, limit / length, 1.0)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks, numerics
-from holonomy.layers.kernels.sparse import as_csr, csr, is_sparse, row_pointer, sparse_dropout
+from holonomy.layers.kernels.sparse import as_csr, csr, is_sparse, multiply, row_pointer, sparse_dropout
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -95,7 +95,7 @@ class _Propagate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.matrix, ctx.transpose = matrix, transpose
-        return torch.sparse.mm(matrix, x.to(matrix.dtype)).to(x.dtype)
+        return multiply(matrix, x).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
@@ -105,7 +105,7 @@ class _Propagate(torch.autograd.Function):
 
 def _product(x: Tensor, linear: nn.Module) -> Tensor:
     weight = linear.get_parameter("weight")
-    return torch.sparse.mm(x, weight.t()) if is_sparse(x) else functional.linear(x, weight)
+    return multiply(x, weight.t()) if is_sparse(x) else functional.linear(x, weight)
 
 
 def _dropped(x: Tensor, p: float, *, training: bool) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.refinement import change_curvature, rescale_space, resolve
-from holonomy.layers.kernels.sparse import as_csr, is_sparse, row_norms
+from holonomy.layers.kernels.sparse import as_csr, is_sparse, multiply, row_norms
 from holonomy.manifolds import Lorentz
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class ExpMapHTC(HTC):
         if is_sparse(x):
             matrix = as_csr(x.detach())
             length = row_norms(matrix)
-            product = torch.sparse.mm(matrix, self.weight[:, 1:].t())
+            product = multiply(matrix, self.weight[:, 1:].t())
         else:
             length = numerics.norm(x, keepdim=True)
             product = functional.linear(x, self.weight[:, 1:])

@@ -37,9 +37,6 @@ __all__ = [
     "resolve",
 ]
 
-# The variance of a row of length max**0.25 is far from overflow, and any eps far below its last digit.
-_SQUARE = 0.25
-
 
 def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None) -> tuple[Lorentz, Lorentz]:
     """The two manifolds of a layer, the second being the first where it is ``None``.
@@ -302,7 +299,8 @@ class _Bounded(nn.Module):
         self.norm = function
 
     def forward(self, space: Tensor) -> Tensor:
-        return self.norm(numerics.within(space, _SQUARE))
+        # The variance of so long a row is far from overflow, and any eps far below its last digit.
+        return self.norm(numerics.within(space, torch.finfo(space.dtype).max ** 0.25))
 
 
 class _Rows(nn.Module):
@@ -313,4 +311,5 @@ class _Rows(nn.Module):
         self.norm = function
 
     def forward(self, space: Tensor) -> Tensor:
+        # The variance of so long a row is far from overflow, and any eps far below its last digit.
         return self.norm(space.reshape(-1, space.shape[-1])).reshape(space.shape)

@@ -35,10 +35,6 @@ distance (eq. 5 as printed), minus the squared Lorentzian distance
 
 SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
 
-# Rows beyond max**0.3 (rapidity 27 in float32) are drawn back to it, so that neither the products of two nor their
-# gradients overflow. Their logits are some 1e23 apart there: the softmax is a maximum anyway.
-_PRODUCT = 0.3
-
 
 def hyperbolic_softmax_attention(
     query: Float[Tensor, "*batch query channels"],
@@ -61,9 +57,10 @@ def hyperbolic_softmax_attention(
     ====================== =============================================================
 
     The squared Lorentzian distance is :math:`2/\kappa - 2\langle q, k\rangle`, whose constant softmax does not
-    see: it runs as scaled dot-product attention with queries :math:`(-q_t, q_s)`. Its logits are differences
-    of numbers of size :math:`q_t k_t`, so that in the caller's dtype points much farther out than rapidity
-    6 (float32) lose them; the two others have no such limit. A query whose keys are all masked gets the origin.
+    see: it runs as scaled dot-product attention with queries :math:`(-q_t, q_s)`. Its logits are differences of
+    numbers of size :math:`q_t k_t`. Points with :math:`|x_s| > \epsilon^{-1/2}` (2896 in float32, rapidity 8.7 at
+    :math:`\kappa = -1`), of which rounding leaves no digit, are compared as if they lay at that radius; the two other
+    similarities have no such limit. A query whose keys are all masked gets the origin.
 
     Args:
         query: space parts ``(*batch, query, channels)``.
@@ -82,20 +79,24 @@ def hyperbolic_softmax_attention(
     tensor([[0.5000, 0.0000],
             [0.5000, 0.0000]])
     """
+    hidden = None
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
         value = value.masked_fill(mask[..., None], 0.0)
-    if similarity == "lorentz_squared" and dropout == 0.0:
-        return _scaled_dot_product(query, key, value, mask, curvature)
-    logits = similarity_logits(query, key, curvature=curvature, similarity=similarity)
-    if mask is not None:
-        # The smallest number, not -inf: a row of -inf has no softmax. Its weights are cleared below.
         hidden = mask[..., None, :]
-        logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
-        weights = logits.softmax(-1).masked_fill(hidden, 0.0)
-    else:
-        weights = logits.softmax(-1)
-    return weighted_midpoint(value, functional.dropout(weights, dropout), curvature=curvature)
+    if dropout > 0.0:
+        # The midpoint forgets a common factor: to drop a weight is to hide a key from one query.
+        weights = query.new_empty(*query.shape[:-1], key.shape[-2], dtype=torch.float32)
+        dropped = torch.rand_like(weights) < dropout
+        hidden = dropped if hidden is None else dropped | hidden
+    if similarity == "lorentz_squared":
+        return _scaled_dot_product(query, key, value, hidden, curvature)
+    logits = similarity_logits(query, key, curvature=curvature, similarity=similarity)
+    if hidden is None:
+        return weighted_midpoint(value, logits.softmax(-1), curvature=curvature)
+    # The smallest number, not -inf: a row of -inf has no softmax. Its weights are cleared afterwards.
+    weights = logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1)
+    return weighted_midpoint(value, weights.masked_fill(hidden, 0.0), curvature=curvature)
 
 
 def similarity_logits(
@@ -170,11 +171,13 @@ def _normalise(
     high = torch.where(positive, time + length, 1.0)
     # -<s,s> >= mass^2/|kappa| for points of the hyperboloid: where the difference of two large numbers
     # falls below, it is rounding, and the bound is the better value.
-    radius = mass / curvature.reshape(()).to(total.dtype).neg().sqrt()
-    bound = torch.where(positive, radius * (radius / high), 1.0)
-    low = torch.maximum(torch.where(positive, time - length, 1.0), bound)
     scale = curvature.reshape(()).to(total.dtype).neg().sqrt()
-    return torch.where(positive, space / (low.sqrt() * high.sqrt() * scale), 0.0)
+    radius = mass / scale
+    low = torch.where(positive, time - length, 1.0)
+    rounded = low * (high / 2) < radius * (radius / 2)
+    norm = torch.where(rounded, 1.0, low).sqrt() * high.sqrt()
+    norm = torch.where(rounded, torch.where(positive, radius, 1.0), norm)
+    return torch.where(positive, space / (norm * scale), 0.0)
 
 
 def _dot_product_form(
@@ -183,8 +186,8 @@ def _dot_product_form(
     curvature: Float[Tensor, "*one"],
 ) -> tuple[Float[Tensor, "*batch query ambient"], Float[Tensor, "*batch key ambient"]]:
     """``(-q_t, q_s)`` and ``(k_t, k_s)``, whose Euclidean product is the Lorentzian one of q and k."""
-    query = numerics.within(query, _PRODUCT)
-    key = numerics.within(key, _PRODUCT)
+    limit = torch.finfo(query.dtype).eps ** -0.5
+    query, key = numerics.within(query, limit), numerics.within(key, limit)
     reflected = torch.cat([-hyperboloid.time(query, curvature), query], -1)
     return reflected, hyperboloid.lift(key, curvature)
 
@@ -193,15 +196,15 @@ def _scaled_dot_product(
     query: Float[Tensor, "*batch query channels"],
     key: Float[Tensor, "*batch key channels"],
     value: Float[Tensor, "*batch key values"],
-    mask: Bool[Tensor, "*#batch key"] | None,
+    hidden: Bool[Tensor, "*#batch #query key"] | None,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch query values"]:
     reflected, point = _dot_product_form(query, key, curvature)
     attended, empty = None, None
-    if mask is not None:
-        empty = mask.all(-1, keepdim=True)[..., None]
-        # A row without a key to attend to attends to all, and is cleared afterwards.
-        attended = ~mask[..., None, :] | empty
+    if hidden is not None:
+        # A query without a key to attend to attends to all, and is cleared afterwards.
+        empty = hidden.all(-1, keepdim=True)
+        attended = ~hidden | empty
     total = functional.scaled_dot_product_attention(
         reflected,
         point,
@@ -209,9 +212,8 @@ def _scaled_dot_product(
         attn_mask=attended,
         scale=2 / math.sqrt(query.shape[-1]),
     )
+    total = numerics.widen(total)
     mass = torch.ones_like(total[..., :1])
     if empty is not None:
-        total = total.masked_fill(empty, 0.0)
-        mass = mass.masked_fill(empty, 0.0)
-    middle = _normalise(numerics.widen(total), numerics.widen(mass), curvature)
-    return numerics.narrow(middle, value.dtype)
+        total, mass = total.masked_fill(empty, 0.0), mass.masked_fill(empty, 0.0)
+    return numerics.narrow(_normalise(total, mass, curvature), value.dtype)

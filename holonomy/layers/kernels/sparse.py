@@ -18,7 +18,7 @@ from holonomy import numerics
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["as_csr", "csr", "is_sparse", "row_norms", "row_pointer", "sparse_dropout"]
+__all__ = ["as_csr", "csr", "is_sparse", "multiply", "row_norms", "row_pointer", "sparse_dropout"]
 
 
 def is_sparse(x: Tensor) -> bool:
@@ -84,6 +84,23 @@ def as_csr(x: Tensor) -> Tensor:
     x = x.coalesce()
     rows, columns = x.indices()
     return csr(row_pointer(rows, x.shape[0]), columns, x.values(), (x.shape[0], x.shape[1]))
+
+
+def multiply(matrix: Tensor, dense: Float[Tensor, "columns dim"]) -> Float[Tensor, "rows dim"]:
+    """A CSR matrix times a dense one, in the dtype of the sparse one: autocast has no sparse bfloat16 on a CPU.
+
+    Args:
+        matrix: CSR ``(rows, columns)``.
+        dense: ``(columns, d)``, in which the product is differentiable.
+
+    Returns:
+        The product ``(rows, d)``.
+
+    >>> multiply(as_csr(torch.eye(2).to_sparse()), torch.ones(2, 1)).tolist()
+    [[1.0], [1.0]]
+    """
+    with torch.autocast(matrix.device.type, enabled=False):
+        return torch.sparse.mm(matrix, dense.to(matrix.dtype))
 
 
 def row_norms(x: Tensor) -> Float[Tensor, "rows 1"]:
