@@ -34,7 +34,7 @@ __all__ = ["RiemannianAdam"]
 
 # Elements of one block on the CPU: its few working copies stay in cache, and a block of this size
 # hides the cost of dispatching some sixty operations. Elsewhere launches cost more than bandwidth.
-_BLOCK_ELEMENTS = 2**18
+_BLOCK_ELEMENTS = 2**17
 _DEVICE_BLOCK_ELEMENTS = 2**26
 
 # Devices on which torch has a fused Adam since 2.6.
@@ -86,38 +86,43 @@ def _plain_step(rows: _Rows, rule: _Rule, scratch: Float[Tensor, "2 most d"]) ->
     memory of this size would cost more than the arithmetic, hence the scratch.
     """
     x, m, g, second, largest, radius = rows
-    beta1 = rule.beta1
-    space, momentum = x[:, 1:], m[:, 1:]
-    covector, product = scratch[:, : len(x)]
+    fresh = 1 - rule.beta1
+    space, momentum, covector = x[:, 1:], m[:, 1:], g[:, 1:]
+    w, product = scratch[:, : len(x)]
     time = torch.hypot(_length(space), radius)
-    stretch = time / radius
-    # The total derivative in the space chart, weight decay (of the ambient vector) included.
-    torch.addcmul(g[:, 1:], space, g[:, :1] / time + 2 * rule.decay, out=covector)
+    # The total derivative in the space chart, weight decay (of the ambient vector) included. It is
+    # the gradient's space part itself for functions that read points by their space part.
+    if rule.decay or bool(g[:, :1].any()):
+        torch.addcmul(covector, space, g[:, :1] / time + 2 * rule.decay, out=w)
+        covector = w
     radial = torch.mul(space, covector, out=product).sum(-1, keepdim=True) / radius
     size = torch.hypot(_length(covector), radial)
     lean = torch.mul(space, momentum, out=product).sum(-1, keepdim=True) / time
-    # w = beta1 (momentum as covector) + (1 - beta1) covector, and its component along x.
-    w = torch.lerp(momentum, covector, 1 - beta1, out=covector)
-    w.addcmul_(space, lean / time, value=-beta1)
-    radial = torch.lerp(lean / stretch, radial, 1 - beta1)
+    # (1 - beta1) w = (1 - beta1) covector + beta1 (momentum, as a covector), and its part along x.
+    torch.add(covector, momentum, alpha=rule.beta1 / fresh, out=w)
+    lean = lean / time * (rule.beta1 / fresh)
+    w.addcmul_(space, lean, value=-1)
+    radial.addcmul_(lean, radius)
     length = torch.hypot(_length(w), radial)
     new_second = torch.lerp(second, size.square(), 1 - rule.beta2)
     seen = new_second if largest is None else torch.maximum(largest, new_second)
-    pace = rule.rate / seen.sqrt().add_(rule.eps)
-    angle = pace * length / radius
-    if not numerics.is_ordinary(stretch, angle, size):
+    pace = (rule.rate * fresh) / seen.sqrt().add_(rule.eps)
+    radial /= radius
+    length /= radius
+    angle = pace * length
+    if not numerics.is_ordinary(time / radius, angle, size):
         return False
     second.copy_(new_second)
     if largest is not None:
         largest.copy_(seen)
     sinh = torch.sinh(angle)
     square = sinh.square()
-    cosh = (1 + square).sqrt_()
+    cosh = (square + 1).sqrt_()
     pace *= numerics.safe_div(sinh, angle)
     # cosh - 1 without cancellation: what a short step adds to x keeps its digits.
-    along = square / (1 + cosh) - pace * radial / radius
-    turn = (cosh * radial - sinh * length) / radius
-    torch.mul(w, cosh, out=momentum).addcmul_(space, turn)
+    along = (square / (cosh + 1)).addcmul_(pace, radial, value=-1)
+    turn = radial.mul_(cosh).addcmul_(sinh, length, value=-1).mul_(fresh)
+    torch.mul(w, cosh.mul_(fresh), out=momentum).addcmul_(space, turn)
     torch.mul(turn, time, out=m[:, :1])
     space.addcmul_(space, along).addcmul_(w, pace, value=-1)
     torch.hypot(_length(space), radius, out=x[:, :1])
@@ -257,7 +262,7 @@ def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> 
     # The fused kernel walks through memory: every tensor of a parameter in the same order.
     if device.type in _FUSED_DEVICES and all(t.is_contiguous() for part in lists for t in part):
         # Called past torch.optim.adam.adam, which counts every parameter's steps in a tensor.
-        kernel: Callable[..., None] = torch._fused_adam_  # pyright: ignore
+        kernel: Callable[..., None] = torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
         count = torch.full((), float(step), dtype=torch.float32, device=device)
         kernel(*lists, [count] * len(entries), lr=_rate(group["lr"], device), **options)
     else:
