@@ -35,6 +35,7 @@ __all__ = [
     "is_ordinary",
     "narrow",
     "norm",
+    "positive",
     "safe_div",
     "saturating_cast",
     "shrink",
@@ -425,31 +426,48 @@ def at_least_spacing(room: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Te
     return room.clamp(min=torch.finfo(dtype).eps / 4)
 
 
-def is_ordinary(stretch: Tensor, angle: Tensor, *sizes: Tensor) -> bool:
-    """Whether a formula of the hyperboloid may be evaluated in its inputs' own dtype, without :func:`widen`.
+def is_ordinary(stretch: Tensor, angle: Tensor, square: Tensor) -> bool:
+    """Whether a step on the hyperboloid may be computed in its inputs' own dtype, without :func:`widen`.
 
     True if ``stretch <= 1/sqrt(eps)`` (rounding, which a point stretches, keeps half of the digits),
-    ``angle <= 1`` and ``sizes <= max^(1/4)`` (products of two squares are finite). False where
-    anything is ``nan``. Reads numbers back: for tensors on the CPU.
+    ``angle <= 1`` and ``square <= sqrt(max)`` (sums of such squares are finite). False where anything
+    is ``nan``. Reads numbers back: for tensors on the CPU.
 
     Args:
         stretch: time coordinates of points in units of the radius of curvature.
         angle: lengths of geodesic steps in the same units.
-        *sizes: lengths of vectors.
+        square: squared lengths of gradients.
 
     Returns:
         The verdict, for all entries together.
 
     >>> one = torch.ones(1, 1)
-    >>> is_ordinary(one, one, one), is_ordinary(one, one, one * 1e20)
+    >>> is_ordinary(one, one, one), is_ordinary(one, one, one * 1e30)
     (True, False)
     """
     limits = torch.finfo(stretch.dtype)
     return (
         float(stretch.amax()) <= limits.eps**-0.5
         and float(angle.amax()) <= 1
-        and all(float(size.amax()) <= limits.max**0.25 for size in sizes)
+        and float(square.amax()) <= limits.max**0.5
     )
+
+
+def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``x`` with zeros replaced by the smallest normal number: a denominator for what vanishes with it.
+
+    Without gradients in mind; :func:`safe_div` has them.
+
+    Args:
+        x: nonnegative numbers.
+
+    Returns:
+        Positive numbers.
+
+    >>> positive(torch.tensor([0.0, 2.0])).gt(0).all().item()
+    True
+    """
+    return x.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batch dim"]:
