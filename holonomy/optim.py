@@ -88,7 +88,7 @@ def _plain_step(rows: _Rows, rule: _Rule, scratch: Float[Tensor, "2 most d"]) ->
     x, m, g, second, largest, radius = rows
     fresh = 1 - rule.beta1
     space, momentum, covector = x[:, 1:], m[:, 1:], g[:, 1:]
-    w, product = scratch[:, : len(x)]
+    w, product = scratch[0, : x.shape[0]], scratch[1, : x.shape[0]]
     time = torch.hypot(_length(space), radius)
     # The total derivative in the space chart, weight decay (of the ambient vector) included. It is
     # the gradient's space part itself for functions that read points by their space part.
@@ -96,7 +96,7 @@ def _plain_step(rows: _Rows, rule: _Rule, scratch: Float[Tensor, "2 most d"]) ->
         torch.addcmul(covector, space, g[:, :1] / time + 2 * rule.decay, out=w)
         covector = w
     radial = torch.mul(space, covector, out=product).sum(-1, keepdim=True) / radius
-    size = torch.hypot(_length(covector), radial)
+    size2 = _length(covector).square_().addcmul_(radial, radial)
     lean = torch.mul(space, momentum, out=product).sum(-1, keepdim=True) / time
     # (1 - beta1) w = (1 - beta1) covector + beta1 (momentum, as a covector), and its part along x.
     torch.add(covector, momentum, alpha=rule.beta1 / fresh, out=w)
@@ -104,13 +104,12 @@ def _plain_step(rows: _Rows, rule: _Rule, scratch: Float[Tensor, "2 most d"]) ->
     w.addcmul_(space, lean, value=-1)
     radial.addcmul_(lean, radius)
     length = torch.hypot(_length(w), radial)
-    new_second = torch.lerp(second, size.square(), 1 - rule.beta2)
+    new_second = torch.lerp(second, size2, 1 - rule.beta2)
     seen = new_second if largest is None else torch.maximum(largest, new_second)
-    pace = (rule.rate * fresh) / seen.sqrt().add_(rule.eps)
     radial /= radius
     length /= radius
-    angle = pace * length
-    if not numerics.is_ordinary(time / radius, angle, size):
+    angle = (length / seen.sqrt().add_(rule.eps)).mul_(rule.rate * fresh)
+    if not numerics.is_ordinary(time / radius, angle, size2):
         return False
     second.copy_(new_second)
     if largest is not None:
@@ -118,7 +117,7 @@ def _plain_step(rows: _Rows, rule: _Rule, scratch: Float[Tensor, "2 most d"]) ->
     sinh = torch.sinh(angle)
     square = sinh.square()
     cosh = (square + 1).sqrt_()
-    pace *= numerics.safe_div(sinh, angle)
+    pace = sinh / numerics.positive(length)
     # cosh - 1 without cancellation: what a short step adds to x keeps its digits.
     along = (square / (cosh + 1)).addcmul_(pace, radial, value=-1)
     turn = radial.mul_(cosh).addcmul_(sinh, length, value=-1).mul_(fresh)
