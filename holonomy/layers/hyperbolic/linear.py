@@ -173,7 +173,9 @@ class ExpMapHTC(HTC):
         rapidity = numerics.widen(length) * root
         held = rapidity.clamp(max=numerics.widest_rapidity(length.dtype))
         time = held.cosh() / root
-        stretch = numerics.sinhc(held) * torch.where(held < rapidity, held / rapidity, 1.0)
+        beyond = rapidity > held
+        share = torch.where(beyond, held / torch.where(beyond, rapidity, 1.0), 1.0)
+        stretch = numerics.sinhc(held) * share
         return numerics.narrow(time, length.dtype), numerics.narrow(stretch, length.dtype)
 
 

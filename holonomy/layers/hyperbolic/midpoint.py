@@ -96,12 +96,14 @@ class _SquaredChord(torch.autograd.Function):
         radial = numerics.safe_div((x_norm - y_norm) * (x_norm / x_time / y_time + y_norm / x_time / y_time), slope)
         half = radial / (2 * (1 + numerics.hypot(radial, one))).sqrt()
         turn = numerics.norm(numerics.unit_vector(x, x_norm) - numerics.unit_vector(y, y_norm), keepdim=True)
-        ctx.save_for_backward(x, y, x_time, y_time)
+        ctx.save_for_backward(x, y)
         return numerics.finite((2 * half).square() + (x_norm.sqrt() * turn * y_norm.sqrt()).square())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        x, y, x_time, y_time = ctx.saved_tensors
+        # Times are made again, so that a second derivative sees them depend on x and y.
+        x, y = ctx.saved_tensors
+        x_time, y_time = (numerics.hypot(numerics.norm(z, keepdim=True), torch.ones_like(z[..., :1])) for z in (x, y))
         grad = 2 * grad_outputs[0]
         return grad * (x * (y_time / x_time) - y), grad * (y * (x_time / y_time) - x)
 

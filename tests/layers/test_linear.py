@@ -1,0 +1,173 @@
+"""HTC and its ancestors: isometries, curvature, sparse features, the far end of the dtype."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from holonomy.layers import HTC, ExpMapHTC, FullyLorentzLinear, HypPositionalEncoding, TangentLinear
+from holonomy.manifolds import Lorentz
+
+
+def boost(rapidity: float, dim: int) -> torch.Tensor:
+    """Matrix of a Lorentz boost along the first space axis."""
+    matrix = torch.eye(dim + 1, dtype=torch.float64)
+    matrix[0, 0] = matrix[1, 1] = math.cosh(rapidity)
+    matrix[0, 1] = matrix[1, 0] = math.sinh(rapidity)
+    return matrix
+
+
+def test_htc_with_identity_weight_is_the_identity():
+    m = Lorentz(-0.7)
+    layer = HTC(3, 3, m, bias=False)
+    layer.weight.data.copy_(torch.eye(4)[1:])
+    x = m.lift(torch.randn(5, 3))
+    torch.testing.assert_close(layer(x), x)
+
+
+@pytest.mark.parametrize("kappa", [-100.0, -1.0, -0.01])
+def test_htc_with_the_space_rows_of_a_boost_is_an_isometry(kappa):
+    m = Lorentz(kappa, dtype=torch.float64)
+    to = Lorentz(-0.5, dtype=torch.float64)
+    layer = HTC(3, 3, m, to, bias=False, dtype=torch.float64)
+    layer.weight.data.copy_(boost(1.3, 3)[1:])
+    x = m.lift(torch.randn(6, 3, dtype=torch.float64))
+    ratio = math.sqrt(kappa / -0.5)
+    torch.testing.assert_close(to.cdist(layer(x), layer(x)), ratio * m.cdist(x, x))
+
+
+def test_htc_starts_as_a_linear_layer_of_the_space_part():
+    m = Lorentz(-0.01)
+    layer = HTC(64, 32, m)
+    x = torch.randn(7, 64)
+    expected = torch.nn.functional.linear(x, layer.weight[:, 1:], layer.bias)
+    torch.testing.assert_close(layer(m.lift(x))[:, 1:], expected)
+    bound = 1 / math.sqrt(64)
+    assert 0.9 * bound < layer.weight.abs().max() <= bound
+    assert layer.bias.abs().max() <= bound
+
+
+@pytest.mark.parametrize("build", [HTC, TangentLinear, FullyLorentzLinear, ExpMapHTC])
+def test_first_argument_after_the_manifolds_is_no_bias(build):
+    with pytest.raises(TypeError):
+        build(3, 3, Lorentz(), Lorentz(), Lorentz())
+
+
+@pytest.mark.parametrize("build", [HTC, TangentLinear, FullyLorentzLinear, ExpMapHTC])
+def test_errors_name_the_argument(build):
+    with pytest.raises(TypeError, match="manifold_out"):
+        build(3, 3, Lorentz(), -1.0)
+    with pytest.raises(ValueError, match="out_features"):
+        build(3, 0, Lorentz())
+    with pytest.raises(ValueError, match="x must have shape"):
+        build(3, 3, Lorentz())(torch.zeros(2, 9))
+
+
+def test_tangent_linear_is_linear_along_geodesics_from_the_origin():
+    m, to = Lorentz(-2.0, dtype=torch.float64), Lorentz(-0.3, dtype=torch.float64)
+    layer = TangentLinear(4, 3, m, to, bias=False, dtype=torch.float64)
+    u = torch.randn(5, 4, dtype=torch.float64)
+    x = m.expmap0(torch.nn.functional.pad(u, (1, 0)))
+    expected = torch.nn.functional.pad(u @ layer.linear.weight.t(), (1, 0))
+    torch.testing.assert_close(to.logmap0(layer(x)), expected)
+
+
+def test_fully_lorentz_linear_has_the_length_that_the_sigmoid_says():
+    m = Lorentz(dtype=torch.float64)
+    layer = FullyLorentzLinear(3, 4, m, scale=2.0, dtype=torch.float64)
+    layer.length.weight.data.zero_()
+    layer.length.bias.data.fill_(math.log(3.0))  # sigmoid 3/4
+    y = layer(m.lift(torch.randn(5, 3, dtype=torch.float64)))
+    torch.testing.assert_close(y[:, 1:].norm(dim=-1), torch.full((5,), 1.5, dtype=torch.float64))
+
+
+def test_fully_lorentz_linear_without_direction_gives_the_origin():
+    m = Lorentz()
+    layer = FullyLorentzLinear(3, 2, m)
+    layer.direction.weight.data.zero_()
+    layer.direction.bias.data.zero_()
+    x = m.lift(torch.randn(4, 3)).requires_grad_()
+    y = layer(x)
+    y.sum().backward()
+    assert torch.equal(y.detach(), torch.tensor([1.0, 0.0, 0.0]).expand(4, 3))
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+    assert x.grad.isfinite().all()
+
+
+def bag_of_words(rows: int, columns: int) -> torch.Tensor:
+    table = (torch.rand(rows, columns) < 0.1) * torch.rand(rows, columns)
+    table[0] = 0  # a row without a word
+    return table
+
+
+@pytest.mark.parametrize("layout", ["coo", "uncoalesced", "csr"])
+def test_sparse_features_give_the_same_points_and_gradients(layout):
+    m, to = Lorentz(-1.5, learnable=True), Lorentz(-0.5, learnable=True)
+    layer = ExpMapHTC(30, 4, m, to)
+    layer.weight.data.normal_()
+    dense = bag_of_words(9, 30)
+    sparse = dense.to_sparse()
+    if layout == "csr":
+        sparse = as_csr(dense)
+    if layout == "uncoalesced":
+        halves = torch.cat([sparse.values(), sparse.values()]) / 2
+        sparse = torch.sparse_coo_tensor(sparse.indices().repeat(1, 2), halves, dense.shape, check_invariants=False)
+    direction = torch.randn(9, 5)
+    results = []
+    for features in (dense, sparse):
+        layer.zero_grad()
+        y = layer(features)
+        (y * direction).sum().backward()
+        results.append([y.detach(), *(p.grad.clone() for p in layer.parameters())])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def as_csr(dense: torch.Tensor) -> torch.Tensor:
+    from holonomy.layers.kernels import sparse
+
+    return sparse.as_csr(dense.to_sparse())
+
+
+def test_sparse_features_of_another_layout_are_refused():
+    layer = ExpMapHTC(4, 2, Lorentz())
+    features = torch.eye(4).to_sparse_csc() if hasattr(torch.Tensor, "to_sparse_csc") else None
+    with pytest.raises(TypeError, match="CSR or COO"):
+        layer(features)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_exponential_map_holds_where_its_square_overflows(sparse):
+    """sqrt|kappa| |x| = 78: cosh is 3.7e33, its square no float32."""
+    m = Lorentz(-1.0)
+    layer = ExpMapHTC(4, 4, m, bias=False)
+    layer.weight.data.copy_(torch.eye(5)[1:])
+    features = torch.tensor([[78.0, 0, 0, 0], [0, 39.0, 0, 39.0], [1e-20, 0, 0, 0], [0, 0, 0, 0]])
+    y = layer(features.to_sparse() if sparse else features).detach().double()
+    for row, u in zip(y, features.double(), strict=True):
+        r = float(u.norm())
+        factor = math.sinh(r) / r if r else 1.0
+        torch.testing.assert_close(row[1:], factor * u, rtol=1e-5, atol=0)
+        torch.testing.assert_close(row[0].item(), math.cosh(math.asinh(factor * r)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_exponential_map_beyond_the_dtype_stays_finite(sparse):
+    layer = ExpMapHTC(3, 2, Lorentz(-1.0, learnable=True))
+    layer.weight.data.mul_(0.1)
+    features = torch.full((2, 3), 1e4)
+    y = layer(features.to_sparse() if sparse else features)
+    y.log().clamp(min=0).sum().backward()
+    assert y.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_position_is_the_midpoint_of_the_point_and_its_image():
+    m = Lorentz(-0.8, dtype=torch.float64)
+    layer = HypPositionalEncoding(3, m, dtype=torch.float64)
+    x = m.lift(torch.randn(5, 3, dtype=torch.float64))
+    y, p = layer(x), layer.position(x)
+    torch.testing.assert_close(m.dist(x, y), m.dist(x, p) / 2)
+    torch.testing.assert_close(m.dist(p, y), m.dist(x, p) / 2)

@@ -1,0 +1,196 @@
+"""HRC and the layers made of it: the curvature change, the Euclidean functions, the residual."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from holonomy import layers
+from holonomy.layers import HRC, HypBatchNorm, HypConcat, HypDropout, HypLayerNorm, HypResidual
+from holonomy.manifolds import Lorentz
+
+D = torch.float64
+
+
+def every_layer(m: Lorentz, to: Lorentz) -> dict[str, nn.Module]:
+    return {
+        "HTC": layers.HTC(6, 4, m, to),
+        "ExpMapHTC": layers.ExpMapHTC(7, 4, m, to),
+        "TangentLinear": layers.TangentLinear(6, 4, m, to),
+        "FullyLorentzLinear": layers.FullyLorentzLinear(6, 4, m, to),
+        "HRC": HRC(torch.tanh, m, to),
+        "HypLayerNorm": HypLayerNorm(6, m, to),
+        "HypBatchNorm": HypBatchNorm(6, m, to),
+        "HypDropout": HypDropout(0.5, m, to),
+        "HypActivation": layers.HypActivation(torch.relu, m, to),
+        "HypConcat": HypConcat(m, to),
+        "HypLinearAttention": layers.HypLinearAttention(6, 2, m, to),
+        "HypSoftmaxAttention": layers.HypSoftmaxAttention(6, 2, m, to, dropout=0.3),
+    }
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", list(every_layer(Lorentz(), Lorentz())))
+def test_manifold_out_takes_effect(name, training):
+    """The result lies on manifold_out, and is the one on manifold_in times sqrt(kappa_1/kappa_2)."""
+    m, to = Lorentz(-2.0), Lorentz(-0.5)
+    torch.manual_seed(0)
+    moved = every_layer(m, to)[name].train(training)
+    torch.manual_seed(0)
+    stayed = every_layer(m, m)[name].train(training)
+    x = m.lift(torch.randn(5, 6))
+    torch.manual_seed(1)
+    y = moved(x)
+    torch.manual_seed(1)
+    z = stayed(x)
+    torch.testing.assert_close(y[..., :1], to.time(y))
+    if name != "TangentLinear":  # its curvature change is a change of exponential map, not a scaling
+        torch.testing.assert_close(y[..., 1:], 2 * z[..., 1:])
+    assert not torch.allclose(y, z)
+
+
+def test_refinement_reads_no_time():
+    m = Lorentz(-2.0)
+    x = m.lift(torch.randn(4, 3))
+    moved = x.clone()
+    moved[:, 0] += 1
+    assert torch.equal(HRC(torch.sin, m)(x), HRC(torch.sin, m)(moved))
+
+
+def test_a_module_as_function_is_registered():
+    layer = HRC(nn.Linear(3, 2), Lorentz())
+    assert {"function.weight", "function.bias"} <= set(layer.state_dict())
+    with pytest.raises(TypeError, match="function"):
+        HRC(3.0, Lorentz())
+
+
+def test_two_refinements_are_one():
+    m = Lorentz(-0.4, dtype=D)
+    x = m.lift(torch.randn(4, 3, dtype=D))
+    torch.testing.assert_close(HRC(torch.tanh, m)(HRC(torch.sin, m)(x)), HRC(lambda s: s.sin().tanh(), m)(x))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e12, 1e25, 1e36])
+def test_layer_norm_agrees_with_float64_at_any_radius(scale):
+    m = Lorentz(-1.0)
+    layer = HypLayerNorm(5, m)
+    layer.function.norm.weight.data.normal_()
+    layer.function.norm.bias.data.normal_()
+    space = torch.randn(6, 5) * scale
+    space.requires_grad_()
+    y = layer(m.lift(space))
+    direction = torch.randn_like(y)
+    (y * direction).sum().backward()
+    wide = space.detach().double().requires_grad_()
+    weight, bias = (p.detach().double() for p in layer.function.norm.parameters())
+    z = torch.nn.functional.layer_norm(wide, (5,), weight, bias, layer.function.norm.eps)
+    expected = Lorentz(-1.0, dtype=D).lift(z)
+    (expected * direction.double()).sum().backward()
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(space.grad.double(), wide.grad, rtol=1e-3, atol=1e-5 / scale)
+
+
+def test_batch_norm_is_torchs_on_the_space_part_and_keeps_statistics():
+    m = Lorentz(-0.6)
+    layer, norm = HypBatchNorm(3, m), nn.BatchNorm1d(3)
+    space = torch.randn(2, 5, 3) * 3 + 1
+    for _ in range(3):
+        y = layer(m.lift(space))
+        torch.testing.assert_close(y[..., 1:].reshape(-1, 3), norm(space.reshape(-1, 3)))
+    torch.testing.assert_close(layer.function.norm.running_var, norm.running_var)
+    torch.testing.assert_close(layer.eval()(m.lift(space))[..., 1:].reshape(-1, 3), norm.eval()(space.reshape(-1, 3)))
+
+
+def test_dropout_drops_scales_and_stops():
+    m = Lorentz()
+    layer = HypDropout(0.25, m)
+    x = m.lift(torch.ones(2000, 3))
+    space = layer(x)[:, 1:]
+    assert set(space.unique().tolist()) == {0.0, torch.tensor(4 / 3).item()}
+    assert abs((space == 0).double().mean().item() - 0.25) < 0.03
+    assert torch.equal(layer.eval()(x), x)
+    with pytest.raises(ValueError, match="p must lie in"):
+        HypDropout(1.5, m)
+
+
+def test_concat_adds_squared_radii():
+    m = Lorentz(-1.0)
+    x, y, z = (m.lift(torch.full((1,), s)) for s in (1.0, 2.0, 2.0))
+    torch.testing.assert_close(HypConcat(m)(x, y, z)[0], torch.tensor(math.sqrt(10.0)))
+    with pytest.raises(ValueError, match="at least one"):
+        HypConcat(m)()
+
+
+@pytest.mark.parametrize("radius", [0.0, 1e-6, 1.0, 1e3, 1e19, 1e33])
+def test_residual_of_a_point_with_itself_is_the_point(radius):
+    m = Lorentz(-1.0)
+    space = torch.nn.functional.normalize(torch.randn(5, 4), dim=-1) * radius
+    space.requires_grad_()
+    x = m.lift(space)
+    y = HypResidual(m, epsilon=2.5)(x, x)
+    torch.testing.assert_close(y, x)
+    y[:, 1:].sum().backward()
+    torch.testing.assert_close(space.grad, torch.ones_like(space))
+
+
+@pytest.mark.parametrize("kappa", [-100.0, -1.0, -0.01])
+@pytest.mark.parametrize("distance", [1e-6, 1e-2, 1.0, 20.0])
+def test_residual_halves_the_distance_on_the_common_manifold(kappa, distance):
+    a, b, c = Lorentz(-3.0, dtype=D), Lorentz(kappa, dtype=D), Lorentz(-0.2, dtype=D)
+    x = c.random(4, 4, std=1.0)
+    u = c.proju(x, torch.randn(4, 4, dtype=D))
+    y = c.expmap(x, u * (distance / c.inner(x, u).sqrt())[:, None])
+    residual = HypResidual(a, c, manifold_branch=b)
+    z = residual(c.rescale(x, a), c.rescale(y, b))
+    torch.testing.assert_close(c.dist(x, z), c.dist(x, y) / 2, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(c.dist(y, z), c.dist(x, y) / 2, rtol=1e-6, atol=1e-12)
+
+
+def test_residual_weighs_the_branch():
+    """H7: the midpoint divides the geodesic where sinh d(x, m) = eps sinh d(y, m)."""
+    m = Lorentz(-1.0, dtype=D)
+    x, y = m.random(5, 4), m.random(5, 4)
+    z = HypResidual(m, epsilon=0.3)(x, y)
+    torch.testing.assert_close(torch.sinh(m.dist(x, z)), 0.3 * torch.sinh(m.dist(y, z)))
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        HypResidual(m, epsilon=0.0)
+
+
+def test_residual_gradient_is_right_at_the_origin():
+    """Rows that ReLU or dropout emptied sit there, and polar coordinates would lose their gradient."""
+    m = Lorentz(-1.5, learnable=True, dtype=D)
+    residual = HypResidual(m, epsilon=0.7)
+    x = torch.zeros(2, 3, dtype=D, requires_grad=True)
+    y = torch.randn(2, 3, dtype=D, requires_grad=True)
+
+    def midpoint(a, b, log_ratio):
+        return torch.func.functional_call(
+            residual,
+            {"manifold_in.curvature_parameter.log_ratio": log_ratio},
+            (m.lift(a), m.lift(b)),
+        )
+
+    ratio = torch.zeros(1, dtype=D, requires_grad=True)
+    assert torch.autograd.gradcheck(midpoint, (x, y, ratio))
+    x = torch.randn(2, 3, dtype=D, requires_grad=True)
+    assert torch.autograd.gradgradcheck(midpoint, (x, y, ratio))
+
+
+def test_residual_far_out_agrees_with_the_oracle():
+    from mpmath import mp, mpf, sqrt
+
+    m = Lorentz(-1.0)
+    residual = HypResidual(m)
+    x, y = (torch.randn(20, 3) * torch.logspace(-3, 12, 20)[:, None] for _ in range(2))
+    z = residual(m.lift(x), m.lift(y))
+    with mp.workdps(80):
+        for i in range(20):
+            p, q = ([mpf(float(s)) for s in t[i]] for t in (x, y))
+            time = sqrt(sum(s * s for s in p) + 1) + sqrt(sum(s * s for s in q) + 1)
+            total = [s + t for s, t in zip(p, q, strict=True)]
+            norm = sqrt(time**2 - sum(s * s for s in total))
+            expected = torch.tensor([float(s / norm) for s in total])
+            torch.testing.assert_close(z[i, 1:], expected, rtol=1e-5, atol=1e-6)
