@@ -7,4 +7,10 @@ dimension ``d`` are ambient vectors ``(..., d + 1)``, time first.
 
 from __future__ import annotations
 
+from holonomy.manifolds import Lorentz, LorentzEmbedding
+from holonomy.models import Hypformer
+from holonomy.optim import RiemannianAdam
+
 __version__ = "0.1.0"
+
+__all__ = ["Hypformer", "Lorentz", "LorentzEmbedding", "RiemannianAdam", "__version__"]
