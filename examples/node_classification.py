@@ -469,7 +469,7 @@ def class_names(data: NodeData) -> Sequence[str]:
 
 def _draw_embedding(network: nn.Module, data: NodeData, path: Path, title: str) -> Path:
     if isinstance(network, Hypformer):
-        points, manifold = network.embed(data.x, data.edge_index), network.manifold
+        points, manifold = network.embed(data.x, data.edge_index), network.manifold_out
         xy, share = plots.principal_disk(points, manifold)
         caption = (
             "Poincaré disk: tangent vectors at the Lorentz centroid, two principal directions "

@@ -11,6 +11,7 @@ from pathlib import Path
 import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
@@ -202,9 +203,12 @@ def embedding(
         else:
             axes.set(xlabel="first direction", ylabel="second direction")
         axes.set_aspect("equal", adjustable="box" if disk else "datalim")
-        for u, v in [] if edges is None else edges.T.tolist():
-            line = geodesic(xy[u], xy[v]) if disk else torch.stack([xy[u], xy[v]])
-            axes.plot(line[:, 0], line[:, 1], color="#999999", linewidth=0.5, alpha=0.6, zorder=1)
+        if edges is not None:
+            ends = xy[edges[0]], xy[edges[1]]
+            lines = geodesics(*ends) if disk else torch.stack(ends, dim=1)
+            axes.add_collection(
+                LineCollection(list(lines.numpy()), colors="#999999", linewidths=0.5, alpha=0.6, zorder=1)
+            )
         size = float(min(90, max(10, 30000 / max(len(xy), 1) ** 0.95)))
         # A random order, the same each time, so that no class covers the others.
         order = torch.randperm(len(xy), generator=torch.Generator().manual_seed(0))
@@ -246,7 +250,7 @@ def _scatter(axes: Axes, xy: Tensor, labels: Tensor, size: float) -> None:
         for label in labels[part].unique().tolist():
             mine = labels[part] == label
             axes.scatter(
-                *xy[part][mine].T,
+                *xy[part][mine].T.numpy(),
                 s=size,
                 color=PALETTE[label % 8],
                 marker=MARKERS[label % 8],
@@ -257,12 +261,12 @@ def _scatter(axes: Axes, xy: Tensor, labels: Tensor, size: float) -> None:
             )
 
 
-def geodesic(a: Tensor, b: Tensor, steps: int = 24) -> Tensor:
-    """Return points (steps, 2) of the geodesic between two points of the Poincare disk."""
+def geodesics(starts: Tensor, ends: Tensor, steps: int = 24) -> Tensor:
+    """Return points (m, steps, 2) of the geodesics between points (m, 2) of the Poincaré disk."""
     ball = Lorentz(-1.0)
-    start, end = (ball.from_poincare(point.double()) for point in (a, b))
+    start, end = (ball.from_poincare(points.double())[:, None] for points in (starts, ends))
     share = torch.linspace(0, 1, steps, dtype=torch.float64)[:, None]
-    return ball.to_poincare(ball.expmap(start.expand(steps, -1), share * ball.logmap(start, end)))
+    return ball.to_poincare(ball.expmap(start, share * ball.logmap(start, end)))
 
 
 def confusion(counts: Tensor, names: Sequence[str], path: Path, *, title: str, caption: str = "") -> Path:
@@ -283,7 +287,7 @@ def confusion(counts: Tensor, names: Sequence[str], path: Path, *, title: str, c
     side = 3.6 + 0.85 * len(names)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure, (axes,) = figure_of(side + 1.2, side)
-        image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1)
+        image = axes.imshow(shares.numpy(), cmap="cividis", vmin=0, vmax=1)
         for row in range(len(names)):
             for column in range(len(names)):
                 share = float(shares[row, column])

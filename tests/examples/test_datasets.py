@@ -132,7 +132,7 @@ def test_features_can_be_scaled_and_an_unknown_choice_is_refused() -> None:
 def arrays() -> dict[str, dict[str, np.ndarray]]:
     n = 12
     rng = np.random.default_rng(0)
-    edges = np.array([[i for i in range(n - 1)], [i + 1 for i in range(n - 1)]], dtype=np.uint16)
+    edges = np.stack([np.arange(n - 1), np.arange(1, n)]).astype(np.uint16)
     split = np.array([[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]] * 5, dtype=np.uint8)
     lists = {"train": [0, 1, 2], "val": [3, 4], "test": [5, 6, 7]}
     return {
