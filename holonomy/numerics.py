@@ -222,8 +222,9 @@ def norm(x: Float[Tensor, "... dim"], *, keepdim: bool = False) -> Float[Tensor,
     True
     """
     if x.dtype != torch.float64:
-        # Squares of any float32 or bfloat16 number fit float64: one pass, no scaling.
-        wide = torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim, dtype=torch.float64)
+        # Squares of any float32 or bfloat16 number fit float64: no scaling. (Cast first: the norm's own dtype
+        # argument takes a slower kernel.)
+        wide = torch.linalg.vector_norm(x.to(torch.float64), dim=-1, keepdim=keepdim)
         return saturating_cast(wide, x.dtype)
     if x.shape[-1] == 0:
         return torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim)
