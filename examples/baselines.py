@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from holonomy.layers.kernels.linear_attention import linear_attention, power_direction, power_features
 from holonomy.numerics import LAYER_NORM_EPS
 
 
@@ -76,41 +77,29 @@ def nearest_neighbours(x: Tensor, y: Tensor, known: Tensor, asked: Tensor, *, k:
 
 
 class EuclideanAttention(nn.Module):
-    """Hypformer's attention on Euclidean features: linear (eqs. 14-17) or softmax (eq. 2)."""
+    """Hypformer's attention on Euclidean features: linear (eqs. 14-17, the same kernel) or softmax (eq. 2)."""
 
     def __init__(self, features: int, heads: int, *, attention: str = "linear", power: float = 2.0) -> None:
         super().__init__()
         if features % heads:
             raise ValueError(f"features must be a multiple of heads={heads}, got {features}")
-        self.heads, self.attention, self.power = heads, attention, power
+        self.heads, self.power = heads, power
         self.query, self.key, self.value = (nn.Linear(features, features) for _ in range(3))
-        width = features // heads
-        self.residual = nn.Linear(width, width)
+        self.residual = nn.Linear(features, features) if attention == "linear" else None
+        self.log_scale = nn.Parameter(torch.zeros(1)) if attention == "linear" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from all nodes to all nodes, (n, d) -> (n, d)."""
         q, k, v = (
             linear(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for linear in (self.query, self.key, self.value)
         )
-        if self.attention == "softmax":
-            return functional.scaled_dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2)
-        q, k, v = (focus(torch.relu(part), self.power) for part in (q, k, v))
-        weight = q @ k.sum(dim=-2, keepdim=True).transpose(-2, -1)
-        mixed = q @ (k.transpose(-2, -1) @ v)
-        # A row of queries without a positive entry attends to nothing, as in the hyperbolic layer.
-        mixed = torch.where(weight > 0, mixed / torch.where(weight > 0, weight, 1.0), 0.0)
-        return (mixed + self.residual(v)).transpose(-3, -2).flatten(-2)
-
-
-def focus(e: Tensor, power: float) -> Tensor:
-    """Return phi of eq. 19: the entries to ``power``, the row rescaled to its old norm."""
-    # Divided by the largest entry first, so that no power overflows; 0 stays 0.
-    top = e.amax(dim=-1, keepdim=True)
-    safe = torch.where(top > 0, top, 1.0)
-    sharp = (e / safe) ** power
-    length = torch.linalg.vector_norm(torch.where(top > 0, sharp, 1.0), dim=-1, keepdim=True)
-    old = torch.linalg.vector_norm(torch.where(top > 0, e, 1.0), dim=-1, keepdim=True)
-    return torch.where(top > 0, sharp * (old / length), 0.0)
+        if self.residual is None or self.log_scale is None:
+            mixed = functional.scaled_dot_product_attention(q, k, v)
+            return mixed.transpose(-3, -2).flatten(-2)
+        value = power_features(v, self.power) * torch.exp(-self.log_scale)
+        mixed = linear_attention(power_direction(q, self.power), power_features(k, self.power), value)
+        mixed, value = (part.transpose(-3, -2).flatten(-2) for part in (mixed, value))
+        return mixed + self.residual(value)
 
 
 class EuclideanBlock(nn.Module):

@@ -223,10 +223,10 @@ def build(model: Model, settings: Settings, data: NodeData) -> nn.Module:
 
 
 def optimizer_for(model: nn.Module, settings: Settings) -> RiemannianAdam:
-    """Riemannian Adam; curvatures and points of a manifold are not pulled towards zero."""
+    """Riemannian Adam; curvatures, scales and points of a manifold are not pulled towards zero."""
     decayed, free = [], []
     for name, parameter in model.named_parameters():
-        held = name.endswith("log_ratio") or isinstance(parameter, ManifoldParameter)
+        held = name.endswith(("log_ratio", "log_scale")) or isinstance(parameter, ManifoldParameter)
         (free if held else decayed).append(parameter)
     groups = [
         {"params": parameters, "weight_decay": decay}
