@@ -46,7 +46,7 @@ python_maximum_signature_line_length = 88
 
 # Docstrings are written to be read in an editor: |x| is a norm, x_s the space part, a * b a product.
 # reStructuredText would read substitutions, links and emphasis into them.
-_literal = re.compile(r"(``.+?``|:[a-z:]+:`.+?`|`[^`]+`)")
+_literal = re.compile(r"(``.+?``|:[a-z:]+:`.+?`|`[^`]+`|\*\*\S(?:[^*]*\S)?\*\*|^\s*\* )")
 _special = re.compile(r"(?<!\\)([|*]|(?<=\w)_(?!\w))")
 
 

@@ -7,8 +7,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import typing
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -25,26 +26,47 @@ PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in MODULES
     for name in getattr(module, "__all__", ())
-    if callable(getattr(module, name))
+    if inspect.isclass(getattr(module, name)) or inspect.isfunction(getattr(module, name))
 }
 
 
-def directives() -> set[str]:
-    """Modules whose ``__all__`` a page of the documentation lists."""
+def functions_of(module: ModuleType) -> dict[str, FunctionType]:
+    """Every function that a module defines, the methods of its classes included."""
+    found: dict[str, FunctionType] = {}
+    for name, thing in vars(module).items():
+        if getattr(thing, "__module__", None) != module.__name__:
+            continue
+        members = vars(thing).items() if inspect.isclass(thing) else [("", thing)]
+        for member, value in members:
+            function = inspect.unwrap(getattr(value, "__func__", value))
+            # A named tuple's __new__ is made by Python, in a namespace without builtins.
+            if inspect.isfunction(function) and member != "__new__":
+                found[f"{module.__name__}.{name}.{member}".rstrip(".")] = function
+    return found
+
+
+def shown() -> list[object]:
+    """What the pages list: the ``__all__`` of a module, or a class or function by itself."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    return set(re.findall(r"^\.\. automodule:: ([\w.]+)$", text, flags=re.MULTILINE))
+    things: list[object] = []
+    for kind, name in re.findall(r"^\.\. auto(module|class|function):: ([\w.]+)$", text, flags=re.MULTILINE):
+        if kind == "module":
+            module = importlib.import_module(name)
+            things += [getattr(module, public) for public in module.__all__]
+        else:
+            module_name, _, attribute = name.rpartition(".")
+            things.append(getattr(importlib.import_module(module_name), attribute))
+    return things
 
 
 def test_modules_say_what_is_public() -> None:
-    silent = [m.__name__ for m in MODULES if m is not holonomy and not hasattr(m, "__all__")]
+    silent = [m.__name__ for m in MODULES if not hasattr(m, "__all__") and functions_of(m)]
     assert silent == []
 
 
 def test_every_public_name_is_on_a_page() -> None:
-    shown = {
-        id(getattr(module, name)) for module in map(importlib.import_module, directives()) for name in module.__all__
-    }
-    assert [name for name, thing in PUBLIC.items() if id(thing) not in shown] == []
+    known = {id(thing) for thing in shown()}
+    assert [name for name, thing in PUBLIC.items() if id(thing) not in known] == []
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
@@ -54,6 +76,22 @@ def test_docstring_runs(name: str) -> None:
     assert text, f"{name} has no docstring"
     if inspect.isfunction(thing) or inspect.isclass(thing):
         assert doctest.DocTestParser().get_examples(text), f"{name} shows no line that runs"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_every_annotation_is_executed(module: ModuleType) -> None:
+    """beartype passes over a name it cannot find, and with it over the shapes of the whole function.
+
+    So whatever an annotation names is imported at run time; only jaxtyping's own names may wait for
+    the type checker, for conftest.py brings them.
+    """
+    unknown: dict[str, str] = {}
+    for name, function in functions_of(module).items():
+        try:
+            typing.get_type_hints(function)
+        except NameError as error:
+            unknown[name] = str(error)
+    assert unknown == {}
 
 
 def test_public_methods_say_what_they_do() -> None:
