@@ -7,12 +7,9 @@ checks are free and may run in ``forward``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from torch import Tensor
+from torch import Tensor
 
 __all__ = ["finite_negative", "floating", "in_range", "last_axis", "one_of", "positive_int"]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-    from torch import Tensor
 
 __all__ = ["PaddedGraphs"]
 
@@ -22,6 +22,10 @@ class PaddedGraphs:
         values: ``(graphs, nodes, features)``, zero at padding.
         padding: ``(graphs, nodes)``, ``True`` where there is no node: a ``key_padding_mask``.
         slots: ``(n,)``, the place of each node in the flattened first two axes.
+
+    >>> graphs = PaddedGraphs.of(torch.ones(3, 2), torch.tensor([0, 1, 0]))
+    >>> graphs.values.shape, graphs.slots.tolist()
+    (torch.Size([2, 2, 2]), [0, 2, 1])
     """
 
     values: Float[Tensor, "graphs nodes features"]

@@ -7,6 +7,7 @@ one between blocks, and two inside each block (attention and feed-forward).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -27,15 +28,12 @@ from holonomy.layers import (
     HypResidual,
     HypSoftmaxAttention,
 )
+from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import Lorentz
 from holonomy.structures import PaddedGraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jaxtyping import Bool, Float, Int
-
-    from holonomy.layers.kernels.softmax_attention import Similarity
 
 __all__ = ["Hypformer", "HypformerBlock"]
 
