@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import geoopt
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.optimizer import ParamsT
 
 from holonomy import checks, numerics
 from holonomy.manifolds import Lorentz
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from jaxtyping import Float
-    from torch.optim.optimizer import ParamsT
 
 __all__ = ["RiemannianAdam"]
 
@@ -70,7 +69,7 @@ class _Rows(NamedTuple):
     radius: Tensor
 
 
-def _dot(a: Float[Tensor, "rows d"], b: Float[Tensor, "rows d"]) -> Float[Tensor, "rows 1"]:
+def _dot(a: Float[Tensor, "*rows d"], b: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
     return (a * b).sum(-1, keepdim=True)
 
 
