@@ -240,3 +240,17 @@ def test_nothing_names_a_registry() -> None:
     for name in ("constraints.txt", "pyproject.toml", "Makefile", ".ci/run"):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert not re.search(r"index-url|find-links|https?://|pypi", text, flags=re.IGNORECASE), name
+
+
+def test_nothing_names_a_machine() -> None:
+    """No absolute path of the machine a file was written on."""
+    pattern = re.compile(r"(?<![\w.~])/" + r"(work|root|opt|home|Users|mnt)/\w")
+    assert pattern.search("cd " + "/" + "home/me")
+    suffixes = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".csv"}
+    folders = ["holonomy", "tests", "examples", "benchmarks", "docs", ".ci", ".github"]
+    files = [p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in suffixes]
+    files += [p for p in ROOT.iterdir() if p.suffix in suffixes] + [ROOT / "Makefile", ROOT / ".ci" / "run"]
+    guilty = [
+        str(p.relative_to(ROOT)) for p in files if "_build" not in p.parts and pattern.search(p.read_text("utf-8"))
+    ]
+    assert guilty == []
