@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from mpmath import mp, mpf, sqrt
 from torch import nn
 
 from holonomy import layers
@@ -180,8 +181,6 @@ def test_residual_gradient_is_right_at_the_origin():
 
 
 def test_residual_far_out_agrees_with_the_oracle():
-    from mpmath import mp, mpf, sqrt
-
     m = Lorentz(-1.0)
     residual = HypResidual(m)
     x, y = (torch.randn(20, 3) * torch.logspace(-3, 12, 20)[:, None] for _ in range(2))

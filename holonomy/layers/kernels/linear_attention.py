@@ -100,6 +100,8 @@ def linear_attention(
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
         value = value.masked_fill(mask[..., None], 0.0)
+    if key.shape[-2] == 0:
+        return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
     # The scale of the keys cancels; with this one no sum over them exceeds the largest value.
     largest = key.detach().abs().amax((-2, -1), keepdim=True)
     key = numerics.safe_div(key, largest) / (key.shape[-2] * key.shape[-1])

@@ -1,0 +1,309 @@
+"""Hyperbolic attention: known answers, isometries, masks, empty rows, the far end of the dtype."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers.kernels.linear_attention import linear_attention, power_direction, power_features
+from holonomy.layers.kernels.softmax_attention import SIMILARITIES, weighted_midpoint
+from holonomy.manifolds import Lorentz
+
+D = torch.float64
+ATTENTIONS = {
+    "linear": HypLinearAttention,
+    **{
+        name: lambda *args, name=name, **options: HypSoftmaxAttention(*args, similarity=name, **options)
+        for name in SIMILARITIES
+    },
+}
+attentions = pytest.mark.parametrize("build", ATTENTIONS.values(), ids=ATTENTIONS)
+similarities = pytest.mark.parametrize("similarity", SIMILARITIES)
+
+
+def set_linear(htc: HTC, matrix: torch.Tensor) -> None:
+    """Give a map the space rows of a matrix of ambient space, and no bias."""
+    htc.weight.data.copy_(matrix[1:])
+    htc.bias.data.zero_()
+
+
+def boost(rapidity: float, dim: int) -> torch.Tensor:
+    matrix = torch.eye(dim + 1, dtype=D)
+    matrix[0, 0] = matrix[1, 1] = math.cosh(rapidity)
+    matrix[0, 1] = matrix[1, 0] = math.sinh(rapidity)
+    return matrix
+
+
+@similarities
+def test_one_node_attends_to_itself(similarity):
+    m, hidden, to = Lorentz(-1.0, dtype=D), Lorentz(-0.5, dtype=D), Lorentz(-2.0, dtype=D)
+    layer = HypSoftmaxAttention(6, 2, m, to, manifold_hidden=hidden, similarity=similarity, dtype=D)
+    x = m.lift(torch.randn(1, 6, dtype=D))
+    torch.testing.assert_close(layer(x), hidden.rescale(layer.value(x), to))
+
+
+@similarities
+def test_coincident_points_stay_together(similarity):
+    m = Lorentz(-1.0, learnable=True)
+    layer = HypSoftmaxAttention(4, 2, m, similarity=similarity)
+    space = torch.randn(4).expand(7, 4).clone().requires_grad_()
+    y = layer(m.lift(space))
+    torch.testing.assert_close(y, layer.value(m.lift(space)), rtol=1e-5, atol=1e-6)
+    y.sum().backward()
+    assert space.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@similarities
+def test_query_equal_to_its_key_has_finite_gradients(similarity):
+    """The square root in the distance has no slope at zero; softmax of it must not notice."""
+    m = Lorentz(-1.0, dtype=D)
+    layer = HypSoftmaxAttention(3, 1, m, similarity=similarity, dtype=D)
+    layer.key.load_state_dict(layer.query.state_dict())
+    x = m.lift(torch.randn(5, 3, dtype=D)).requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+
+
+@similarities
+def test_softmax_attention_commutes_with_boosts(similarity):
+    m = Lorentz(-1.0, dtype=D)
+    still = HypSoftmaxAttention(3, 1, m, similarity=similarity, dtype=D)
+    moved = HypSoftmaxAttention(3, 1, m, similarity=similarity, dtype=D)
+    turn = boost(0.8, 3)
+    for name in ("query", "key", "value"):
+        set_linear(getattr(still, name), torch.eye(4, dtype=D))
+        set_linear(getattr(moved, name), turn)
+    x = m.lift(torch.randn(5, 3, dtype=D))
+    torch.testing.assert_close(moved(x), still(x) @ turn.T)
+
+
+def test_geodesic_weights_of_three_points_on_a_line():
+    """d = 1, positions -1, 0, 2: the weights of the middle query are softmax(-1, 0, -4)."""
+    m = Lorentz(-1.0, dtype=D)
+    layer = HypSoftmaxAttention(1, 1, m, dtype=D)
+    for name in ("query", "key", "value"):
+        set_linear(getattr(layer, name), torch.eye(2, dtype=D))
+    position = torch.tensor([-1.0, 0.0, 2.0], dtype=D)
+    x = m.lift(position.sinh()[:, None])
+    weights = torch.softmax(-position.square(), 0)
+    time, space = (weights * position.cosh()).sum(), (weights * position.sinh()).sum()
+    torch.testing.assert_close(m.logmap0(layer(x))[1, 1], torch.atanh(space / time))
+
+
+@similarities
+def test_logits_of_ten_thousand_pick_the_nearest(similarity):
+    m = Lorentz(-1.0)
+    layer = HypSoftmaxAttention(2, 1, m, similarity=similarity)
+    for name in ("query", "key", "value"):
+        set_linear(getattr(layer, name), torch.eye(3))
+    reach = {"geodesic": 80.0, "geodesic_squared": 60.0, "lorentz_squared": 6.0}[similarity]
+    angle = torch.arange(5) * (2 * math.pi / 5)
+    space = math.sinh(reach) * torch.stack([angle.cos(), angle.sin()], -1)
+    space.requires_grad_()
+    y = layer(m.lift(space))
+    torch.testing.assert_close(y[:, 1:], space, rtol=1e-4, atol=1e-4)
+    y.mean().backward()
+    assert space.grad.isfinite().all()
+
+
+@attentions
+@pytest.mark.parametrize("kappa", [-100.0, -1.0, -0.01])
+@pytest.mark.parametrize("radius", [0.0, 1e-6, 1.0, 1e4, 1e12, 1e24, 1e33])
+def test_any_radius_gives_finite_points_and_gradients(build, kappa, radius):
+    m, to = Lorentz(kappa, learnable=True), Lorentz(-1.0, learnable=True)
+    layer = build(4, 2, m, to)
+    space = torch.randn(6, 4) * radius
+    space[:2] = space[2]
+    space.requires_grad_()
+    y = layer(m.lift(space))
+    assert y.isfinite().all()
+    torch.testing.assert_close(y[:, :1], to.time(y))
+    (y / y[:, :1]).sum().backward()
+    assert space.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@attentions
+def test_nodes_may_come_in_any_order(build):
+    m = Lorentz(-0.8, dtype=D)
+    layer = build(6, 3, m, dtype=D)
+    x, order = m.lift(torch.randn(7, 6, dtype=D)), torch.randperm(7)
+    torch.testing.assert_close(layer(x[order]), layer(x)[order])
+
+
+@attentions
+@pytest.mark.parametrize("filling", [0.0, 1e30, math.inf, math.nan])
+def test_padding_changes_nothing_whatever_it_holds(build, filling):
+    m, to = Lorentz(-0.8, learnable=True, dtype=D), Lorentz(-2.0, learnable=True, dtype=D)
+    layer = build(6, 3, m, to, dtype=D)
+    sizes = [5, 1, 0, 3]
+    x = m.lift(torch.randn(4, 5, 6, dtype=D)).detach()
+    mask = torch.stack([torch.arange(5) >= size for size in sizes])
+    direction = torch.randn(4, 5, 7, dtype=D)
+
+    alone, expected = [], [torch.zeros_like(p) for p in layer.parameters()]
+    for i, size in enumerate(sizes):
+        y = torch.cat([layer(x[i, :size]), to.origin(5 - size, 7).as_subclass(torch.Tensor)])
+        gradients = torch.autograd.grad((y * direction[i]).sum(), tuple(layer.parameters()), materialize_grads=True)
+        alone.append(y.detach())
+        expected = [a + b for a, b in zip(expected, gradients, strict=True)]
+    # The origin of the padding moves with the curvature of the output, and only that.
+    padded = x.masked_fill(mask[..., None], filling).requires_grad_()
+    y = layer(padded, mask)
+    torch.testing.assert_close(y, torch.stack(alone))
+    keep = ~mask[..., None] * direction
+    gradients = torch.autograd.grad((y * keep).sum(), (padded, *layer.parameters()))
+    assert (gradients[0][mask] == 0).all()
+    for got, want in zip(gradients[1:], expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@attentions
+def test_rows_that_are_all_masked_are_the_origin(build):
+    m, to = Lorentz(-1.0), Lorentz(-0.25, learnable=True)
+    layer = build(4, 2, m, to)
+    x = m.lift(torch.randn(2, 3, 4)).requires_grad_()
+    y = layer(x, torch.ones(2, 3, dtype=torch.bool))
+    assert torch.equal(y.detach(), torch.tensor([2.0, 0, 0, 0, 0]).expand(2, 3, 5))
+    y.sum().backward()
+    assert (x.grad == 0).all()
+
+
+@attentions
+def test_a_batch_is_its_graphs(build):
+    m = Lorentz(-1.0, dtype=D)
+    layer = build(4, 2, m, dtype=D)
+    x = m.lift(torch.randn(2, 3, 5, 4, dtype=D))
+    torch.testing.assert_close(layer(x)[1, 2], layer(x[1, 2]))
+
+
+@attentions
+def test_errors_name_the_argument(build):
+    with pytest.raises(ValueError, match="multiple of heads"):
+        build(6, 4, Lorentz())
+    with pytest.raises(TypeError, match="manifold_out"):
+        build(6, 2, Lorentz(), 3.0)
+
+
+def test_options_are_checked():
+    with pytest.raises((ValueError, TypeError), match="similarity"):
+        HypSoftmaxAttention(4, 2, Lorentz(), similarity="cosine")
+    with pytest.raises(ValueError, match="dropout"):
+        HypSoftmaxAttention(4, 2, Lorentz(), dropout=-0.1)
+    with pytest.raises(ValueError, match="power"):
+        HypLinearAttention(4, 2, Lorentz(), power=0.5)
+
+
+@similarities
+def test_dropout_hides_keys_in_training_only(similarity):
+    m = Lorentz(-1.0, dtype=D)
+    layer = HypSoftmaxAttention(4, 2, m, similarity=similarity, dropout=0.5, dtype=D)
+    x = m.lift(torch.randn(6, 4, dtype=D))
+    assert not torch.allclose(layer(x), layer(x))
+    plain = HypSoftmaxAttention(4, 2, m, similarity=similarity, dtype=D)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer.eval()(x), plain(x))
+    layer.train().dropout = 1.0
+    torch.testing.assert_close(layer(x), m.projx(torch.zeros_like(x)))
+
+
+@similarities
+def test_dropped_weights_are_those_of_the_midpoint(similarity):
+    """One head, two keys: each query gets the midpoint, one of the values, or nothing, in the right proportions."""
+    m = Lorentz(-1.0, dtype=D)
+    layer = HypSoftmaxAttention(1, 1, m, similarity=similarity, dropout=0.25, dtype=D)
+    for name, value in (("query", 0.0), ("key", 0.0), ("value", 1.0)):
+        set_linear(getattr(layer, name), value * torch.eye(2, dtype=D))
+    x = m.lift(torch.tensor([[1.0], [3.0]], dtype=D)).expand(4000, 2, 2)
+    space = layer(x)[:, 0, 1]
+    middle = weighted_midpoint(m.space(x[0]), torch.ones(1, 2, dtype=D), curvature=m.curvature)
+    for value, share in ((0.0, 1 / 16), (1.0, 3 / 16), (3.0, 3 / 16), (middle.item(), 9 / 16)):
+        assert abs(((space - value).abs() < 1e-9).double().mean().item() - share) < 0.03
+
+
+def test_linear_attention_of_one_node_is_the_sharpened_value():
+    m, hidden, to = (Lorentz(k, dtype=D) for k in (-1.0, -0.5, -2.0))
+    layer = HypLinearAttention(4, 1, m, to, manifold_hidden=hidden, power=3.0, dtype=D)
+    layer.query.bias.data.fill_(3.0)
+    layer.key.bias.data.fill_(3.0)  # something is positive, so the one weight is not zero
+    layer.log_scale.data.fill_(math.log(2.0))
+    x = m.lift(0.1 * torch.randn(1, 4, dtype=D))
+    value = torch.relu(hidden.space(layer.value(x))) / 2
+    value = value**3 * value.norm() / (value**3).norm()
+    space = (value + layer.residual(value)) * 0.5
+    torch.testing.assert_close(layer(x), to.lift(space))
+
+
+def test_scale_cancels_in_the_weights_and_acts_on_the_values():
+    m = Lorentz(-1.0, dtype=D)
+    layer = HypLinearAttention(4, 2, m, dtype=D)
+    layer.residual.bias.data.zero_()
+    x = m.lift(torch.randn(5, 4, dtype=D))
+    before = m.space(layer(x))
+    layer.log_scale.data.fill_(math.log(4.0))
+    after = layer(x)
+    torch.testing.assert_close(m.space(after), before / 4)
+    after.sum().backward()
+    assert layer.log_scale.grad.abs() > 0
+
+
+def test_queries_without_a_matching_key_get_zero():
+    query = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    key = torch.tensor([[0.0, 2.0], [0.0, 1.0]], requires_grad=True)
+    value = torch.tensor([[1.0], [4.0]], requires_grad=True)
+    out = linear_attention(query, key, value)
+    assert out.tolist() == [[0.0], [0.0], [2.0]]
+    out.sum().backward()
+    assert all(t.grad.isfinite().all() for t in (query, key, value))
+    assert (query.grad[:2] == 0).all()
+
+
+def test_sums_over_many_large_keys_do_not_overflow():
+    key = torch.full((1000, 2), 1e38)
+    value = torch.full((1000, 1), 1e38)
+    torch.testing.assert_close(linear_attention(torch.ones(1, 2), key, value), value[:1], rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.5, 40.0])
+def test_features_keep_the_length_and_sharpen_the_direction(power):
+    x = torch.randn(50, 6, dtype=D)
+    positive = torch.relu(x)
+    out = power_features(x, power)
+    torch.testing.assert_close(out.norm(dim=-1), positive.norm(dim=-1))
+    ratio = (positive / positive.amax(-1, keepdim=True)).nan_to_num()
+    torch.testing.assert_close((out / out.amax(-1, keepdim=True)).nan_to_num(), ratio**power)
+    torch.testing.assert_close(power_direction(x, power), ratio**power)
+    torch.testing.assert_close(power_features(x / 7, power), out / 7)  # t leaves by degree one
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-20, 1e20, 1e38])
+def test_features_neither_overflow_nor_underflow(size):
+    x = (torch.tensor([[1.0, 0.5, -1.0], [-1.0, -2.0, -3.0]]) * size).requires_grad_()
+    out = power_features(x, 3.0)
+    expected = torch.tensor([1.0, 0.125, 0.0]) * math.sqrt(1.25 / (1 + 1 / 64))
+    torch.testing.assert_close(out[0] / size, expected)
+    assert (out[1] == 0).all()
+    (out / size).sum().backward()
+    assert x.grad.isfinite().all()
+    assert (x.grad[1] == 0).all()
+
+
+def test_feature_map_gradients():
+    x = torch.randn(4, 5, dtype=D, requires_grad=True)
+    for power in (1.0, 2.0, 3.5):
+        assert torch.autograd.gradcheck(lambda s, p=power: power_features(s, p), (x,))
+
+
+@pytest.mark.parametrize("kappa", [-100.0, -1.0, -0.01])
+def test_midpoint_agrees_with_the_exact_centroid(kappa):
+    m = Lorentz(kappa)
+    x = m.random(6, 4, std=2.0 / math.sqrt(-kappa)).as_subclass(torch.Tensor)
+    weights = torch.rand(3, 6)
+    weights[0] = 0
+    space = weighted_midpoint(m.space(x), weights, curvature=m.curvature)
+    torch.testing.assert_close(m.lift(space), m.centroid(x, weights), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,107 @@
+"""HypMLR against a search for the nearest point of its hyperplane; prototypes against distances."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from holonomy.layers import HypMLR, HypPrototypes
+from holonomy.manifolds import Lorentz
+
+D = torch.float64
+
+
+@pytest.mark.parametrize("kappa", [-4.0, -1.0, -0.1])
+@pytest.mark.parametrize("offset", [-0.7, 0.0, 0.4])
+def test_logit_is_the_signed_distance_to_the_hyperplane(kappa, offset):
+    """The hyperplane is what geodesics sweep that leave exp_o(a n) at right angles to n."""
+    m = Lorentz(kappa, dtype=D)
+    layer = HypMLR(3, 1, m, dtype=D)
+    layer.offset.data.fill_(offset)
+    normal = layer.weight.detach()[0] / layer.weight.detach().norm()
+    across = torch.linalg.svd(normal[None])[2][1:]  # an orthonormal basis of the complement
+    foot = m.expmap0(torch.nn.functional.pad(offset * normal, (1, 0)))
+
+    def on_plane(s) -> torch.Tensor:
+        step = torch.nn.functional.pad(torch.as_tensor(s, dtype=D) @ across, (1, 0))
+        return m.expmap(foot, m.transp0(foot, step))
+
+    for x in m.lift(torch.randn(4, 3, dtype=D)):
+        found = minimize(
+            lambda s, x=x: m.dist(x, on_plane(s)).item(),
+            [0.0, 0.0],
+            method="Nelder-Mead",
+            options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 2000},
+        )
+        direction = m.transp0(foot, torch.nn.functional.pad(normal, (1, 0)))
+        side = math.copysign(1.0, m.inner(foot, m.logmap(foot, x), direction).item())
+        expected = side * found.fun * layer.weight.detach().norm().item()
+        assert layer(x).item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_flat_limit_is_logistic_regression():
+    m = Lorentz(-1e-8, dtype=D)
+    layer = HypMLR(3, 4, m, dtype=D)
+    layer.offset.data.normal_()
+    space = torch.randn(5, 3, dtype=D)
+    expected = space @ layer.weight.t() - layer.offset * layer.weight.norm(dim=-1)
+    torch.testing.assert_close(layer(m.lift(space)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rescaling_everything_scales_the_logits():
+    """Distances scale by sqrt(kappa_1/kappa_2), and so do logits whose offsets move along."""
+    a, b = Lorentz(-4.0, dtype=D), Lorentz(-1.0, dtype=D)
+    here, there = HypMLR(3, 2, a, dtype=D), HypMLR(3, 2, b, dtype=D)
+    here.offset.data.normal_()
+    there.weight.data.copy_(here.weight)
+    there.offset.data.copy_(2 * here.offset)
+    x = a.lift(torch.randn(5, 3, dtype=D))
+    torch.testing.assert_close(there(a.rescale(x, b)), 2 * here(x))
+
+
+def test_vanishing_normal_gives_zero_and_finite_gradients():
+    m = Lorentz(-1.0, learnable=True)
+    layer = HypMLR(3, 2, m)
+    layer.weight.data[0] = 0
+    x = m.lift(torch.randn(4, 3)).detach().requires_grad_()
+    y = layer(x)
+    assert (y[:, 0] == 0).all()
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("build", [HypMLR, HypPrototypes])
+@pytest.mark.parametrize("radius", [0.0, 1e-6, 1e4, 1e19, 1e33])
+def test_any_radius_gives_finite_logits_and_gradients(build, radius):
+    m = Lorentz(-1.0, learnable=True)
+    layer = build(3, 4, m)
+    space = (torch.randn(5, 3) * radius).requires_grad_()
+    y = layer(m.lift(space))
+    assert y.isfinite().all()
+    y.logsumexp(-1).sum().backward()
+    assert space.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 5)])
+def test_prototype_logits_are_scaled_squared_distances(shape):
+    m = Lorentz(-0.5, dtype=D)
+    layer = HypPrototypes(3, 4, m, dtype=D)
+    layer.log_scale.data.fill_(math.log(3.0))
+    x = m.lift(torch.randn(*shape, 3, dtype=D))
+    expected = -3 * m.dist(x[..., None, :], layer.prototypes()).square()
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_prototypes_follow_a_learning_curvature():
+    m = Lorentz(-0.5, learnable=True)
+    layer = HypPrototypes(3, 4, m)
+    before = layer.prototypes().detach()
+    m.curvature_parameter.log_ratio.data.fill_(math.log(4.0))
+    after = layer.prototypes()
+    torch.testing.assert_close(after, before * (0.5 / -m.curvature).sqrt())
+    torch.testing.assert_close(after[:, :1], m.time(after))

@@ -1,0 +1,147 @@
+"""GCN and weightless propagation: the matrix they multiply with, its transpose, sparse features."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holonomy.layers import GCN, Propagation
+from holonomy.layers.graph import normalised_edges, propagation
+from holonomy.layers.kernels.sparse import as_csr
+
+D = torch.float64
+
+
+def random_edges(nodes: int, edges: int) -> torch.Tensor:
+    return torch.randint(0, nodes, (2, edges))
+
+
+def matrix(edge_index: torch.Tensor, nodes: int) -> torch.Tensor:
+    dense = torch.zeros(nodes, nodes, dtype=D)
+    for source, target in edge_index.t().tolist():
+        if source != target:
+            dense[target, source] += 1
+    dense += torch.eye(nodes, dtype=D)
+    degree = dense.sum(1)
+    return dense / (degree[:, None] * degree).sqrt()
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 3), (4, 0), (7, 5), (7, 40)])
+def test_propagation_is_the_matrix_and_its_gradient_the_transpose(nodes, edges):
+    """Directed, with self-loops, repeated edges and isolated nodes."""
+    edge_index = random_edges(nodes, edges)
+    x = torch.randn(nodes, 3, dtype=D, requires_grad=True)
+    direction = torch.randn(nodes, 3, dtype=D)
+    y = propagation(edge_index, nodes, D)(x)
+    torch.testing.assert_close(y, matrix(edge_index, nodes) @ x)
+    (gradient,) = torch.autograd.grad((y * direction).sum(), x)
+    torch.testing.assert_close(gradient, matrix(edge_index, nodes).T @ direction)
+
+
+def test_the_form_that_is_compiled_is_the_same(monkeypatch):
+    edge_index, x = random_edges(9, 30), torch.randn(9, 4, dtype=D, requires_grad=True)
+    layer = GCN(4, 8, 3, dtype=D)
+    results = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda now=compiling: now)
+        y = layer(x, edge_index)
+        results.append([y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_weights_of_a_path():
+    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    source, target, weight = normalised_edges(path, 3, D)
+    dense = torch.zeros(3, 3, dtype=D).index_put((target, source), weight)
+    a, b = 1 / 2, 6**-0.5
+    expected = torch.tensor([[a, b, 0], [b, 1 / 3, b], [0, b, a]], dtype=D)
+    torch.testing.assert_close(dense, expected)
+
+
+def test_a_self_loop_counts_once_and_an_edge_as_often_as_it_is_listed():
+    x = torch.eye(2, dtype=D)
+    one = propagation(torch.tensor([[0, 0, 0], [0, 0, 1]]), 2, D)(x)
+    torch.testing.assert_close(one, propagation(torch.tensor([[0], [1]]), 2, D)(x))
+    twice = propagation(torch.tensor([[0, 0], [1, 1]]), 2, D)(x)
+    torch.testing.assert_close(twice[1], torch.tensor([2 / 3**0.5, 1 / 3], dtype=D))
+
+
+def test_propagation_without_gradients_is_the_same():
+    edge_index, x = random_edges(9, 30), torch.randn(9, 4)
+    layer = GCN(4, 8, 3)
+    with torch.no_grad():
+        quiet = layer(x, edge_index)
+    torch.testing.assert_close(quiet, layer(x, edge_index).detach(), rtol=0, atol=0)
+
+
+def test_enough_steps_solve_the_linear_system():
+    """Z = alpha (I - (1 - alpha) A)^-1 H."""
+    edge_index = random_edges(6, 8)
+    edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
+    layer = Propagation(4, 8, 3, steps=200, teleport=0.2, dtype=D)
+    x = torch.randn(6, 4, dtype=D)
+    start = layer.second(torch.relu(layer.first(x)))
+    system = torch.eye(6, dtype=D) - 0.8 * matrix(edge_index, 6)
+    torch.testing.assert_close(layer(x, edge_index), 0.2 * torch.linalg.solve(system, start))
+
+
+def test_full_teleport_is_the_network_alone():
+    layer = Propagation(4, 8, 3, teleport=1.0)
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(layer(x, random_edges(6, 8)), layer.second(torch.relu(layer.first(x))))
+
+
+def test_residual_adds_the_input():
+    layer = GCN(4, 4, 4, layers=3, residual=True)
+    for module in layer.convolutions:
+        module.weight.data.zero_()
+    layer.skips[0].weight.data.copy_(torch.eye(4))
+    x = torch.rand(6, 4)
+    torch.testing.assert_close(layer(x, random_edges(6, 8)), x)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: GCN(12, 5, 3, layers=3),
+        lambda: GCN(12, 12, 12, residual=True),
+        lambda: GCN(12, 5, 3, layers=1),
+        lambda: Propagation(12, 5, 3),
+    ],
+    ids=["gcn", "residual", "one layer", "propagation"],
+)
+def test_sparse_features_give_the_same_result_and_gradients(build, layout):
+    layer, edge_index = build(), random_edges(9, 30)
+    dense = (torch.rand(9, 12) < 0.2) * torch.rand(9, 12)
+    table = as_csr(dense.to_sparse()) if layout == "csr" else dense.to_sparse()
+    results = []
+    for x in (dense, table):
+        y = layer(x, edge_index)
+        results.append([y, *torch.autograd.grad(y.square().sum(), tuple(layer.parameters()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("build", [GCN, Propagation])
+def test_dropout_acts_in_training_only(build):
+    layer = build(12, 8, 3, dropout=0.5)
+    x, edge_index = torch.rand(9, 12), random_edges(9, 30)
+    for features in (x, x.to_sparse()):
+        layer.train()
+        assert not torch.allclose(layer(features, edge_index), layer(features, edge_index))
+        layer.eval()
+        assert torch.equal(layer(features, edge_index), layer(features, edge_index))
+    with pytest.raises(ValueError, match="dropout"):
+        build(12, 8, 3, dropout=2.0)
+
+
+def test_sparse_dropout_has_the_law_of_dense_dropout():
+    layer = GCN(1, 4, 1, layers=1, dropout=0.25)
+    layer.convolutions[0].weight.data.fill_(1.0)
+    x = torch.cat([torch.ones(3000, 1), torch.zeros(1000, 1)])
+    y = layer(x.to_sparse(), torch.zeros(2, 0, dtype=torch.int64))
+    assert set(y.unique().tolist()) == {0.0, torch.tensor(4 / 3).item()}
+    assert abs(y[:3000].mean().item() - 1) < 0.05
+    assert (y[3000:] == 0).all()
