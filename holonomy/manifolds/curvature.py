@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks
+from holonomy import checks, numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -71,7 +71,9 @@ class Curvature(nn.Module):
     @property
     def value(self) -> Float[Tensor, " 1"]:
         """The curvature, a tensor ``(1,)``, differentiable in ``log_ratio``."""
-        return self.initial * torch.exp(_LOG_RANGE * torch.tanh(self.log_ratio / _LOG_RANGE))
+        # In float64, so that gradients from points at the end of the dtype saturate instead of overflowing.
+        exponent = _LOG_RANGE * torch.tanh(numerics.widen(self.log_ratio) / _LOG_RANGE)
+        return numerics.narrow(numerics.widen(self.initial) * torch.exp(exponent), self.initial.dtype)
 
     def extra_repr(self) -> str:
         """The value now and whether it learns.

@@ -11,10 +11,10 @@ space part are total derivatives.
 **Unit coordinates.** Multiplying by :math:`\sqrt{-\kappa}` turns every statement into one about :math:`\kappa = -1`;
 each function scales, computes there in float64, scales back and returns the caller's dtype.
 
-**One primitive.** :func:`translate` moves ``x`` to the origin by a Lorentz boost and returns where ``y`` lands, by
-formulas whose terms do not cancel: distances, logarithms, exponentials and transports are read off there. With float32
-input, float64 inside, the results are right to float32 rounding for points up to rapidity
-:math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, results saturate and stay finite.
+**Nothing cancels.** Distance, logarithm, exponential and transport, with their derivatives in points and curvature, are
+:mod:`holonomy.manifolds.geodesics`. With float32 input, float64 inside, results and gradients are right to float32
+rounding for points up to rapidity :math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, results
+saturate and stay finite.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy.manifolds import geodesics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -47,7 +48,6 @@ __all__ = [
     "space",
     "tangent",
     "time",
-    "translate",
     "transp",
     "transp0",
     "transp0back",
@@ -82,7 +82,7 @@ def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     >>> time(torch.tensor([3.0, 0.0]), torch.tensor([-0.0625])).item()
     5.0
     """
-    radius = _scalar(kappa, space.dtype).neg().rsqrt()
+    radius = kappa.reshape(()).to(space.dtype).neg().rsqrt()
     return numerics.hypot(numerics.norm(space, keepdim=True), radius)
 
 
@@ -100,90 +100,6 @@ def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     [0.5, 0.0, 0.0]
     """
     return torch.cat([time(space, kappa), space], dim=-1)
-
-
-def translate(x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-    r"""Where ``y`` lands when the boost along ``x`` takes ``x`` to the origin (unit coordinates, space parts, float64).
-
-    With :math:`a = \operatorname{arsinh}|x|`, :math:`y = y_\parallel \hat x + y_\perp` the result is
-    :math:`(\cosh a\, y_\parallel - \sinh a\, y_t)\,\hat x + y_\perp`, so that its norm is the hyperbolic sine of the
-    distance. ``translate(-x, w)`` is the inverse. Three ways to write it, each where it loses no digits:
-
-    * both near the origin: every term is proportional to ``y - x``;
-    * ``x`` near, ``y`` not: as it stands, with :math:`(\cosh a - 1)\hat x \hat x^T = x x^T/(1 + x_t)`;
-    * ``x`` away from it: the radial part as the quotient
-      :math:`(y_\parallel^2 - x^2 - x^2 |y_\perp|^2)/(x_t y_\parallel + |x| y_t)` when :math:`y_\parallel > 0`, with
-      :math:`y_\parallel - |x|` and :math:`y_\perp` taken from ``y - x`` or from ``y``, whichever is shorter.
-
-    Args:
-        x: space parts ``(..., d)``.
-        y: space parts ``(..., d)``.
-
-    Returns:
-        Space parts ``(..., d)``; zero, with the right gradient, where ``x`` and ``y`` coincide.
-
-    >>> one = torch.ones(2, dtype=torch.float64)
-    >>> translate(one, one).tolist()
-    [0.0, 0.0]
-    """
-    radial, across, direction = _seen_from(x, y)
-    return across + direction * radial
-
-
-def _seen_from(x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"]) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`translate` in two parts, ``radial (..., 1) * direction + across``: far out their sum loses digits.
-
-    ``direction`` is the unit vector of x where x is away from the origin; elsewhere it and ``radial`` are zero.
-    """
-    x, y = torch.broadcast_tensors(x, y)
-    x_norm, y_norm = numerics.norm(x, keepdim=True), numerics.norm(y, keepdim=True)
-    far = x_norm > 1
-    inside, inside_norm = torch.where(far, 0.0, x), torch.where(far, 0.0, x_norm)
-    near = _translate_near(inside, y, inside_norm, y_norm)
-    direction = _direction(x, x_norm, far)
-    radial, across = _translate_far(direction, y, torch.where(far, x_norm, 1.0), y_norm)
-    return (
-        torch.where(far, radial, 0.0),
-        torch.where(far, across, near),
-        torch.where(far, direction, 0.0),
-    )
-
-
-def _direction(x: Tensor, x_norm: Tensor, far: Tensor) -> Tensor:
-    # Where x is near the origin: some constant of length one, which is never used.
-    return torch.where(far, x, x.shape[-1] ** -0.5) / torch.where(far, x_norm, 1.0)
-
-
-def _translate_near(x: Tensor, y: Tensor, x_norm: Tensor, y_norm: Tensor) -> Tensor:
-    x_time, y_time = _time(x_norm), _time(y_norm)
-    both = y_norm <= 2
-    close, close_time = torch.where(both, y, x), torch.where(both, y_time, x_time)
-    gap = x - close
-    longer = (gap * ((x + close) / (x_time + close_time))).sum(-1, keepdim=True)  # x_time - close_time
-    shift = (gap * close).sum(-1, keepdim=True) - (close_time - 1) * longer
-    by_difference = x * (shift / (1 + x_time)) - gap
-    plain = y + x * ((x * y).sum(-1, keepdim=True) / (1 + x_time) - y_time)
-    return torch.where(both, by_difference, plain)
-
-
-def _translate_far(direction: Tensor, y: Tensor, x_norm: Tensor, y_norm: Tensor) -> tuple[Tensor, Tensor]:
-    x_time, y_time = _time(x_norm), _time(y_norm)
-    gap = y - direction * x_norm
-    close = numerics.norm(gap, keepdim=True) <= y_norm
-    shorter = torch.where(close, gap, y)
-    along = (direction * shorter).sum(-1, keepdim=True)
-    across = shorter - direction * along
-    radial = torch.where(close, x_norm + along, along)
-    radial_gap = torch.where(close, along, along - x_norm)
-    width = numerics.norm(across, keepdim=True)
-
-    # Divided by |x| y_time throughout: no product of two large numbers is formed that is not itself the answer.
-    ahead = radial > 0
-    forward = torch.where(ahead, radial, 0.0)
-    numerator = (radial_gap / y_time) * (1 + forward / x_norm) - x_norm * width * (width / y_time)
-    denominator = (x_time / x_norm) * (forward / y_time) + 1
-    behind = x_time * torch.where(ahead, 0.0, radial) - x_norm * y_time
-    return torch.where(ahead, numerics.finite(numerator) / denominator, numerics.finite(behind)), across
 
 
 def dist(
@@ -209,8 +125,7 @@ def dist(
     ... )
     1.0
     """
-    scale, xs, ys = _unit(kappa, x, y)
-    return _narrow(torch.asinh(numerics.norm(translate(xs, ys))) / scale, x, y)
+    return _narrow(geodesics.distance(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
 def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -228,8 +143,9 @@ def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float
     >>> dist0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).item()
     0.0
     """
-    scale, xs = _unit(kappa, x)
-    return _narrow(torch.asinh(numerics.norm(xs)) / scale, x)
+    xs, scale = _wide(x), _scale(kappa)
+    length = numerics.norm(xs)
+    return _narrow(length * numerics.asinhc(numerics.finite(length * scale)), x)
 
 
 def tangent(
@@ -276,11 +192,10 @@ def expmap(
     >>> bool(torch.allclose(expmap(x, torch.zeros(3), kappa), x))
     True
     """
-    scale, xs, us = _unit(kappa, x, u)
-    radial, across, direction = _to_frame(xs, us)
-    step = across + direction * radial
-    there = step * numerics.sinhc(numerics.norm(step, keepdim=True))
-    return _point(translate(-xs, there), scale, x, u)
+    scale = _scale(kappa)
+    # Twice the widest rapidity leads from any point through the origin to any other.
+    reach = min(4 * numerics.widest_rapidity(_dtype(x, u)), numerics.widest_rapidity(torch.float64))
+    return _point(geodesics.shoot(_wide(x), _wide(u), scale, reach), scale, x, u)
 
 
 def logmap(
@@ -300,11 +215,7 @@ def logmap(
     >>> logmap(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]), kappa).tolist()
     [0.0, 0.0]
     """
-    scale, xs, ys = _unit(kappa, x, y)
-    radial, across, direction = _seen_from(xs, ys)
-    stretch = numerics.asinhc(numerics.norm(across + direction * radial, keepdim=True))
-    vector = _from_frame(xs, across * stretch) + direction * (radial * stretch * _time(_length(xs)))
-    return _narrow(_tangent(xs, vector) / scale, x, y)
+    return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
 def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -322,8 +233,9 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     >>> expmap0(torch.tensor([0.0, 0.0]), torch.tensor([-1.0])).tolist()
     [1.0, 0.0]
     """
-    scale, us = _unit(kappa, u)
-    return _point(us * numerics.sinhc(numerics.norm(us, keepdim=True)), scale, u)
+    us, scale = _wide(u), _scale(kappa)
+    length = numerics.finite(numerics.norm(us, keepdim=True) * scale)
+    return _point(us * numerics.sinhc(length), scale, u)
 
 
 def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -339,9 +251,9 @@ def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     >>> logmap0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
     [0.0, 0.0]
     """
-    scale, xs = _unit(kappa, x)
-    frame = xs * numerics.asinhc(numerics.norm(xs, keepdim=True)) / scale
-    return _narrow(torch.cat([torch.zeros_like(frame[..., :1]), frame], -1), x)
+    xs, scale = _wide(x), _scale(kappa)
+    vector = xs * numerics.asinhc(numerics.finite(numerics.norm(xs, keepdim=True) * scale))
+    return _narrow(torch.cat([torch.zeros_like(vector[..., :1]), vector], -1), x)
 
 
 def transp(
@@ -371,17 +283,7 @@ def transp(
     >>> bool(torch.allclose(transp(x, x, v, kappa), v))
     True
     """
-    _, xs, ys = _unit(kappa, x, y)
-    vs = numerics.widen(space(v))
-    v_radial, v_across, _ = _to_frame(xs, vs)
-    y_radial, y_across, direction = _seen_from(xs, ys)
-    sinh = numerics.norm(y_across + direction * y_radial, keepdim=True)
-    pull = ((v_across * y_across).sum(-1, keepdim=True) + v_radial * y_radial) / (1 + _time(sinh))
-    frame = v_across + direction * v_radial
-    closed, turned = vs + pull * (xs + ys), _from_frame(ys, _rotate(xs, ys, frame))
-    closed_size = numerics.norm(vs, keepdim=True) + pull.abs() * (_length(xs) + _length(ys))
-    turned_size = numerics.norm(frame, keepdim=True) * (1 + _time(_length(ys)))
-    return _narrow(_tangent(ys, torch.where(closed_size <= turned_size, closed, turned)), x, y, v)
+    return _narrow(geodesics.carry(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
 
 
 def transp0(
@@ -401,7 +303,9 @@ def transp0(
     [0.0, 3.0]
     """
     _, ys = _unit(kappa, y)
-    return _narrow(_tangent(ys, _from_frame(ys, numerics.widen(space(v)))), y, v)
+    vs = numerics.widen(space(v))
+    longer = (ys / (1 + _time(_length(ys))) * vs).sum(-1, keepdim=True)
+    return _narrow(_tangent(ys, vs + ys * longer), y, v)
 
 
 def transp0back(
@@ -543,8 +447,8 @@ def rescale(
     >>> rescale(torch.tensor([1.0, 0.0]), torch.tensor([-1.0]), torch.tensor([-4.0])).tolist()
     [0.5, 0.0]
     """
-    _, xs = _unit(kappa, x)
-    return _point(xs, _scalar(to, torch.float64).neg().sqrt(), x)
+    xs, scale_to = _wide(x), _scale(to)
+    return _point(xs * (_scale(kappa) / scale_to), scale_to, x)
 
 
 def cdist(
@@ -570,9 +474,8 @@ def cdist(
     >>> cdist(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), kappa).tolist()
     [[0.0, 0.0]]
     """
-    scale, xs, ys = _unit(kappa, x, y)
-    rapidity: Tensor = numerics.apply_function(_PairwiseRapidity, xs, ys)
-    return _narrow(rapidity / scale, x, y)
+    distances: Tensor = numerics.apply_function(_PairwiseDistance, _wide(x), _wide(y), _scale(kappa))
+    return _narrow(distances, x, y)
 
 
 def centroid(
@@ -598,51 +501,74 @@ def centroid(
     >>> centroid(x, torch.ones(1, 2), torch.tensor([-1.0])).tolist()
     [[1.0, 0.0]]
     """
-    scale, xs = _unit(kappa, x)
-    middle: Tensor = numerics.apply_function(_Centroid, xs, numerics.widen(weights))
+    scale = _scale(kappa)
+    middle: Tensor = numerics.apply_function(_Centroid, _wide(x), numerics.widen(weights), scale)
     return _point(middle, scale, x, weights)
 
 
-class _PairwiseRapidity(torch.autograd.Function):
-    """Distances in unit coordinates between space parts ``(..., n, d)`` and ``(..., m, d)``, float64."""
+class _PairwiseDistance(torch.autograd.Function):
+    """Distances between space parts ``(..., n, d)`` and ``(..., m, d)``, float64."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        half_sinh = _half_sinh(x, y)
-        ctx.save_for_backward(x, y, half_sinh)
-        return 2 * torch.asinh(half_sinh)
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        half_sinh = _half_sinh(numerics.finite(x * scale), numerics.finite(y * scale))
+        ctx.save_for_backward(x, y, scale, half_sinh)
+        return 2 * torch.asinh(half_sinh) / scale
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        x, y, half_sinh = ctx.saved_tensors
-        weights = numerics.safe_div(grad_outputs[0], 2 * half_sinh * torch.hypot(half_sinh, torch.ones_like(half_sinh)))
-        return _weighted_gap(x, y, weights), _weighted_gap(y, x, weights.mT)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, y, scale, half_sinh = ctx.saved_tensors
+        x, y, grad = numerics.finite(x * scale), numerics.finite(y * scale), grad_outputs[0]
+        sinh = 2 * half_sinh * torch.hypot(half_sinh, torch.ones_like(half_sinh))
+        weights = numerics.safe_div(grad, sinh)
+        grad_scale = None
+        if ctx.needs_input_grad[2]:
+            # All points moved along their rays, distances change at the rate E of holonomy.manifolds.geodesics.
+            rate = numerics.safe_div(_klein_gap(x, y), sinh)
+            grad_scale = (grad * (rate - 2 * torch.asinh(half_sinh))).sum() / scale.square()
+        return _weighted_gap(x, y, weights), _weighted_gap(y, x, weights.mT), grad_scale
 
 
 class _Centroid(torch.autograd.Function):
-    """Midpoints in unit coordinates, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
+    """Midpoints, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor) -> Tensor:
-        x_norm, x_time = _polar(x)
-        total = weights @ x
+    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        unit = numerics.finite(x * scale)
+        x_norm, x_time = _polar(unit)
+        total = weights @ unit
         total_norm = numerics.norm(total, keepdim=True)
-        chord = _chord(numerics.unit_vector(total, total_norm), numerics.unit_vector(x, x_norm))
+        chord = _chord(numerics.unit_vector(total, total_norm), numerics.unit_vector(unit, x_norm))
         # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
         short = (weights * ((1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2)).sum(-1, keepdim=True)
         length = short.sqrt() * (weights @ x_time + total_norm).sqrt()
         middle = numerics.safe_div(total, length)
-        ctx.save_for_backward(x, weights, middle, length)
-        return middle
+        ctx.save_for_backward(x, weights, scale, middle, length)
+        return middle / scale
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        x, weights, middle, length = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weights, scale, middle, length = ctx.saved_tensors
+        x = numerics.finite(x * scale)
         cotangent = numerics.safe_div(grad_outputs[0], length)
         radial = (cotangent * middle).sum(-1, keepdim=True)
         grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial).mT)
         cosh = 1 + 2 * _half_sinh(middle, x).square()
-        return grad_x, cotangent @ x.mT - radial * cosh
+        grad_weights = (cotangent @ x.mT - radial * cosh) / scale
+        grad_scale = None
+        if ctx.needs_input_grad[2]:
+            # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
+            lag = (weights * (_klein_gap(middle, x) / _time(_length(middle)))).sum(-1, keepdim=True)
+            grad_scale = -(radial * lag).sum() / scale.square()
+        return grad_x, grad_weights, grad_scale
+
+
+def _klein_gap(x: Tensor, y: Tensor) -> Tensor:
+    """``x_t y_t |p - q|^2`` for all pairs, p and q their points of the Klein ball."""
+    (x_norm, x_time), (y_norm, y_time) = _polar(x), _polar(y)
+    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
+    radial = _sinh_difference(x_norm, x_time, y_norm, y_time)
+    return (radial / x_time) * (radial / y_time.mT) + x_norm * chord * y_norm.mT * chord
 
 
 def _half_sinh(x: Tensor, y: Tensor) -> Tensor:
@@ -701,45 +627,21 @@ def _chord(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _to_frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Components of a tangent vector in the frame carried from the origin, split as in :func:`_seen_from`."""
+    """Components of a tangent vector in the frame carried from the origin, in two parts.
+
+    ``radial (..., 1) * direction + across``, for far out their sum loses digits; ``direction`` is the unit vector of x
+    where x is away from the origin, and zero, as ``radial``, elsewhere.
+    """
     x_norm = _length(x)
     x_time = _time(x_norm)
     far = x_norm > 1
     inside = torch.where(far, 0.0, x)
     smooth = u - inside / x_time * (inside / (1 + x_time) * u).sum(-1, keepdim=True)
-    direction = _direction(x, x_norm, far)
+    # Where x is near the origin: some constant of length one, which is not used.
+    direction = torch.where(far, x, x.shape[-1] ** -0.5) / torch.where(far, x_norm, 1.0)
     along = (direction * u).sum(-1, keepdim=True)
     across = torch.where(far, u - direction * along, smooth)
     return torch.where(far, along / x_time, 0.0), across, torch.where(far, direction, 0.0)
-
-
-def _from_frame(x: Float[Tensor, "... dim"], frame: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-    """Inverse of :func:`_to_frame`; a sum without cancellation."""
-    x_time = _time(_length(x))
-    return frame + x * (x / (1 + x_time) * frame).sum(-1, keepdim=True)
-
-
-def _rotate(
-    x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"], frame: Float[Tensor, "... dim"]
-) -> Float[Tensor, "... dim"]:
-    """Turn components in the frame at x into those in the frame at y, for transport along the geodesic x -> y."""
-    x_time = _time(_length(x))
-    y_time = _time(_length(y))
-    p, q = x / (1 + x_time), y / (1 + y_time)  # Poincare coordinates
-    gap = x - y
-    longer = (gap * ((x + y) / (x_time + y_time))).sum(-1, keepdim=True)  # x_time - y_time
-    gap = torch.where(_length(gap) <= _length(y), (p * longer - gap) / (1 + y_time), q - p)
-    opening = 1 / (1 + x_time) + 1 / (1 + y_time) + gap.square().sum(-1, keepdim=True) / 2  # 1 - p . q
-
-    def skew(v: Tensor) -> Tensor:
-        return ((v * gap).sum(-1, keepdim=True) * p - (v * p).sum(-1, keepdim=True) * gap) / opening
-
-    once = skew(frame)
-    p_norm = numerics.norm(p, keepdim=True)
-    direction = numerics.unit_vector(p, p_norm)
-    across = gap - direction * (direction * gap).sum(-1, keepdim=True)
-    tangent_half = p_norm * numerics.norm(across, keepdim=True) / opening
-    return frame + (once + skew(once)) * (2 / (1 + tangent_half.square()))
 
 
 def _tangent(x: Float[Tensor, "... dim"], vector: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
@@ -747,15 +649,20 @@ def _tangent(x: Float[Tensor, "... dim"], vector: Float[Tensor, "... dim"]) -> F
     return torch.cat([(x / x_time * vector).sum(-1, keepdim=True), vector], -1)
 
 
-def _scalar(kappa: Float[Tensor, "..."], dtype: torch.dtype) -> Tensor:
-    # Without axes, so that it broadcasts against single points and may stay on another device.
-    return kappa.reshape(()).to(dtype)
+def _scale(kappa: Float[Tensor, "..."]) -> Tensor:
+    """sqrt(-kappa) in float64, without axes: it broadcasts against single points and may stay on another device."""
+    return numerics.widen(kappa.reshape(())).neg().sqrt()
+
+
+def _wide(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+    """The space part in float64."""
+    return numerics.widen(space(x))
 
 
 def _unit(kappa: Float[Tensor, "..."], *tensors: Float[Tensor, "... ambient"]) -> tuple[Tensor, ...]:
     """sqrt(-kappa) and the space parts in unit coordinates, all float64."""
-    scale = _scalar(kappa, torch.float64).neg().sqrt()
-    return scale, *(numerics.finite(numerics.widen(space(x)) * scale) for x in tensors)
+    scale = _scale(kappa)
+    return scale, *(numerics.finite(x * scale) for x in map(_wide, tensors))
 
 
 def _dtype(*tensors: Tensor) -> torch.dtype:
@@ -769,10 +676,9 @@ def _narrow(result: Tensor, *inputs: Tensor) -> Tensor:
     return numerics.narrow(result, _dtype(*inputs))
 
 
-def _point(unit_space: Float[Tensor, "... dim"], scale: Tensor, *inputs: Tensor) -> Float[Tensor, "... ambient"]:
-    """The ambient point of curvature ``-scale**2`` above unit coordinates, in the callers' dtype."""
+def _point(wide: Float[Tensor, "... dim"], scale: Tensor, *inputs: Tensor) -> Float[Tensor, "... ambient"]:
+    """The ambient point of curvature ``-scale**2`` with a float64 space part, in the callers' dtype."""
     dtype = _dtype(*inputs)
-    wide = numerics.shrink(unit_space / scale, dtype)
     # Time belongs to the space part that is handed back, so it is made after rounding.
-    rounded = numerics.narrow(wide, dtype)
+    rounded = numerics.narrow(numerics.shrink(wide, dtype), dtype)
     return torch.cat([numerics.narrow(time(numerics.widen(rounded), -scale.square()), dtype), rounded], -1)

@@ -1,0 +1,468 @@
+r"""Distance, logarithm, exponential and transport with their derivatives in closed form, in float64.
+
+Space parts ``(..., d)`` come in as they are and ``scale`` is :math:`s = \sqrt{-\kappa}`; capital letters are unit
+coordinates :math:`X = s x`. What automatic differentiation makes of a boost cancels far out, so each function states
+its derivative, in quantities that do not:
+
+* **The view** of Y from X: distance D and unit direction N, kept as a part *along* the ray of X and a part *across* it,
+  in the frame carried from the origin. Then :math:`n_X = (N_\perp, N_\parallel / X_t)` is minus the derivative of D in
+  the space part of X. For float32 numbers the part across is right even where X and Y are parallel.
+* **Curvature.** With :math:`\tau` the arc length from the foot of the perpendicular from the origin,
+  :math:`t = \tanh\tau = N_\parallel X_n / X_t`, scaling all space parts changes D at the rate
+  :math:`E = t_Y - t_X = \sinh D / (\cosh\tau_X \cosh\tau_Y)`, and :math:`D - E = \int \tanh^2\tau\, d\tau
+  = (D - \tanh D) + t_X t_Y \tanh D`: so the derivative in s of what is homogeneous needs no difference.
+
+Where points coincide the direction is zero, which makes the gradient of the distance the subgradient zero and leaves
+those of the logarithm and of transport right.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+
+__all__ = ["carry", "distance", "logarithm", "shoot"]
+
+
+class Ray(NamedTuple):
+    """A point in polar form: unit vector (zero at the origin), length and time of its unit coordinates."""
+
+    unit: Tensor
+    length: Tensor
+    time: Tensor
+
+
+class View(NamedTuple):
+    """What Y looks like from X: distance, and the unit direction as parts across and along the ray of X."""
+
+    distance: Tensor
+    across: Tensor
+    along: Tensor
+
+
+def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    """Geodesic distance, with zero gradients where the points coincide.
+
+    Args:
+        x: space parts ``(..., d)``, float64 as all below.
+        y: space parts ``(..., d)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Distances ``(...)``.
+
+    >>> one = torch.ones(1, dtype=torch.float64)
+    >>> distance(one, one, one.squeeze()).item()
+    0.0
+    """
+    x, y = torch.broadcast_tensors(x, y)
+    result: Tensor = numerics.apply_function(_Distance, x, y, scale)
+    return result.squeeze(-1)
+
+
+def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    """The logarithm: what tangent vector at x leads to y.
+
+    Args:
+        x: space parts ``(..., d)``.
+        y: space parts ``(..., d)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Ambient tangent vectors ``(..., d+1)``.
+
+    >>> zero, scale = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    >>> logarithm(zero, scale.sinh().reshape(1), scale).tolist()
+    [0.0, 1.0]
+    """
+    x, y = torch.broadcast_tensors(x, y)
+    return numerics.apply_function(_Logarithm, x, y, scale)
+
+
+def shoot(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
+    """The exponential map.
+
+    Args:
+        x: space parts ``(..., d)``.
+        u: space parts ``(..., d)`` of tangent vectors at x.
+        scale: the square root of minus the curvature, without axes.
+        reach: the greatest length in units of the radius of curvature; longer vectors are cut, and their end saturates.
+
+    Returns:
+        Space parts ``(..., d)``.
+
+    >>> zero, scale = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    >>> shoot(zero, zero + 1, scale, 700.0).asinh().item()
+    1.0
+    """
+    x, u = torch.broadcast_tensors(x, u)
+    return numerics.apply_function(_Shoot, x, u, scale, reach)
+
+
+def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    """Parallel transport along the geodesic from x to y.
+
+    Args:
+        x: space parts ``(..., d)``.
+        y: space parts ``(..., d)``.
+        v: space parts ``(..., d)`` of tangent vectors at x.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Ambient tangent vectors ``(..., d+1)`` at y.
+
+    >>> x, scale = torch.ones(2, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    >>> carry(x, x, x, scale)[1:].tolist()
+    [1.0, 1.0]
+    """
+    x, y, v = torch.broadcast_tensors(x, y, v)
+    return numerics.apply_function(_Carry, x, y, v, scale)
+
+
+class _Distance(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        return _view(x, y, scale).distance / scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, scale = ctx.saved_tensors
+        (grad,) = grad_outputs
+        ray_x, ray_y = _ray(x, scale), _ray(y, scale)
+        from_x, from_y = _view(x, y, scale), _view(y, x, scale)
+        slack = _slack(from_x.distance, _foot(ray_x, from_x) * -_foot(ray_y, from_y))
+        return (
+            -grad * _covector(ray_x, from_x),
+            -grad * _covector(ray_y, from_y),
+            -(grad * slack).sum() / scale.square(),
+        )
+
+
+class _Logarithm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        ray, view = _ray(x, scale), _view(x, y, scale)
+        length = view.distance / scale
+        time = length * ray.length * view.along
+        return torch.cat([time, length * (view.across + ray.unit * (view.along * ray.time))], -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, scale = ctx.saved_tensors
+        g_time, g = grad_outputs[0][..., :1], grad_outputs[0][..., 1:]
+        ray_x, ray_y = _ray(x, scale), _ray(y, scale)
+        from_x, from_y = _view(x, y, scale), _view(y, x, scale)
+        far, across, along = from_x
+        g_along = _dot(ray_x.unit, g)
+        on_point = g_time * ray_x.time + ray_x.length * g_along
+        on_direction = _dot(across, g) + along * (g_time * ray_x.length + ray_x.time * g_along)
+        bend = numerics.cothc(far)  # D coth D
+        pull = far * on_point + (bend - 1) * on_direction
+        grad_x = pull * _covector(ray_x, from_x) - bend * _chart(ray_x, g_time, g)
+        grad_y = pull * _covector(ray_y, from_y) + _chart(ray_y, g_time, g) / numerics.sinhc(far)
+
+        foot_x, foot_y = _foot(ray_x, from_x), -_foot(ray_y, from_y)
+        rate = _rate(ray_x, ray_y, from_x)
+        wide = across.square().sum(-1, keepdim=True)
+        # Two ways to write one number, each where it does not cancel.
+        radial = torch.where(
+            ray_x.length > 1,
+            rate * ray_x.time - far / ray_x.time,
+            far * (ray_x.length / ray_x.time) * ray_x.length - _slack(far, foot_x * foot_y) * ray_x.time,
+        )
+        spread = far * foot_y * ray_x.length * wide
+        d_across = across * (far * foot_x * foot_y - _slack(far, foot_x * foot_y))
+        d_along = along * radial - spread
+        d_time = ray_x.length * along * rate - spread * (ray_x.length / ray_x.time)
+        d_scale = _dot(g, d_across) + g_along * d_along + g_time * d_time
+        return grad_x, grad_y, d_scale.sum() / scale.square()
+
+
+class _Shoot(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
+        ray, step = _ray(x, scale), _step(x, u, scale, reach)
+        radial = _radial(ray, step, step.distance)
+        return (torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
+        *tensors, ctx.reach = inputs
+        ctx.save_for_backward(*tensors, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, u, scale, z = ctx.saved_tensors
+        (g,) = grad_outputs
+        ray, step = _ray(x, scale), _step(x, u, scale, ctx.reach)
+        length, across, along = step
+        z_time = _ray(z, scale).time
+        cosh, sinh = torch.cosh(length), torch.sinh(length)
+        wide = torch.where(length == 0, 1.0, across.square().sum(-1, keepdim=True))
+        g_along = _dot(ray.unit, g)
+        g_across = _dot(across, g)
+        on_direction = g_across + along * ray.time * g_along
+        # The part of the cotangent at right angles to the geodesic, across and along the ray.
+        rest = g - ray.unit * g_along - across * on_direction
+        rest_along = ray.time * g_along * wide - along * g_across
+        velocity = _velocity(ray, step)
+        on_velocity = cosh * g_across + velocity * g_along
+        foot = _foot(ray, step)
+
+        def chart(factor: Tensor, direction: Tensor) -> Tensor:
+            inside = (factor * rest_along + direction * along) / ray.time
+            return factor * rest + direction * across + ray.unit * inside
+
+        grad_u = chart(numerics.sinhc(length), on_velocity)
+        grad_x = chart(cosh, on_direction * (z_time / ray.time) - length * foot * on_velocity)
+
+        narrow = 1 / ray.time.square() + (ray.length / ray.time).square() * across.square().sum(-1, keepdim=True)
+        tanh = torch.tanh(length)
+        ahead = narrow * (numerics.minus_tanh(length) + length * foot * tanh) * (ray.time * cosh / z_time)
+        aside = sinh * narrow * (sinh * ray.time / z_time)
+        d_across = g_across * (ahead * cosh - aside * foot)
+        d_along = g_along * (ahead * velocity + aside * ray.length * across.square().sum(-1, keepdim=True))
+        return grad_x, grad_u, (d_across + d_along).sum() / scale.square(), None
+
+
+class _Carry(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        w = _transport(x, y, v, scale)
+        ray = _ray(y, scale)
+        return torch.cat([(ray.length / ray.time) * _dot(ray.unit, w), w], -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x, y, v, scale, output = ctx.saved_tensors
+        g_time, w = grad_outputs[0][..., :1], output[..., 1:]
+        ray_x, ray_y = _ray(x, scale), _ray(y, scale)
+        from_x, from_y = _view(x, y, scale), _view(y, x, scale)
+        g = _chart(ray_y, g_time, grad_outputs[0][..., 1:])
+        back = _transport_covector(x, y, g, scale)
+        half, turn = from_x.distance / 2, torch.tanh(from_x.distance / 2)
+        cosh = torch.cosh(half)
+
+        g_along, back_along = _dot(ray_y.unit, g), _dot(ray_x.unit, back)
+        on_y = turn * _dot(from_y.across, g) + _radial(ray_y, from_y, half) / cosh * g_along + g_time / ray_y.time
+        on_x = turn * _dot(from_x.across, back) + _radial(ray_x, from_x, half) / cosh * back_along
+        n_x, n_y = _covector(ray_x, from_x), _covector(ray_y, from_y)
+        grad_y = on_y * _flat(ray_y, w) - turn * _dot(n_y, w) * g
+        grad_x = turn * _dot(n_x, v) * back - on_x * _flat(ray_x, v)
+
+        # Curvature: frame components at x, as parts across and along the ray of x.
+        foot_x, foot_y = _foot(ray_x, from_x), -_foot(ray_y, from_y)
+        wide = from_x.across.square().sum(-1, keepdim=True)
+        v_along = _dot(ray_x.unit, v) / ray_x.time
+        v_across = v - ray_x.unit * _dot(ray_x.unit, v)
+
+        def frame(across: Tensor, along: Tensor) -> Tensor:
+            return _dot(across, v_across) + along * v_along
+
+        def pull(across: Tensor, along: Tensor) -> Tensor:
+            return _dot(across, back) + along * ray_x.time * back_along
+
+        slope = ray_x.length / ray_x.time
+        side = -from_x.across * foot_x, slope * wide
+        ratio = ray_x.time / ray_y.time
+        longer = _time_gap(x, y, scale, ray_x, ray_y) / ray_y.time  # X_t/Y_t - 1
+        rate = _rate(ray_x, ray_y, from_x)
+        here = torch.zeros_like(x), slope
+        change = rate * from_x.across + longer * side[0], rate * from_x.along + longer * side[1]
+        there = foot_y * from_x.across + ratio * side[0], foot_y * from_x.along + ratio * side[1]
+        direction = from_x.across, from_x.along
+        spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
+        d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
+        d_scale = d_scale + g_time * output[..., :1] / ray_y.time.square()
+        return grad_x, grad_y, back, d_scale.sum() / scale
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1, keepdim=True)
+
+
+def _ray(x: Tensor, scale: Tensor) -> Ray:
+    norm = numerics.norm(x, keepdim=True)
+    length = numerics.finite(norm * scale)
+    return Ray(numerics.safe_div(x, norm), length, numerics.hypot(length, torch.ones_like(length)))
+
+
+def _across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
+    """The part of y orthogonal to x.
+
+    With x_j the largest coordinate of x, (y_i x_j - x_i y_j) / x_j is y up to a multiple of x, and the products of
+    float32 numbers are exact in float64: parallel vectors leave nothing, as they should.
+    """
+    place = x.abs().argmax(-1, keepdim=True)
+    pivot, partner = x.gather(-1, place), y.gather(-1, place)
+    empty = pivot == 0
+    pivot = torch.where(empty, 1.0, pivot)
+    exact = y * pivot - x * partner
+    # Float64 products can overflow; there the quotient first.
+    reduced = torch.where(exact.isfinite(), exact / pivot, y - x / pivot * partner)
+    reduced = torch.where(empty, y, reduced)
+    return reduced - unit * _dot(unit, reduced)
+
+
+def _view(x: Tensor, y: Tensor, scale: Tensor) -> View:
+    ray, other = _ray(x, scale), _ray(y, scale)
+    # All divided by Y_t, so that no product of two large numbers is formed that is not itself the answer.
+    across = _across(x, ray.unit, y) * (scale / other.time)
+    gap = _dot(ray.unit, y - x) * scale
+    along = _dot(ray.unit, y) * scale
+    width = numerics.norm(across, keepdim=True)
+
+    longer = (gap * (along + ray.length) / other.time + width * (width * other.time)) / (ray.time + other.time)
+    both_near = ray.time * (gap / other.time) - ray.length * longer
+    plain = ray.time * (along / other.time) - ray.length
+    forward, length = along.clamp(min=0), ray.length.clamp(min=1)
+    numerator = (gap / other.time) * (1 + forward / length) - length * width * (width * other.time)
+    ahead = numerics.finite(numerator) / ((ray.time / length) * forward + other.time)
+    far = torch.where(along > 0, ahead, plain)
+    near = torch.where(other.length <= 2, both_near, plain)
+    radial = torch.where(ray.length > 1, far, near)
+
+    size = torch.hypot(width, radial)
+    apart = torch.asinh(numerics.finite(size * other.time))
+    return View(apart, numerics.safe_div(across, size), numerics.safe_div(radial, size))
+
+
+def _step(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> View:
+    """A tangent vector at X as a view: its length, and its direction in the frame."""
+    ray = _ray(x, scale)
+    across = _across(x, ray.unit, u) * scale
+    along = _dot(ray.unit, u) * scale / ray.time
+    length = torch.hypot(numerics.norm(across, keepdim=True), along)
+    return View(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
+
+
+def _radial(ray: Ray, view: View, length: Tensor) -> Tensor:
+    """cosh(l) X_n + sinh(l) X_t N_along: how far out a geodesic is, along the ray it started from."""
+    cosh, sinh = torch.cosh(length), torch.sinh(length)
+    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
+    inward = torch.sinh(torch.asinh(ray.length) - length) + sinh * ray.time * excess
+    return torch.where(view.along < 0, inward, cosh * ray.length + sinh * ray.time * view.along)
+
+
+def _velocity(ray: Ray, view: View) -> Tensor:
+    """sinh(l) X_n + cosh(l) X_t N_along: the derivative of `_radial`."""
+    cosh, sinh = torch.cosh(view.distance), torch.sinh(view.distance)
+    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
+    inward = cosh * ray.time * excess - torch.cosh(torch.asinh(ray.length) - view.distance)
+    return torch.where(view.along < 0, inward, sinh * ray.length + cosh * ray.time * view.along)
+
+
+def _foot(ray: Ray, view: View) -> Tensor:
+    """The hyperbolic tangent of the arc length from the foot of the perpendicular from the origin."""
+    return (ray.length / ray.time) * view.along
+
+
+def _covector(ray: Ray, view: View) -> Tensor:
+    """Minus the derivative of the distance in the space part of X."""
+    return view.across + ray.unit * (view.along / ray.time)
+
+
+def _chart(ray: Ray, g_time: Tensor, g: Tensor) -> Tensor:
+    """An ambient cotangent as one on the space part: g_s + g_t X / X_t."""
+    return g + g_time * (ray.length / ray.time) * ray.unit
+
+
+def _flat(ray: Ray, v: Tensor) -> Tensor:
+    """The metric applied to the space part of a tangent vector: v - v_t X / X_t."""
+    along = _dot(ray.unit, v)
+    return v - ray.unit * along + ray.unit * (along / ray.time.square())
+
+
+def _slack(far: Tensor, feet: Tensor) -> Tensor:
+    """D - E, the integral of tanh^2 along the geodesic."""
+    return numerics.minus_tanh(far) + feet * torch.tanh(far)
+
+
+def _rate(ray_x: Ray, ray_y: Ray, view: View) -> Tensor:
+    """E = t_Y - t_X = sinh(D) / (cosh tau_X cosh tau_Y)."""
+    wide = view.across.square().sum(-1, keepdim=True)
+    narrow = 1 / ray_x.time + ray_x.length * (ray_x.length / ray_x.time) * wide
+    return torch.sinh(view.distance) / ray_y.time * narrow
+
+
+def _time_gap(x: Tensor, y: Tensor, scale: Tensor, ray_x: Ray, ray_y: Ray) -> Tensor:
+    """X_t - Y_t."""
+    return _dot((x - y) * scale, (x + y) * scale / (ray_x.time + ray_y.time))
+
+
+def _transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    """Space part of the transported vector: v + tanh(D/2) <n_X, v> (X + Y), or by the frame, whichever cancels less."""
+    ray_x, ray_y, view = _ray(x, scale), _ray(y, scale), _view(x, y, scale)
+    factor = torch.tanh(view.distance / 2) * _dot(_covector(ray_x, view), v)
+    direct = v + factor * (ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
+    held = _to_frame(ray_x, v)
+    framed = _from_frame(ray_y, _turn(x, y, held, scale))
+    loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time + ray_y.time)
+    return torch.where(loss <= numerics.norm(held, keepdim=True) * ray_y.time, numerics.finite(direct), framed)
+
+
+def _transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Tensor:
+    """The transpose of `_transport`: a cotangent on space parts at y as one at x."""
+    ray_x, ray_y, view = _ray(x, scale), _ray(y, scale), _view(x, y, scale)
+    normal = _covector(ray_x, view)
+    factor = torch.tanh(view.distance / 2) * _dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
+    direct = g + factor * normal
+    held = _from_frame(ray_y, g)
+    framed = _to_frame(ray_x, _turn(y, x, held, scale))
+    loss = numerics.norm(g, keepdim=True) + factor.abs() * numerics.norm(normal, keepdim=True)
+    return torch.where(loss <= numerics.norm(held, keepdim=True), numerics.finite(direct), framed)
+
+
+def _to_frame(ray: Ray, v: Tensor) -> Tensor:
+    """Components in the frame carried from the origin: the part along the ray divided by X_t."""
+    return v - ray.unit * (_dot(ray.unit, v) * (ray.length / (1 + ray.time)) * (ray.length / ray.time))
+
+
+def _from_frame(ray: Ray, held: Tensor) -> Tensor:
+    """The inverse (and transpose of it): the part along the ray multiplied by X_t."""
+    return held + ray.unit * (_dot(ray.unit, held) * (ray.length / (1 + ray.time)) * ray.length)
+
+
+def _turn(x: Tensor, y: Tensor, held: Tensor, scale: Tensor) -> Tensor:
+    """Components in the frame at x as components at y: a turn by the angle that transport round (o, x, y) adds up.
+
+    The Cayley transform of a skew matrix of rank two, of the tangent of half that angle.
+    """
+    ray_x, ray_y = _ray(x, scale), _ray(y, scale)
+    p = ray_x.unit * (ray_x.length / (1 + ray_x.time))  # Poincare coordinates
+    gap = (p * _time_gap(x, y, scale, ray_x, ray_y) - (x - y) * scale) / (1 + ray_y.time)  # q - p
+    opening = 1 / (1 + ray_x.time) + 1 / (1 + ray_y.time) + _dot(gap, gap) / 2  # 1 - p . q
+
+    def skew(v: Tensor) -> Tensor:
+        return (_dot(v, gap) * p - _dot(v, p) * gap) / opening
+
+    once = skew(held)
+    across = gap - ray_x.unit * _dot(ray_x.unit, gap)
+    half = numerics.norm(p, keepdim=True) * numerics.norm(across, keepdim=True) / opening
+    return held + (once + skew(once)) * (2 / (1 + half.square()))
