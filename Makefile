@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-SOURCES := holonomy tests examples docs conftest.py
+SOURCES := $(wildcard holonomy tests examples benchmarks docs) conftest.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
