@@ -115,30 +115,32 @@ def row_normalise(x: Tensor) -> Tensor:
 
 
 def standardise(x: Tensor, factor: float = 1.0) -> Tensor:
-    """Bring each column to mean 0 and deviation ``factor``; a constant column becomes 0.
+    """Bring each measured column to mean 0 and deviation ``factor``.
 
-    All nodes count, test nodes too: the task is transductive, and no label is read.
+    A column of zeros and ones is an indicator and stays as it is (the degree classes of airport: scaled
+    like measurements they drown them); any other constant column becomes 0. All nodes count, test nodes
+    too: the task is transductive, and no label is read.
     """
     if x.layout != torch.strided:
         raise ValueError("features='standard' needs dense features: centring would fill the zeros of sparse ones")
     centred = x.double() - x.double().mean(dim=0)
     spread = centred.square().mean(dim=0).sqrt()
-    # A constant column leaves rounding noise after centring; dividing by it would blow the noise
-    # up.
+    # A constant column leaves rounding noise after centring; dividing by it would blow the noise up.
     constant = spread <= torch.finfo(x.dtype).eps * x.double().abs().amax(dim=0)
-    scaled = centred / torch.where(constant, torch.ones_like(spread), spread)
-    return (factor * scaled * ~constant).to(x.dtype)
+    scaled = factor * centred / torch.where(constant, torch.ones_like(spread), spread) * ~constant
+    indicator = ((x == 0) | (x == 1)).all(dim=0)
+    return torch.where(indicator, x, scaled.to(x.dtype))
 
 
 def prepared(data: NodeData, features: str = "raw", scale: float = 1.0) -> NodeData:
-    """Return the data with features raw, row-normalised or standardised, times ``scale``."""
+    """Return the data with features raw or row-normalised, times ``scale``, or standardised to ``scale``."""
     match features:
         case "raw":
             x = data.x
         case "row":
             x = row_normalise(data.x)
         case "standard":
-            x = standardise(data.x)
+            return dataclasses.replace(data, x=standardise(data.x, scale))
         case _:
             raise ValueError(f"features must be raw, row or standard, got {features!r}")
     if scale != 1.0:

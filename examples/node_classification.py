@@ -69,8 +69,10 @@ class Settings:
     graph_weight: float = option("weight of the graph branch in the mixture", default=0.5)
     teleport: float = option("share of the start that each propagation step keeps", default=0.1)
     neighbours: int = option("k of the nearest neighbours", default=1)
-    features: Literal["raw", "row", "standard"] = option("raw, rows to sum 1, or columns standardised", default="raw")
-    scale: float = option("factor on the features", default=1.0)
+    features: Literal["raw", "row", "standard"] = option(
+        "raw, rows to sum 1, or measured columns standardised", default="raw"
+    )
+    scale: float = option("factor on the features; deviation of standardised ones", default=1.0)
     lr: float = option("learning rate", default=0.01)
     weight_decay: float = option("weight decay (not on curvatures)", default=0.001)
     epochs: int = option("epochs at most", default=500)

@@ -69,7 +69,7 @@ GRIDS: dict[str, dict[str, Grid]] = {
         "euclidean": {"graph_weight": [0.2, 0.5], "scale": [5.0, 10.0]},
         "gcn": {"graph_layers": [2, 4], "scale": [5.0, 10.0]},
         "mlp": {"dropout": [0.0, 0.2], "scale": [5.0, 10.0]},
-        "knn": {"features": ["raw", "standard"]},
+        "knn": {"features": ["raw", "standard"], "scale": [1.0, 10.0]},
     },
 }
 

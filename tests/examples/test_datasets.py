@@ -109,11 +109,15 @@ def test_rows_are_normalised_alike_dense_and_sparse() -> None:
     assert torch.equal(row_normalise(sparse).to_dense(), wanted)
 
 
-def test_columns_are_standardised_and_a_constant_one_vanishes() -> None:
-    x = torch.randn(50, 3) * torch.tensor([1.0, 100.0, 0.0]) + 0.1
+def test_measured_columns_are_standardised_and_indicators_stay() -> None:
+    x = torch.randn(50, 4) * torch.tensor([1.0, 100.0, 0.0, 0.0]) + 0.1
+    x[:, 3] = torch.arange(50) % 2
     out = standardise(x, 5.0)
-    assert torch.allclose(out.mean(dim=0), torch.zeros(3), atol=1e-5)
-    assert torch.allclose(out.std(dim=0, correction=0), torch.tensor([5.0, 5.0, 0.0]), atol=1e-4)
+    assert torch.allclose(out[:, :3].mean(dim=0), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(out[:, :3].std(dim=0, correction=0), torch.tensor([5.0, 5.0, 0.0]), atol=1e-4)
+    assert torch.equal(out[:, 3], x[:, 3])
+    data = sir_tree(30)
+    assert torch.equal(prepared(data, "standard", 2.0).x, standardise(data.x, 2.0))
     sparse = sparse_rows(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([1.0]), (1, 2))
     with pytest.raises(ValueError, match="needs dense features"):
         standardise(sparse)
