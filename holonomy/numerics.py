@@ -27,12 +27,12 @@ __all__ = [
     "LAYER_NORM_EPS",
     "Tolerance",
     "asinhc",
-    "cothc",
     "at_least_spacing",
+    "cothc",
     "finite",
     "hypot",
-    "minus_tanh",
     "is_ordinary",
+    "minus_tanh",
     "narrow",
     "norm",
     "positive",
@@ -64,7 +64,10 @@ _TANH_SERIES_BELOW = 0.2
 
 
 class Tolerance(NamedTuple):
-    """Relative and absolute agreement that a dtype allows between two ways to compute one thing."""
+    """Relative and absolute agreement that a dtype allows between two ways to compute one thing.
+
+    >>> torch.testing.assert_close(torch.tensor(1.0), torch.tensor(1.0 + 1e-7), **tolerance(torch.float32)._asdict())
+    """
 
     rtol: float
     atol: float
@@ -221,18 +224,48 @@ def norm(x: Float[Tensor, "... dim"], *, keepdim: bool = False) -> Float[Tensor,
     >>> norm(torch.tensor([3e30, 4e30])).item() == torch.tensor(5e30).item()
     True
     """
+    # As for saturating_cast, dynamo takes the plain operations, whose gradient is the same.
+    length = _norm(x) if torch.compiler.is_compiling() else apply_function(_Norm, x)
+    return length if keepdim else length.squeeze(-1)
+
+
+class _Norm(torch.autograd.Function):
+    """The norm with its gradient in the caller's dtype, keeping no float64 copy for the way back."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return _norm(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        x, length = ctx.saved_tensors
+        return x * finite(safe_div(torch.ones_like(length), length)) * grad_outputs[0]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        x, length = ctx.saved_tensors
+        return (x * finite(safe_div(torch.ones_like(length), length)) * tangents[0]).sum(-1, keepdim=True)
+
+
+def _norm(x: Tensor) -> Tensor:
     if x.dtype != torch.float64:
         # Squares of any float32 or bfloat16 number fit float64: no scaling. (Cast first: the norm's own dtype
         # argument takes a slower kernel.)
-        wide = torch.linalg.vector_norm(x.to(torch.float64), dim=-1, keepdim=keepdim)
+        wide = torch.linalg.vector_norm(x.to(torch.float64), dim=-1, keepdim=True)
         return saturating_cast(wide, x.dtype)
     if x.shape[-1] == 0:
-        return torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim)
+        return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     # The scale is constant for autograd: it cancels exactly in the value and in the gradient.
     largest = x.detach().abs().amax(-1, keepdim=True)
     scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-    scaled = torch.linalg.vector_norm(x / scale, dim=-1, keepdim=True) * scale
-    return finite(scaled if keepdim else scaled.squeeze(-1))
+    return finite(torch.linalg.vector_norm(x / scale, dim=-1, keepdim=True) * scale)
 
 
 def unit_vector(x: Float[Tensor, "... dim"], length: Float[Tensor, "... 1"]) -> Float[Tensor, "... dim"]:
@@ -355,7 +388,9 @@ def minus_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """
     small = x < _TANH_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
-    series = x * s * (1 / 3 - s * (2 / 15 - s * (17 / 315 - s * (62 / 2835 - s * (1382 / 155925 - s * 21844 / 6081075)))))
+    series = (
+        x * s * (1 / 3 - s * (2 / 15 - s * (17 / 315 - s * (62 / 2835 - s * (1382 / 155925 - s * 21844 / 6081075)))))
+    )
     return torch.where(small, series, x - torch.tanh(x))
 
 
