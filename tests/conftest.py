@@ -8,6 +8,9 @@ that a red suite is red for everybody.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -69,3 +72,11 @@ def generator(device: torch.device) -> torch.Generator:
 def seeded() -> None:
     """Start every test from the same seed, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def without_shape_checks() -> Iterator[None]:
+    """Run as a user does: the suite's own type checks would refuse a wrong argument first, and cannot be compiled."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

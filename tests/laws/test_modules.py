@@ -1,0 +1,95 @@
+"""Modules behave as modules of torch do: saved, copied, moved, compiled, seeded, permuted, padded."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tests.laws.laws import assert_near, build, cases_where, every_case, gradients, output, twins
+
+
+@every_case
+def test_state_dict_round_trip(case, device):
+    _, module, inputs = build(case, device, torch.float64, seed=0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad and not hasattr(parameter, "manifold"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    _, other, _ = build(case, device, torch.float64, seed=7)
+    other.load_state_dict(copy.deepcopy(module.state_dict()))
+    assert torch.equal(output(module, inputs), output(other, inputs))
+
+
+@every_case
+def test_deepcopy(case, device):
+    _, module, inputs = build(case, device, torch.float64)
+    twin = copy.deepcopy(module)
+    assert torch.equal(output(module, inputs), output(twin, inputs))
+    ours, theirs = dict(module.named_parameters()), dict(twin.named_parameters())
+    # named_parameters lists a shared one once: what was shared is shared in the copy, and with nobody else.
+    assert ours.keys() == theirs.keys()
+    assert not {id(p) for p in ours.values()} & {id(p) for p in theirs.values()}
+
+
+@every_case
+def test_to_dtype(case, device):
+    _, module, inputs = build(case, device, torch.float32)
+    narrow = output(module, inputs)
+    module.to(torch.float64)
+    assert {x.dtype for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()} <= {torch.float64}
+    wide = output(module, tuple(x.double() if x.is_floating_point() else x for x in inputs))
+    assert wide.dtype == torch.float64
+    assert_near(narrow, wide, 2e-4, "result")
+    assert output(module.to(torch.float32), inputs).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@every_case
+def test_compiles_without_a_graph_break(case, device):
+    _, module, inputs = build(case, device, torch.float64)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    eager_result, eager_grads = gradients(module, inputs)
+    result, grads = gradients(compiled, inputs)
+    assert_near(result, eager_result, 1e-10, "result")
+    for name, grad in eager_grads.items():
+        assert_near(grads[f"_orig_mod.{name}" if f"_orig_mod.{name}" in grads else name], grad, 1e-8, name)
+
+
+@every_case
+def test_the_same_seed_gives_the_same_result(case, device, dtype):
+    _, module, inputs = build(case, device, dtype)
+    first, second = copy.deepcopy(module).train(), copy.deepcopy(module).train()
+    assert torch.equal(output(first, inputs, seed=5), output(second, inputs, seed=5))
+    if case.random:
+        assert not torch.equal(output(first, inputs, seed=5), output(second, inputs, seed=6))
+
+
+@cases_where(lambda case: case.nodewise)
+def test_permuting_the_nodes_permutes_the_result(case, device):
+    _, module, inputs = build(case, device, torch.float64)
+    order = torch.tensor([3, 0, 4, 1, 2], device=device)
+    permuted = tuple(x[order] for x in inputs)
+    assert_near(output(module, permuted), output(module, inputs)[order], 1e-10, "result")
+
+
+@cases_where(lambda case: "padded" in case.name and "padded=False" not in case.name)
+@pytest.mark.parametrize("filling", [0.0, 1e30, float("inf"), float("nan")])
+def test_padding_has_no_effect(case, filling, device):
+    _, module, (points, mask) = build(case, device, torch.float64)
+    spoiled = points.masked_fill(mask[..., None], filling)
+    for mode in twins(module):
+        expected, ours = output(mode, (points, mask)), output(mode, (spoiled, mask))
+        assert torch.equal(ours[~mask], expected[~mask])
+        assert ours.isfinite().all()
+
+
+@every_case
+def test_bfloat16_autocast_stays_finite(case, device):
+    _, module, inputs = build(case, device, torch.float32)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        result = output(module, inputs)
+    assert result.isfinite().all()
+    assert_near(result, output(module, inputs), 0.2, "result")
