@@ -386,6 +386,8 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
     transported exactly. A step too long for the dtype ends at its largest numbers, a second moment
     that would overflow stays at them, and a row whose second moment and ``eps`` are both zero stays
     where it is: finite gradients give finite points. A gradient that is ``nan`` gives ``nan``.
+    Neighbouring float32 points lie ``eps * time`` apart across the radius, so that beyond some 1e5
+    radii of curvature float32 tables move by their rounding; float64 ones beyond 1e13.
 
     The second moments of a hyperboloid table are stored as one number a row, seen in the table's
     shape; ``state_dict`` writes them out in full. Either optimizer loads what the other saved.

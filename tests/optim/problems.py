@@ -70,4 +70,6 @@ def train(optimizer, steps, *, start=0, scale=1.0):
 
 
 def deviation(ours, theirs):
-    return max(float((a.detach().double() - b.detach().double()).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return max(
+        float((a.detach().double() - b.detach().double()).abs().max()) for a, b in zip(ours, theirs, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""Riemannian Adam on one point of the hyperboloid, written out in ambient coordinates, with 60 digits."""
+"""Riemannian Adam on one point of the hyperboloid, written out in ambient coordinates, with 150 digits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mpmath import cosh, mp, mpf, sinh, sqrt
 
-mp.dps = 60
+mp.dps = 150
 
 
 def inner(u, v):

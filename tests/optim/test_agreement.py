@@ -134,9 +134,7 @@ def test_resuming_continues_bit_for_bit(carry, dtype):
     assert all(map(torch.equal, train(end, 23, start=17), whole))
 
 
-@pytest.mark.parametrize(
-    "clone", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"]
-)
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
 def test_a_copied_optimizer_goes_on_alone(clone):
     optimizer = RiemannianAdam(everything(), lr=0.02)
     before = train(optimizer, 5)
