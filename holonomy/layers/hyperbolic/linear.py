@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear"]
 
+# Share of the widest rapidity kept free: a factor of 50 in float32, for what is made of the longest points.
+_ROOM = 0.045
+
 
 class HTC(nn.Module):
     r"""Hyperbolic transformation with curvatures, Hypformer eq. 9.
@@ -123,8 +126,8 @@ class ExpMapHTC(HTC):
     itself, so that **sparse features are multiplied sparsely** (bag of words are 99% zeros) and the result is
     the same to rounding. Sparse features, CSR or COO, get no gradient.
 
-    Right up to r = 86 in float32 (:func:`holonomy.numerics.widest_rapidity`), where cosh is near the largest
-    number there is; beyond it r is held there, without gradient, and the result stays finite.
+    Right up to r = 82 in float32 (less :math:`\log 1/\sqrt c` where that is positive), where cosh is a fiftieth of the
+    largest number there is; beyond it r is held there, without gradient, and the result stays finite.
 
     Args:
         in_features: number of raw features.
@@ -171,7 +174,9 @@ class ExpMapHTC(HTC):
         """Time coordinate and factor of the space part of exp_o(u), from the length of u."""
         root = self.manifold_in.curvature.reshape(()).neg().to(torch.float64).sqrt()
         rapidity = numerics.widen(length) * root
-        held = rapidity.clamp(max=numerics.widest_rapidity(length.dtype))
+        # Room for the radius 1/root, and for the sums over rows that gradients of the weight are.
+        most = numerics.widest_rapidity(length.dtype) * (1 - _ROOM) + root.detach().log().clamp(max=0.0)
+        held = torch.minimum(rapidity, most)
         time = held.cosh() / root
         beyond = rapidity > held
         share = torch.where(beyond, held / torch.where(beyond, rapidity, 1.0), 1.0)
