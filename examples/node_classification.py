@@ -69,8 +69,8 @@ class Settings:
     graph_weight: float = option("weight of the graph branch in the mixture", default=0.5)
     teleport: float = option("share of the start that each propagation step keeps", default=0.1)
     neighbours: int = option("k of the nearest neighbours", default=1)
-    features: Literal["raw", "row", "standard"] = option(
-        "raw, rows to sum 1, or measured columns standardised", default="raw"
+    features: Literal["raw", "row", "standard", "columns"] = option(
+        "raw, rows to sum 1, measured columns standardised, or all columns", default="raw"
     )
     scale: float = option("factor on the features; deviation of standardised ones", default=1.0)
     lr: float = option("learning rate", default=0.01)
@@ -107,7 +107,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
                 "graph_dropout": 0.0, "dropout": 0.1, "weight_decay": 0.0, "epochs": 600, "patience": 100},
     },
     "disease_lp": {
-        "all": {"graph_layers": 6, "graph_residual": True, "graph_dropout": 0.1, "weight_decay": 0.0,
+        "all": {"graph_layers": 5, "graph_residual": True, "graph_dropout": 0.0, "weight_decay": 0.0,
                 "patience": 100},
     },
 }  # fmt: skip
