@@ -114,12 +114,12 @@ def row_normalise(x: Tensor) -> Tensor:
     return x / torch.where(sums > 0, sums, torch.ones_like(sums))
 
 
-def standardise(x: Tensor, factor: float = 1.0) -> Tensor:
+def standardise(x: Tensor, factor: float = 1.0, *, indicators: bool = False) -> Tensor:
     """Bring each measured column to mean 0 and deviation ``factor``.
 
-    A column of zeros and ones is an indicator and stays as it is (the degree classes of airport: scaled
-    like measurements they drown them); any other constant column becomes 0. All nodes count, test nodes
-    too: the task is transductive, and no label is read.
+    A column of zeros and ones is an indicator and stays as it is unless ``indicators`` is true (the degree
+    classes of airport: scaled like measurements they outweigh them in a distance). A constant column
+    becomes 0. All nodes count, test nodes too: the task is transductive, and no label is read.
     """
     if x.layout != torch.strided:
         raise ValueError("features='standard' needs dense features: centring would fill the zeros of sparse ones")
@@ -128,21 +128,31 @@ def standardise(x: Tensor, factor: float = 1.0) -> Tensor:
     # A constant column leaves rounding noise after centring; dividing by it would blow the noise up.
     constant = spread <= torch.finfo(x.dtype).eps * x.double().abs().amax(dim=0)
     scaled = factor * centred / torch.where(constant, torch.ones_like(spread), spread) * ~constant
-    indicator = ((x == 0) | (x == 1)).all(dim=0)
-    return torch.where(indicator, x, scaled.to(x.dtype))
+    kept = ((x == 0) | (x == 1)).all(dim=0) & (not indicators)
+    return torch.where(kept, x, scaled.to(x.dtype))
 
 
 def prepared(data: NodeData, features: str = "raw", scale: float = 1.0) -> NodeData:
-    """Return the data with features raw or row-normalised, times ``scale``, or standardised to ``scale``."""
+    """Return the data with other features.
+
+    Args:
+        data: as loaded.
+        features: ``"raw"``; ``"row"``, rows of sum 1; ``"standard"``, measured columns standardised, or
+            ``"columns"``, indicator columns too.
+        scale: a factor on raw and row-normalised features, the deviation of standardised ones.
+
+    Returns:
+        The data with these features.
+    """
     match features:
         case "raw":
             x = data.x
         case "row":
             x = row_normalise(data.x)
-        case "standard":
-            return dataclasses.replace(data, x=standardise(data.x, scale))
+        case "standard" | "columns":
+            return dataclasses.replace(data, x=standardise(data.x, scale, indicators=features == "columns"))
         case _:
-            raise ValueError(f"features must be raw, row or standard, got {features!r}")
+            raise ValueError(f"features must be raw, row, standard or columns, got {features!r}")
     if scale != 1.0:
         x = x * scale
     return dataclasses.replace(data, x=x)

@@ -60,7 +60,9 @@ _TREE: dict[str, Grid] = {
 }
 GRIDS: dict[str, dict[str, Grid]] = {
     "tree": _TREE,
-    "disease_lp": _TREE,
+    "disease_lp": {
+        model: {**grid, "graph_layers": [4, 5]} if "graph_layers" in grid else grid for model, grid in _TREE.items()
+    },
     "cora": _CITATION,
     "citeseer": _CITATION,
     "pubmed": _CITATION,

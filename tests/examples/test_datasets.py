@@ -116,6 +116,7 @@ def test_measured_columns_are_standardised_and_indicators_stay() -> None:
     assert torch.allclose(out[:, :3].mean(dim=0), torch.zeros(3), atol=1e-5)
     assert torch.allclose(out[:, :3].std(dim=0, correction=0), torch.tensor([5.0, 5.0, 0.0]), atol=1e-4)
     assert torch.equal(out[:, 3], x[:, 3])
+    assert torch.allclose(standardise(x, 5.0, indicators=True)[:, 3], 10 * x[:, 3] - 5)
     data = sir_tree(30)
     assert torch.equal(prepared(data, "standard", 2.0).x, standardise(data.x, 2.0))
     sparse = sparse_rows(torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([1.0]), (1, 2))
@@ -126,7 +127,7 @@ def test_measured_columns_are_standardised_and_indicators_stay() -> None:
 def test_features_can_be_scaled_and_an_unknown_choice_is_refused() -> None:
     data = sir_tree(30)
     assert torch.equal(prepared(data, "raw", 2.0).x, 2 * data.x)
-    with pytest.raises(ValueError, match="features must be raw, row or standard, got 'colour'"):
+    with pytest.raises(ValueError, match="features must be raw, row, standard or columns, got 'colour'"):
         prepared(data, "colour")
 
 
