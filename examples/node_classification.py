@@ -104,7 +104,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "airport": {
         "all": {"features": "standard", "scale": 10.0, "graph_layers": 2, "graph_weight": 0.2,
-                "graph_dropout": 0.0, "dropout": 0.1, "weight_decay": 0.0, "epochs": 600, "patience": 100},
+                "graph_dropout": 0.0, "dropout": 0.1, "weight_decay": 0.0, "epochs": 500, "patience": 80},
     },
     "disease_lp": {
         "all": {"graph_layers": 5, "graph_residual": True, "graph_dropout": 0.0, "weight_decay": 0.0,

@@ -67,11 +67,11 @@ GRIDS: dict[str, dict[str, Grid]] = {
     "citeseer": _CITATION,
     "pubmed": _CITATION,
     "airport": {
-        "hypformer": {"graph_weight": [0.2, 0.5], "scale": [5.0, 10.0]},
-        "euclidean": {"graph_weight": [0.2, 0.5], "scale": [5.0, 10.0]},
-        "gcn": {"graph_layers": [2, 4], "scale": [5.0, 10.0]},
-        "mlp": {"dropout": [0.0, 0.2], "scale": [5.0, 10.0]},
-        "knn": {"features": ["raw", "standard"], "scale": [1.0, 10.0]},
+        "hypformer": {"features": ["standard", "columns"], "graph_weight": [0.2, 0.5]},
+        "euclidean": {"features": ["standard", "columns"], "graph_weight": [0.2, 0.5]},
+        "gcn": {"features": ["standard", "columns"], "graph_layers": [2, 4]},
+        "mlp": {"features": ["standard", "columns"], "dropout": [0.0, 0.2]},
+        "knn": {"features": ["raw", "standard", "columns"]},
     },
 }
 
