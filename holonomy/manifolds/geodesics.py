@@ -421,7 +421,7 @@ def _transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     ray_x, ray_y, view = _ray(x, scale), _ray(y, scale), _view(x, y, scale)
     factor = torch.tanh(view.distance / 2) * _dot(_covector(ray_x, view), v)
     direct = v + factor * (ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
-    held = _to_frame(ray_x, v)
+    held = _to_frame(x, ray_x, v)
     framed = _from_frame(ray_y, _turn(x, y, held, scale))
     loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time + ray_y.time)
     return torch.where(loss <= numerics.norm(held, keepdim=True) * ray_y.time, numerics.finite(direct), framed)
@@ -434,14 +434,14 @@ def _transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Tenso
     factor = torch.tanh(view.distance / 2) * _dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
     direct = g + factor * normal
     held = _from_frame(ray_y, g)
-    framed = _to_frame(ray_x, _turn(y, x, held, scale))
+    framed = _to_frame(x, ray_x, _turn(y, x, held, scale))
     loss = numerics.norm(g, keepdim=True) + factor.abs() * numerics.norm(normal, keepdim=True)
     return torch.where(loss <= numerics.norm(held, keepdim=True), numerics.finite(direct), framed)
 
 
-def _to_frame(ray: Ray, v: Tensor) -> Tensor:
+def _to_frame(x: Tensor, ray: Ray, v: Tensor) -> Tensor:
     """Components in the frame carried from the origin: the part along the ray divided by X_t."""
-    return v - ray.unit * (_dot(ray.unit, v) * (ray.length / (1 + ray.time)) * (ray.length / ray.time))
+    return _across(x, ray.unit, v) + ray.unit * (_dot(ray.unit, v) / ray.time)
 
 
 def _from_frame(ray: Ray, held: Tensor) -> Tensor:

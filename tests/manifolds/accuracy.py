@@ -101,6 +101,18 @@ def ambient(manifold: Lorentz, row: Pair, name: str) -> Tensor:
     return torch.cat([time.clamp(-limit, limit).to(space.dtype), space])
 
 
+def curvature_scale(
+    slope: float, kappa: mpf, weights: oracle.Vector, terms: oracle.Vector, truth: oracle.Vector
+) -> mpf:
+    """Return the size that a derivative in curvature is judged against where it is smaller itself.
+
+    A sum of coordinates can cancel where no coordinate is wrong. And far out, or where points nearly
+    coincide, the derivative vanishes like exp(-2 r) beside value / kappa: a millionth of that will do.
+    """
+    values = [w * t / kappa for w, t in zip(weights, truth, strict=True)]
+    return abs(slope) * max(sqrt(oracle.dot(terms, terms)), sqrt(oracle.dot(values, values)) / 10**6)
+
+
 def cotangents(operation: Operation, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the cotangents to pull back, by the name of the part of the output they weigh."""
     generator = torch.Generator().manual_seed(width)
@@ -153,8 +165,7 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
                 ours = torch.zeros_like(parameter) if ours is None else ours
                 terms = [w * s for w, s in zip(weigh, slopes[-1][0], strict=True)]
                 want = mpf(slope) * mp.fsum(terms)
-                # A sum of coordinates can cancel where no coordinate is wrong.
-                scale = abs(slope) * sqrt(oracle.dot(terms, terms))
+                scale = curvature_scale(slope, exact_kappa, weigh, terms, truth)
                 yield Error(f"{name}{part} dkappa", row.label, relative(ours, [want], scale=scale))
 
 
@@ -242,7 +253,7 @@ def centroid_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (
                     yield Error(f"centroid{part} dx", label, relative(gradients[0][:, 1:], flat))
                     yield Error(f"centroid{part} dweights", label, relative(gradients[1], wants[-2]))
                     terms = [w * s for w, s in zip(weigh, slopes[-1][0], strict=True)]
-                    scale = abs(slope) * sqrt(oracle.dot(terms, terms))
+                    scale = curvature_scale(slope, exact_kappa, weigh, terms, truth)
                     want = [slope * mp.fsum(terms)]
                     yield Error(f"centroid{part} dkappa", label, relative(gradients[2], want, scale=scale))
 
@@ -273,6 +284,6 @@ def ball_errors(name: str, kappa: float, dtype: torch.dtype, *, dims: Sequence[i
                     want = [oracle.dot(weigh, column) for column in slopes[0]]
                     yield Error(f"{name}{part} dp", label, relative(dp[index], want))
                     terms = [w * s for w, s in zip(weigh, slopes[-1][0], strict=True)]
-                    scale = abs(slope) * sqrt(oracle.dot(terms, terms))
+                    scale = curvature_scale(slope, exact_kappa, weigh, terms, truth)
                     want = [slope * mp.fsum(terms)]
                     yield Error(f"{name}{part} dkappa", label, relative(dkappa, want, scale=scale))
