@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy.layers.kernels.linear_attention import linear_attention, power_direction, power_features
+from holonomy.layers.kernels.linear_attention import linear_attention, power_features
 from holonomy.numerics import LAYER_NORM_EPS
 
 
@@ -97,7 +97,7 @@ class EuclideanAttention(nn.Module):
             mixed = functional.scaled_dot_product_attention(q, k, v)
             return mixed.transpose(-3, -2).flatten(-2)
         value = power_features(v, self.power) * torch.exp(-self.log_scale)
-        mixed = linear_attention(power_direction(q, self.power), power_features(k, self.power), value)
+        mixed = linear_attention(power_features(q, self.power), power_features(k, self.power), value)
         mixed, value = (part.transpose(-3, -2).flatten(-2) for part in (mixed, value))
         return mixed + self.residual(value)
 
