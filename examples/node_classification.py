@@ -532,7 +532,7 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="folder of the run (default runs/DATASET-PROTOCOL-MODEL)",
+        help="folder of the run (default runs/DATASET-PROTOCOL-MODEL); without --resume it is begun anew",
     )
     out.add_argument(
         "--resume",
