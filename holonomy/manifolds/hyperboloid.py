@@ -185,7 +185,7 @@ def expmap(
         kappa: curvature, one negative number.
 
     Returns:
-        Float[Tensor, "... ambient"] ``(..., d+1)``.
+        Points ``(..., d+1)``.
 
     >>> kappa = torch.tensor([-1.0])
     >>> x = lift(torch.tensor([0.3, -0.2]), kappa)
@@ -228,7 +228,7 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
         kappa: curvature, one negative number.
 
     Returns:
-        Float[Tensor, "... ambient"] ``(..., d+1)``; saturated, and finite, where the dtype cannot hold them.
+        Points ``(..., d+1)``; saturated, and finite, where the dtype cannot hold them.
 
     >>> expmap0(torch.tensor([0.0, 0.0]), torch.tensor([-1.0])).tolist()
     [1.0, 0.0]
@@ -442,7 +442,7 @@ def rescale(
         to: the curvature wanted.
 
     Returns:
-        Float[Tensor, "... ambient"] ``(..., d+1)`` of curvature ``to``.
+        Points ``(..., d+1)`` of curvature ``to``.
 
     >>> rescale(torch.tensor([1.0, 0.0]), torch.tensor([-1.0]), torch.tensor([-4.0])).tolist()
     [0.5, 0.0]
@@ -495,7 +495,7 @@ def centroid(
         kappa: curvature, one negative number.
 
     Returns:
-        Float[Tensor, "... ambient"] ``(..., m, d+1)``.
+        Points ``(..., m, d+1)``.
 
     >>> x = lift(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0]))
     >>> centroid(x, torch.ones(1, 2), torch.tensor([-1.0])).tolist()
@@ -512,20 +512,23 @@ class _PairwiseDistance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         half_sinh = _half_sinh(numerics.finite(x * scale), numerics.finite(y * scale))
-        ctx.save_for_backward(x, y, scale, half_sinh)
-        return 2 * torch.asinh(half_sinh) / scale
+        distances = 2 * torch.asinh(half_sinh) / scale
+        # Inputs and output only: what else was saved would be a constant to whoever differentiates twice.
+        ctx.save_for_backward(x, y, scale, distances)
+        return distances
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, y, scale, half_sinh = ctx.saved_tensors
+        x, y, scale, distances = ctx.saved_tensors
         x, y, grad = numerics.finite(x * scale), numerics.finite(y * scale), grad_outputs[0]
-        sinh = 2 * half_sinh * torch.hypot(half_sinh, torch.ones_like(half_sinh))
+        rapidity = distances * scale
+        sinh = numerics.finite(rapidity.sinh())
         weights = numerics.safe_div(grad, sinh)
         grad_scale = None
         if ctx.needs_input_grad[2]:
             # All points moved along their rays, distances change at the rate E of holonomy.manifolds.geodesics.
             rate = numerics.safe_div(_klein_gap(x, y), sinh)
-            grad_scale = (grad * (rate - 2 * torch.asinh(half_sinh))).sum() / scale.square()
+            grad_scale = (grad * (rate - rapidity)).sum() / scale.square()
         return _weighted_gap(x, y, weights), _weighted_gap(y, x, weights.mT), grad_scale
 
 
@@ -534,22 +537,15 @@ class _Centroid(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-        unit = numerics.finite(x * scale)
-        x_norm, x_time = _polar(unit)
-        total = weights @ unit
-        total_norm = numerics.norm(total, keepdim=True)
-        chord = _chord(numerics.unit_vector(total, total_norm), numerics.unit_vector(unit, x_norm))
-        # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
-        short = (weights * ((1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2)).sum(-1, keepdim=True)
-        length = short.sqrt() * (weights @ x_time + total_norm).sqrt()
-        middle = numerics.safe_div(total, length)
-        ctx.save_for_backward(x, weights, scale, middle, length)
-        return middle / scale
+        ctx.save_for_backward(x, weights, scale)
+        return _middle(numerics.finite(x * scale), weights)[0] / scale
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, weights, scale, middle, length = ctx.saved_tensors
+        # Made again from the inputs, so that it can be differentiated once more.
+        x, weights, scale = ctx.saved_tensors
         x = numerics.finite(x * scale)
+        middle, length = _middle(x, weights)
         cotangent = numerics.safe_div(grad_outputs[0], length)
         radial = (cotangent * middle).sum(-1, keepdim=True)
         grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial).mT)
@@ -569,6 +565,18 @@ def _klein_gap(x: Tensor, y: Tensor) -> Tensor:
     chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
     radial = _sinh_difference(x_norm, x_time, y_norm, y_time)
     return (radial / x_time) * (radial / y_time.mT) + x_norm * chord * y_norm.mT * chord
+
+
+def _middle(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Midpoints in unit coordinates and the Lorentzian lengths of the weighted sums."""
+    x_norm, x_time = _polar(x)
+    total = weights @ x
+    total_norm = numerics.norm(total, keepdim=True)
+    chord = _chord(numerics.unit_vector(total, total_norm), numerics.unit_vector(x, x_norm))
+    # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
+    short = (weights * ((1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2)).sum(-1, keepdim=True)
+    length = short.sqrt() * (weights @ x_time + total_norm).sqrt()
+    return numerics.safe_div(total, length), length
 
 
 def _half_sinh(x: Tensor, y: Tensor) -> Tensor:
