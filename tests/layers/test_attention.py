@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
-from holonomy.layers.kernels.linear_attention import linear_attention, power_direction, power_features
+from holonomy.layers.kernels.linear_attention import linear_attention, power_features
 from holonomy.layers.kernels.softmax_attention import SIMILARITIES, weighted_midpoint
 from holonomy.manifolds import Lorentz
 
@@ -277,7 +277,8 @@ def test_features_keep_the_length_and_sharpen_the_direction(power):
     torch.testing.assert_close(out.norm(dim=-1), positive.norm(dim=-1))
     ratio = (positive / positive.amax(-1, keepdim=True)).nan_to_num()
     torch.testing.assert_close((out / out.amax(-1, keepdim=True)).nan_to_num(), ratio**power)
-    torch.testing.assert_close(power_direction(x, power), ratio**power)
+    unit = power_features(x, power, unit=True)
+    torch.testing.assert_close(unit * positive.norm(dim=-1, keepdim=True), out)
     torch.testing.assert_close(power_features(x / 7, power), out / 7)  # t leaves by degree one
 
 
@@ -296,7 +297,9 @@ def test_features_neither_overflow_nor_underflow(size):
 def test_feature_map_gradients():
     x = torch.randn(4, 5, dtype=D, requires_grad=True)
     for power in (1.0, 2.0, 3.5):
-        assert torch.autograd.gradcheck(lambda s, p=power: power_features(s, p), (x,))
+        for unit in (False, True):
+            assert torch.autograd.gradcheck(lambda s, p=power, u=unit: power_features(s, p, unit=u), (x,))
+            assert torch.autograd.gradgradcheck(lambda s, p=power, u=unit: power_features(s, p, unit=u), (x,))
 
 
 @pytest.mark.parametrize("kappa", [-100.0, -1.0, -0.01])

@@ -23,7 +23,6 @@ from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.layers.kernels.linear_attention import (
     linear_attention,
-    power_direction,
     power_features,
 )
 from holonomy.layers.kernels.softmax_attention import (
@@ -137,14 +136,19 @@ class HypLinearAttention(nn.Module):
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
         x = _without_padding(x, key_padding_mask)
-        query = power_direction(_split(self.query.space(x), self.heads), self.power)
-        key = power_features(_split(self.key.space(x), self.heads), self.power)
-        value = power_features(_split(self.value.space(x), self.heads), self.power)
+        # Features before heads become batch axes: rows of channels are contiguous there.
+        query = power_features(self._channels(self.query.space(x)), self.power, unit=True)
+        key = power_features(self._channels(self.key.space(x)), self.power)
+        value = power_features(self._channels(self.value.space(x)), self.power)
         value = value / self.log_scale.exp().to(value.dtype)
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
-        average = _merge(linear_attention(query, key, value, mask))
-        space = _without_padding(average + self.residual(_merge(value)), key_padding_mask)
+        heads = (features.transpose(-3, -2) for features in (query, key, value))
+        average = _merge(linear_attention(*heads, mask))
+        space = _without_padding(average + self.residual(value.flatten(-2)), key_padding_mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
+
+    def _channels(self, space: Float[Tensor, "*batch nodes dim"]) -> Float[Tensor, "*batch nodes heads channels"]:
+        return space.unflatten(-1, (self.heads, -1))
 
     def extra_repr(self) -> str:
         """Heads and power, for ``repr``.

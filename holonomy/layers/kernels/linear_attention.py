@@ -7,7 +7,7 @@ where a key is to be ignored.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,33 +17,12 @@ from holonomy import numerics
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["linear_attention", "power_direction", "power_features"]
+__all__ = ["linear_attention", "power_features"]
 
 
-def power_direction(x: Float[Tensor, "*batch channels"], power: float) -> Float[Tensor, "*batch channels"]:
-    r""":math:`\mathrm{ReLU}(x)^p`, each row divided by its largest entry before the power.
-
-    The direction of :func:`power_features` without its length, for queries, whose length cancels
-    between the numerator and the denominator of eq. 16. A row without a positive entry gives zeros.
-
-    Args:
-        x: vectors ``(*batch, channels)``.
-        power: the exponent :math:`p \ge 1`.
-
-    Returns:
-        Rows with largest entry 1, or zero rows, ``(*batch, channels)``.
-
-    >>> power_direction(torch.tensor([[-1.0, 2.0, 4.0]]), 2.0)
-    tensor([[0.0000, 0.2500, 1.0000]])
-    """
-    positive = torch.relu(x)
-    # Constant for autograd: a common factor of the row changes no direction, and the tie of a
-    # maximum would leave a kink in the gradient.
-    largest = positive.detach().amax(-1, keepdim=True)
-    return numerics.safe_div(positive, largest).pow(power)
-
-
-def power_features(x: Float[Tensor, "*batch channels"], power: float) -> Float[Tensor, "*batch channels"]:
+def power_features(
+    x: Float[Tensor, "*batch channels"], power: float, *, unit: bool = False
+) -> Float[Tensor, "*batch channels"]:
     r"""The feature map :math:`\phi(x) = |e| / |e^p| \; e^p`, :math:`e = \mathrm{ReLU}(x)`, eq. 19 at t = 1.
 
     It keeps the length of :math:`e` and sharpens its direction. Being homogeneous of degree one,
@@ -52,6 +31,8 @@ def power_features(x: Float[Tensor, "*batch channels"], power: float) -> Float[T
     Args:
         x: vectors ``(*batch, channels)``.
         power: the exponent :math:`p \ge 1`; 1 is plain ReLU.
+        unit: leave the length out: :math:`e^p / |e^p|`, for queries, whose length cancels between the numerator and
+            the denominator of eq. 16.
 
     Returns:
         Nonnegative features ``(*batch, channels)``.
@@ -61,14 +42,54 @@ def power_features(x: Float[Tensor, "*batch channels"], power: float) -> Float[T
     >>> power_features(torch.tensor([3.0, 4.0]), 3.0).norm()
     tensor(5.0000)
     """
+    if torch.compiler.is_compiling():  # which fuses the plain operations itself
+        return _power_features(x, power, unit=unit)
+    return numerics.apply_function(_PowerFeatures, x, power, unit)
+
+
+def _power_features(x: Tensor, power: float, *, unit: bool) -> Tensor:
     positive = torch.relu(x)
+    # Constant for autograd: a common factor changes no direction, and the largest entry has kinks. With it scaled to
+    # one no power overflows, and |powered| >= 1 in live rows.
     largest = positive.detach().amax(-1, keepdim=True)
-    unit = numerics.safe_div(positive, largest)
-    powered = unit.pow(power)
-    # With the largest entry scaled to one no power overflows, and |powered| >= 1 in live rows.
-    length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
-    shrunk = torch.linalg.vector_norm(powered, dim=-1, keepdim=True)
-    return numerics.safe_div(length, shrunk) * powered * largest
+    powered = (positive / torch.where(largest > 0, largest, 1.0)).pow(power)
+    length = torch.ones_like(largest) if unit else numerics.norm(positive, keepdim=True)
+    return powered * numerics.safe_div(length, numerics.norm(powered, keepdim=True))
+
+
+class _PowerFeatures(torch.autograd.Function):
+    r"""The same with its gradient in closed form, from x and the result alone.
+
+    With :math:`u = \phi/|e|`, or :math:`\phi` itself if ``unit``: :math:`p\,(g - (g \cdot u) u)\, \phi / e`, and
+    :math:`(g \cdot u)\, e/|e|` for the length.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, power: float, unit: bool) -> Tensor:  # noqa: FBT001 - apply takes no keywords
+        return _power_features(x, power, unit=unit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, bool], output: Tensor) -> None:
+        x, ctx.power, ctx.unit = inputs
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        x, features = ctx.saved_tensors
+        grad, positive = grad_outputs[0], torch.relu(x)
+        live = positive > 0
+        if ctx.unit:
+            direction, along = features, 0.0
+        else:
+            length = numerics.norm(positive, keepdim=True)
+            inverse = numerics.finite(numerics.safe_div(torch.ones_like(length), length))
+            direction, along = features * inverse, positive * inverse
+        radial = (grad * direction).sum(-1, keepdim=True)
+        slope = features / torch.where(live, positive, 1.0)
+        across = (grad - radial * direction) * slope * ctx.power
+        return torch.where(live, across + radial * along, 0.0), None, None
 
 
 def linear_attention(
@@ -102,9 +123,9 @@ def linear_attention(
         value = value.masked_fill(mask[..., None], 0.0)
     if key.shape[-2] == 0:
         return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
-    # The scale of the keys cancels; with this one no sum over them exceeds the largest value.
+    # A common factor of the keys cancels; with this one no sum over them exceeds the largest value.
     largest = key.detach().abs().amax((-2, -1), keepdim=True)
-    key = numerics.safe_div(key, largest) / (key.shape[-2] * key.shape[-1])
+    key = key * numerics.safe_div(torch.full_like(largest, 1 / (key.shape[-2] * key.shape[-1])), largest)
     numerator = query @ (key.transpose(-2, -1) @ value)
     denominator = query @ key.sum(-2, keepdim=True).transpose(-2, -1)
-    return numerics.safe_div(numerator, denominator)
+    return numerator * numerics.finite(numerics.safe_div(torch.ones_like(denominator), denominator))
