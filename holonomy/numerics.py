@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ADAM_EPS",
     "BATCH_NORM_EPS",
+    "CHECK_TOLERANCE",
     "LAYER_NORM_EPS",
     "Tolerance",
     "asinhc",
@@ -56,6 +57,9 @@ LAYER_NORM_EPS = 1e-5
 
 BATCH_NORM_EPS = 1e-5
 """Default ``eps`` added to the variance by batch normalisation, as in torch."""
+
+CHECK_TOLERANCE = 1e-5
+"""Default ``atol`` and ``rtol`` of the question whether a point lies on a manifold, as in Geoopt."""
 
 # Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
 _SINHC_SERIES_BELOW = 0.1

@@ -16,6 +16,7 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
+from holonomy import numerics
 from holonomy.manifolds import charts, hyperboloid
 from holonomy.manifolds.curvature import Curvature
 
@@ -545,7 +546,12 @@ class Lorentz(geoopt.Lorentz):
         return charts.from_klein(p, self.curvature)
 
     def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5, dim: int = -1
+        self,
+        x: Tensor,
+        *,
+        atol: float = numerics.CHECK_TOLERANCE,
+        rtol: float = numerics.CHECK_TOLERANCE,
+        dim: int = -1,
     ) -> tuple[bool, str | None]:
         # Geoopt compares -x_t^2 + |x_s|^2, which is all rounding far out; the time coordinate itself is not.
         x = x.movedim(dim, -1)
@@ -554,7 +560,13 @@ class Lorentz(geoopt.Lorentz):
         return False, f"the time coordinate is not sqrt(|space|^2 - 1/({self.curvature.item():g}))"
 
     def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5, dim: int = -1
+        self,
+        x: Tensor,
+        u: Tensor,
+        *,
+        atol: float = numerics.CHECK_TOLERANCE,
+        rtol: float = numerics.CHECK_TOLERANCE,
+        dim: int = -1,
     ) -> tuple[bool, str | None]:
         x, u = x.movedim(dim, -1), u.movedim(dim, -1)
         expected = hyperboloid.tangent(x, hyperboloid.space(u), self.curvature)
