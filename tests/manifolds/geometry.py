@@ -51,6 +51,11 @@ def radii(kappa: float, dtype: torch.dtype) -> list[float]:
     return [r for r in (*RADII, *(f / scale for f in far)) if r * scale < limit]
 
 
+def rapidity(space: Tensor, kappa: float) -> float:
+    """Distance from the origin in units of 1/sqrt|kappa|."""
+    return float(torch.asinh(space.double().norm() * abs(kappa) ** 0.5))
+
+
 def direction(dim: int, rng: random.Random, *, axis: bool) -> oracle.Vector:
     """Return a unit vector, along a coordinate axis or anywhere."""
     if axis:
@@ -97,8 +102,9 @@ def place(
 
 
 def pairs(kappa: float, dim: int, dtype: torch.dtype, *, thin: int = 1) -> Iterator[Pair]:
-    """Yield pairs of one curvature and dimension: every ``thin``-th of the grid, all specials."""
-    yield from specials(kappa, dim, dtype)
+    """Yield pairs of one curvature and dimension: every ``thin``-th of the grid, and of specials."""
+    stride = max(1, thin // 20)
+    yield from (pair for i, pair in enumerate(specials(kappa, dim, dtype)) if i % stride == 0)
     places = [
         (radius, separation, kind, axis)
         for radius in radii(kappa, dtype)
