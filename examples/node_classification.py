@@ -424,12 +424,18 @@ TITLES: dict[str, str] = {
     "euclidean": "Euclidean twin",
 }
 METRIC_NAMES = {"accuracy": "accuracy", "f1": "F1"}
-CLASS_NAMES = {"tree": ("healthy", "infected"), "disease_lp": ("healthy", "infected")}
+CLASS_NAMES = {
+    "tree": ("healthy", "infected"),
+    "disease_lp": ("healthy", "infected"),
+    "cora": ("theory", "reinforcement", "genetic", "neural nets", "probabilistic", "case-based", "rules"),
+    "citeseer": ("AI", "learning", "retrieval", "databases", "agents", "interaction"),
+    "pubmed": ("experimental", "type 1", "type 2"),
+}
 
 
 def class_names(data: NodeData) -> Sequence[str]:
     """Return the names of the classes."""
-    return CLASS_NAMES.get(data.name, [f"class {label}" for label in range(data.num_classes)])
+    return CLASS_NAMES.get(data.name.split("/", maxsplit=1)[0], [f"class {label}" for label in range(data.num_classes)])
 
 
 def _draw_embedding(network: nn.Module, data: NodeData, path: Path, title: str) -> Path:

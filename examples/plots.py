@@ -19,8 +19,8 @@ from torch import Tensor
 
 from holonomy.manifolds import Lorentz
 
-# Okabe and Ito's palette: eight colours told apart with every kind of colour vision.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+# Okabe and Ito's palette, told apart with every kind of colour vision; its yellow, weak on white, comes last.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#333333", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 STYLE = {
     "font.size": 15,
