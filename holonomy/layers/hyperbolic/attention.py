@@ -142,8 +142,9 @@ class HypLinearAttention(nn.Module):
         value = power_features(self._channels(self.value.space(x)), self.power)
         value = value / self.log_scale.exp().to(value.dtype)
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
-        heads = (features.transpose(-3, -2) for features in (query, key, value))
-        average = _merge(linear_attention(*heads, mask))
+        average = _merge(
+            linear_attention(query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2), mask)
+        )
         space = _without_padding(average + self.residual(value.flatten(-2)), key_padding_mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 

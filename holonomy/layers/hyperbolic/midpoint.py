@@ -78,34 +78,68 @@ def squared_chord(
     >>> round(squared_chord(x, torch.tensor([[0.0, 1.1752012]]), torch.tensor([-1.0])).item(), 5)
     1.08616
     """
-    scale = numerics.widen(curvature.reshape(()).neg()).sqrt()
-    x, y = torch.broadcast_tensors(numerics.widen(x) * scale, numerics.widen(y) * scale)
-    return numerics.apply_function(_SquaredChord, x, y)
+    x, y = torch.broadcast_tensors(x, y)
+    return numerics.apply_function(_SquaredChord, x, y, numerics.widen(curvature.reshape(()).neg()))
 
 
 class _SquaredChord(torch.autograd.Function):
-    """The squared chord in unit coordinates, float64."""
+    """Rows of x and y are read in the caller's dtype, numbers per row are float64."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        x_norm, y_norm = numerics.norm(x, keepdim=True), numerics.norm(y, keepdim=True)
-        one = torch.ones_like(x_norm)
-        x_time, y_time = numerics.hypot(x_norm, one), numerics.hypot(y_norm, one)
-        slope = x_norm / x_time + y_norm / y_time
-        # sinh(a - b), no product of two large numbers on the way.
-        radial = numerics.safe_div((x_norm - y_norm) * (x_norm / x_time / y_time + y_norm / x_time / y_time), slope)
-        half = radial / (2 * (1 + numerics.hypot(radial, one))).sqrt()
-        turn = numerics.norm(numerics.unit_vector(x, x_norm) - numerics.unit_vector(y, y_norm), keepdim=True)
-        ctx.save_for_backward(x, y)
-        return numerics.finite((2 * half).square() + (x_norm.sqrt() * turn * y_norm.sqrt()).square())
+    def forward(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
+        x_norm, x_time, y_norm, y_time = _polar(x, y, c)
+        half = _half(_sinh_difference(x_norm, x_time, y_norm, y_time, c))
+        turned = c.sqrt() * x_norm.sqrt() * _turn(x, y, x_norm, y_norm) * y_norm.sqrt()
+        return numerics.finite(half.square() + turned.square())
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
-        # Times are made again, so that a second derivative sees them depend on x and y.
-        x, y = ctx.saved_tensors
-        x_time, y_time = (numerics.hypot(numerics.norm(z, keepdim=True), torch.ones_like(z[..., :1])) for z in (x, y))
-        grad = 2 * grad_outputs[0]
-        return grad * (x * (y_time / x_time) - y), grad * (y * (x_time / y_time) - x)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, y, c = ctx.saved_tensors
+        x_norm, x_time, y_norm, y_time = _polar(x, y, c)
+        # y_time / x_time x - y = (y_time / x_time - 1) x + (x - y): exact where the points coincide.
+        rise = c * (y_norm - x_norm) * ((x_norm + y_norm) / (x_time + y_time))
+        factor = 2 * c * grad_outputs[0]
+        gap = numerics.narrow(factor, x.dtype) * (x - y)
+        grad_x = numerics.narrow(factor * (rise / x_time), x.dtype) * x + gap
+        grad_y = numerics.narrow(factor * (-rise / y_time), y.dtype) * y - gap
+        if not ctx.needs_input_grad[2]:
+            return grad_x, grad_y, None
+        radial = _sinh_difference(x_norm, x_time, y_norm, y_time, c)
+        turned = x_norm.sqrt() * _turn(x, y, x_norm, y_norm) * y_norm.sqrt()
+        slope = radial / x_time * (radial / y_time) / c + turned.square()
+        return grad_x, grad_y, (grad_outputs[0] * slope).sum()
+
+
+def _polar(x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lengths, and times in units of the radius of curvature."""
+    x_norm, y_norm = (numerics.widen(numerics.norm(z, keepdim=True)) for z in (x, y))
+    one, root = torch.ones_like(x_norm), c.sqrt()
+    return x_norm, numerics.hypot(root * x_norm, one), y_norm, numerics.hypot(root * y_norm, one)
+
+
+def _sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tensor, c: Tensor) -> Tensor:
+    """The hyperbolic sine of the difference of the radii, no product of two large numbers on the way."""
+    slope = x_norm / x_time + y_norm / y_time
+    sum_of_radii = x_norm / x_time / y_time + y_norm / y_time / x_time
+    return c.sqrt() * numerics.safe_div((x_norm - y_norm) * sum_of_radii, slope)
+
+
+def _half(sinh: Tensor) -> Tensor:
+    """2 sinh(a/2) from sinh(a)."""
+    return sinh / ((1 + numerics.hypot(sinh, torch.ones_like(sinh))) / 2).sqrt()
+
+
+def _turn(x: Tensor, y: Tensor, x_norm: Tensor, y_norm: Tensor) -> Tensor:
+    """The chord of the directions of x and y, the zero vector having none."""
+    x_scale, y_scale = (numerics.narrow(numerics.safe_div(torch.ones_like(n), n), x.dtype) for n in (x_norm, y_norm))
+    return numerics.widen(numerics.norm(x * x_scale - y * y_scale, keepdim=True))
 
 
 def positive_weight(name: str, value: float) -> float:
