@@ -300,7 +300,7 @@ class _Carry(torch.autograd.Function):
         spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
         d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
         d_scale = d_scale + g_time * output[..., :1] / ray_y.time.square()
-        return grad_x, grad_y, back, d_scale.sum() / scale
+        return grad_x * scale, grad_y * scale, back, d_scale.sum() / scale
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
