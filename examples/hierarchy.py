@@ -1,0 +1,808 @@
+"""Embed a hierarchy in hyperbolic space: Riemannian optimization at its plainest.
+
+Every node is a point, learned by ``LorentzEmbedding`` and ``RiemannianAdam`` alone, so that its ancestors lie
+nearer to it than any other node (Nickel and Kiela 2017; 2018). For each pair (u, v) of the transitive closure,
+child first, the loss is
+
+    -log( exp(-d(u,v)/T) / (exp(-d(u,v)/T) + sum over negatives w of exp(-d(u,w)/T)) ),
+
+where negatives are nodes that are not ancestors of u: all of them (the default for small sets; whole rows of the
+distance matrix), or a sample for each pair. T is 1 in the papers; on a manifold of curvature kappa it is the same
+number as a curvature of T^2 kappa. It grows here from 0.1 to 0.3 during the first part of the run: points find
+their order within a fraction of the radius of curvature, where the barriers between them are low, before the
+space opens; at a constant T = 1 the mammals stay near a MAP of 0.66. Every baseline gets the same schedule.
+
+Measured is the reconstruction, as in the papers: of all nodes ranked by their distance from u, the mean rank of
+its ancestors, other ancestors not counted, and the mean over u of the average precision.
+
+    python -m examples.hierarchy
+    python -m examples.hierarchy --data ../shared/data --dataset mammals --baseline all --dims 2 5 10
+    python -m examples.hierarchy --data ../shared/data --dataset nouns --epochs 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime as dt
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import geoopt
+import matplotlib as mpl
+import numpy as np
+import scipy.sparse
+import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from examples import datasets, plots, runs
+from holonomy.manifolds import Lorentz, LorentzEmbedding
+from holonomy.optim import RiemannianAdam
+
+DATASETS = ("tree", "mammals", "nouns")
+MODELS = ("learned", "fixed", "geoopt-learned", "geoopt-fixed", "euclidean")
+TITLES = {
+    "learned": "hyperbolic, learned curvature",
+    "fixed": "hyperbolic, curvature -1",
+    "geoopt-learned": "Geoopt, learned k",
+    "geoopt-fixed": "Geoopt, k = 1",
+    "euclidean": "Euclidean",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchy:
+    """A directed acyclic graph of names.
+
+    Attributes:
+        name: of the set.
+        direct: edges (2, m), child then parent.
+        names: of the n nodes.
+        closure: all pairs (2, p) of a node and an ancestor, ordered by node, then ancestor.
+        ancestors: (n, most) ancestors of each node, -1 beyond their number.
+    """
+
+    name: str
+    direct: Tensor
+    names: Sequence[str]
+    closure: Tensor = dataclasses.field(init=False)
+    ancestors: Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.names)
+        if self.direct.dim() != 2 or self.direct.shape[0] != 2 or self.direct.numel() == 0:
+            raise ValueError(f"{self.name}: direct must have shape (2, m), m > 0, got {tuple(self.direct.shape)}")
+        if int(self.direct.min()) < 0 or int(self.direct.max()) >= n:
+            raise ValueError(f"{self.name}: direct must hold node numbers from 0 to {n - 1}")
+        pairs = transitive_closure(self.direct, n)
+        counts = torch.bincount(pairs[0], minlength=n)
+        place = torch.arange(pairs.shape[1]) - (counts.cumsum(0) - counts)[pairs[0]]
+        table = torch.full((n, int(counts.max())), -1)
+        table[pairs[0], place] = pairs[1]
+        object.__setattr__(self, "closure", pairs)
+        object.__setattr__(self, "ancestors", table)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.names)
+
+    def descendants(self) -> Tensor:
+        """Return how many descendants each node has, (n,)."""
+        return torch.bincount(self.closure[1], minlength=self.num_nodes)
+
+    def related(self, child: Tensor, other: Tensor) -> Tensor:
+        """Tell where ``other`` is ``child`` itself or an ancestor of it; shapes broadcast."""
+        keys = self.closure[0] * self.num_nodes + self.closure[1]
+        asked = child * self.num_nodes + other
+        found = torch.searchsorted(keys, asked).clamp(max=len(keys) - 1)
+        return (keys[found] == asked) | (child == other)
+
+
+def transitive_closure(direct: Tensor, n: int) -> Tensor:
+    """Return all pairs (2, p) joined by a path along ``direct`` (2, m), sorted; self-loops are dropped.
+
+    Raises:
+        ValueError: if there is a cycle.
+    """
+    child, parent = (row[direct[0] != direct[1]].numpy() for row in direct)
+    step = scipy.sparse.csr_array((np.ones(len(child), dtype=np.int64), (child, parent)), shape=(n, n))
+    reach, before = step, -1
+    while reach.nnz != before:
+        before = reach.nnz
+        reach = reach + reach @ step + step
+        reach.data[:] = 1
+        if reach.diagonal().any():
+            raise ValueError("direct must have no cycle: some node is its own ancestor")
+    found = reach.tocoo()
+    order = np.lexsort((found.col, found.row))
+    return torch.from_numpy(np.stack([found.row[order], found.col[order]]).astype(np.int64))
+
+
+def random_tree(nodes: int = 600, *, children: int = 6, seed: int = 0) -> Hierarchy:
+    """Return a tree in which every node draws 1 to ``children`` children, until it is full; node 0 is the root."""
+    if nodes < 2:
+        raise ValueError(f"nodes must be at least 2, got {nodes}")
+    rng = np.random.default_rng(seed)
+    parent = [-1]
+    owner = 0
+    while len(parent) < nodes:
+        parent += [owner] * min(int(rng.integers(1, children + 1)), nodes - len(parent))
+        owner += 1
+    direct = torch.tensor([list(range(1, nodes)), parent[1:]])
+    names = ["root"]
+    for node in range(1, nodes):
+        born = sum(1 for other in range(parent[node] + 1, node) if parent[other] == parent[node]) + 1
+        above = "" if parent[node] == 0 else names[parent[node]] + "."
+        names.append(f"{above}{born}")
+    return Hierarchy("tree", direct, names)
+
+
+def load(name: str, folder: Path | None = None, *, nodes: int = 600) -> Hierarchy:
+    """Load a hierarchy by name: the generated tree of so many nodes, or a WordNet file of the folder.
+
+    Raises:
+        FileNotFoundError: if the folder or the file is not there.
+        ValueError: if the file is not what it should be.
+    """
+    if name == "tree":
+        return random_tree(nodes)
+    if folder is None:
+        raise FileNotFoundError(f"{name} is read from wordnet_{name}.npz: say where it lies with --data FOLDER")
+    path = Path(folder) / f"wordnet_{name}.npz"
+    direct = datasets.read_npz(path, {"direct": "i2"})["direct"]
+    with np.load(path, allow_pickle=False) as archive:
+        if "name" not in archive or archive["name"].ndim != 1 or archive["name"].dtype.kind not in "SU":
+            raise ValueError(f"{path}: the array 'name' must hold one text a node")
+        names = archive["name"].astype(str)
+    shown = [text.split("#")[0].replace("_", " ") for text in names.tolist()]
+    return Hierarchy(name, torch.from_numpy(direct.astype(np.int64)), shown)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a run is.
+
+    Attributes:
+        dim: dimension of the space.
+        epochs: passes over the pairs.
+        lr: learning rate, which falls linearly to zero.
+        burn_in: first epochs, at a tenth of the learning rate.
+        batch: nodes in a batch where all negatives take part, pairs where they are sampled.
+        negatives: negatives drawn for each pair; 0 takes all.
+        std: spread of the initial points.
+        temperature: T at the start and after its growth.
+        growth: share of the epochs in which T grows, geometrically.
+        evaluate_every: epochs between two measurements; the last epoch is always measured.
+        sample: nodes whose ancestors are ranked, drawn once from a seed of their own; 0 ranks all.
+    """
+
+    dim: int = 5
+    epochs: int = 100
+    lr: float = 0.1
+    burn_in: int = 0
+    batch: int = 64
+    negatives: int = 0
+    std: float = 0.01
+    temperature: tuple[float, float] = (0.1, 0.3)
+    growth: float = 0.6
+    evaluate_every: int = 10
+    sample: int = 0
+
+    def rate(self, epoch: int) -> float:
+        """Learning rate of an epoch, from 1."""
+        return self.lr * (0.1 if epoch <= self.burn_in else 1.0) * (1 - (epoch - 1) / self.epochs)
+
+    def heat(self, epoch: int) -> float:
+        """Temperature T of an epoch, from 1."""
+        first, last = self.temperature
+        share = min(1.0, (epoch - 1) / max(self.growth * self.epochs, 1.0))
+        return first * (last / first) ** share
+
+
+NOUNS = {"epochs": 20, "burn_in": 2, "batch": 4096, "negatives": 50, "evaluate_every": 1, "sample": 500}
+
+
+class Space(Protocol):
+    """Learned points of any geometry."""
+
+    def pairwise(self, rows: Tensor) -> Tensor:
+        """Distances (b, n) of some points from all points."""
+        ...
+
+    def listed(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Distances (b, k) of points (b,) from the points (b, k) listed for each."""
+        ...
+
+    def curvature(self) -> float:
+        """Sectional curvature now."""
+        ...
+
+
+class Hyperbolic(nn.Module):
+    """``LorentzEmbedding``, and distances of its manifold."""
+
+    def __init__(self, n: int, settings: Settings, *, learnable: bool) -> None:
+        super().__init__()
+        self.points = LorentzEmbedding(n, settings.dim, Lorentz(-1.0, learnable=learnable), std=settings.std)
+
+    def pairwise(self, rows: Tensor) -> Tensor:
+        """Distances (b, n)."""
+        return self.points.manifold.cdist(self.points(rows), self.points())
+
+    def listed(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Distances (b, k)."""
+        return self.points.manifold.dist(self.points(rows)[:, None], self.points(others))
+
+    def curvature(self) -> float:
+        """Curvature now."""
+        return float(self.points.manifold.curvature.detach())
+
+
+class GeooptPoints(nn.Module):
+    """The same with what Geoopt has: its Lorentz manifold, its distance, its ManifoldParameter."""
+
+    def __init__(self, n: int, settings: Settings, *, learnable: bool) -> None:
+        super().__init__()
+        # Geoopt's own random points do not have the spread they are asked for: ours, so that both start equal.
+        start = Lorentz(-1.0).random(n, settings.dim + 1, std=settings.std)
+        self.points = geoopt.ManifoldParameter(
+            torch.Tensor(start.data), manifold=geoopt.Lorentz(k=1.0, learnable=learnable)
+        )
+        self.manifold = self.points.manifold
+
+    def pairwise(self, rows: Tensor) -> Tensor:
+        """Distances (b, n)."""
+        return self.manifold.dist(self.points[rows][:, None], self.points[None])
+
+    def listed(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Distances (b, k)."""
+        return self.manifold.dist(self.points[rows][:, None], self.points[others])
+
+    def curvature(self) -> float:
+        """Curvature now."""
+        return -1 / float(self.manifold.k.detach())
+
+
+class EuclideanPoints(nn.Module):
+    """Points of flat space."""
+
+    def __init__(self, n: int, settings: Settings) -> None:
+        super().__init__()
+        self.points = nn.Parameter(settings.std * torch.randn(n, settings.dim))
+
+    def pairwise(self, rows: Tensor) -> Tensor:
+        """Distances (b, n)."""
+        return torch.cdist(self.points[rows], self.points)
+
+    def listed(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Distances (b, k)."""
+        return torch.linalg.vector_norm(self.points[rows][:, None] - self.points[others], dim=-1)
+
+    def curvature(self) -> float:
+        """Curvature: none."""
+        return 0.0
+
+
+def build(model: str, n: int, settings: Settings) -> tuple[Any, Optimizer]:
+    """Return a space of ``n`` points and its optimizer."""
+    learnable = model.endswith("learned")
+    if model == "euclidean":
+        space = EuclideanPoints(n, settings)
+        return space, torch.optim.Adam(space.parameters(), lr=settings.lr)
+    if model.startswith("geoopt"):
+        space = GeooptPoints(n, settings, learnable=learnable)
+        # Where its k learns, Geoopt's points leave the manifold at once unless they are projected at every step.
+        free = [p for p in space.parameters() if p.requires_grad]
+        return space, geoopt.optim.RiemannianAdam(free, lr=settings.lr, stabilize=1 if learnable else None)
+    space = Hyperbolic(n, settings, learnable=learnable)
+    return space, RiemannianAdam([p for p in space.parameters() if p.requires_grad], lr=settings.lr)
+
+
+def loss_of_rows(space: Space, hierarchy: Hierarchy, rows: Tensor, heat: float) -> Tensor:
+    """Mean loss over the pairs of some nodes, against every node that is not an ancestor."""
+    energy = -space.pairwise(rows) / heat
+    listed = hierarchy.ancestors[rows]
+    real = listed >= 0
+    itself = rows[:, None]
+    inside = torch.where(real, listed, itself)
+    barred = energy.scatter(1, torch.cat([inside, itself], 1), float("-inf"))
+    negatives = torch.logsumexp(barred, 1, keepdim=True)
+    positives = energy.gather(1, inside)
+    return (torch.logaddexp(positives, negatives) - positives)[real].sum() / max(1, int(real.sum()))
+
+
+def loss_of_pairs(space: Space, hierarchy: Hierarchy, pairs: Tensor, negatives: int, heat: float) -> Tensor:
+    """Mean loss over pairs (2, b), each against its own sample of nodes; ancestors drawn are left out."""
+    child, ancestor = pairs
+    drawn = torch.randint(hierarchy.num_nodes, (len(child), negatives))
+    energy = -space.listed(child, torch.cat([ancestor[:, None], drawn], 1)) / heat
+    barred = hierarchy.related(child[:, None], drawn)
+    barred = torch.cat([torch.zeros_like(barred[:, :1]), barred], 1)
+    total = torch.logsumexp(energy.masked_fill(barred, float("-inf")), 1)
+    return (total - energy[:, 0]).mean()
+
+
+def reconstruction(distances: Tensor, nodes: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
+    """Rank ancestors among all nodes by distance; a tie with a node that is none counts against the ancestor.
+
+    Args:
+        distances: (b, n), of ``nodes`` from all nodes.
+        nodes: (b,), each with at least one ancestor.
+        ancestors: (b, most), -1 beyond their number.
+
+    Returns:
+        The rank of each ancestor among the nodes that are none, itself included, flat; and the average
+        precision of each node, (b,).
+    """
+    real, itself = ancestors >= 0, nodes[:, None]
+    inside = torch.where(real, ancestors, itself)
+    near = distances.gather(1, inside).masked_fill(~real, float("inf")).sort(1).values
+    wrong = distances.scatter(1, torch.cat([inside, itself], 1), float("inf")).sort(1).values
+    before = torch.searchsorted(wrong, near.contiguous(), right=True)
+    place = torch.arange(1, near.shape[1] + 1)
+    counts = real.sum(1, keepdim=True)
+    real = place <= counts
+    precision = torch.where(real, place / (place + before), 0.0).sum(1) / counts[:, 0]
+    return (before + 1)[real], precision
+
+
+@torch.no_grad()
+def measure(space: Space, hierarchy: Hierarchy, sample: int = 0) -> dict[str, float]:
+    """Return mean rank and MAP of the reconstruction, of all nodes or of a fixed sample of them."""
+    nodes = (hierarchy.ancestors[:, 0] >= 0).nonzero().flatten()
+    if 0 < sample < len(nodes):
+        nodes = nodes[torch.randperm(len(nodes), generator=torch.Generator().manual_seed(0))[:sample]]
+    # Blocks of about two million distances: memory stays bounded whatever the number of nodes.
+    block = max(1, 2_000_000 // hierarchy.num_nodes)
+    parts = [reconstruction(space.pairwise(rows), rows, hierarchy.ancestors[rows]) for rows in nodes.split(block)]
+    ranks, precision = (torch.cat(part) for part in zip(*parts, strict=True))
+    return {"mean_rank": float(ranks.double().mean()), "map": float(precision.double().mean())}
+
+
+class Batches(runs.Progress):
+    """The progress line inside a long epoch."""
+
+    def _line(self, done: int, values: Mapping[str, float]) -> str:
+        return f"{self.label}  batch {done}/{self.total}  loss {values['loss']:.4f}"
+
+
+def fit(
+    model: str,
+    settings: Settings,
+    hierarchy: Hierarchy,
+    seed: int,
+    run: runs.Run | None = None,
+    *,
+    key: str = "run",
+    label: str = "",
+    stream: TextIO | None = None,
+    checkpoint_every: int = 10,
+) -> dict[str, Any]:
+    """Train one model with one seed, and measure it after the last epoch.
+
+    Args:
+        model: one of ``MODELS``.
+        settings: what the run is.
+        hierarchy: what is embedded.
+        seed: of the initial points, the order of the batches and the negatives.
+        run: where checkpoints and the points go, or None.
+        key: name of this part of the run.
+        label: beginning of the progress line.
+        stream: where progress goes, or None.
+        checkpoint_every: epochs between checkpoints.
+
+    Returns:
+        What JSON holds of it.
+
+    Raises:
+        FloatingPointError: if the loss is not finite.
+    """
+    runs.seed_everything(seed)
+    space, optimizer = build(model, hierarchy.num_nodes, settings)
+    total = hierarchy.closure.shape[1] if settings.negatives else hierarchy.num_nodes
+    processor = time.process_time()
+
+    def step(epoch: int) -> float:
+        for group in optimizer.param_groups:
+            group["lr"] = settings.rate(epoch)
+        batches = torch.randperm(total).split(settings.batch)
+        progress = Batches(f"{label}  epoch {epoch}", len(batches), stream=stream)
+        summed = 0.0
+        for number, batch in enumerate(batches, 1):
+            optimizer.zero_grad()
+            if settings.negatives:
+                pairs = hierarchy.closure[:, batch]
+                loss = loss_of_pairs(space, hierarchy, pairs, settings.negatives, settings.heat(epoch))
+            else:
+                loss = loss_of_rows(space, hierarchy, batch, settings.heat(epoch))
+            loss.backward()
+            optimizer.step()
+            summed += loss.item() * len(batch)
+            progress.update(number, {"loss": loss.item()})
+        return summed / total
+
+    def evaluate(epoch: int) -> runs.Record:
+        record = {"epoch": float(epoch), "curvature": space.curvature()}
+        if epoch % settings.evaluate_every == 0 or epoch in {1, settings.epochs}:
+            record |= {"measured_at": float(epoch)} | measure(space, hierarchy, settings.sample)
+        return record
+
+    # Watched is the epoch itself: the last one is kept, and nothing is chosen by the score.
+    trained = runs.train(
+        space,
+        optimizer,
+        step,
+        evaluate,
+        epochs=settings.epochs,
+        watch="epoch",
+        run=run,
+        key=key,
+        show=("loss", "map", "mean_rank"),
+        label=label,
+        stream=stream,
+        checkpoint_every=checkpoint_every,
+    )
+    if run is not None:
+        run.write_state(f"part-{key}.model.pt", space.state_dict())
+    return {
+        "seed": seed,
+        "map": trained.best["map"],
+        "mean_rank": trained.best["mean_rank"],
+        "curvature": trained.best["curvature"],
+        "loss": trained.best["loss"],
+        "epochs": trained.epochs,
+        "seconds": round(trained.seconds, 2),
+        "processor_seconds": round(time.process_time() - processor, 2),
+        "history": trained.history,
+    }
+
+
+def cell(
+    model: str,
+    settings: Settings,
+    hierarchy: Hierarchy,
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    resume: bool = False,
+    stream: TextIO | None = None,
+    checkpoint_every: int = 10,
+) -> dict[str, Any]:
+    """Run a model in one dimension over several seeds; what is finished in the folder is not run again on resume."""
+    config = {"dataset": hierarchy.name, "nodes": hierarchy.num_nodes, "model": model}
+    run = runs.Run(folder, config | {"settings": dataclasses.asdict(settings)}, resume=resume)
+    records: list[dict[str, Any]] = []
+    for seed in seeds:
+        key = f"seed-{seed}"
+
+        def compute(seed: int = seed, key: str = key) -> dict[str, Any]:
+            label = f"{hierarchy.name}  {TITLES[model]}  dim {settings.dim}  seed {seed}"
+            options: dict[str, Any] = {"key": key, "label": label, "stream": stream}
+            try:
+                return fit(model, settings, hierarchy, seed, run, checkpoint_every=checkpoint_every, **options)
+            except FloatingPointError as error:
+                # A baseline that breaks is a result; our own must not.
+                if not model.startswith("geoopt"):
+                    raise
+                return {"seed": seed, "failed": str(error), "map": 0.0, "mean_rank": float(hierarchy.num_nodes)}
+
+        records.append(run.part(key, compute))
+    results = {
+        "model": model,
+        "settings": dataclasses.asdict(settings),
+        "summary": {name: runs.summary([record[name] for record in records]) for name in ("map", "mean_rank")},
+        "seeds": records,
+    }
+    run.write_json("results.json", results)
+    return results
+
+
+def branches(hierarchy: Hierarchy, groups: int = 6) -> tuple[Tensor, list[str]]:
+    """Label each node by its branch: the largest ones below the nodes that hold more than half of everything."""
+    n, sizes = hierarchy.num_nodes, hierarchy.descendants()
+    wide = sizes > n // 2
+    tops = hierarchy.direct[0][wide[hierarchy.direct[1]] & ~wide[hierarchy.direct[0]]].unique()
+    tops = tops[sizes[tops].argsort(descending=True, stable=True)][:groups]
+    labels = torch.full((n,), len(tops))
+    for place in reversed(range(len(tops))):
+        labels[hierarchy.closure[0][hierarchy.closure[1] == tops[place]]] = place
+        labels[tops[place]] = place
+    return labels, [hierarchy.names[top] for top in tops.tolist()] + ["others"]
+
+
+def draw_disk(
+    points: Tensor, manifold: Lorentz, hierarchy: Hierarchy, path: Path, *, title: str, texts: int = 22
+) -> Path:
+    """Draw the hierarchy on the Poincare disk: geodesics to the parents, branches by colour, names of the largest."""
+    xy, share = plots.principal_disk(points, manifold)
+    labels, names = branches(hierarchy)
+    sizes = hierarchy.descendants()
+    colours = [*plots.PALETTE[: len(names) - 1], "#999999"]
+    with mpl.rc_context(plots.STYLE):
+        figure, (axes,) = plots.figure_of(11.5, 9.6)
+        axes.grid(visible=False)
+        axes.set_axis_off()
+        axes.set(xlim=(-1.03, 1.03), ylim=(-1.03, 1.03), aspect="equal")
+        axes.add_patch(Circle((0, 0), 1, facecolor="#FAFAFA", edgecolor="#555555", linewidth=1.5))
+        child, parent = hierarchy.direct
+        lines = plots.geodesics(xy[child], xy[parent])
+        shade = [colours[label] for label in labels[child].tolist()]
+        axes.add_collection(LineCollection(list(lines.numpy()), colors=shade, linewidths=0.6, alpha=0.45, zorder=1))
+        dots = 9 + 12 * (1 + sizes).double().log()
+        axes.scatter(
+            *xy.T, s=dots, c=[colours[label] for label in labels.tolist()], linewidths=0.4, edgecolors="white", zorder=2
+        )
+        _write_names(axes, xy, sizes, hierarchy.names, texts)
+        handles = [
+            Line2D([], [], linestyle="", marker="o", color=colour, markersize=11, label=name)
+            for colour, name in zip(colours, names, strict=True)
+        ]
+        figure.legend(handles=handles, loc="outside right center", frameon=False, title="branch", fontsize=15)
+        axes.set_title(title)
+        caption = f"Poincaré disk, seen from the centroid; names: the {texts} nodes with most descendants"
+        if points.shape[-1] > 3:
+            caption += f"; two of {points.shape[-1] - 1} directions, {share:.0%} of the squared length"
+        figure.supxlabel(caption, fontsize=12, color="#444444")
+        figure.savefig(path, dpi=100)
+    return path
+
+
+def _write_names(axes: Axes, xy: Tensor, sizes: Tensor, names: Sequence[str], texts: int) -> None:
+    """Write names where they cover no other name: the nearest free place around the node, joined to it by a line."""
+    taken: list[tuple[float, float, float, float]] = []
+    for rank, node in enumerate(sizes.argsort(descending=True, stable=True)[:texts].tolist()):
+        x, y = xy[node].tolist()
+        points = 15 if rank < 6 else 12
+        half, height = 0.0052 * points / 5 * len(names[node]) / 2 + 0.012, 0.0030 * points / 2 + 0.008
+        for turn in range(400):
+            reach = 0.05 + 0.006 * (turn // 2)
+            angle = 2.399963 * turn
+            at = (x + 1.6 * reach * np.cos(angle), y + reach * np.sin(angle))
+            box = (at[0] - half, at[0] + half, at[1] - height, at[1] + height)
+            outside = max(abs(box[0]), abs(box[1])) > 1.02 or max(abs(box[2]), abs(box[3])) > 1.02
+            crossed = any(box[0] < b[1] and b[0] < box[1] and box[2] < b[3] and b[2] < box[3] for b in taken)
+            if not outside and not crossed:
+                break
+        taken.append(box)
+        axes.annotate(
+            names[node],
+            (x, y),
+            xytext=at,
+            ha="center",
+            va="center",
+            fontsize=points,
+            fontweight="bold" if rank < 6 else "normal",
+            arrowprops={"arrowstyle": "-", "color": "#333333", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 2},
+            bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.0},
+            zorder=5,
+        )
+
+
+def draw_comparison(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> Path:
+    """Draw MAP against the dimension, a line for each model, bars of one deviation."""
+    with mpl.rc_context(plots.STYLE):
+        figure, (axes,) = plots.figure_of(9.5, 5.6)
+        for place, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+            mine = [row for row in rows if row["model"] == model]
+            axes.errorbar(
+                [row["settings"]["dim"] for row in mine],
+                [row["summary"]["map"]["mean"] for row in mine],
+                yerr=[row["summary"]["map"]["std"] for row in mine],
+                marker=plots.MARKERS[place],
+                markersize=9,
+                capsize=5,
+                color=plots.PALETTE[place],
+                label=TITLES[model],
+            )
+        axes.set(xlabel="dimension", ylabel="MAP of the reconstruction", ylim=(0, 1.02))
+        axes.set_xticks(sorted({row["settings"]["dim"] for row in rows}))
+        axes.legend(frameon=True)
+        axes.set_title(title)
+        return plots.save(figure, path)
+
+
+def report(content: Mapping[str, Any]) -> str:
+    """Write the table as text."""
+    lines = [
+        f"{content['dataset']}: {content['nodes']} nodes, {content['pairs']} pairs of the closure",
+        f"{'':31s}{'dim':>4s}{'MAP':>16s}{'mean rank':>18s}{'curvature':>11s}{'s/seed':>8s}",
+    ]
+    for row in content["rows"]:
+        score, rank, seeds = row["summary"]["map"], row["summary"]["mean_rank"], row["seeds"]
+        curvature = np.mean([record.get("curvature", np.nan) for record in seeds])
+        seconds = np.mean([record.get("seconds", np.nan) for record in seeds])
+        broken = sum("failed" in record for record in seeds)
+        lines.append(
+            f"{TITLES[row['model']]:31s}{row['settings']['dim']:4d}{score['mean']:9.4f} ± {score['std']:.3f}"
+            f"{rank['mean']:10.2f} ± {rank['std']:5.2f}{curvature:11.3f}{seconds:8.1f}"
+            + (f"  {broken} of {len(seeds)} broke" if broken else "")
+        )
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    described = (__doc__ or "").split("\n\n", maxsplit=1)
+    out = argparse.ArgumentParser(
+        prog="python -m examples.hierarchy",
+        description=described[0],
+        epilog=described[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = out.add_argument
+    add("--dataset", choices=DATASETS, default="tree", help="what to embed (default tree, generated)")
+    add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
+    add("--nodes", type=int, default=600, metavar="N", help="size of the generated tree (default 600)")
+    add("--dims", type=int, nargs="+", metavar="D", help="dimensions (default 5; 2 for the generated tree)")
+    add("--fixed-curvature", action="store_true", help="hold the curvature at -1")
+    add(
+        "--baseline",
+        choices=["geoopt", "euclidean", "all"],
+        help="run this instead; all: both curvatures, both of Geoopt's and Euclidean space, in one table",
+    )
+    add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"run these instead, of {', '.join(MODELS)}")
+    add("--seeds", type=int, default=1, metavar="N", help="run seeds 0 .. N-1 (default 1)")
+    add("--lrs", type=float, nargs="+", metavar="X", help="several learning rates: the best MAP of seed 0 is taken")
+    add("--out", type=Path, metavar="FOLDER", help="folder of the run (default runs/hierarchy-DATASET-MODEL)")
+    add("--json", type=Path, metavar="FILE", help="also write the table there, without the histories")
+    add("--resume", action="store_true", help="go on with the run in that folder; finished seeds are kept")
+    add("--checkpoint-every", type=int, metavar="K", help="epochs between checkpoints (default 10; nouns 1)")
+    add("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
+    add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the run")
+    add("--quiet", action="store_true", help="no progress lines")
+    group = out.add_argument_group(
+        "settings", "the nouns' defaults: " + ", ".join(f"{k} {v}" for k, v in NOUNS.items())
+    )
+    for field in dataclasses.fields(Settings):
+        if field.name in {"dim", "temperature"}:
+            continue
+        kind = type(field.default)
+        flag = f"--{field.name.replace('_', '-')}"
+        group.add_argument(flag, type=kind, metavar="X", help=f"default {field.default}")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        nargs=2,
+        metavar=("T0", "T1"),
+        help=f"default {' '.join(map(str, Settings().temperature))}",
+    )
+    return out
+
+
+def settings_for(arguments: argparse.Namespace, dim: int) -> Settings:
+    """Return the settings that the command line gives, on top of those of the set."""
+    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Settings)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if "temperature" in chosen:
+        chosen["temperature"] = tuple(chosen["temperature"])
+    settings = Settings(**((NOUNS if arguments.dataset == "nouns" else {}) | chosen | {"dim": dim}))
+    positive = {"dims": dim, "epochs": settings.epochs, "batch": settings.batch, "lr": settings.lr}
+    positive |= {"std": settings.std, "temperature": min(settings.temperature)}
+    positive |= {"evaluate-every": settings.evaluate_every}
+    for name, value in positive.items():
+        if not value > 0:
+            raise ValueError(f"--{name} must be positive, got {value}")
+    for name in ("negatives", "burn_in", "sample", "growth"):
+        if getattr(settings, name) < 0:
+            raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(settings, name)}")
+    return settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(given)
+    try:
+        return _main(arguments, runs.command_line("examples.hierarchy", given))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: argparse.Namespace, command: str) -> int:
+    for name in ("seeds", "checkpoint_every", "threads"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if arguments.models and (arguments.baseline or arguments.fixed_curvature):
+        raise ValueError("--models says which: leave --baseline and --fixed-curvature out")
+    stream = None if arguments.quiet else sys.stderr
+    hierarchy = load(arguments.dataset, arguments.data, nodes=arguments.nodes)
+    curvature = "fixed" if arguments.fixed_curvature else "learned"
+    single = {None: curvature, "geoopt": f"geoopt-{curvature}", "euclidean": "euclidean"}
+    models = arguments.models or (MODELS if arguments.baseline == "all" else [single[arguments.baseline]])
+    named = "all" if arguments.baseline == "all" else "-".join(models)
+    base = arguments.out or Path("runs") / f"hierarchy-{arguments.dataset}-{named}"
+    options: dict[str, Any] = {
+        "resume": arguments.resume,
+        "stream": stream,
+        "checkpoint_every": arguments.checkpoint_every or (1 if arguments.dataset == "nouns" else 10),
+    }
+    content: dict[str, Any] = {
+        "dataset": hierarchy.name,
+        "nodes": hierarchy.num_nodes,
+        "pairs": hierarchy.closure.shape[1],
+        "command": command,
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "versions": runs.versions(),
+        "rule": "measured after the last epoch; of several learning rates the one with the best MAP of seed 0",
+        "rows": [],
+    }
+    for dim in arguments.dims or [2 if arguments.dataset == "tree" else 5]:
+        settings = settings_for(arguments, dim)
+        for model in models:
+            folder, searched = base / f"{model}-{dim}", {}
+            chosen = settings
+            for lr in arguments.lrs or ():
+                tried = dataclasses.replace(settings, lr=lr)
+                row = cell(model, tried, hierarchy, [0], folder.with_name(f"{folder.name}-lr-{lr:g}"), **options)
+                searched[f"{lr:g}"] = row["summary"]["map"]["mean"]
+            if searched:
+                chosen = dataclasses.replace(settings, lr=float(max(searched, key=searched.__getitem__)))
+            row = cell(model, chosen, hierarchy, range(arguments.seeds), folder, **options)
+            content["rows"].append(row | ({"search": searched} if searched else {}))
+            if arguments.pictures and model in {"learned", "fixed"} and hierarchy.num_nodes <= 5000:
+                _draw(row, hierarchy, folder)
+            runs.write_json(base / "table.json", _without_histories(content))
+            if arguments.json:
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                runs.write_json(arguments.json, _without_histories(content))
+    if arguments.pictures and len(content["rows"]) > 1:
+        draw_comparison(content["rows"], base / "table.png", title=f"{hierarchy.name}: MAP of the reconstruction")
+    print(report(content))
+    print(f"numbers{' and pictures' if arguments.pictures else ''} in {base}")
+    return 0
+
+
+def _without_histories(content: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [
+        row | {"seeds": [{key: v for key, v in record.items() if key != "history"} for record in row["seeds"]]}
+        for row in content["rows"]
+    ]
+    return dict(content) | {"rows": rows}
+
+
+def _draw(row: Mapping[str, Any], hierarchy: Hierarchy, folder: Path) -> None:
+    """Draw the first seed on the disk, and MAP and curvature over the epochs."""
+    settings = Settings(**row["settings"])
+    record = row["seeds"][0]
+    space = Hyperbolic(hierarchy.num_nodes, settings, learnable=row["model"] == "learned")
+    space.load_state_dict(torch.load(folder / f"part-seed-{record['seed']}.model.pt", weights_only=True))
+    title = (
+        f"{hierarchy.name} in {settings.dim} dimensions: MAP {record['map']:.3f}, mean rank {record['mean_rank']:.1f}"
+    )
+    with torch.no_grad():
+        draw_disk(space.points(), space.points.manifold, hierarchy, folder / "disk.png", title=title)
+    with mpl.rc_context(plots.STYLE):
+        figure, (left, middle, right) = plots.figure_of(15, 4.6, panels=3)
+        for seed, one in enumerate(row["seeds"]):
+            history, look = one["history"], {"alpha": 1.0 if seed == 0 else 0.35}
+            left.plot(history["epoch"], history["loss"], color=plots.PALETTE[0], **look)
+            middle.plot(history["measured_at"], history["map"], color=plots.PALETTE[2], marker="o", **look)
+            right.plot(history["epoch"], history["curvature"], color=plots.PALETTE[5], **look)
+        left.set(xlabel="epoch", ylabel="training loss")
+        middle.set(xlabel="epoch", ylabel="MAP", ylim=(0, 1))
+        right.set(xlabel="epoch", ylabel=r"curvature $\kappa$")
+        figure.suptitle(f"{hierarchy.name}, {TITLES[row['model']]}, dimension {settings.dim}", fontsize=18)
+        plots.save(figure, folder / "training.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
