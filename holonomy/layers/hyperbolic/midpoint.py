@@ -83,7 +83,11 @@ def squared_chord(
 
 
 class _SquaredChord(torch.autograd.Function):
-    """Rows of x and y are read in the caller's dtype, numbers per row are float64."""
+    r"""Vectors are in the caller's dtype, numbers per row in float64.
+
+    With the unit vectors u, v of x, y the gradient is
+    :math:`y_t/x_t\, x_s - y_s = \sinh(a-b)/(\sqrt{|\kappa|}\, x_t)\, u + |y_s| (u - v)`: nothing cancels.
+    """
 
     generate_vmap_rule = True
 
@@ -91,8 +95,8 @@ class _SquaredChord(torch.autograd.Function):
     def forward(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
         x_norm, x_time, y_norm, y_time = _polar(x, y, c)
         half = _half(_sinh_difference(x_norm, x_time, y_norm, y_time, c))
-        turned = c.sqrt() * x_norm.sqrt() * _turn(x, y, x_norm, y_norm) * y_norm.sqrt()
-        return numerics.finite(half.square() + turned.square())
+        turn = numerics.widen(numerics.norm(_unit(x, x_norm) - _unit(y, y_norm), keepdim=True))
+        return numerics.finite(half.square() + (c.sqrt() * x_norm.sqrt() * turn * y_norm.sqrt()).square())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -102,17 +106,18 @@ class _SquaredChord(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, y, c = ctx.saved_tensors
+        # Made again, so that a second derivative sees them depend on x and y.
         x_norm, x_time, y_norm, y_time = _polar(x, y, c)
-        # y_time / x_time x - y = (y_time / x_time - 1) x + (x - y): exact where the points coincide.
-        rise = c * (y_norm - x_norm) * ((x_norm + y_norm) / (x_time + y_time))
+        radial = _sinh_difference(x_norm, x_time, y_norm, y_time, c)
+        x_unit, y_unit = _unit(x, x_norm), _unit(y, y_norm)
+        turn = x_unit - y_unit
         factor = 2 * c * grad_outputs[0]
-        gap = numerics.narrow(factor, x.dtype) * (x - y)
-        grad_x = numerics.narrow(factor * (rise / x_time), x.dtype) * x + gap
-        grad_y = numerics.narrow(factor * (-rise / y_time), y.dtype) * y - gap
+        rise = factor * radial / c.sqrt()
+        grad_x = numerics.narrow(rise / x_time, x.dtype) * x_unit + numerics.narrow(factor * y_norm, x.dtype) * turn
+        grad_y = numerics.narrow(-rise / y_time, y.dtype) * y_unit - numerics.narrow(factor * x_norm, y.dtype) * turn
         if not ctx.needs_input_grad[2]:
             return grad_x, grad_y, None
-        radial = _sinh_difference(x_norm, x_time, y_norm, y_time, c)
-        turned = x_norm.sqrt() * _turn(x, y, x_norm, y_norm) * y_norm.sqrt()
+        turned = x_norm.sqrt() * numerics.widen(numerics.norm(turn, keepdim=True)) * y_norm.sqrt()
         slope = radial / x_time * (radial / y_time) / c + turned.square()
         return grad_x, grad_y, (grad_outputs[0] * slope).sum()
 
@@ -136,10 +141,9 @@ def _half(sinh: Tensor) -> Tensor:
     return sinh / ((1 + numerics.hypot(sinh, torch.ones_like(sinh))) / 2).sqrt()
 
 
-def _turn(x: Tensor, y: Tensor, x_norm: Tensor, y_norm: Tensor) -> Tensor:
-    """The chord of the directions of x and y, the zero vector having none."""
-    x_scale, y_scale = (numerics.narrow(numerics.safe_div(torch.ones_like(n), n), x.dtype) for n in (x_norm, y_norm))
-    return numerics.widen(numerics.norm(x * x_scale - y * y_scale, keepdim=True))
+def _unit(x: Tensor, length: Tensor) -> Tensor:
+    """The direction of x in its dtype; the zero vector has none."""
+    return x * numerics.narrow(numerics.safe_div(torch.ones_like(length), length), x.dtype)
 
 
 def positive_weight(name: str, value: float) -> float:
