@@ -12,6 +12,9 @@ its derivative, in quantities that do not:
   :math:`E = t_Y - t_X = \sinh D / (\cosh\tau_X \cosh\tau_Y)`, and :math:`D - E = \int \tanh^2\tau\, d\tau
   = (D - \tanh D) + t_X t_Y \tanh D`: so the derivative in s of what is homogeneous needs no difference.
 
+Products of three lengths overflow float64 beyond rapidity 236 (float32 ends at 88): an entry of a gradient that is not
+finite there is left out, so that one such row does not spoil the sum over the others.
+
 Where points coincide the direction is zero, which makes the gradient of the distance the subgradient zero and leaves
 those of the logarithm and of transport right.
 """
@@ -116,7 +119,7 @@ def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         Ambient tangent vectors ``(..., d+1)`` at y.
 
     >>> x, scale = torch.ones(2, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    >>> carry(x, x, x, scale)[1:].tolist()
+    >>> [round(t, 12) for t in carry(x, x, x, scale)[1:].tolist()]
     [1.0, 1.0]
     """
     x, y, v = torch.broadcast_tensors(x, y, v)
@@ -143,9 +146,9 @@ class _Distance(torch.autograd.Function):
         from_x, from_y = _view(x, y, scale), _view(y, x, scale)
         slack = _slack(from_x.distance, _foot(ray_x, from_x) * -_foot(ray_y, from_y))
         return (
-            -grad * _covector(ray_x, from_x),
-            -grad * _covector(ray_y, from_y),
-            -(grad * slack).sum() / scale.square(),
+            _kept(-grad * _covector(ray_x, from_x)),
+            _kept(-grad * _covector(ray_y, from_y)),
+            -_kept(grad * slack).sum() / scale.square(),
         )
 
 
@@ -193,7 +196,7 @@ class _Logarithm(torch.autograd.Function):
         d_along = along * radial - spread
         d_time = ray_x.length * along * rate - spread * (ray_x.length / ray_x.time)
         d_scale = _dot(g, d_across) + g_along * d_along + g_time * d_time
-        return grad_x, grad_y, d_scale.sum() / scale.square()
+        return _kept(grad_x), _kept(grad_y), _kept(d_scale).sum() / scale.square()
 
 
 class _Shoot(torch.autograd.Function):
@@ -242,7 +245,7 @@ class _Shoot(torch.autograd.Function):
         aside = sinh * narrow * (sinh * ray.time / z_time)
         d_across = g_across * (ahead * cosh - aside * foot)
         d_along = g_along * (ahead * velocity + aside * ray.length * across.square().sum(-1, keepdim=True))
-        return grad_x, grad_u, (d_across + d_along).sum() / scale.square(), None
+        return _kept(grad_x), _kept(grad_u), _kept(d_across + d_along).sum() / scale.square(), None
 
 
 class _Carry(torch.autograd.Function):
@@ -300,7 +303,12 @@ class _Carry(torch.autograd.Function):
         spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
         d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
         d_scale = d_scale + g_time * output[..., :1] / ray_y.time.square()
-        return grad_x * scale, grad_y * scale, back, d_scale.sum() / scale
+        return _kept(grad_x * scale), _kept(grad_y * scale), _kept(back), _kept(d_scale).sum() / scale
+
+
+def _kept(grad: Tensor) -> Tensor:
+    """A gradient without the entries that overflowed; see the head of this file."""
+    return torch.where(grad.isfinite(), grad, 0.0)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

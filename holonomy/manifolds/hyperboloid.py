@@ -554,7 +554,7 @@ class _Centroid(torch.autograd.Function):
         grad_scale = None
         if ctx.needs_input_grad[2]:
             # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
-            lag = (weights * (_klein_gap(middle, x) / _time(_length(middle)))).sum(-1, keepdim=True)
+            lag = (weights * _klein_gap(middle, x)).sum(-1, keepdim=True)
             grad_scale = -(radial * lag).sum() / scale.square()
         return grad_x, grad_weights, grad_scale
 

@@ -47,7 +47,7 @@ def radii(kappa: float, dtype: torch.dtype) -> list[float]:
     """Distances from the origin to test: RADII, and FAR in curvature units."""
     scale = abs(kappa) ** 0.5
     limit = float(mp.log(torch.finfo(dtype).max))
-    far = [*FAR, 300.0, 700.0] if dtype == torch.float64 else FAR
+    far = [*FAR, 200.0] if dtype == torch.float64 else FAR
     return [r for r in (*RADII, *(f / scale for f in far)) if r * scale < limit]
 
 
