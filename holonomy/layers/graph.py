@@ -10,6 +10,7 @@ Self-loops that ``edge_index`` already has are not counted twice; an edge that i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -73,20 +74,23 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
     """
     source, target, weight = normalised_edges(edge_index, nodes, dtype)
     if torch.compiler.is_compiling():
-
-        def gather(x: Tensor) -> Tensor:
-            messages = x.index_select(0, source) * weight[:, None]
-            return torch.zeros_like(messages[:0]).new_zeros(nodes, x.shape[1]).index_add(0, target, messages)
-
-        return gather
+        return partial(_gather, source=source, target=target, weight=weight)
     forward = _sorted_csr(target, source, weight, nodes)
     backward = _sorted_csr(source, target, weight, nodes) if torch.is_grad_enabled() else forward
-    return lambda x: numerics.apply_function(_Propagate, x, forward, backward)
+    return partial(_propagate, forward=forward, backward=backward)
+
+
+def _gather(x: Tensor, *, source: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_add(0, target, x.index_select(0, source) * weight[:, None])
 
 
 def _sorted_csr(row: Tensor, column: Tensor, weight: Tensor, nodes: int) -> Tensor:
     order = torch.argsort(row, stable=True)
     return csr(row_pointer(row, nodes), column[order], weight[order], (nodes, nodes))
+
+
+def _propagate(x: Tensor, *, forward: Tensor, backward: Tensor) -> Tensor:
+    return numerics.apply_function(_Propagate, x, forward, backward)
 
 
 class _Propagate(torch.autograd.Function):

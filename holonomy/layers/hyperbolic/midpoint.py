@@ -79,7 +79,8 @@ def squared_chord(
     1.08616
     """
     x, y = torch.broadcast_tensors(x, y)
-    return numerics.apply_function(_SquaredChord, x, y, numerics.widen(curvature.reshape(()).neg()))
+    function = _TracedSquaredChord if torch.compiler.is_compiling() else _SquaredChord
+    return numerics.apply_function(function, x, y, numerics.widen(curvature.reshape(()).neg()))
 
 
 class _SquaredChord(torch.autograd.Function):
@@ -93,10 +94,7 @@ class _SquaredChord(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
-        x_norm, x_time, y_norm, y_time = _polar(x, y, c)
-        half = _half(_sinh_difference(x_norm, x_time, y_norm, y_time, c))
-        turn = numerics.widen(numerics.norm(_unit(x, x_norm) - _unit(y, y_norm), keepdim=True))
-        return numerics.finite(half.square() + (c.sqrt() * x_norm.sqrt() * turn * y_norm.sqrt()).square())
+        return _chord(x, y, c)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -105,21 +103,45 @@ class _SquaredChord(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, y, c = ctx.saved_tensors
-        # Made again, so that a second derivative sees them depend on x and y.
-        x_norm, x_time, y_norm, y_time = _polar(x, y, c)
-        radial = _sinh_difference(x_norm, x_time, y_norm, y_time, c)
-        x_unit, y_unit = _unit(x, x_norm), _unit(y, y_norm)
-        turn = x_unit - y_unit
-        factor = 2 * c * grad_outputs[0]
-        rise = factor * radial / c.sqrt()
-        grad_x = numerics.narrow(rise / x_time, x.dtype) * x_unit + numerics.narrow(factor * y_norm, x.dtype) * turn
-        grad_y = numerics.narrow(-rise / y_time, y.dtype) * y_unit - numerics.narrow(factor * x_norm, y.dtype) * turn
-        if not ctx.needs_input_grad[2]:
-            return grad_x, grad_y, None
-        turned = x_norm.sqrt() * numerics.widen(numerics.norm(turn, keepdim=True)) * y_norm.sqrt()
-        slope = radial / x_time * (radial / y_time) / c + turned.square()
-        return grad_x, grad_y, (grad_outputs[0] * slope).sum()
+        return _chord_gradients(ctx, grad_outputs[0])
+
+
+class _TracedSquaredChord(torch.autograd.Function):
+    """The same in the form that dynamo traces into whatever decorates the functions it calls; without vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, c: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, c)
+        return _chord(x, y, c)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return _chord_gradients(ctx, grad_outputs[0])
+
+
+def _chord(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
+    x_norm, x_time, y_norm, y_time = _polar(x, y, c)
+    half = _half(_sinh_difference(x_norm, x_time, y_norm, y_time, c))
+    turn = numerics.widen(numerics.norm(_unit(x, x_norm) - _unit(y, y_norm), keepdim=True))
+    return numerics.finite(half.square() + (c.sqrt() * x_norm.sqrt() * turn * y_norm.sqrt()).square())
+
+
+def _chord_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    x, y, c = ctx.saved_tensors
+    # Made again, so that a second derivative sees them depend on x and y.
+    x_norm, x_time, y_norm, y_time = _polar(x, y, c)
+    radial = _sinh_difference(x_norm, x_time, y_norm, y_time, c)
+    x_unit, y_unit = _unit(x, x_norm), _unit(y, y_norm)
+    turn = x_unit - y_unit
+    factor = 2 * c * grad
+    rise = factor * radial / c.sqrt()
+    grad_x = numerics.narrow(rise / x_time, x.dtype) * x_unit + numerics.narrow(factor * y_norm, x.dtype) * turn
+    grad_y = numerics.narrow(-rise / y_time, y.dtype) * y_unit - numerics.narrow(factor * x_norm, y.dtype) * turn
+    if not ctx.needs_input_grad[2]:
+        return grad_x, grad_y, None
+    turned = x_norm.sqrt() * numerics.widen(numerics.norm(turn, keepdim=True)) * y_norm.sqrt()
+    slope = radial / x_time * (radial / y_time) / c + turned.square()
+    return grad_x, grad_y, (grad * slope).sum()
 
 
 def _polar(x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
