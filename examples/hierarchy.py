@@ -175,6 +175,8 @@ class Settings:
         dim: dimension of the space.
         epochs: passes over the pairs.
         lr: learning rate, which falls linearly to zero.
+        curvature_share: of the learning rate, what a learned curvature gets: at the full rate it runs away from the
+            start in an epoch, before the points have an order.
         burn_in: first epochs, at a tenth of the learning rate.
         batch: nodes in a batch where all negatives take part, pairs where they are sampled.
         negatives: negatives drawn for each pair; 0 takes all.
@@ -186,8 +188,9 @@ class Settings:
     """
 
     dim: int = 5
-    epochs: int = 100
+    epochs: int = 60
     lr: float = 0.1
+    curvature_share: float = 0.02
     burn_in: int = 0
     batch: int = 64
     negatives: int = 0
@@ -301,10 +304,17 @@ def build(model: str, n: int, settings: Settings) -> tuple[Any, Optimizer]:
     if model.startswith("geoopt"):
         space = GeooptPoints(n, settings, learnable=learnable)
         # Where its k learns, Geoopt's points leave the manifold at once unless they are projected at every step.
-        free = [p for p in space.parameters() if p.requires_grad]
-        return space, geoopt.optim.RiemannianAdam(free, lr=settings.lr, stabilize=1 if learnable else None)
+        steady = 1 if learnable else None
+        return space, geoopt.optim.RiemannianAdam(parameter_groups(space, settings), lr=settings.lr, stabilize=steady)
     space = Hyperbolic(n, settings, learnable=learnable)
-    return space, RiemannianAdam([p for p in space.parameters() if p.requires_grad], lr=settings.lr)
+    return space, RiemannianAdam(parameter_groups(space, settings), lr=settings.lr)
+
+
+def parameter_groups(space: nn.Module, settings: Settings) -> list[dict[str, Any]]:
+    """Points at the full learning rate; a learned curvature, which moves all of them at once, at a share of it."""
+    free = [p for p in space.parameters() if p.requires_grad]
+    groups = [([p for p in free if p.dim() > 1], 1.0), ([p for p in free if p.dim() <= 1], settings.curvature_share)]
+    return [{"params": params, "share": share} for params, share in groups if params]
 
 
 def loss_of_rows(space: Space, hierarchy: Hierarchy, rows: Tensor, heat: float) -> Tensor:
@@ -413,7 +423,7 @@ def fit(
 
     def step(epoch: int) -> float:
         for group in optimizer.param_groups:
-            group["lr"] = settings.rate(epoch)
+            group["lr"] = settings.rate(epoch) * group.get("share", 1.0)
         batches = torch.randperm(total).split(settings.batch)
         progress = Batches(f"{label}  epoch {epoch}", len(batches), stream=stream)
         summed = 0.0
@@ -691,7 +701,7 @@ def settings_for(arguments: argparse.Namespace, dim: int) -> Settings:
     for name, value in positive.items():
         if not value > 0:
             raise ValueError(f"--{name} must be positive, got {value}")
-    for name in ("negatives", "burn_in", "sample", "growth"):
+    for name in ("negatives", "burn_in", "sample", "growth", "curvature_share"):
         if getattr(settings, name) < 0:
             raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(settings, name)}")
     return settings
