@@ -83,15 +83,15 @@ def relative(ours: Tensor, truth: oracle.Vector, *, scale: mpf | None = None, ju
 def within_reach(name: str, dtype: torch.dtype, kappa: float, row: Pair) -> tuple[bool, bool]:
     """Return whether the values, and the gradients, of a row are judged or have to be finite only.
 
-    Float64 has nothing wider to compute in, and loses exp(2 r) of its digits at rapidity r. A
-    gradient of transport is a difference of terms exp(2 r) times larger: float64 holds its digits to
-    beyond distance 30 from the origin, not to where float32 ends. In a ball, the coordinate itself
-    has lost them where the gradient has not: float32 ends there at rapidity 17.
+    Float64 has nothing wider to compute in, and loses exp(2 r) of its digits at rapidity r. The
+    gradients of transport and of the exponential map are differences of terms exp(2 r) times larger:
+    float64 holds their digits to beyond distance 30 from the origin, not to where float32 ends. In a ball,
+    the coordinate itself has lost them where the gradient has not: float32 ends there at rapidity 17.
     """
     reach = max(rapidity(row.x, kappa), rapidity(row.y, kappa))
     if dtype == torch.float64:
         return reach < 10, reach < 6
-    gradients = {"transp": 44.0, "to_poincare": 12.0, "to_klein": 9.0}
+    gradients = {"transp": 44.0, "expmap": 44.0, "to_poincare": 12.0, "to_klein": 9.0}
     return True, reach < gradients.get(name, float("inf"))
 
 
@@ -130,15 +130,16 @@ def curvature_scale(
     return abs(slope) * max(sqrt(oracle.dot(terms, terms)), sqrt(oracle.dot(values, values)) / 10**6)
 
 
-def point_scale(name: str, spaces: list[oracle.Vector], weights: oracle.Vector) -> mpf | None:
-    """Return the size that a gradient is judged against where it is smaller: of transport only.
+def point_scale(name: str, spaces: list[oracle.Vector], kappa: mpf) -> mpf:
+    """Return the size, per unit of cotangent, that a gradient is judged against where it is smaller.
 
-    It is a curvature times an area, and vanishes by structure (in one dimension, at x = y) beside the
-    vector that is carried; 1e-14 of that is rounding.
+    That of transport is a curvature times an area, and vanishes by structure (in one dimension, at
+    x = y) beside the vector that is carried. That of the exponential map vanishes in its time where
+    u leads from x to within rounding of the origin. A billionth of what cancels is far beyond float32.
     """
-    if name != "transp":
-        return None
-    return sqrt(oracle.dot(weights, weights) * oracle.dot(spaces[2], spaces[2])) / 10**9
+    lengths = [sqrt(oracle.dot(space, space)) for space in spaces]
+    sizes = {"transp": lambda: lengths[2], "expmap": lambda: min(1, lengths[0] * sqrt(-kappa))}
+    return sizes[name]() / 10**9 if name in sizes else mpf(0)
 
 
 def cotangents(operation: Operation, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -184,8 +185,11 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
                 parts = {".space": (flat[index, 1:], truth[1:]), ".time": (flat[index, :1], truth[:1])}
             else:
                 parts = {"": (flat[index], truth)}
+            floor = point_scale(name, spaces, exact_kappa)
             for part, (ours, want) in parts.items():
-                yield Error(f"{name}{part}", row.label, relative(ours, want, judged=judged))
+                reached = floor / sqrt(-exact_kappa) if operation.result == "point" else None
+                found = relative(ours, want, judged=judged, scale=reached)
+                yield Error(f"{name}{part}", row.label, found)
             slopes = oracle.jacobian(operation.reference, spaces, exact_kappa)
             for part, weight in weights.items():
                 weigh = oracle.exact(weight.tolist())
@@ -193,7 +197,9 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
                     ours = pulled[part][place][index]
                     assert ours[0] == 0, f"{name}: gradient in the time of {argument}, {row.label}"
                     want = [oracle.dot(weigh, column) for column in slopes[place]]
-                    found = relative(ours[1:], want, judged=judged_gradients, scale=point_scale(name, spaces, weigh))
+                    found = relative(
+                        ours[1:], want, judged=judged_gradients, scale=floor * sqrt(oracle.dot(weigh, weigh))
+                    )
                     yield Error(f"{name}{part} d{argument}", row.label, found)
                 (ours,) = torch.autograd.grad(flat[index], parameter, weight, retain_graph=True, allow_unused=True)
                 ours = torch.zeros_like(parameter) if ours is None else ours

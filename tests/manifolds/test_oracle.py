@@ -27,8 +27,8 @@ def judge(found: list[accuracy.Error], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kappa", accuracy.KAPPAS)
 @pytest.mark.parametrize("name", accuracy.OPERATIONS)
 def test_function(name: str, kappa: float, dtype: torch.dtype) -> None:
-    thin = 97 if dtype == torch.float32 else 307
-    judge(list(accuracy.errors(name, kappa, dtype, thin=thin)), dtype)
+    thin, dims = (97, (1, 3)) if dtype == torch.float32 else (307, (3,))
+    judge(list(accuracy.errors(name, kappa, dtype, thin=thin, dims=dims)), dtype)
 
 
 @pytest.mark.parametrize("kappa", accuracy.KAPPAS)
