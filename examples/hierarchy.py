@@ -508,10 +508,15 @@ def cell(
             try:
                 return fit(model, settings, hierarchy, seed, run, checkpoint_every=checkpoint_every, **options)
             except FloatingPointError as error:
-                # A baseline that breaks is a result; our own must not.
+                # A baseline that breaks is a result, with its last measured scores; our own must not.
                 if not model.startswith("geoopt"):
                     raise
-                return {"seed": seed, "failed": str(error), "map": 0.0, "mean_rank": float(hierarchy.num_nodes)}
+                history = (run.read_state(f"part-{key}.checkpoint.pt") or {"history": {}})["history"]
+                last = {
+                    "map": history.get("map", [0.0])[-1],
+                    "mean_rank": history.get("mean_rank", [float(hierarchy.num_nodes)])[-1],
+                }
+                return {"seed": seed, "failed": str(error), "measured_at": history.get("measured_at", [0.0])[-1]} | last
 
         records.append(run.part(key, compute))
     results = {
@@ -647,7 +652,7 @@ def report(content: Mapping[str, Any]) -> str:
         lines.append(
             f"{TITLES[row['model']]:31s}{row['settings']['dim']:4d}{score['mean']:9.4f} ± {score['std']:.3f}"
             f"{rank['mean']:10.2f} ± {rank['std']:5.2f}{curvature:11.3f}{seconds:8.1f}"
-            + (f"  {broken} of {len(seeds)} broke" if broken else "")
+            + (f"  {broken} of {len(seeds)} broke (nan); scores from the last checkpoint" if broken else "")
         )
     return "\n".join(lines)
 
