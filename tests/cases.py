@@ -354,7 +354,7 @@ for name, options, graph in (
     _register(
         models.Hypformer,
         name,
-        lambda s, options=options: models.Hypformer(s.features, 4, 3, **options, **s.factory),
+        lambda s, options=options: models.Hypformer(s.features, 8, 3, **options, **s.factory),
         _graph if graph else _raw,
         source=None,
         target=None,

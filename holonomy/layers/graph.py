@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,8 +107,8 @@ class _Propagate(torch.autograd.Function):
         return grad, None, None
 
 
-def _product(x: Tensor, linear: nn.Module) -> Tensor:
-    weight = linear.get_parameter("weight")
+def _product(x: Tensor, linear: nn.Linear) -> Tensor:
+    weight = linear.weight
     return multiply(x, weight.t()) if is_sparse(x) else functional.linear(x, weight)
 
 
@@ -186,7 +186,7 @@ class GCN(nn.Module):
         last = len(self.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
             x = _dropped(x, self.dropout, training=self.training)
-            convolved = propagate(_product(x, convolution)) + bias
+            convolved = propagate(_product(x, cast("nn.Linear", convolution))) + bias
             if self.residual:
                 skip = self.skips[i]
                 kept = _product(x, skip) if isinstance(skip, nn.Linear) else x

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear"]
 
-# Share of the widest rapidity kept free: a factor of 50 in float32, for what is made of the longest points.
-_ROOM = 0.045
+# The longest points made: in float32 a fiftieth of the largest number there is, as gradients are sums over them; in
+# float64 those whose squares, which later layers take, still fit.
+_FARTHEST = {torch.float64: 340.0}
+_ROOM = 4.0
 
 
 class HTC(nn.Module):
@@ -126,8 +128,9 @@ class ExpMapHTC(HTC):
     itself, so that **sparse features are multiplied sparsely** (bag of words are 99% zeros) and the result is
     the same to rounding. Sparse features, CSR or COO, get no gradient.
 
-    Right up to r = 82 in float32 (less :math:`\log 1/\sqrt c` where that is positive), where cosh is a fiftieth of the
-    largest number there is; beyond it r is held there, without gradient, and the result stays finite.
+    Right up to r = 82 in float32 and 340 in float64, less :math:`\log 1/\sqrt c` where that is positive: cosh is then a
+    fiftieth of the largest float32, or the largest number whose square is still a float64. Beyond, r is held there,
+    without gradient, and the result stays finite.
 
     Args:
         in_features: number of raw features.
@@ -174,8 +177,8 @@ class ExpMapHTC(HTC):
         """Time coordinate and factor of the space part of exp_o(u), from the length of u."""
         root = self.manifold_in.curvature.reshape(()).neg().to(torch.float64).sqrt()
         rapidity = numerics.widen(length) * root
-        # Room for the radius 1/root, and for the sums over rows that gradients of the weight are.
-        most = numerics.widest_rapidity(length.dtype) * (1 - _ROOM) + root.detach().log().clamp(max=0.0)
+        most = _FARTHEST.get(length.dtype, numerics.widest_rapidity(length.dtype) - _ROOM)
+        most = most + root.detach().log().clamp(max=0.0)  # the radius is 1/root
         held = torch.minimum(rapidity, most)
         time = held.cosh() / root
         beyond = rapidity > held
