@@ -89,7 +89,6 @@ class Case:
         target: index of the manifold that the output lies on, None where it is no point.
         random: whether training mode draws random numbers.
         nodewise: whether the rows of the input may be permuted, and the output's follow.
-        scores: whether the output, though no point, must stay finite at any radius.
     """
 
     name: str
