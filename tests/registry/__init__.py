@@ -1,0 +1,1 @@
+"""The registered cases, one file for each part of the library."""
