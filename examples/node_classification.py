@@ -23,9 +23,10 @@ import torch
 from geoopt import ManifoldParameter
 from torch import Tensor, nn
 
-from examples import datasets, plots, runs
+from examples import datasets, options, plots, runs
 from examples.baselines import MLP, EuclideanFormer, nearest_neighbours
 from examples.datasets import NodeData
+from examples.options import option
 from holonomy.layers import GCN, Propagation
 from holonomy.models import Hypformer
 from holonomy.optim import RiemannianAdam
@@ -38,11 +39,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no-transformer": {"transformer": False},
     "softmax": {"attention": "softmax"},
 }
-
-
-def option(text: str, *, default: runs.Plain) -> runs.Plain:
-    """Return a dataclass field that is also a command-line option."""
-    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -464,21 +460,7 @@ def _draw_embedding(network: nn.Module, data: NodeData, path: Path, title: str) 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Give a parser one option for each hyper-parameter."""
-    group = parser.add_argument_group(
-        "hyper-parameters", "what is not given is taken from the dataset's row of DEFAULTS"
-    )
-    kinds = typing.get_type_hints(Settings)
-    for field in dataclasses.fields(Settings):
-        kind = kinds[field.name]
-        flag = "--" + field.name.replace("_", "-")
-        text = f"{field.metadata['help']} (default {field.default})"
-        if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-        elif typing.get_origin(kind) is Literal:
-            group.add_argument(flag, choices=typing.get_args(kind), help=text)
-        else:
-            metavar = "N" if kind is int else "X"
-            group.add_argument(flag, type=kind, metavar=metavar, help=text)
+    options.add_settings(parser, Settings, remark="what is not given is taken from the dataset's row of DEFAULTS")
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -486,8 +468,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for ablation in getattr(arguments, "ablate", None) or ():
         given |= ABLATIONS[ablation]
-    names = [field.name for field in dataclasses.fields(Settings)]
-    return given | {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    return given | options.given_settings(arguments, Settings)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -571,27 +552,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(given)
-    try:
-        return _main(arguments, runs.command_line("examples.node_classification", given))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except FloatingPointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "\nstopped; the same command with --resume goes on from the last checkpoint",
-            file=sys.stderr,
-        )
-        return 130
+    return options.guarded(lambda: _main(arguments, runs.command_line("examples.node_classification", given)))
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
-    for name in ("seeds", "checkpoint_every", "threads"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    options.at_least_one(arguments, "seeds", "checkpoint_every", "threads")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     if arguments.ablate and arguments.baseline:

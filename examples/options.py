@@ -1,0 +1,71 @@
+"""Command lines: hyper-parameters of a dataclass as options, and what a failed run says.
+
+A settings class is a frozen dataclass whose fields are made by ``option``; ``add_settings`` gives a parser
+one option for each field, ``given_settings`` reads back those that were typed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any, Literal
+
+
+def option(text: str, *, default: Any) -> Any:
+    """Return a dataclass field that is also a command-line option."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+def add_settings(parser: argparse.ArgumentParser, settings: type, *, remark: str) -> None:
+    """Give a parser one option for each hyper-parameter.
+
+    Args:
+        parser: the parser.
+        settings: a dataclass of ``option`` fields: numbers, words, truth values or ``Literal`` choices.
+        remark: stands above the options in the help.
+    """
+    group = parser.add_argument_group("hyper-parameters", remark)
+    kinds = typing.get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        kind = kinds[field.name]
+        flag = "--" + field.name.replace("_", "-")
+        text = f"{field.metadata['help']} (default {field.default})"
+        if kind is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif typing.get_origin(kind) is Literal:
+            group.add_argument(flag, choices=typing.get_args(kind), help=text)
+        else:
+            metavar = "N" if kind is int else "X"
+            group.add_argument(flag, type=kind, metavar=metavar, help=text)
+
+
+def given_settings(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
+    """Return the hyper-parameters that the command line gives, by name."""
+    names = [field.name for field in dataclasses.fields(settings)]
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def at_least_one(arguments: argparse.Namespace, *names: str) -> None:
+    """Refuse an option below 1; one that was not given (None) passes."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def guarded(body: Callable[[], int]) -> int:
+    """Run a command; return 0, 1 if training failed, 2 if what was asked cannot be done, 130 if stopped."""
+    try:
+        return body()
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
