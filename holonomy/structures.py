@@ -1,9 +1,12 @@
-"""Sets and graphs in the two layouts that layers use, and the way between them."""
+"""Sets, graphs and hypergraphs in the layouts that layers use, and the ways between them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import copy
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["PaddedGraphs"]
+__all__ = ["Hyperedges", "PaddedGraphs"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,7 @@ class PaddedGraphs:
             raise ValueError(f"batch must have shape (n = {x.shape[0]},), got {tuple(batch.shape)}.")
         sizes = torch.bincount(batch)
         graphs, widest = sizes.shape[0], int(sizes.max()) if batch.numel() else 0
-        order = batch.argsort(stable=True)
-        starts = sizes.cumsum(0) - sizes
-        place = torch.empty_like(batch)
-        place[order] = torch.arange(batch.shape[0], device=batch.device) - starts[batch[order]]
-        slots = batch * widest + place
+        slots = batch * widest + _place_in_graph(batch, sizes)
         padding = torch.ones(graphs * widest, dtype=torch.bool, device=x.device)
         padding[slots] = False
         values = x.new_zeros(graphs * widest, x.shape[-1]).index_copy(0, slots, x)
@@ -79,3 +78,278 @@ class PaddedGraphs:
         True
         """
         return values.flatten(0, 1)[self.slots]
+
+
+@dataclass(frozen=True)
+class Hyperedges:
+    """The hyperedges of one or several hypergraphs with a feature vector each: a sparse order-k tensor.
+
+    A hyperedge of order k is k nodes, the same ones in another order being another hyperedge. Order 2 are the
+    entries of an adjacency matrix: a graph has its node features at the loops (v, v) and its edge features at
+    (u, v), listed in both directions. Order 0 is one row a graph.
+
+    Attributes:
+        indices: ``(m, k)`` nodes of each hyperedge, in any order, none twice.
+        values: ``(m, features)``.
+        num_nodes: n, of all graphs together.
+        batch: ``(n,)``, the graph of each node, numbered from zero; one graph where it is not given.
+        num_graphs: their number, where some at the end have no node.
+
+    Raises:
+        TypeError: if indices are not int64.
+        ValueError: if shapes do not fit, an index is out of range, a hyperedge is listed twice or joins two graphs.
+
+    >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 0]]), torch.ones(2, 3), num_nodes=2)
+    >>> edges.order, edges.to_dense()[0].shape
+    (2, torch.Size([1, 2, 2, 3]))
+    """
+
+    indices: Int[Tensor, "edges order"]
+    values: Float[Tensor, "edges features"]
+    num_nodes: int
+    batch: Int[Tensor, " nodes"] | None = None
+    num_graphs: int = 0
+    _plans: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        batch = self.indices.new_zeros(self.num_nodes) if self.batch is None else self.batch
+        seen = int(batch.max()) + 1 if batch.numel() else 0
+        object.__setattr__(self, "batch", batch)
+        object.__setattr__(self, "num_graphs", max(self.num_graphs, seen, 1))
+        _check_indices(self.indices, self.num_nodes, batch, self.num_graphs)
+        if self.values.shape[0] != self.indices.shape[0]:
+            raise ValueError(
+                f"values must have shape (edges = {self.indices.shape[0]}, features), got {tuple(self.values.shape)}."
+            )
+
+    @property
+    def order(self) -> int:
+        """How many nodes a hyperedge has."""
+        return self.indices.shape[1]
+
+    @property
+    def membership(self) -> Int[Tensor, " nodes"]:
+        """The graph of each node: ``batch``, which is never None once the hyperedges are made."""
+        return cast("Tensor", self.batch)
+
+    @property
+    def graphs(self) -> Int[Tensor, " edges"]:
+        """The graph of each hyperedge."""
+        return self.graphs_of(self.indices)
+
+    def graphs_of(self, indices: Int[Tensor, "tuples order"]) -> Int[Tensor, " tuples"]:
+        """The graph of each tuple of nodes; the graphs themselves for order 0.
+
+        Args:
+            indices: ``(m, k)`` nodes.
+
+        Returns:
+            ``(m,)`` graphs.
+
+        >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2, torch.tensor([0, 1]))
+        >>> edges.graphs_of(torch.tensor([[1, 1]]))
+        tensor([1])
+        """
+        if indices.shape[1] == 0:
+            return torch.arange(self.num_graphs, device=indices.device)
+        return self.membership[indices[:, 0]]
+
+    def with_values(self, values: Float[Tensor, "edges dim"]) -> Hyperedges:
+        """The same hyperedges with other features; nothing is checked again, and what was planned for them stays.
+
+        Args:
+            values: ``(m, features)``.
+
+        Returns:
+            The hyperedges.
+
+        >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
+        >>> edges.with_values(torch.zeros(2, 4)).values.shape
+        torch.Size([2, 4])
+        """
+        other = copy.copy(self)
+        object.__setattr__(other, "values", values)
+        return other
+
+    def at(self, indices: Int[Tensor, "tuples order"], values: Float[Tensor, "tuples dim"]) -> Hyperedges:
+        """Other tuples of the same nodes; nothing is checked, for they were made here.
+
+        Args:
+            indices: ``(m', l)`` nodes, none twice.
+            values: ``(m', features)``.
+
+        Returns:
+            The hyperedges.
+
+        >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
+        >>> edges.at(torch.tensor([[0, 1]]), torch.ones(1, 1)).order
+        2
+        """
+        other = self.with_values(values)
+        object.__setattr__(other, "indices", indices)
+        object.__setattr__(other, "_plans", {})
+        return other
+
+    def planned(self, key: Hashable, make: Any) -> Any:
+        """What depends on the hyperedges only and not on their features, computed once and kept with them.
+
+        Args:
+            key: what it is.
+            make: a function without arguments that computes it.
+
+        Returns:
+            The result.
+
+        >>> Hyperedges(torch.tensor([[0]]), torch.ones(1, 1), 1).planned("answer", lambda: 42)
+        42
+        """
+        if key not in self._plans:
+            self._plans[key] = make()
+        return self._plans[key]
+
+    def projected(self, order: int) -> Int[Tensor, "tuples order"]:
+        """The tuples of another order whose nodes all lie in one hyperedge: E' of HOT section 4.2.
+
+        Args:
+            order: l; the same order gives the hyperedges themselves, order 0 one empty tuple a graph.
+
+        Returns:
+            ``(m', l)``, none twice, in ascending order where they are new.
+
+        >>> Hyperedges(torch.tensor([[0, 2]]), torch.ones(1, 1), 3).projected(1)
+        tensor([[0],
+                [2]])
+        """
+        if order == self.order:
+            return self.indices
+        if order == 0:
+            return self.indices.new_zeros(self.num_graphs, 0)
+        if self.order == 0:
+            raise ValueError("order must be 0 for the projection of hyperedges without nodes.")
+
+        def project() -> Tensor:
+            choices = product(range(self.order), repeat=order)
+            return torch.cat([self.indices[:, list(choice)] for choice in choices]).unique(dim=0)
+
+        return self.planned(("projected", order), project)
+
+    @staticmethod
+    def from_graph(
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        edge_attr: Float[Tensor, "edges edge_dim"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+        num_graphs: int = 0,
+    ) -> Hyperedges:
+        """A graph as hyperedges of order 2: nodes are loops ``[x, 0]``, edges ``[0, edge_attr]``, HOT section 4.4.
+
+        The attributes of a self-loop that ``edge_index`` has join the features of its node. Without attributes an
+        edge has the single feature 1.
+
+        Args:
+            x: node features ``(n, d)``.
+            edge_index: ``(2, m)``, both directions listed.
+            edge_attr: ``(m, d')``.
+            batch: ``(n,)``, the graph of each node.
+            num_graphs: their number, where some at the end have no node.
+
+        Returns:
+            Hyperedges with ``d + d'`` features, the n loops first.
+
+        >>> Hyperedges.from_graph(torch.ones(2, 3), torch.tensor([[0, 1], [1, 0]])).values.shape
+        torch.Size([4, 4])
+        """
+        nodes = x.shape[0]
+        attributes = x.new_ones(edge_index.shape[1], 1) if edge_attr is None else edge_attr
+        loops = torch.arange(nodes, device=x.device)
+        is_loop = edge_index[0] == edge_index[1]
+        at_loops = x.new_zeros(nodes, attributes.shape[1])
+        if bool(is_loop.any()):
+            at_loops = at_loops.index_add(0, edge_index[0, is_loop], attributes[is_loop].to(x.dtype))
+            edge_index, attributes = edge_index[:, ~is_loop], attributes[~is_loop]
+        indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.t()])
+        values = torch.cat(
+            [
+                torch.cat([x, at_loops], 1),
+                torch.cat([x.new_zeros(attributes.shape[0], x.shape[1]), attributes.to(x.dtype)], 1),
+            ]
+        )
+        return Hyperedges(indices, values, nodes, batch, num_graphs)
+
+    @staticmethod
+    def from_dense(x: Float[Tensor, "graphs ..."], mask: Bool[Tensor, "graphs nodes"] | None = None) -> Hyperedges:
+        """Every tuple of nodes of dense tensors: the complete hypergraphs.
+
+        Args:
+            x: ``(graphs, n, .., n, features)``, at least one axis of nodes.
+            mask: ``(graphs, n)``, ``True`` at nodes; without one, everything is.
+
+        Returns:
+            Hyperedges in lexicographic order, nodes numbered through the graphs.
+
+        >>> Hyperedges.from_dense(torch.zeros(2, 3, 3, 1)).indices.shape
+        torch.Size([18, 2])
+        """
+        graphs, width, order = x.shape[0], x.shape[1], x.ndim - 2
+        if mask is None:
+            mask = x.new_ones(graphs, width, dtype=torch.bool)
+        number = mask.flatten().cumsum(0).reshape(graphs, width) - 1
+        present = mask
+        for _ in range(order - 1):
+            present = present[..., None] & mask.reshape(graphs, *[1] * (present.ndim - 1), width)
+        where = present.nonzero()
+        indices = torch.stack([number[where[:, 0], where[:, axis + 1]] for axis in range(order)], 1)
+        return Hyperedges(indices, x[present], int(mask.sum()), mask.nonzero()[:, 0], graphs)
+
+    def to_dense(self) -> tuple[Float[Tensor, "graphs ..."], Bool[Tensor, "graphs nodes"]]:
+        """Lay the hyperedges out as padded tensors with zeros where there is none.
+
+        Returns:
+            ``(graphs, n, .., n, features)`` and the mask ``(graphs, n)``, ``True`` at nodes.
+
+        >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
+        >>> edges.to_dense()[0].squeeze().tolist()
+        [[0.0, 1.0], [0.0, 0.0]]
+        """
+        batch = self.membership
+        sizes = torch.bincount(batch, minlength=self.num_graphs)
+        width = int(sizes.max())
+        place = _place_in_graph(batch, sizes)
+        mask = torch.arange(width, device=place.device) < sizes[:, None]
+        dense = self.values.new_zeros(self.num_graphs, *[width] * self.order, self.values.shape[1])
+        where = (self.graphs, *(place[self.indices[:, axis]] for axis in range(self.order)))
+        return dense.index_put(where, self.values), mask
+
+
+def _place_in_graph(batch: Tensor, sizes: Tensor) -> Tensor:
+    """Number the nodes of each graph from zero, in the order in which they come."""
+    order = batch.argsort(stable=True)
+    starts = sizes.cumsum(0) - sizes
+    place = torch.empty_like(batch)
+    place[order] = torch.arange(batch.shape[0], device=batch.device) - starts[batch[order]]
+    return place
+
+
+def _check_indices(indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: int) -> None:
+    if indices.dtype != torch.int64:
+        raise TypeError(f"indices must be of dtype torch.int64, got {indices.dtype}.")
+    if batch.shape != (num_nodes,):
+        raise ValueError(f"batch must have shape (num_nodes = {num_nodes},), got {tuple(batch.shape)}.")
+    if indices.shape[1] == 0:
+        if indices.shape[0] != num_graphs:
+            raise ValueError(f"indices of order 0 must have one row a graph ({num_graphs}), got {indices.shape[0]}.")
+        return
+    if indices.shape[0] == 0:
+        return
+    if int(indices.min()) < 0 or int(indices.max()) >= num_nodes:
+        raise ValueError(
+            f"indices must lie in [0, num_nodes = {num_nodes}), got {int(indices.min())} .. {int(indices.max())}."
+        )
+    unique, counts = indices.unique(dim=0, return_counts=True)
+    if unique.shape[0] != indices.shape[0]:
+        twice = tuple(unique[counts > 1][0].tolist())
+        raise ValueError(f"indices must not list a hyperedge twice, got {twice} more than once.")
+    graphs = batch[indices]
+    if bool((graphs != graphs[:, :1]).any()):
+        row = int((graphs != graphs[:, :1]).any(1).nonzero()[0])
+        raise ValueError(f"indices must join nodes of one graph, got {tuple(indices[row].tolist())} across two.")

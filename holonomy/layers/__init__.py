@@ -1,5 +1,6 @@
-"""Layers: hyperbolic ones, and the Euclidean graph encoders that run beside them."""
+"""Layers: hyperbolic ones, permutation-equivariant ones, and graph encoders to run beside them."""
 
+from holonomy.layers.equivariant import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
 from holonomy.layers.graph import GCN, Propagation
 from holonomy.layers.hyperbolic import (
     HRC,
@@ -24,6 +25,7 @@ __all__ = [
     "GCN",
     "HRC",
     "HTC",
+    "EquivariantLinear",
     "ExpMapHTC",
     "FullyLorentzLinear",
     "HypActivation",
@@ -39,4 +41,8 @@ __all__ = [
     "HypSoftmaxAttention",
     "Propagation",
     "TangentLinear",
+    "bell",
+    "moebius_matrix",
+    "set_partitions",
+    "zeta_matrix",
 ]

@@ -1,0 +1,267 @@
+r"""Node identifiers: one vector a node, by which a transformer sees which tokens share a node (TokenGT section 2, A.3).
+
+Identifiers are the rows of a matrix P. Where the n nodes of a graph fit into the ``dim`` channels, the rows are
+orthonormal, :math:`P P^\top = I`, filled up with channels of zeros. **Where n > dim, they cannot be: then the columns
+are orthogonal, of length** :math:`\sqrt{n / \mathrm{dim}}` **each, so that the squared lengths of the rows have mean
+one, and** :math:`P P^\top` **is** :math:`n / \mathrm{dim}` **times a projection of rank dim, the best of its rank.**
+That rule holds for orthogonal and for Laplacian identifiers. Each graph of a batch has identifiers of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+
+from holonomy import checks
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = [
+    "laplacian_identifiers",
+    "near_orthogonal_identifiers",
+    "orthogonal_identifiers",
+    "perturb_identifiers",
+]
+
+# Up to here all eigenvectors by LAPACK take less than a second; beyond it the few that are wanted by ARPACK.
+_DENSE_NODES = 1024
+
+
+def orthogonal_identifiers(
+    n: int,
+    dim: int,
+    *,
+    batch: Int[Tensor, " nodes"] | None = None,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "nodes dim"]:
+    """Rows of a uniformly random orthogonal matrix, one matrix a graph (TokenGT, orthogonal random features).
+
+    Args:
+        n: number of nodes.
+        dim: number of channels; see the head of this module for n > dim.
+        batch: the graph of each node ``(n,)``; one graph if left out.
+        generator: source of the random numbers, torch's seeded state if left out.
+        device: of the result; that of ``batch``, or the generator's, if left out.
+        dtype: of the result; the numbers are drawn in float64, the same for every dtype.
+
+    Returns:
+        ``(n, dim)``.
+
+    >>> p = orthogonal_identifiers(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> torch.allclose(p @ p.mT, torch.eye(3, dtype=torch.float64))
+    True
+    """
+    device = _device(device, batch, generator)
+    out = torch.zeros(n, dim, device=device, dtype=dtype)
+    if batch is None:
+        return _placed(out, torch.arange(n, device=device)[None], _uniform(1, n, dim, generator, device))
+    for nodes in _graphs_by_size(batch.to(device)):
+        out = _placed(out, nodes, _uniform(nodes.shape[0], nodes.shape[1], dim, generator, device))
+    return out
+
+
+def near_orthogonal_identifiers(
+    n: int,
+    dim: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "nodes dim"]:
+    r"""Random signs over :math:`\sqrt{\mathrm{dim}}`: unit rows whose products are small for any number of nodes.
+
+    TokenGT A.5, "Near-ORF", whose entries are printed as :math:`\pm 1/d_p`; rows of length one need the root. A
+    product of two rows has mean 0 and variance 1/dim.
+
+    Args:
+        n: number of nodes, of one graph or many.
+        dim: number of channels.
+        generator: source of the random numbers, torch's seeded state if left out.
+        device: of the result; the generator's if left out.
+        dtype: of the result.
+
+    Returns:
+        ``(n, dim)``.
+
+    >>> near_orthogonal_identifiers(2, 4).abs()
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000],
+            [0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    device = _device(device, None, generator)
+    drawn = generator.device if generator is not None else device
+    signs = 2 * torch.randint(2, (n, dim), generator=generator, device=drawn) - 1
+    return torch.empty(n, dim, device=device, dtype=dtype).copy_(signs) / math.sqrt(dim)
+
+
+def laplacian_identifiers(
+    edge_index: Int[Tensor, "2 edges"],
+    n: int,
+    dim: int,
+    *,
+    which: Literal["lowest", "both"] = "lowest",
+    batch: Int[Tensor, " nodes"] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "nodes dim"]:
+    r"""Eigenvectors of :math:`I - D^{-1/2} A D^{-1/2}` of each graph, the lowest first (TokenGT section 2, A.3, A.5).
+
+    A is symmetric with entries 0 and 1: edges count once and in both directions, self-loops not at all; an isolated
+    node has the eigenvalue 1. An eigenvector is defined up to its sign, which is taken such that the sum of the
+    cubes of its entries is positive where it does not vanish, and several of one eigenvalue up to an orthogonal
+    matrix, of which nothing is promised. Computed in float64 on the CPU, by LAPACK for up to 1024 nodes, by ARPACK
+    (``scipy.sparse.linalg.eigsh``) beyond: compute them once for a data set and hand them to the model.
+
+    Args:
+        edge_index: ``(2, m)`` int64, sources and targets.
+        n: number of nodes.
+        dim: number of channels; see the head of this module for n > dim.
+        which: where n > dim, ``"lowest"`` eigenvalues, or ``"both"``: the lower half of them and the upper half.
+        batch: the graph of each node ``(n,)``; one graph if left out.
+        dtype: of the result.
+
+    Returns:
+        ``(n, dim)`` on the device of ``edge_index``.
+
+    Raises:
+        ValueError: if ``which`` is none of the two.
+
+    >>> edge = torch.tensor([[0, 1], [1, 0]])
+    >>> laplacian_identifiers(edge, 2, 3).abs()
+    tensor([[0.7071, 0.7071, 0.0000],
+            [0.7071, 0.7071, 0.0000]])
+    """
+    checks.one_of("which", which, ("lowest", "both"))
+    out = torch.zeros(n, dim, dtype=torch.float64)
+    source, target = edge_index.detach().cpu().numpy()
+    normalised = _normalised_adjacency(source, target, n)
+    for nodes in [torch.arange(n)] if batch is None else _graphs(batch.detach().cpu()):
+        graph = nodes.numpy()
+        vectors = _eigenvectors(normalised[graph][:, graph], dim, which)
+        out = _placed(out, nodes[None], torch.from_numpy(vectors)[None])
+    return torch.empty(n, dim, device=edge_index.device, dtype=dtype).copy_(out)
+
+
+def perturb_identifiers(
+    identifiers: Float[Tensor, "nodes dim"],
+    *,
+    batch: Int[Tensor, " nodes"] | None = None,
+    sign_flip: bool = True,
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "nodes dim"]:
+    """Random signs of each graph's eigenvectors, and whole eigenvectors dropped: for training (TokenGT A.3).
+
+    Args:
+        identifiers: ``(n, dim)``, a column an eigenvector.
+        batch: the graph of each node ``(n,)``; one graph if left out.
+        sign_flip: multiply each column of each graph by 1 or -1.
+        dropout: probability that a column of a graph is zero; the others are divided by one minus it.
+        generator: source of the random numbers, torch's seeded state if left out.
+
+    Returns:
+        ``(n, dim)``.
+
+    >>> _ = torch.manual_seed(0)
+    >>> perturb_identifiers(torch.ones(2, 4))
+    tensor([[-1.,  1.,  1., -1.],
+            [-1.,  1.,  1., -1.]])
+    """
+    graphs = 1 if batch is None else int(batch.max()) + 1 if batch.numel() else 0
+    factor = identifiers.new_ones(graphs, identifiers.shape[-1])
+    if sign_flip:
+        signs = torch.randint(2, factor.shape, generator=generator, device=_drawn_on(identifiers, generator))
+        factor = factor * (2 * signs - 1).to(identifiers)
+    if dropout > 0.0:
+        uniform = torch.rand(factor.shape, generator=generator, device=_drawn_on(identifiers, generator))
+        kept = (uniform >= dropout).to(identifiers)
+        factor = factor * kept / (1 - dropout) if dropout < 1.0 else factor * kept
+    return identifiers * (factor if batch is None else factor[batch])
+
+
+def _drawn_on(x: Tensor, generator: torch.Generator | None) -> torch.device:
+    return x.device if generator is None else generator.device
+
+
+def _device(
+    device: torch.device | str | None, batch: Tensor | None, generator: torch.Generator | None
+) -> torch.device | str | None:
+    if device is None and batch is not None:
+        return batch.device
+    return generator.device if device is None and generator is not None else device
+
+
+def _graphs(batch: Tensor) -> list[Tensor]:
+    """The nodes of each graph, in their order."""
+    rows = batch.argsort(stable=True).split(torch.bincount(batch).tolist())
+    return [nodes for nodes in rows if len(nodes)]
+
+
+def _graphs_by_size(batch: Tensor) -> list[Tensor]:
+    """The nodes of the graphs of each size, ``(graphs, size)``, so that graphs of one size are done at once."""
+    found: dict[int, list[Tensor]] = {}
+    for nodes in _graphs(batch):
+        found.setdefault(len(nodes), []).append(nodes)
+    return [torch.stack(found[size]) for size in sorted(found)]
+
+
+def _placed(out: Tensor, nodes: Tensor, columns: Tensor) -> Tensor:
+    """Write the columns (graphs, size, least of size and dim) into the rows of their nodes, by the rule for n > dim."""
+    size, dim = nodes.shape[1], out.shape[1]
+    scaled = columns * math.sqrt(max(size, dim) / dim)
+    filled = torch.nn.functional.pad(scaled, (0, dim - columns.shape[-1]))
+    return out.index_copy(0, nodes.flatten(), filled.flatten(0, 1).to(out))
+
+
+def _uniform(
+    graphs: int, size: int, dim: int, generator: torch.Generator | None, device: torch.device | str | None
+) -> Tensor:
+    drawn = device if generator is None else generator.device
+    shape = (graphs, size, min(size, dim))
+    gaussian = torch.randn(shape, generator=generator, device=drawn, dtype=torch.float64)
+    q, r = torch.linalg.qr(gaussian)
+    # QR alone is not uniform: it prefers a sign of the diagonal of R.
+    return (q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None, :]).to(device)
+
+
+def _normalised_adjacency(source: Any, target: Any, n: int) -> Any:
+    kept = source != target
+    ones = np.ones(2 * int(kept.sum()))
+    rows, columns = np.concatenate([source[kept], target[kept]]), np.concatenate([target[kept], source[kept]])
+    adjacency = scipy.sparse.csr_array((ones, (rows, columns)), shape=(n, n))
+    adjacency.data[:] = 1.0  # duplicates were summed
+    degree = np.diff(adjacency.indptr)
+    weight = 1 / np.sqrt(np.maximum(degree, 1))
+    return scipy.sparse.csr_array(adjacency * weight[:, None] * weight[None, :])
+
+
+def _eigenvectors(normalised: Any, dim: int, which: str) -> Any:
+    """Eigenvectors (size, least of size and dim) of one graph, by ascending eigenvalue of I - M."""
+    size = normalised.shape[0]
+    wanted = min(size, dim)
+    high = wanted // 2 if which == "both" and size > dim else 0
+    low = wanted - high
+    if size <= _DENSE_NODES or 2 * wanted > size:
+        every = np.linalg.eigh(np.eye(size) - normalised.toarray())[1]
+        vectors = np.concatenate([every[:, :low], every[:, size - high :]], 1)
+    else:
+        vectors = _extreme(normalised, low, high)
+    return vectors * np.where((vectors**3).sum(0) < 0, -1.0, 1.0)
+
+
+def _extreme(normalised: Any, low: int, high: int) -> Any:
+    # The lowest of I - M are the largest of M. A fixed start, for the same graph has the same identifiers.
+    start = np.random.default_rng(0).standard_normal(normalised.shape[0])
+    found = []
+    for count, end in ((low, "LA"), (high, "SA")):
+        if count:
+            values, vectors = scipy.sparse.linalg.eigsh(normalised, count, which=end, v0=start)
+            found.append(vectors[:, np.argsort(-values)])
+    return np.concatenate(found, 1)

@@ -1,0 +1,337 @@
+r"""Equivariant linear maps :math:`L_{k \to l}` of any orders: HOT eqs. 1-2 and 14-15, TokenGT definition 2.
+
+.. math::
+    L_{k \to l}(A)_{\mathbf j} = \sum_\mu \sum_{\mathbf i} B^\mu_{\mathbf i\mathbf j} A_{\mathbf i} w_\mu
+    + \sum_\lambda C^\lambda_{\mathbf j} b_\lambda
+
+The parameters belong to the papers' basis of exact equality patterns. They are turned into weights of the diagram basis
+(:mod:`~holonomy.layers.equivariant.partitions`), in which a class is a diagonal, a sum, a product and a broadcast: the
+cost is that of the input and of the output, never :math:`n^{k+l}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers.equivariant import dense, sparse
+from holonomy.layers.equivariant.classes import Group, Pair, Target, groups, number_of_blocks, pairs
+from holonomy.layers.equivariant.partitions import moebius_matrix, set_partitions
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["EquivariantLinear", "EquivariantMap", "check_dense"]
+
+# Sums over nodes are initialised as if a graph had this many, the largest that the variance is kept for: at most half
+# of the variance of a result comes from sums then, and at fewer nodes less.
+_NODES_AT_INIT = 500
+# A map to order 0 has nothing but sums; theirs is kept in the middle, on a logarithmic scale, of 5 .. 500.
+_NODES_AT_INIT_INVARIANT = 50
+
+
+def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> None:
+    """Refuse a dense tensor that is no order-k tensor of so many features, or a mask that does not fit it.
+
+    Args:
+        x: what came.
+        order: k.
+        features: length of the last axis.
+        mask: ``(*batch, n)`` or None.
+
+    Raises:
+        ValueError: in one sentence.
+
+    >>> check_dense(torch.zeros(2, 5, 5, 3), 2, 3, None)
+    """
+    axes = ", ".join(["nodes"] * order)
+    wanted = f"(*batch, {axes}, features = {features})" if order else f"(*batch, features = {features})"
+    nodes = x.shape[-order - 1 : -1] if order else ()
+    if x.ndim <= order or x.shape[-1] != features or len(set(nodes)) > 1:
+        raise ValueError(f"x must have shape {wanted}, got {tuple(x.shape)}.")
+    if mask is not None and order and mask.shape != x.shape[: x.ndim - order]:
+        raise ValueError(f"mask must have shape {tuple(x.shape[: x.ndim - order])}, got {tuple(mask.shape)}.")
+
+
+class EquivariantMap(nn.Module):
+    """A linear combination of chosen classes; :class:`EquivariantLinear` is the one of all, or of the lightweight ones.
+
+    Args:
+        order_in: k.
+        order_out: l.
+        in_features: d.
+        out_features: d'.
+        choose: which classes take part.
+        bias: whether there is a bias for each pattern of the output that takes part.
+        normalise: ``"counts"`` divides the sum of each class by its number of terms, ``None`` does not.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> EquivariantMap(1, 1, 3, 4, choose=lambda pair: not pair.source.kept)(torch.ones(2, 5, 3)).shape
+    torch.Size([2, 5, 4])
+    """
+
+    conversion: Tensor
+
+    def __init__(
+        self,
+        order_in: int,
+        order_out: int,
+        in_features: int,
+        out_features: int,
+        *,
+        choose: Callable[[Pair], bool],
+        bias: bool = True,
+        normalise: Literal["counts"] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, order in (("order_in", order_in), ("order_out", order_out)):
+            if order < 0:
+                raise ValueError(f"{name} must be at least 0, got {order}.")
+        if normalise is not None:
+            checks.one_of("normalise", normalise, ("counts",))
+        self.order_in, self.order_out, self.normalise = order_in, order_out, normalise
+        self.in_features = checks.positive_int("in_features", in_features)
+        self.out_features = checks.positive_int("out_features", out_features)
+        every = pairs(order_in, order_out)
+        chosen = tuple(index for index, pair in enumerate(every) if choose(pair))
+        self.pairs = tuple(every[index] for index in chosen)
+        self.groups: tuple[Group, ...] = groups(order_in, order_out, chosen)
+        self._rank = {index: rank for rank, index in enumerate(chosen)}
+        reached = {pair.target.pattern for pair in self.pairs}
+        rows = [row for row, pattern in enumerate(set_partitions(order_out)) if pattern in reached]
+        self.patterns = tuple(set_partitions(order_out)[row] for row in rows)
+        self.weight = nn.Parameter(torch.empty(len(chosen), in_features, out_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(len(rows), out_features, device=device, dtype=dtype)) if bias else None
+        self.register_buffer("conversion", self._conversion(chosen).to(self.weight), persistent=False)
+        matrix = moebius_matrix(order_out)[rows][:, rows].to(self.weight)
+        self.register_buffer("bias_conversion", matrix, persistent=False)
+        self.reset_parameters()
+
+    def _conversion(self, chosen: Sequence[int]) -> Tensor:
+        """Rows: how many blocks a class sums over; then its class, and the diagram that its weight goes to."""
+        matrix = moebius_matrix(self.order_in + self.order_out)[list(chosen)][:, list(chosen)]
+        if self.normalise is None:
+            return matrix[None]
+        summed = torch.tensor([_summed(pair) for pair in self.pairs])
+        return torch.stack([matrix * (summed == count)[:, None] for count in range(self.order_in + 1)])
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, such that independent inputs of variance one give results of variance near one.
+
+        At n = 500 sums have half of the variance, at fewer nodes less; a map to order 0, which has nothing but sums,
+        keeps it at n = 50. With ``normalise="counts"`` the means are drawn for the same numbers of nodes.
+        """
+        nodes = _NODES_AT_INIT if self.order_out else _NODES_AT_INIT_INVARIANT
+        local = {p: sum(q.target.pattern == p and not _summed(q) for q in self.pairs) for p in self.patterns}
+        sums = {p: sum(q.target.pattern == p and _summed(q) > 0 for q in self.pairs) for p in self.patterns}
+        with torch.no_grad():
+            for rank, pair in enumerate(self.pairs):
+                pattern, terms = pair.target.pattern, nodes ** _summed(pair)
+                alike = sums[pattern] if _summed(pair) else local[pattern]
+                share = alike * (2 if sums[pattern] and local[pattern] else 1)
+                scale = terms if self.normalise else 1 / terms
+                if self.normalise and self.order_out:
+                    scale = 1.0
+                self.weight[rank].normal_(std=math.sqrt(scale / (share * self.in_features)))
+            if self.bias is not None:
+                self.bias.zero_()
+
+    def _weights(self) -> list[Float[Tensor, "counts sources targets dim_in dim_out"]]:
+        """The weights of the diagram basis, one tensor a group."""
+        diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
+        ranks = [[[self._rank[c] for c in row] for row in group.classes] for group in self.groups]
+        return [diagram[:, torch.tensor(rank, device=diagram.device)] for rank in ranks]
+
+    def _multiply(
+        self,
+        table: Float[Tensor, "*slots sources dim_in"],
+        weight: Float[Tensor, "counts sources targets dim_in dim_out"],
+        scale: Float[Tensor, "*#slots counts targets"] | None,
+    ) -> Float[Tensor, "*slots targets dim_out"]:
+        counts, _, targets = weight.shape[:3]
+        matrix = weight.permute(1, 3, 0, 2, 4).reshape(-1, counts * targets * self.out_features)
+        product = (table.flatten(-2) @ matrix).unflatten(-1, (counts, targets, self.out_features))
+        return product[..., 0, :, :] if scale is None else (product * scale[..., None]).sum(-3)
+
+    def _scale(self, sizes: Tensor, group: Group) -> Tensor | None:
+        """One over the number of terms of each class, by how many blocks it sums over and by its target."""
+        if self.normalise is None:
+            return None
+        taken = torch.tensor([number_of_blocks(target.pattern) for target in group.targets], device=sizes.device)
+        left = sizes[..., None] - taken
+        terms = [torch.ones_like(left)]
+        for count in range(self.order_in):
+            terms.append(terms[-1] * (left - count).clamp_min(0))
+        found = torch.stack(terms, -2).to(self.weight.dtype)
+        return torch.where(found > 0, 1 / found.clamp_min(1), 0)
+
+    def _biases(self) -> Sequence[tuple[int, Tensor]]:
+        if self.bias is None:
+            return ()
+        matrix = cast("Tensor", self.bias_conversion)
+        return tuple(enumerate(matrix.t() @ self.bias))
+
+    def forward(
+        self,
+        x: Float[Tensor, "..."] | Hyperedges,
+        mask: Bool[Tensor, "*batch nodes"] | None = None,
+        *,
+        to: Int[Tensor, "tuples order_out"] | None = None,
+    ) -> Float[Tensor, "..."] | Hyperedges:
+        """Map a dense tensor or hyperedges.
+
+        Args:
+            x: dense ``(*batch, n, .., n, in_features)``, or hyperedges of order k.
+            mask: dense only: ``(*batch, n)``, ``True`` at nodes. What padding holds has no effect, and the result is
+                zero there.
+            to: hyperedges only: ``(m', l)`` tuples of the result; by default the same hyperedges if k = l, else all
+                tuples inside one of them (HOT section 4.2).
+
+        Returns:
+            Dense ``(*batch, n, .., n, out_features)``, or hyperedges of order l (order 0: one row a graph).
+
+        Raises:
+            ValueError: if shapes do not fit, or ``mask`` or ``to`` comes with the other kind of input.
+        """
+        if isinstance(x, Hyperedges):
+            if mask is not None:
+                raise ValueError("mask must be None for hyperedges, which have no padding.")
+            return self._sparse(x, to)
+        if to is not None:
+            raise ValueError("to must be None for a dense tensor, whose result has every tuple.")
+        return self._dense(x, mask)
+
+    def _dense(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        check_dense(x, self.order_in, self.in_features, mask)
+        masked = mask is not None and self.order_in > 0
+        if masked:
+            x = torch.where(dense.joint(cast("Tensor", mask), self.order_in)[..., None], x, 0)
+        batch = x.shape[: x.ndim - 1 - self.order_in]
+        nodes = x.shape[-2] if self.order_in else (0 if mask is None else mask.shape[-1])
+        parts: list[tuple[Target, Tensor]] = []
+        sizes = x.new_full(batch, nodes, dtype=torch.int64) if mask is None else mask.sum(-1)
+        for group, weight in zip(self.groups, self._weights(), strict=True):
+            table = torch.stack(dense.reduce(x, group.sources), -2)
+            scale = self._scale(sizes.reshape(*batch, *[1] * group.order), group)
+            product = self._multiply(table, weight, scale)
+            parts += [(target, product[..., index, :]) for index, target in enumerate(group.targets)]
+        like = parts[0][1] if parts else x
+        for index, row in self._biases():
+            parts.append((Target(self.patterns[index], ()), row.to(like.dtype)))
+        result = dense.spread(parts, self.order_out, nodes)
+        if mask is not None and self.order_out:
+            result = torch.where(dense.joint(mask, self.order_out)[..., None], result, 0)
+        return result
+
+    def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
+        if x.order != self.order_in or x.values.shape[1] != self.in_features:
+            raise ValueError(
+                f"x must be hyperedges of order {self.order_in} with {self.in_features} features, "
+                f"got order {x.order} with {x.values.shape[1]}."
+            )
+        given = to is not None
+        to = x.projected(self.order_out) if to is None else to
+        if to.ndim != 2 or to.shape[1] != self.order_out:
+            raise ValueError(f"to must have shape (tuples, {self.order_out}), got {tuple(to.shape)}.")
+        plans, _ = sparse.plan(x, to, self.groups)
+        sizes = torch.bincount(x.membership, minlength=x.num_graphs)
+        result: Tensor | None = None
+        for group, planned, weight in zip(self.groups, plans, self._weights(), strict=True):
+            scale = self._scale(sizes[planned.graphs], group)
+            product = self._multiply(sparse.collect(x.values, planned), weight, scale)
+            result = product.new_zeros(to.shape[0], self.out_features) if result is None else result
+            result = sparse.distribute(product, planned, result)
+        if result is None:
+            result = x.values.new_zeros(to.shape[0], self.out_features)
+        for index, row in self._biases():
+            fits = sparse.in_pattern(to, self.patterns[index], exactly=False)
+            result = result + fits[:, None].to(result.dtype) * row.to(result.dtype)
+        if to is x.indices and not given:
+            return x.with_values(result)
+        return x.at(to, result)
+
+    def extra_repr(self) -> str:
+        """Orders, widths and number of classes, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        sizes = f"{self.order_in} -> {self.order_out}, {self.in_features} -> {self.out_features}"
+        return f"{sizes}, classes={len(self.pairs)}, normalise={self.normalise!r}"
+
+
+def _summed(pair: Pair) -> int:
+    """How many blocks of the input a class sums over."""
+    return number_of_blocks(pair.source.pattern) - len(pair.source.kept)
+
+
+class EquivariantLinear(EquivariantMap):
+    r"""Every linear map of order-k to order-l tensors that commutes with permutations of the nodes: HOT eqs. 1-2.
+
+    The weights are ``(bell(k + l), in_features, out_features)`` and the biases ``(bell(l), out_features)``, in
+    lexicographic order of restricted growth strings over the positions :math:`(i_1 .. i_k, j_1 .. j_l)`, in the
+    orthogonal basis of exact equality patterns. l = 0 is the invariant map. With ``lightweight=True`` only the classes
+    without a sum over inputs take part (HOT Prop. 2, eq. 14); a map to order 0 has none of these.
+
+    Dense tensors and :class:`~holonomy.structures.Hyperedges` give the same result with the same ``state_dict``: a
+    hyperedge that is not listed counts as zero (HOT eq. 15).
+
+    Sums are exact up to the rounding of the dtype relative to the sum of all terms' sizes: a class that sums over
+    "all others" is computed as a total minus what is excluded.
+
+    Args:
+        order_in: k, at least 0.
+        order_out: l, at least 0.
+        in_features: d.
+        out_features: d'.
+        bias: whether there are biases.
+        lightweight: whether classes that sum over inputs are left out.
+        normalise: ``"counts"`` divides the sum of each class by its number of terms in a graph of that size, so that
+            results do not grow with n; by default sums are sums, as in the papers.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if an order is negative, or lightweight leaves no class.
+
+    >>> layer = EquivariantLinear(2, 1, 3, 4)
+    >>> layer.weight.shape, layer.bias.shape, layer(torch.ones(8, 5, 5, 3)).shape
+    (torch.Size([5, 3, 4]), torch.Size([1, 4]), torch.Size([8, 5, 4]))
+    """
+
+    def __init__(
+        self,
+        order_in: int,
+        order_out: int,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        lightweight: bool = False,
+        normalise: Literal["counts"] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if lightweight and order_in > 0 and order_out == 0:
+            raise ValueError("lightweight must be False for a map to order 0: every class of it sums over inputs.")
+        super().__init__(
+            order_in,
+            order_out,
+            in_features,
+            out_features,
+            choose=(lambda pair: not _summed(pair)) if lightweight else (lambda _: True),
+            bias=bias,
+            normalise=normalise,
+            device=device,
+            dtype=dtype,
+        )
+        self.lightweight = lightweight

@@ -1,0 +1,154 @@
+r"""Set partitions: the equality patterns of multi-indices, and the lattice that relates the two bases.
+
+A partition of positions 0 .. m-1 is written as its restricted growth string: the block of each position, blocks
+numbered in the order in which they appear. ``(0, 1, 0)`` says "the first and the third index are equal, the second is
+another". Two bases of the equivariant maps belong to a partition :math:`\pi` of the :math:`k + l` positions of
+:math:`(\mathbf i, \mathbf j)`:
+
+* the orthogonal one of the papers, :math:`B^\pi_{\mathbf i\mathbf j} = 1` where exactly the indices of one block are
+  equal (HOT eq. 2),
+* the diagram one, :math:`D^\pi_{\mathbf i\mathbf j} = 1` where at least those are, which is what sums compute.
+
+With :math:`Z_{\pi\sigma} = 1` where :math:`\pi` refines :math:`\sigma`, :math:`D = Z B` and :math:`B = Z^{-1} D`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+__all__ = ["Partition", "bell", "canonical", "moebius_matrix", "refines", "set_partitions", "zeta_matrix"]
+
+Partition = tuple[int, ...]
+"""A restricted growth string."""
+
+
+@lru_cache(maxsize=32)
+def set_partitions(m: int) -> tuple[Partition, ...]:
+    """Every partition of m positions, as restricted growth strings in lexicographic order.
+
+    Args:
+        m: number of positions, at least 0.
+
+    Returns:
+        ``bell(m)`` strings.
+
+    Raises:
+        ValueError: if m is negative.
+
+    >>> set_partitions(3)
+    ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
+    """
+    if m < 0:
+        raise ValueError(f"m must be at least 0, got {m}.")
+    strings: list[Partition] = [()]
+    for _ in range(m):
+        strings = [(*string, block) for string in strings for block in range(max(string, default=-1) + 2)]
+    return tuple(strings)
+
+
+def bell(m: int) -> int:
+    """Count the partitions of m positions: the Bell number.
+
+    Args:
+        m: number of positions, at least 0.
+
+    Returns:
+        1, 1, 2, 5, 15, 52, 203, ...
+
+    >>> [bell(m) for m in range(7)]
+    [1, 1, 2, 5, 15, 52, 203]
+    """
+    numbers = [1]
+    for size in range(m):
+        numbers.append(sum(math.comb(size, chosen) * numbers[chosen] for chosen in range(size + 1)))
+    return numbers[m]
+
+
+def canonical(labels: tuple[int, ...]) -> Partition:
+    """Renumber labels in the order in which they appear.
+
+    Args:
+        labels: a label for each position; equal ones share a block.
+
+    Returns:
+        The restricted growth string.
+
+    >>> canonical((5, 2, 5))
+    (0, 1, 0)
+    """
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
+
+
+def refines(fine: Partition, coarse: Partition) -> bool:
+    """Whether every block of the first lies in a block of the second.
+
+    Args:
+        fine: a partition.
+        coarse: another, of as many positions.
+
+    Returns:
+        The answer.
+
+    >>> refines((0, 1, 2), (0, 1, 0)), refines((0, 1, 0), (0, 1, 2))
+    (True, False)
+    """
+    return len(set(zip(fine, coarse, strict=True))) == len(set(fine))
+
+
+@lru_cache(maxsize=32)
+def _lattice(m: int) -> tuple[Tensor, Tensor]:
+    partitions = set_partitions(m)
+    zeta = torch.zeros(len(partitions), len(partitions), dtype=torch.int64)
+    moebius = torch.zeros_like(zeta)
+    for row, fine in enumerate(partitions):
+        for column, coarse in enumerate(partitions):
+            if refines(fine, coarse):
+                zeta[row, column] = 1
+                merged = [big for _, big in set(zip(fine, coarse, strict=True))]
+                sizes = [merged.count(big) for big in set(coarse)]
+                moebius[row, column] = math.prod((-1) ** (size - 1) * math.factorial(size - 1) for size in sizes)
+    return zeta, moebius
+
+
+def zeta_matrix(m: int) -> Int64[Tensor, "bell bell"]:
+    r"""The matrix Z of the refinement order: :math:`D^\pi = \sum_\sigma Z_{\pi\sigma} B^\sigma`.
+
+    Args:
+        m: number of positions.
+
+    Returns:
+        Ones where the row's partition refines the column's, in the order of :func:`set_partitions`.
+
+    >>> zeta_matrix(2)
+    tensor([[1, 0],
+            [1, 1]])
+    """
+    return _lattice(m)[0].clone()
+
+
+def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
+    r"""The inverse of :func:`zeta_matrix`: :math:`B^\pi = \sum_\sigma M_{\pi\sigma} D^\sigma`.
+
+    Where :math:`\pi` refines :math:`\sigma`, M is the product over the blocks of :math:`\sigma` of
+    :math:`(-1)^{b-1} (b-1)!`, b the number of blocks of :math:`\pi` inside.
+
+    Args:
+        m: number of positions.
+
+    Returns:
+        Integers, in the order of :func:`set_partitions`.
+
+    >>> moebius_matrix(2)
+    tensor([[ 1,  0],
+            [-1,  1]])
+    """
+    return _lattice(m)[1].clone()

@@ -1,0 +1,230 @@
+"""The same reductions and broadcasts for hyperedges: by keys, the tuples of nodes that input and output share.
+
+What keeps c axes is a table with one slot for each c-tuple of nodes that the output asks for: the graphs for c = 0, the
+nodes for c = 1. Which hyperedge goes to which slot depends on the hyperedges only; it is planned once and kept with
+them, so that the layers of a model share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.equivariant.classes import Group, Source, Target, positions_of
+from holonomy.layers.equivariant.partitions import Partition
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["GroupPlan", "Slots", "collect", "distribute", "in_pattern", "keys", "plan"]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Rows of a table of hyperedges, and the slot of each.
+
+    Attributes:
+        rows: which hyperedges take part.
+        slots: the slot of each of these.
+    """
+
+    rows: Int[Tensor, " taking"]
+    slots: Int[Tensor, " taking"]
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Where the hyperedges of input and output meet, for the classes of one group.
+
+    Attributes:
+        size: number of slots.
+        graphs: the graph of each slot.
+        sources: for each source of the group, input rows and their slots.
+        targets: for each target of the group, output rows and their slots.
+    """
+
+    size: int
+    graphs: Int[Tensor, " slots"]
+    sources: tuple[Slots, ...]
+    targets: tuple[Slots, ...]
+
+
+def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exactly: bool) -> Bool[Tensor, " tuples"]:
+    """Which tuples are constant on each block of a pattern.
+
+    Args:
+        indices: ``(m, k)`` nodes.
+        pattern: a restricted growth string of length k.
+        exactly: whether different blocks must also hold different nodes.
+
+    Returns:
+        ``(m,)``.
+
+    >>> in_pattern(torch.tensor([[0, 0], [0, 1]]), (0, 1), exactly=True).tolist()
+    [False, True]
+    """
+    fits = indices.new_ones(indices.shape[0], dtype=torch.bool)
+    for position, block in enumerate(pattern):
+        first = pattern.index(block)
+        if first != position:
+            fits &= indices[:, first] == indices[:, position]
+    if exactly:
+        heads = positions_of(pattern)
+        for a, one in enumerate(heads):
+            for other in heads[a + 1 :]:
+                fits &= indices[:, one] != indices[:, other]
+    return fits
+
+
+def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
+    """Number tuples of nodes, so that equal tuples get equal numbers.
+
+    Args:
+        indices: ``(m, k)`` nodes.
+        columns: the positions that make the tuple.
+        num_nodes: n.
+
+    Returns:
+        ``(m,)`` numbers below ``n ** len(columns)``.
+
+    Raises:
+        ValueError: if such numbers do not fit into 63 bits.
+
+    >>> keys(torch.tensor([[1, 2], [0, 1]]), (1, 0), 3)
+    tensor([7, 3])
+    """
+    if num_nodes ** len(columns) >= 2**63:
+        raise ValueError(f"num_nodes must be below {int(2 ** (63 / len(columns)))} at this order, got {num_nodes}.")
+    number = indices.new_zeros(indices.shape[0])
+    for column in columns:
+        number = number * num_nodes + indices[:, column]
+    return number
+
+
+def plan(
+    edges: Hyperedges, to: Int[Tensor, "tuples order_out"], groups: Sequence[Group]
+) -> tuple[tuple[GroupPlan, ...], Int[Tensor, " tuples"]]:
+    """Plan where hyperedges of the input meet tuples of the output, for each group of classes.
+
+    Args:
+        edges: the input.
+        to: ``(m', l)`` tuples of the output.
+        groups: the classes.
+
+    Returns:
+        One plan a group, and the graph of each tuple of the output.
+
+    >>> from holonomy.layers.equivariant.classes import groups
+    >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
+    >>> [p.size for p in plan(edges, edges.indices, groups(1, 1, (0, 1)))[0]]
+    [1, 2]
+    """
+
+    def make() -> tuple[Tensor, tuple[tuple[GroupPlan, ...], Tensor]]:
+        graphs = edges.graphs_of(to)
+        plans = tuple(_plan_group(edges, to, graphs, group) for group in groups)
+        # The tuples are kept with the plan: as long as it lives, nothing else can have their id.
+        return to, (plans, graphs)
+
+    found = edges.planned(("plan", tuple(groups), id(to)), make)
+    return cast("tuple[Tensor, tuple[tuple[GroupPlan, ...], Tensor]]", found)[1]
+
+
+def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> GroupPlan:
+    sources = [_rows(edges.indices, source.pattern) for source in group.sources]
+    targets = [_rows(to, target.pattern) for target in group.targets]
+    if group.order == 0:
+        slots_in = [edges.graphs[rows] for rows in sources]
+        slots_out = [graphs[rows] for rows in targets]
+        here = torch.arange(edges.num_graphs, device=to.device)
+        return _paired(edges.num_graphs, here, sources, slots_in, targets, slots_out)
+    n = edges.num_nodes
+    wanted_in = [_columns(edges.indices[rows], s) for rows, s in zip(sources, group.sources, strict=True)]
+    wanted_out = [_columns(to[rows], t) for rows, t in zip(targets, group.targets, strict=True)]
+    columns = tuple(range(group.order))
+    keys_in = [keys(tuples, columns, n) for tuples in wanted_in]
+    keys_out = [keys(tuples, columns, n) for tuples in wanted_out]
+    if group.order == 1:
+        return _paired(n, edges.membership, sources, keys_in, targets, keys_out)
+    distinct, inverse = torch.cat(keys_out).unique(return_inverse=True)
+    slots_out = list(inverse.split([len(k) for k in keys_out]))
+    slot_graphs = edges.membership[distinct // n ** (group.order - 1)]
+    slots_in: list[Tensor] = []
+    for index, key in enumerate(keys_in):
+        place = torch.searchsorted(distinct, key).clamp(max=max(distinct.shape[0] - 1, 0))
+        met = distinct[place] == key if distinct.shape[0] else torch.zeros_like(key, dtype=torch.bool)
+        slots_in.append(place[met])
+        sources[index] = sources[index][met]
+    return _paired(distinct.shape[0], slot_graphs, sources, slots_in, targets, slots_out)
+
+
+def _paired(
+    size: int,
+    graphs: Tensor,
+    sources: Sequence[Tensor],
+    slots_in: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    slots_out: Sequence[Tensor],
+) -> GroupPlan:
+    ins = tuple(Slots(rows, slots) for rows, slots in zip(sources, slots_in, strict=True))
+    outs = tuple(Slots(rows, slots) for rows, slots in zip(targets, slots_out, strict=True))
+    return GroupPlan(size, graphs, ins, outs)
+
+
+def _rows(indices: Tensor, pattern: Partition) -> Tensor:
+    return in_pattern(indices, pattern, exactly=False).nonzero()[:, 0]
+
+
+def _columns(indices: Tensor, end: Source | Target) -> Tensor:
+    heads = positions_of(end.pattern)
+    blocks = end.kept if isinstance(end, Source) else end.places
+    return indices[:, [heads[block] for block in blocks]]
+
+
+def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tensor, "slots sources dim"]:
+    """Sum the rows of each source into its slots.
+
+    Args:
+        values: features of the hyperedges of the input.
+        group: where they go.
+
+    Returns:
+        ``(slots, sources, features)``.
+
+    >>> slots = Slots(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    >>> collect(torch.tensor([[1.0], [2.0]]), GroupPlan(1, torch.tensor([0]), (slots,), ())).flatten()
+    tensor([3.])
+    """
+    table = values.new_zeros(group.size, len(group.sources), values.shape[1])
+    columns = [
+        table.new_zeros(group.size, values.shape[1]).index_add(0, source.slots, values.index_select(0, source.rows))
+        for source in group.sources
+    ]
+    return torch.stack(columns, 1) if columns else table
+
+
+def distribute(
+    table: Float[Tensor, "slots targets dim"], group: GroupPlan, result: Float[Tensor, "tuples dim"]
+) -> Float[Tensor, "tuples dim"]:
+    """Add to each tuple of the output what lies in its slots.
+
+    Args:
+        table: contribution of each slot to each target.
+        group: where they go.
+        result: ``(m', features)`` what there is so far.
+
+    Returns:
+        The sum.
+
+    >>> slots = Slots(torch.tensor([1]), torch.tensor([0]))
+    >>> distribute(torch.ones(1, 1, 1), GroupPlan(1, torch.tensor([0]), (), (slots,)), torch.zeros(2, 1)).flatten()
+    tensor([0., 1.])
+    """
+    for column, target in enumerate(group.targets):
+        result = result.index_add(0, target.rows, table[:, column].index_select(0, target.slots))
+    return result
