@@ -1,6 +1,21 @@
 """Layers: hyperbolic ones, permutation-equivariant ones, and graph encoders to run beside them."""
 
-from holonomy.layers.equivariant import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
+from holonomy.layers.equivariant import (
+    EquivariantLinear,
+    GraphTokenizer,
+    HyperedgeTokenizer,
+    TokenAttention,
+    TokenEncoderLayer,
+    basis_residual,
+    bell,
+    laplacian_identifiers,
+    moebius_matrix,
+    near_orthogonal_identifiers,
+    orthogonal_identifiers,
+    perturb_identifiers,
+    set_partitions,
+    zeta_matrix,
+)
 from holonomy.layers.graph import GCN, Propagation
 from holonomy.layers.hyperbolic import (
     HRC,
@@ -28,6 +43,7 @@ __all__ = [
     "EquivariantLinear",
     "ExpMapHTC",
     "FullyLorentzLinear",
+    "GraphTokenizer",
     "HypActivation",
     "HypBatchNorm",
     "HypConcat",
@@ -39,10 +55,18 @@ __all__ = [
     "HypPrototypes",
     "HypResidual",
     "HypSoftmaxAttention",
+    "HyperedgeTokenizer",
     "Propagation",
     "TangentLinear",
+    "TokenAttention",
+    "TokenEncoderLayer",
+    "basis_residual",
     "bell",
+    "laplacian_identifiers",
     "moebius_matrix",
+    "near_orthogonal_identifiers",
+    "orthogonal_identifiers",
+    "perturb_identifiers",
     "set_partitions",
     "zeta_matrix",
 ]

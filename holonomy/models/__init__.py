@@ -1,5 +1,6 @@
 """Models, each readable alone."""
 
 from holonomy.models.hypformer import Hypformer, HypformerBlock
+from holonomy.models.tokengt import TokenGT
 
-__all__ = ["Hypformer", "HypformerBlock"]
+__all__ = ["Hypformer", "HypformerBlock", "TokenGT"]

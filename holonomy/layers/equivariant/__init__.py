@@ -1,6 +1,30 @@
 """Layers that commute with every permutation of the nodes, of any order."""
 
+from holonomy.layers.equivariant.basis_residual import basis_residual
+from holonomy.layers.equivariant.identifiers import (
+    laplacian_identifiers,
+    near_orthogonal_identifiers,
+    orthogonal_identifiers,
+    perturb_identifiers,
+)
 from holonomy.layers.equivariant.linear import EquivariantLinear
 from holonomy.layers.equivariant.partitions import bell, moebius_matrix, set_partitions, zeta_matrix
+from holonomy.layers.equivariant.tokens import GraphTokenizer, HyperedgeTokenizer
+from holonomy.layers.equivariant.transformer import TokenAttention, TokenEncoderLayer
 
-__all__ = ["EquivariantLinear", "bell", "moebius_matrix", "set_partitions", "zeta_matrix"]
+__all__ = [
+    "EquivariantLinear",
+    "GraphTokenizer",
+    "HyperedgeTokenizer",
+    "TokenAttention",
+    "TokenEncoderLayer",
+    "basis_residual",
+    "bell",
+    "laplacian_identifiers",
+    "moebius_matrix",
+    "near_orthogonal_identifiers",
+    "orthogonal_identifiers",
+    "perturb_identifiers",
+    "set_partitions",
+    "zeta_matrix",
+]

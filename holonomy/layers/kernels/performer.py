@@ -42,7 +42,8 @@ def orthogonal_projection(
         dim: length of a row.
         generator: source of the random numbers, torch's seeded state if left out.
         device: of the result; the generator's if left out.
-        dtype: of the result; the numbers are drawn in float64, the same for every dtype.
+        dtype: of the result, torch's own choice if left out; the numbers are drawn in float64, the same for every
+            dtype.
 
     Returns:
         ``(features, dim)``.
@@ -61,7 +62,7 @@ def orthogonal_projection(
     # QR alone is not uniform: it prefers a sign of the diagonal of R.
     q = q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None, :]
     rows = q * torch.linalg.vector_norm(gaussian[1], dim=-1, keepdim=True)
-    return rows.flatten(0, 1)[:features].to(device=device, dtype=dtype or torch.get_default_dtype())
+    return torch.empty(features, dim, device=device, dtype=dtype).copy_(rows.flatten(0, 1)[:features])
 
 
 def log_features(

@@ -1,0 +1,220 @@
+r"""TokenGT: a pure transformer on the nodes and edges of a graph (Kim et al., NeurIPS 2022, section 2, appendix A.4).
+
+Nothing but the tokens' identifiers tells the transformer of the graph. The result is equivariant to permutations of
+the nodes if their identifiers are permuted along, and does not depend on the order of the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy import checks
+from holonomy.layers.equivariant.basis_residual import basis_residual
+from holonomy.layers.equivariant.tokens import GraphTokenizer, Identifiers, Tokens
+from holonomy.layers.equivariant.transformer import TokenEncoderLayer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["TokenGT"]
+
+
+class TokenGT(nn.Module):
+    r"""Tokens, a pre-norm transformer encoder, and a linear head on ``[graph]`` or on the nodes (TokenGT section 2).
+
+    Args:
+        in_features: features of a node, 0 for none.
+        hidden: width d of a token.
+        out_features: number of classes, or of regression targets.
+        edge_features: features of an edge, 0 for none.
+        layers: number of encoder layers.
+        heads: attention heads, a divisor of ``hidden``.
+        feedforward: width of the MLPs, ``4 * hidden`` if left out.
+        identifiers: how node identifiers are made where none are handed in: ``"laplacian"`` eigenvectors of the
+            lowest eigenvalues, ``"laplacian_both"``, half lowest and half highest, ``"orthogonal"`` or
+            ``"near_orthogonal"``, drawn anew in each pass; None leaves them out.
+        identifier_dim: :math:`d_p`, 16 if left out.
+        type_features: :math:`d_e`, ``hidden`` if left out, 0 for no type identifiers.
+        attention: ``"softmax"``, or ``"performer"``: linear in nodes and edges.
+        random_features: of ``"performer"``, twice the width of a head if left out; :meth:`redraw` draws others.
+        level: ``"graph"`` or ``"node"``: what the head reads.
+        basis_residual: add to each node the edges that leave it after every layer (appendix A.5, SEB).
+        dropout: probability that an entry of the tokens, of what a layer adds, or of a hidden layer is dropped.
+        attention_dropout: probability that a weight of softmax attention is dropped.
+        stochastic_depth: probability that a graph passes by a branch of the last layer; it grows linearly to there.
+        eigenvector_dropout: probability that a Laplacian eigenvector of a graph is dropped.
+        activation: of the MLPs.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size, probability or choice is none of the allowed, or an option has no effect beside the
+            others.
+
+    A model that tells triangles from paths, by the graph alone:
+
+    >>> _ = torch.manual_seed(0)
+    >>> triangle, path = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor([[3, 4], [4, 5]])
+    >>> one_way = torch.cat([triangle, path], dim=1)
+    >>> edge_index = torch.cat([one_way, one_way.flip(0)], dim=1)  # both directions, as in PyTorch Geometric
+    >>> batch, y = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1])
+    >>> model = TokenGT(1, 16, 2, layers=1, heads=2, identifier_dim=4)
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    >>> for _ in range(60):
+    ...     optimizer.zero_grad()
+    ...     loss = nn.functional.cross_entropy(model(torch.ones(6, 1), edge_index, batch=batch), y)
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> bool((model.eval()(torch.ones(6, 1), edge_index, batch=batch).argmax(-1) == y).all())
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        *,
+        edge_features: int = 0,
+        layers: int = 4,
+        heads: int = 4,
+        feedforward: int | None = None,
+        identifiers: Identifiers | None = "laplacian",
+        identifier_dim: int | None = None,
+        type_features: int | None = None,
+        attention: Literal["softmax", "performer"] = "softmax",
+        random_features: int | None = None,
+        level: Literal["graph", "node"] = "graph",
+        basis_residual: bool = False,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+        eigenvector_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = functional.gelu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("layers", layers)
+        checks.positive_int("out_features", out_features)
+        checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
+        self.level = checks.one_of("level", level, ("graph", "node"))
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.basis_residual = basis_residual
+        self.tokenizer = GraphTokenizer(
+            in_features,
+            hidden,
+            edge_features=edge_features,
+            identifiers=identifiers,
+            identifier_dim=identifier_dim,
+            type_features=type_features,
+            eigenvector_dropout=eigenvector_dropout,
+            device=device,
+            dtype=dtype,
+        )
+        self.layers = nn.ModuleList(
+            TokenEncoderLayer(
+                hidden,
+                heads,
+                feedforward=feedforward,
+                attention=attention,
+                random_features=random_features,
+                dropout=dropout,
+                attention_dropout=attention_dropout,
+                stochastic_depth=stochastic_depth * (depth + 1) / layers,
+                activation=activation,
+                device=device,
+                dtype=dtype,
+            )
+            for depth in range(layers)
+        )
+        self.norm = nn.LayerNorm(hidden, device=device, dtype=dtype)
+        self.head = nn.Linear(hidden, out_features, device=device, dtype=dtype)
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw other random features in every layer; nothing where attention is ``"softmax"``.
+
+        Args:
+            generator: source of the random numbers, torch's seeded state if left out.
+        """
+        for layer in self._encoder():
+            layer.attention.redraw(generator)
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+    ) -> Float[Tensor, "rows out"]:
+        """Scores of every graph, or of every node.
+
+        Args:
+            x: node features ``(n, in_features)``.
+            edge_index: ``(2, m)``, each edge in both directions.
+            edge_attr: edge features ``(m, edge_features)``.
+            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out, so compute
+                Laplacian ones once for a data set. In training they get random signs either way.
+
+        Returns:
+            ``(graphs, out_features)``, or ``(n, out_features)`` at the level of nodes.
+
+        Raises:
+            ValueError: if a shape does not fit.
+        """
+        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers)
+        values = self._start(tokens)
+        for layer in self._encoder():
+            values = self._step(layer, values, tokens, batch)
+        read = values[:, 0] if self.level == "graph" else values.flatten(0, 1)[tokens.slots[: x.shape[0]]]
+        return self.head(self.norm(read))
+
+    def attention_maps(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+    ) -> tuple[Tokens, list[Tensor]]:
+        """The attention of every layer and head, as for the distances by head and depth of TokenGT figure 3.
+
+        Args:
+            x: node features ``(n, in_features)``.
+            edge_index: ``(2, m)``, each edge in both directions.
+            edge_attr: edge features ``(m, edge_features)``.
+            batch: the graph of each node ``(n,)``; one graph if left out.
+            identifiers: node identifiers ``(n, identifier_dim)``; made here if left out.
+
+        Returns:
+            The tokens, which say what rows and columns are, and for each layer ``(graphs, heads, tokens, tokens)``.
+
+        >>> model = TokenGT(1, 8, 1, layers=3, heads=2)
+        >>> tokens, maps = model.attention_maps(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))
+        >>> len(maps), maps[0].shape, tokens.indices.tolist()
+        (3, torch.Size([1, 2, 5, 5]), [[0, 0], [1, 1], [0, 1], [1, 0]])
+        """
+        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers)
+        values, maps = self._start(tokens), list[Tensor]()
+        for layer in self._encoder():
+            maps.append(layer.attention.weights(layer.norm_attention(values), tokens.padding))
+            values = self._step(layer, values, tokens, batch)
+        return tokens, maps
+
+    def _encoder(self) -> list[TokenEncoderLayer]:
+        return [cast("TokenEncoderLayer", layer) for layer in self.layers]
+
+    def _start(self, tokens: Tokens) -> Tensor:
+        return functional.dropout(tokens.values, self.dropout, self.training)
+
+    def _step(self, layer: TokenEncoderLayer, values: Tensor, tokens: Tokens, batch: Tensor | None) -> Tensor:
+        values = layer(values, None if batch is None else tokens.padding)
+        return basis_residual(values, tokens) if self.basis_residual else values
