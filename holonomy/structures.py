@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +14,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["Hyperedges", "PaddedGraphs"]
+__all__ = ["Hyperedges", "PaddedGraphs", "on_features"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Hyperedges:
         return other
 
     def at(self, indices: Int[Tensor, "tuples order"], values: Float[Tensor, "tuples dim"]) -> Hyperedges:
-        """Other tuples of the same nodes; nothing is checked, for they were made here.
+        """Other tuples of the same nodes; nothing is checked, and what is planned for them stays with these ones.
 
         Args:
             indices: ``(m', l)`` nodes, none twice.
@@ -185,10 +185,15 @@ class Hyperedges:
         >>> edges.at(torch.tensor([[0, 1]]), torch.ones(1, 1)).order
         2
         """
-        other = self.with_values(values)
-        object.__setattr__(other, "indices", indices)
-        object.__setattr__(other, "_plans", {})
-        return other
+
+        def make() -> tuple[Tensor, Hyperedges]:
+            other = self.with_values(values.detach()[:0])
+            object.__setattr__(other, "indices", indices)
+            object.__setattr__(other, "_plans", {})
+            # The tuples are kept along: as long as this plan lives, nothing else can have their id.
+            return indices, other
+
+        return self.planned(("at", id(indices)), make)[1].with_values(values)
 
     def planned(self, key: Hashable, make: Any) -> Any:
         """What depends on the hyperedges only and not on their features, computed once and kept with them.
@@ -319,6 +324,22 @@ class Hyperedges:
         dense = self.values.new_zeros(self.num_graphs, *[width] * self.order, self.values.shape[1])
         where = (self.graphs, *(place[self.indices[:, axis]] for axis in range(self.order)))
         return dense.index_put(where, self.values), mask
+
+
+def on_features(function: Callable[[Tensor], Tensor], x: Tensor | Hyperedges) -> Tensor | Hyperedges:
+    """Apply a function of feature vectors to a dense tensor or to the values of hyperedges.
+
+    Args:
+        function: of ``(..., features)``.
+        x: what it is applied to.
+
+    Returns:
+        The same kind as came.
+
+    >>> on_features(torch.relu, torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+    return x.with_values(function(x.values)) if isinstance(x, Hyperedges) else function(x)
 
 
 def _place_in_graph(batch: Tensor, sizes: Tensor) -> Tensor:

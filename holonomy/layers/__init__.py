@@ -3,6 +3,8 @@
 from holonomy.layers.equivariant import (
     EquivariantLinear,
     GraphTokenizer,
+    HigherOrderAttention,
+    HigherOrderEncoderLayer,
     HyperedgeTokenizer,
     TokenAttention,
     TokenEncoderLayer,
@@ -44,6 +46,8 @@ __all__ = [
     "ExpMapHTC",
     "FullyLorentzLinear",
     "GraphTokenizer",
+    "HigherOrderAttention",
+    "HigherOrderEncoderLayer",
     "HypActivation",
     "HypBatchNorm",
     "HypConcat",

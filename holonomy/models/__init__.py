@@ -1,6 +1,8 @@
 """Models, each readable alone."""
 
+from holonomy.models.higher_order_transformer import HigherOrderTransformer
 from holonomy.models.hypformer import Hypformer, HypformerBlock
+from holonomy.models.invariant_graph_network import InvariantGraphNetwork
 from holonomy.models.tokengt import TokenGT
 
-__all__ = ["Hypformer", "HypformerBlock", "TokenGT"]
+__all__ = ["HigherOrderTransformer", "Hypformer", "HypformerBlock", "InvariantGraphNetwork", "TokenGT"]

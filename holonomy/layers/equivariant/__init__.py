@@ -1,6 +1,8 @@
 """Layers that commute with every permutation of the nodes, of any order."""
 
+from holonomy.layers.equivariant.attention import HigherOrderAttention
 from holonomy.layers.equivariant.basis_residual import basis_residual
+from holonomy.layers.equivariant.encoder import HigherOrderEncoderLayer
 from holonomy.layers.equivariant.identifiers import (
     laplacian_identifiers,
     near_orthogonal_identifiers,
@@ -15,6 +17,8 @@ from holonomy.layers.equivariant.transformer import TokenAttention, TokenEncoder
 __all__ = [
     "EquivariantLinear",
     "GraphTokenizer",
+    "HigherOrderAttention",
+    "HigherOrderEncoderLayer",
     "HyperedgeTokenizer",
     "TokenAttention",
     "TokenEncoderLayer",

@@ -11,11 +11,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations, permutations
 from typing import NamedTuple
 
 from holonomy.layers.equivariant.partitions import Partition, canonical, set_partitions
 
-__all__ = ["Group", "Pair", "Source", "Target", "groups", "number_of_blocks", "pairs", "positions_of"]
+__all__ = [
+    "Group",
+    "Pair",
+    "Source",
+    "Target",
+    "Term",
+    "everything",
+    "extensions",
+    "free_axes",
+    "groups",
+    "number_of_blocks",
+    "pairs",
+    "positions_of",
+]
 
 
 class Source(NamedTuple):
@@ -37,6 +51,14 @@ class Pair(NamedTuple):
 
     source: Source
     target: Target
+
+
+class Term(NamedTuple):
+    """A partial matching of input and output blocks, with its sign in a sum."""
+
+    sign: int
+    kept: tuple[int, ...]
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -136,3 +158,58 @@ def groups(order_in: int, order_out: int, chosen: tuple[int, ...]) -> tuple[Grou
             classes = tuple(tuple(members[Pair(s, t)] for t in targets) for s in sources)
             found.append(Group(order, sources, targets, classes))
     return tuple(found)
+
+
+def free_axes(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the blocks of the input and of the output that a class does not share.
+
+    Args:
+        pair: the class.
+
+    Returns:
+        Ascending blocks of the input, and of the output.
+
+    >>> free_axes(pairs(2, 1)[4])
+    ((0, 1), (0,))
+    """
+    blocks_in, blocks_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
+    free_in = tuple(block for block in range(blocks_in) if block not in pair.source.kept)
+    return free_in, tuple(block for block in range(blocks_out) if block not in pair.target.places)
+
+
+def everything() -> Term:
+    """Return the matching of nothing: the sum over all of the input, whatever the output.
+
+    Returns:
+        The term.
+
+    >>> everything()
+    Term(sign=1, kept=(), places=())
+    """
+    return Term(1, (), ())
+
+
+@lru_cache(maxsize=512)
+def extensions(pair: Pair) -> tuple[Term, ...]:
+    """Write the sum over the tuples of exactly a class by sums over those that share at least some blocks.
+
+    Within the strata of tuples of different nodes, what a tuple of the input and one of the output share is a partial
+    matching of their blocks, and inclusion and exclusion run over the matchings that contain the one of the class.
+
+    Args:
+        pair: the class.
+
+    Returns:
+        The matchings with their signs, the one of the class first.
+
+    >>> extensions(pairs(1, 1)[1])
+    (Term(sign=1, kept=(), places=()), Term(sign=-1, kept=(0,), places=(0,)))
+    """
+    free_in, free_out = free_axes(pair)
+    terms: list[Term] = []
+    for more in range(min(len(free_in), len(free_out)) + 1):
+        for chosen in combinations(free_in, more):
+            for places in permutations(free_out, more):
+                matching = sorted(zip((*pair.source.kept, *chosen), (*pair.target.places, *places), strict=True))
+                terms.append(Term((-1) ** more, tuple(a for a, _ in matching), tuple(b for _, b in matching)))
+    return tuple(terms)

@@ -8,9 +8,8 @@ self-loop is an edge token, features and all, whose type is that of its pattern 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +37,7 @@ _RANDOM = ("orthogonal", "near_orthogonal")
 _IDENTIFIER_DIM = 16
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """The tokens of several graphs, one graph a row: ``[graph]`` first, then the listed ones, then padding.
 
     Attributes:
@@ -89,14 +87,23 @@ def equality_classes(indices: Int[Tensor, "listed order"]) -> Int[Tensor, " list
     >>> equality_classes(torch.tensor([[4, 4], [1, 2]]))
     tensor([0, 1])
     """
-    pairs = list(combinations(range(indices.shape[1]), 2))
+    return _looked_up(indices, _class_table(indices.shape[1]).to(indices.device))
+
+
+def _class_table(order: int) -> Tensor:
+    """The class of each set of equal pairs of indices, written as a binary number; 0 where there is none."""
+    pairs = list(combinations(range(order), 2))
     table = [0] * 2 ** len(pairs)
-    for place, string in enumerate(set_partitions(indices.shape[1])):
+    for place, string in enumerate(set_partitions(order)):
         table[sum(2**bit for bit, (a, b) in enumerate(pairs) if string[a] == string[b])] = place
+    return torch.tensor(table)
+
+
+def _looked_up(indices: Tensor, table: Tensor) -> Tensor:
     code = torch.zeros_like(indices[:, 0])
-    for bit, (a, b) in enumerate(pairs):
+    for bit, (a, b) in enumerate(combinations(range(indices.shape[1]), 2)):
         code = code + 2**bit * (indices[:, a] == indices[:, b])
-    return torch.tensor(table, device=indices.device)[code]
+    return table[code]
 
 
 class TokenEmbedding(nn.Module):
@@ -114,6 +121,8 @@ class TokenEmbedding(nn.Module):
     >>> embedding(torch.zeros(2, 8), torch.tensor([[0, 0], [0, 1]]), torch.eye(3)).shape
     torch.Size([2, 8])
     """
+
+    class_table: Tensor
 
     def __init__(
         self,
@@ -139,6 +148,8 @@ class TokenEmbedding(nn.Module):
                 torch.randn(bell(order), width, device=device, dtype=dtype) / width**0.5
             )
             self.of_types = _block(width, features, order, 1, device, dtype)
+            # Made here, for the partitions are cached and torch.compile warns of caches.
+            self.register_buffer("class_table", _class_table(order).to(device), persistent=False)
 
     def forward(
         self,
@@ -159,7 +170,7 @@ class TokenEmbedding(nn.Module):
         if self.of_identifiers is not None and identifiers is not None:
             projected = projected + self.of_identifiers(identifiers[indices].flatten(1))
         if self.of_types is not None:
-            projected = projected + self.of_types(self.type_identifiers)[equality_classes(indices)]
+            projected = projected + self.of_types(self.type_identifiers)[_looked_up(indices, self.class_table)]
         return projected
 
 

@@ -1,0 +1,341 @@
+r"""Higher-order attention :math:`\mathrm{Attn}_{k \to l}`: one attention for each equivalence class, HOT eqs. 10-21.
+
+.. math::
+    \mathrm{Attn}_{k\to l}(A)_{\mathbf j} = \sum_{h} \sum_\mu \sum_{\mathbf i}
+    \alpha^{h\mu}_{\mathbf i\mathbf j} A_{\mathbf i} w^V_{h\mu} w^O_{h\mu}
+
+Dense tensors and hyperedges share parameters and definition and differ in the evaluator only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers.equivariant import dense, dense_attention, sparse_attention
+from holonomy.layers.equivariant.classes import Pair, Target, free_axes, number_of_blocks, pairs
+from holonomy.layers.equivariant.linear import EquivariantMap, check_dense
+from holonomy.layers.equivariant.partitions import Partition
+from holonomy.layers.kernels.performer import orthogonal_projection
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["HigherOrderAttention"]
+
+
+def _name(pattern: Partition) -> str:
+    return "order" + "".join(map(str, pattern))
+
+
+class HigherOrderAttention(nn.Module):
+    r"""Self-attention from order-k to order-l tensors that commutes with permutations of the nodes: HOT eqs. 10-21.
+
+    Each class :math:`\mu` of the equivariant linear map (HOT eq. 1) gets an attention of its own: its query is an
+    entry of the output's pattern, its keys are the entries of the input's pattern that share exactly the nodes of
+    :math:`\mu` with it. Queries and keys have as many axes as their patterns have blocks (HOT Prop. 1) and come from
+    lightweight equivariant maps, of which only the classes matter that reach tuples of different nodes. Where the
+    output determines the key, its weight is one, and there is neither query nor key. A query of order 0 is a learned
+    vector. Keys have no bias: softmax does not see it.
+
+    ===================  ==========================================================================================
+    ``kernel``           attention weights
+    ===================  ==========================================================================================
+    ``"softmax"``        :math:`\mathrm{softmax}_{\mathbf i}(q_{\mathbf j} \cdot k_{\mathbf i} / \sqrt{d_Q})`, each row
+                         less its own maximum; as many products as pairs of entries
+    ``"performer"``      the same by positive random features, HOT eqs. 18-20; linear in entries
+    ===================  ==========================================================================================
+
+    ``sums="decoupled"`` is the approximation of HOT eq. 21: a query meets all keys of the pattern, whether they share
+    its nodes or not. The coupled sums are exact and as linear, by inclusion and exclusion. Their weights are
+    differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no digit
+    is left and the class contributes zero there.
+
+    Args:
+        order_in: k, at least 1.
+        order_out: l, at least 0.
+        features: d, of input and output.
+        heads: number of heads.
+        kernel: softmax or its linear approximation.
+        query_features: :math:`d_Q` of a head, ``features // heads`` if left out.
+        value_features: :math:`d_V` of a head, ``features // heads`` if left out.
+        sums: performer only, see above.
+        random_features: performer only, number of random features, twice ``query_features`` if left out.
+        local: whether classes in which input and output share no node are left out.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if an order or a number is out of range, or no class is left.
+
+    >>> attention = HigherOrderAttention(2, 1, 8, 2)
+    >>> attention(torch.randn(3, 5, 5, 8)).shape
+    torch.Size([3, 5, 8])
+    """
+
+    projection: Tensor | None
+
+    def __init__(
+        self,
+        order_in: int,
+        order_out: int,
+        features: int,
+        heads: int,
+        *,
+        kernel: Literal["softmax", "performer"] = "softmax",
+        query_features: int | None = None,
+        value_features: int | None = None,
+        sums: Literal["coupled", "decoupled"] = "coupled",
+        random_features: int | None = None,
+        local: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.order_in = checks.positive_int("order_in", order_in)
+        self.order_out = order_out
+        self.features = checks.positive_int("features", features)
+        self.heads = checks.positive_int("heads", heads)
+        self.kernel = checks.one_of("kernel", kernel, ("softmax", "performer"))
+        self.sums = checks.one_of("sums", sums, ("coupled", "decoupled"))
+        if (query_features is None or value_features is None) and features % heads:
+            raise ValueError(f"features must be a multiple of heads = {heads}, got {features}.")
+        if kernel == "softmax" and random_features is not None:
+            raise ValueError(f"random_features must be None for the softmax kernel, got {random_features}.")
+        self.query_features = checks.positive_int("query_features", query_features or features // heads)
+        self.value_features = checks.positive_int("value_features", value_features or features // heads)
+        self.pairs = tuple(pair for pair in pairs(order_in, order_out) if pair.source.kept or not local)
+        if not self.pairs:
+            raise ValueError(f"local must be False for order_out = {order_out}: every class of it is global.")
+        attended = [pair for pair in self.pairs if free_axes(pair)[0]]
+        self._by_input = {p: [q for q in attended if q.source.pattern == p] for p in self._patterns(attended, "in")}
+        self._by_output = {p: [q for q in attended if q.target.pattern == p] for p in self._patterns(attended, "out")}
+        width = heads * self.value_features
+        self.value = nn.Parameter(torch.empty(len(self.pairs), features, width, device=device, dtype=dtype))
+        queries = {_name(p): self._map(p, len(found), bias=True) for p, found in self._by_output.items()}
+        keys = {_name(p): self._map(p, len(found), bias=False) for p, found in self._by_input.items()}
+        self.query, self.key = nn.ModuleDict(queries), nn.ModuleDict(keys)
+        self.out = nn.Parameter(torch.empty(len(self.pairs), width, features, device=device, dtype=dtype))
+        self.register_buffer("projection", None)
+        if kernel == "performer":
+            number = checks.positive_int("random_features", random_features or 2 * self.query_features)
+            self.register_buffer("projection", self.value.new_empty(number, self.query_features))
+            self.redraw()
+        self.reset_parameters()
+
+    @staticmethod
+    def _patterns(chosen: list[Pair], end: Literal["in", "out"]) -> list[Partition]:
+        return sorted({(pair.source if end == "in" else pair.target).pattern for pair in chosen})
+
+    def _map(self, pattern: Partition, classes: int, *, bias: bool) -> EquivariantMap:
+        """A lightweight map to the stratum of a pattern: one entry for each tuple of different nodes, HOT Prop. 1."""
+        blocks = number_of_blocks(pattern)
+        finest = tuple(range(blocks))
+
+        def choose(pair: Pair) -> bool:
+            return not free_axes(pair)[0] and pair.target.pattern == finest
+
+        width = classes * self.heads * self.query_features
+        return EquivariantMap(
+            self.order_in,
+            blocks,
+            self.features,
+            width,
+            choose=choose,
+            bias=bias,
+            device=self.value.device,
+            dtype=self.value.dtype,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw the values' and outputs' weights anew, such that a sum over the classes of a pattern has variance one.
+
+        Queries of order 0 are drawn from the normal distribution, as they have no input.
+        """
+        with torch.no_grad():
+            self.value.normal_(std=1 / math.sqrt(self.features))
+            for weight, pair in zip(self.out, self.pairs, strict=True):
+                alike = sum(other.target.pattern == pair.target.pattern for other in self.pairs)
+                weight.normal_(std=1 / math.sqrt(alike * weight.shape[0]))
+            for module in self.query.values():
+                bias = cast("Tensor", cast("EquivariantMap", module).bias)
+                if self.order_out == 0:
+                    bias.normal_()
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw the random features anew.
+
+        Args:
+            generator: source of the random numbers, torch's seeded state if left out.
+
+        Raises:
+            ValueError: if the kernel is softmax, which has none.
+        """
+        if self.projection is None:
+            raise ValueError("kernel must be 'performer' for random features to be redrawn, got 'softmax'.")
+        rows, dim = self.projection.shape
+        drawn = orthogonal_projection(rows, dim, generator=generator, device=self.projection.device)
+        self.projection.copy_(drawn)
+
+    def forward(
+        self,
+        x: Float[Tensor, "..."] | Hyperedges,
+        mask: Bool[Tensor, "*batch nodes"] | None = None,
+        *,
+        support: Bool[Tensor, "..."] | None = None,
+        to: Int[Tensor, "tuples order_out"] | None = None,
+    ) -> Float[Tensor, "..."] | Hyperedges:
+        """Attend.
+
+        Args:
+            x: dense ``(*batch, n, .., n, features)``, or hyperedges of order k.
+            mask: dense only: ``(*batch, n)``, ``True`` at nodes. What padding holds has no effect, and the result is
+                zero there.
+            support: dense only: ``(*batch, n, .., n)``, ``True`` at the hyperedges that are there; others count as
+                zero and are no keys (HOT eq. 17).
+            to: hyperedges only: ``(m', l)`` tuples of the result; by default the same hyperedges if k = l, else all
+                tuples inside one of them (HOT section 4.2).
+
+        Returns:
+            Dense ``(*batch, n, .., n, features)``, or hyperedges of order l (order 0: one row a graph).
+
+        Raises:
+            ValueError: if shapes do not fit, or an argument comes with the other kind of input.
+        """
+        if isinstance(x, Hyperedges):
+            if mask is not None or support is not None:
+                raise ValueError("mask and support must be None for hyperedges, which list what is there.")
+            return self._sparse(x, to)
+        if to is not None:
+            raise ValueError("to must be None for a dense tensor, whose result has every tuple.")
+        return self._dense(x, mask, support)
+
+    def _slices(self, projected: dict[Partition, Tensor], end: dict[Partition, list[Pair]]) -> dict[Pair, Tensor]:
+        """Cut the queries or keys of all classes of a pattern into those of each."""
+        cut: dict[Pair, Tensor] = {}
+        for pattern, found in end.items():
+            cut |= dict(zip(found, projected[pattern].chunk(len(found), -1), strict=True))
+        return cut
+
+    def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
+        check_dense(x, self.order_in, self.features, mask)
+        nodes = x.shape[-2]
+        present = None if mask is None else dense.joint(mask, self.order_in)
+        if support is not None:
+            present = support if present is None else present & support
+        if present is not None:
+            x = torch.where(present[..., None], x, 0)
+        queries = self._slices({p: self.query[_name(p)](x) for p in self._by_output}, self._by_output)
+        keys = self._slices({p: self.key[_name(p)](x) for p in self._by_input}, self._by_input)
+        batch = x.shape[: x.ndim - 1 - self.order_in]
+        sums: dict[Partition, Tensor] = {}
+        for index, pair in enumerate(self.pairs):
+            pattern = pair.source.pattern
+            valid = dense_attention.different(nodes, number_of_blocks(pattern), x.device)
+            if present is not None:
+                valid = valid & dense.diagonal(present[..., None], pattern).squeeze(-1)
+            value = dense.diagonal(x, pattern) @ self.value[index]
+            value = value * valid[..., None].to(value.dtype)
+            mixed = self._attend_dense(
+                pair, queries, keys, value, valid.expand(*batch, *valid.shape[-len(set(pattern)) :])
+            )
+            placed = mixed @ self.out[index]
+            target = pair.target.pattern
+            sums[target] = sums[target] + placed if target in sums else placed
+        parts: list[tuple[Target, Tensor]] = []
+        for pattern, total in sums.items():
+            blocks = number_of_blocks(pattern)
+            apart = dense_attention.different(nodes, blocks, x.device)[..., None].to(total.dtype)
+            parts.append((Target(pattern, tuple(range(blocks))), total * apart))
+        result = dense.spread(parts, self.order_out, nodes)
+        if mask is not None and self.order_out:
+            result = torch.where(dense.joint(mask, self.order_out)[..., None], result, 0)
+        return result
+
+    def _attend_dense(
+        self, pair: Pair, queries: dict[Pair, Tensor], keys: dict[Pair, Tensor], value: Tensor, valid: Tensor
+    ) -> Tensor:
+        """The mixed values of a class on the stratum of the output, heads side by side."""
+        nodes = value.shape[-2]
+        if not free_axes(pair)[0]:
+            return dense.place(value, pair.target.places, number_of_blocks(pair.target.pattern))
+        query, key = queries[pair], keys[pair]
+        if pair.target.pattern == ():
+            query = query.expand(*key.shape[: key.ndim - 1 - number_of_blocks(pair.source.pattern)], -1)
+        if self.projection is None:
+            mixed = dense_attention.softmax_class(pair, query, key, value, valid, self.heads)
+            return dense_attention.settle(mixed, pair, nodes)
+        coupled = self.sums == "coupled"
+        return dense_attention.kernel_class(
+            pair, query, key, value, valid, self.heads, self.projection, coupled=coupled
+        )
+
+    def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
+        if x.order != self.order_in or x.values.shape[1] != self.features:
+            raise ValueError(
+                f"x must be hyperedges of order {self.order_in} with {self.features} features, "
+                f"got order {x.order} with {x.values.shape[1]}."
+            )
+        same = to is None and self.order_in == self.order_out
+        to = x.projected(self.order_out) if to is None else to
+        if to.ndim != 2 or to.shape[1] != self.order_out:
+            raise ValueError(f"to must have shape (tuples, {self.order_out}), got {tuple(to.shape)}.")
+        outputs = {p: sparse_attention.stratum(x, to, p) for p in self._patterns(list(self.pairs), "out")}
+        inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in self._patterns(list(self.pairs), "in")}
+        queries = self._slices(
+            {p: self._at(self.query[_name(p)], x, outputs[p][1]) for p in self._by_output}, self._by_output
+        )
+        keys = self._slices({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in self._by_input}, self._by_input)
+        result: Tensor | None = None
+        for index, pair in enumerate(self.pairs):
+            rows_in, stratum_in = inputs[pair.source.pattern]
+            rows_out, stratum_out = outputs[pair.target.pattern]
+            value = x.values.index_select(0, rows_in) @ self.value[index]
+            mixed = self._attend_sparse(pair, queries, keys, value, stratum_in, stratum_out)
+            placed = mixed @ self.out[index]
+            result = placed.new_zeros(to.shape[0], self.features) if result is None else result
+            result = result.index_add(0, rows_out, placed)
+        result = cast("Tensor", result)
+        return x.with_values(result) if same else x.at(to, result)
+
+    def _attend_sparse(
+        self,
+        pair: Pair,
+        queries: dict[Pair, Tensor],
+        keys: dict[Pair, Tensor],
+        value: Tensor,
+        stratum_in: Hyperedges,
+        stratum_out: Hyperedges,
+    ) -> Tensor:
+        value = value.unflatten(-1, (self.heads, -1))
+        if not free_axes(pair)[0]:
+            key_rows, query_rows = sparse_attention.matching_rows(stratum_in, stratum_out, pair)
+            taken = value.new_zeros(stratum_out.indices.shape[0], *value.shape[1:])
+            return taken.index_copy(0, query_rows, value.index_select(0, key_rows)).flatten(-2)
+        query, key = (found[pair].unflatten(-1, (self.heads, -1)) for found in (queries, keys))
+        if self.projection is None:
+            mixed = sparse_attention.softmax_class(pair, stratum_in, stratum_out, query, key, value)
+        else:
+            coupled = self.sums == "coupled"
+            mixed = sparse_attention.kernel_class(
+                pair, stratum_in, stratum_out, query, key, value, self.projection, coupled=coupled
+            )
+        return mixed.flatten(-2)
+
+    @staticmethod
+    def _at(module: nn.Module, x: Hyperedges, where: Hyperedges) -> Tensor:
+        return cast("Hyperedges", module(x, to=where.indices)).values
+
+    def extra_repr(self) -> str:
+        """Orders, heads and number of classes, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        orders = f"{self.order_in} -> {self.order_out}, features={self.features}, heads={self.heads}"
+        return f"{orders}, kernel={self.kernel!r}, classes={len(self.pairs)}"

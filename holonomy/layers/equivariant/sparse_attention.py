@@ -1,0 +1,226 @@
+r"""Attention of one equivalence class between the strata of hyperedges: HOT eqs. 16-17, and 18-21 in linear time.
+
+A stratum is the hyperedges of one exact pattern, written as tuples of different nodes. Features are ``(rows, heads,
+dim)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.equivariant import sparse
+from holonomy.layers.equivariant.classes import (
+    Group,
+    Pair,
+    Source,
+    Target,
+    Term,
+    everything,
+    extensions,
+    free_axes,
+    positions_of,
+)
+from holonomy.layers.equivariant.dense_attention import quotient
+from holonomy.layers.equivariant.partitions import Partition
+from holonomy.layers.kernels.performer import log_features
+from holonomy.layers.kernels.segments import contract, outer_sum
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["kernel_class", "matching_rows", "softmax_class", "stratum"]
+
+
+def stratum(
+    edges: Hyperedges, indices: Int[Tensor, "tuples order"], pattern: Partition
+) -> tuple[Int[Tensor, " rows"], Hyperedges]:
+    """Pick the tuples of an exact pattern, each written as its different nodes; planned once for the hyperedges.
+
+    Args:
+        edges: whose nodes they are.
+        indices: ``(m, k)`` tuples.
+        pattern: a restricted growth string of length k.
+
+    Returns:
+        Rows of ``indices``, and hyperedges of the order of the number of blocks, still without features.
+
+    >>> edges = Hyperedges(torch.tensor([[0, 0], [0, 1]]), torch.ones(2, 1), 2)
+    >>> rows, loops = stratum(edges, edges.indices, (0, 0))
+    >>> rows, loops.indices
+    (tensor([0]), tensor([[0]]))
+    """
+
+    def make() -> tuple[Tensor, tuple[Tensor, Hyperedges]]:
+        if indices.shape[1] == 0:
+            rows = torch.arange(indices.shape[0], device=indices.device)
+        else:
+            rows = sparse.in_pattern(indices, pattern, exactly=True).nonzero()[:, 0]
+        tuples = indices[rows][:, list(positions_of(pattern))]
+        return indices, (rows, edges.at(tuples, edges.values.new_zeros(rows.shape[0], 0)))
+
+    found = edges.planned(("stratum", id(indices), pattern), make)
+    return cast("tuple[Tensor, tuple[Tensor, Hyperedges]]", found)[1]
+
+
+def matching_rows(
+    keys: Hyperedges, queries: Hyperedges, pair: Pair
+) -> tuple[Int[Tensor, " matches"], Int[Tensor, " matches"]]:
+    """Join two strata: all pairs of a key and a query that belong to the class.
+
+    Args:
+        keys: the input's stratum.
+        queries: the output's.
+        pair: the class.
+
+    Returns:
+        Rows of keys and rows of queries, sorted by query.
+
+    >>> from holonomy.layers.equivariant.classes import pairs
+    >>> nodes = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
+    >>> matching_rows(nodes, nodes, pairs(1, 1)[1])
+    (tensor([1, 0]), tensor([0, 1]))
+    """
+
+    def make() -> tuple[Hyperedges, tuple[Tensor, Tensor]]:
+        kept, places = pair.source.kept, pair.target.places
+        if kept:
+            of_key = sparse.keys(keys.indices, kept, keys.num_nodes)
+            of_query = sparse.keys(queries.indices, places, keys.num_nodes)
+        else:
+            of_key, of_query = keys.graphs, queries.graphs
+        ordered, order = of_key.sort(stable=True)
+        start = torch.searchsorted(ordered, of_query)
+        counts = torch.searchsorted(ordered, of_query, right=True) - start
+        query_rows = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts)
+        within = torch.arange(query_rows.shape[0], device=counts.device) - (counts.cumsum(0) - counts)[query_rows]
+        key_rows = order[start[query_rows] + within]
+        free_in, free_out = free_axes(pair)
+        apart = torch.ones_like(key_rows, dtype=torch.bool)
+        for a in free_in:
+            for b in free_out:
+                apart &= keys.indices[key_rows, a] != queries.indices[query_rows, b]
+        return queries, (key_rows[apart], query_rows[apart])
+
+    found = keys.planned(("join", id(queries), pair), make)
+    return cast("tuple[Hyperedges, tuple[Tensor, Tensor]]", found)[1]
+
+
+def softmax_class(
+    pair: Pair,
+    keys: Hyperedges,
+    queries: Hyperedges,
+    query: Float[Tensor, "queries heads dim"],
+    key: Float[Tensor, "keys heads dim"],
+    value: Float[Tensor, "keys heads values"],
+) -> Float[Tensor, "queries heads values"]:
+    r"""Average the values of a class over the keys that are there, HOT eqs. 16-17; each row subtracts its own maximum.
+
+    Args:
+        pair: the class.
+        keys: the input's stratum.
+        queries: the output's.
+        query: ``(queries, heads, dim)``.
+        key: ``(keys, heads, dim)``.
+        value: ``(keys, heads, values)``.
+
+    Returns:
+        ``(queries, heads, values)``, zero where no key belongs to a query.
+
+    >>> from holonomy.layers.equivariant.classes import pairs
+    >>> nodes, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
+    >>> softmax_class(pairs(1, 1)[1], nodes, nodes, x, x, x).flatten()
+    tensor([3., 1.])
+    """
+    key_rows, query_rows = matching_rows(keys, queries, pair)
+    logits = (query.index_select(0, query_rows) * key.index_select(0, key_rows)).sum(-1) / math.sqrt(query.shape[-1])
+    where = query_rows[:, None].expand_as(logits)
+    top = torch.full_like(query[..., 0], -math.inf).scatter_reduce(0, where, logits.detach(), "amax")
+    weights = (logits - top.index_select(0, query_rows)).exp()
+    mass = torch.zeros_like(query[..., 0]).index_add(0, query_rows, weights)
+    weighted = weights[..., None].to(value.dtype) * value.index_select(0, key_rows)
+    mixed = value.new_zeros(query.shape[0], *value.shape[1:]).index_add(0, query_rows, weighted)
+    return mixed / torch.where(mass > 0, mass, 1)[..., None].to(value.dtype)
+
+
+def kernel_class(
+    pair: Pair,
+    keys: Hyperedges,
+    queries: Hyperedges,
+    query: Float[Tensor, "queries heads dim"],
+    key: Float[Tensor, "keys heads dim"],
+    value: Float[Tensor, "keys heads values"],
+    projection: Float[Tensor, "features dim"],
+    *,
+    coupled: bool,
+) -> Float[Tensor, "queries heads values"]:
+    """The same by random features, HOT eqs. 18-21, in time and memory linear in the hyperedges.
+
+    See :func:`~holonomy.layers.equivariant.dense_attention.kernel_class`.
+
+    Args:
+        pair: the class.
+        keys: the input's stratum.
+        queries: the output's.
+        query: ``(queries, heads, dim)``.
+        key: ``(keys, heads, dim)``.
+        value: ``(keys, heads, values)``.
+        projection: ``(features, dim)`` of the random features.
+        coupled: whether a query meets the keys of its class only; else all keys of the stratum in its graph, eq. 21.
+
+    Returns:
+        ``(queries, heads, values)``, zero where no key belongs to a query.
+
+    >>> from holonomy.layers.equivariant.classes import pairs
+    >>> nodes, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
+    >>> kernel_class(pairs(1, 1)[1], nodes, nodes, x, x, x, torch.eye(1), coupled=True).flatten()
+    tensor([3., 1.])
+    """
+    phi_q, phi_k = _features(keys, queries, query, key, projection)
+    terms = extensions(pair) if coupled else (everything(),)
+    exact = torch.float64 if len(terms) > 1 else phi_q.dtype
+    phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
+    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(exact)
+    total, largest = None, None
+    for term in terms:
+        part = _term(term, keys, queries, phi_q, phi_k, counted)
+        largest = part[..., -1:] if largest is None else largest
+        total = part * term.sign if total is None else total + part * term.sign
+    return quotient(cast("Tensor", total), cast("Tensor", largest)).to(value.dtype)
+
+
+def _term(term: Term, keys: Hyperedges, queries: Hyperedges, phi_q: Tensor, phi_k: Tensor, counted: Tensor) -> Tensor:
+    """Sum over the keys that share at least the matching's nodes with a query."""
+    source = Source(tuple(range(keys.order)), term.kept)
+    target = Target(tuple(range(queries.order)), term.places)
+    group = Group(len(term.kept), (source,), (target,), ((0,),))
+    [planned] = sparse.plan(keys, queries.indices, (group,))[0]
+    [ins], [outs] = planned.sources, planned.targets
+    # Every key and every query is in the pattern, but a key may meet no slot that a query asks for.
+    if len(term.kept) < keys.order:
+        table = outer_sum(phi_k.index_select(0, ins.rows), counted.index_select(0, ins.rows), ins.slots, planned.size)
+        return contract(phi_q, table, outs.slots)
+    # A slot holds one key at most: no outer product is needed.
+    row = torch.full((planned.size,), -1, device=ins.slots.device).index_copy(0, ins.slots, ins.rows)[outs.slots]
+    met = (row >= 0)[:, None]
+    row = row.clamp_min(0)
+    weight = ((phi_q * phi_k.index_select(0, row)).sum(-1) * met)[..., None]
+    return weight * counted.index_select(0, row)
+
+
+def _features(
+    keys: Hyperedges, queries: Hyperedges, query: Tensor, key: Tensor, projection: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Positive features, those of the keys divided by their maximum in the graph, which the queries' get back."""
+    root = projection.shape[1] ** -0.25
+    log_q, log_k = log_features(query * root, projection), log_features(key * root, projection)
+    top = log_k.new_full((keys.num_graphs, *log_k.shape[1:]), -math.inf)
+    where = keys.graphs[:, None, None].expand_as(log_k)
+    top = top.scatter_reduce(0, where, log_k.detach(), "amax")
+    top = torch.where(top.isfinite(), top, 0)
+    log_q = log_q + top[queries.graphs]
+    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - top[keys.graphs]).exp()

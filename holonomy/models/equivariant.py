@@ -1,0 +1,152 @@
+"""What the models of order-k tensors share: an embedding, layers from order to order, a head, and three doors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers import EquivariantLinear
+from holonomy.structures import Hyperedges, on_features
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["EquivariantModel"]
+
+
+class EquivariantModel(nn.Module):
+    """Layers between tensors of a list of orders, called with a graph, with hyperedges or with a dense tensor.
+
+    Args:
+        in_features: features of a node, or of an entry of the tensor.
+        hidden: width of the layers.
+        out_features: width of the result.
+        orders: order of the input, then of each layer's result.
+        edge_features: attributes of an edge of a graph, 0 where there are none; an input of order 2 has
+            ``in_features + edge_features`` channels.
+        layer: makes the layer between two orders.
+        norm: whether a LayerNorm stands before the head.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if there are fewer than two orders, the first is 0, or a number is out of range.
+
+    >>> make = lambda k, l: EquivariantLinear(k, l, 8, 8)
+    >>> model = EquivariantModel(3, 8, 2, orders=(2, 1), edge_features=0, layer=make, norm=False)
+    >>> model(torch.ones(4, 3), torch.tensor([[0, 1], [1, 0]])).shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        *,
+        orders: Sequence[int],
+        edge_features: int,
+        layer: Callable[[int, int], nn.Module],
+        norm: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
+            raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")
+        if edge_features < 0 or (edge_features and orders[0] != 2):
+            raise ValueError(
+                f"edge_features must be 0 unless the first order is 2, then at least 0, got {edge_features}."
+            )
+        self.orders, self.edge_features = tuple(orders), edge_features
+        self.in_features = checks.positive_int("in_features", in_features)
+        first, last = self.orders[0], self.orders[-1]
+        channels = in_features + edge_features
+        self.embed = EquivariantLinear(first, first, channels, hidden, lightweight=True, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(self.orders))
+        self.norm = nn.LayerNorm(hidden, device=device, dtype=dtype) if norm else nn.Identity()
+        self.head = EquivariantLinear(last, last, hidden, out_features, lightweight=True, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes features"] | Hyperedges,
+        edge_index: Int[Tensor, "2 edges"] | None = None,
+        edge_attr: Float[Tensor, "edges edge_features"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+        *,
+        to: Int[Tensor, "tuples order_out"] | None = None,
+    ) -> Float[Tensor, "rows out_features"] | Hyperedges:
+        """Map graphs, sets or hyperedges, sparsely.
+
+        A first order of 1 takes sets of nodes, one of 2 graphs: nodes on the diagonal, edges off it. Layers of the
+        first order stay on the hyperedges that came, layers of order 1 have every node, others what HOT section 4.2
+        projects to.
+
+        Args:
+            x: node features ``(n, in_features)``, or hyperedges of the first order.
+            edge_index: ``(2, m)``, both directions listed; first order 2 only.
+            edge_attr: ``(m, edge_features)``, exactly where the model has some.
+            batch: ``(n,)``, the graph of each node.
+            to: ``(m', l)`` tuples of the result, where the last order is at least 2 and is not the first.
+
+        Returns:
+            ``(graphs, out_features)`` if the last order is 0, ``(n, out_features)`` if it is 1, else hyperedges.
+
+        Raises:
+            ValueError: if an argument is missing, or one comes that this input does not have.
+        """
+        edges = self._hyperedges(x, edge_index, edge_attr, batch)
+        nodes = edges.planned("nodes", lambda: torch.arange(edges.num_nodes, device=edges.indices.device)[:, None])
+        wanted = {1: nodes, self.orders[0]: edges.indices}
+        h = cast("Hyperedges", self.embed(edges))
+        for depth, layer in enumerate(self.layers, start=1):
+            before, order = self.orders[depth - 1], self.orders[depth]
+            where = to if depth == len(self.layers) and to is not None else wanted.get(order)
+            h = cast("Hyperedges", layer(h, to=None if before == order else where))
+        h = cast("Hyperedges", self.head(on_features(self.norm, h)))
+        return h.values if self.orders[-1] < 2 else h
+
+    def tensor(self, x: Float[Tensor, "..."], mask: Bool[Tensor, "*batch nodes"] | None = None) -> Float[Tensor, "..."]:
+        """Map a dense tensor; every tuple of nodes is there.
+
+        Args:
+            x: ``(*batch, n, .., n, channels)`` of the first order, ``in_features + edge_features`` channels.
+            mask: ``(*batch, n)``, ``True`` at nodes.
+
+        Returns:
+            ``(*batch, n, .., n, out_features)`` of the last order, zero at padding.
+
+        Raises:
+            ValueError: if shapes do not fit.
+        """
+        h = self.embed(x, mask)
+        for layer in self.layers:
+            h = layer(h, mask)
+        return self.head(self.norm(h), mask)
+
+    def _hyperedges(
+        self, x: Tensor | Hyperedges, edge_index: Tensor | None, edge_attr: Tensor | None, batch: Tensor | None
+    ) -> Hyperedges:
+        if isinstance(x, Hyperedges):
+            if edge_index is not None or edge_attr is not None or batch is not None:
+                raise ValueError("edge_index, edge_attr and batch must be None where x is hyperedges.")
+            return x
+        first = self.orders[0]
+        if (edge_index is not None) != (first == 2):
+            raise ValueError(f"edge_index must be given exactly if the first order is 2, which is {first} here.")
+        if (edge_attr is not None) != (self.edge_features > 0):
+            raise ValueError(
+                f"edge_attr must be given exactly if the model has edge_features, here {self.edge_features}."
+            )
+        if first == 1:
+            indices = torch.arange(x.shape[0], device=x.device)[:, None]
+            return Hyperedges(indices, x, x.shape[0], batch)
+        if edge_index is None:
+            raise ValueError(f"x must be hyperedges where the first order is {first}.")
+        attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
+        return Hyperedges.from_graph(x, edge_index, attributes, batch)

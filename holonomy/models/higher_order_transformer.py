@@ -1,0 +1,106 @@
+"""The higher-order transformer: encoder layers between tensors of any orders, HOT sections 3 and 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from holonomy import checks
+from holonomy.layers import HigherOrderEncoderLayer
+from holonomy.models.equivariant import EquivariantModel
+
+__all__ = ["HigherOrderTransformer"]
+
+
+class HigherOrderTransformer(EquivariantModel):
+    r"""Encoder layers :math:`\mathrm{Enc}_{k\to l}` for any list of orders: HOT eqs. 8-21.
+
+    ``model(x, edge_index, edge_attr, batch)`` takes graphs (first order 2), sets (first order 1) or
+    :class:`~holonomy.structures.Hyperedges` and attends among what is there (HOT section 4.2);
+    ``model.tensor(x, mask)`` takes dense tensors and attends among all tuples. ``orders=(2, 2, 0)`` is graph in, vector out; ``(1, 1, 2)`` is set
+    to graph; ``(2, 2, 1)`` gives a row a node.
+
+    Args:
+        in_features: features of a node, or of an entry of the tensor.
+        hidden: width of the layers.
+        out_features: width of the result.
+        orders: order of the input, then of each layer's result; only the last may be 0.
+        heads: number of heads.
+        feedforward: width inside the feed-forward maps, twice ``hidden`` if left out.
+        kernel: see :class:`~holonomy.layers.HigherOrderAttention`.
+        query_features: see there.
+        value_features: see there.
+        sums: see there.
+        random_features: see there.
+        local: leave out the classes in which input and output share no node, except in a layer to order 0.
+        dropout: probability that an entry of a branch is dropped in training.
+        activation: of the feed-forward maps.
+        edge_features: attributes of an edge of a graph; an input of order 2 has ``in_features + edge_features``
+            channels.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if there are fewer than two orders or a number is out of range.
+
+    >>> model = HigherOrderTransformer(3, 8, 1, orders=(2, 2, 0), heads=2)
+    >>> model(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]])).shape
+    torch.Size([1, 1])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        *,
+        orders: Sequence[int] = (2, 2, 0),
+        heads: int = 4,
+        feedforward: int | None = None,
+        kernel: Literal["softmax", "performer"] = "softmax",
+        query_features: int | None = None,
+        value_features: int | None = None,
+        sums: Literal["coupled", "decoupled"] = "coupled",
+        random_features: int | None = None,
+        local: bool = False,
+        dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        edge_features: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        width = checks.positive_int("feedforward", 2 * hidden if feedforward is None else feedforward)
+
+        def layer(order_in: int, order_out: int) -> HigherOrderEncoderLayer:
+            return HigherOrderEncoderLayer(
+                order_in,
+                order_out,
+                hidden,
+                heads,
+                width,
+                kernel=kernel,
+                query_features=query_features,
+                value_features=value_features,
+                sums=sums,
+                random_features=random_features,
+                local=local and order_out > 0,
+                dropout=dropout,
+                activation=activation,
+                device=device,
+                dtype=dtype,
+            )
+
+        super().__init__(
+            in_features,
+            hidden,
+            out_features,
+            orders=orders,
+            edge_features=edge_features,
+            layer=layer,
+            norm=True,
+            device=device,
+            dtype=dtype,
+        )

@@ -1,0 +1,101 @@
+"""Invariant graph networks: equivariant linear layers and activations, TokenGT section 3, HOT section 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers import EquivariantLinear
+from holonomy.models.equivariant import EquivariantModel
+from holonomy.structures import Hyperedges, on_features
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["InvariantGraphNetwork"]
+
+
+class _Activated(nn.Module):
+    """An equivariant linear map, an activation and dropout."""
+
+    def __init__(self, linear: EquivariantLinear, activation: Callable[[Tensor], Tensor], dropout: float) -> None:
+        super().__init__()
+        self.linear, self.activation, self.dropout = linear, activation, nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "..."] | Hyperedges,
+        mask: Bool[Tensor, "*batch nodes"] | None = None,
+        *,
+        to: Int[Tensor, "tuples order_out"] | None = None,
+    ) -> Float[Tensor, "..."] | Hyperedges:
+        return on_features(self.dropout, on_features(self.activation, self.linear(x, mask, to=to)))
+
+
+class InvariantGraphNetwork(EquivariantModel):
+    r"""k-IGN: :math:`L \circ \sigma \circ L \circ \sigma \cdots` between tensors of any orders (Maron et al. 2019).
+
+    With the highest order k it is as strong as k-WL. Called as
+    :class:`~holonomy.models.HigherOrderTransformer` is: ``model(x, edge_index, edge_attr, batch)`` for graphs, sets
+    and hyperedges, ``model.tensor(x, mask)`` for dense tensors; the former counts tuples that are not listed as zero
+    and gives no result there.
+
+    Args:
+        in_features: features of a node, or of an entry of the tensor.
+        hidden: width of the layers.
+        out_features: width of the result.
+        orders: order of the input, then of each layer's result; only the last may be 0.
+        normalise: ``"counts"`` divides the sum of each class by its number of terms, which keeps activations apart
+            from the number of nodes; by default sums are sums.
+        activation: :math:`\sigma`.
+        dropout: probability that an activation is dropped in training.
+        edge_features: attributes of an edge of a graph; an input of order 2 has ``in_features + edge_features``
+            channels.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if there are fewer than two orders or a number is out of range.
+
+    >>> model = InvariantGraphNetwork(3, 8, 1, orders=(2, 2, 0))
+    >>> model(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]])).shape
+    torch.Size([1, 1])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        *,
+        orders: Sequence[int] = (2, 2, 0),
+        normalise: Literal["counts"] | None = None,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        dropout: float = 0.0,
+        edge_features: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.in_range("dropout", dropout, 0.0, 1.0)
+
+        def layer(order_in: int, order_out: int) -> _Activated:
+            linear = EquivariantLinear(
+                order_in, order_out, hidden, hidden, normalise=normalise, device=device, dtype=dtype
+            )
+            return _Activated(linear, activation, dropout)
+
+        super().__init__(
+            in_features,
+            hidden,
+            out_features,
+            orders=orders,
+            edge_features=edge_features,
+            layer=layer,
+            norm=False,
+            device=device,
+            dtype=dtype,
+        )
