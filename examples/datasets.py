@@ -29,6 +29,7 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {
     "pubmed": ("random", "public"),
     "airport": ("clean", "leaky", "unseen"),
     "disease_lp": ("split",),
+    "chameleon": ("geomgcn",),
 }
 Plain = Any
 METRICS: tuple[Metric, ...] = ("accuracy", "f1")
@@ -329,6 +330,8 @@ def load(name: str, folder: str | Path | None = None, *, protocol: str | None = 
             return _citation(name, folder, protocol)
         case "airport":
             return _airport(folder, protocol, seed)
+        case "chameleon":
+            return _chameleon(folder, seed)
         case _:
             return _disease(folder, seed)
 
@@ -445,6 +448,26 @@ def _disease(folder: Path, seed: int) -> NodeData:
         num_classes=int(raw["num_classes"]),
         metric="f1",
         note="HGCN's rule: val / test hold 10 / 60 % of the smaller class from each class",
+    )
+
+
+def _chameleon(folder: Path, seed: int) -> NodeData:
+    path = folder / "chameleon.npz"
+    form = {"x_indptr": "i1", "x_indices": "i1", "x_shape": "i1", "edge_index": "i2", "y5": "i1", "split_geomgcn": "i2"}
+    raw = read_npz(path, form)
+    y = torch.from_numpy(raw["y5"].astype(np.int64))
+    train, val, test = _numbered_split(path, raw["split_geomgcn"], seed, len(y))
+    return _from_file(
+        path,
+        name="chameleon",
+        x=_csr(path, raw),
+        edge_index=both_directions(torch.from_numpy(raw["edge_index"].astype(np.int64))),
+        y=y,
+        train=train,
+        val=val,
+        test=test,
+        num_classes=5,
+        note="quintiles of monthly visits; Geom-GCN's splits, 48 / 32 / 20 %",
     )
 
 

@@ -94,6 +94,30 @@ def training_curves(
         return save(figure, path)
 
 
+def validation_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path, *, title: str) -> Path:
+    """Draw the validation value of several models over the epochs: the first seed's lines, the others' thin behind.
+
+    Args:
+        curves: a list for each seed, with a value for each epoch, by the model's name.
+        path: the picture.
+        title: above the picture.
+
+    Returns:
+        The path.
+    """
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = figure_of(11, 5.2)
+        for place, (name, seeds) in enumerate(curves.items()):
+            for number, values in enumerate(seeds):
+                look = {"linewidth": 1.0, "alpha": 0.25} if number else {"label": name}
+                colour, dashes = PALETTE[place % 8], ("-", "--")[place // 8 % 2]
+                axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=dashes, **look)
+        axes.set(xlabel="epoch", ylabel="validation")
+        axes.set_title(title)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        return save(figure, path)
+
+
 def curvatures(histories: Sequence[Mapping[str, Sequence[float]]], path: Path, *, title: str) -> Path:
     """Draw each layer's curvature over the epochs: the first seed's lines, the others' thin behind.
 
@@ -321,6 +345,8 @@ def comparison(
     title: str,
     label: str,
     caption: str = "",
+    factor: float = 100.0,
+    digits: int = 1,
 ) -> Path:
     """Draw a dot with its deviation for each model; dots, because the axis does not start at zero.
 
@@ -330,6 +356,8 @@ def comparison(
         title: above the picture.
         label: what is measured.
         caption: what the deviation is.
+        factor: on every score; 100 shows shares in percent.
+        digits: after the point.
 
     Returns:
         The path.
@@ -338,17 +366,17 @@ def comparison(
         figure, (axes,) = figure_of(10, 1.6 + 0.7 * len(scores))
         for place, (mean, spread) in enumerate(scores.values()):
             axes.errorbar(
-                100 * mean,
+                factor * mean,
                 place,
-                xerr=100 * spread,
+                xerr=factor * spread,
                 fmt="o",
                 markersize=11,
                 capsize=6,
                 color=PALETTE[0 if place == 0 else 5],
             )
             axes.annotate(
-                f"{100 * mean:.1f}",
-                (100 * mean, place),
+                f"{factor * mean:.{digits}f}",
+                (factor * mean, place),
                 xytext=(0, 9),
                 ha="center",
                 textcoords="offset points",

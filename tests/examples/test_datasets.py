@@ -322,6 +322,7 @@ SIZES = {  # nodes, features, edges, classes; train, val, test nodes by protocol
     "pubmed": (19717, 500, 44324, 3, {"random": (60, 500, 1000), "public": (60, 500, 1000)}),
     "airport": (3188, 11, 18630, 4, {"clean": (2232, 478, 478), "leaky": (3364, 524, 524), "unseen": (3364, 524, 238)}),
     "disease_lp": (2665, 11, 2664, 2, {"split": (1181, 212, 1272)}),
+    "chameleon": (2277, 3132, 31371, 5, {"geomgcn": (1092, 729, 456)}),
 }  # fmt: skip
 
 

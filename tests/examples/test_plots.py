@@ -66,6 +66,8 @@ def test_every_picture_is_made(tmp_path: Path) -> None:
         plots.embedding(xy, labels, names, tmp_path / "plane.png", title="t", disk=False),
         plots.confusion(torch.tensor([[5, 1, 0], [0, 0, 0], [2, 2, 2]]), names, tmp_path / "confusion.png", title="t"),
         plots.comparison({"a": (0.9, 0.01), "b": (0.8, 0.0)}, tmp_path / "table.png", title="t", label="%"),
+        plots.comparison({"a": (0.4, 0.01)}, tmp_path / "raw.png", title="t", label="MAE", factor=1.0, digits=3),
+        plots.validation_curves({"a": [[0.1, 0.5], [0.2, 0.3]], "b": [[0.3]]}, tmp_path / "val.png", title="t"),
     ]  # fmt: skip
-    assert len(set(made)) == 6
+    assert len(set(made)) == 8
     assert all(is_picture(path) for path in made)

@@ -1,0 +1,401 @@
+"""Several models on one question, with the same data, the same epochs and the same search for each.
+
+An example says what its question is (a ``Question``): its data, its models, a loss, and how a model is measured.
+Here is the rest: every model is trained with every seed; its state at the first epoch of best validation value is
+kept, and only then measured on the test data. Where several learning rates are given, each model runs all of them
+with the first seed and goes on with the one of best validation value. The result is one JSON file with the command
+that made it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from examples import options, plots, runs
+from examples.options import option
+
+RULE = (
+    "the same epochs and learning rates for every model; learning rate by the validation value of the first seed; "
+    "test data measured once, with the state of the first epoch of best validation value"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Hyper-parameters that every question has; each is an option of the command line."""
+
+    hidden: int = option("width of the model", default=64)
+    layers: int = option("layers of the model", default=3)
+    heads: int = option("attention heads", default=4)
+    dropout: float = option("dropout", default=0.0)
+    lr: float = option("largest learning rate", default=0.001)
+    weight_decay: float = option("weight decay of AdamW", default=0.0001)
+    warmup: float = option("share of the steps in which the learning rate grows to its largest", default=0.1)
+    clip: float = option("largest norm of the gradient", default=1.0)
+    batch: int = option("examples in a batch", default=32)
+    epochs: int = option("epochs", default=20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What an example compares.
+
+    Attributes:
+        module: how the example is started, such as ``"examples.long_range_chains"``.
+        text: its docstring; the first paragraph says what it is.
+        models: title of each model by name.
+        datasets: what each dataset is, by name; the first needs no file.
+        settings: the dataclass of the hyper-parameters.
+        load: called with the name of a dataset, the folder of the files or None, the settings and a seed.
+        size: number of training examples of the data.
+        build: makes a model for the data.
+        loss: of a model on the training examples with the given indices (m,).
+        validate: one number, larger is better.
+        test: every score of the test data by name.
+        score: name of the main one, and how to call it on a picture.
+        percent: whether scores are shares, to be shown in percent.
+        defaults: settings of a dataset that differ from those of the dataclass.
+        draw: draws more pictures, from models of the first seed by name, their data and the folder.
+    """
+
+    module: str
+    text: str
+    models: Mapping[str, str]
+    datasets: Mapping[str, str]
+    settings: type[Settings]
+    load: Callable[[str, Path | None, Any, int], Any]
+    size: Callable[[Any], int]
+    build: Callable[[str, Any, Any], nn.Module]
+    loss: Callable[[nn.Module, Any, Tensor], Tensor]
+    validate: Callable[[nn.Module, Any], float]
+    test: Callable[[nn.Module, Any], dict[str, float]]
+    score: tuple[str, str]
+    percent: bool = True
+    defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    draw: Callable[[Mapping[str, nn.Module], Any, Path], object] | None = None
+
+    def settings_for(self, dataset: str, given: Mapping[str, Any] | None = None) -> Any:
+        """Return the settings of a dataset, with what is given on top."""
+        return self.settings(**{**self.defaults.get(dataset, {}), **(given or {})})
+
+
+def schedule(step: int, steps: int, warmup: float) -> float:
+    """Return the share of the largest learning rate at a step from 0: linear growth, then half a cosine to zero."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def fit(
+    question: Question,
+    model: str,
+    settings: Any,
+    data: Any,
+    seed: int,
+    run: runs.Run | None = None,
+    *,
+    label: str = "",
+    stream: TextIO | None = None,
+    checkpoint_every: int = 5,
+) -> dict[str, Any]:
+    """Train one model with one seed, and measure it once, at its best validation epoch.
+
+    Args:
+        question: what is asked.
+        model: which one.
+        settings: hyper-parameters.
+        data: as the question loads it.
+        seed: seed of weights, batches and dropout.
+        run: where checkpoints and the best weights go, or None.
+        label: beginning of the progress line.
+        stream: where progress goes, or None.
+        checkpoint_every: epochs between checkpoints.
+
+    Returns:
+        What JSON holds of it: scores, epochs, seconds, parameters, history.
+    """
+    runs.seed_everything(seed)
+    network = question.build(model, settings, data)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    size = question.size(data)
+    per_epoch = math.ceil(size / settings.batch)
+
+    def epoch_of_training(epoch: int) -> float:
+        network.train()
+        total, done = 0.0, (epoch - 1) * per_epoch
+        for place, chosen in enumerate(torch.randperm(size).split(settings.batch)):
+            share = schedule(done + place, settings.epochs * per_epoch, settings.warmup)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * share
+            optimizer.zero_grad()
+            loss = question.loss(network, data, chosen)
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+            optimizer.step()
+            total += loss.item() * len(chosen)
+        return total / size
+
+    @torch.no_grad()
+    def evaluate(_: int) -> runs.Record:
+        network.eval()
+        return {"val": question.validate(network, data)}
+
+    key = f"seed-{seed}"
+    trained = runs.train(
+        network,
+        optimizer,
+        epoch_of_training,
+        evaluate,
+        epochs=settings.epochs,
+        run=run,
+        key=key,
+        label=label,
+        stream=stream,
+        checkpoint_every=checkpoint_every,
+    )
+    if run is not None:
+        run.write_state(f"part-{key}.model.pt", network.state_dict())
+    network.eval()
+    with torch.no_grad():
+        scores = question.test(network, data)
+    return {
+        "seed": seed,
+        "val": trained.best["val"],
+        "scores": scores,
+        "best_epoch": trained.best_epoch,
+        "seconds": round(trained.seconds, 1),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "history": trained.history,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One question on one dataset, in one folder.
+
+    Attributes:
+        question: what is asked.
+        dataset: of which data.
+        data: the folder of the files, or None.
+        base: where the runs lie.
+        resume: take up what lies there.
+        checkpoint_every: epochs between checkpoints.
+        stream: where progress goes, or None.
+    """
+
+    question: Question
+    dataset: str
+    data: Path | None
+    base: Path
+    resume: bool = False
+    checkpoint_every: int = 5
+    stream: TextIO | None = None
+
+    def folder(self, model: str, settings: Any) -> Path:
+        """Return the folder of a model with its learning rate."""
+        return self.base / f"{model}-lr-{settings.lr:g}"
+
+    def cell(self, model: str, settings: Any, seeds: Sequence[int], *, resume: bool) -> list[dict[str, Any]]:
+        """Return the records of some seeds of a model, computed now or before."""
+        config = {"dataset": self.dataset, "model": model, "settings": dataclasses.asdict(settings)}
+        run = runs.Run(self.folder(model, settings), config, resume=resume)
+        records = []
+        for seed in seeds:
+
+            def compute(seed: int = seed) -> dict[str, Any]:
+                return fit(
+                    self.question,
+                    model,
+                    settings,
+                    self.question.load(self.dataset, self.data, settings, seed),
+                    seed,
+                    run,
+                    label=f"{self.dataset}  {model}  lr {settings.lr:g}  seed {seed}",
+                    stream=self.stream,
+                    checkpoint_every=self.checkpoint_every,
+                )
+
+            records.append(run.part(f"seed-{seed}", compute))
+        return records
+
+    def row(self, model: str, settings: Any, seeds: Sequence[int], lrs: Sequence[float]) -> dict[str, Any]:
+        """Search the learning rate with the first seed, and run the best with all seeds."""
+        tried = [dataclasses.replace(settings, lr=lr) for lr in lrs] or [settings]
+        searched = [self.cell(model, one, seeds[:1], resume=self.resume)[0]["val"] for one in tried]
+        chosen = tried[max(range(len(tried)), key=searched.__getitem__)]
+        records = self.cell(model, chosen, seeds, resume=True)
+        names = list(records[0]["scores"])
+        return {
+            "title": self.question.models[model],
+            "settings": dataclasses.asdict(chosen),
+            "search": {f"{one.lr:g}": value for one, value in zip(tried, searched, strict=True)},
+            "parameters": records[0]["parameters"],
+            "summary": {name: runs.summary([record["scores"][name] for record in records]) for name in names},
+            "scores": {name: [record["scores"][name] for record in records] for name in names},
+            "val": [record["val"] for record in records],
+            "best_epochs": [record["best_epoch"] for record in records],
+            "seconds": [record["seconds"] for record in records],
+            "history": [record["history"] for record in records],
+        }
+
+    def first_network(self, model: str, settings: Any, data: Any, seed: int) -> nn.Module:
+        """Return a trained model of a seed, as it was measured."""
+        network = self.question.build(model, settings, data)
+        path = self.folder(model, settings) / f"part-seed-{seed}.model.pt"
+        network.load_state_dict(torch.load(path, weights_only=True))
+        return network.eval()
+
+
+def parser(question: Question) -> argparse.ArgumentParser:
+    """Return the command line of a question."""
+    described = question.text.split("\n\n", maxsplit=1)
+    differ = "; ".join(
+        f"{name}: {', '.join(f'{key} {value}' for key, value in row.items())}"
+        for name, row in question.defaults.items()
+        if row
+    )
+    out = argparse.ArgumentParser(
+        prog=f"python -m {question.module}",
+        description=described[0],
+        epilog=described[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = out.add_argument
+    names = list(question.datasets)
+    known = "; ".join(f"{name}: {text}" for name, text in question.datasets.items())
+    add("--dataset", choices=names, default=names[0], help=f"{known} (default {names[0]})")
+    add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
+    add(
+        "--models",
+        nargs="+",
+        choices=list(question.models),
+        default=list(question.models),
+        metavar="MODEL",
+        help=f"of {', '.join(question.models)} (default all)",
+    )
+    add("--seeds", type=int, default=2, metavar="N", help="run seeds 0 .. N-1 (default 2)")
+    add("--lrs", type=float, nargs="+", default=[], metavar="X", help="learning rates to choose from, for every model")
+    add("--out", type=Path, metavar="FOLDER", help="folder of the runs (default runs/EXAMPLE-DATASET)")
+    add("--json", type=Path, metavar="FILE", help="also write the table there, without the histories")
+    add("--resume", action="store_true", help="go on with the runs in that folder; finished seeds are kept")
+    add("--checkpoint-every", type=int, default=5, metavar="K", help="epochs between checkpoints (default 5)")
+    add("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
+    add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the runs")
+    add("--quiet", action="store_true", help="no progress lines")
+    remark = f"defaults that differ from those below are, for {differ}" if differ else "of every model"
+    options.add_settings(out, question.settings, remark=remark)
+    return out
+
+
+def main(question: Question, argv: Sequence[str] | None = None) -> int:
+    """Run the command line of a question; return 0, 1 if training failed, 2 if what was asked cannot be done."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser(question).parse_args(words)
+    return options.guarded(lambda: _main(question, arguments, runs.command_line(question.module, words)))
+
+
+def _main(question: Question, arguments: argparse.Namespace, command: str) -> int:
+    options.at_least_one(arguments, "seeds", "checkpoint_every", "threads")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    settings = question.settings_for(arguments.dataset, options.given_settings(arguments, question.settings))
+    for name in ("hidden", "layers", "heads", "lr", "clip", "batch", "epochs"):
+        if not getattr(settings, name) > 0:
+            raise ValueError(f"--{name} must be positive, got {getattr(settings, name)}")
+    data = question.load(arguments.dataset, arguments.data, settings, 0)
+    name = question.module.rpartition(".")[2]
+    comparison = Comparison(
+        question,
+        arguments.dataset,
+        arguments.data,
+        arguments.out or Path("runs") / f"{name}-{arguments.dataset}",
+        resume=arguments.resume,
+        checkpoint_every=arguments.checkpoint_every,
+        stream=None if arguments.quiet else sys.stderr,
+    )
+    content: dict[str, Any] = {
+        "question": name,
+        "dataset": arguments.dataset,
+        "note": question.datasets[arguments.dataset],
+        "score": question.score[0],
+        "rule": RULE,
+        "command": command,
+        "versions": runs.versions(),
+        "models": {},
+    }
+    for model in arguments.models:
+        content["models"][model] = comparison.row(model, settings, range(arguments.seeds), arguments.lrs)
+        runs.write_json(comparison.base / "table.json", content)
+        if arguments.json:
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            runs.write_json(arguments.json, without_histories(content))
+    if arguments.pictures:
+        draw(comparison, content, data)
+    print(text(content, percent=question.percent))
+    print(f"\nnumbers{' and pictures' if arguments.pictures else ''} in {comparison.base}")
+    return 0
+
+
+def without_histories(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table without every epoch's values."""
+    rows = {
+        model: {key: value for key, value in row.items() if key != "history"}
+        for model, row in content["models"].items()
+    }
+    return {**content, "models": rows}
+
+
+def draw(comparison: Comparison, content: Mapping[str, Any], data: Any) -> None:
+    """Save the pictures: the main score of each model, validation over the epochs, and the question's own."""
+    question, rows = comparison.question, content["models"]
+    score, label = question.score
+    title = f"{question.module.rpartition('.')[2].replace('_', ' ')}: {comparison.dataset}"
+    plots.comparison(
+        {row["title"]: (row["summary"][score]["mean"], row["summary"][score]["std"]) for row in rows.values()},
+        comparison.base / "table.png",
+        title=title,
+        label=label,
+        factor=100.0 if question.percent else 1.0,
+        digits=1 if question.percent else 3,
+        caption="mean and standard deviation over seeds, test data",
+    )
+    plots.validation_curves(
+        {row["title"]: [history["val"] for history in row["history"]] for row in rows.values()},
+        comparison.base / "training.png",
+        title=title,
+    )
+    if question.draw is not None:
+        networks = {
+            model: comparison.first_network(model, question.settings(**row["settings"]), data, 0)
+            for model, row in rows.items()
+        }
+        with torch.no_grad():
+            question.draw(networks, data, comparison.base)
+
+
+def text(content: Mapping[str, Any], *, percent: bool) -> str:
+    """Write the table as Markdown."""
+    rows = content["models"].values()
+    scores = list(next(iter(rows))["summary"])
+    factor, digits, unit = (100, 1, ", %") if percent else (1, 4, "")
+    lines = [
+        f"| {content['dataset']}{unit} | {' | '.join(scores)} | seeds | parameters | s/seed |",
+        "|---" * (len(scores) + 4) + "|",
+    ]
+    for row in rows:
+        cells = [row["summary"][name] for name in scores]
+        shown = " | ".join(f"{factor * cell['mean']:.{digits}f} ± {factor * cell['std']:.{digits}f}" for cell in cells)
+        seconds = statistics.fmean(row["seconds"])
+        lines.append(f"| {row['title']} | {shown} | {cells[0]['n']} | {row['parameters']} | {seconds:.1f} |")
+    return "\n".join(lines)

@@ -1,0 +1,67 @@
+"""Molecules: the error is in the property's unit, every model answers, the real sets are taken in part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from examples import graph_regression
+from examples.graph_regression import MODELS, Settings, build, error, load, main
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")
+WORDS = [
+    "--train", "12", "--tests", "6", "--hidden", "8", "--heads", "2", "--layers", "1", "--batch", "4", "--epochs", "1",
+    "--identifier", "4", "--seeds", "1", "--quiet",
+]  # fmt: skip
+
+
+def test_the_error_is_in_the_unit_of_the_property() -> None:
+    data = load("generated", None, Settings(train=50, tests=20), 0)
+    raw = data.mean + data.deviation * data.test.y
+
+    class Mean(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
+            return torch.zeros(int(batch.max()) + 1, 1)
+
+    assert error(Mean(), data, data.test) == pytest.approx((raw - data.mean).abs().mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_molecule_does_not_see_its_batch_mates(model: str) -> None:
+    torch.manual_seed(0)
+    settings = Settings(train=12, tests=6, hidden=8, heads=2, layers=1, identifier=16)
+    data = load("generated", None, settings, 0)
+    network = build(model, settings, data).eval()
+    with torch.no_grad():
+        together = network(*data.test.take(torch.arange(3)).inputs())
+        assert together.shape == (3, 1)
+        if model.startswith("tokengt"):
+            return  # its identifiers are drawn anew for each batch, or have free signs
+        for number in range(3):
+            alone = network(*data.test.take(torch.tensor([number])).inputs())
+            assert torch.allclose(alone[0], together[number], atol=1e-5)
+
+
+def test_the_command_line_answers_with_every_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "table.json").read_text())
+    assert set(content["models"]) == set(MODELS)
+    assert all(row["summary"]["MAE"]["mean"] > 0 for row in content["models"].values())
+    assert (tmp_path / "predictions.png").exists()
+    assert main([*WORDS, "--dataset", "zinc", "--out", str(tmp_path)]) == 2
+    assert "say where they lie with --data FOLDER" in capsys.readouterr().err
+
+
+@needs_real
+def test_the_first_molecules_of_the_official_split_are_taken(tmp_path: Path) -> None:
+    graph_regression._load.cache_clear()
+    words = [*WORDS, "--dataset", "zinc", "--data", str(REAL), "--models", "gin", "--no-pictures"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    data = load("zinc", REAL, Settings(train=12, tests=0), 0)
+    assert (len(data.train), len(data.val), len(data.test)) == (12, 1000, 1000)
+    graph_regression._load.cache_clear()
