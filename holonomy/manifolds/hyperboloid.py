@@ -15,6 +15,10 @@ each function scales, computes there in float64, scales back and returns the cal
 :mod:`holonomy.manifolds.geodesics`. With float32 input, float64 inside, results and gradients are right to float32
 rounding for points up to rapidity :math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, results
 saturate and stay finite.
+
+**Second derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm,
+exponential and transport are right away from three places: a point at the origin, two points that coincide, a tangent
+vector of length zero. There the first derivative is right and the second may be wrong or ``nan``.
 """
 
 from __future__ import annotations
@@ -83,7 +87,10 @@ def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     5.0
     """
     radius = kappa.reshape(()).to(space.dtype).neg().rsqrt()
-    return numerics.hypot(numerics.norm(space, keepdim=True), radius)
+    # As for numerics.norm, dynamo takes the plain operations.
+    return (
+        _radial_time(space, radius) if torch.compiler.is_compiling() else numerics.apply_function(_Time, space, radius)
+    )
 
 
 def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -506,6 +513,41 @@ def centroid(
     return _point(middle, scale, x, weights)
 
 
+class _Time(torch.autograd.Function):
+    """The time coordinate with its gradient in closed form, whose derivative is right at the origin too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(space: Tensor, radius: Tensor) -> Tensor:
+        return _radial_time(space, radius)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        space, radius, time = ctx.saved_tensors
+        (grad,) = grad_outputs
+        on_radius = (grad * (radius / time)).sum() if ctx.needs_input_grad[1] else None
+        return space * time.reciprocal() * grad, on_radius
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        space, radius, time = ctx.saved_tensors
+        along, wider = tangents
+        rate = torch.zeros_like(time)
+        if along is not None:
+            rate = rate + (space * time.reciprocal() * along).sum(-1, keepdim=True)
+        return rate if wider is None else rate + radius / time * wider
+
+
+def _radial_time(space: Tensor, radius: Tensor) -> Tensor:
+    return numerics.hypot(numerics.norm(space, keepdim=True), radius)
+
+
 class _PairwiseDistance(torch.autograd.Function):
     """Distances between space parts ``(..., n, d)`` and ``(..., m, d)``, float64."""
 
@@ -549,8 +591,7 @@ class _Centroid(torch.autograd.Function):
         cotangent = numerics.safe_div(grad_outputs[0], length)
         radial = (cotangent * middle).sum(-1, keepdim=True)
         grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial).mT)
-        cosh = 1 + 2 * _half_sinh(middle, x).square()
-        grad_weights = (cotangent @ x.mT - radial * cosh) / scale
+        grad_weights = (cotangent @ x.mT - radial * _cosh(middle, x)) / scale
         grad_scale = None
         if ctx.needs_input_grad[2]:
             # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
@@ -559,23 +600,50 @@ class _Centroid(torch.autograd.Function):
         return grad_x, grad_weights, grad_scale
 
 
+# What a second derivative goes through has two forms: one smooth at the origin, where a point has no direction, and one
+# for both points beyond rapidity 0.9, where the first would cancel. Norms are held in the form that is not taken.
+
+
+def _near(x_norm: Tensor, y_norm: Tensor) -> Tensor:
+    """Pairs of which one is near the origin."""
+    return (x_norm <= 1) | (y_norm.mT <= 1)
+
+
+def _cosh(x: Tensor, y: Tensor) -> Tensor:
+    """cosh(d) = x_t y_t - x . y for all pairs."""
+    (x_norm, x_time), (y_norm, y_time) = _polar(x), _polar(y)
+    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
+    a, b = x_norm.clamp(min=1), y_norm.clamp(min=1)
+    radial = _sinh_difference(a, _time(a), b, _time(b))
+    far = _time(radial) + (a * chord) * (b.mT * chord) / 2
+    return torch.where(_near(x_norm, y_norm), x_time * y_time.mT - x @ y.mT, far)
+
+
 def _klein_gap(x: Tensor, y: Tensor) -> Tensor:
     """``x_t y_t |p - q|^2`` for all pairs, p and q their points of the Klein ball."""
     (x_norm, x_time), (y_norm, y_time) = _polar(x), _polar(y)
+    straight = _chord(x / x_time, y / y_time)
     chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
-    radial = _sinh_difference(x_norm, x_time, y_norm, y_time)
-    return (radial / x_time) * (radial / y_time.mT) + x_norm * chord * y_norm.mT * chord
+    a, b = x_norm.clamp(min=1), y_norm.clamp(min=1)
+    radial = _sinh_difference(a, _time(a), b, _time(b))
+    far = (radial / x_time) * (radial / y_time.mT) + a * chord * b.mT * chord
+    return torch.where(_near(x_norm, y_norm), (x_time * straight) * (y_time.mT * straight), far)
 
 
 def _middle(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Midpoints in unit coordinates and the Lorentzian lengths of the weighted sums."""
     x_norm, x_time = _polar(x)
-    total = weights @ x
+    total, time = weights @ x, weights @ x_time
+    slow = numerics.safe_div(total, time).square().sum(-1, keepdim=True)
+    near = slow <= 1 / 2
     total_norm = numerics.norm(total, keepdim=True)
-    chord = _chord(numerics.unit_vector(total, total_norm), numerics.unit_vector(x, x_norm))
+    unit = numerics.unit_vector(total, total_norm)
+    chord = _chord(unit, numerics.unit_vector(x, x_norm))
     # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
-    short = (weights * ((1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2)).sum(-1, keepdim=True)
-    length = short.sqrt() * (weights @ x_time + total_norm).sqrt()
+    rim = (1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2
+    short = (weights * torch.where(x_norm.mT <= 1, x_time.mT - unit @ x.mT, rim)).sum(-1, keepdim=True)
+    far = torch.where(near, 1.0, short).sqrt() * torch.where(near, 1.0, time + total_norm).sqrt()
+    length = torch.where(near, time * (1 - torch.where(near, slow, 0.0)).sqrt(), far)
     return numerics.safe_div(total, length), length
 
 
@@ -608,7 +676,9 @@ def _weighted_gap(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     plain = (weights @ y_time) / x_time * x - pull
     direction = numerics.unit_vector(x, x_norm)
     chord = _chord(direction, numerics.unit_vector(y, y_norm))
-    radial = _sinh_difference(x_norm, x_time, y_norm, y_time) / x_time + y_norm.mT * chord.square() / 2
+    held = y_norm.clamp(min=1)
+    far = _sinh_difference(x_norm, x_time, held, _time(held)) / x_time + held.mT * chord.square() / 2
+    radial = torch.where(y_norm.mT <= 1, x_norm / x_time * y_time.mT - direction @ y.mT, far)
     polar = direction * (weights * radial).sum(-1, keepdim=True) - (
         pull - direction * (direction * pull).sum(-1, keepdim=True)
     )

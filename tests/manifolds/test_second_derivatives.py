@@ -1,0 +1,78 @@
+"""Second derivatives, judged by differences of the first ones."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holonomy.manifolds import hyperboloid
+
+# One random direction instead of the whole matrix.
+gradgradcheck = partial(torch.autograd.gradgradcheck, fast_mode=True)
+
+
+def ambient(space: Tensor) -> Tensor:
+    """Put any time coordinate before a space part: none is read."""
+    return functional.pad(space, (1, 0))
+
+
+BINARY = {
+    "dist": lambda x, y, _, k: hyperboloid.dist(ambient(x), ambient(y), k),
+    "cdist": lambda x, y, _, k: hyperboloid.cdist(ambient(x), ambient(y), k),
+    "expmap": lambda x, _, u, k: hyperboloid.expmap(ambient(x), ambient(u), k),
+    "logmap": lambda x, y, _, k: hyperboloid.logmap(ambient(x), ambient(y), k),
+    "transp": lambda x, y, u, k: hyperboloid.transp(ambient(x), ambient(y), ambient(u), k),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_geodesics(name: str) -> None:
+    """Of points at some distance from the origin and from each other."""
+    x, y, u = (torch.randn(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    kappa = torch.tensor([-0.7], dtype=torch.float64, requires_grad=True)
+    assert gradgradcheck(BINARY[name], (x, y, u, kappa))
+
+
+@pytest.mark.parametrize("kappa", [-0.01, -1.0, -100.0])
+def test_time_at_the_origin(kappa: float) -> None:
+    """There |x| has no derivative, but the time coordinate has two: zero, and the identity times sqrt(-kappa)."""
+    space, curvature = torch.zeros(3, dtype=torch.float64), torch.tensor([kappa], dtype=torch.float64)
+    hessian = torch.autograd.functional.hessian(lambda x: hyperboloid.time(x, curvature).squeeze(), space)
+    torch.testing.assert_close(hessian, torch.eye(3, dtype=torch.float64) * (-kappa) ** 0.5)
+    space = torch.tensor([[0.0, 0.0], [1.0, -2.0]], dtype=torch.float64, requires_grad=True)
+    assert gradgradcheck(hyperboloid.lift, (space, curvature.requires_grad_()), eps=1e-6 * min(1.0, -kappa))
+
+
+@pytest.mark.parametrize("reach", [0.3, 3.0])
+@pytest.mark.parametrize("place", ["apart", "origin", "midpoint", "alone", "together"])
+def test_centroid(place: str, reach: float) -> None:
+    """In points, weights and curvature, also where a point lies at the origin or on the midpoint."""
+    space = torch.randn(1 if place == "alone" else 3, 2, dtype=torch.float64) * reach
+    if place == "origin":
+        space[0] = 0
+    if place == "midpoint":
+        space[1:] = torch.stack([-space[0], torch.zeros_like(space[0])])
+    if place == "together":
+        space[:] = space[:1].clone()
+    weights = torch.rand(2, len(space), dtype=torch.float64) + 0.1
+    if place == "midpoint":
+        weights[0, 1] = weights[0, 0]
+    kappa = torch.tensor([-0.7], dtype=torch.float64)
+    inputs = tuple(t.requires_grad_() for t in (space, weights, kappa))
+    assert gradgradcheck(lambda x, w, k: hyperboloid.centroid(hyperboloid.lift(x, k), w, k), inputs)
+    assert gradgradcheck(lambda x, w, k: hyperboloid.centroid(ambient(x), w, k), inputs)
+
+
+def test_centroid_without_weight() -> None:
+    """A row of zeros gives the origin, and no derivative of any order."""
+    space = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    weights = torch.zeros(1, 3, dtype=torch.float64)
+    middle = hyperboloid.centroid(ambient(space), weights, torch.tensor([-1.0], dtype=torch.float64))
+    (first,) = torch.autograd.grad(middle.square().sum(), space, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), space)
+    assert torch.equal(first, torch.zeros_like(space))
+    assert torch.equal(second, torch.zeros_like(space))
