@@ -13,7 +13,8 @@ its derivative, in quantities that do not:
   = (D - \tanh D) + t_X t_Y \tanh D`: so the derivative in s of what is homogeneous needs no difference.
 
 Products of three lengths overflow float64 beyond rapidity 236 (float32 ends at 88): an entry of a gradient that is not
-finite there is left out, so that one such row does not spoil the sum over the others.
+finite there is left out, so that one such row does not spoil the sum over the others. Rows into which ``nan`` came, as
+point, vector or gradient, keep it.
 
 Where points coincide the direction is zero, which makes the gradient of the distance the subgradient zero and leaves
 those of the logarithm and of transport right.
@@ -21,6 +22,7 @@ those of the logarithm and of transport right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -145,10 +147,11 @@ class _Distance(torch.autograd.Function):
         ray_x, ray_y = _ray(x, scale), _ray(y, scale)
         from_x, from_y = _view(x, y, scale), _view(y, x, scale)
         slack = _slack(from_x.distance, _foot(ray_x, from_x) * -_foot(ray_y, from_y))
+        kept = _keeper(x, y, grad)
         return (
-            _kept(-grad * _covector(ray_x, from_x)),
-            _kept(-grad * _covector(ray_y, from_y)),
-            -_kept(grad * slack).sum() / scale.square(),
+            kept(-grad * _covector(ray_x, from_x)),
+            kept(-grad * _covector(ray_y, from_y)),
+            -kept(grad * slack).sum() / scale.square(),
         )
 
 
@@ -196,7 +199,8 @@ class _Logarithm(torch.autograd.Function):
         d_along = along * radial - spread
         d_time = ray_x.length * along * rate - spread * (ray_x.length / ray_x.time)
         d_scale = _dot(g, d_across) + g_along * d_along + g_time * d_time
-        return _kept(grad_x), _kept(grad_y), _kept(d_scale).sum() / scale.square()
+        kept = _keeper(x, y, grad_outputs[0])
+        return kept(grad_x), kept(grad_y), kept(d_scale).sum() / scale.square()
 
 
 class _Shoot(torch.autograd.Function):
@@ -245,7 +249,8 @@ class _Shoot(torch.autograd.Function):
         aside = sinh * narrow * (sinh * ray.time / z_time)
         d_across = g_across * (ahead * cosh - aside * foot)
         d_along = g_along * (ahead * velocity + aside * ray.length * across.square().sum(-1, keepdim=True))
-        return _kept(grad_x), _kept(grad_u), _kept(d_across + d_along).sum() / scale.square(), None
+        kept = _keeper(x, u, g)
+        return kept(grad_x), kept(grad_u), kept(d_across + d_along).sum() / scale.square(), None
 
 
 class _Carry(torch.autograd.Function):
@@ -303,12 +308,18 @@ class _Carry(torch.autograd.Function):
         spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
         d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
         d_scale = d_scale + g_time * output[..., :1] / ray_y.time.square()
-        return _kept(grad_x * scale), _kept(grad_y * scale), _kept(back), _kept(d_scale).sum() / scale
+        kept = _keeper(x, y, v, grad_outputs[0])
+        return kept(grad_x * scale), kept(grad_y * scale), kept(back), kept(d_scale).sum() / scale
 
 
-def _kept(grad: Tensor) -> Tensor:
-    """A gradient without the entries that overflowed; see the head of this file."""
-    return torch.where(grad.isfinite(), grad, 0.0)
+def _keeper(*inputs: Tensor) -> Callable[[Tensor], Tensor]:
+    """What makes of a gradient one without the entries that overflowed; see the head of this file."""
+    spoiled = torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0)
+
+    def kept(grad: Tensor) -> Tensor:
+        return torch.where(grad.isfinite() | spoiled, grad, 0.0)
+
+    return kept
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

@@ -208,3 +208,26 @@ def test_against_geoopt_where_geoopt_is_right() -> None:
         (ours.norm(u), theirs.norm(u)),
     ):
         torch.testing.assert_close(mine, other.reshape(mine.shape), rtol=rtol * 1e3, atol=atol * 1e3)
+
+
+@pytest.mark.parametrize("source", ["x", "y", "u", "gradient", "nothing"])
+@pytest.mark.parametrize("name", ["dist", "expmap", "logmap", "transp"])
+def test_nan_stays_visible(name: str, source: str) -> None:
+    """In gradients of its row and in that of the curvature, whichever input it came in with."""
+    manifold = Lorentz(-0.5, learnable=True, dtype=torch.float64)
+    tensors = {key: torch.randn(2, 4, dtype=torch.float64) for key in ("x", "y", "u")}
+    read = {"dist": "xy", "expmap": "xu", "logmap": "xy", "transp": "xyu"}[name]
+    if source in tensors:
+        tensors[source][0, 2] = torch.nan
+    given = [tensors[key].requires_grad_() for key in read]
+    result = getattr(manifold, name)(*given)
+    gradient = torch.ones_like(result)
+    if source == "gradient":
+        gradient[0] = torch.nan
+    *grads, on_curvature = torch.autograd.grad(result, (*given, *manifold.parameters()), gradient)
+    spoiled = source == "gradient" or source in read
+    assert bool(on_curvature.isnan()) == spoiled
+    # Transport is linear: its gradient in u does not know u.
+    assert any(bool(grad[0].isnan().any()) for grad in grads) == spoiled
+    for grad in grads:
+        assert grad[1].isfinite().all()
