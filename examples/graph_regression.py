@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples import comparisons, graph_sets, plots
-from examples.graph_sets import GraphSet, Parts
+from examples.graph_sets import Batch, GraphSet, Parts
 from examples.message_passing import MessagePassing
 from examples.options import option
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork, TokenGT
@@ -53,20 +53,22 @@ class Settings(comparisons.Settings):
 
 
 @functools.lru_cache(maxsize=1)
-def _load(dataset: str, folder: Path | None, train: int, tests: int) -> Parts:
+def _load(dataset: str, folder: Path | None, train: int, tests: int, identifier: int) -> Parts:
     if dataset == "generated":
         sizes = (train or 5000, tests or 1000, tests or 1000)
-        return Parts.cut(graph_sets.random_molecules(sum(sizes), seed=0), torch.arange(sum(sizes)).split(sizes))
+        drawn = graph_sets.random_molecules(sum(sizes), seed=0)
+        return Parts.cut(drawn, torch.arange(sum(sizes)).split(sizes), identifier)
     if folder is None:
         raise FileNotFoundError(f"{dataset} is read from npz files: say where they lie with --data FOLDER")
     graphs, split = {"zinc": graph_sets.zinc, "qm9": graph_sets.qm9}[dataset](folder)
     chosen = [(split == part).nonzero().flatten() for part in range(3)]
-    return Parts.cut(graphs, [part[: most or None] for part, most in zip(chosen, (train, tests, tests), strict=True)])
+    first = [part[: most or None] for part, most in zip(chosen, (train, tests, tests), strict=True)]
+    return Parts.cut(graphs, first, identifier)
 
 
 def load(dataset: str, folder: Path | None, settings: Settings, _: int) -> Parts:
     """Read or draw the molecules; the same for every seed."""
-    return _load(dataset, folder, settings.train, settings.tests)
+    return _load(dataset, folder, settings.train, settings.tests, settings.identifier)
 
 
 def build(model: str, settings: Settings, data: Parts) -> nn.Module:
@@ -98,15 +100,22 @@ def build(model: str, settings: Settings, data: Parts) -> nn.Module:
             )
 
 
+def answer(network: nn.Module, part: Batch) -> Tensor:
+    """Ask a model about some molecules; only TokenGT with Laplacian identifiers gets to see them."""
+    if isinstance(network, TokenGT) and network.tokenizer.identifiers == "laplacian":
+        return network(*part.inputs(), part.identifiers)
+    return network(*part.inputs())
+
+
 def loss(network: nn.Module, data: Parts, chosen: Tensor) -> Tensor:
     """Mean absolute error of the standardised property."""
     part = data.train.take(chosen)
-    return functional.l1_loss(network(*part.inputs()), part.y)
+    return functional.l1_loss(answer(network, part), part.y)
 
 
 def predictions(network: nn.Module, graphs: GraphSet, size: int = 100) -> Tensor:
     """Predict the standardised property of all molecules."""
-    return torch.cat([network(*part.inputs()) for part in graphs.batches(size)])
+    return torch.cat([answer(network, part) for part in graphs.batches(size)])
 
 
 def error(network: nn.Module, data: Parts, graphs: GraphSet) -> float:

@@ -17,18 +17,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from examples.datasets import both_directions, read_npz
+from holonomy.layers import laplacian_identifiers
 
 HARTREE_IN_MEV = 27211.386
 
 
 class Batch(NamedTuple):
-    """Some graphs: node features, edges, edge features, the graph of each node, and what is asked of them."""
+    """Some graphs: node features, edges, edge features, the graph of each node, what is asked, node identifiers."""
 
     x: Tensor
     edge_index: Tensor
     edge_attr: Tensor
     batch: Tensor
     y: Tensor
+    identifiers: Tensor
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Return what a model is called with; None for edge features that have no column."""
@@ -47,6 +49,7 @@ class GraphSet:
         edges: number of columns of ``edge_index`` of each graph, (g,).
         y: one row a graph, (g, ..), or one a node, (N, ..).
         per_node: whether ``y`` has a row for each node.
+        identifiers: of the nodes, (N, p), for models of tokens; None stands for p = 0.
     """
 
     x: Tensor
@@ -56,6 +59,7 @@ class GraphSet:
     edges: Tensor
     y: Tensor
     per_node: bool = False
+    identifiers: Tensor | None = None
 
     def __post_init__(self) -> None:
         rows = self.x.shape[0] if self.per_node else len(self.nodes)
@@ -79,20 +83,28 @@ class GraphSet:
         count = self.nodes[chosen]
         edge_index = self.edge_index[:, columns] + (count.cumsum(0) - count)[owner]
         y = self.y[rows if self.per_node else chosen]
-        return Batch(self.x[rows], edge_index, self.edge_attr[columns], batch, y)
+        identifiers = self.x.new_zeros(len(rows), 0) if self.identifiers is None else self.identifiers[rows]
+        return Batch(self.x[rows], edge_index, self.edge_attr[columns], batch, y, identifiers)
 
     def subset(self, chosen: Tensor) -> GraphSet:
         """Keep the graphs with the given numbers."""
         rows, columns = ranges(self.nodes, chosen)[0], ranges(self.edges, chosen)[0]
-        return GraphSet(
-            self.x[rows],
-            self.edge_index[:, columns],
-            self.edge_attr[columns],
-            self.nodes[chosen],
-            self.edges[chosen],
-            self.y[rows if self.per_node else chosen],
-            per_node=self.per_node,
+        return dataclasses.replace(
+            self,
+            x=self.x[rows],
+            edge_index=self.edge_index[:, columns],
+            edge_attr=self.edge_attr[columns],
+            nodes=self.nodes[chosen],
+            edges=self.edges[chosen],
+            y=self.y[rows if self.per_node else chosen],
+            identifiers=None if self.identifiers is None else self.identifiers[rows],
         )
+
+    def identified(self, dim: int) -> GraphSet:
+        """Give every node its Laplacian identifier, computed once for all epochs."""
+        whole = self.take(torch.arange(len(self)))
+        vectors = laplacian_identifiers(whole.edge_index, len(self.x), dim, batch=whole.batch, dtype=self.x.dtype)
+        return dataclasses.replace(self, identifiers=vectors)
 
     def batches(self, size: int) -> list[Batch]:
         """Cut all graphs into batches, in order."""
@@ -211,12 +223,12 @@ class Parts:
     deviation: float
 
     @classmethod
-    def cut(cls, graphs: GraphSet, parts: Sequence[Tensor]) -> Parts:
-        """Cut and standardise."""
+    def cut(cls, graphs: GraphSet, parts: Sequence[Tensor], identifier: int) -> Parts:
+        """Cut, standardise, and give the nodes identifiers of this width."""
         y = graphs.y[parts[0]].double()
         mean, deviation = float(y.mean()), float(y.std())
         scaled = dataclasses.replace(graphs, y=((graphs.y.double() - mean) / deviation).float())
-        train, val, test = (scaled.subset(part) for part in parts)
+        train, val, test = (scaled.subset(part).identified(identifier) for part in parts)
         return cls(train, val, test, mean, deviation)
 
 

@@ -29,6 +29,7 @@ from examples import comparisons, datasets
 from examples.datasets import NodeData
 from examples.message_passing import MessagePassing
 from examples.options import option
+from holonomy.layers import laplacian_identifiers
 from holonomy.models import TokenGT
 
 MODELS = {
@@ -52,20 +53,31 @@ class Settings(comparisons.Settings):
     features: Literal["raw", "row", "standard"] = option("features as they are, or rows to sum 1", default="raw")
 
 
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """A graph with dense features, and the identifiers (n, p) of its nodes."""
+
+    graph: NodeData
+    identifiers: Tensor
+
+
 @functools.lru_cache(maxsize=1)
-def _load(dataset: str, folder: Path | None, seed: int, features: str) -> NodeData:
-    data = datasets.prepared(datasets.load(dataset, folder, seed=seed), features)
-    return dataclasses.replace(data, x=data.x if data.x.layout == torch.strided else data.x.to_dense())
+def _identifiers(dataset: str, folder: Path | None, dim: int) -> Tensor:
+    # One graph for all seeds, and eigenvectors that take longer than an epoch.
+    graph = datasets.load(dataset, folder)
+    return laplacian_identifiers(graph.edge_index, graph.num_nodes, dim, which="both", dtype=torch.float32)
 
 
-def load(dataset: str, folder: Path | None, settings: Settings, seed: int) -> NodeData:
+def load(dataset: str, folder: Path | None, settings: Settings, seed: int) -> Data:
     """Read or draw the graph; the split is the seed's."""
-    return _load(dataset, folder, seed, settings.features)
+    graph = datasets.prepared(datasets.load(dataset, folder, seed=seed), settings.features)
+    graph = dataclasses.replace(graph, x=graph.x if graph.x.layout == torch.strided else graph.x.to_dense())
+    return Data(graph, _identifiers(dataset, folder, settings.identifier))
 
 
-def build(model: str, settings: Settings, data: NodeData) -> nn.Module:
-    """Make a model (x, edge_index) -> logits of the nodes."""
-    sizes = (data.num_features, settings.hidden, data.num_classes)
+def build(model: str, settings: Settings, data: Data) -> nn.Module:
+    """Make a model that gives every node a logit for each class."""
+    sizes = (data.graph.num_features, settings.hidden, data.graph.num_classes)
     if model in {"gcn", "gat", "mlp"}:
         return MessagePassing(
             model, *sizes, layers=settings.layers, level="node", heads=settings.heads, dropout=settings.dropout
@@ -75,7 +87,7 @@ def build(model: str, settings: Settings, data: NodeData) -> nn.Module:
         layers=settings.layers,
         heads=settings.heads,
         feedforward=2 * settings.hidden,
-        identifiers="laplacian",
+        identifiers="laplacian_both",
         identifier_dim=settings.identifier,
         attention="performer",
         level="node",
@@ -84,20 +96,28 @@ def build(model: str, settings: Settings, data: NodeData) -> nn.Module:
     )
 
 
-def loss(network: nn.Module, data: NodeData, _: Tensor) -> Tensor:
+def logits(network: nn.Module, data: Data) -> Tensor:
+    """Classify all nodes; only TokenGT gets to see the identifiers."""
+    graph = data.graph
+    if isinstance(network, TokenGT):
+        return network(graph.x, graph.edge_index, identifiers=data.identifiers)
+    return network(graph.x, graph.edge_index)
+
+
+def loss(network: nn.Module, data: Data, _: Tensor) -> Tensor:
     """Cross-entropy of the training nodes; the whole graph is one example."""
-    logits = network(data.x, data.edge_index)
-    return functional.cross_entropy(logits[data.train], data.y[data.train])
+    graph = data.graph
+    return functional.cross_entropy(logits(network, data)[graph.train], graph.y[graph.train])
 
 
-def validate(network: nn.Module, data: NodeData) -> float:
+def validate(network: nn.Module, data: Data) -> float:
     """Return the score of the validation nodes."""
-    return data.score(network(data.x, data.edge_index), data.val)
+    return data.graph.score(logits(network, data), data.graph.val)
 
 
-def test(network: nn.Module, data: NodeData) -> dict[str, float]:
+def test(network: nn.Module, data: Data) -> dict[str, float]:
     """Return the score of the test nodes: accuracy, or F1 on the tree."""
-    return {"test": data.score(network(data.x, data.edge_index), data.test)}
+    return {"test": data.graph.score(logits(network, data), data.graph.test)}
 
 
 QUESTION = comparisons.Question(

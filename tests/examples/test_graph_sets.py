@@ -54,6 +54,24 @@ def test_a_subset_and_batches_hold_what_take_holds() -> None:
         assert sizes == [3, 3, 1]
 
 
+def test_identifiers_are_those_of_each_graph_alone() -> None:
+    graphs = random_molecules(5, seed=1).identified(16)
+    assert graphs.take(torch.tensor([1])).identifiers.shape[1] == 16
+    assert chains(2, 3, seed=0).take(torch.tensor([1])).identifiers.shape == (3, 0)
+    for number in range(5):
+        part = graphs.subset(torch.tensor([number])).take(torch.tensor([0]))
+        vectors = part.identifiers.double()
+        n = len(part.x)
+        assert torch.allclose(vectors @ vectors.T, torch.eye(n).double(), atol=1e-5)
+        adjacency = torch.zeros(n, n).double()
+        adjacency[part.edge_index[0], part.edge_index[1]] = 1
+        scale = adjacency.sum(dim=1).rsqrt()
+        laplacian = torch.eye(n) - scale[:, None] * adjacency * scale
+        values = (vectors * (laplacian @ vectors)).sum(dim=0)
+        assert torch.allclose(laplacian @ vectors, vectors * values, atol=1e-5)
+        assert (values[:n].diff() > -1e-5).all()
+
+
 def test_edge_features_without_columns_are_not_given_to_a_model() -> None:
     assert chains(2, 3, seed=0).take(torch.arange(2)).inputs()[2] is None
     assert random_molecules(2, seed=0).take(torch.arange(2)).inputs()[2] is not None
@@ -96,7 +114,7 @@ def test_generated_molecules_have_the_property_they_say() -> None:
 
 def test_parts_are_standardised_by_the_training_part() -> None:
     graphs = random_molecules(40, seed=2)
-    parts = Parts.cut(graphs, torch.arange(40).split([20, 10, 10]))
+    parts = Parts.cut(graphs, torch.arange(40).split([20, 10, 10]), 4)
     assert parts.train.y.mean().item() == pytest.approx(0, abs=1e-6)
     assert parts.train.y.std().item() == pytest.approx(1, abs=1e-6)
     assert torch.allclose(parts.mean + parts.deviation * parts.test.y, graphs.y[30:], atol=1e-5)

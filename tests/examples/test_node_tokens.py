@@ -21,18 +21,19 @@ WORDS = ["--hidden", "8", "--layers", "1", "--identifier", "8", "--epochs", "2",
 def _small_tree(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tree = datasets.sir_tree
     monkeypatch.setattr(datasets, "sir_tree", lambda **options: tree(60, **options))
-    node_tokens._load.cache_clear()
+    node_tokens._identifiers.cache_clear()
     yield
-    node_tokens._load.cache_clear()
+    node_tokens._identifiers.cache_clear()
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_labels_of_test_nodes_are_not_learnt_from(model: str) -> None:
     settings = Settings(hidden=8, layers=1, identifier=8, epochs=2)
     data = load("tree", None, settings, 0)
-    y = data.y.clone()
-    y[data.test] = 1 - y[data.test]
-    first, second = (fit(QUESTION, model, settings, dataclasses.replace(data, y=one), 0) for one in (data.y, y))
+    y = data.graph.y.clone()
+    y[data.graph.test] = 1 - y[data.graph.test]
+    other = dataclasses.replace(data, graph=dataclasses.replace(data.graph, y=y))
+    first, second = (fit(QUESTION, model, settings, one, 0) for one in (data, other))
     assert first["history"] == second["history"]
     assert first["scores"] != second["scores"]
 
@@ -46,11 +47,12 @@ def test_the_command_line_answers_with_every_model(tmp_path: Path) -> None:
 
 
 def test_sparse_features_are_made_dense_and_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).to_sparse_csr
+    starts, columns = torch.tensor([0, 2, 3, 4, 6]), torch.tensor([0, 1, 1, 0, 0, 1])
+    x = datasets.sparse_rows(starts, columns, torch.ones(6), (4, 2))
     data = datasets.NodeData(
-        "chameleon", x(), torch.tensor([[0], [1]]), torch.tensor([0, 1, 0, 1]), *torch.tensor([[0], [1], [2]]),
+        "chameleon", x, torch.tensor([[0], [1]]), torch.tensor([0, 1, 0, 1]), *torch.tensor([[0], [1], [2]]),
         num_classes=2,
     )  # fmt: skip
     monkeypatch.setattr(datasets, "load", lambda *_, **__: data)
-    got = load("chameleon", None, QUESTION.settings_for("chameleon"), 0).x
+    got = load("chameleon", None, QUESTION.settings_for("chameleon"), 0).graph.x
     assert torch.equal(got, torch.tensor([[0.5, 0.5], [0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))
