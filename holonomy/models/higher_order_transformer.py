@@ -20,8 +20,8 @@ class HigherOrderTransformer(EquivariantModel):
 
     ``model(x, edge_index, edge_attr, batch)`` takes graphs (first order 2), sets (first order 1) or
     :class:`~holonomy.structures.Hyperedges` and attends among what is there (HOT section 4.2);
-    ``model.tensor(x, mask)`` takes dense tensors and attends among all tuples. ``orders=(2, 2, 0)`` is graph in, vector out; ``(1, 1, 2)`` is set
-    to graph; ``(2, 2, 1)`` gives a row a node.
+    ``model.tensor(x, mask)`` takes dense tensors and attends among all tuples. ``orders=(2, 2, 0)`` is graph in,
+    vector out; ``(1, 1, 2)`` is set to graph; ``(2, 2, 1)`` gives a row a node.
 
     Args:
         in_features: features of a node, or of an entry of the tensor.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers.equivariant import dense, dense_attention, sparse_attention
-from holonomy.layers.equivariant.classes import Pair, Target, free_axes, number_of_blocks, pairs
+from holonomy.layers.equivariant.classes import Pair, Target, everything, extensions, free_axes, number_of_blocks, pairs
 from holonomy.layers.equivariant.linear import EquivariantMap, check_dense
 from holonomy.layers.equivariant.partitions import Partition
 from holonomy.layers.kernels.performer import orthogonal_projection
@@ -115,11 +115,15 @@ class HigherOrderAttention(nn.Module):
         attended = [pair for pair in self.pairs if free_axes(pair)[0]]
         self._by_input = {p: [q for q in attended if q.source.pattern == p] for p in self._patterns(attended, "in")}
         self._by_output = {p: [q for q in attended if q.target.pattern == p] for p in self._patterns(attended, "out")}
+        coupled = sums == "coupled"
+        self._terms = {pair: extensions(pair) if coupled else (everything(),) for pair in attended}
         width = heads * self.value_features
         self.value = nn.Parameter(torch.empty(len(self.pairs), features, width, device=device, dtype=dtype))
-        queries = {_name(p): self._map(p, len(found), bias=True) for p, found in self._by_output.items()}
+        queries = {_name(p): self._map(p, len(found), bias=True) for p, found in self._by_output.items() if p}
         keys = {_name(p): self._map(p, len(found), bias=False) for p, found in self._by_input.items()}
         self.query, self.key = nn.ModuleDict(queries), nn.ModuleDict(keys)
+        constant = self.value.new_empty(len(self._by_output.get((), ())) * heads * self.query_features)
+        self.constant_query = nn.Parameter(constant) if order_out == 0 else None
         self.out = nn.Parameter(torch.empty(len(self.pairs), width, features, device=device, dtype=dtype))
         self.register_buffer("projection", None)
         if kernel == "performer":
@@ -162,10 +166,8 @@ class HigherOrderAttention(nn.Module):
             for weight, pair in zip(self.out, self.pairs, strict=True):
                 alike = sum(other.target.pattern == pair.target.pattern for other in self.pairs)
                 weight.normal_(std=1 / math.sqrt(alike * weight.shape[0]))
-            for module in self.query.values():
-                bias = cast("Tensor", cast("EquivariantMap", module).bias)
-                if self.order_out == 0:
-                    bias.normal_()
+            if self.constant_query is not None:
+                self.constant_query.normal_()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw the random features anew.
@@ -215,6 +217,14 @@ class HigherOrderAttention(nn.Module):
             raise ValueError("to must be None for a dense tensor, whose result has every tuple.")
         return self._dense(x, mask, support)
 
+    def _query(self, pattern: Partition, x: Tensor | Hyperedges, where: Hyperedges | None) -> Tensor:
+        """The queries of all classes of an output pattern, on its dense stratum or on the one that is given."""
+        if self.constant_query is not None:
+            batch = (x.num_graphs,) if isinstance(x, Hyperedges) else x.shape[: x.ndim - 1 - self.order_in]
+            return self.constant_query.expand(*batch, -1)
+        module = self.query[_name(pattern)]
+        return module(x) if where is None else self._at(module, cast("Hyperedges", x), where)
+
     def _slices(self, projected: dict[Partition, Tensor], end: dict[Partition, list[Pair]]) -> dict[Pair, Tensor]:
         """Cut the queries or keys of all classes of a pattern into those of each."""
         cut: dict[Pair, Tensor] = {}
@@ -230,7 +240,7 @@ class HigherOrderAttention(nn.Module):
             present = support if present is None else present & support
         if present is not None:
             x = torch.where(present[..., None], x, 0)
-        queries = self._slices({p: self.query[_name(p)](x) for p in self._by_output}, self._by_output)
+        queries = self._slices({p: self._query(p, x, None) for p in self._by_output}, self._by_output)
         keys = self._slices({p: self.key[_name(p)](x) for p in self._by_input}, self._by_input)
         batch = x.shape[: x.ndim - 1 - self.order_in]
         sums: dict[Partition, Tensor] = {}
@@ -265,14 +275,11 @@ class HigherOrderAttention(nn.Module):
         if not free_axes(pair)[0]:
             return dense.place(value, pair.target.places, number_of_blocks(pair.target.pattern))
         query, key = queries[pair], keys[pair]
-        if pair.target.pattern == ():
-            query = query.expand(*key.shape[: key.ndim - 1 - number_of_blocks(pair.source.pattern)], -1)
         if self.projection is None:
             mixed = dense_attention.softmax_class(pair, query, key, value, valid, self.heads)
             return dense_attention.settle(mixed, pair, nodes)
-        coupled = self.sums == "coupled"
         return dense_attention.kernel_class(
-            pair, query, key, value, valid, self.heads, self.projection, coupled=coupled
+            pair, query, key, value, valid, self.heads, self.projection, self._terms[pair]
         )
 
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
@@ -287,9 +294,7 @@ class HigherOrderAttention(nn.Module):
             raise ValueError(f"to must have shape (tuples, {self.order_out}), got {tuple(to.shape)}.")
         outputs = {p: sparse_attention.stratum(x, to, p) for p in self._patterns(list(self.pairs), "out")}
         inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in self._patterns(list(self.pairs), "in")}
-        queries = self._slices(
-            {p: self._at(self.query[_name(p)], x, outputs[p][1]) for p in self._by_output}, self._by_output
-        )
+        queries = self._slices({p: self._query(p, x, outputs[p][1]) for p in self._by_output}, self._by_output)
         keys = self._slices({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in self._by_input}, self._by_input)
         result: Tensor | None = None
         for index, pair in enumerate(self.pairs):
@@ -321,9 +326,8 @@ class HigherOrderAttention(nn.Module):
         if self.projection is None:
             mixed = sparse_attention.softmax_class(pair, stratum_in, stratum_out, query, key, value)
         else:
-            coupled = self.sums == "coupled"
             mixed = sparse_attention.kernel_class(
-                pair, stratum_in, stratum_out, query, key, value, self.projection, coupled=coupled
+                self._terms[pair], stratum_in, stratum_out, query, key, value, self.projection
             )
         return mixed.flatten(-2)
 

@@ -81,19 +81,19 @@ def reduce(x: Float[Tensor, "..."], sources: Iterable[Source]) -> list[Float[Ten
     [tensor([[3.], [3.], [3.]]), tensor([3.])]
     """
     known: dict[Source, Tensor] = {}
+    return [_reduced(x, source, known) for source in sources]
 
-    def compute(source: Source) -> Tensor:
-        if source not in known:
-            missing = [block for block in range(number_of_blocks(source.pattern)) if block not in source.kept]
-            if missing:
-                kept = tuple(sorted((*source.kept, missing[-1])))
-                parent = compute(Source(source.pattern, kept))
-                known[source] = parent.sum(kept.index(missing[-1]) - len(kept) - 1)
-            else:
-                known[source] = diagonal(x, source.pattern)
-        return known[source]
 
-    return [compute(source) for source in sources]
+def _reduced(x: Tensor, source: Source, known: dict[Source, Tensor]) -> Tensor:
+    if source not in known:
+        missing = [block for block in range(number_of_blocks(source.pattern)) if block not in source.kept]
+        if missing:
+            kept = tuple(sorted((*source.kept, missing[-1])))
+            parent = _reduced(x, Source(source.pattern, kept), known)
+            known[source] = parent.sum(kept.index(missing[-1]) - len(kept) - 1)
+        else:
+            known[source] = diagonal(x, source.pattern)
+    return known[source]
 
 
 def place(x: Float[Tensor, "..."], places: Sequence[int], order: int) -> Float[Tensor, "..."]:

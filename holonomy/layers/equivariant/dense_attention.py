@@ -8,6 +8,7 @@ share are equal, all others differ. Features are laid out as ``heads * dim``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holonomy.layers.equivariant import dense
-from holonomy.layers.equivariant.classes import Pair, everything, extensions, free_axes, number_of_blocks
+from holonomy.layers.equivariant.classes import Pair, Term, free_axes, number_of_blocks
 from holonomy.layers.kernels.performer import log_features
 
 if TYPE_CHECKING:
@@ -146,8 +147,7 @@ def kernel_class(
     valid: Bool[Tensor, "..."],
     heads: int,
     projection: Float[Tensor, "features dim"],
-    *,
-    coupled: bool,
+    terms: Sequence[Term],
 ) -> Float[Tensor, "..."]:
     r"""The same with the softmax kernel replaced by random features: HOT eqs. 18-20, decoupled eq. 21.
 
@@ -163,20 +163,20 @@ def kernel_class(
         valid: which entries of the input's stratum are there.
         heads: number of heads.
         projection: ``(features, dim)`` of the random features.
-        coupled: whether a query meets the keys of its class only; else all keys of the stratum, eq. 21.
+        terms: what the sum over keys consists of: :func:`~.classes.extensions` of the class, or
+            :func:`~.classes.everything` for the decoupled sum of eq. 21, over all keys of the stratum.
 
     Returns:
         On the stratum of the output, ``(*batch, n, .., n, heads * dim)``.
 
-    >>> from holonomy.layers.equivariant.classes import pairs
-    >>> x, here = torch.arange(3.0)[:, None], torch.ones(3, dtype=torch.bool)
-    >>> kernel_class(pairs(1, 1)[1], 0 * x, 0 * x, x, here, 1, torch.eye(1), coupled=True).flatten()
+    >>> from holonomy.layers.equivariant.classes import extensions, pairs
+    >>> x, here, apart = torch.arange(3.0)[:, None], torch.ones(3, dtype=torch.bool), pairs(1, 1)[1]
+    >>> kernel_class(apart, 0 * x, 0 * x, x, here, 1, torch.eye(1), extensions(apart)).flatten()
     tensor([1.5000, 1.0000, 0.5000])
     """
     order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
     split = value.unflatten(-1, (heads, -1))
-    terms = extensions(pair) if coupled else (everything(),)
     exact = torch.float64 if len(terms) > 1 else phi_q.dtype
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([split, torch.ones_like(split[..., :1])], -1).to(exact)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.equivariant import dense, sparse
 from holonomy.layers.equivariant.classes import Group, Pair, Target, groups, number_of_blocks, pairs
-from holonomy.layers.equivariant.partitions import Partition, moebius_matrix, set_partitions
+from holonomy.layers.equivariant.partitions import moebius_matrix, set_partitions
 from holonomy.structures import Hyperedges
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ class EquivariantMap(nn.Module):
         self.pairs = tuple(every[index] for index in chosen)
         self.groups: tuple[Group, ...] = groups(order_in, order_out, chosen)
         self._rank = {index: rank for rank, index in enumerate(chosen)}
-        # The one pattern of order 0 is reached even by no class at all: its bias is a learned constant.
-        reached = {pair.target.pattern for pair in self.pairs} | ({()} if order_out == 0 else set[Partition]())
+        reached = {pair.target.pattern for pair in self.pairs}
         rows = [row for row, pattern in enumerate(set_partitions(order_out)) if pattern in reached]
         self.patterns = tuple(set_partitions(order_out)[row] for row in rows)
         self.weight = nn.Parameter(torch.empty(len(chosen), in_features, out_features, device=device, dtype=dtype))
@@ -229,7 +228,6 @@ class EquivariantMap(nn.Module):
         for index, row in self._biases():
             parts.append((Target(self.patterns[index], ()), row.to(like.dtype)))
         result = dense.spread(parts, self.order_out, nodes)
-        result = result.expand(*batch, *result.shape[-1 - self.order_out :])
         if mask is not None and self.order_out:
             result = torch.where(dense.joint(mask, self.order_out)[..., None], result, 0)
         return result

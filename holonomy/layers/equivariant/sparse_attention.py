@@ -7,23 +7,14 @@ dim)``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from holonomy.layers.equivariant import sparse
-from holonomy.layers.equivariant.classes import (
-    Group,
-    Pair,
-    Source,
-    Target,
-    Term,
-    everything,
-    extensions,
-    free_axes,
-    positions_of,
-)
+from holonomy.layers.equivariant.classes import Group, Pair, Source, Target, Term, free_axes, positions_of
 from holonomy.layers.equivariant.dense_attention import quotient
 from holonomy.layers.equivariant.partitions import Partition
 from holonomy.layers.kernels.performer import log_features
@@ -148,40 +139,37 @@ def softmax_class(
 
 
 def kernel_class(
-    pair: Pair,
+    terms: Sequence[Term],
     keys: Hyperedges,
     queries: Hyperedges,
     query: Float[Tensor, "queries heads dim"],
     key: Float[Tensor, "keys heads dim"],
     value: Float[Tensor, "keys heads values"],
     projection: Float[Tensor, "features dim"],
-    *,
-    coupled: bool,
 ) -> Float[Tensor, "queries heads values"]:
     """The same by random features, HOT eqs. 18-21, in time and memory linear in the hyperedges.
 
     See :func:`~holonomy.layers.equivariant.dense_attention.kernel_class`.
 
     Args:
-        pair: the class.
+        terms: what the sum over keys consists of: :func:`~.classes.extensions` of the class, or
+            :func:`~.classes.everything` for the decoupled sum of eq. 21, over all keys of the stratum in the graph.
         keys: the input's stratum.
         queries: the output's.
         query: ``(queries, heads, dim)``.
         key: ``(keys, heads, dim)``.
         value: ``(keys, heads, values)``.
         projection: ``(features, dim)`` of the random features.
-        coupled: whether a query meets the keys of its class only; else all keys of the stratum in its graph, eq. 21.
 
     Returns:
         ``(queries, heads, values)``, zero where no key belongs to a query.
 
-    >>> from holonomy.layers.equivariant.classes import pairs
+    >>> from holonomy.layers.equivariant.classes import extensions, pairs
     >>> nodes, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
-    >>> kernel_class(pairs(1, 1)[1], nodes, nodes, x, x, x, torch.eye(1), coupled=True).flatten()
+    >>> kernel_class(extensions(pairs(1, 1)[1]), nodes, nodes, x, x, x, torch.eye(1)).flatten()
     tensor([3., 1.])
     """
     phi_q, phi_k = _features(keys, queries, query, key, projection)
-    terms = extensions(pair) if coupled else (everything(),)
     exact = torch.float64 if len(terms) > 1 else phi_q.dtype
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(exact)
