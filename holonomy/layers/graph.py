@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy import checks, numerics
+from holonomy import checks
 from holonomy.layers.kernels.sparse import as_csr, csr, is_sparse, multiply, row_pointer, sparse_dropout
 
 if TYPE_CHECKING:
@@ -90,21 +90,7 @@ def _sorted_csr(row: Tensor, column: Tensor, weight: Tensor, nodes: int) -> Tens
 
 
 def _propagate(x: Tensor, *, forward: Tensor, backward: Tensor) -> Tensor:
-    return numerics.apply_function(_Propagate, x, forward, backward)
-
-
-class _Propagate(torch.autograd.Function):
-    """A constant sparse matrix times features, its transpose at hand for the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
-        ctx.matrix, ctx.transpose = matrix, transpose
-        return multiply(matrix, x).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        grad = numerics.apply_function(_Propagate, grad_outputs[0], ctx.transpose, ctx.matrix)
-        return grad, None, None
+    return multiply(forward, x, lambda: backward).to(x.dtype)
 
 
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:
@@ -114,7 +100,7 @@ def _product(x: Tensor, linear: nn.Linear) -> Tensor:
 
 def _dropped(x: Tensor, p: float, *, training: bool) -> Tensor:
     if is_sparse(x):
-        return sparse_dropout(as_csr(x.detach()), p, training=training)
+        return sparse_dropout(as_csr(x), p, training=training)
     return functional.dropout(x, p, training)
 
 

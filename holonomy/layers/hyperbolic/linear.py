@@ -158,7 +158,7 @@ class ExpMapHTC(HTC):
         """
         checks.last_axis("x", x, self.in_features, "in_features")
         if is_sparse(x):
-            matrix = as_csr(x.detach())
+            matrix = as_csr(x)
             length = row_norms(matrix)
             product = multiply(matrix, self.weight[:, 1:].t())
         else:

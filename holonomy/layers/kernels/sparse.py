@@ -2,16 +2,24 @@ r"""Sparse matrices from outside: features that are mostly zeros, as torch CSR o
 
 Inside the library a sparse matrix is CSR, whose product with a dense one is five to ten times faster than
 that of COO on a CPU. Nothing here is differentiable in the sparse matrix itself.
+
+The gradient in the dense factor is a product with the transpose, and putting the entries into its order costs more than
+the product. That order is found once for a matrix that comes in and kept as long as the tensor object lives: features
+that are the same tensor in every epoch are sorted once. Only the order is kept, never the values, which may change; if
+the indices are changed in place, it is found anew.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from holonomy import numerics
 
@@ -62,8 +70,36 @@ def csr(
         return torch.sparse_csr_tensor(row_pointer, columns, values, size, check_invariants=False)
 
 
+class _Transposition:
+    """How the entries of a CSR matrix are ordered in its transpose, found when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def apply(self, matrix: Tensor) -> Tensor:
+        """The transpose of a matrix of this pattern, in CSR."""
+        height, width = matrix.shape
+        if self.found is None:
+            columns = matrix.col_indices()
+            order = torch.argsort(columns, stable=True)
+            rows = torch.arange(height, device=columns.device).repeat_interleave(matrix.crow_indices().diff())
+            self.found = row_pointer(columns, width), rows[order], order
+        pointer, columns, order = self.found
+        return csr(pointer, columns, matrix.values().index_select(0, order), (width, height))
+
+
+# Of each matrix, the state of its indices and the order of its transpose.
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _indices(x: Tensor) -> tuple[Any, ...]:
+    """What changes when the indices of a sparse matrix change."""
+    parts = (x.crow_indices(), x.col_indices()) if x.layout == torch.sparse_csr else (x._indices(),)  # noqa: SLF001
+    return tuple((part.data_ptr(), part._version, part.shape) for part in parts)  # noqa: SLF001
+
+
 def as_csr(x: Tensor) -> Tensor:
-    """The same matrix in CSR.
+    """The same matrix in CSR, detached.
 
     Args:
         x: a sparse matrix, COO or CSR.
@@ -77,21 +113,31 @@ def as_csr(x: Tensor) -> Tensor:
     >>> as_csr(torch.eye(2).to_sparse()).layout
     torch.sparse_csr
     """
-    if x.layout == torch.sparse_csr:
-        return x
-    if x.layout != torch.sparse_coo:
+    if x.layout not in {torch.sparse_csr, torch.sparse_coo}:
         raise TypeError(f"sparse features must be CSR or COO, got {x.layout}.")
-    x = x.coalesce()
-    rows, columns = x.indices()
-    return csr(row_pointer(rows, x.shape[0]), columns, x.values(), (x.shape[0], x.shape[1]))
+    matrix = x.detach()
+    if x.layout == torch.sparse_coo:
+        matrix = matrix.coalesce()
+        rows, columns = matrix.indices()
+        matrix = csr(row_pointer(rows, x.shape[0]), columns, matrix.values(), (x.shape[0], x.shape[1]))
+    # Tensors made in inference mode have no count of their changes.
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not x.is_inference():
+        state = _indices(x)
+        if x not in _known or _known[x][0] != state:
+            _known[x] = state, _Transposition()
+        _known[matrix] = _known[x]
+    return matrix
 
 
-def multiply(matrix: Tensor, dense: Float[Tensor, "columns dim"]) -> Float[Tensor, "rows dim"]:
+def multiply(
+    matrix: Tensor, dense: Float[Tensor, "columns dim"], transpose: Callable[[], Tensor] | None = None
+) -> Float[Tensor, "rows dim"]:
     """A CSR matrix times a dense one, in the dtype of the sparse one: autocast has no sparse bfloat16 on a CPU.
 
     Args:
         matrix: CSR ``(rows, columns)``.
         dense: ``(columns, d)``, in which the product is differentiable.
+        transpose: gives the transpose in CSR, for the gradient; made and kept here if left out.
 
     Returns:
         The product ``(rows, d)``.
@@ -99,8 +145,39 @@ def multiply(matrix: Tensor, dense: Float[Tensor, "columns dim"]) -> Float[Tenso
     >>> multiply(as_csr(torch.eye(2).to_sparse()), torch.ones(2, 1)).tolist()
     [[1.0], [1.0]]
     """
+    dense = dense.to(matrix.dtype)
+    if torch.compiler.is_compiling():
+        return _product(matrix, dense)
+    return numerics.apply_function(_Multiply, dense, matrix, transpose or partial(_transposed, matrix))
+
+
+def _product(matrix: Tensor, dense: Tensor) -> Tensor:
     with torch.autocast(matrix.device.type, enabled=False):
-        return torch.sparse.mm(matrix, dense.to(matrix.dtype))
+        return torch.sparse.mm(matrix, dense)
+
+
+def _transposed(matrix: Tensor) -> Tensor:
+    kept = _known.get(matrix)
+    return (kept[1] if kept else _Transposition()).apply(matrix)
+
+
+class _Multiply(torch.autograd.Function):
+    """A constant sparse matrix times a dense one."""
+
+    @staticmethod
+    def forward(dense: Tensor, matrix: Tensor, transpose: Callable[[], Tensor]) -> Tensor:
+        del transpose
+        return _product(matrix, dense)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Callable[[], Tensor]], output: Tensor) -> None:
+        del output
+        _, ctx.matrix, ctx.transpose = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        matrix = ctx.matrix
+        return multiply(ctx.transpose(), grad_outputs[0], lambda: matrix), None, None
 
 
 def row_norms(x: Tensor) -> Float[Tensor, "rows 1"]:
@@ -141,7 +218,10 @@ def sparse_dropout(x: Tensor, p: float, *, training: bool) -> Tensor:
     if not training or p == 0.0:
         return x
     values = functional.dropout(x.values(), p, training=True)
-    return csr(x.crow_indices(), x.col_indices(), values, (x.shape[0], x.shape[1]))
+    dropped = csr(x.crow_indices(), x.col_indices(), values, (x.shape[0], x.shape[1]))
+    if x in _known:
+        _known[dropped] = _known[x]
+    return dropped
 
 
 def row_pointer(rows: Int[Tensor, " entries"], count: int) -> Int[Tensor, " rows_plus_1"]:
