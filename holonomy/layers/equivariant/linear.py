@@ -111,18 +111,19 @@ class EquivariantMap(nn.Module):
         self.patterns = tuple(set_partitions(order_out)[row] for row in rows)
         self.weight = nn.Parameter(torch.empty(len(chosen), in_features, out_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(len(rows), out_features, device=device, dtype=dtype)) if bias else None
+        self.counts = sorted({_count_of(pair) for pair in self.pairs})
         self.register_buffer("conversion", self._conversion(chosen).to(self.weight), persistent=False)
         matrix = moebius_matrix(order_out)[rows][:, rows].to(self.weight)
         self.register_buffer("bias_conversion", matrix, persistent=False)
         self.reset_parameters()
 
     def _conversion(self, chosen: Sequence[int]) -> Tensor:
-        """Rows: how many blocks a class sums over; then its class, and the diagram that its weight goes to."""
+        """Classes with as many terms each; then the class, and the diagram that its weight goes to."""
         matrix = moebius_matrix(self.order_in + self.order_out)[list(chosen)][:, list(chosen)]
         if self.normalise is None:
             return matrix[None]
-        summed = torch.tensor([_summed(pair) for pair in self.pairs])
-        return torch.stack([matrix * (summed == count)[:, None] for count in range(self.order_in + 1)])
+        of_pair = [_count_of(pair) for pair in self.pairs]
+        return torch.stack([matrix * torch.tensor([c == count for c in of_pair])[:, None] for count in self.counts])
 
     def reset_parameters(self) -> None:
         """Draw the weights anew, such that independent inputs of variance one give results of variance near one.
@@ -155,24 +156,23 @@ class EquivariantMap(nn.Module):
         self,
         table: Float[Tensor, "*slots sources dim_in"],
         weight: Float[Tensor, "counts sources targets dim_in dim_out"],
-        scale: Float[Tensor, "*#slots counts targets"] | None,
+        scale: Float[Tensor, "*#slots counts"] | None,
     ) -> Float[Tensor, "*slots targets dim_out"]:
         counts, _, targets = weight.shape[:3]
         matrix = weight.permute(1, 3, 0, 2, 4).reshape(-1, counts * targets * self.out_features)
         product = (table.flatten(-2) @ matrix).unflatten(-1, (counts, targets, self.out_features))
-        return product[..., 0, :, :] if scale is None else (product * scale[..., None]).sum(-3)
+        return product[..., 0, :, :] if scale is None else (product * scale[..., None, None]).sum(-3)
 
-    def _scale(self, sizes: Tensor, group: Group) -> Tensor | None:
-        """One over the number of terms of each class, by how many blocks it sums over and by its target."""
+    def _scale(self, sizes: Tensor) -> Tensor | None:
+        """One over the number of terms of a class in graphs of these sizes, zero where there is none."""
         if self.normalise is None:
             return None
-        taken = torch.tensor([number_of_blocks(target.pattern) for target in group.targets], device=sizes.device)
-        left = sizes[..., None] - taken
-        terms = [torch.ones_like(left)]
-        for count in range(self.order_in):
-            terms.append(terms[-1] * (left - count).clamp_min(0))
-        found = torch.stack(terms, -2).to(self.weight.dtype)
-        return torch.where(found > 0, 1 / found.clamp_min(1), 0)
+        columns: list[Tensor] = []
+        for summed, taken in self.counts:
+            steps = [(sizes - taken - step).clamp_min(0) for step in range(summed)]
+            columns.append(torch.stack([torch.ones_like(sizes), *steps]).prod(0))
+        terms = torch.stack(columns, -1)
+        return torch.where(terms > 0, 1 / terms.clamp_min(1).to(self.weight.dtype), 0)
 
     def _biases(self) -> Sequence[tuple[int, Tensor]]:
         if self.bias is None:
@@ -218,11 +218,11 @@ class EquivariantMap(nn.Module):
         batch = x.shape[: x.ndim - 1 - self.order_in]
         nodes = x.shape[-2] if self.order_in else (0 if mask is None else mask.shape[-1])
         parts: list[tuple[Target, Tensor]] = []
-        sizes = x.new_full(batch, nodes, dtype=torch.int64) if mask is None else mask.sum(-1)
+        scale = self._scale(x.new_full(batch, nodes, dtype=torch.int64) if mask is None else mask.sum(-1))
         for group, weight in zip(self.groups, self._weights(), strict=True):
             table = torch.stack(dense.reduce(x, group.sources), -2)
-            scale = self._scale(sizes.reshape(*batch, *[1] * group.order), group)
-            product = self._multiply(table, weight, scale)
+            broadcast = None if scale is None else scale.reshape(*batch, *[1] * group.order, -1)
+            product = self._multiply(table, weight, broadcast)
             parts += [(target, product[..., index, :]) for index, target in enumerate(group.targets)]
         like = parts[0][1] if parts else x
         for index, row in self._biases():
@@ -243,11 +243,11 @@ class EquivariantMap(nn.Module):
         if to.ndim != 2 or to.shape[1] != self.order_out:
             raise ValueError(f"to must have shape (tuples, {self.order_out}), got {tuple(to.shape)}.")
         plans, _ = sparse.plan(x, to, self.groups)
-        sizes = torch.bincount(x.membership, minlength=x.num_graphs)
+        scale = self._scale(torch.bincount(x.membership, minlength=x.num_graphs))
         result: Tensor | None = None
-        for group, planned, weight in zip(self.groups, plans, self._weights(), strict=True):
-            scale = self._scale(sizes[planned.graphs], group)
-            product = self._multiply(sparse.collect(x.values, planned), weight, scale)
+        for planned, weight in zip(plans, self._weights(), strict=True):
+            by_slot = None if scale is None else scale[planned.graphs]
+            product = self._multiply(sparse.collect(x.values, planned), weight, by_slot)
             result = product.new_zeros(to.shape[0], self.out_features) if result is None else result
             result = sparse.distribute(product, planned, result)
         if result is None:
@@ -272,6 +272,11 @@ class EquivariantMap(nn.Module):
 def _summed(pair: Pair) -> int:
     """How many blocks of the input a class sums over."""
     return number_of_blocks(pair.source.pattern) - len(pair.source.kept)
+
+
+def _count_of(pair: Pair) -> tuple[int, int]:
+    """What the number of terms of a class follows from: blocks summed over, and blocks of the output they avoid."""
+    return _summed(pair), number_of_blocks(pair.target.pattern)
 
 
 class EquivariantLinear(EquivariantMap):

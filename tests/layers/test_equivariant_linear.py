@@ -1,0 +1,240 @@
+"""Equivariant linear maps: bases, every pair of orders against loops, dense against sparse, orbits, initialisation."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holonomy.layers import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
+from holonomy.layers.equivariant.classes import groups, pairs
+from holonomy.layers.equivariant.dense import joint
+from holonomy.structures import Hyperedges
+from tests.reference.equivariant import equivariant_linear, pattern, patterns
+
+ORDERS = list(itertools.product(range(4), repeat=2))
+every_order = pytest.mark.parametrize(("order_in", "order_out"), ORDERS, ids=str)
+
+
+def layer_of(order_in, order_out, device="cpu", dtype=torch.float64, **options):
+    """A layer with no weight and no bias that is zero."""
+    layer = EquivariantLinear(order_in, order_out, 2, 3, **options, device=device, dtype=dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+    return layer
+
+
+def permuted(x, order, permutation, batch=1):
+    """The tensor with its nodes renamed: entry i of the result is entry permutation[i] of the tensor."""
+    for axis in range(order):
+        x = x.index_select(batch + axis, permutation)
+    return x
+
+
+def test_partitions_are_the_equality_patterns_in_lexicographic_order():
+    for m in range(6):
+        assert list(set_partitions(m)) == patterns(m) or m == 0
+        assert len(set_partitions(m)) == bell(m)
+    assert set_partitions(0) == ((),)
+    with pytest.raises(ValueError, match=r"m must be at least 0, got -1\."):
+        set_partitions(-1)
+
+
+@pytest.mark.parametrize("m", range(7))
+def test_moebius_inverts_zeta(m):
+    assert torch.equal(zeta_matrix(m) @ moebius_matrix(m), torch.eye(bell(m), dtype=torch.int64))
+    zeta_matrix(m).zero_()  # what is handed out is a copy
+    assert zeta_matrix(m).diagonal().all()
+
+
+@pytest.mark.parametrize("m", range(1, 5))
+def test_zeta_turns_exact_patterns_into_diagrams(m, device):
+    """On every multi-index: D^p = sum over q of Z_pq B^q, D^p being one where at least the indices of a block agree."""
+    every = list(itertools.product(range(4), repeat=m))
+    exact = torch.tensor([[pattern(i) == p for i in every] for p in set_partitions(m)])
+    at_least = [[all(i[a] == i[b] for a in range(m) for b in range(m) if p[a] == p[b]) for i in every]
+                for p in set_partitions(m)]  # fmt: skip
+    assert torch.equal(zeta_matrix(m) @ exact.long(), torch.tensor(at_least).long())
+
+
+def test_classes_share_sources():
+    """203 classes of 3 -> 3 need 22 reduced tensors."""
+    assert len(pairs(3, 3)) == 203
+    assert sum(len(group.sources) for group in groups(3, 3, tuple(range(203)))) == 22
+
+
+@every_order
+@pytest.mark.parametrize("options", [{}, {"lightweight": True}, {"normalise": "counts"}, {"bias": False}], ids=str)
+def test_every_pair_of_orders_agrees_with_the_loops(order_in, order_out, options, device):
+    if options.get("lightweight") and order_in and not order_out:
+        return
+    layer = layer_of(order_in, order_out, device, **options)
+    for nodes in (1, 2, 3):
+        x = torch.randn(2, *[nodes] * order_in, 2, dtype=torch.float64, device=device)
+        mask = torch.ones(2, nodes, dtype=torch.bool, device=device)
+        mask[1, -1] = False
+        for present in (None, mask) if order_in else (mask,):
+            if not order_in and order_out:
+                continue  # the loops read the number of nodes off the input, which has none; see below
+            ours, theirs = layer(x, present), equivariant_linear(layer, x, present)
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_a_map_from_order_zero_broadcasts(device):
+    layer = layer_of(0, 2, device)
+    mask = torch.tensor([[True, True, False]], device=device)
+    x = torch.randn(1, 2, dtype=torch.float64, device=device)
+    result = layer(x, mask)
+    equal, other = x[0] @ layer.weight[0] + layer.bias[0], x[0] @ layer.weight[1] + layer.bias[1]
+    torch.testing.assert_close(result[0, 0, 0], equal)
+    torch.testing.assert_close(result[0, 0, 1], other)
+    assert not result[0, 2].any()
+
+
+@every_order
+@given(nodes=st.integers(1, 4), seed=st.integers(0, 99), normalise=st.sampled_from([None, "counts"]))
+@settings(max_examples=4)
+def test_permuting_the_nodes_permutes_the_result(order_in, order_out, nodes, seed, normalise, device):
+    if not order_in:
+        return
+    torch.manual_seed(seed)
+    layer = layer_of(order_in, order_out, device, normalise=normalise)
+    x = torch.randn(1, *[nodes] * order_in, 2, dtype=torch.float64, device=device)
+    permutation = torch.randperm(nodes).to(device)
+    ours = layer(permuted(x, order_in, permutation))
+    torch.testing.assert_close(ours, permuted(layer(x), order_out, permutation), rtol=1e-9, atol=1e-9)
+
+
+@every_order
+@given(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.3, 1.0]), light=st.booleans())
+@settings(max_examples=3)
+def test_sparse_equals_dense_masked(order_in, order_out, seed, share, light, device, dtype):
+    """Any hyperedges, in any order, loops anywhere; all tuples of the output that are asked for, and no others."""
+    if not order_in or (light and not order_out):
+        return
+    torch.manual_seed(seed)
+    layer = layer_of(order_in, order_out, device, dtype, lightweight=light)
+    mask = torch.ones(2, 4, dtype=torch.bool, device=device)
+    mask[1, 2:] = False
+    present = joint(mask, order_in) & (torch.rand(2, *[4] * order_in, device=device) < share)
+    x = torch.randn(2, *[4] * order_in, 2, dtype=dtype, device=device) * present[..., None]
+    everything = Hyperedges.from_dense(x, mask)
+    here = Hyperedges.from_dense(present[..., None].to(dtype), mask).values[:, 0] > 0
+    order = torch.randperm(int(here.sum())).to(device)
+    edges = Hyperedges(everything.indices[here][order], everything.values[here][order], 6, everything.batch, 2)
+    dense = layer(x, mask)
+    sparse = layer(edges)
+    rows = sparse.indices.shape[0]
+    assert rows == edges.projected(order_out).shape[0]
+    if order_out:
+        wanted = edges.at(sparse.indices, torch.ones(rows, 1, dtype=dtype, device=device)).to_dense()[0]
+        dense, sparse_dense = dense * wanted, sparse.to_dense()[0]
+    else:
+        sparse_dense = sparse.values
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(sparse_dense, dense, rtol=tolerance, atol=tolerance)
+
+
+@every_order
+def test_sparse_gradients_equal_dense_ones(order_in, order_out, device):
+    if not order_in:
+        return
+    layer = layer_of(order_in, order_out, device, normalise="counts" if order_in == 2 else None)
+    x = torch.randn(2, *[3] * order_in, 2, dtype=torch.float64, device=device, requires_grad=True)
+    edges = Hyperedges.from_dense(x)
+    all_tuples = Hyperedges.from_dense(x.new_zeros(2, *[3] * order_out, 1)).indices if order_out else None
+    sparse, dense = layer(edges, to=all_tuples).values, layer(x)
+    factor = torch.randn_like(sparse)
+    ours = torch.autograd.grad((sparse * factor).sum(), [x, *layer.parameters()])
+    theirs = torch.autograd.grad((dense.reshape(sparse.shape) * factor).sum(), [x, *layer.parameters()])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def orbits(nodes, order):
+    """Burnside: the mean over all permutations of the number of multi-indices that they fix."""
+    permutations = list(itertools.permutations(range(nodes)))
+    return sum(sum(p[v] == v for v in range(nodes)) ** order for p in permutations) // len(permutations)
+
+
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 1), (2, 1), (2, 2), (1, 2), (2, 0)], ids=str)
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+def test_the_span_has_as_many_dimensions_as_there_are_orbits(order_in, order_out, nodes):
+    """Burnside: 14, not 15, for 2 -> 2 at three nodes."""
+    maps = []
+    count = bell(order_in + order_out)
+    basis = torch.eye(nodes**order_in, dtype=torch.float64).reshape(-1, *[nodes] * order_in, 1)
+    layer = EquivariantLinear(order_in, order_out, 1, 1, bias=False, dtype=torch.float64)
+    for index in range(count):
+        with torch.no_grad():
+            layer.weight.zero_()[index] = 1.0
+            maps.append(layer(basis).flatten())
+    assert torch.linalg.matrix_rank(torch.stack(maps)) == orbits(nodes, order_in + order_out)
+    if (order_in, order_out, nodes) == (2, 2, 3):
+        assert orbits(nodes, 4) == 14
+
+
+@pytest.mark.parametrize("order_out", [1, 2])
+@pytest.mark.parametrize("normalise", [None, "counts"])
+def test_initialisation_keeps_the_variance_from_5_to_500_nodes(order_out, normalise, device):
+    torch.manual_seed(0)
+    layers = [EquivariantLinear(2, order_out, 16, 16, normalise=normalise, device=device) for _ in range(4)]
+    for nodes in (5, 50, 500 if order_out == 1 else 200):
+        x = torch.randn(1, nodes, nodes, 16, device=device)
+        variance = sum(layer(x).var().item() for layer in layers) / 4
+        assert 0.25 < variance < 2.5
+
+
+@pytest.mark.parametrize("filling", [1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 2), (2, 2), (2, 0), (3, 1)], ids=str)
+def test_padding_has_no_effect(order_in, order_out, filling, device):
+    layer = layer_of(order_in, order_out, device, normalise="counts" if order_in == 1 else None)
+    mask = torch.tensor([[True, True, False, True]], device=device)
+    x = torch.randn(1, *[4] * order_in, 2, dtype=torch.float64, device=device)
+    spoiled = torch.where(joint(mask, order_in)[..., None], x, filling)
+    kept = torch.tensor([0, 1, 3], device=device)
+    alone = layer(permuted(x, order_in, kept))
+    result = layer(spoiled, mask)
+    torch.testing.assert_close(permuted(result, order_out, kept), alone)
+    assert result.isfinite().all()
+
+
+def test_graphs_of_a_batch_do_not_meet(device):
+    """Each graph of a sparse batch alone gives the same rows."""
+    layer = layer_of(2, 2, device, normalise="counts")
+    one = Hyperedges.from_dense(torch.randn(1, 3, 3, 2, dtype=torch.float64, device=device))
+    two = Hyperedges.from_dense(torch.randn(1, 4, 4, 2, dtype=torch.float64, device=device) * 1e3)
+    batch = torch.tensor([0] * 3 + [1] * 4, device=device)
+    both = Hyperedges(torch.cat([one.indices, two.indices + 3]), torch.cat([one.values, two.values]), 7, batch)
+    torch.testing.assert_close(layer(both).values[:9], layer(one).values)
+    torch.testing.assert_close(layer(both).values[9:], layer(two).values)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_input_gets_one_sentence():
+    layer = EquivariantLinear(2, 1, 3, 4)
+    with pytest.raises(
+        ValueError, match=r"x must have shape \(\*batch, nodes, nodes, features = 3\), got \(2, 5, 4, 3\)"
+    ):
+        layer(torch.zeros(2, 5, 4, 3))
+    with pytest.raises(ValueError, match=r"mask must have shape \(2, 5\), got \(5,\)"):
+        layer(torch.zeros(2, 5, 5, 3), torch.ones(5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="to must be None for a dense tensor"):
+        layer(torch.zeros(2, 5, 5, 3), to=torch.zeros(1, 1, dtype=torch.int64))
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 2), 2)
+    with pytest.raises(ValueError, match="x must be hyperedges of order 2 with 3 features, got order 2 with 2"):
+        layer(edges)
+    with pytest.raises(ValueError, match="mask must be None for hyperedges"):
+        layer(edges, torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"to must have shape \(tuples, 1\), got \(1, 2\)"):
+        layer(edges.with_values(torch.ones(1, 3)), to=torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="order_out must be at least 0, got -1"):
+        EquivariantLinear(1, -1, 3, 4)
+    with pytest.raises(ValueError, match="lightweight must be False for a map to order 0"):
+        EquivariantLinear(2, 0, 3, 4, lightweight=True)
+    with pytest.raises(ValueError, match="normalise must be one of 'counts', got 'mean'"):
+        EquivariantLinear(2, 0, 3, 4, normalise="mean")

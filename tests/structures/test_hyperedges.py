@@ -1,0 +1,95 @@
+"""Hyperedges: what they refuse, how they come from graphs and dense tensors and go back, and their projections."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holonomy.structures import Hyperedges
+
+
+def test_duplicates_are_an_error():
+    with pytest.raises(ValueError, match=r"indices must not list a hyperedge twice, got \(1, 0\) more than once"):
+        Hyperedges(torch.tensor([[0, 1], [1, 0], [1, 0]]), torch.ones(3, 1), 2)
+
+
+def test_hyperedges_across_graphs_are_an_error():
+    with pytest.raises(ValueError, match=r"indices must join nodes of one graph, got \(0, 2\) across two"):
+        Hyperedges(torch.tensor([[0, 1], [0, 2]]), torch.ones(2, 1), 3, torch.tensor([0, 0, 1]))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((torch.tensor([[0, 3]]), torch.ones(1, 1), 3), r"indices must lie in \[0, num_nodes = 3\), got 0 .. 3"),
+        (
+            (torch.tensor([[0, 1]]), torch.ones(2, 1), 3),
+            r"values must have shape \(edges = 1, features\), got",
+        ),
+        (
+            (torch.tensor([[0, 1]]), torch.ones(1, 1), 3, torch.tensor([0])),
+            r"batch must have shape \(num_nodes = 3,\), got \(1,\)",
+        ),
+        ((torch.zeros(3, 0, dtype=torch.int64), torch.ones(3, 1), 3), "indices of order 0 must have one row a graph"),
+    ],
+)
+def test_what_does_not_fit_gets_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Hyperedges(*arguments)
+    with pytest.raises(TypeError, match=r"indices must be of dtype torch\.int64"):
+        Hyperedges(torch.tensor([[0, 1]], dtype=torch.int32), torch.ones(1, 1), 2)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_dense_and_back(order, device):
+    mask = torch.tensor([[True, True, True], [True, False, True]], device=device)
+    x = torch.randn(2, *[3] * order, 2, device=device)
+    edges = Hyperedges.from_dense(x, mask)
+    assert edges.num_nodes == 5
+    assert edges.indices.shape == (3**order + 2**order, order)
+    back, present = edges.to_dense()
+    assert present.tolist() == [[True] * 3, [True, True, False]]
+    kept = torch.tensor([0, 2], device=device)
+    expected = x[1]
+    for axis in range(order):
+        expected = expected.index_select(axis, kept)
+    assert torch.equal(back[0], x[0])
+    assert torch.equal(back[1][tuple([slice(2)] * order)], expected)
+
+
+def test_a_graph_has_nodes_at_loops_and_edges_beside_them(device):
+    x = torch.tensor([[1.0], [2.0]], device=device)
+    edge_index = torch.tensor([[0, 1, 1], [1, 1, 0]], device=device)
+    edges = Hyperedges.from_graph(x, edge_index, torch.tensor([[5.0], [7.0], [6.0]], device=device))
+    dense = edges.to_dense()[0][0]
+    assert dense[0, 0].tolist() == [1.0, 0.0]
+    assert dense[1, 1].tolist() == [2.0, 7.0]  # the self-loop's attributes joined the node
+    assert dense[0, 1].tolist() == [0.0, 5.0]
+    assert dense[1, 0].tolist() == [0.0, 6.0]
+
+
+def test_projection_takes_the_sides_of_triangles():
+    triangle = Hyperedges(torch.tensor([[2, 0, 1]]), torch.ones(1, 1), 4)
+    assert triangle.projected(2).tolist() == [[a, b] for a in range(3) for b in range(3)]
+    assert triangle.projected(1).tolist() == [[0], [1], [2]]
+    assert triangle.projected(0).shape == (1, 0)
+    assert triangle.projected(3) is triangle.indices
+
+
+def test_an_isolated_node_and_an_empty_graph_have_their_place():
+    edges = Hyperedges(torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 3), 2, torch.tensor([0, 2]), 4)
+    assert edges.num_graphs == 4
+    dense, mask = edges.to_dense()
+    assert dense.shape == (4, 1, 1, 3)
+    assert mask[:, 0].tolist() == [True, False, True, False]
+
+
+def test_plans_stay_with_the_hyperedges_and_not_with_their_features():
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
+    calls = []
+    for values in (torch.ones(1, 1), torch.zeros(1, 2)):
+        edges.with_values(values).planned("key", lambda: calls.append(1))
+    assert calls == [1]
+    edges.at(torch.tensor([[1, 0]]), torch.ones(1, 1)).planned("key", lambda: calls.append(2))
+    assert calls == [1, 2]
