@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+import scipy.sparse
+import scipy.sparse.csgraph
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -133,8 +135,38 @@ def test(network: nn.Module, data: Parts) -> dict[str, float]:
     return {"MAE": error(network, data, data.test)}
 
 
-def draw(networks: Mapping[str, nn.Module], data: Parts, folder: Path) -> Path:
-    """Draw predictions against the truth, a panel for each model."""
+def token_distances(pairs: Tensor, edge_index: Tensor, nodes: int) -> Tensor:
+    """Return how far the tokens (t, 2) of one graph are apart in hops, (t, t).
+
+    A token stands at its two nodes, a node token at one node twice; the distance of two tokens is the mean over both
+    nodes of the one and both of the other.
+    """
+    links = scipy.sparse.coo_array((torch.ones(edge_index.shape[1]), tuple(edge_index.numpy())), shape=(nodes, nodes))
+    hops = torch.from_numpy(scipy.sparse.csgraph.shortest_path(links.tocsr(), unweighted=True)).float()
+    return hops[pairs[:, None, :, None], pairs[None, :, None, :]].mean(dim=(2, 3))
+
+
+def attention_distances(model: TokenGT, graphs: GraphSet) -> Tensor:
+    """Return the mean distance in hops that each head attends over, (layers, heads): TokenGT figure 3.
+
+    For each token the distances of the others are averaged with its attention as weights, then over tokens and
+    graphs; the ``[graph]`` token stands nowhere and is left out.
+    """
+    total = torch.zeros(len(model.layers), 0)
+    for number in range(len(graphs)):
+        part = graphs.take(torch.tensor([number]))
+        identifiers = part.identifiers if model.tokenizer.identifiers == "laplacian" else None
+        tokens, maps = model.attention_maps(*part.inputs(), identifiers)
+        distance = token_distances(tokens.indices, part.edge_index, len(part.x))
+        weight = torch.stack([one[0][:, tokens.slots][:, :, tokens.slots] for one in maps])
+        weight = weight / weight.sum(dim=-1, keepdim=True)
+        mean = (weight * distance).sum(dim=-1).mean(dim=-1)
+        total = mean if number == 0 else total + mean
+    return total / len(graphs)
+
+
+def draw(networks: Mapping[str, nn.Module], data: Parts, folder: Path) -> list[Path]:
+    """Draw predictions against the truth, a panel for each model, and how far TokenGT's heads look."""
     truth = data.mean + data.deviation * data.test.y[:, 0]
     with mpl.rc_context(plots.STYLE):
         figure, panels = plots.figure_of(4 * len(networks), 4.2, panels=len(networks))
@@ -144,7 +176,22 @@ def draw(networks: Mapping[str, nn.Module], data: Parts, folder: Path) -> Path:
             panel.scatter(truth, said, s=6, alpha=0.4, color=plots.PALETTE[place % 8], linewidths=0)
             panel.set(xlabel="true", title=MODELS[model])
         panels[0].set_ylabel("predicted")
-        return plots.save(figure, folder / "predictions.png")
+        made = [plots.save(figure, folder / "predictions.png")]
+    readers = {MODELS[model]: network for model, network in networks.items() if isinstance(network, TokenGT)}
+    return made + ([_draw_distances(readers, data.test, folder)] if readers else [])
+
+
+def _draw_distances(models: Mapping[str, TokenGT], graphs: GraphSet, folder: Path) -> Path:
+    some = graphs.subset(torch.arange(min(50, len(graphs))))
+    with mpl.rc_context(plots.STYLE):
+        figure, panels = plots.figure_of(5 * len(models), 4.6, panels=len(models))
+        for panel, (title, model) in zip(panels, models.items(), strict=True):
+            for depth, heads in enumerate(attention_distances(model, some), start=1):
+                panel.scatter([depth] * len(heads), heads, s=70, color=plots.PALETTE[0], alpha=0.8)
+            panel.set(xlabel="layer", ylim=(0, None), title=title, xticks=range(1, len(model.layers) + 1))
+        panels[0].set_ylabel("mean attention distance (hops)")
+        figure.supxlabel("a dot is a head; 50 test molecules", fontsize=12, color="#444444")
+        return plots.save(figure, folder / "attention_distance.png")
 
 
 QUESTION = comparisons.Question(

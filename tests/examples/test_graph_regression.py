@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from examples import graph_regression
-from examples.graph_regression import MODELS, Settings, build, error, load, main
+from examples.graph_regression import MODELS, Settings, attention_distances, build, error, load, main, token_distances
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")
@@ -47,12 +47,39 @@ def test_a_molecule_does_not_see_its_batch_mates(model: str) -> None:
             assert torch.allclose(alone[0], together[number], atol=1e-5)
 
 
+def test_tokens_are_as_far_apart_as_their_nodes() -> None:
+    """A path 0 - 1 - 2 - 3: nodes, the edge (0, 1) and the edge (2, 3)."""
+    path = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    pairs = torch.tensor([[0, 0], [3, 3], [0, 1], [2, 3]])
+    wanted = torch.tensor([[0, 3, 0.5, 2.5], [3, 0, 2.5, 0.5], [0.5, 2.5, 0.5, 2.0], [2.5, 0.5, 2.0, 0.5]])
+    assert torch.equal(token_distances(pairs, path, 4), wanted)
+
+
+@pytest.mark.parametrize("model", ["tokengt", "tokengt-orf"])
+def test_attention_that_looks_everywhere_looks_over_the_mean_distance(model: str) -> None:
+    settings = Settings(train=4, tests=2, hidden=8, heads=2, layers=2, identifier=4)
+    data = load("generated", None, settings, 0)
+    network = build(model, settings, data).eval()
+    for name, value in network.named_parameters():
+        if "attention" in name:
+            nn.init.zeros_(value)
+    wanted = []
+    for number in range(2):
+        part = data.test.take(torch.tensor([number]))
+        loops = torch.arange(len(part.x)).expand(2, -1)
+        pairs = torch.cat([loops, part.edge_index], dim=1).T
+        wanted.append(token_distances(pairs, part.edge_index, len(part.x)).mean())
+    with torch.no_grad():
+        found = attention_distances(network, data.test)
+    assert torch.allclose(found, torch.stack(wanted).mean().expand(2, 2), atol=1e-5)
+
+
 def test_the_command_line_answers_with_every_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "table.json").read_text())
     assert set(content["models"]) == set(MODELS)
     assert all(row["summary"]["MAE"]["mean"] > 0 for row in content["models"].values())
-    assert (tmp_path / "predictions.png").exists()
+    assert {"predictions.png", "attention_distance.png"} <= {path.name for path in tmp_path.iterdir()}
     assert main([*WORDS, "--dataset", "zinc", "--out", str(tmp_path)]) == 2
     assert "say where they lie with --data FOLDER" in capsys.readouterr().err
 
