@@ -1,0 +1,176 @@
+"""Node identifiers: orthonormal where that is possible, the rule where it is not, each graph for itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from holonomy.layers import (
+    laplacian_identifiers,
+    near_orthogonal_identifiers,
+    orthogonal_identifiers,
+    perturb_identifiers,
+)
+from holonomy.layers.equivariant import identifiers as module
+
+D = torch.float64
+
+
+def ring(n):
+    """A ring with a chord: no two eigenvalues agree beyond those of its mirror symmetry."""
+    i = torch.arange(n)
+    one_way = torch.cat([torch.stack([i, (i + 1) % n]), torch.tensor([[0], [n // 2]])], 1)
+    return torch.cat([one_way, one_way.flip(0)], 1)
+
+
+def random_graph(n, m):
+    one_way = torch.randint(n, (2, m))
+    return torch.cat([one_way, one_way.flip(0)], 1)
+
+
+def laplacian(edge_index, n):
+    """I - D^-1/2 A D^-1/2, entry by entry."""
+    adjacent = [[0.0] * n for _ in range(n)]
+    for u, v in edge_index.t().tolist():
+        if u != v:
+            adjacent[u][v] = adjacent[v][u] = 1.0
+    degree = [max(sum(row), 1.0) for row in adjacent]
+    return torch.tensor(
+        [[float(u == v) - adjacent[u][v] / math.sqrt(degree[u] * degree[v]) for v in range(n)] for u in range(n)],
+        dtype=D,
+    )
+
+
+BATCH = torch.tensor([2, 0, 1, 0, 0, 1, 0, 0, 3])
+
+
+def make(kind, n, dim, batch=None):
+    if kind == "orthogonal":
+        return orthogonal_identifiers(n, dim, batch=batch, dtype=D)
+    return laplacian_identifiers(random_graph(n, 2 * n), n, dim, which=kind, batch=batch, dtype=D)
+
+
+@pytest.mark.parametrize("kind", ["orthogonal", "lowest", "both"])
+@pytest.mark.parametrize(("n", "dim"), [(1, 1), (1, 4), (5, 5), (5, 8), (9, 4), (9, 3)])
+def test_rows_or_columns_are_orthogonal(kind, n, dim):
+    """Rows of length one and zeros behind them for n <= dim; else columns of squared length n / dim."""
+    p = make(kind, n, dim)
+    if n <= dim:
+        torch.testing.assert_close(p @ p.mT, torch.eye(n, dtype=D))
+        assert not p[:, n:].any()
+    else:
+        torch.testing.assert_close(p.mT @ p, torch.eye(dim, dtype=D) * n / dim)
+        torch.testing.assert_close(p.square().sum(1).mean().item(), 1.0)
+
+
+@pytest.mark.parametrize("kind", ["orthogonal", "lowest", "both"])
+def test_every_graph_of_a_batch_has_its_own(kind):
+    p = make(kind, 9, 3, BATCH)
+    for graph, size in enumerate([5, 2, 1, 1]):
+        mine = p[graph == BATCH]
+        assert len(mine) == size
+        gram = mine @ mine.mT if size <= 3 else mine.mT @ mine * 3 / size
+        torch.testing.assert_close(gram, torch.eye(min(size, 3), dtype=D))
+        assert not mine[:, size:].any()
+
+
+def test_orthogonal_ones_are_uniform():
+    """Every entry has mean 0 and the same variance, also the diagonal, whose sign QR would fix."""
+    batch = torch.arange(6000) // 3
+    p = orthogonal_identifiers(6000, 3, batch=batch, dtype=D).reshape(-1, 3, 3)
+    assert p.mean(0).abs().max() < 0.06
+    assert (p.square().mean(0) - 1 / 3).abs().max() < 0.03
+
+
+def test_random_ones_repeat_with_their_seed_in_every_dtype(device):
+    batch = BATCH.to(device)
+    draw = [
+        lambda dtype, g: orthogonal_identifiers(9, 4, generator=g, dtype=dtype),
+        lambda dtype, g: orthogonal_identifiers(9, 4, batch=batch, generator=g, dtype=dtype),
+        lambda dtype, g: near_orthogonal_identifiers(9, 4, generator=g, dtype=dtype),
+    ]
+    for make_one in draw:
+        narrow, wide = (
+            make_one(dtype, torch.Generator(device).manual_seed(7)) for dtype in (torch.float32, torch.float64)
+        )
+        assert (narrow.dtype, narrow.device.type) == (torch.float32, device.type)
+        torch.testing.assert_close(narrow, wide.float(), rtol=0, atol=1e-7)
+        other = make_one(torch.float32, torch.Generator(device).manual_seed(8))
+        assert not torch.equal(narrow, other)
+
+
+def test_near_orthogonal_ones_are_nearly_so():
+    p = near_orthogonal_identifiers(300, 400, dtype=D)
+    gram = p @ p.mT
+    torch.testing.assert_close(gram.diagonal(), torch.ones(300, dtype=D))
+    off = gram - torch.eye(300, dtype=D)
+    assert abs(off.square().sum() / (300 * 299) * 400 - 1) < 0.1
+
+
+@pytest.mark.parametrize(("which", "places"), [("lowest", [0, 1, 2, 3, 4]), ("both", [0, 1, 2, 7, 8])])
+def test_laplacian_ones_are_eigenvectors_in_order(which, places):
+    edges = torch.cat([random_graph(9, 12), torch.tensor([[3, 0, 0], [3, 1, 1]])], 1)  # a loop, a duplicate
+    matrix = laplacian(edges, 9)
+    p = laplacian_identifiers(edges, 9, 5, which=which, dtype=D)
+    values = torch.linalg.eigvalsh(matrix)[places]
+    torch.testing.assert_close(matrix @ p, p * values)
+    assert (p.pow(3).sum(0) > -1e-9).all()
+
+
+def test_sparse_eigenvectors_span_what_dense_ones_do(monkeypatch):
+    edges, n = random_graph(80, 150), 80
+    dense = laplacian_identifiers(edges, n, 7, which="both", dtype=D)
+    monkeypatch.setattr(module, "_DENSE_NODES", 10)
+    sparse = laplacian_identifiers(edges, n, 7, which="both", dtype=D)
+    torch.testing.assert_close(sparse, laplacian_identifiers(edges, n, 7, which="both", dtype=D), rtol=0, atol=0)
+    torch.testing.assert_close(sparse @ sparse.mT, dense @ dense.mT)
+
+
+def test_permuting_the_nodes_permutes_laplacian_ones_up_to_sign():
+    edges = ring(7)[:, :-3]
+    order = torch.randperm(7)
+    p = laplacian_identifiers(edges, 7, 7, dtype=D)
+    permuted = laplacian_identifiers(order.argsort()[edges], 7, 7, dtype=D)
+    torch.testing.assert_close(permuted.abs(), p[order].abs())
+
+
+def test_no_edges_and_one_node():
+    torch.testing.assert_close(
+        laplacian_identifiers(torch.zeros(2, 0, dtype=torch.int64), 3, 3, dtype=D).abs(), torch.eye(3, dtype=D)
+    )
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    assert laplacian_identifiers(none, 0, 4).shape == (0, 4)
+    assert orthogonal_identifiers(0, 4).shape == (0, 4)
+    assert laplacian_identifiers(none, 1, 2).tolist() == [[1.0, 0.0]]
+
+
+def test_signs_and_dropout_act_on_whole_columns_of_a_graph():
+    batch = torch.arange(4000) // 2
+    ones = torch.ones(4000, 3, dtype=D)
+    signs = perturb_identifiers(ones, batch=batch)
+    assert torch.equal(signs[::2], signs[1::2])
+    assert signs.abs().eq(1).all()
+    assert signs[::2].mean(0).abs().max() < 0.08
+    dropped = perturb_identifiers(ones, batch=batch, sign_flip=False, dropout=0.25)
+    assert torch.equal(dropped[::2], dropped[1::2])
+    assert set(dropped.unique().tolist()) == {0.0, 1 / 0.75}
+    assert abs(dropped[::2].mean() - 1) < 0.05
+    assert not perturb_identifiers(ones, dropout=1.0).any()
+
+
+def test_perturbation_repeats_with_its_seed():
+    p = torch.randn(5, 20)
+    first, second, other = (
+        perturb_identifiers(p, dropout=0.5, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    torch.testing.assert_close(first.abs()[first != 0], 2 * p.abs()[first != 0])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_wrong_choice_is_refused():
+    with pytest.raises(ValueError, match=r"^which must be one of 'lowest', 'both', got 'highest'\.$"):
+        laplacian_identifiers(ring(4), 4, 2, which="highest")
