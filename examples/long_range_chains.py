@@ -51,7 +51,7 @@ class Settings(comparisons.Settings):
     layers: int = option("layers, of second order in HOT and IGN", default=2)
     lr: float = option("largest learning rate", default=0.003)
     batch: int = option("chains in a batch", default=10)
-    epochs: int = option("epochs", default=10)
+    epochs: int = option("epochs", default=8)
     chains: int = option("training chains; as many to validate and to test", default=40)
     length: int = option("nodes of a training chain", default=20)
     test_length: int = option("nodes of a test chain", default=200)
