@@ -3,22 +3,22 @@
 Geoopt's RiemannianAdam, ours, and torch's fused Adam (which knows no manifold: the floor) take their
 steps in turn, so that whatever else the machine does meets all three. Time is the thread's own.
 
-    python -m benchmarks.optim_step [--rows 10000 100] [--rounds 25] [--time-gradient]
+    python -m benchmarks.optim_step [--rows 10000 100] [--rounds 25] [--time-gradient] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 
 import geoopt
 import torch
 
+from benchmarks.rounds import Ratio, interleaved, report
 from holonomy.optim import RiemannianAdam
 
-TARGETS = {10_000: "geoopt/ours >= 8, ours/fused <= 4.5", 100: "geoopt/ours >= 8, ours/fused <= 2"}
+# ours / fused at most.
+TARGETS = {10_000: 4.5, 100: 2.0}
 
 
 def parameters(rows: int, *, time_gradient: bool) -> list[torch.nn.Parameter]:
@@ -36,31 +36,15 @@ def parameters(rows: int, *, time_gradient: bool) -> list[torch.nn.Parameter]:
     return [*weights, *tables]
 
 
-def quartiles(values: list[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:6.2f}  [{low:.2f}, {high:.2f}]"
-
-
-def measure(rows: int, rounds: int, *, time_gradient: bool) -> None:
+def contenders(rows: int, *, time_gradient: bool) -> dict[str, Callable[[], None]]:
     def steps(make: Callable[..., torch.optim.Optimizer], **options: bool) -> Callable[[], None]:
         return make(parameters(rows, time_gradient=time_gradient), **options).step
 
-    contenders = {
+    return {
         "geoopt": steps(geoopt.optim.RiemannianAdam),
         "ours": steps(RiemannianAdam),
         "fused": steps(torch.optim.Adam, fused=True),
     }
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 3):
-        for name, step in contenders.items():
-            start = time.thread_time()
-            step()
-            if turn >= 3:
-                taken[name].append(time.thread_time() - start)
-    print(f"{rows} rows a table ({TARGETS.get(rows, 'no target')}), medians and quartiles of {rounds} rounds")
-    for above, below in (("geoopt", "ours"), ("ours", "fused")):
-        ratios = [a / b for a, b in zip(taken[above], taken[below], strict=True)]
-        print(f"  {above + '/' + below:12}  {quartiles(ratios)}")
 
 
 def main() -> None:
@@ -68,10 +52,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--time-gradient", action="store_true", help="gradients with a time part, as Geoopt's")
+    parser.add_argument("--json", help="also write the ratios there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for rows in options.rows:
-        measure(rows, options.rounds, time_gradient=options.time_gradient)
+        taken = interleaved(contenders(rows, time_gradient=options.time_gradient), options.rounds)
+        limit = f"<= {TARGETS[rows]:g}" if rows in TARGETS else ""
+        ratios = [Ratio("geoopt", "ours", ">= 8"), Ratio("ours", "fused", limit)]
+        report({"rows a table": rows, "time gradient": options.time_gradient}, taken, ratios, options.json)
 
 
 if __name__ == "__main__":
