@@ -252,6 +252,7 @@ def l2(network: Basis, graphs: Sequence[Graph]) -> Tensor:
     return ((network(graphs)[:, :, 1:] - wanted) * real).square().sum() / (len(graphs) * HEADS)
 
 
+@torch.no_grad()
 def measured(network: Basis, graphs: list[Graph], batch: int = 32) -> float:
     """L2 over graphs that do not fit into a batch; random identifiers from a seed of their own."""
     with torch.random.fork_rng(devices=[]):
@@ -298,7 +299,7 @@ def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
         for line, (title, maps) in zip(panels, rows.items(), strict=True):
             for head, (axes, values) in enumerate(zip(line, maps, strict=True)):
                 # As in the paper, entries are cut at 0.01, so that small ones can be seen.
-                axes.imshow(values.detach().clamp(max=0.01), cmap="cividis", vmin=0, vmax=0.01, interpolation="nearest")
+                axes.imshow(values.clamp(max=0.01).numpy(), cmap="cividis", vmin=0, vmax=0.01, interpolation="nearest")
                 axes.set(xticks=[], yticks=[])
                 if axes is panels[0][head]:
                     letters = ["ijkl"[block] for block in set_partitions(4)[head]]
