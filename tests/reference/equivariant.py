@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,12 +19,14 @@ from holonomy import layers
 Index = tuple[int, ...]
 
 
+@cache
 def pattern(index: Index) -> Index:
     """Name the equality pattern: each entry replaced by the rank of its first occurrence."""
     seen = list(dict.fromkeys(index))
     return tuple(seen.index(entry) for entry in index)
 
 
+@cache
 def patterns(order: int) -> list[Index]:
     """Every equality pattern, in lexicographic order."""
     return sorted({pattern(index) for index in itertools.product(range(order), repeat=order)})

@@ -54,7 +54,7 @@ class HigherOrderAttention(nn.Module):
     ``sums="decoupled"`` is the approximation of HOT eq. 21: a query meets all keys of the pattern, whether they share
     its nodes or not. The coupled sums are exact and as linear, by inclusion and exclusion. Their weights are
     differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no digit
-    is left and the class contributes zero there.
+    is left and the class contributes zero there. They are computed in float64.
 
     Args:
         order_in: k, at least 1.

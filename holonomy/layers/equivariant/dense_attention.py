@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holonomy.layers.equivariant import dense
-from holonomy.layers.equivariant.classes import Pair, Term, free_axes, number_of_blocks
+from holonomy.layers.equivariant.classes import Pair, Term, everything, free_axes, number_of_blocks
 from holonomy.layers.kernels.performer import log_features
 
 if TYPE_CHECKING:
@@ -177,7 +177,8 @@ def kernel_class(
     order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
     split = value.unflatten(-1, (heads, -1))
-    exact = torch.float64 if len(terms) > 1 else phi_q.dtype
+    # Over all keys of a graph the weights add up to at least one; over those of a class they may nearly vanish.
+    exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([split, torch.ones_like(split[..., :1])], -1).to(exact)
     letters_in, letters_out = "abcdefg"[:order_in], "ABCDEFG"[:order_out]
@@ -220,6 +221,9 @@ def _features(
 def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows values"]:
     """Weighted sums over the sum of weights, which is the last entry; zero where rounding has eaten the weights.
 
+    The weights must be more than 64 roundings of what they were taken from, and so large that their square does not
+    underflow, which the gradient needs.
+
     Args:
         total: weighted sums of values, and of ones.
         largest: the sum of weights before anything was taken away from it.
@@ -231,5 +235,6 @@ def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*row
     tensor([3., 0.])
     """
     weights = total[..., -1:]
-    certain = weights > largest * (64 * torch.finfo(total.dtype).eps)
+    limits = torch.finfo(total.dtype)
+    certain = weights > (largest * (64 * limits.eps)).clamp_min(math.sqrt(limits.tiny))
     return torch.where(certain, total[..., :-1] / torch.where(certain, weights, 1), 0)

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from holonomy.layers.equivariant import sparse
-from holonomy.layers.equivariant.classes import Group, Pair, Source, Target, Term, free_axes, positions_of
+from holonomy.layers.equivariant.classes import (
+    Group,
+    Pair,
+    Source,
+    Target,
+    Term,
+    everything,
+    free_axes,
+    positions_of,
+)
 from holonomy.layers.equivariant.dense_attention import quotient
 from holonomy.layers.equivariant.partitions import Partition
 from holonomy.layers.kernels.performer import log_features
@@ -169,8 +178,11 @@ def kernel_class(
     >>> kernel_class(extensions(pairs(1, 1)[1]), nodes, nodes, x, x, x, torch.eye(1)).flatten()
     tensor([3., 1.])
     """
+    if query.shape[0] == 0 or key.shape[0] == 0:
+        return value.new_zeros(query.shape[0], *value.shape[1:])
     phi_q, phi_k = _features(keys, queries, query, key, projection)
-    exact = torch.float64 if len(terms) > 1 else phi_q.dtype
+    # Over all keys of a graph the weights add up to at least one; over those of a class they may nearly vanish.
+    exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(exact)
     total, largest = None, None

@@ -1,0 +1,259 @@
+"""Higher-order attention: every pair of orders against loops, dense against sparse, large logits, empty rows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
+from holonomy.layers.equivariant.classes import extensions, pairs
+from holonomy.layers.equivariant.dense import joint
+from holonomy.layers.kernels.segments import contract, outer_sum
+from holonomy.structures import Hyperedges
+from tests.layers.test_equivariant_linear import permuted
+from tests.reference.equivariant import higher_order_attention
+
+ORDERS = list(itertools.product(range(1, 4), range(4)))
+every_order = pytest.mark.parametrize(("order_in", "order_out"), ORDERS, ids=str)
+FORMS = ({"kernel": "softmax"}, {"kernel": "performer"}, {"kernel": "performer", "sums": "decoupled"})
+every_form = pytest.mark.parametrize("form", FORMS, ids=["softmax", "coupled", "decoupled"])
+
+
+def attention_of(order_in, order_out, device, dtype=torch.float64, **options):
+    options = {"query_features": 3, "value_features": 2} | options
+    return HigherOrderAttention(order_in, order_out, 4, 2, **options, device=device, dtype=dtype)
+
+
+@every_order
+@every_form
+def test_every_pair_of_orders_agrees_with_the_loops(order_in, order_out, form, device):
+    """Brute force over all multi-indices, with padding and with entries that are not there."""
+    layer = attention_of(order_in, order_out, device, **form)
+    nodes = 4 if order_in + order_out < 5 else 3
+    x = torch.randn(1, *[nodes] * order_in, 4, dtype=torch.float64, device=device)
+    mask = torch.ones(1, nodes, dtype=torch.bool, device=device)
+    support = torch.rand(1, *[nodes] * order_in, device=device) < 0.7
+    torch.testing.assert_close(layer(x), higher_order_attention(layer, x), rtol=1e-8, atol=1e-8)
+    mask[0, 1] = False
+    ours = layer(x, mask, support=support)
+    torch.testing.assert_close(ours, higher_order_attention(layer, x, mask, support), rtol=1e-8, atol=1e-8)
+
+
+@every_order
+@every_form
+@given(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.4, 1.0]), local=st.booleans())
+@settings(max_examples=2)
+def test_sparse_equals_dense_with_the_support(order_in, order_out, form, seed, share, local, device, dtype):
+    if local and not order_out:
+        return
+    torch.manual_seed(seed)
+    layer = attention_of(order_in, order_out, device, dtype, local=local, **form)
+    nodes = 4 if order_in + order_out < 5 else 3
+    mask = torch.ones(2, nodes, dtype=torch.bool, device=device)
+    mask[1, -1] = False
+    support = joint(mask, order_in) & (torch.rand(2, *[nodes] * order_in, device=device) < share)
+    x = torch.randn(2, *[nodes] * order_in, 4, dtype=dtype, device=device)
+    whole = Hyperedges.from_dense(x, mask)
+    here = Hyperedges.from_dense(support[..., None].to(dtype), mask).values[:, 0] > 0
+    shuffle = torch.randperm(int(here.sum())).to(device)
+    edges = Hyperedges(whole.indices[here][shuffle], whole.values[here][shuffle], whole.num_nodes, whole.batch, 2)
+    to = Hyperedges.from_dense(x.new_zeros(2, *[nodes] * order_out, 1), mask).indices if order_out else None
+    sparse, dense = layer(edges, to=to), layer(x, mask, support=support)
+    ours = sparse.to_dense()[0] if order_out else sparse.values
+    tolerance = 1e-8 if dtype == torch.float64 else 2e-4
+    torch.testing.assert_close(ours, dense, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 2), (2, 2), (2, 0), (3, 1)], ids=str)
+@every_form
+def test_sparse_gradients_equal_dense_ones(order_in, order_out, form, device):
+    layer = attention_of(order_in, order_out, device, **form)
+    x = torch.randn(1, *[3] * order_in, 4, dtype=torch.float64, device=device, requires_grad=True)
+    edges = Hyperedges.from_dense(x)
+    to = Hyperedges.from_dense(x.new_zeros(1, *[3] * order_out, 1)).indices if order_out else None
+    sparse, dense = layer(edges, to=to).values, layer(x)
+    factor = torch.randn_like(sparse)
+    named = dict(layer.named_parameters()) | {"x": x}
+    ours = torch.autograd.grad((sparse * factor).sum(), list(named.values()), allow_unused=True)
+    theirs = torch.autograd.grad((dense.reshape(sparse.shape) * factor).sum(), list(named.values()), allow_unused=True)
+    for name, one, other in zip(named, ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@every_order
+@every_form
+@given(nodes=st.integers(1, 3), seed=st.integers(0, 99))
+@settings(max_examples=2)
+def test_permuting_the_nodes_permutes_the_result(order_in, order_out, form, nodes, seed, device):
+    torch.manual_seed(seed)
+    layer = attention_of(order_in, order_out, device, **form)
+    x = torch.randn(1, *[nodes] * order_in, 4, dtype=torch.float64, device=device)
+    permutation = torch.randperm(nodes).to(device)
+    ours = layer(permuted(x, order_in, permutation))
+    torch.testing.assert_close(ours, permuted(layer(x), order_out, permutation), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4])
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 1), (2, 2), (2, 0)], ids=str)
+@every_form
+def test_large_logits_stay_finite(order_in, order_out, form, scale, device, dtype):
+    layer = attention_of(order_in, order_out, device, dtype, **form)
+    x = torch.randn(2, *[4] * order_in, 4, dtype=dtype, device=device) * scale
+    x.requires_grad_()
+    for result in (layer(x), layer(Hyperedges.from_dense(x)).values):
+        assert result.isfinite().all()
+        for grad in torch.autograd.grad(result.square().mean().sqrt(), [x, *layer.parameters()], allow_unused=True):
+            assert grad is None or grad.isfinite().all()
+
+
+def test_each_row_subtracts_its_own_maximum(device):
+    """At logits of 1e4 in one row, another row keeps its weights: a global maximum would make them uniform or zero."""
+    layer = attention_of(1, 1, device, torch.float32, query_features=1)
+    x = torch.randn(1, 5, 4, device=device)
+    with torch.no_grad():
+        layer.query["order0"].weight.mul_(0.1)
+    small = layer(x)
+    loud = x.clone()
+    loud[0, 0] *= 1e5
+    shape_of_loud = layer(loud)
+    reference = attention_of(1, 1, device, torch.float64, query_features=1)
+    reference.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    torch.testing.assert_close(shape_of_loud.double(), reference(loud.double()), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(small.double(), reference(x.double()), rtol=1e-4, atol=1e-4)
+
+
+@every_form
+def test_a_graph_does_not_depend_on_its_batch_mates(form, device):
+    layer = attention_of(2, 2, device, **form)
+    one = Hyperedges.from_dense(torch.randn(1, 3, 3, 4, dtype=torch.float64, device=device))
+    for scale in (1.0, 1e3):
+        two = torch.randn(4, 4, 4, dtype=torch.float64, device=device) * scale
+        mate = Hyperedges.from_dense(two[None])
+        batch = torch.tensor([0] * 3 + [1] * 4, device=device)
+        values = torch.cat([one.values, mate.values])
+        both = Hyperedges(torch.cat([one.indices, mate.indices + 3]), values, 7, batch)
+        torch.testing.assert_close(layer(both).values[:9], layer(one).values)
+        torch.testing.assert_close(layer(both).values[9:], layer(mate).values)
+
+
+@pytest.mark.parametrize("filling", [1e30, float("inf"), float("nan")])
+@every_form
+def test_padding_has_no_effect(form, filling, device):
+    mask = torch.tensor([[True, True, False, True]], device=device)
+    kept = torch.tensor([0, 1, 3], device=device)
+    for layer in (
+        attention_of(2, 1, device, **form),
+        HigherOrderEncoderLayer(2, 2, 4, 2, 5, **form, device=device, dtype=torch.float64),
+    ):
+        x = torch.randn(1, 4, 4, 4, dtype=torch.float64, device=device)
+        result = layer(torch.where(joint(mask, 2)[..., None], x, filling), mask)
+        torch.testing.assert_close(permuted(result, layer.order_out, kept), layer(permuted(x, 2, kept)))
+        assert result.isfinite().all()
+
+
+@every_form
+def test_one_node_no_edges_and_no_hyperedges(form, device):
+    x = torch.randn(1, 1, 1, 4, dtype=torch.float64, device=device)
+    for order_out in range(4):
+        layer = attention_of(2, order_out, device, **form)
+        assert layer(x).isfinite().all()
+        empty = Hyperedges(torch.zeros(0, 2, dtype=torch.int64, device=device), x.new_zeros(0, 4), 3, None, 2)
+        to = torch.arange(2, device=device)[:, None].expand(2, order_out)
+        result = layer(empty, to=to)
+        assert result.values.shape == (2, 4)
+        assert not result.values.any()
+
+
+def test_coupled_and_decoupled_differ_where_classes_share_nodes(device):
+    torch.manual_seed(3)
+    coupled = attention_of(2, 2, device, kernel="performer")
+    decoupled = attention_of(2, 2, device, kernel="performer", sums="decoupled")
+    decoupled.load_state_dict(coupled.state_dict())
+    x = torch.randn(1, 4, 4, 4, dtype=torch.float64, device=device)
+    assert (coupled(x) - decoupled(x)).abs().max() > 0.01
+
+
+def test_many_random_features_approach_softmax(device):
+    torch.manual_seed(0)
+    exact = attention_of(2, 1, device)
+    x = torch.randn(1, 5, 5, 4, dtype=torch.float64, device=device) / 2
+    errors = []
+    for features in (16, 4096):
+        rough = attention_of(2, 1, device, kernel="performer", random_features=features)
+        rough.load_state_dict(exact.state_dict() | {"projection": rough.projection})
+        errors.append((exact(x) - rough(x)).norm() / exact(x).norm())
+    assert errors[1] < 0.05
+    assert errors[1] < errors[0] / 2
+    before = rough.projection.clone()
+    rough.redraw(torch.Generator(device).manual_seed(5))
+    assert not torch.equal(before, rough.projection)
+    with pytest.raises(ValueError, match="kernel must be 'performer' for random features to be redrawn"):
+        exact.redraw()
+
+
+@pytest.mark.parametrize("pair", pairs(2, 2), ids=lambda pair: f"{pair.source} to {pair.target}")
+def test_extensions_count_exactly_the_members_of_a_class(pair):
+    """On all pairs of tuples of different nodes: the signed matchings add up to the indicator of the class."""
+    nodes = 4
+    for i in itertools.permutations(range(nodes), max(pair.source.pattern) + 1):
+        for j in itertools.permutations(range(nodes), max(pair.target.pattern) + 1):
+            shared = {(a, b) for a, node in enumerate(i) for b, other in enumerate(j) if node == other}
+            wanted = set(zip(pair.source.kept, pair.target.places, strict=True))
+            counted = sum(term.sign * (set(zip(term.kept, term.places, strict=True)) <= shared)
+                          for term in extensions(pair))  # fmt: skip
+            assert counted == (shared == wanted) or not wanted <= shared
+
+
+def test_segment_sums_and_their_way_back(device, monkeypatch):
+    monkeypatch.setattr("holonomy.layers.kernels.segments._CHUNK", 40)  # several chunks, the last one short
+    kind = {"dtype": torch.float64, "device": device}
+    a, b = torch.randn(11, 2, 3, **kind), torch.randn(11, 2, 4, **kind)
+    slots = torch.randint(3, (11,), device=device)
+    table = outer_sum(a, b, slots, 5)
+    expected = torch.zeros(5, 2, 3, 4, **kind)
+    for row, slot in enumerate(slots.tolist()):
+        expected[slot] += a[row, :, :, None] * b[row, :, None, :]
+    torch.testing.assert_close(table, expected)
+    torch.testing.assert_close(contract(a, table, slots), torch.einsum("rha,rhab->rhb", a, table[slots]))
+    a.requires_grad_(), b.requires_grad_(), table.requires_grad_()
+    for size in (5, 1):
+        where = slots.clamp_max(size - 1)
+        assert torch.autograd.gradcheck(lambda a, b, w=where, n=size: outer_sum(a, b, w, n), (a, b))
+        assert torch.autograd.gradgradcheck(lambda a, b, w=where, n=size: outer_sum(a, b, w, n), (a, b))
+        assert torch.autograd.gradcheck(
+            lambda a, t, w=where: contract(a, t, w), (a, table[:size].detach().requires_grad_())
+        )
+
+
+def test_attention_is_linear_in_hyperedges(device):
+    """Nothing of the size of pairs is made: 30,000 hyperedges would have 9e8 of them."""
+    edges = torch.randint(2000, (30000, 2), device=device).unique(dim=0)
+    x = Hyperedges(edges, torch.randn(edges.shape[0], 4, device=device), 2000)
+    layer = attention_of(2, 2, device, torch.float32, kernel="performer")
+    result = layer(x).values
+    assert result.isfinite().all()
+    result.sum().backward()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_arguments_get_one_sentence():
+    with pytest.raises(ValueError, match="features must be a multiple of heads = 3, got 8"):
+        HigherOrderAttention(2, 1, 8, 3)
+    with pytest.raises(ValueError, match="local must be False for order_out = 0"):
+        HigherOrderAttention(2, 0, 8, 2, local=True)
+    with pytest.raises(ValueError, match="random_features must be None for the softmax kernel, got 4"):
+        HigherOrderAttention(2, 1, 8, 2, random_features=4)
+    with pytest.raises(ValueError, match="kernel must be one of 'softmax', 'performer', got 'linear'"):
+        HigherOrderAttention(2, 1, 8, 2, kernel="linear")
+    layer, encoder = HigherOrderAttention(2, 1, 8, 2), HigherOrderEncoderLayer(2, 2, 8, 2, 8)
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 8), 2)
+    with pytest.raises(ValueError, match="mask and support must be None for hyperedges"):
+        layer(edges, torch.ones(1, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="to must be None for a dense tensor"):
+        layer(torch.zeros(1, 2, 2, 8), to=torch.zeros(1, 1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="to must be None where the order stays the same"):
+        encoder(edges, to=edges.indices)
