@@ -88,7 +88,7 @@ def build(model: str, settings: Settings, data: Parts) -> nn.Module:
                 *sizes, orders=orders, heads=settings.heads, edge_features=edges, dropout=dropout
             )
         case "ign":
-            return InvariantGraphNetwork(*sizes, orders=orders, edge_features=edges)
+            return InvariantGraphNetwork(*sizes, orders=orders, edge_features=edges, normalise="counts")
         case _:
             return TokenGT(
                 *sizes,

@@ -252,7 +252,7 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
         scorer = Concatenated(hidden, settings.layers)
     else:
         if model == "ign":
-            scorer = AtTriples(InvariantGraphNetwork(hidden, hidden, 1, orders=orders))
+            scorer = AtTriples(InvariantGraphNetwork(hidden, hidden, 1, orders=orders, normalise="counts"))
         else:
             scorer = AtTriples(
                 HigherOrderTransformer(

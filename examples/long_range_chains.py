@@ -36,7 +36,8 @@ MODELS = {
     "hot-performer": "HOT, kernel",
     "hot-local": "HOT, softmax, no global classes",
     "hot-local-performer": "HOT, kernel, no global classes",
-    "ign": "IGN",
+    "ign": "IGN, sums",
+    "ign-means": "IGN, means",
     "gcn": "GCN",
     "gin": "GIN",
     "gat": "GAT",
@@ -88,8 +89,9 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
             dropout=settings.dropout,
         )
     orders = (*[2] * settings.layers, 1)
-    if model == "ign":
-        return InvariantGraphNetwork(width, settings.hidden, 2, orders=orders)
+    if model.startswith("ign"):
+        normalise = "counts" if model == "ign-means" else None
+        return InvariantGraphNetwork(width, settings.hidden, 2, orders=orders, normalise=normalise)
     return HigherOrderTransformer(
         width,
         settings.hidden,

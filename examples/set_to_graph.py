@@ -195,7 +195,7 @@ def build(model: str, settings: Settings, _: Data) -> nn.Module:
         return PairScorer(hidden, Neighbours(hidden, settings.layers))
     orders = (*[1] * settings.layers, 2)
     if model == "ign":
-        return PairLogits(InvariantGraphNetwork(2, hidden, 1, orders=orders))
+        return PairLogits(InvariantGraphNetwork(2, hidden, 1, orders=orders, normalise="counts"))
     kernel = "performer" if model.endswith("performer") else "softmax"
     return PairLogits(
         HigherOrderTransformer(

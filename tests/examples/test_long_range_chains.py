@@ -39,7 +39,7 @@ def test_a_bit_reaches_the_other_end_where_the_model_reaches_everywhere(model: s
     changed = (before - after).abs().amax(dim=1) > 0
     assert changed[0]
     # Four message-passing layers; two local layers of second order: an edge reads its ends.
-    assert bool(changed[-1]) == (model in {"hot", "hot-performer", "ign"})
+    assert bool(changed[-1]) == (model in {"hot", "hot-performer", "ign", "ign-means"})
 
 
 def test_the_command_line_answers_with_every_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
