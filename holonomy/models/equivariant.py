@@ -141,7 +141,7 @@ class EquivariantModel(nn.Module):
             raise ValueError(f"edge_index must be given exactly if the first order is 2, which is {first} here.")
         if (edge_attr is not None) != (self.edge_features > 0):
             raise ValueError(
-                f"edge_attr must be given exactly if the model has edge_features, here {self.edge_features}."
+                f"edge_attr must be given exactly if edge_features > 0, which is {self.edge_features} here."
             )
         if first == 1:
             indices = torch.arange(x.shape[0], device=x.device)[:, None]

@@ -27,6 +27,9 @@ __all__ = ["TokenGT"]
 class TokenGT(nn.Module):
     r"""Tokens, a pre-norm transformer encoder, and a linear head on ``[graph]`` or on the nodes (TokenGT section 2).
 
+    ``torch.compile(fullgraph=True)`` takes one graph at a time, its identifiers handed in or random: how wide the rows
+    of a batch are is known from its numbers only, and eigenvectors come from scipy.
+
     Args:
         in_features: features of a node, 0 for none.
         hidden: width d of a token.

@@ -33,28 +33,44 @@ __all__ = [
 
 
 class Source(NamedTuple):
-    """An input pattern and those of its blocks that stay, in ascending order; the others are summed over."""
+    """An input pattern and those of its blocks that stay, in ascending order; the others are summed over.
+
+    >>> Source((0, 1), (0,))  # the row sums of a matrix
+    Source(pattern=(0, 1), kept=(0,))
+    """
 
     pattern: Partition
     kept: tuple[int, ...]
 
 
 class Target(NamedTuple):
-    """An output pattern and the block that each axis of a source goes to; the others are broadcast over."""
+    """An output pattern and the block that each axis of a source goes to; the others are broadcast over.
+
+    >>> Target((0, 0), (0,))  # onto the diagonal
+    Target(pattern=(0, 0), places=(0,))
+    """
 
     pattern: Partition
     places: tuple[int, ...]
 
 
 class Pair(NamedTuple):
-    """A class, cut into source and target."""
+    """A class, cut into source and target.
+
+    >>> Pair(Source((0, 1), (0,)), Target((0, 0), (0,))).source.kept
+    (0,)
+    """
 
     source: Source
     target: Target
 
 
 class Term(NamedTuple):
-    """A partial matching of input and output blocks, with its sign in a sum."""
+    """A partial matching of input and output blocks, with its sign in a sum.
+
+    >>> Term(-1, (0,), (1,)).sign
+    -1
+    """
 
     sign: int
     kept: tuple[int, ...]
@@ -70,6 +86,9 @@ class Group:
         sources: what the input contributes.
         targets: where it goes.
         classes: index of the class of each source and target, in the order of ``set_partitions(k + l)``.
+
+    >>> groups(1, 1, (0, 1))[1].classes
+    ((0,),)
     """
 
     order: int

@@ -31,6 +31,9 @@ class Slots:
     Attributes:
         rows: which hyperedges take part.
         slots: the slot of each of these.
+
+    >>> Slots(rows=torch.tensor([0, 2]), slots=torch.tensor([1, 1])).rows
+    tensor([0, 2])
     """
 
     rows: Int[Tensor, " taking"]
@@ -46,6 +49,9 @@ class GroupPlan:
         graphs: the graph of each slot.
         sources: for each source of the group, input rows and their slots.
         targets: for each target of the group, output rows and their slots.
+
+    >>> GroupPlan(size=1, graphs=torch.tensor([0]), sources=(), targets=()).size
+    1
     """
 
     size: int

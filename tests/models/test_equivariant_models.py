@@ -1,0 +1,142 @@
+"""HigherOrderTransformer and InvariantGraphNetwork as users call them: graphs, sets, hyperedges, dense tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork
+from holonomy.structures import Hyperedges
+
+KINDS = (
+    (HigherOrderTransformer, {"heads": 2}),
+    (HigherOrderTransformer, {"heads": 2, "kernel": "performer"}),
+    (HigherOrderTransformer, {"heads": 2, "kernel": "performer", "sums": "decoupled", "local": True}),
+    (InvariantGraphNetwork, {}),
+    (InvariantGraphNetwork, {"normalise": "counts"}),
+)
+every_kind = pytest.mark.parametrize(
+    ("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value))
+)
+
+
+def graph(nodes, edges, device, generator_seed=0):
+    """A random directed graph without duplicates: node features, edge_index, edge attributes."""
+    torch.manual_seed(generator_seed)
+    pairs = torch.randint(nodes, (edges, 2), device=device)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]].unique(dim=0)
+    kind = {"dtype": torch.float64, "device": device}
+    return torch.randn(nodes, 3, **kind), pairs.t(), torch.randn(pairs.shape[0], 2, **kind)
+
+
+def rows(result):
+    """The features of a result, sorted by index tuple where it is hyperedges."""
+    if isinstance(result, Hyperedges):
+        return result.values[torch.argsort(result.indices[:, 0] * result.num_nodes + result.indices[:, 1])]
+    return result
+
+
+def build(kind, options, orders, device, **more):
+    return kind(3, 8, 2, orders=orders, **options, **more, device=device, dtype=torch.float64).eval()
+
+
+@every_kind
+@pytest.mark.parametrize("orders", [(2, 2, 0), (2, 2, 1), (2, 1, 2)], ids=str)
+@given(seed=st.integers(0, 50))
+@settings(max_examples=2)
+def test_renaming_nodes_and_reordering_edges(kind, options, orders, seed, device):
+    """Nodes renamed and edges shuffled: a graph's vector stays, a node's and an edge's row goes along."""
+    x, edge_index, edge_attr = graph(5, 9, device, seed)
+    torch.manual_seed(seed)
+    model = build(kind, options, orders, device, edge_features=2)
+    name = torch.randperm(5, device=device)
+    shuffle = torch.randperm(edge_index.shape[1], device=device)
+    renamed = torch.empty_like(x).index_copy(0, name, x)
+    result = model(x, edge_index, edge_attr)
+    other = model(renamed, name[edge_index][:, shuffle], edge_attr[shuffle])
+    if orders[-1] == 0:
+        torch.testing.assert_close(other, result)
+    elif orders[-1] == 1:
+        torch.testing.assert_close(other[name], result)
+    else:
+        back = other.at(torch.argsort(name)[other.indices], other.values)
+        torch.testing.assert_close(rows(back), rows(result))
+
+
+@every_kind
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_graphs_of_a_batch_do_not_meet(kind, options, last, device):
+    model = build(kind, options, (2, 2, last), device, edge_features=2)
+    one, two = graph(4, 7, device), graph(6, 11, device, 1)
+    batch = torch.tensor([0] * 4 + [1] * 6, device=device)
+    both = model(torch.cat([one[0], two[0]]), torch.cat([one[1], two[1] + 4], 1), torch.cat([one[2], two[2]]), batch)
+    alone = [rows(model(*one)), rows(model(*two))]
+    torch.testing.assert_close(rows(both), torch.cat(alone))
+
+
+@every_kind
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (1, 0), (2, 0), (2, 1), (2, 2), (1, 2)])
+def test_sparse_equals_dense_on_the_complete_hypergraph(kind, options, first, last, device):
+    model = build(kind, options, (first, first, last), device)
+    x = torch.randn(2, *[4] * first, 3, dtype=torch.float64, device=device)
+    mask = torch.ones(2, 4, dtype=torch.bool, device=device)
+    mask[1, 3] = False
+    edges = Hyperedges.from_dense(x, mask)
+    dense = model.tensor(x, mask)
+    if last == 0:
+        torch.testing.assert_close(model(edges), dense)
+        return
+    whole = Hyperedges.from_dense(dense, mask)
+    result = model(edges) if last == 1 or first == last else model(edges, to=whole.indices)
+    torch.testing.assert_close(rows(result), rows(whole) if last == 2 else whole.values)
+
+
+@every_kind
+def test_one_node_no_edges(kind, options, device):
+    model = build(kind, options, (2, 2, 0), device)
+    none = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    x = torch.randn(1, 3, dtype=torch.float64, device=device)
+    assert model(x, none).isfinite().all()
+    three = model(x.expand(3, 3), none, batch=torch.arange(3, device=device))
+    torch.testing.assert_close(three, model(x, none).expand(3, 2))
+
+
+def test_candidate_hyperedges_are_scored_alone(device):
+    """A set in, chosen triples out: the score of a triple does not depend on which others are asked for."""
+    model = build(HigherOrderTransformer, {"heads": 2, "kernel": "performer"}, (1, 1, 3), device)
+    x = torch.randn(6, 3, dtype=torch.float64, device=device)
+    triples = torch.tensor([[0, 1, 2], [3, 1, 5], [2, 2, 4]], device=device)
+    several = model(x, to=triples)
+    assert several.indices is triples
+    torch.testing.assert_close(model(x, to=triples[1:2].clone()).values, several.values[1:2])
+
+
+def test_local_layers_see_no_further_than_their_neighbours(device):
+    """Two layers without the global classes on a chain: a node does not feel one ten steps away; with them it does."""
+    i = torch.arange(11, device=device)
+    chain = torch.stack([torch.cat([i, i + 1]), torch.cat([i + 1, i])])
+    for local in (True, False):
+        torch.manual_seed(0)
+        model = build(HigherOrderTransformer, {"heads": 2, "local": local}, (2, 2, 2, 1), device)
+        x = torch.randn(12, 3, dtype=torch.float64, device=device, requires_grad=True)
+        (grad,) = torch.autograd.grad(model(x, chain)[0].sum(), [x])
+        assert bool(grad[11].any()) != local
+        assert grad[1].any()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_arguments_get_one_sentence():
+    with pytest.raises(ValueError, match=r"orders must be at least two, of which only the last may be 0, got \(2,\)"):
+        HigherOrderTransformer(3, 8, 2, orders=(2,))
+    with pytest.raises(ValueError, match="edge_features must be 0 unless the first order is 2"):
+        InvariantGraphNetwork(3, 8, 2, orders=(1, 0), edge_features=2)
+    model = InvariantGraphNetwork(3, 8, 2, edge_features=2)
+    with pytest.raises(ValueError, match="edge_attr must be given exactly if edge_features > 0, which is 2 here"):
+        model(torch.ones(2, 3), torch.tensor([[0], [1]]))
+    with pytest.raises(ValueError, match="edge_index must be given exactly if the first order is 2"):
+        model(torch.ones(2, 3))
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 5), 2)
+    with pytest.raises(ValueError, match="edge_index, edge_attr and batch must be None where x is hyperedges"):
+        model(edges, torch.tensor([[0], [1]]))
