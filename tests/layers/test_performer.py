@@ -137,5 +137,7 @@ def test_bfloat16_autocast_keeps_the_logarithms(device):
     with torch.autocast(device.type, dtype=torch.bfloat16):
         near = performer_attention(q * 5, k, v, w)
     assert ((near - exact).norm() / exact.norm()).item() < 0.02
-    half = performer_attention(*(x.bfloat16() for x in (q, k, v)), w)
+    half = performer_attention(*(x.bfloat16() for x in (q * 5, k, v)), w.bfloat16())
     assert half.dtype == torch.bfloat16
+    wide = performer_attention(*(x.bfloat16().float() for x in (q * 5, k, v)), w.bfloat16().float())
+    assert ((half.float() - wide).norm() / wide.norm()).item() < 0.02

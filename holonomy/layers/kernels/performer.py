@@ -132,6 +132,8 @@ def performer_attention(
     root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if mask is not None:
         key, value = key.masked_fill(mask[..., None], 0.0), value.masked_fill(mask[..., None], 0.0)
+    # Logarithms of half precision are none: their error is the relative error of a feature.
+    projection = projection.to(torch.promote_types(projection.dtype, torch.float32))
     of_query = log_features(query * root, projection)
     # Keys in the last axis: both sums over them run along memory.
     of_key = log_features(key * root, projection).mT.contiguous()
