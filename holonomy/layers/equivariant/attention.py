@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
 from holonomy.layers.equivariant import dense, dense_attention, sparse_attention
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 __all__ = ["HigherOrderAttention"]
+
+
+# Hyperedges from which on the backward pass computes a class again instead of keeping it: half a GiB at 32 features.
+_RECOMPUTED_FROM = 2**14
 
 
 def _name(pattern: Partition) -> str:
@@ -296,40 +301,46 @@ class HigherOrderAttention(nn.Module):
         inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in self._patterns(list(self.pairs), "in")}
         queries = self._slices({p: self._query(p, x, outputs[p][1]) for p in self._by_output}, self._by_output)
         keys = self._slices({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in self._by_input}, self._by_input)
-        result: Tensor | None = None
+        # What a class computes on the way would be kept for the backward pass, and there are many classes.
+        again = torch.is_grad_enabled() and max(x.indices.shape[0], to.shape[0]) > _RECOMPUTED_FROM
+        sums: dict[Partition, Tensor] = {}
         for index, pair in enumerate(self.pairs):
-            rows_in, stratum_in = inputs[pair.source.pattern]
-            rows_out, stratum_out = outputs[pair.target.pattern]
-            value = x.values.index_select(0, rows_in) @ self.value[index]
-            mixed = self._attend_sparse(pair, queries, keys, value, stratum_in, stratum_out)
-            placed = mixed @ self.out[index]
-            result = placed.new_zeros(to.shape[0], self.features) if result is None else result
-            result = result.index_add(0, rows_out, placed)
-        result = cast("Tensor", result)
+            target = pair.target.pattern
+            ends = (*inputs[pair.source.pattern], outputs[target][1])
+            step = (pair, index, ends, x.values, queries.get(pair), keys.get(pair))
+            more = checkpoint(self._class_sparse, *step, use_reentrant=False) if again else self._class_sparse(*step)
+            sums[target] = sums[target] + more if target in sums else more
+        result = next(iter(sums.values())).new_zeros(to.shape[0], self.features)
+        for pattern, more in sums.items():
+            result = result.index_add(0, outputs[pattern][0], more)
         return x.with_values(result) if same else x.at(to, result)
 
-    def _attend_sparse(
+    def _class_sparse(
         self,
         pair: Pair,
-        queries: dict[Pair, Tensor],
-        keys: dict[Pair, Tensor],
-        value: Tensor,
-        stratum_in: Hyperedges,
-        stratum_out: Hyperedges,
+        index: int,
+        ends: tuple[Tensor, Hyperedges, Hyperedges],
+        values: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
     ) -> Tensor:
-        value = value.unflatten(-1, (self.heads, -1))
-        if not free_axes(pair)[0]:
+        """What a class adds to the result, on the stratum of the output."""
+        rows_in, stratum_in, stratum_out = ends
+        value = (values.index_select(0, rows_in) @ self.value[index]).unflatten(-1, (self.heads, -1))
+        if query is None or key is None:
             key_rows, query_rows = sparse_attention.matching_rows(stratum_in, stratum_out, pair)
-            taken = value.new_zeros(stratum_out.indices.shape[0], *value.shape[1:])
-            return taken.index_copy(0, query_rows, value.index_select(0, key_rows)).flatten(-2)
-        query, key = (found[pair].unflatten(-1, (self.heads, -1)) for found in (queries, keys))
-        if self.projection is None:
-            mixed = sparse_attention.softmax_class(pair, stratum_in, stratum_out, query, key, value)
+            empty = value.new_zeros(stratum_out.indices.shape[0], *value.shape[1:])
+            mixed = empty.index_copy(0, query_rows, value.index_select(0, key_rows))
         else:
-            mixed = sparse_attention.kernel_class(
-                self._terms[pair], stratum_in, stratum_out, query, key, value, self.projection
-            )
-        return mixed.flatten(-2)
+            query, key = query.unflatten(-1, (self.heads, -1)), key.unflatten(-1, (self.heads, -1))
+            if self.projection is None:
+                mixed = sparse_attention.softmax_class(pair, stratum_in, stratum_out, query, key, value)
+            else:
+                terms = self._terms[pair]
+                mixed = sparse_attention.kernel_class(
+                    terms, stratum_in, stratum_out, query, key, value, self.projection
+                )
+        return mixed.flatten(-2) @ self.out[index]
 
     @staticmethod
     def _at(module: nn.Module, x: Hyperedges, where: Hyperedges) -> Tensor:

@@ -244,14 +244,21 @@ class EquivariantMap(nn.Module):
             raise ValueError(f"to must have shape (tuples, {self.order_out}), got {tuple(to.shape)}.")
         plans, _ = sparse.plan(x, to, self.groups)
         scale = self._scale(torch.bincount(x.membership, minlength=x.num_graphs))
-        result: Tensor | None = None
+        result = x.values.new_zeros(to.shape[0], self.out_features)
         for planned, weight in zip(plans, self._weights(), strict=True):
-            by_slot = None if scale is None else scale[planned.graphs]
-            product = self._multiply(sparse.collect(x.values, planned), weight, by_slot)
-            result = product.new_zeros(to.shape[0], self.out_features) if result is None else result
-            result = sparse.distribute(product, planned, result)
-        if result is None:
-            result = x.values.new_zeros(to.shape[0], self.out_features)
+            table = sparse.collect(x.values, planned)
+            if (
+                scale is None
+                and planned.size > to.shape[0] // 2
+                and table.shape[1] * self.in_features < self.out_features
+            ):
+                # About a slot a tuple, and narrow: looked up before the product, which is then added in place.
+                for column, target in enumerate(planned.targets):
+                    matrix = weight[0, :, column].flatten(0, 1)
+                    result = target.added(result, table.flatten(1).index_select(0, target.slots) @ matrix)
+            else:
+                product = self._multiply(table, weight, None if scale is None else scale[planned.graphs])
+                result = sparse.distribute(product, planned, result.to(product.dtype))
         for index, row in self._biases():
             fits = sparse.in_pattern(to, self.patterns[index], exactly=False)
             result = result + fits[:, None].to(result.dtype) * row.to(result.dtype)

@@ -19,7 +19,7 @@ from holonomy.layers.equivariant.partitions import Partition
 from holonomy.structures import Hyperedges
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float, Int, Shaped
 
 __all__ = ["GroupPlan", "Slots", "collect", "distribute", "in_pattern", "keys", "plan"]
 
@@ -31,13 +31,46 @@ class Slots:
     Attributes:
         rows: which hyperedges take part.
         slots: the slot of each of these.
+        whole: whether all rows take part, in their order, so that none needs to be looked up.
 
-    >>> Slots(rows=torch.tensor([0, 2]), slots=torch.tensor([1, 1])).rows
-    tensor([0, 2])
+    >>> slots = Slots(rows=torch.tensor([0, 2]), slots=torch.tensor([1, 1]), whole=False)
+    >>> slots.taken(torch.tensor([[5], [6], [7]])).flatten()
+    tensor([5, 7])
     """
 
     rows: Int[Tensor, " taking"]
     slots: Int[Tensor, " taking"]
+    whole: bool
+
+    def taken(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """The rows that take part.
+
+        Args:
+            values: one entry a row.
+
+        Returns:
+            One entry a row that takes part.
+
+        >>> Slots(torch.tensor([1]), torch.tensor([0]), whole=False).taken(torch.tensor([[5], [6]]))
+        tensor([[6]])
+        """
+        return values if self.whole else values.index_select(0, self.rows)
+
+    def added(self, result: Float[Tensor, "rows dim"], more: Float[Tensor, "taking dim"]) -> Float[Tensor, "rows dim"]:
+        """Add to the rows that take part.
+
+        Args:
+            result: one entry a row.
+            more: one entry a row that takes part.
+
+        Returns:
+            The sum.
+
+        >>> Slots(torch.tensor([1]), torch.tensor([0]), whole=False).added(torch.zeros(2, 1), torch.ones(1, 1))
+        tensor([[0.],
+                [1.]])
+        """
+        return result + more if self.whole else result.index_add(0, self.rows, more)
 
 
 @dataclass(frozen=True)
@@ -142,13 +175,14 @@ def plan(
 
 
 def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> GroupPlan:
+    ends = (edges.indices.shape[0], to.shape[0])
     sources = [_rows(edges.indices, source.pattern) for source in group.sources]
     targets = [_rows(to, target.pattern) for target in group.targets]
     if group.order == 0:
         slots_in = [edges.graphs[rows] for rows in sources]
         slots_out = [graphs[rows] for rows in targets]
         here = torch.arange(edges.num_graphs, device=to.device)
-        return _paired(edges.num_graphs, here, sources, slots_in, targets, slots_out)
+        return _paired(edges.num_graphs, here, sources, slots_in, targets, slots_out, ends)
     n = edges.num_nodes
     wanted_in = [_columns(edges.indices[rows], s) for rows, s in zip(sources, group.sources, strict=True)]
     wanted_out = [_columns(to[rows], t) for rows, t in zip(targets, group.targets, strict=True)]
@@ -156,7 +190,7 @@ def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> 
     keys_in = [keys(tuples, columns, n) for tuples in wanted_in]
     keys_out = [keys(tuples, columns, n) for tuples in wanted_out]
     if group.order == 1:
-        return _paired(n, edges.membership, sources, keys_in, targets, keys_out)
+        return _paired(n, edges.membership, sources, keys_in, targets, keys_out, ends)
     distinct, inverse = torch.cat(keys_out).unique(return_inverse=True)
     slots_out = list(inverse.split([len(k) for k in keys_out]))
     slot_graphs = edges.membership[distinct // n ** (group.order - 1)]
@@ -166,7 +200,7 @@ def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> 
         met = distinct[place] == key if distinct.shape[0] else torch.zeros_like(key, dtype=torch.bool)
         slots_in.append(place[met])
         sources[index] = sources[index][met]
-    return _paired(distinct.shape[0], slot_graphs, sources, slots_in, targets, slots_out)
+    return _paired(distinct.shape[0], slot_graphs, sources, slots_in, targets, slots_out, ends)
 
 
 def _paired(
@@ -176,9 +210,12 @@ def _paired(
     slots_in: Sequence[Tensor],
     targets: Sequence[Tensor],
     slots_out: Sequence[Tensor],
+    ends: tuple[int, int],
 ) -> GroupPlan:
-    ins = tuple(Slots(rows, slots) for rows, slots in zip(sources, slots_in, strict=True))
-    outs = tuple(Slots(rows, slots) for rows, slots in zip(targets, slots_out, strict=True))
+    ins, outs = (
+        tuple(Slots(rows, slots, rows.shape[0] == end) for rows, slots in zip(every, where, strict=True))
+        for every, where, end in zip((sources, targets), (slots_in, slots_out), ends, strict=True)
+    )
     return GroupPlan(size, graphs, ins, outs)
 
 
@@ -202,16 +239,13 @@ def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tenso
     Returns:
         ``(slots, sources, features)``.
 
-    >>> slots = Slots(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    >>> slots = Slots(torch.tensor([0, 1]), torch.tensor([0, 0]), whole=True)
     >>> collect(torch.tensor([[1.0], [2.0]]), GroupPlan(1, torch.tensor([0]), (slots,), ())).flatten()
     tensor([3.])
     """
-    table = values.new_zeros(group.size, len(group.sources), values.shape[1])
-    columns = [
-        table.new_zeros(group.size, values.shape[1]).index_add(0, source.slots, values.index_select(0, source.rows))
-        for source in group.sources
-    ]
-    return torch.stack(columns, 1) if columns else table
+    empty = values.new_zeros(group.size, values.shape[1])
+    columns = [empty.index_add(0, source.slots, source.taken(values)) for source in group.sources]
+    return torch.stack(columns, 1)
 
 
 def distribute(
@@ -227,10 +261,10 @@ def distribute(
     Returns:
         The sum.
 
-    >>> slots = Slots(torch.tensor([1]), torch.tensor([0]))
+    >>> slots = Slots(torch.tensor([1]), torch.tensor([0]), whole=False)
     >>> distribute(torch.ones(1, 1, 1), GroupPlan(1, torch.tensor([0]), (), (slots,)), torch.zeros(2, 1)).flatten()
     tensor([0., 1.])
     """
     for column, target in enumerate(group.targets):
-        result = result.index_add(0, target.rows, table[:, column].index_select(0, target.slots))
+        result = target.added(result, table[:, column].index_select(0, target.slots))
     return result

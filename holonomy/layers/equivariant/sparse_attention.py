@@ -202,7 +202,7 @@ def _term(term: Term, keys: Hyperedges, queries: Hyperedges, phi_q: Tensor, phi_
     [ins], [outs] = planned.sources, planned.targets
     # Every key and every query is in the pattern, but a key may meet no slot that a query asks for.
     if len(term.kept) < keys.order:
-        table = outer_sum(phi_k.index_select(0, ins.rows), counted.index_select(0, ins.rows), ins.slots, planned.size)
+        table = outer_sum(ins.taken(phi_k), ins.taken(counted), ins.slots, planned.size)
         return contract(phi_q, table, outs.slots)
     # A slot holds one key at most: no outer product is needed.
     row = torch.full((planned.size,), -1, device=ins.slots.device).index_copy(0, ins.slots, ins.rows)[outs.slots]
