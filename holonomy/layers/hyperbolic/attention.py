@@ -139,8 +139,8 @@ class HypLinearAttention(nn.Module):
         # Features before heads become batch axes: rows of channels are contiguous there.
         query = power_features(self._channels(self.query.space(x)), self.power, unit=True)
         key = power_features(self._channels(self.key.space(x)), self.power)
-        value = power_features(self._channels(self.value.space(x)), self.power)
-        value = value / self.log_scale.exp().to(value.dtype)
+        # The feature map has degree one: divided by t before it or after it is the same.
+        value = power_features(self._channels(self.value.space(x, (-self.log_scale).exp())), self.power)
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
         average = _merge(
             linear_attention(query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2), mask)

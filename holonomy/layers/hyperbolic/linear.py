@@ -87,17 +87,25 @@ class HTC(nn.Module):
                 bound = 1 / math.sqrt(self.in_features)
                 self.bias.uniform_(-bound, bound)
 
-    def space(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out"]:
+    def space(
+        self, x: Float[Tensor, "*batch dim_in_plus_1"], factor: Float[Tensor, " 1"] | None = None
+    ) -> Float[Tensor, "*batch dim_out"]:
         """The space part of the output alone, for callers that do not need its time.
 
         Args:
             x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
+            factor: one number to multiply the result with, as a tensor; 1 if ``None``.
 
         Returns:
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
-        return rescale_space(functional.linear(x, self.weight, self.bias), self.manifold_in, self.manifold_out)
+        # Numbers are multiplied into the weight, which is small where x is long.
+        weight = rescale_space(self.weight, self.manifold_in, self.manifold_out)
+        bias = None if self.bias is None else rescale_space(self.bias, self.manifold_in, self.manifold_out)
+        if factor is not None:
+            weight, bias = weight * factor, None if bias is None else bias * factor
+        return functional.linear(x, weight, bias)
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
         """Apply the map.
