@@ -93,6 +93,8 @@ def test_a_map_from_order_zero_broadcasts(device):
     torch.testing.assert_close(result[0, 0, 0], equal)
     torch.testing.assert_close(result[0, 0, 1], other)
     assert not result[0, 2].any()
+    with pytest.raises(ValueError, match="mask must be given for a map from order 0"):
+        layer(x)
 
 
 @every_order

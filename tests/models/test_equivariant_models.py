@@ -103,6 +103,18 @@ def test_one_node_no_edges(kind, options, device):
     torch.testing.assert_close(three, model(x, none).expand(3, 2))
 
 
+@every_kind
+@pytest.mark.parametrize("orders", [(2, 2, 0), (2, 1, 2), (2, 3, 1)], ids=str)
+def test_bfloat16_autocast_on_sparse_graphs(kind, options, orders, device):
+    model = build(kind, options, orders, device).float()
+    x, edge_index, _ = graph(6, 9, device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        rough = rows(model(x.float(), edge_index))
+    exact = rows(model(x.float(), edge_index))
+    assert (rough.float() - exact).norm() < 0.15 * exact.norm()
+    rough.float().sum().backward()
+
+
 def test_candidate_hyperedges_are_scored_alone(device):
     """A set in, chosen triples out: the score of a triple does not depend on which others are asked for."""
     model = build(HigherOrderTransformer, {"heads": 2, "kernel": "performer"}, (1, 1, 3), device)

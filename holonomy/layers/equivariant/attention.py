@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
-from holonomy.layers.equivariant import dense, dense_attention, sparse_attention
+from holonomy.layers.equivariant import dense, dense_attention, sparse, sparse_attention
 from holonomy.layers.equivariant.classes import Pair, Target, everything, extensions, free_axes, number_of_blocks, pairs
 from holonomy.layers.equivariant.linear import EquivariantMap, check_dense
 from holonomy.layers.equivariant.partitions import Partition
@@ -288,15 +288,9 @@ class HigherOrderAttention(nn.Module):
         )
 
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
-        if x.order != self.order_in or x.values.shape[1] != self.features:
-            raise ValueError(
-                f"x must be hyperedges of order {self.order_in} with {self.features} features, "
-                f"got order {x.order} with {x.values.shape[1]}."
-            )
         same = to is None and self.order_in == self.order_out
         to = x.projected(self.order_out) if to is None else to
-        if to.ndim != 2 or to.shape[1] != self.order_out:
-            raise ValueError(f"to must have shape (tuples, {self.order_out}), got {tuple(to.shape)}.")
+        sparse.check_hyperedges(x, self.order_in, self.features, to, self.order_out)
         outputs = {p: sparse_attention.stratum(x, to, p) for p in self._patterns(list(self.pairs), "out")}
         inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in self._patterns(list(self.pairs), "in")}
         queries = self._slices({p: self._query(p, x, outputs[p][1]) for p in self._by_output}, self._by_output)

@@ -212,9 +212,10 @@ class EquivariantMap(nn.Module):
 
     def _dense(self, x: Tensor, mask: Tensor | None) -> Tensor:
         check_dense(x, self.order_in, self.in_features, mask)
-        masked = mask is not None and self.order_in > 0
-        if masked:
-            x = torch.where(dense.joint(cast("Tensor", mask), self.order_in)[..., None], x, 0)
+        if self.order_in == 0 and self.order_out > 0 and mask is None:
+            raise ValueError("mask must be given for a map from order 0: nothing else says how many nodes there are.")
+        if mask is not None and self.order_in > 0:
+            x = torch.where(dense.joint(mask, self.order_in)[..., None], x, 0)
         batch = x.shape[: x.ndim - 1 - self.order_in]
         nodes = x.shape[-2] if self.order_in else (0 if mask is None else mask.shape[-1])
         parts: list[tuple[Target, Tensor]] = []
@@ -224,24 +225,17 @@ class EquivariantMap(nn.Module):
             broadcast = None if scale is None else scale.reshape(*batch, *[1] * group.order, -1)
             product = self._multiply(table, weight, broadcast)
             parts += [(target, product[..., index, :]) for index, target in enumerate(group.targets)]
-        like = parts[0][1] if parts else x
         for index, row in self._biases():
-            parts.append((Target(self.patterns[index], ()), row.to(like.dtype)))
+            parts.append((Target(self.patterns[index], ()), row.to(parts[0][1].dtype)))
         result = dense.spread(parts, self.order_out, nodes)
         if mask is not None and self.order_out:
             result = torch.where(dense.joint(mask, self.order_out)[..., None], result, 0)
         return result
 
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
-        if x.order != self.order_in or x.values.shape[1] != self.in_features:
-            raise ValueError(
-                f"x must be hyperedges of order {self.order_in} with {self.in_features} features, "
-                f"got order {x.order} with {x.values.shape[1]}."
-            )
         given = to is not None
         to = x.projected(self.order_out) if to is None else to
-        if to.ndim != 2 or to.shape[1] != self.order_out:
-            raise ValueError(f"to must have shape (tuples, {self.order_out}), got {tuple(to.shape)}.")
+        sparse.check_hyperedges(x, self.order_in, self.in_features, to, self.order_out)
         plans, _ = sparse.plan(x, to, self.groups)
         scale = self._scale(torch.bincount(x.membership, minlength=x.num_graphs))
         result = x.values.new_zeros(to.shape[0], self.out_features)

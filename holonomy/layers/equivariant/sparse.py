@@ -21,7 +21,7 @@ from holonomy.structures import Hyperedges
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
-__all__ = ["GroupPlan", "Slots", "collect", "distribute", "in_pattern", "keys", "plan"]
+__all__ = ["GroupPlan", "Slots", "check_hyperedges", "collect", "distribute", "in_pattern", "keys", "plan"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Slots:
         tensor([[0.],
                 [1.]])
         """
-        return result + more if self.whole else result.index_add(0, self.rows, more)
+        return result + more if self.whole else result.index_add(0, self.rows, more.to(result.dtype))
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,29 @@ def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exac
             for other in heads[a + 1 :]:
                 fits &= indices[:, one] != indices[:, other]
     return fits
+
+
+def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, order_out: int) -> None:
+    """Refuse hyperedges of another order or width, or tuples of another order than the result's.
+
+    Args:
+        edges: what came.
+        order: k.
+        features: length of their feature vectors.
+        to: tuples of the result.
+        order_out: l.
+
+    Raises:
+        ValueError: in one sentence.
+
+    >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 3), 2)
+    >>> check_hyperedges(edges, 2, 3, edges.indices, 2)
+    """
+    if edges.order != order or edges.values.shape[1] != features:
+        came = f"order {edges.order} with {edges.values.shape[1]}"
+        raise ValueError(f"x must be hyperedges of order {order} with {features} features, got {came}.")
+    if to.ndim != 2 or to.shape[1] != order_out:
+        raise ValueError(f"to must have shape (tuples, {order_out}), got {tuple(to.shape)}.")
 
 
 def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
