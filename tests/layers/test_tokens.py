@@ -203,6 +203,18 @@ def test_weights_are_what_attention_averages_with(kernel, dtype):
     torch.testing.assert_close(unmasked.sum(-1), torch.ones(3, 2, 5, dtype=dtype))
 
 
+def test_without_types_no_query_tells_nodes_from_edges():
+    """Logits are linear in [P_u, P_v]: a_ij a_ji = a_ii a_jj for any weights and identifiers (TokenGT table 1)."""
+    both = torch.tensor([[0, 1], [1, 0]])
+    ratios = []
+    for width in (0, None):
+        tokens = GraphTokenizer(0, 8, identifiers="orthogonal", type_features=width, dtype=D)(torch.zeros(2, 0), both)
+        _, ii, jj, ij, ji = TokenAttention(8, 3, head_features=4, dtype=D).weights(tokens.values)[0].unbind(-1)
+        ratios.append(ij * ji / (ii * jj))
+    torch.testing.assert_close(ratios[0], torch.ones(3, 5, dtype=D))
+    assert (ratios[1] - 1).abs().min() > 1e-3
+
+
 @pytest.mark.parametrize("attention", ["softmax", "performer"])
 @pytest.mark.parametrize("filling", [1e30, math.inf, math.nan])
 def test_a_graph_of_nothing_but_padding_gives_no_nan(attention, filling, dtype):
