@@ -80,7 +80,12 @@ class PaddedGraphs:
         return values.flatten(0, 1)[self.slots]
 
 
-@dataclass(frozen=True)
+# Plans that hyperedges keep, the oldest making room: a few models' worth, so that those who ask the same hyperedges
+# for ever new tuples do not fill the memory.
+_PLANS = 256
+
+
+@dataclass(frozen=True, eq=False)
 class Hyperedges:
     """The hyperedges of one or several hypergraphs with a feature vector each: a sparse order-k tensor.
 
@@ -196,7 +201,7 @@ class Hyperedges:
         return self.planned(("at", id(indices)), make)[1].with_values(values)
 
     def planned(self, key: Hashable, make: Any) -> Any:
-        """What depends on the hyperedges only and not on their features, computed once and kept with them.
+        """What depends on the hyperedges only and not on their features, computed once and kept with them for a while.
 
         Args:
             key: what it is.
@@ -209,8 +214,28 @@ class Hyperedges:
         42
         """
         if key not in self._plans:
+            if len(self._plans) >= _PLANS:
+                self._plans.pop(next(iter(self._plans)))
             self._plans[key] = make()
         return self._plans[key]
+
+    def to(self, device: torch.device | str) -> Hyperedges:
+        """Move everything to a device.
+
+        Args:
+            device: where to.
+
+        Returns:
+            The hyperedges there; what was planned is planned anew.
+
+        >>> Hyperedges(torch.tensor([[0]]), torch.ones(1, 1), 1).to("cpu").values.device
+        device(type='cpu')
+        """
+        other = self.with_values(self.values.to(device))
+        object.__setattr__(other, "indices", self.indices.to(device))
+        object.__setattr__(other, "batch", self.membership.to(device))
+        object.__setattr__(other, "_plans", {})
+        return other
 
     def projected(self, order: int) -> Int[Tensor, "tuples order"]:
         """The tuples of another order whose nodes all lie in one hyperedge: E' of HOT section 4.2.

@@ -93,3 +93,20 @@ def test_plans_stay_with_the_hyperedges_and_not_with_their_features():
     assert calls == [1]
     edges.at(torch.tensor([[1, 0]]), torch.ones(1, 1)).planned("key", lambda: calls.append(2))
     assert calls == [1, 2]
+
+
+def test_old_plans_make_room():
+    """Those who ask the same hyperedges for ever new tuples do not fill the memory, and get the same answers."""
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
+    for key in range(1000):
+        assert edges.planned(key, lambda key=key: key) == key
+    assert edges.planned(0, lambda: "again") == "again"
+    assert edges.planned(999, lambda: "again") == 999
+
+
+def test_moving_plans_anew(device):
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
+    edges.planned("where", lambda: "here")
+    moved = edges.to(device)
+    assert moved.planned("where", lambda: "there") == "there"
+    assert moved.indices.device.type == moved.membership.device.type == device.type
