@@ -8,7 +8,8 @@ share are equal, all others differ. Features are laid out as ``heads * dim``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations, product
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -39,22 +40,22 @@ def different(nodes: int, order: int, device: torch.device) -> Bool[Tensor, "...
     >>> different(2, 2, torch.device("cpu")).tolist()
     [[False, True], [True, False]]
     """
-    result = torch.ones([nodes] * order, dtype=torch.bool, device=device)
-    apart = ~torch.eye(nodes, dtype=torch.bool, device=device)
-    for a in range(order):
-        for b in range(a + 1, order):
-            result = result & apart.reshape([nodes if axis in {a, b} else 1 for axis in range(order)])
-    return result
+    return _differing(nodes, order, combinations(range(order), 2), device)
 
 
 def _apart(nodes: int, queries: int, keys: int, device: torch.device) -> Tensor:
     """``(n ** queries, n ** keys)``: whether the free nodes of a query all differ from those of a key."""
-    result = torch.ones([nodes] * (queries + keys), dtype=torch.bool, device=device)
+    across = product(range(queries), range(queries, queries + keys))
+    return _differing(nodes, queries + keys, across, device).reshape(nodes**queries, nodes**keys)
+
+
+def _differing(nodes: int, order: int, axes: Iterable[tuple[int, ...]], device: torch.device) -> Tensor:
+    """Which tuples have different nodes at each of the given pairs of axes."""
+    result = torch.ones([nodes] * order, dtype=torch.bool, device=device)
     apart = ~torch.eye(nodes, dtype=torch.bool, device=device)
-    for a in range(queries):
-        for b in range(queries, queries + keys):
-            result = result & apart.reshape([nodes if axis in {a, b} else 1 for axis in range(queries + keys)])
-    return result.reshape(nodes**queries, nodes**keys)
+    for pair in axes:
+        result = result & apart.reshape([nodes if axis in pair else 1 for axis in range(order)])
+    return result
 
 
 def _front(x: Tensor, axes: tuple[int, ...], order: int) -> Tensor:
