@@ -9,8 +9,10 @@ graph with four edges a node; attention is :class:`~holonomy.layers.HigherOrderA
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -71,24 +73,38 @@ def random_graph(edges: int, features: int) -> Hyperedges:
     return Hyperedges(indices, torch.randn(indices.shape[0], features), nodes)
 
 
-def growth(sizes: list[int], features: int, rounds: int) -> list[dict[str, float]]:
-    """Time and memory an edge, forward and backward, coupled and decoupled."""
-    rows = []
+def growth(sizes: list[int], features: int, rounds: int, kinds: list[str], *, forward: bool, path: str | None) -> None:
+    """Time and memory an edge; the peak is that of the process, so that one size a process is told apart."""
     for edges in sizes:
-        for sums in ("decoupled", "coupled"):
+        for sums in kinds:
             torch.manual_seed(0)
             graph = random_graph(edges, features)
             layer = HigherOrderAttention(2, 2, features, 4, kernel="performer", sums=sums)
             best = float("inf")
             for _ in range(rounds):
                 start = time.thread_time()
-                layer(graph).values.square().mean().backward()
+                with torch.set_grad_enabled(not forward):
+                    loss = layer(graph).values.square().mean()
+                if not forward:
+                    loss.backward()
                 best = min(best, time.thread_time() - start)
             count = graph.indices.shape[0]
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            rows.append({"edges": count, "sums": sums, "us_per_edge": 1e6 * best / count, "process_peak_bytes": peak})
-            print(f"{sums:10s} {count:9,d} edges  {1e6 * best / count:7.2f} us an edge  peak {peak / 2**30:.2f} GiB")
-    return rows
+            passes = "forward" if forward else "forward and backward"
+            print(
+                f"{sums:10s} {passes} {count:9,d} edges  {1e6 * best / count:7.2f} us an edge  {peak / 2**30:.2f} GiB"
+            )
+            setting = {"attention": "2 -> 2", "sums": sums, "features": features, "passes": passes, "edges": count}
+            measured = {"microseconds_per_edge": 1e6 * best / count, "process_peak_bytes": peak, "rounds": rounds}
+            if path is not None:
+                add(path, setting | measured)
+
+
+def add(path: str, entry: dict) -> None:
+    """Put an entry behind those of a JSON list."""
+    file = Path(path)
+    done = json.loads(file.read_text("utf-8")) if file.exists() else []
+    file.write_text(json.dumps([*done, entry | {"torch": torch.__version__}], indent=1) + "\n", "utf-8")
 
 
 def main() -> None:
@@ -96,13 +112,16 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=[16, 32])
     parser.add_argument("--edges", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--features", type=int, default=32)
+    parser.add_argument("--sums", nargs="+", choices=["decoupled", "coupled"], default=["decoupled", "coupled"])
+    parser.add_argument("--forward", action="store_true", help="attention forward only, without gradients")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", help="also write the ratios there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for nodes in options.nodes:
         written_out(nodes, options.features, options.rounds, options.json)
-    growth(options.edges, options.features, min(options.rounds, 3))
+    rounds, kinds = min(options.rounds, 3), options.sums
+    growth(options.edges, options.features, rounds, kinds, forward=options.forward, path=options.json)
 
 
 if __name__ == "__main__":
