@@ -11,6 +11,7 @@ overflows, or a number that the caller's dtype cannot hold. Two habits run throu
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -425,7 +426,7 @@ def widest_rapidity(dtype: torch.dtype) -> float:
     >>> 86 < widest_rapidity(torch.float32) < 88.8
     True
     """
-    return float(torch.tensor(torch.finfo(dtype).max, dtype=torch.float64).log()) - 2.0
+    return math.log(torch.finfo(dtype).max) - 2.0
 
 
 def shrink(space: Float[Tensor, "... dim"], dtype: torch.dtype) -> Float[Tensor, "... dim"]:
