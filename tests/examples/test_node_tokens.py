@@ -54,5 +54,5 @@ def test_sparse_features_are_made_dense_and_normalised(monkeypatch: pytest.Monke
         num_classes=2,
     )  # fmt: skip
     monkeypatch.setattr(datasets, "load", lambda *_, **__: data)
-    got = load("chameleon", None, QUESTION.settings_for("chameleon"), 0).graph.x
-    assert torch.equal(got, torch.tensor([[0.5, 0.5], [0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))
+    got = load("chameleon", None, QUESTION.settings_for("chameleon", {"scale": 4.0}), 0).graph.x
+    assert torch.equal(got, torch.tensor([[2.0, 2.0], [0.0, 4.0], [4.0, 0.0], [2.0, 2.0]]))
