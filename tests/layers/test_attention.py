@@ -310,3 +310,17 @@ def test_midpoint_agrees_with_the_exact_centroid(kappa):
     weights[0] = 0
     space = weighted_midpoint(m.space(x), weights, curvature=m.curvature)
     torch.testing.assert_close(m.lift(space), m.centroid(x, weights), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("faint", [1e-12, 1e-20, 1e-25, 1e-38, 1e-42])
+def test_a_query_that_meets_only_faint_keys_has_finite_gradients(faint, device):
+    """Its live channel is nearly dead in every key: the square of the inverse of the weights would overflow."""
+    query = torch.tensor([[1.0, 0.0], [0.6, 0.8]], device=device, requires_grad=True)
+    key = torch.tensor([[faint, 1.0], [0.0, 2.0], [faint, 0.5]], device=device, requires_grad=True)
+    value = torch.tensor([[1.0], [2.0], [3.0]], device=device, requires_grad=True)
+    result = linear_attention(query, key, value)
+    for grad in torch.autograd.grad(result.sum(), [query, key, value]):
+        assert grad.isfinite().all()
+    # The average of the first and the third value, as long as their weights can be told from nothing.
+    wanted = 2.0 if faint > 1e-18 else 0.0
+    torch.testing.assert_close(result[0, 0].item(), wanted)

@@ -7,6 +7,7 @@ where a key is to be ignored.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,7 +105,9 @@ def linear_attention(
     r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16.
 
     Row i is the average of the values with weights :math:`q_i \cdot k_j`. A row whose weights are
-    all zero (zero query, orthogonal keys, every key masked) is zero, and so is its gradient.
+    all zero (zero query, orthogonal keys, every key masked) is zero, and so is its gradient; as zero counts what is
+    less than 1e-19 in float32 (the root of the smallest number) of the largest query entry times the largest key entry
+    of all, divided by the number of key entries.
 
     Args:
         query: nonnegative features ``(*batch, query, channels)``.
@@ -131,4 +134,7 @@ def linear_attention(
     key = key * numerics.safe_div(torch.full_like(largest, 1 / (key.shape[-2] * key.shape[-1])), largest)
     numerator = query @ (key.transpose(-2, -1) @ value)
     denominator = query @ key.sum(-2, keepdim=True).transpose(-2, -1)
+    # The gradient has the square of the inverse, which must not overflow.
+    least = query.detach().amax(-1, keepdim=True) * math.sqrt(torch.finfo(query.dtype).tiny)
+    denominator = torch.where(denominator > least, denominator, 0)
     return numerator * numerics.finite(numerics.safe_div(torch.ones_like(denominator), denominator))
