@@ -76,12 +76,12 @@ def gradients(module: nn.Module, inputs: tuple[Tensor, ...], function: Any = Non
     return result.detach(), {name: torch.zeros_like(x) if g is None else g for (name, x), g in pairs}
 
 
-def assert_near(ours: Tensor, theirs: Tensor, rtol: float, what: str) -> None:
-    """Compare in the norm of the whole tensor: an entry that cancels has no digits of its own."""
+def assert_near(ours: Tensor, theirs: Tensor, rtol: float, what: str, *, floor: float = 0.0) -> None:
+    """Compare in the norm of the whole tensor, at least ``floor``: an entry that cancels has no digits of its own."""
     ours, theirs = ours.detach().double().cpu(), theirs.detach().double().cpu()
     assert ours.shape == theirs.shape, what
     error = (ours - theirs).norm().item()
-    scale = max(theirs.norm().item(), math.sqrt(theirs.numel()) * rtol)
+    scale = max(theirs.norm().item(), math.sqrt(theirs.numel()) * rtol, floor)
     assert error <= rtol * scale, f"{what}: off by {error / scale:.1e} of its size"
 
 

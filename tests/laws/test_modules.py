@@ -54,8 +54,11 @@ def test_compiles_without_a_graph_break(case, device):
     eager_result, eager_grads = gradients(module, inputs)
     result, grads = gradients(compiled, inputs)
     assert_near(result, eager_result, 1e-10, "result")
+    # A gradient that cancels to rounding (queries with one live channel) is measured by the largest of all.
+    floor = 1e-6 * max((grad.norm().item() for grad in eager_grads.values()), default=0.0)
     for name, grad in eager_grads.items():
-        assert_near(grads[f"_orig_mod.{name}" if f"_orig_mod.{name}" in grads else name], grad, 1e-8, name)
+        ours = grads[f"_orig_mod.{name}" if f"_orig_mod.{name}" in grads else name]
+        assert_near(ours, grad, 1e-8, name, floor=floor)
 
 
 @every_case
