@@ -224,7 +224,7 @@ class EquivariantMap(nn.Module):
             table = torch.stack(dense.reduce(x, group.sources), -2)
             broadcast = None if scale is None else scale.reshape(*batch, *[1] * group.order, -1)
             product = self._multiply(table, weight, broadcast)
-            parts += [(target, product[..., index, :]) for index, target in enumerate(group.targets)]
+            parts += zip(group.targets, product.unbind(-2), strict=True)
         for index, row in self._biases():
             parts.append((Target(self.patterns[index], ()), row.to(parts[0][1].dtype)))
         result = dense.spread(parts, self.order_out, nodes)

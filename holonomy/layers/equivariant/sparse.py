@@ -288,6 +288,7 @@ def distribute(
     >>> distribute(torch.ones(1, 1, 1), GroupPlan(1, torch.tensor([0]), (), (slots,)), torch.zeros(2, 1)).flatten()
     tensor([0., 1.])
     """
-    for column, target in enumerate(group.targets):
-        result = target.added(result, table[:, column].index_select(0, target.slots))
+    # Unbound at once: the gradient of a slice is a table of zeros for each target.
+    for column, target in zip(table.unbind(1), group.targets, strict=True):
+        result = target.added(result, column.index_select(0, target.slots))
     return result
