@@ -249,6 +249,12 @@ def test_wrong_arguments_get_one_sentence():
         HigherOrderAttention(2, 1, 8, 2, random_features=4)
     with pytest.raises(ValueError, match="kernel must be one of 'softmax', 'performer', got 'linear'"):
         HigherOrderAttention(2, 1, 8, 2, kernel="linear")
+    with pytest.raises(ValueError, match="sums must be 'coupled' for the softmax kernel, got 'decoupled'"):
+        HigherOrderAttention(2, 1, 8, 2, sums="decoupled")
+    with pytest.raises(ValueError, match="query_features must be a positive integer, got 0"):
+        HigherOrderAttention(2, 1, 8, 2, query_features=0)
+    with pytest.raises(ValueError, match="order_out must be at least 0, got -1"):
+        HigherOrderAttention(2, -1, 8, 2)
     layer, encoder = HigherOrderAttention(2, 1, 8, 2), HigherOrderEncoderLayer(2, 2, 8, 2, 8)
     edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 8), 2)
     with pytest.raises(ValueError, match="mask and support must be None for hyperedges"):

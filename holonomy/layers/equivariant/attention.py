@@ -112,8 +112,13 @@ class HigherOrderAttention(nn.Module):
             raise ValueError(f"features must be a multiple of heads = {heads}, got {features}.")
         if kernel == "softmax" and random_features is not None:
             raise ValueError(f"random_features must be None for the softmax kernel, got {random_features}.")
-        self.query_features = checks.positive_int("query_features", query_features or features // heads)
-        self.value_features = checks.positive_int("value_features", value_features or features // heads)
+        if kernel == "softmax" and sums != "coupled":
+            raise ValueError(f"sums must be 'coupled' for the softmax kernel, got {sums!r}.")
+        if order_out < 0:
+            raise ValueError(f"order_out must be at least 0, got {order_out}.")
+        share = features // heads
+        self.query_features = checks.positive_int("query_features", share if query_features is None else query_features)
+        self.value_features = checks.positive_int("value_features", share if value_features is None else value_features)
         self.pairs = tuple(pair for pair in pairs(order_in, order_out) if pair.source.kept or not local)
         if not self.pairs:
             raise ValueError(f"local must be False for order_out = {order_out}: every class of it is global.")
@@ -132,8 +137,9 @@ class HigherOrderAttention(nn.Module):
         self.out = nn.Parameter(torch.empty(len(self.pairs), width, features, device=device, dtype=dtype))
         self.register_buffer("projection", None)
         if kernel == "performer":
-            number = checks.positive_int("random_features", random_features or 2 * self.query_features)
-            self.register_buffer("projection", self.value.new_empty(number, self.query_features))
+            number = 2 * self.query_features if random_features is None else random_features
+            shape = (checks.positive_int("random_features", number), self.query_features)
+            self.register_buffer("projection", self.value.new_empty(shape))
             self.redraw()
         self.reset_parameters()
 
