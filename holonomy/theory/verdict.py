@@ -1,0 +1,328 @@
+r"""A claim, what is measured of it, and the verdict that the measurements allow.
+
+A claim yields *trials*, each a measured value beside a bound. A trial counts only where the claim's assumptions hold on
+its input, the bound says something, and the value stands above rounding. A violation is claimed only from a measured
+value that is exact or certainly too low (:attr:`Trial.kind`), a confirmation always means "on these inputs".
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+
+__all__ = ["Claim", "Draws", "Kind", "Trial", "Verdict", "judge"]
+
+Kind = Literal["exact", "lower", "upper"]
+"""Whether a measured value is the quantity itself, certainly not above it, or certainly not below it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    r"""One measurement beside what the claim says of it: measured :math:`\le` bound.
+
+    Attributes:
+        measured: the value.
+        bound: what the claim allows; infinite or nan where it says nothing.
+        assumption_met: whether the claim's assumptions hold on this input.
+        floor: below this a measured value is rounding.
+        at: where on a picture's horizontal axis this trial belongs, such as ``{"n": 16}``.
+        note: one sentence on this input, kept where it decides the verdict.
+    """
+
+    measured: float
+    bound: float
+    assumption_met: bool = True
+    floor: float = 0.0
+    at: Mapping[str, float] = field(default_factory=dict[str, float])
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Measured over bound; 1 where both are zero."""
+        if self.bound == 0:
+            return 1.0 if self.measured == 0 else math.inf
+        return self.measured / self.bound
+
+    @property
+    def counts(self) -> bool:
+        """Whether it can speak for the claim."""
+        return self.assumption_met and math.isfinite(self.bound) and self.measured >= self.floor
+
+    def violates(self, kind: Kind, tolerance: float) -> bool:
+        """Whether it speaks against the claim."""
+        if kind == "upper" or not self.assumption_met or math.isnan(self.bound):
+            return False
+        slack = max(tolerance * abs(self.bound), self.floor)
+        return not self.measured <= self.bound + slack
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured of one claim, and what follows.
+
+    Attributes:
+        claim: its name.
+        source: paper and number.
+        assumption_met: whether the assumptions held on the input that decides.
+        measured: there, the measured value.
+        bound: there, what the claim allows.
+        ratio: measured / bound there, the largest over all trials that count.
+        holds: ``True``, ``False``, or ``None`` where it is undecided: no trial counts (assumptions not met, the bound
+            says nothing, everything below the rounding floor), or the measured value is only an upper bound.
+        note: one sentence: why, or by which counterexample.
+        kind: whether the measured value is exact, a lower or an upper bound of the quantity.
+        expected: what holonomy says of the claim: ``True`` it holds, ``False`` it is known to fail, ``None`` open.
+        median: the middle ratio of the trials that count.
+        trials: how many there were; ``counted`` of them count.
+        counted: see ``trials``.
+        seed: reproduces it.
+    """
+
+    claim: str
+    source: str
+    assumption_met: bool
+    measured: float
+    bound: float
+    ratio: float
+    holds: bool | None
+    note: str
+    kind: Kind = "exact"
+    expected: bool | None = True
+    median: float = math.nan
+    trials: int = 1
+    counted: int = 1
+    seed: int = 0
+
+    @property
+    def surprising(self) -> bool:
+        """Whether a claim that should hold is violated."""
+        return self.expected is True and self.holds is False
+
+
+def judge(
+    claim: str,
+    source: str,
+    trials: Iterable[Trial],
+    *,
+    kind: Kind = "exact",
+    expected: bool | None = True,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    note: str = "",
+) -> Verdict:
+    """Let measurements decide.
+
+    Args:
+        claim: name of the claim.
+        source: paper and number.
+        trials: the measurements.
+        kind: whether the measured values are exact, lower or upper bounds of the quantity.
+        expected: what is said of the claim.
+        dtype: in which was measured: float32 may exceed the truth by 1e-4, float64 by 1e-9.
+        seed: reproduces the trials.
+        note: the verdict's sentence, where no trial has its own.
+
+    Returns:
+        The verdict, on the trial of the largest ratio among those that count, or the violation if there is one.
+
+    Raises:
+        ValueError: if there are no trials.
+
+    >>> judge("sines", "trigonometry", [Trial(math.sin(x), 1.0) for x in range(9)]).holds
+    True
+    """
+    results = list(trials)
+    if not results:
+        raise ValueError(f"trials must not be empty, got none for the claim {claim!r}.")
+    tolerance = numerics.tolerance(dtype).rtol
+    against = [trial for trial in results if trial.violates(kind, tolerance)]
+    counted = [trial for trial in results if trial.counts]
+    ratios = sorted(trial.ratio for trial in counted)
+    if against:
+        decisive, holds, reason = max(against, key=_size), False, "violated"
+    elif not counted:
+        decisive, holds, reason = results[0], None, _why_undecided(results)
+    elif kind == "upper":
+        decisive = max(counted, key=_size)
+        holds = True if decisive.ratio <= 1 + tolerance else None
+        reason = "the measured value is an upper bound" if holds is None else ""
+    else:
+        decisive, holds, reason = max(counted, key=_size), True, ""
+    return Verdict(
+        claim=claim,
+        source=source,
+        assumption_met=decisive.assumption_met,
+        measured=decisive.measured,
+        bound=decisive.bound,
+        ratio=decisive.ratio,
+        holds=holds,
+        note=decisive.note or note or reason,
+        kind=kind,
+        expected=expected,
+        median=statistics.median(ratios) if ratios else math.nan,
+        trials=len(results),
+        counted=len(counted),
+        seed=seed,
+    )
+
+
+def _size(trial: Trial) -> float:
+    return math.inf if math.isnan(trial.ratio) else trial.ratio
+
+
+def _why_undecided(trials: Sequence[Trial]) -> str:
+    if not any(trial.assumption_met for trial in trials):
+        return "the assumptions are met nowhere"
+    if not any(trial.assumption_met and math.isfinite(trial.bound) for trial in trials):
+        return "the bound says nothing"
+    return "below the rounding floor"
+
+
+@dataclass
+class Draws:
+    """Where a claim's trials take their random numbers, precision and number from.
+
+    Attributes:
+        seed: of the generator; every claim starts from it anew, so that one runs alone as it does among all.
+        device: of the tensors.
+        dtype: of the tensors.
+        budget: multiplies the number of trials: 1 for the default run.
+    """
+
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float64
+    budget: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Seed the generator; it lives on the CPU, so that every device sees the same inputs."""
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def rounds(self, count: int) -> range:
+        """How often to draw: ``count`` at budget 1, at least once.
+
+        Args:
+            count: trials at budget 1.
+
+        Returns:
+            A range of that length times the budget.
+
+        >>> len(Draws(budget=0.5).rounds(10))
+        5
+        """
+        return range(max(1, math.ceil(count * self.budget)))
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw normal numbers, in float64 first, so that every dtype sees the same ones.
+
+        Args:
+            *shape: of the tensor.
+
+        Returns:
+            The tensor, of this dtype and device.
+
+        >>> Draws().normal(2, 3).shape
+        torch.Size([2, 3])
+        """
+        drawn = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return drawn.to(self.device, self.dtype)
+
+    def uniform(self, low: float, high: float) -> float:
+        """Draw a number.
+
+        Args:
+            low: the least.
+            high: the largest.
+
+        Returns:
+            The number.
+
+        >>> 0 <= Draws().uniform(0, 1) <= 1
+        True
+        """
+        return low + (high - low) * torch.rand((), generator=self.generator, dtype=torch.float64).item()
+
+    def integer(self, low: int, high: int) -> int:
+        """Draw an integer.
+
+        Args:
+            low: the least.
+            high: the largest.
+
+        Returns:
+            The integer.
+
+        >>> Draws().integer(3, 3)
+        3
+        """
+        return int(torch.randint(low, high + 1, (), generator=self.generator))
+
+    def logarithmic(self, low: float, high: float) -> float:
+        """Draw a positive number whose logarithm is uniform.
+
+        Args:
+            low: the least.
+            high: the largest.
+
+        Returns:
+            The number.
+
+        >>> 0.1 <= Draws().logarithmic(0.1, 10) <= 10
+        True
+        """
+        return math.exp(self.uniform(math.log(low), math.log(high)))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper, or of ours, and how to measure it.
+
+    Attributes:
+        name: family and short name, such as ``"collapse.product"``.
+        source: paper and number, or the certificate's letter.
+        statement: the claim in one line.
+        trials: draws inputs and measures.
+        kind: whether the measured values are exact, lower or upper bounds of the quantity.
+        expected: ``True`` it holds; ``False`` it is known to fail, and ``trials`` has a counterexample; ``None`` open.
+        axis: the key of :attr:`Trial.at` over which a picture shows it; none if left out.
+        note: one sentence for the verdict.
+    """
+
+    name: str
+    source: str
+    statement: str
+    trials: Callable[[Draws], Iterable[Trial]]
+    kind: Kind = "exact"
+    expected: bool | None = True
+    axis: str | None = None
+    note: str = ""
+
+    def measure(self, draws: Draws) -> tuple[Verdict, list[Trial]]:
+        """Run the trials and judge them.
+
+        Args:
+            draws: seed, device, dtype and budget.
+
+        Returns:
+            The verdict, and the trials for pictures.
+        """
+        trials = list(self.trials(draws))
+        verdict = judge(
+            self.name,
+            self.source,
+            trials,
+            kind=self.kind,
+            expected=self.expected,
+            dtype=draws.dtype,
+            seed=draws.seed,
+            note=self.note,
+        )
+        return verdict, trials
