@@ -44,7 +44,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from examples import datasets, plots, runs
+from examples import datasets, options, plots, runs
 from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.optim import RiemannianAdam
 
@@ -504,9 +504,9 @@ def cell(
 
         def compute(seed: int = seed, key: str = key) -> dict[str, Any]:
             label = f"{hierarchy.name}  {TITLES[model]}  dim {settings.dim}  seed {seed}"
-            options: dict[str, Any] = {"key": key, "label": label, "stream": stream}
+            common: dict[str, Any] = {"key": key, "label": label, "stream": stream}
             try:
-                return fit(model, settings, hierarchy, seed, run, checkpoint_every=checkpoint_every, **options)
+                return fit(model, settings, hierarchy, seed, run, checkpoint_every=checkpoint_every, **common)
             except FloatingPointError as error:
                 # A baseline that breaks is a result, with its last measured scores; our own must not.
                 if not model.startswith("geoopt"):
@@ -730,17 +730,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(given)
-    try:
-        return _main(arguments, runs.command_line("examples.hierarchy", given))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except FloatingPointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
-        return 130
+    return options.guarded(lambda: _main(arguments, runs.command_line("examples.hierarchy", given)))
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
@@ -759,7 +749,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     models = arguments.models or (MODELS if arguments.baseline == "all" else [single[arguments.baseline]])
     named = "all" if arguments.baseline == "all" else "-".join(models)
     base = arguments.out or Path("runs") / f"hierarchy-{arguments.dataset}-{named}"
-    options: dict[str, Any] = {
+    common: dict[str, Any] = {
         "resume": arguments.resume,
         "stream": stream,
         "checkpoint_every": arguments.checkpoint_every or (1 if arguments.dataset == "nouns" else 10),
@@ -781,11 +771,11 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
             chosen = settings
             for lr in arguments.lrs or ():
                 tried = dataclasses.replace(settings, lr=lr)
-                row = cell(model, tried, hierarchy, [0], folder.with_name(f"{folder.name}-lr-{lr:g}"), **options)
+                row = cell(model, tried, hierarchy, [0], folder.with_name(f"{folder.name}-lr-{lr:g}"), **common)
                 searched[f"{lr:g}"] = row["summary"]["map"]["mean"]
             if searched:
                 chosen = dataclasses.replace(settings, lr=float(max(searched, key=searched.__getitem__)))
-            row = cell(model, chosen, hierarchy, range(arguments.seeds), folder, **options)
+            row = cell(model, chosen, hierarchy, range(arguments.seeds), folder, **common)
             content["rows"].append(row | ({"search": searched} if searched else {}))
             if arguments.pictures and model in {"learned", "fixed"} and hierarchy.num_nodes <= 5000:
                 _draw(row, hierarchy, folder)

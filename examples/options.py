@@ -56,7 +56,9 @@ def at_least_one(arguments: argparse.Namespace, *names: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
-def guarded(body: Callable[[], int]) -> int:
+def guarded(
+    body: Callable[[], int], stopped: str = "the same command with --resume goes on from the last checkpoint"
+) -> int:
     """Run a command; return 0, 1 if training failed, 2 if what was asked cannot be done, 130 if stopped."""
     try:
         return body()
@@ -67,5 +69,5 @@ def guarded(body: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        print(f"\nstopped; {stopped}", file=sys.stderr)
         return 130

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from examples import datasets, runs
+from examples import datasets, options, runs
 from examples.datasets import NodeData
 from examples.node_classification import (
     ABLATIONS,
@@ -202,17 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(words)
-    try:
-        return _main(arguments, runs.command_line("examples.table", words))
-    except FloatingPointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on", file=sys.stderr)
-        return 130
+    return options.guarded(
+        lambda: _main(arguments, runs.command_line("examples.table", words)), "the same command goes on"
+    )
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:

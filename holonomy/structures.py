@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["Hyperedges", "PaddedGraphs", "on_features"]
+__all__ = ["Hyperedges", "PaddedGraphs", "joint", "on_features"]
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Hyperedges:
 
         return self.planned(("at", id(indices)), make)[1].with_values(values)
 
-    def planned(self, key: Hashable, make: Any) -> Any:
+    def planned(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What depends on the hyperedges only and not on their features, computed once and kept with them for a while.
 
         Args:
@@ -324,9 +325,7 @@ class Hyperedges:
         if mask is None:
             mask = x.new_ones(graphs, width, dtype=torch.bool)
         number = mask.flatten().cumsum(0).reshape(graphs, width) - 1
-        present = mask
-        for _ in range(order - 1):
-            present = present[..., None] & mask.reshape(graphs, *[1] * (present.ndim - 1), width)
+        present = joint(mask, order)
         where = present.nonzero()
         indices = torch.stack([number[where[:, 0], where[:, axis + 1]] for axis in range(order)], 1)
         return Hyperedges(indices, x[present], int(mask.sum()), mask.nonzero()[:, 0], graphs)
@@ -349,6 +348,26 @@ class Hyperedges:
         dense = self.values.new_zeros(self.num_graphs, *[width] * self.order, self.values.shape[1])
         where = (self.graphs, *(place[self.indices[:, axis]] for axis in range(self.order)))
         return dense.index_put(where, self.values), mask
+
+
+def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]:
+    """Which tuples consist of nodes only.
+
+    Args:
+        mask: ``(*batch, n)``, ``True`` at nodes.
+        order: k.
+
+    Returns:
+        ``(*batch, n, .., n)``, without a node axis for order 0.
+
+    >>> joint(torch.tensor([True, False]), 2).tolist()
+    [[True, False], [False, False]]
+    """
+    if order == 0:
+        return mask.new_ones(mask.shape[:-1])
+    batch, width = mask.shape[:-1], mask.shape[-1]
+    axes = (mask.reshape(*batch, *[1] * axis, width, *[1] * (order - 1 - axis)) for axis in range(order))
+    return reduce(torch.logical_and, axes)
 
 
 def on_features(function: Callable[[Tensor], Tensor], x: Tensor | Hyperedges) -> Tensor | Hyperedges:

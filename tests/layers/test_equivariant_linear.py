@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from holonomy.layers import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
 from holonomy.layers.equivariant.classes import groups, pairs
-from holonomy.layers.equivariant.dense import joint
-from holonomy.structures import Hyperedges
+from holonomy.structures import Hyperedges, joint
 from tests.reference.equivariant import equivariant_linear, pattern, patterns
 
 ORDERS = list(itertools.product(range(4), repeat=2))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.classes import extensions, pairs
-from holonomy.layers.equivariant.dense import joint
 from holonomy.layers.kernels.segments import contract, outer_sum
-from holonomy.structures import Hyperedges
+from holonomy.structures import Hyperedges, joint
 from tests.layers.test_equivariant_linear import permuted
 from tests.reference.equivariant import higher_order_attention
 

@@ -13,8 +13,8 @@ from tests.reference.tokens import kernel_attention
 
 
 def heads(device, dtype=torch.float64, nodes=6, dim=5, values=3):
-    draw = lambda width: torch.randn(2, 3, nodes, width, device=device, dtype=dtype)  # noqa: E731
-    return draw(dim), draw(dim), draw(values)
+    widths = (dim, dim, values)
+    return tuple(torch.randn(2, 3, nodes, width, device=device, dtype=dtype) for width in widths)
 
 
 def test_rows_are_orthogonal_in_blocks_and_normal_in_length(device):
@@ -27,9 +27,9 @@ def test_rows_are_orthogonal_in_blocks_and_normal_in_length(device):
 
 
 def test_projection_repeats_with_its_seed_in_every_dtype(device):
-    draw = lambda dtype: orthogonal_projection(  # noqa: E731
-        7, 5, generator=torch.Generator(device).manual_seed(1), dtype=dtype
-    )
+    def draw(dtype):
+        return orthogonal_projection(7, 5, generator=torch.Generator(device).manual_seed(1), dtype=dtype)
+
     assert draw(torch.float32).shape == (7, 5)
     assert torch.equal(draw(torch.float32), draw(torch.float64).float())
     torch.manual_seed(5)

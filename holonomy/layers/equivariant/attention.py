@@ -22,7 +22,7 @@ from holonomy.layers.equivariant.classes import Pair, Target, everything, extens
 from holonomy.layers.equivariant.linear import EquivariantMap, check_dense
 from holonomy.layers.equivariant.partitions import Partition
 from holonomy.layers.kernels.performer import orthogonal_projection
-from holonomy.structures import Hyperedges
+from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -246,7 +246,7 @@ class HigherOrderAttention(nn.Module):
     def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
         check_dense(x, self.order_in, self.features, mask)
         nodes = x.shape[-2]
-        present = None if mask is None else dense.joint(mask, self.order_in)
+        present = None if mask is None else joint(mask, self.order_in)
         if support is not None:
             present = support if present is None else present & support
         if present is not None:
@@ -275,7 +275,7 @@ class HigherOrderAttention(nn.Module):
             parts.append((Target(pattern, tuple(range(blocks))), total * apart))
         result = dense.spread(parts, self.order_out, nodes)
         if mask is not None and self.order_out:
-            result = torch.where(dense.joint(mask, self.order_out)[..., None], result, 0)
+            result = torch.where(joint(mask, self.order_out)[..., None], result, 0)
         return result
 
     def _attend_dense(

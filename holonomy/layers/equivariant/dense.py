@@ -17,29 +17,9 @@ from holonomy.layers.equivariant.classes import Source, Target, number_of_blocks
 from holonomy.layers.equivariant.partitions import Partition
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Shaped
+    from jaxtyping import Float, Shaped
 
-__all__ = ["diagonal", "joint", "place", "reduce", "spread"]
-
-
-def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]:
-    """Which tuples consist of nodes only.
-
-    Args:
-        mask: ``(*batch, n)``, ``True`` at nodes.
-        order: k.
-
-    Returns:
-        ``(*batch, n, .., n)``, without a node axis for order 0.
-
-    >>> joint(torch.tensor([True, False]), 2).tolist()
-    [[True, False], [False, False]]
-    """
-    if order == 0:
-        return mask.new_ones(mask.shape[:-1])
-    batch, width = mask.shape[:-1], mask.shape[-1]
-    axes = (mask.reshape(*batch, *[1] * axis, width, *[1] * (order - 1 - axis)) for axis in range(order))
-    return fold(torch.logical_and, axes)
+__all__ = ["diagonal", "place", "reduce", "spread"]
 
 
 def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..."]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from holonomy.layers.equivariant import dense
 from holonomy.layers.equivariant.classes import Pair, Term, everything, free_axes, number_of_blocks
+from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.layers.kernels.performer import log_features
 
 if TYPE_CHECKING:
@@ -130,14 +130,12 @@ def softmax_class(
     )
     present = _front(valid[..., None], pair.source.kept, order_in).squeeze(-1)[..., None, None, :]
     allowed = present & _apart(nodes, len(free_out), len(free_in), key.device)
-    empty = ~allowed.any(-1, keepdim=True)
     batch = q.shape[:-3]
-    mask = (allowed | empty).expand(*batch, 1, *allowed.shape[-2:])
-    # Four axes are what the fused kernels take; a row without a key attends to all and is cleared afterwards.
-    flat = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    mixed = functional.scaled_dot_product_attention(*flat, attn_mask=mask.reshape(-1, *mask.shape[-3:]))
-    mixed = mixed.reshape(*batch, *mixed.shape[-3:]).masked_fill(empty, 0.0)
-    return mixed.transpose(-2, -3).flatten(-2)
+    allowed = allowed.expand(*batch, 1, *allowed.shape[-2:])
+    # Four axes are what the fused kernels take.
+    q, k, v, allowed = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v, allowed))
+    mixed = dot_product_attention(q, k, v, allowed)
+    return mixed.reshape(*batch, *mixed.shape[-3:]).transpose(-2, -3).flatten(-2)
 
 
 def kernel_class(

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.layers.equivariant import dense
 from holonomy.layers.equivariant.attention import HigherOrderAttention
 from holonomy.layers.equivariant.linear import EquivariantLinear, check_dense
-from holonomy.structures import Hyperedges, on_features
+from holonomy.structures import Hyperedges, joint, on_features
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -125,7 +124,7 @@ class HigherOrderEncoderLayer(nn.Module):
         if not isinstance(x, Hyperedges):
             check_dense(x, self.order_in, self.attention.features, mask)
             if mask is not None:
-                x = torch.where(dense.joint(mask, self.order_in)[..., None], x, 0)
+                x = torch.where(joint(mask, self.order_in)[..., None], x, 0)
         mixed = on_features(self.dropout, self.attention(on_features(self.norm_attention, x), mask, to=to))
         if same:
             mixed = _added(x, mixed)

@@ -22,7 +22,7 @@ from holonomy import checks
 from holonomy.layers.equivariant import dense, sparse
 from holonomy.layers.equivariant.classes import Group, Pair, Target, groups, number_of_blocks, pairs
 from holonomy.layers.equivariant.partitions import moebius_matrix, set_partitions
-from holonomy.structures import Hyperedges
+from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -215,7 +215,7 @@ class EquivariantMap(nn.Module):
         if self.order_in == 0 and self.order_out > 0 and mask is None:
             raise ValueError("mask must be given for a map from order 0: nothing else says how many nodes there are.")
         if mask is not None and self.order_in > 0:
-            x = torch.where(dense.joint(mask, self.order_in)[..., None], x, 0)
+            x = torch.where(joint(mask, self.order_in)[..., None], x, 0)
         batch = x.shape[: x.ndim - 1 - self.order_in]
         nodes = x.shape[-2] if self.order_in else (0 if mask is None else mask.shape[-1])
         parts: list[tuple[Target, Tensor]] = []
@@ -229,7 +229,7 @@ class EquivariantMap(nn.Module):
             parts.append((Target(self.patterns[index], ()), row.to(parts[0][1].dtype)))
         result = dense.spread(parts, self.order_out, nodes)
         if mask is not None and self.order_out:
-            result = torch.where(dense.joint(mask, self.order_out)[..., None], result, 0)
+            result = torch.where(joint(mask, self.order_out)[..., None], result, 0)
         return result
 
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:

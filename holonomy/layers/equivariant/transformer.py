@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
+from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.layers.kernels.performer import orthogonal_projection, performer_attention
 
 if TYPE_CHECKING:
@@ -134,7 +135,9 @@ class TokenAttention(nn.Module):
         if self.projection is not None:
             attended = performer_attention(query, key, value, self.projection, mask)
         else:
-            attended = _softmax_attention(query, key, value, mask, self.dropout if self.training else 0.0)
+            allowed = None if mask is None else ~mask[..., None, :]
+            dropout = self.dropout if self.training else 0.0
+            attended = dot_product_attention(query, key, value, allowed, dropout=dropout)
         return self.out(attended.transpose(-3, -2).flatten(-2))
 
     def weights(
@@ -261,16 +264,3 @@ class TokenEncoderLayer(nn.Module):
 
     def _branch(self, x: Tensor) -> Tensor:
         return stochastic_depth(self._dropped(x), self.stochastic_depth, training=self.training)
-
-
-def _softmax_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The kernel of torch; a query without a key to attend to gets zeros."""
-    if mask is None:
-        return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
-    hidden = mask[..., None, :]
-    # A query without a key attends to all, and is cleared afterwards.
-    empty = hidden.all(-1, keepdim=True)
-    attended = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=(~hidden | empty).expand(*query.shape[:-1], key.shape[-2]), dropout_p=dropout
-    )
-    return attended.masked_fill(empty, 0.0)

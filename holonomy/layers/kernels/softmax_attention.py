@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from holonomy import numerics
+from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.manifolds import hyperboloid
 
 if TYPE_CHECKING:
@@ -208,21 +208,16 @@ def _scaled_dot_product(
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch query values"]:
     reflected, point = _dot_product_form(query, key, curvature)
-    attended, empty = None, None
-    if hidden is not None:
-        # A query without a key to attend to attends to all, and is cleared afterwards.
-        empty = hidden.all(-1, keepdim=True)
-        attended = ~hidden | empty
-    total = functional.scaled_dot_product_attention(
+    total = dot_product_attention(
         reflected,
         point,
         hyperboloid.lift(value, curvature),
-        attn_mask=attended,
+        None if hidden is None else ~hidden,
         scale=2 / math.sqrt(query.shape[-1]),
     )
     total = numerics.widen(total)
     mass = torch.ones_like(total[..., :1])
-    if empty is not None:
-        total, mass = total.masked_fill(empty, 0.0), mass.masked_fill(empty, 0.0)
+    if hidden is not None:
+        mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
     middle = _normalise(total, mass, curvature, torch.finfo(value.dtype).eps)
     return numerics.narrow(middle, value.dtype)
