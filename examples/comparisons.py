@@ -273,7 +273,7 @@ def parser(question: Question) -> argparse.ArgumentParser:
     )
     add = out.add_argument
     names = list(question.datasets)
-    known = "; ".join(f"{name}: {text}" for name, text in question.datasets.items())
+    known = "; ".join(f"{name}: {text}" for name, text in question.datasets.items()).replace("%", "%%")
     add("--dataset", choices=names, default=names[0], help=f"{known} (default {names[0]})")
     add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
     add(

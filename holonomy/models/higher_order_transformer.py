@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
-from holonomy.layers import HigherOrderEncoderLayer
+from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.models.equivariant import EquivariantModel
 
 __all__ = ["HigherOrderTransformer"]
@@ -104,3 +104,13 @@ class HigherOrderTransformer(EquivariantModel):
             device=device,
             dtype=dtype,
         )
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw other random features in every layer; nothing where the kernel is ``"softmax"``.
+
+        Args:
+            generator: source of the random numbers, torch's seeded state if left out.
+        """
+        for module in self.modules():
+            if isinstance(module, HigherOrderAttention):
+                module.redraw(generator)

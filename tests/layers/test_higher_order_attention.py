@@ -190,8 +190,7 @@ def test_many_random_features_approach_softmax(device):
     before = rough.projection.clone()
     rough.redraw(torch.Generator(device).manual_seed(5))
     assert not torch.equal(before, rough.projection)
-    with pytest.raises(ValueError, match="kernel must be 'performer' for random features to be redrawn"):
-        exact.redraw()
+    exact.redraw()  # has none
 
 
 @pytest.mark.parametrize("pair", pairs(2, 2), ids=lambda pair: f"{pair.source} to {pair.target}")

@@ -139,6 +139,15 @@ def test_local_layers_see_no_further_than_their_neighbours(device):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("kernel", ["softmax", "performer"])
+def test_random_features_are_redrawn_in_every_layer(kernel, device):
+    model = HigherOrderTransformer(3, 8, 2, orders=(1, 2, 0), heads=2, kernel=kernel).to(device)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.redraw(torch.Generator(device).manual_seed(1))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) != name.endswith("projection"), name
+
+
 def test_wrong_arguments_get_one_sentence():
     with pytest.raises(ValueError, match=r"orders must be at least two, of which only the last may be 0, got \(2,\)"):
         HigherOrderTransformer(3, 8, 2, orders=(2,))

@@ -21,7 +21,7 @@ from holonomy.layers.equivariant import dense, dense_attention, sparse, sparse_a
 from holonomy.layers.equivariant.classes import Pair, Target, everything, extensions, free_axes, number_of_blocks, pairs
 from holonomy.layers.equivariant.linear import EquivariantMap, check_dense
 from holonomy.layers.equivariant.partitions import Partition
-from holonomy.layers.kernels.performer import orthogonal_projection
+from holonomy.layers.kernels.performer import redraw
 from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
@@ -181,19 +181,12 @@ class HigherOrderAttention(nn.Module):
                 self.constant_query.normal_()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw the random features anew.
+        """Draw other random features; nothing where the kernel is ``"softmax"``.
 
         Args:
             generator: source of the random numbers, torch's seeded state if left out.
-
-        Raises:
-            ValueError: if the kernel is softmax, which has none.
         """
-        if self.projection is None:
-            raise ValueError("kernel must be 'performer' for random features to be redrawn, got 'softmax'.")
-        rows, dim = self.projection.shape
-        drawn = orthogonal_projection(rows, dim, generator=generator, device=self.projection.device)
-        self.projection.copy_(drawn)
+        redraw(self.projection, generator)
 
     def forward(
         self,

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from holonomy import checks
 from holonomy.layers.kernels.dot_product import dot_product_attention
-from holonomy.layers.kernels.performer import orthogonal_projection, performer_attention
+from holonomy.layers.kernels.performer import orthogonal_projection, performer_attention, redraw
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -112,10 +112,7 @@ class TokenAttention(nn.Module):
         Args:
             generator: source of the random numbers, torch's seeded state if left out.
         """
-        if self.projection is not None:
-            self.projection.copy_(
-                orthogonal_projection(*self.projection.shape, generator=generator, device=self.projection.device)
-            )
+        redraw(self.projection, generator)
 
     def forward(
         self,

@@ -21,7 +21,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["log_features", "orthogonal_projection", "performer_attention"]
+__all__ = ["log_features", "orthogonal_projection", "performer_attention", "redraw"]
 
 
 def orthogonal_projection(
@@ -63,6 +63,24 @@ def orthogonal_projection(
     q = q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)[..., None, :]
     rows = q * torch.linalg.vector_norm(gaussian[1], dim=-1, keepdim=True)
     return torch.empty(features, dim, device=device, dtype=dtype).copy_(rows.flatten(0, 1)[:features])
+
+
+def redraw(projection: Float[Tensor, "features dim"] | None, generator: torch.Generator | None = None) -> None:
+    """Draw other random features in place; nothing where there are none, as in a layer of softmax attention.
+
+    Args:
+        projection: what :func:`orthogonal_projection` gave, or ``None``.
+        generator: source of the random numbers, torch's seeded state if left out.
+
+    >>> w = orthogonal_projection(3, 4)
+    >>> before = w.clone()
+    >>> redraw(w)
+    >>> torch.equal(w, before)
+    False
+    """
+    if projection is not None:
+        rows, dim = projection.shape
+        projection.copy_(orthogonal_projection(rows, dim, generator=generator, device=projection.device))
 
 
 def log_features(
