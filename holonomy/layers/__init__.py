@@ -1,5 +1,12 @@
 """Layers: hyperbolic ones, permutation-equivariant ones, and graph encoders to run beside them."""
 
+from holonomy.layers.encodings import (
+    category_product,
+    edge_categories,
+    random_walk_encoding,
+    random_walk_node_encoding,
+    shortest_path_encoding,
+)
 from holonomy.layers.equivariant import (
     EquivariantLinear,
     GraphTokenizer,
@@ -37,6 +44,12 @@ from holonomy.layers.hyperbolic import (
     HypSoftmaxAttention,
     TangentLinear,
 )
+from holonomy.layers.substructures import (
+    chordless_cycles,
+    membership,
+    ring_membership,
+    substructure_membership,
+)
 
 __all__ = [
     "GCN",
@@ -66,11 +79,20 @@ __all__ = [
     "TokenEncoderLayer",
     "basis_residual",
     "bell",
+    "category_product",
+    "chordless_cycles",
+    "edge_categories",
     "laplacian_identifiers",
+    "membership",
     "moebius_matrix",
     "near_orthogonal_identifiers",
     "orthogonal_identifiers",
     "perturb_identifiers",
+    "random_walk_encoding",
+    "random_walk_node_encoding",
+    "ring_membership",
     "set_partitions",
+    "shortest_path_encoding",
+    "substructure_membership",
     "zeta_matrix",
 ]

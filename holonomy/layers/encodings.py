@@ -1,0 +1,218 @@
+r"""Encodings of graph structure, for pairs of nodes and for nodes, from ``edge_index`` (CSA sections 3.3 and 3.4).
+
+They are computed on the CPU, once for a data set, and come back on the device of ``edge_index``. Axis 0 of a pair
+encoding is the node i that attends, axis 1 the node j that it looks at; walks and paths lead from i to j along the
+edges, from the first row of ``edge_index`` to the second. List both directions for an undirected graph.
+
+An edge that is listed twice counts once. A self-loop is a step that stays, for walks; paths do not see it. From an
+isolated node there is no step: its walks have probability zero.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+import scipy.sparse.csgraph
+import torch
+from torch import Tensor
+
+from holonomy import checks
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = [
+    "category_product",
+    "edge_categories",
+    "random_walk_encoding",
+    "random_walk_node_encoding",
+    "shortest_path_encoding",
+]
+
+# Up to here a power is a product of dense matrices: sparse ones take longer to set up than to multiply.
+_DENSE_NODES = 128
+# Starting nodes whose walks are followed at once: their distributions should fit the cache.
+_BLOCK = 64
+
+
+def random_walk_encoding(
+    edge_index: Int[Tensor, "2 edges"], n: int, steps: int, *, dtype: torch.dtype | None = None
+) -> Float[Tensor, "n n steps"]:
+    r"""The first powers of the random walk, :math:`[\mathrm{RW}^1_{ij}, \dots, \mathrm{RW}^p_{ij}]`, CSA eq. 10.
+
+    :math:`\mathrm{RW} = D^{-1} A`: entry (i, j, k - 1) is the probability that k steps from i end at j. The cost is
+    one product with the sparse matrix a power.
+
+    Args:
+        edge_index: ``(2, m)`` int64, sources and targets.
+        n: number of nodes.
+        steps: p.
+        dtype: of the result; powers are computed in float64.
+
+    Returns:
+        ``(n, n, steps)``.
+
+    Raises:
+        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+
+    >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> random_walk_encoding(edge_index, 3, 2)[0]
+    tensor([[0.0000, 0.5000],
+            [1.0000, 0.0000],
+            [0.0000, 0.5000]])
+    """
+    checks.positive_int("steps", steps)
+    walk = _walk(edge_index, n)
+    out = torch.empty(n, n, steps, dtype=dtype)
+    for start in range(0, n, _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, n))
+        powers = np.stack([ends.T for ends in _ends(walk, rows, steps)], -1)
+        out[start : start + len(rows)].copy_(torch.from_numpy(powers))
+    return out.to(edge_index.device)
+
+
+def random_walk_node_encoding(
+    edge_index: Int[Tensor, "2 edges"], n: int, steps: int, *, dtype: torch.dtype | None = None
+) -> Float[Tensor, "n steps"]:
+    r"""Probabilities to be back after 1 .. p steps, :math:`\mathrm{RW}^k_{ii}`: the node form of RWSE (CSA 2.3).
+
+    The diagonal of :func:`random_walk_encoding` without the matrix: a block of nodes at a time.
+
+    Args:
+        edge_index: ``(2, m)`` int64, sources and targets.
+        n: number of nodes.
+        steps: p.
+        dtype: of the result.
+
+    Returns:
+        ``(n, steps)``.
+
+    Raises:
+        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+
+    >>> random_walk_node_encoding(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3, 2)
+    tensor([[0.0000, 0.5000],
+            [0.0000, 1.0000],
+            [0.0000, 0.5000]])
+    """
+    checks.positive_int("steps", steps)
+    walk = _walk(edge_index, n)
+    back = np.empty((n, steps))
+    for start in range(0, n, _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, n))
+        for k, ends in enumerate(_ends(walk, rows, steps)):
+            back[rows, k] = ends[rows, np.arange(len(rows))]
+    return torch.empty(n, steps, dtype=dtype, device=edge_index.device).copy_(torch.from_numpy(back))
+
+
+def shortest_path_encoding(edge_index: Int[Tensor, "2 edges"], n: int, limit: int) -> Int[Tensor, "n n"]:
+    r"""Lengths :math:`\phi(i, j)` of shortest paths up to a limit, CSA eq. 11.
+
+    Args:
+        edge_index: ``(2, m)`` int64, sources and targets.
+        n: number of nodes.
+        limit: the longest path that is told apart.
+
+    Returns:
+        ``(n, n)`` int64: 0 on the diagonal, 1 to ``limit``, and ``limit + 1`` where j is not reached within the limit.
+
+    Raises:
+        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+
+    >>> shortest_path_encoding(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 4, 1)[0].tolist()
+    [0, 1, 2, 2]
+    """
+    checks.positive_int("limit", limit)
+    adjacency = _adjacency(edge_index, n)
+    if n == 0:
+        return torch.zeros(0, 0, dtype=torch.int64, device=edge_index.device)
+    length = scipy.sparse.csgraph.dijkstra(adjacency, directed=True, unweighted=True, limit=limit)
+    return torch.from_numpy(np.minimum(length, limit + 1).astype(np.int64)).to(edge_index.device)
+
+
+def edge_categories(
+    edge_index: Int[Tensor, "2 edges"], n: int, edge_type: Int[Tensor, " edges"] | None = None
+) -> Int[Tensor, "n n"]:
+    """What stands between two nodes, as a number: CSA eq. 8.
+
+    0 says that there is no edge, 1 that the nodes are one (i = j), 2 + t that there is an edge of type t. A self-loop
+    is an edge: it takes the place of the 1. Of an edge that is listed twice the largest type counts.
+
+    Args:
+        edge_index: ``(2, m)`` int64, sources and targets.
+        n: number of nodes.
+        edge_type: ``(m,)`` types numbered from zero; all zero if left out.
+
+    Returns:
+        ``(n, n)`` int64.
+
+    Raises:
+        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+
+    >>> edge_categories(torch.tensor([[0, 1], [1, 0]]), 3, torch.tensor([4, 4]))
+    tensor([[1, 6, 0],
+            [6, 1, 0],
+            [0, 0, 1]])
+    """
+    _check(edge_index, n)
+    source, target = edge_index
+    types = torch.zeros_like(source) if edge_type is None else edge_type
+    empty = torch.eye(n, dtype=torch.int64, device=edge_index.device).flatten()
+    return empty.scatter_reduce(0, source * n + target, types + 2, "amax").unflatten(0, (n, n))
+
+
+def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    r"""The Cartesian product of a category and a relation, CSA section 3.4: as many categories again.
+
+    Args:
+        categories: numbered from zero, as :func:`edge_categories` does.
+        related: whether a pair is related, as :func:`~holonomy.layers.ring_membership` says.
+
+    Returns:
+        ``2 * categories + related``.
+
+    >>> category_product(torch.tensor([0, 1, 1]), torch.tensor([False, False, True]))
+    tensor([0, 2, 3])
+    """
+    return 2 * categories + related.to(categories.dtype)
+
+
+def _check(edge_index: Tensor, n: int) -> None:
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < n:
+        raise ValueError(
+            f"edge_index must name nodes in [0, n = {n}), got {int(edge_index.min())} .. {int(edge_index.max())}."
+        )
+
+
+def _adjacency(edge_index: Tensor, n: int) -> Any:
+    _check(edge_index, n)
+    source, target = edge_index.detach().cpu().numpy()
+    adjacency = scipy.sparse.csr_array((np.ones(len(source)), (source, target)), shape=(n, n))
+    adjacency.data[:] = 1.0  # duplicates were summed
+    return adjacency
+
+
+def _walk(edge_index: Tensor, n: int) -> Any:
+    """The transpose of RW, of which a product with distributions (n, starts) is one step of each."""
+    if n <= _DENSE_NODES:
+        _check(edge_index, n)
+        source, target = edge_index.detach().cpu().numpy()
+        walk = np.zeros((n, n))
+        walk[target, source] = 1.0
+        return walk / np.maximum(walk.sum(0), 1.0)
+    adjacency = _adjacency(edge_index, n)
+    degree = np.maximum(np.diff(adjacency.indptr), 1)
+    return scipy.sparse.csr_array((adjacency / degree[:, None]).T)
+
+
+def _ends(walk: Any, rows: Any, steps: int) -> Any:
+    """Yield where walks from each of ``rows`` are after 1 .. p steps: (n, rows) probabilities."""
+    ends = np.zeros((walk.shape[0], len(rows)))
+    ends[rows, np.arange(len(rows))] = 1.0
+    for _ in range(steps):
+        ends = walk @ ends
+        yield ends
