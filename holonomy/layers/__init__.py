@@ -8,11 +8,17 @@ from holonomy.layers.encodings import (
     shortest_path_encoding,
 )
 from holonomy.layers.equivariant import (
+    ChromaticAttention,
+    EdgeProjection,
     EquivariantLinear,
+    ExpertChoice,
     GraphTokenizer,
     HigherOrderAttention,
     HigherOrderEncoderLayer,
     HyperedgeTokenizer,
+    PathRouter,
+    SimplicialAttention,
+    SimplicialEncoderLayer,
     TokenAttention,
     TokenEncoderLayer,
     basis_residual,
@@ -44,6 +50,8 @@ from holonomy.layers.hyperbolic import (
     HypSoftmaxAttention,
     TangentLinear,
 )
+from holonomy.layers.kernels.simplicial import simplicial_attention
+from holonomy.layers.kernels.simplicial_paths import simplicial_path_attention
 from holonomy.layers.substructures import (
     chordless_cycles,
     membership,
@@ -55,8 +63,11 @@ __all__ = [
     "GCN",
     "HRC",
     "HTC",
+    "ChromaticAttention",
+    "EdgeProjection",
     "EquivariantLinear",
     "ExpMapHTC",
+    "ExpertChoice",
     "FullyLorentzLinear",
     "GraphTokenizer",
     "HigherOrderAttention",
@@ -73,7 +84,10 @@ __all__ = [
     "HypResidual",
     "HypSoftmaxAttention",
     "HyperedgeTokenizer",
+    "PathRouter",
     "Propagation",
+    "SimplicialAttention",
+    "SimplicialEncoderLayer",
     "TangentLinear",
     "TokenAttention",
     "TokenEncoderLayer",
@@ -93,6 +107,8 @@ __all__ = [
     "ring_membership",
     "set_partitions",
     "shortest_path_encoding",
+    "simplicial_attention",
+    "simplicial_path_attention",
     "substructure_membership",
     "zeta_matrix",
 ]

@@ -3,6 +3,14 @@
 from holonomy.models.higher_order_transformer import HigherOrderTransformer
 from holonomy.models.hypformer import Hypformer, HypformerBlock
 from holonomy.models.invariant_graph_network import InvariantGraphNetwork
+from holonomy.models.simplicial_transformer import SimplicialTransformer
 from holonomy.models.tokengt import TokenGT
 
-__all__ = ["HigherOrderTransformer", "Hypformer", "HypformerBlock", "InvariantGraphNetwork", "TokenGT"]
+__all__ = [
+    "HigherOrderTransformer",
+    "Hypformer",
+    "HypformerBlock",
+    "InvariantGraphNetwork",
+    "SimplicialTransformer",
+    "TokenGT",
+]

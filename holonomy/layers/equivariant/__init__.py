@@ -2,6 +2,7 @@
 
 from holonomy.layers.equivariant.attention import HigherOrderAttention
 from holonomy.layers.equivariant.basis_residual import basis_residual
+from holonomy.layers.equivariant.chromatic import ChromaticAttention, EdgeProjection
 from holonomy.layers.equivariant.encoder import HigherOrderEncoderLayer
 from holonomy.layers.equivariant.identifiers import (
     laplacian_identifiers,
@@ -11,15 +12,23 @@ from holonomy.layers.equivariant.identifiers import (
 )
 from holonomy.layers.equivariant.linear import EquivariantLinear
 from holonomy.layers.equivariant.partitions import bell, moebius_matrix, set_partitions, zeta_matrix
+from holonomy.layers.equivariant.simplicial import ExpertChoice, PathRouter, SimplicialAttention
+from holonomy.layers.equivariant.simplicial_encoder import SimplicialEncoderLayer
 from holonomy.layers.equivariant.tokens import GraphTokenizer, HyperedgeTokenizer
 from holonomy.layers.equivariant.transformer import TokenAttention, TokenEncoderLayer
 
 __all__ = [
+    "ChromaticAttention",
+    "EdgeProjection",
     "EquivariantLinear",
+    "ExpertChoice",
     "GraphTokenizer",
     "HigherOrderAttention",
     "HigherOrderEncoderLayer",
     "HyperedgeTokenizer",
+    "PathRouter",
+    "SimplicialAttention",
+    "SimplicialEncoderLayer",
     "TokenAttention",
     "TokenEncoderLayer",
     "basis_residual",

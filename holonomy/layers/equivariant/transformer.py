@@ -21,7 +21,7 @@ from holonomy.layers.kernels.performer import orthogonal_projection, performer_a
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["TokenAttention", "TokenEncoderLayer", "stochastic_depth"]
+__all__ = ["PreNormLayer", "TokenAttention", "TokenEncoderLayer", "stochastic_depth"]
 
 
 def stochastic_depth(
@@ -171,7 +171,99 @@ class TokenAttention(nn.Module):
         return query, key, value, None if padding is None else padding[..., None, :]
 
 
-class TokenEncoderLayer(nn.Module):
+class PreNormLayer(nn.Module):
+    r"""A residual block around any attention, and one around an MLP, each after layer normalisation.
+
+    .. math:: H = X + \mathrm{Attention}(\mathrm{LN}\,X), \qquad H + \mathrm{MLP}(\mathrm{LN}\,H)
+
+    Args:
+        features: width d of a token.
+        attention: takes ``(*batch, tokens, features)`` and a key-padding mask.
+        feedforward: width of the MLP's one hidden layer, 4 d if left out.
+        dropout: probability that an entry of what attention or MLP add, or of the hidden layer, is dropped.
+        stochastic_depth: probability that a graph passes by attention, and that it passes by the MLP.
+        activation: of the MLP.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size or probability is none of the allowed.
+
+    >>> PreNormLayer(8, TokenAttention(8, 2))(torch.randn(3, 5, 8)).shape
+    torch.Size([3, 5, 8])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        attention: nn.Module,
+        *,
+        feedforward: int | None = None,
+        dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = functional.gelu,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.stochastic_depth = checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
+        self.activation = activation
+        self.norm_attention = nn.LayerNorm(features, device=device, dtype=dtype)
+        self.attention = attention
+        self.norm_feedforward = nn.LayerNorm(features, device=device, dtype=dtype)
+        self.expand = nn.Linear(features, hidden, device=device, dtype=dtype)
+        self.contract = nn.Linear(hidden, features, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+    ) -> Float[Tensor, "*batch tokens features"]:
+        """Apply the layer.
+
+        Args:
+            x: ``(*batch, tokens, features)``.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
+
+        Returns:
+            ``(*batch, tokens, features)``; finite at padding.
+        """
+        if key_padding_mask is not None:
+            # What padding holds goes nowhere, but it would come out again.
+            x = x.masked_fill(key_padding_mask[..., None], 0.0)
+        return self.fed_forward(x + self.branch(self.attention(self.norm_attention(x), key_padding_mask)))
+
+    def fed_forward(self, x: Float[Tensor, "*batch tokens features"]) -> Float[Tensor, "*batch tokens features"]:
+        """The second block alone.
+
+        Args:
+            x: ``(*batch, tokens, features)``.
+
+        Returns:
+            ``(*batch, tokens, features)``.
+        """
+        hidden = self._dropped(self.activation(self.expand(self.norm_feedforward(x))))
+        return x + self.branch(self.contract(hidden))
+
+    def branch(self, x: Float[Tensor, "*batch tokens features"]) -> Float[Tensor, "*batch tokens features"]:
+        """What a block adds, after dropout and stochastic depth.
+
+        Args:
+            x: ``(*batch, tokens, features)``.
+
+        Returns:
+            ``(*batch, tokens, features)``.
+        """
+        return stochastic_depth(self._dropped(x), self.stochastic_depth, training=self.training)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout, self.training)
+
+
+class TokenEncoderLayer(PreNormLayer):
     r"""One layer of a pre-norm transformer, TokenGT A.1 with the layer normalisations of A.4.
 
     .. math:: H = X + \mathrm{MSA}(\mathrm{LN}\,X), \qquad H + \mathrm{MLP}(\mathrm{LN}\,H)
@@ -198,6 +290,8 @@ class TokenEncoderLayer(nn.Module):
     torch.Size([3, 5, 8])
     """
 
+    attention: TokenAttention
+
     def __init__(
         self,
         features: int,
@@ -213,51 +307,24 @@ class TokenEncoderLayer(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         checks.one_of("attention", attention, ("softmax", "performer"))
         if attention == "performer" and attention_dropout > 0:
             raise ValueError(f"attention_dropout must be 0 with attention 'performer', got {attention_dropout}.")
-        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
-        self.stochastic_depth = checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
-        self.activation = activation
-        self.norm_attention = nn.LayerNorm(features, device=device, dtype=dtype)
-        self.attention = TokenAttention(
+        super().__init__(
             features,
-            heads,
-            kernel=attention,
-            random_features=random_features,
-            dropout=attention_dropout,
+            TokenAttention(
+                features,
+                heads,
+                kernel=attention,
+                random_features=random_features,
+                dropout=attention_dropout,
+                device=device,
+                dtype=dtype,
+            ),
+            feedforward=feedforward,
+            dropout=dropout,
+            stochastic_depth=stochastic_depth,
+            activation=activation,
             device=device,
             dtype=dtype,
         )
-        self.norm_feedforward = nn.LayerNorm(features, device=device, dtype=dtype)
-        self.expand = nn.Linear(features, hidden, device=device, dtype=dtype)
-        self.contract = nn.Linear(hidden, features, device=device, dtype=dtype)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
-    ) -> Float[Tensor, "*batch tokens features"]:
-        """Apply the layer.
-
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
-
-        Returns:
-            ``(*batch, tokens, features)``; finite at padding.
-        """
-        if key_padding_mask is not None:
-            # What padding holds goes nowhere, but it would come out again.
-            x = x.masked_fill(key_padding_mask[..., None], 0.0)
-        x = x + self._branch(self.attention(self.norm_attention(x), key_padding_mask))
-        hidden = self._dropped(self.activation(self.expand(self.norm_feedforward(x))))
-        return x + self._branch(self.contract(hidden))
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        return functional.dropout(x, self.dropout, self.training)
-
-    def _branch(self, x: Tensor) -> Tensor:
-        return stochastic_depth(self._dropped(x), self.stochastic_depth, training=self.training)

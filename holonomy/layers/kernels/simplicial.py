@@ -1,0 +1,334 @@
+r"""N-simplicial attention: one softmax over all N-tuples of keys (Simplicial section 2.2, algorithm 2).
+
+.. math:: z_i = \sum_{k_1 .. k_N} A_{i k_1 .. k_N} \; v^1_{k_1} * \cdots * v^N_{k_N}, \qquad
+    A_{i \cdot} = \mathrm{softmax}_{k_1 .. k_N} \bigl( s \, \langle x^0_i, x^1_{k_1}, \dots, x^N_{k_N} \rangle \bigr)
+
+Axes are ``(*batch, nodes, channels)``, heads among the batch axes. Masks are boolean and ``True`` where something takes
+part, as in :func:`torch.nn.functional.scaled_dot_product_attention`.
+
+Both forms of the logit are inner products of features of the first two vectors with features of the other N - 1
+(:mod:`~holonomy.layers.kernels.multilinear`). For any N there is thus a *head* :math:`k_1` and a *tail*
+:math:`(k_2, \dots, k_N)`, a list of :math:`n^{N-1}` rows, and the logits of a query and a head are a row of one matrix
+product. Where all logits are few they are stored. Else they are made tile by tile with a running softmax, and again
+in the backward pass: memory of order :math:`n^{N-1}` instead of :math:`n^{N+1}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from holonomy import checks, numerics
+from holonomy.layers.kernels.dot_product import dot_product_attention
+from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, tail_features
+from holonomy.layers.kernels.simplexes import Simplexes, Tile
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["TILE", "check_simplex", "simplicial_attention"]
+
+TILE = 2**19
+"""Logits that are held at a time: a tile of this size stays in a core's cache. On other devices 64 times as many."""
+
+
+def simplicial_attention(
+    keys: Sequence[Float[Tensor, "..."]],
+    values: Sequence[Float[Tensor, "..."]],
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
+    pair_mask: Bool[Tensor, "..."] | None = None,
+    causal: bool = False,
+    form: Form = "product",
+    scale: float | None = None,
+    lower_orders: bool = False,
+    tile: int | None = None,
+) -> Float[Tensor, "..."]:
+    r"""Attend to all tuples of N keys, exactly; N is the number of values.
+
+    ``lower_orders`` puts all tuples of the first m keys, m = 1 .. N, into one softmax (appendix F.1, where the keys and
+    values beyond m are ones). That is the mixture :math:`\sum_m Z_m z^{(m)} / \sum_m Z_m` of the attentions of each
+    order with their softmax masses :math:`Z_m`, and is computed so; it is defined for determinants as well.
+
+    Where N = 1 the product form is scaled dot-product attention. Determinants at N = 1 are antisymmetric; at any N
+    equal arguments have logit 0, and :math:`\lfloor d/(N+1) \rfloor` chunks of N + 1 channels count.
+
+    Args:
+        keys: N + 1 tensors, the query first: ``(*batch, n_m, d)``.
+        values: N tensors ``(*batch, n_m, values)``, m = 1 .. N.
+        mask: which simplexes there are, broadcasting to ``(*batch, n_0, n_1, .., n_N)``.
+        pair_mask: ``(*batch, n_0, n_1)``, broadcasting: a simplex is there if its query may attend to each of its keys.
+            A row for keys that are no padding is ``(*batch, 1, n)``.
+        causal: keys later than the query take no part.
+        form: of the logits, ``"product"`` or ``"determinant"``.
+        scale: s, :math:`1/\sqrt{d}` if left out.
+        lower_orders: all orders up to N in one softmax.
+        tile: logits held at a time; :data:`TILE` if left out. A tile that holds all of them stores them for the
+            backward pass, which is faster for short sequences; smaller ones are made anew there. The tiled form
+            has no second derivative and says so.
+
+    Returns:
+        ``(*batch, n_0, values)``; zero for a query that is in no simplex.
+
+    Raises:
+        ValueError: if the numbers or shapes of keys and values do not fit, or masks cannot be combined.
+
+    >>> x = [torch.zeros(3, 2) for _ in range(3)]
+    >>> values = [torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1)]
+    >>> simplicial_attention(x, values, causal=True).flatten()
+    tensor([1.0000, 1.5000, 2.0000])
+    """
+    checks.one_of("form", form, FORMS)
+    order = check_simplex(keys, values)
+    sizes = [key.shape[-2] for key in keys]
+    if (causal or pair_mask is not None) and len(set(sizes[0 if causal else 1 :])) > 1:
+        raise ValueError(f"keys must have equally many nodes with causal or pair_mask, got {sizes}.")
+    if lower_orders and mask is not None:
+        raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
+    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
+    if order == 1 and form == "product" and not lower_orders:
+        return _pairwise(keys, values[0], mask, pair_mask, causal=causal, scale=scale)
+    dtype = values[0].dtype
+    if dtype in (torch.bfloat16, torch.float16):  # sums over n^N terms, and differences of logits
+        keys, values = [key.float() for key in keys], [value.float() for value in values]
+    batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
+    if 0 in (*batch, *sizes):
+        return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1]).to(dtype)
+    each: list[tuple[Tensor, Tensor]] = []
+    with torch.autocast(values[0].device.type, enabled=False):
+        for m in range(1, order + 1) if lower_orders else (order,):
+            simplexes = Simplexes.of(
+                tuple(sizes[: m + 1]), batch, keys[0].device, mask=mask, pair_mask=pair_mask, causal=causal
+            )
+            each.append(_attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile))
+        return _mixture(each).to(dtype)
+
+
+def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
+    """Check that keys and values are those of one simplicial attention.
+
+    Args:
+        keys: N + 1 tensors.
+        values: N tensors.
+
+    Returns:
+        N.
+
+    Raises:
+        ValueError: if not.
+
+    >>> check_simplex([torch.ones(2, 3)] * 3, [torch.ones(2, 4)] * 2)
+    2
+    """
+    order = len(values)
+    if order < 1 or len(keys) != order + 1:
+        raise ValueError(f"keys must be one more than values, and values at least one, got {len(keys)} and {order}.")
+    for m in range(1, order + 1):
+        if keys[m].shape[-1] != keys[0].shape[-1]:
+            raise ValueError(f"keys must have equal channels, got {keys[0].shape[-1]} and {keys[m].shape[-1]}.")
+        if values[m - 1].shape[-2] != keys[m].shape[-2] or values[m - 1].shape[-1] != values[0].shape[-1]:
+            raise ValueError(
+                f"values must have shape (..., {keys[m].shape[-2]}, {values[0].shape[-1]}) like key {m},"
+                f" got {tuple(values[m - 1].shape)}."
+            )
+    return order
+
+
+def _pairwise(
+    keys: Sequence[Tensor],
+    value: Tensor,
+    mask: Tensor | None,
+    pair_mask: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    query, key = keys
+    given = [item for item in (mask, pair_mask) if item is not None]
+    if causal:
+        square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        given.append(square.tril())
+    return dot_product_attention(query, key, value, reduce(torch.logical_and, given) if given else None, scale=scale)
+
+
+def _mixture(each: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Averages with the exponentials of the log masses as weights."""
+    if len(each) == 1:
+        return each[0][0]
+    logits = torch.stack([mass for _, mass in each])
+    empty = logits.isneginf().all(0)
+    weights = logits.masked_fill(empty, 0.0).softmax(0)
+    return torch.stack([weight[..., None] * mixed for weight, (mixed, _) in zip(weights, each, strict=True)]).sum(0)
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """What logits and values are made of, heads and tails apart, the batch in one axis.
+
+    The logits are ``(sum_r left[r][:, :, None] * right[r][:, None]) @ tail.mT``, the values of a head and a tail
+    ``value * tail_value``.
+    """
+
+    left: Tensor  # (terms, batch, queries, features), the scale included
+    right: Tensor  # (terms, batch, heads, features)
+    tail: Tensor  # (batch, tails, features)
+    value: Tensor  # (batch, heads, channels)
+    tail_value: Tensor  # (batch, tails, channels)
+
+
+def _factors(
+    keys: Sequence[Tensor], values: Sequence[Tensor], simplexes: Simplexes, *, form: Form, scale: float
+) -> _Factors:
+    order, batch = simplexes.order, simplexes.batch
+    keys = [key.expand(*batch, -1, -1).flatten(0, -3) if batch else key[None] for key in keys]
+    values = [value.expand(*batch, -1, -1).flatten(0, -3) if batch else value[None] for value in values]
+    terms = head_terms(keys[0] * scale, keys[1], order=order, form=form)
+    if order == 1:
+        # A query's one head is a dummy, and the keys are its tails.
+        left = torch.cat([term for term, _ in terms], -1)
+        tail = torch.cat([term for _, term in terms], -1)
+        return _Factors(
+            left[None], torch.ones_like(left[None, :, :1]), tail, torch.ones_like(values[0][:, :1]), values[0]
+        )
+    tail = tail_features(_crossed(keys[2:]), order=order, form=form).flatten(1, -2)
+    tail_value = reduce(torch.mul, _crossed(values[1:])).flatten(1, -2)
+    if simplexes.order_of_tails is not None:
+        tail, tail_value = tail[:, simplexes.order_of_tails], tail_value[:, simplexes.order_of_tails]
+    left, right = (torch.stack(sides) for sides in zip(*terms, strict=True))
+    return _Factors(left, right, tail, values[0], tail_value)
+
+
+def _crossed(factors: Sequence[Tensor]) -> list[Tensor]:
+    """Each ``(batch, n_m, d)`` on an axis of its own, so that they broadcast to the list of all tuples."""
+    batch, channels = factors[0].shape[0], factors[0].shape[-1]
+    several = len(factors)
+    return [
+        factor.reshape(batch, *(factor.shape[1] if axis == own else 1 for axis in range(several)), channels)
+        for own, factor in enumerate(factors)
+    ]
+
+
+def _attend(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    simplexes: Simplexes,
+    *,
+    form: Form,
+    scale: float,
+    tile: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The averages ``(*batch, n_0, channels)`` and the logarithms of the softmax masses ``(*batch, n_0)``."""
+    factors = _factors(keys, values, simplexes, form=form, scale=scale)
+    if tile is None:
+        tile = TILE if keys[0].device.type == "cpu" else 64 * TILE
+    blocks = simplexes.tiles(tile)
+    first = next(blocks)
+    if next(blocks, None) is None and len(first) == 1:
+        mixed, mass = _stored(factors, simplexes.allowed(first[0]))
+    else:
+        mixed, mass = numerics.apply_function(
+            _Tiled, factors.left, factors.right, factors.tail, factors.value, factors.tail_value, simplexes, tile
+        )
+    return mixed.unflatten(0, simplexes.batch) if simplexes.batch else mixed[0], mass.reshape(*simplexes.batch, -1)
+
+
+def _stored(f: _Factors, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """All logits at once, for autograd to keep."""
+    heads = (f.left[:, :, :, None] * f.right[:, :, None]).sum(0)
+    shape = (*heads.shape[:-1], f.tail.shape[1])
+    logits = _times(heads, f.tail.mT)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    logits = logits.flatten(2)
+    mass = logits.logsumexp(-1)
+    if allowed is None:
+        weights = logits.softmax(-1)
+    else:  # of a row of -inf there is no softmax
+        weights = (logits - mass.masked_fill(mass.isneginf(), 0.0)[..., None]).exp()
+    inner = _times(weights.reshape(shape), f.tail_value)
+    return (inner * f.value[:, None]).sum(2), mass
+
+
+class _Tiled(torch.autograd.Function):
+    """The same, tile by tile: a running softmax forward, and the logits made again on the way back."""
+
+    @staticmethod
+    def forward(
+        left: Tensor, right: Tensor, tail: Tensor, value: Tensor, tail_value: Tensor, simplexes: Simplexes, tile: int
+    ) -> tuple[Tensor, Tensor]:
+        f = _Factors(left, right, tail, value, tail_value)
+        mixed = left.new_empty(*left.shape[1:3], value.shape[-1])
+        mass = left.new_empty(left.shape[1:3])
+        for block in simplexes.tiles(tile):
+            where = block[0].batch, block[0].queries
+            peak = torch.full_like(mass[where], -torch.inf)
+            total, average = torch.zeros_like(peak), torch.zeros_like(mixed[where])
+            for part in block:
+                _, logits = _logits(f, simplexes, part)
+                highest = torch.maximum(peak, logits.amax((-2, -1)))
+                # Where nothing is allowed so far every logit is -inf, and any finite number serves.
+                base = highest.masked_fill(highest.isneginf(), 0.0)
+                weights = logits.sub_(base[..., None, None]).exp_()
+                kept = (peak - base).exp()
+                total = total * kept + weights.sum((-2, -1))
+                inner = _times(weights, f.tail_value[part.batch, : part.tails])
+                average = average * kept[..., None] + (inner * f.value[part.batch, None, part.heads]).sum(2)
+                peak = highest
+            mixed[where] = average / total.masked_fill(total == 0, 1.0)[..., None]
+            mass[where] = peak + total.log()
+        return mixed, mass
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.simplexes, ctx.tile = inputs
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator forgets the name of ctx
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        *tensors, mixed, mass = ctx.saved_tensors
+        f, (grad, grad_mass) = _Factors(*tensors), grad_outputs
+        g = _Factors(*(torch.zeros_like(tensor) for tensor in tensors))
+        base = mass.masked_fill(mass.isneginf(), 0.0)
+        # The softmax's own derivative takes from each logit's slope the average slope of its row.
+        average = (mixed * grad).sum(-1) - grad_mass
+        for part in (part for block in ctx.simplexes.tiles(ctx.tile) for part in block):
+            batch, queries, columns = part.batch, part.queries, part.heads
+            tails = batch, slice(part.tails)
+            heads, logits = _logits(f, ctx.simplexes, part)
+            weights = logits.sub_(base[batch, queries, None, None]).exp_()
+            pulled = grad[batch, queries, None] * f.value[batch, None, columns]
+            g.value[batch, columns] += (_times(weights, f.tail_value[tails]) * grad[batch, queries, None]).sum(1)
+            g.tail_value[tails] += weights.flatten(1, 2).mT @ pulled.flatten(1, 2)
+            slopes = _times(pulled, f.tail_value[tails].mT).sub_(average[batch, queries, None, None]).mul_(weights)
+            g.tail[tails] += slopes.flatten(1, 2).mT @ heads.flatten(1, 2)
+            pulled = _times(slopes, f.tail[tails])
+            for left, right, g_left, g_right in zip(f.left, f.right, g.left, g.right, strict=True):
+                g_left[batch, queries] += (pulled * right[batch, None, columns]).sum(2)
+                g_right[batch, columns] += (pulled * left[batch, queries, None]).sum(1)
+        return g.left, g.right, g.tail, g.value, g.tail_value, None, None
+
+
+def _logits(f: _Factors, simplexes: Simplexes, part: Tile) -> tuple[Tensor, Tensor]:
+    """Features of queries and heads, and the logits ``(batch, queries, heads, tails)`` of a tile."""
+    terms = zip(f.left, f.right, strict=True)
+    heads = reduce(
+        torch.add, (left[part.batch, part.queries, None] * right[part.batch, None, part.heads] for left, right in terms)
+    )
+    logits = _times(heads, f.tail[part.batch, : part.tails].mT)
+    allowed = simplexes.allowed(part)
+    return heads, logits if allowed is None else logits.masked_fill_(~allowed, -torch.inf)
+
+
+def _times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """``(batch, queries, heads, x) @ (batch, x, y)``."""
+    return (rows.flatten(1, 2) @ matrix).unflatten(1, rows.shape[1:3])

@@ -1,0 +1,258 @@
+r"""Simplicial path sparse attention: the simplexes along all paths of marked steps (Simplicial section 2.3).
+
+Each token marks its k best others, by a score of pairs. The simplex :math:`(k_0, .., k_N)` is kept if every step
+:math:`k_m \to k_{m+1}` is marked: :math:`n k^N` simplexes, gathered, in time and memory linear in n.
+
+Neighbours are ``(*batch, nodes, k)`` indices. An entry of -1 is no neighbour; of equal entries in a row only the first
+counts; a token may mark itself. Axes are ``(*batch, nodes, channels)``, heads among the batch axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from holonomy import checks
+from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, tail_features
+from holonomy.layers.kernels.simplicial import TILE, check_simplex
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["best_neighbours", "path_mask", "simplicial_path_attention", "step_scores"]
+
+
+def simplicial_path_attention(
+    keys: Sequence[Float[Tensor, "..."]],
+    values: Sequence[Float[Tensor, "..."]],
+    neighbours: Int[Tensor, "*#batch nodes k"],
+    *,
+    form: Form = "product",
+    scale: float | None = None,
+    scores: Float[Tensor, "*#batch nodes k"] | None = None,
+    tile: int | None = None,
+) -> Float[Tensor, "..."]:
+    r"""Attend along paths of neighbours.
+
+    The same as :func:`~holonomy.layers.kernels.simplicial.simplicial_attention` with the mask :func:`path_mask`, which
+    is never made.
+
+    Args:
+        keys: N + 1 tensors ``(*batch, nodes, d)``, the query first.
+        values: N tensors ``(*batch, nodes, values)``.
+        neighbours: ``(*batch, nodes, k)``, broadcasting: the steps from each node.
+        form: of the logits.
+        scale: of the logits, :math:`1/\sqrt{d}` if left out.
+        scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
+            out.
+        tile: path entries that are gathered at a time. More are cut into blocks of queries and gathered again in the
+            backward pass.
+
+    Returns:
+        ``(*batch, nodes, values)``; zero at nodes from which no path starts.
+
+    Raises:
+        ValueError: if the numbers or shapes of keys and values do not fit.
+
+    >>> x, v = torch.zeros(3, 2), torch.tensor([[1.0], [2.0], [3.0]])
+    >>> simplicial_path_attention([x, x, x], [v, v], torch.tensor([[1], [2], [-1]])).flatten()
+    tensor([6., 0., 0.])
+    """
+    checks.one_of("form", form, FORMS)
+    order, nodes = check_simplex(keys, values), keys[0].shape[-2]
+    if any(key.shape[-2] != nodes for key in keys) or neighbours.shape[-2] != nodes:
+        sizes = [key.shape[-2] for key in keys]
+        raise ValueError(f"keys must all have the {neighbours.shape[-2]} nodes of neighbours, got {sizes}.")
+    dtype = values[0].dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        keys, values = [key.float() for key in keys], [value.float() for value in values]
+    batch = torch.broadcast_shapes(neighbours.shape[:-2], *(tensor.shape[:-2] for tensor in (*keys, *values)))
+    flat = [tensor.expand(*batch, -1, -1).reshape(-1, *tensor.shape[-2:]) for tensor in (*keys, *values)]
+    steps = neighbours.expand(*batch, -1, -1).reshape(-1, *neighbours.shape[-2:])
+    there = _there(steps)
+    steps = steps.clamp(min=0)
+    if scores is None:
+        scores = flat[0].new_zeros(steps.shape)
+    else:
+        scores = scores.to(flat[0].dtype).expand(*batch, -1, -1).reshape(steps.shape)
+    scores = scores.masked_fill(~there, -torch.inf)
+    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
+    held = steps.shape[0] * steps.shape[-1] ** order * (flat[0].shape[-1] + flat[-1].shape[-1])
+    most = 4 * (TILE if tile is None else tile)
+    rows = max(1, most // max(1, held))
+
+    def block(start: int, *tensors: Tensor) -> Tensor:
+        return _paths(tensors[: order + 1], tensors[order + 1 : -1], steps, tensors[-1], (start, rows), form, scale)
+
+    with torch.autocast(values[0].device.type, enabled=False):
+        if rows >= nodes:
+            mixed = block(0, *flat, scores)
+        else:
+            blocks = [
+                checkpoint(block, start, *flat, scores, use_reentrant=False, preserve_rng_state=False)
+                for start in range(0, nodes, rows)
+            ]
+            mixed = torch.cat(blocks, -2)
+    return mixed.reshape(*batch, nodes, -1).to(dtype)
+
+
+def _paths(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    steps: Tensor,
+    scores: Tensor,
+    rows: tuple[int, int],
+    form: Form,
+    scale: float,
+) -> Tensor:
+    """The averages of a block of queries, over axes ``(batch, queries, k, .., k)``."""
+    order, start, stop = len(values), rows[0], min(sum(rows), steps.shape[1])
+    entry = torch.arange(steps.shape[0], device=steps.device)
+    at = torch.arange(start, stop, device=steps.device).expand(steps.shape[0], -1)
+    ends, logits = [at], torch.zeros((), dtype=keys[0].dtype, device=steps.device)
+    for depth in range(order):
+        here = entry.reshape(-1, *(1,) * (depth + 1))
+        logits = logits[..., None] + scores[here, ends[-1]]
+        ends.append(steps[here, ends[-1]])
+    # The m-th node of a path has m axes of choices; it broadcasts over those of later steps.
+    spread = [end.reshape(*end.shape, *(1,) * (order - m)) for m, end in enumerate(ends)]
+    entry = entry.reshape(-1, *(1,) * (order + 1))
+    gathered = [key[entry, end] for key, end in zip(keys, spread, strict=True)]
+    terms = head_terms(gathered[0] * scale, gathered[1], order=order, form=form)
+    features = reduce(torch.add, (left * right for left, right in terms))
+    if order > 1:
+        features = features * tail_features(gathered[2:], order=order, form=form)
+    logits = (logits + features.sum(-1)).flatten(2)
+    empty = logits.isneginf().all(-1, keepdim=True)
+    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    mixed = reduce(torch.mul, (value[entry, end] for value, end in zip(values, spread[1:], strict=True)))
+    return (weights[..., None, :] @ mixed.flatten(2, -2)).squeeze(-2)
+
+
+def _there(neighbours: Tensor) -> Tensor:
+    """Which entries count: not those below zero, nor those that repeat an earlier one."""
+    earlier = torch.ones(neighbours.shape[-1], neighbours.shape[-1], dtype=torch.bool, device=neighbours.device).tril(
+        -1
+    )
+    repeated = ((neighbours[..., :, None] == neighbours[..., None, :]) & earlier).any(-1)
+    return (neighbours >= 0) & ~repeated
+
+
+def path_mask(neighbours: Int[Tensor, "*batch nodes k"], order: int) -> Bool[Tensor, "..."]:
+    """The simplexes along paths, written out: n^(N+1) entries, for small n.
+
+    Args:
+        neighbours: ``(*batch, nodes, k)``; -1 is no neighbour.
+        order: N.
+
+    Returns:
+        ``(*batch, nodes, .., nodes)``, N + 1 times, ``True`` where every step is marked.
+
+    >>> path_mask(torch.tensor([[1], [0]]), 2).nonzero()
+    tensor([[0, 1, 0],
+            [1, 0, 1]])
+    """
+    nodes = neighbours.shape[-2]
+    every = torch.arange(nodes, device=neighbours.device)
+    marked = (neighbours[..., None] == every).any(-2)
+    mask = marked
+    for _ in range(order - 1):
+        step = marked.reshape(*marked.shape[:-2], *(1,) * (mask.dim() - marked.dim() + 1), nodes, nodes)
+        mask = mask[..., None] & step
+    return mask
+
+
+def step_scores(
+    query: Float[Tensor, "*batch heads nodes dim"],
+    key: Float[Tensor, "*batch heads nodes dim"],
+    gate: Float[Tensor, "*batch nodes heads"],
+    neighbours: Int[Tensor, "*batch nodes k"],
+) -> Float[Tensor, "*batch nodes k"]:
+    r"""Scores :math:`s_{ij} = \sum_h w_{ih} \mathrm{ReLU}(q_{ih} \cdot k_{jh})` of given steps i -> j.
+
+    Args:
+        query: of the previous attention layer ``(*batch, heads, nodes, dim)``.
+        key: of the previous attention layer.
+        gate: w ``(*batch, nodes, heads)``.
+        neighbours: ``(*batch, nodes, k)``; -1 is no neighbour.
+
+    Returns:
+        ``(*batch, nodes, k)``, anything where there is no neighbour.
+
+    >>> x = torch.eye(2)[None]
+    >>> step_scores(x, x, torch.ones(2, 1), torch.tensor([[0, 1], [0, 1]]))
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    heads, k = query.shape[-3], neighbours.shape[-1]
+    index = neighbours.clamp(min=0).flatten(-2)[..., None, :, None]
+    index = index.expand(*neighbours.shape[:-2], heads, -1, key.shape[-1])
+    gathered = key.gather(-2, index).unflatten(-2, (-1, k))
+    products = (gathered @ query[..., None]).squeeze(-1).relu()
+    return (products * gate.mT[..., None]).sum(-3)
+
+
+@torch.no_grad()
+def best_neighbours(
+    query: Float[Tensor, "*batch heads nodes dim"],
+    key: Float[Tensor, "*batch heads nodes dim"],
+    gate: Float[Tensor, "*batch nodes heads"],
+    k: int,
+    *,
+    causal: bool = False,
+    key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+    tile: int = TILE,
+) -> Int[Tensor, "*batch nodes k"]:
+    r"""The k best steps from each node by :func:`step_scores`, of equal ones those to the lowest index.
+
+    Args:
+        query: of the previous attention layer ``(*batch, heads, nodes, dim)``.
+        key: of the previous attention layer.
+        gate: w ``(*batch, nodes, heads)``.
+        k: number of steps.
+        causal: only steps to the node itself and earlier ones.
+        key_padding_mask: ``(*batch, nodes)``, ``True`` at nodes to which there is no step.
+        tile: scores held at a time; the n x n matrix is never made whole.
+
+    Returns:
+        ``(*batch, nodes, k)`` in ascending order; -1 at the end where fewer may be chosen. It has no gradient.
+
+    >>> x = torch.eye(3)[None]
+    >>> best_neighbours(x, x, torch.ones(3, 1), 2, causal=True)
+    tensor([[ 0, -1],
+            [ 0,  1],
+            [ 0,  2]])
+    """
+    nodes = query.shape[-2]
+    kept = min(checks.positive_int("k", k), nodes)
+    rows = max(1, tile // max(1, math.prod(query.shape[:-1])))
+    found: list[Tensor] = []
+    for start in range(0, nodes, rows):
+        part = slice(start, min(start + rows, nodes))
+        products = (query[..., part, :] @ key.mT).relu()
+        scores = (products * gate[..., part, :].mT[..., None]).sum(-3)
+        if key_padding_mask is not None:
+            scores = scores.masked_fill(key_padding_mask[..., None, :], -torch.inf)
+        if causal:
+            at = torch.arange(nodes, device=scores.device)
+            scores = scores.masked_fill(at > at[part, None], -torch.inf)
+        found.append(_best(scores, kept))
+    best = torch.cat(found, -2)
+    return torch.nn.functional.pad(best, (0, k - kept), value=-1)
+
+
+def _best(scores: Tensor, k: int) -> Tensor:
+    """Indices of the k largest finite entries of each row, ascending; ties go to the lowest index."""
+    least = scores.topk(k, -1).values[..., -1:]
+    above, level = scores > least, (scores == least) & (scores > -torch.inf)
+    chosen = above | (level & (level.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+    nodes = scores.shape[-1]
+    place = torch.arange(nodes, device=scores.device).masked_fill(~chosen, nodes)
+    best = place.topk(k, -1, largest=False).values
+    return best.masked_fill(best == nodes, -1)
