@@ -1,7 +1,7 @@
 """The papers' formulas as loops: what the library is compared with."""
 
-from tests.reference import equivariant, hyperbolic, tokens
+from tests.reference import chromatic, equivariant, hyperbolic, tokens
 
-REFERENCES = hyperbolic.REFERENCES | equivariant.REFERENCES | tokens.REFERENCES
+REFERENCES = hyperbolic.REFERENCES | equivariant.REFERENCES | tokens.REFERENCES | chromatic.REFERENCES
 
 __all__ = ["REFERENCES"]
