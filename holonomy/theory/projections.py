@@ -1,0 +1,306 @@
+r"""What the theorems on attention need of one layer: its projections, and its meaning as a formula.
+
+N-simplicial attention (Simplicial section 2.2) of tokens X, ``(n, d)``, per head: :math:`q = X W_K^0 + b_K^0`,
+:math:`k^m = X W_K^m + b_K^m`, :math:`v^m = X W_V^m + b_V^m` for :math:`1 \le m \le N`. For a tuple
+:math:`K = (k_1, \dots, k_N)` of tokens, :math:`\kappa_K` and :math:`T_K` are the entrywise products of its keys and
+values, and
+
+.. math:: f_i = \sum_K A_{iK} T_K, \qquad A_i = \mathrm{softmax}_K\; s\,\langle q_i, \kappa_K\rangle .
+
+Heads are concatenated and multiplied by the output matrix. N = 1 is ordinary attention. The determinant form (section
+2.4) has the generalised cross product of the keys, chunk by chunk of N+1 channels, for :math:`\kappa_K`: it is as long
+as the product of its keys' lengths at most, which is all that the theorems ask.
+
+Masks are ``(n, ..., n)``, one axis for the query and one for each key, ``True`` at simplexes that count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial, reduce, singledispatch
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["Heads", "NotCoveredError", "Projections", "as_function", "attend", "attention_heads", "projections"]
+
+
+class NotCoveredError(ValueError):
+    """A theorem says nothing of this layer or input: never is a number made up in its place.
+
+    >>> issubclass(NotCoveredError, ValueError)
+    True
+    """
+
+
+@dataclass(frozen=True)
+class Projections:
+    r"""One attention layer, as the theorems see it. Matrices multiply rows from the right.
+
+    Attributes:
+        keys: :math:`W_K^0, \dots, W_K^N`, ``(N+1, heads, d, d_h)``, the query's first.
+        values: :math:`W_V^1, \dots, W_V^N`, ``(N, heads, d, d_v)``.
+        out: the output matrix ``(heads * d_v, d_out)``; heads are only concatenated if left out.
+        key_bias: ``(N+1, heads, d_h)``, none if left out.
+        value_bias: ``(N, heads, d_v)``, none if left out.
+        out_bias: ``(d_out,)``, none if left out.
+        scale: of the logits; :math:`1/\sqrt{d_h}` if left out.
+        skip: whether the input is added to the result.
+        causal: whether a query sees only simplexes none of whose keys comes after it.
+        form: of the logits.
+
+    >>> layer = Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1))
+    >>> layer.order, layer.scale
+    (2, 1.0)
+    """
+
+    keys: Float[Tensor, "slots heads d d_h"]
+    values: Float[Tensor, "order heads d d_v"]
+    out: Float[Tensor, "heads_d_v d_out"] | None = None
+    key_bias: Float[Tensor, "slots heads d_h"] | None = None
+    value_bias: Float[Tensor, "order heads d_v"] | None = None
+    out_bias: Float[Tensor, " d_out"] | None = None
+    scale: float = math.nan
+    skip: bool = False
+    causal: bool = False
+    form: Literal["product", "determinant"] = "product"
+
+    def __post_init__(self) -> None:
+        """Check that the matrices fit."""
+        slots, heads, _, channels = self.keys.shape
+        if self.values.shape[:3] != (slots - 1, heads, self.keys.shape[2]):
+            raise ValueError(
+                f"values must be (N, heads, d, d_v) beside keys (N+1, heads, d, d_h) = {tuple(self.keys.shape)}, "
+                f"got {tuple(self.values.shape)}."
+            )
+        if math.isnan(self.scale):
+            object.__setattr__(self, "scale", channels**-0.5)
+
+    @property
+    def order(self) -> int:
+        """N: how many keys a query meets at once."""
+        return self.values.shape[0]
+
+    def to(self, dtype: torch.dtype) -> Projections:
+        """Cast every tensor.
+
+        Args:
+            dtype: a floating-point dtype.
+
+        Returns:
+            The same layer in that dtype.
+        """
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.to(dtype) for name, value in tensors.items()})
+
+    def allowed(self, tokens: int, mask: Bool[Tensor, "..."] | None = None) -> Bool[Tensor, "queries tuples"] | None:
+        """The simplexes that count, by a mask and by causality.
+
+        Args:
+            tokens: n.
+            mask: ``(n, ..., n)``, N+1 axes, ``True`` at simplexes that count; all if left out.
+
+        Returns:
+            ``(n, n^N)``; none if all simplexes count.
+
+        Raises:
+            ValueError: if the mask has another shape.
+        """
+        shape = (tokens,) * (self.order + 1)
+        if mask is not None and mask.shape != shape:
+            raise ValueError(
+                f"mask must have one axis of size n for each of the N+1 slots, {shape}, got {tuple(mask.shape)}."
+            )
+        allowed = None if mask is None else mask.reshape(tokens, -1)
+        if self.causal:
+            at = torch.arange(tokens, device=self.keys.device)
+            latest = reduce(torch.maximum, torch.meshgrid(*[at] * self.order, indexing="ij")).reshape(-1)
+            before = latest <= at[:, None]
+            allowed = before if allowed is None else allowed & before
+        return allowed
+
+
+class Heads(NamedTuple):
+    r"""The parts of one layer on one input, per head.
+
+    Attributes:
+        keys: :math:`q, k^1, \dots, k^N`, ``(N+1, heads, n, d_h)``.
+        values: :math:`v^1, \dots, v^N`, ``(N, heads, n, d_v)``.
+        kappa: :math:`\kappa_K`, ``(heads, n^N, d_h)``.
+        products: :math:`T_K`, ``(heads, n^N, d_v)``.
+        weights: A, ``(heads, n, n^N)``; zero in the row of a query without simplexes.
+
+    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> attention_heads(torch.zeros(3, 1), layer).weights[0, 0]
+    tensor([0.3333, 0.3333, 0.3333])
+    """
+
+    keys: Tensor
+    values: Tensor
+    kappa: Tensor
+    products: Tensor
+    weights: Tensor
+
+
+def attention_heads(x: Float[Tensor, "tokens d"], layer: Projections, mask: Bool[Tensor, "..."] | None = None) -> Heads:
+    """Evaluate the parts of a layer as they are defined, in memory of order n^(N+1).
+
+    Args:
+        x: tokens ``(n, d)``.
+        layer: its projections.
+        mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
+
+    Returns:
+        Keys, values, their products over tuples, and the weights.
+
+    >>> layer = Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1))
+    >>> attention_heads(torch.tensor([[1.0], [2.0]]), layer).products.flatten()
+    tensor([1., 2., 2., 4.])
+    """
+    keys, values = x @ layer.keys, x @ layer.values
+    if layer.key_bias is not None:
+        keys = keys + layer.key_bias[:, :, None]
+    if layer.value_bias is not None:
+        values = values + layer.value_bias[:, :, None]
+    kappa = reduce(_outer, keys[1:].unbind()) if layer.form == "product" else _cross(keys[1:])
+    products = reduce(_outer, values.unbind())
+    logits = layer.scale * keys[0] @ kappa.mT
+    allowed = layer.allowed(x.shape[0], mask)
+    if allowed is None:
+        return Heads(keys, values, kappa, products, logits.softmax(-1))
+    weights = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1)
+    return Heads(keys, values, kappa, products, weights.masked_fill(~allowed, 0.0))
+
+
+def attend(
+    x: Float[Tensor, "tokens d"], layer: Projections, mask: Bool[Tensor, "..."] | None = None
+) -> Float[Tensor, "tokens d_out"]:
+    """Attention as it is defined: the function whose constants the theorems bound. For small n^(N+1).
+
+    Args:
+        x: tokens ``(n, d)``.
+        layer: its projections.
+        mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
+
+    Returns:
+        ``(n, d_out)``.
+
+    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1), skip=True)
+    >>> attend(torch.tensor([[1.0], [1.0]]), layer).flatten()
+    tensor([2., 2.])
+    """
+    heads = attention_heads(x, layer, mask)
+    result = (heads.weights @ heads.products).movedim(0, 1).flatten(1)
+    if layer.out is not None:
+        result = result @ layer.out
+    if layer.out_bias is not None:
+        result = result + layer.out_bias
+    return x + result if layer.skip else result
+
+
+@singledispatch
+def projections(layer: Any) -> Projections:
+    """Read the projections of a layer.
+
+    A module of one's own takes part by a method ``projections()`` that returns the fields of :class:`Projections` as
+    a mapping from names to tensors and numbers; one that cannot be changed by ``projections.register(its class)``.
+
+    Args:
+        layer: :class:`Projections`, :class:`torch.nn.MultiheadAttention` (N = 1), or a module with such a method.
+
+    Returns:
+        What the theorems need.
+
+    Raises:
+        NotCoveredError: if the layer does something that the theorems do not describe.
+
+    >>> projections(nn.MultiheadAttention(4, 2)).keys.shape
+    torch.Size([2, 2, 4, 2])
+    """
+    offer = getattr(layer, "projections", None)
+    if not callable(offer):
+        raise NotCoveredError(
+            f"layer must be Projections, a MultiheadAttention or offer projections(), got {type(layer).__name__}."
+        )
+    offered = cast("Any", offer())
+    return offered if isinstance(offered, Projections) else Projections(**offered)
+
+
+def as_function(layer: Any, mask: Bool[Tensor, "..."] | None = None) -> Callable[[Tensor], Tensor]:
+    """Take a layer as a function of its tokens alone, to be differentiated both ways.
+
+    Args:
+        layer: what :func:`projections` reads, evaluated by :func:`attend`; else a module or function that maps
+            ``(n, d)`` to ``(n, d_out)``, which cannot take a mask.
+        mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
+
+    Returns:
+        The function.
+
+    Raises:
+        NotCoveredError: if a mask is given and the layer has no projections to put it on.
+
+    >>> as_function(torch.tanh)(torch.zeros(2, 1)).shape
+    torch.Size([2, 1])
+    """
+    if isinstance(layer, Projections | nn.MultiheadAttention):
+        return partial(attend, layer=projections(layer), mask=mask)
+    if mask is not None:
+        return partial(attend, layer=projections(layer), mask=mask)
+    return cast("Callable[[Tensor], Tensor]", layer)
+
+
+@projections.register(Projections)
+def _same(layer: Projections) -> Projections:
+    return layer
+
+
+@projections.register(nn.MultiheadAttention)
+def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
+    if layer.dropout > 0 and layer.training:
+        raise NotCoveredError("layer must not drop attention weights: the theorems describe one function; call eval().")
+    if layer.bias_k is not None or layer.bias_v is not None or layer.add_zero_attn:
+        raise NotCoveredError("layer must not have bias_k, bias_v or add_zero_attn: they are tokens of their own.")
+    weight = cast("Tensor | None", layer.in_proj_weight)
+    if weight is None:
+        if layer.kdim != layer.embed_dim or layer.vdim != layer.embed_dim:
+            raise NotCoveredError("layer must be self-attention, got key or value features of another size.")
+        parts = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        weight = torch.cat([cast("Tensor", part) for part in parts])
+    features, heads, size = layer.embed_dim, layer.num_heads, layer.head_dim
+    split = weight.detach().reshape(3, heads, size, features).mT
+    bias = cast("Tensor | None", layer.in_proj_bias)
+    biases = None if bias is None else bias.detach().reshape(3, heads, size)
+    out_bias = cast("Tensor | None", layer.out_proj.bias)
+    return Projections(
+        split[:2],
+        split[2:],
+        layer.out_proj.weight.detach().mT,
+        key_bias=None if biases is None else biases[:2],
+        value_bias=None if biases is None else biases[2:],
+        out_bias=None if out_bias is None else out_bias.detach(),
+    )
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """Entrywise products of every row of a with every row of b: ``(heads, m, c), (heads, n, c) -> (heads, m n, c)``."""
+    return (a[:, :, None] * b[:, None]).flatten(1, 2)
+
+
+def _cross(keys: Tensor) -> Tensor:
+    """Vectors whose product with a query is the sum over chunks of the determinant of query and keys."""
+    order, heads, tokens, channels = keys.shape
+    chunks = channels // (order + 1)
+    split = keys[..., : chunks * (order + 1)].unflatten(-1, (chunks, order + 1))
+    picks = [split[m].reshape(heads, *[1] * m, tokens, *[1] * (order - 1 - m), chunks, order + 1) for m in range(order)]
+    rows = torch.stack(torch.broadcast_tensors(*picks), -2).reshape(heads, tokens**order, chunks, order, order + 1)
+    columns = torch.arange(order + 1, device=keys.device)
+    minors = [(-1) ** c * torch.linalg.det(rows[..., columns != c]) for c in range(order + 1)]
+    cross = torch.stack(minors, -1).flatten(-2)
+    return torch.nn.functional.pad(cross, (0, channels - cross.shape[-1]))
