@@ -1,0 +1,265 @@
+r"""Certificates of whole models by composition: H12.
+
+A model's constant is at most the product of its layers' constants, each on the region that the layers before it leave:
+a ball about the origin (a priori), the tokens of one input, or balls about them. The rows say layer by layer where the
+constant is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.models import Hypformer, HypformerBlock
+from holonomy.theory.composition import Row, Tape
+from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.regions import Region, Setting, Step, root, units_of
+from holonomy.theory.stretch import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["Certificate", "certify"]
+
+Scope = Literal["a priori", "at the input", "about the input"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A model's Lipschitz constant, layer by layer.
+
+    Attributes:
+        constant: the certified value: the product of the rows whose ``branch`` is false; nan if a part is not covered.
+        measured: a lower bound by ascent, or the stretch at the input; nan where it was not asked for.
+        rows: the layers in the order of the computation.
+        scope: for which inputs it holds.
+        metric: of configurations of tokens.
+        not_covered: the parts that no theorem covers, by name.
+
+    >>> Certificate(2.0, 1.0, (), "a priori", "sup").slack
+    2.0
+    """
+
+    constant: float
+    measured: float
+    rows: tuple[Row, ...]
+    scope: Scope
+    metric: Metric
+    not_covered: tuple[str, ...] = ()
+
+    @property
+    def slack(self) -> float:
+        """Certified over measured."""
+        return self.constant / self.measured
+
+    def __str__(self) -> str:
+        """A table with one line a layer."""
+        lines = [f"{'layer':36}{'constant':>12}{'radius in':>12}{'radius out':>12}  theorem"]
+        lines += [
+            f"{'  ' * row.branch + row.name:36}{row.constant:12.4g}{row.radius_in:12.4g}{row.radius_out:12.4g}  "
+            f"{row.theorem}"
+            for row in self.rows
+        ]
+        lines.append(f"{self.scope}, {self.metric}: certified {self.constant:.4g}, measured {self.measured:.4g}")
+        lines += [f"not covered: {name}" for name in self.not_covered]
+        return "\n".join(lines)
+
+
+@singledispatch
+def _compose(layer: Any, tape: Tape, prefix: str) -> None:
+    tape.take(prefix + type(layer).__name__, layer)
+
+
+@_compose.register
+def _(layer: nn.Sequential, tape: Tape, prefix: str) -> None:
+    for index, inner in enumerate(layer):
+        _compose(inner, tape, f"{prefix}{index}.")
+
+
+@_compose.register
+def _(layer: HypformerBlock, tape: Tape, prefix: str) -> None:
+    tape.take(prefix + "position", layer.position)
+
+    def attention(branch: Tape) -> None:
+        branch.take(prefix + "attention", layer.attention)
+        branch.take(prefix + "drop", layer.drop)
+
+    def feedforward(branch: Tape) -> None:
+        for index, inner in enumerate(layer.feedforward):
+            branch.take(f"{prefix}feedforward.{index}", inner)
+
+    tape.residual(prefix + "residual of attention", layer.residual, attention)
+    tape.take(prefix + "norm_attention", layer.norm_attention)
+    tape.residual(
+        prefix + "residual of feedforward",
+        layer.residual,
+        feedforward,
+        lambda x: layer.residual(x, layer.feedforward(x)),
+    )
+    tape.take(prefix + "norm_feedforward", layer.norm_feedforward)
+
+
+@_compose.register
+def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
+    if layer.encoder is None:
+        tape.skip(prefix + "graph encoder")
+        return
+    tape.take(prefix + "embedding", layer.encoder.embedding)
+    tape.take(prefix + "refine", layer.encoder.refine)
+    for index, block in enumerate(layer.encoder.blocks):
+        _compose(block, tape, f"{prefix}block{index}.")
+    tape.take(prefix + "drop", layer.encoder.drop)
+    if layer.graph_encoder is not None:
+        tape.skip(prefix + "graph encoder")
+        return
+    manifold = layer.manifold_out
+    if isinstance(layer.decoder, nn.Linear):
+        linear = layer.decoder
+        constant = torch.linalg.matrix_norm(linear.weight.detach().double(), 2).item() / root(manifold)
+
+        def decode(x: Tensor) -> Tensor:
+            return linear(manifold.space(manifold.logmap0(x)))
+
+        ends = Ends(manifold, None)
+        if tape.local and tape.region.points is not None:
+            constant = stretch(decode, tape.region.points, ends=ends).amax().item() / root(manifold)
+        step = Step(constant, Region(math.inf), "H11")
+        tape.write(prefix + "logarithm, decoder", step, (root(manifold), 1.0), decode, ends)
+    else:
+        tape.take(prefix + "decoder", layer.decoder)
+
+
+def certify(
+    model: nn.Module,
+    radius: float = 0.0,
+    *,
+    x: Float[Tensor, "tokens dim"] | None = None,
+    tokens: int | None = None,
+    metric: Metric = "sup",
+    starts: int = 8,
+    steps: int = 30,
+    generator: torch.Generator | None = None,
+) -> Certificate:
+    r"""Bound the Lipschitz constant of a Hypformer, or of any hyperbolic layer, by composition: H12.
+
+    * Without ``x``: for all inputs whose tokens lie within ``radius`` of the origin.
+    * With ``x`` and ``radius = 0``: the stretch at that input, from exact stretches of its tokens.
+    * With ``x`` and a radius: for all inputs whose tokens are within it of those of ``x``.
+
+    The graph encoder of a Hypformer is not covered, nor is linear attention about an input; linear attention a priori
+    has no constant, and its row is infinite. Pooling (``batch``) is left out: the certificate is one of node outputs.
+    What keeps constants small: ``attention="softmax"`` with ``similarity="geodesic"``, a larger ``norm_eps``.
+
+    Args:
+        model: a Hypformer, a block, a layer, or an ``nn.Sequential`` of layers.
+        radius: of the ball, in the distance where the model starts.
+        x: one input, ``(n, in_features)`` of a Hypformer, points ``(n, d + 1)`` of a layer.
+        tokens: n, where there is no ``x``; needed by the l2 metric, and by the measurement.
+        metric: ``"sup"`` or ``"l2"``.
+        starts: of the ascent that measures; 0 leaves the measurement out.
+        steps: of each.
+        generator: draws the starts.
+
+    Returns:
+        The certificate, with one row a layer.
+
+    Raises:
+        NotCoveredError: if a layer is covered by no theorem.
+        ValueError: if the radius is negative, or zero without ``x``.
+
+    >>> model = Hypformer(3, 4, 2, layers=1, attention="softmax", similarity="geodesic", graph_encoder=None)
+    >>> certificate = certify(model, 1.0, starts=0)
+    >>> [row.theorem for row in certificate.rows[:3]]
+    ['H11, H1', 'H3', 'H7, H1']
+    """
+    checks.one_of("metric", metric, METRICS)
+    if not (radius > 0 or (radius == 0 and x is not None)):
+        raise ValueError(f"radius must be positive where no input is given, and never negative, got {radius}.")
+    ends, (begin, end) = _ends(model), _units(model)
+    features = _features(model)
+    if x is None:
+        scope: Scope = "a priori"
+        region = Region(radius * begin, features)
+    else:
+        scope = "at the input" if radius == 0 else "about the input"
+        lengths = x.detach().norm(dim=-1) if ends.source is None else ends.source.dist0(x.detach())
+        region = Region((lengths.amax().item() + radius) * begin, features, x.detach(), radius * begin)
+    tape = Tape(region, Setting(metric, tokens if x is None else x.shape[0]))
+    _compose(model, tape, "")
+    tape.close()
+    measured = math.nan
+    if starts and not tape.missing:
+        if x is None:
+            measured = _ascend(model, radius, features, tokens, metric, ends, (starts, steps), generator)
+        else:
+            measured = stretch(model, x, ends=ends, joint=True, metric=metric).item()
+    return Certificate(tape.constant * begin / end, measured, tuple(tape.rows), scope, metric, tuple(tape.missing))
+
+
+def _ascend(
+    model: nn.Module,
+    radius: float,
+    features: int | None,
+    tokens: int | None,
+    metric: Metric,
+    ends: Ends,
+    effort: tuple[int, int],
+    generator: torch.Generator | None,
+) -> float:
+    if features is None:
+        return math.nan
+    starts, steps = effort
+    return measure_stretch(
+        model,
+        radius,
+        features,
+        tokens=tokens or 1,
+        ends=ends,
+        metric=metric,
+        starts=starts,
+        steps=steps,
+        generator=generator,
+    )
+
+
+def _ends(model: nn.Module) -> Ends:
+    if isinstance(model, Hypformer):
+        return Ends(None, None)
+    if isinstance(model, nn.Sequential):
+        return Ends(_ends(model[0]).source, _ends(model[-1]).target)
+    return ends_of(model)
+
+
+def _units(model: nn.Module) -> tuple[float, float]:
+    if isinstance(model, nn.Sequential):
+        return _units(model[0])[0], _units(model[-1])[1]
+    if isinstance(model, Hypformer):
+        return (1.0 if model.encoder is None else units_of(model.encoder.embedding)[0]), 1.0
+    return units_of(model)
+
+
+def _features(model: nn.Module) -> int | None:
+    """The number of input features, of the first layer that knows it."""
+    for module in model.modules():
+        for name in ("in_features", "num_features", "normalized_shape"):
+            size = getattr(module, name, None)
+            if size is not None:
+                return size[-1] if isinstance(size, tuple) else size
+    return None
+
+
+def _of_model(
+    model: nn.Module, radius: float = math.inf, *, tokens: int | None = None, metric: Metric = "sup"
+) -> float:
+    """A model's constant alone; nan where a part of it is not covered."""
+    return certify(model, radius, tokens=tokens, metric=metric, starts=0).constant
+
+
+for kind in (HypformerBlock, Hypformer, nn.Sequential):
+    lipschitz_bound.register(kind, _of_model)

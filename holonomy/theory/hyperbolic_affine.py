@@ -1,0 +1,254 @@
+r"""Lipschitz constants, in the hyperbolic metric, of affine functions of a point: HRC (H1) and HTC (H2).
+
+Everything is in unit coordinates :math:`y = \sqrt c\, x`, where the curvature is -1, the bias is
+:math:`\sqrt c\, b`, and the change of curvature of Hypformer eqs. 9 and 13 is the identity. In them
+:math:`\eta = \mathrm{diag}(-1, 1, \ldots, 1)`. Proofs: the page *Certificates*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["affine_stretch", "ball_stretch", "reach", "transformation_stretch"]
+
+_BISECTIONS = 60
+_GOLDEN = (math.sqrt(5) - 1) / 2
+# Beyond this rapidity the squares of sinh leave float64; the global constant takes over.
+_WIDE = 300.0
+
+
+def affine_stretch(
+    weight: Float[Tensor, "out dim"], bias: Float[Tensor, " out"] | None = None, radius: float = math.inf
+) -> float:
+    r"""The Lipschitz constant of :math:`x_s \mapsto A x_s + b` between hyperboloids, exactly: H1.
+
+    .. math:: \mathrm{Lip} = \Big|\begin{pmatrix} A & b \\ 0 & 1 \end{pmatrix}\Big|_2, \qquad
+        \mathrm{Lip}_{B_\rho}^2 = \min_{\mu \ge 0} \lambda_{\max}(M + \mu Q),
+
+    .. math:: M = \begin{pmatrix} AA^\top + bb^\top & -b \\ -b^\top & 1 \end{pmatrix}, \qquad
+        Q = \begin{pmatrix} \sinh^2(\rho) AA^\top - bb^\top & b \\ b^\top & -1 \end{pmatrix}.
+
+    Without bias it is :math:`\max(1, |A|_2)`, on a ball :math:`|A|_2` where that is at least 1, and else
+    :math:`|A|_2 \cosh\rho / \sqrt{1 + |A|_2^2 \sinh^2 \rho}`. A constant map has 0.
+
+    Args:
+        weight: A.
+        bias: b, in unit coordinates.
+        radius: of the ball about the origin, in unit coordinates; all of space if left out.
+
+    Returns:
+        The constant.
+
+    >>> affine_stretch(torch.eye(2), torch.tensor([2 * math.sinh(1.0), 0.0])) - math.e < 1e-6  # a pure bias: e^1
+    True
+    """
+    weight = numerics.widen(weight.detach())
+    norm = torch.linalg.matrix_norm(weight, 2).item()
+    if norm == 0:
+        return 0.0
+    if bias is None or not bias.any():
+        return linear_stretch(norm, radius)
+    b = numerics.widen(bias.detach())[:, None]
+    square = weight @ weight.mT
+    moved = _bordered(b @ b.mT, -b, 1.0)
+    main = moved + _bordered(square, torch.zeros_like(b), 0.0)
+    if radius > _WIDE:
+        return _root(_top(main)[0])
+    side = math.sinh(radius) ** 2 * _bordered(square, torch.zeros_like(b), 0.0) - moved
+    return _root(_dual(main, side))
+
+
+def linear_stretch(norm: float, radius: float = math.inf) -> float:
+    """The constant of a 1-homogeneous function of this Euclidean Lipschitz constant; exact for linear maps."""
+    if norm >= 1 or norm == 0:
+        return norm
+    if radius > _WIDE:
+        return 1.0
+    return norm * math.cosh(radius) / math.hypot(1.0, norm * math.sinh(radius))
+
+
+def transformation_stretch(
+    weight: Float[Tensor, "out ambient"], bias: Float[Tensor, " out"] | None = None, radius: float = math.inf
+) -> float:
+    r"""The Lipschitz constant of HTC's :math:`x \mapsto W x + b`, the whole point going in: H2.
+
+    With :math:`S = W \eta W^\top = W_s W_s^\top - w_t w_t^\top`,
+
+    .. math:: \mathrm{Lip}^2 \le \lambda_{\max} \begin{pmatrix} S + bb^\top & -b \\ -b^\top & 1 \end{pmatrix},
+        \qquad \mathrm{Lip}_{B_\rho}^2 \le \min_{\mu, \theta > 0} \lambda_{\max}(M + \mu Q_\theta),
+
+    M the matrix on the left and
+
+    .. math:: Q_\theta = \begin{pmatrix} (1 + \theta) \cosh^2(\rho)\, w_t w_t^\top
+        + (1 + 1/\theta) \sinh^2(\rho)\, W_s W_s^\top - bb^\top & b \\ b^\top & -1 \end{pmatrix}.
+
+    On all of space and without bias it is exact, :math:`\sqrt{\max(1, \lambda_{\max} S)}`: however far out, it stays
+    bounded, and the time column only helps. With ``w_t = 0`` it is :func:`affine_stretch`, exact.
+
+    Args:
+        weight: W, ``(out, in + 1)``, time column first.
+        bias: b, in unit coordinates.
+        radius: of the ball about the origin, in unit coordinates; all of space if left out.
+
+    Returns:
+        The constant.
+
+    >>> boost = torch.tensor([[math.sinh(1.0), math.cosh(1.0)]])
+    >>> round(transformation_stretch(boost), 6)  # the space row of a Lorentz matrix: an isometry
+    1.0
+    """
+    weight = numerics.widen(weight.detach())
+    time, space = weight[:, :1], weight[:, 1:]
+    if not time.any():
+        return affine_stretch(space, bias, radius)
+    b = torch.zeros_like(time) if bias is None else numerics.widen(bias.detach())[:, None]
+    square, column = space @ space.mT, time @ time.mT
+    edge = torch.zeros_like(b)
+    moved = _bordered(b @ b.mT, -b, 1.0)
+    main = moved + _bordered(square - column, edge, 0.0)
+    if radius > _WIDE:
+        return _root(_top(main)[0])
+    sinh, cosh = math.sinh(radius) ** 2, math.cosh(radius) ** 2
+
+    def at(log_theta: float) -> float:
+        theta = math.exp(log_theta)
+        far = (1 + theta) * cosh * column + (1 + 1 / theta) * sinh * square
+        return _dual(main, _bordered(far, edge, 0.0) - moved)
+
+    # Along rays mu : mu theta a jointly convex function is quasiconvex; any theta gives a bound.
+    return _root(_golden(at, -12.0, 12.0))
+
+
+def reach(
+    weight: Float[Tensor, "out ambient"], bias: Float[Tensor, " out"] | None, radius: float, constant: float
+) -> float:
+    r"""How far from the origin HTC sends a ball, in unit coordinates.
+
+    .. math:: \min\big( \operatorname{arsinh}(\max_{x_t \in \{1, \cosh\rho\}} |w_t x_t + b| + |W_s|_2 \sinh\rho),\;
+        \operatorname{arsinh}|w_t + b| + \mathrm{Lip}\,\rho \big)
+
+    Args:
+        weight: W, time column first.
+        bias: b, in unit coordinates.
+        radius: of the ball, in unit coordinates.
+        constant: the Lipschitz constant on the ball.
+
+    Returns:
+        The radius of a ball about the origin that holds the image.
+
+    >>> round(reach(torch.tensor([[0.0, 1.0]]), None, 2.0, 1.0), 6)
+    2.0
+    """
+    weight = numerics.widen(weight.detach())
+    time = weight[:, 0]
+    b = torch.zeros_like(time) if bias is None else numerics.widen(bias.detach())
+    center = math.asinh((time + b).norm().item()) + constant * radius
+    if radius > _WIDE:
+        return center
+    shift = max((time * t + b).norm().item() for t in (1.0, math.cosh(radius)))
+    return min(center, math.asinh(shift + torch.linalg.matrix_norm(weight[:, 1:], 2).item() * math.sinh(radius)))
+
+
+def ball_stretch(stretch: float, bias: float, radius: float) -> float:
+    r"""A bound of the stretch of HTC over the ball about any point, from that at the point: H2'.
+
+    Along a geodesic of unit speed :math:`|\lambda'| \le \sqrt{(\lambda^2 - 1)^2 + |b|^2}`; the equation is integrated
+    in :math:`\varphi = \arctan \lambda`. Without bias and from below 1 it is
+    :math:`\tanh(\operatorname{artanh}\lambda + r)`, the form of the Schwarz-Pick lemma.
+
+    Args:
+        stretch: at the point.
+        bias: the length of b, in unit coordinates.
+        radius: of the ball, in unit coordinates.
+
+    Returns:
+        A bound, infinite where the equation's solution leaves for infinity.
+
+    >>> round(ball_stretch(0.5, 0.0, 1.0) - math.tanh(math.atanh(0.5) + 1), 9)
+    0.0
+    """
+    if radius == 0:
+        return stretch
+    if bias == 0 and stretch < 1:
+        return math.tanh(math.atanh(stretch) + radius)
+    if bias == 0:
+        left = math.inf if stretch == 1 else math.atanh(1 / stretch)
+        return 1 / math.tanh(left - radius) if left > radius else math.inf
+
+    def speed(angle: float) -> float:
+        c, s = math.cos(angle) ** 2, math.sin(angle) ** 2
+        return math.hypot(s - c, bias * c)
+
+    angle, step = math.atan(stretch), radius / 200
+    for _ in range(200):
+        first = speed(angle)
+        second = speed(angle + step * first / 2)
+        third = speed(angle + step * second / 2)
+        angle += step * (first + 2 * second + 2 * third + speed(angle + step * third)) / 6
+        if angle >= math.pi / 2:
+            return math.inf
+    return math.tan(angle)
+
+
+def _bordered(block: Tensor, edge: Tensor, corner: float) -> Tensor:
+    return torch.cat([torch.cat([block, edge], 1), torch.cat([edge.mT, block.new_full((1, 1), corner)], 1)])
+
+
+def _top(matrix: Tensor) -> tuple[float, Tensor]:
+    values, vectors = torch.linalg.eigh(matrix)
+    return values[-1].item(), vectors[:, -1]
+
+
+def _dual(main: Tensor, side: Tensor) -> float:
+    """The least over mu >= 0 of the top eigenvalue of M + mu Q, by bisection on a subgradient: a bound at every mu."""
+
+    def at(mu: float) -> tuple[float, bool]:
+        value, vector = _top(main + mu * side)
+        return value, bool(vector @ side @ vector >= 0)
+
+    best, rising = at(0.0)
+    if rising:
+        return best
+    low, high = 0.0, 1.0
+    while not rising and high < 2.0**60:
+        value, rising = at(high)
+        best = min(best, value)
+        low, high = (low, high) if rising else (high, 2 * high)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        value, rising = at(middle)
+        best = min(best, value)
+        low, high = (low, middle) if rising else (middle, high)
+    return best
+
+
+def _golden(function: Callable[[float], float], low: float, high: float) -> float:
+    """The least value that golden sections of an interval find."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    best = min(at_left, at_right, function(low), function(high))
+    for _ in range(30):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = function(right)
+        best = min(best, at_left, at_right)
+    return best
+
+
+def _root(square: float) -> float:
+    return math.sqrt(max(square, 0.0))

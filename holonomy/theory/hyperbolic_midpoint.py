@@ -1,0 +1,156 @@
+r"""How midpoints move: with their points (H5), with their weights (H6), and as residual connections (H7).
+
+Everything is in unit coordinates, curvature -1, points given by their space parts. Proofs: the page *Certificates*.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.manifolds import hyperboloid
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = [
+    "concatenation_stretch",
+    "exponential_stretch",
+    "midpoint_shares",
+    "residual_stretch",
+    "splitting_stretch",
+    "weights_bound",
+]
+
+
+def unit_curvature() -> Tensor:
+    """-1, where the functions of the hyperboloid want a tensor."""
+    return torch.tensor(-1.0, dtype=torch.float64)
+
+
+def midpoint_shares(
+    weights: Float[Tensor, "*batch query key"], points: Float[Tensor, "*batch key dim"]
+) -> tuple[Float[Tensor, "*batch query key"], Float[Tensor, "*batch query key"]]:
+    r"""By how much each point moves the midpoint: H5.
+
+    .. math:: |D_{Y_j} m| = p_j = \frac{a_j \cosh d(Y_j, m)}{\sum_k a_k \cosh d(Y_k, m)}, \qquad \sum_j p_j = 1
+
+    So a midpoint moves no farther than its farthest point, and in the l2 metric by at most
+    :math:`(\sum p_j^2)^{1/2}` of what its points do.
+
+    Args:
+        weights: a, nonnegative.
+        points: space parts of Y.
+
+    Returns:
+        The shares p and the distances d(Y_j, m).
+
+    >>> shares, _ = midpoint_shares(torch.ones(1, 2), torch.tensor([[3.0], [-3.0]]))
+    >>> shares
+    tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    """
+    wide, kappa = numerics.widen(points), unit_curvature().to(points.device)
+    lifted = hyperboloid.lift(wide, kappa)
+    middle = hyperboloid.centroid(lifted, numerics.widen(weights), kappa)
+    distance = hyperboloid.cdist(middle, lifted, kappa)
+    pull = numerics.widen(weights) * distance.cosh()
+    return pull / pull.sum(-1, keepdim=True), distance
+
+
+def weights_bound(diameter: float, oscillation: float) -> float:
+    r"""How far a midpoint moves when its weights change: H6, sharp.
+
+    .. math:: \tanh\big(d(\mathrm{mid}(a, Y), \mathrm{mid}(a', Y))/2\big)
+        \le \tanh(\mathrm{diam}(Y)/2) \tanh\big(\mathrm{osc}(\log a - \log a')/4\big)
+
+    Args:
+        diameter: of the points.
+        oscillation: of the logarithm of the weights' ratio.
+
+    Returns:
+        The largest distance.
+
+    >>> round(weights_bound(2.0, math.inf), 6)
+    2.0
+    """
+    product = math.tanh(diameter / 2) * math.tanh(oscillation / 4)
+    return diameter if product == 1 else 2 * math.atanh(product)
+
+
+def residual_stretch(branch: float, epsilon: float = 1.0) -> float:
+    r"""The Lipschitz constant of :math:`x \mapsto \mathrm{mid}(x, \epsilon F(x))`, Hypformer eq. 20: H7.
+
+    .. math:: \max_{p \in \{1/2,\; \epsilon/(1+\epsilon)\}} (1 - p) + p\, \mathrm{Lip}\, F
+
+    The midpoint itself is the mean of both paths: for :math:`\epsilon = 1` the constant is
+    :math:`(1 + \mathrm{Lip}\,F)/2`.
+
+    Args:
+        branch: Lip F.
+        epsilon: the weight of F(x).
+
+    Returns:
+        The bound.
+
+    >>> residual_stretch(3.0)
+    2.0
+    """
+    share = epsilon / (1 + epsilon)
+    return max(1 + p * (branch - 1) if math.isfinite(branch) else math.inf for p in (0.5, share))
+
+
+def exponential_stretch(radius: float) -> float:
+    r"""The Lipschitz constant of the exponential map at the origin on :math:`|u| \le r`: :math:`\sinh(r)/r` (H11).
+
+    The logarithm at the origin has 1 (for d >= 2 both are exact; on a line both are 1).
+
+    Args:
+        radius: r, in unit coordinates.
+
+    Returns:
+        The constant.
+
+    >>> exponential_stretch(0.0)
+    1.0
+    """
+    if radius == 0:
+        return 1.0
+    return math.sinh(radius) / radius if radius < numerics.widest_rapidity(torch.float64) else math.inf
+
+
+def concatenation_stretch(radius: float) -> float:
+    r"""The Lipschitz constant of the concatenation of points of a ball, in the l2 metric of the tuple: H11, exactly.
+
+    .. math:: \cosh \rho
+
+    Args:
+        radius: of the ball, in unit coordinates.
+
+    Returns:
+        The constant.
+
+    >>> concatenation_stretch(0.0)
+    1.0
+    """
+    return math.cosh(radius) if radius < numerics.widest_rapidity(torch.float64) else math.inf
+
+
+def splitting_stretch(parts: int) -> float:
+    r"""The Lipschitz constant of cutting a point's space part into parts, in the l2 metric of the tuple: H11.
+
+    .. math:: \sqrt H, \quad \text{approached as the radius grows}
+
+    Args:
+        parts: H.
+
+    Returns:
+        The constant.
+
+    >>> splitting_stretch(4)
+    2.0
+    """
+    return math.sqrt(parts)
