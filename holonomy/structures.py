@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+from holonomy import checks
 
-__all__ = ["Hyperedges", "PaddedGraphs", "joint", "on_features"]
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
+
+__all__ = ["Hyperedges", "PaddedGraphs", "batches_by_size", "join_graphs", "joint", "on_features"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,30 @@ class PaddedGraphs:
         True
         """
         return values.flatten(0, 1)[self.slots]
+
+    def pairs(self, rows: Shaped[Tensor, " pairs *features"]) -> Shaped[Tensor, " graphs nodes nodes *features"]:
+        """Lay out what is known of each pair of nodes of a graph, with zeros where there is padding.
+
+        Args:
+            rows: ``(pairs, ...)``: graph after graph, a row for each pair (i, j) of its nodes, j running faster. An
+                ``(n, n, ...)`` tensor of each graph, its first two axes flattened, concatenated.
+
+        Returns:
+            ``(graphs, nodes, nodes, ...)``.
+
+        Raises:
+            ValueError: if there is not one row a pair.
+
+        >>> graphs = PaddedGraphs.of(torch.ones(3, 1), torch.tensor([0, 1, 1]))
+        >>> graphs.pairs(torch.arange(1, 6)).tolist()
+        [[[1, 0], [0, 0]], [[2, 3], [4, 5]]]
+        """
+        there = joint(~self.padding, 2)
+        where = there.flatten().nonzero().squeeze(1)
+        if rows.shape[0] != where.shape[0]:
+            raise ValueError(f"rows must be one for each of the {where.shape[0]} pairs, got {rows.shape[0]}.")
+        laid_out = rows.new_zeros(there.numel(), *rows.shape[1:]).index_copy(0, where, rows)
+        return laid_out.unflatten(0, there.shape)
 
 
 # Plans that hyperedges keep, the oldest making room: a few models' worth, so that those who ask the same hyperedges
@@ -348,6 +375,79 @@ class Hyperedges:
         dense = self.values.new_zeros(self.num_graphs, *[width] * self.order, self.values.shape[1])
         where = (self.graphs, *(place[self.indices[:, axis]] for axis in range(self.order)))
         return dense.index_put(where, self.values), mask
+
+
+def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Several graphs as one, as PyTorch Geometric batches them: what models take.
+
+    Args:
+        graphs: each has ``"x"`` with a row a node, ``"edge_index"`` with its own numbers of nodes, and whatever else
+            the first one has; it is concatenated along its first axis, numbers are stacked.
+
+    Returns:
+        The same names, ``"edge_index"`` renumbered, and ``"batch"``, the graph of each node.
+
+    >>> edge = torch.tensor([[0, 1], [1, 0]])
+    >>> batch = join_graphs([{"x": torch.ones(2, 1), "edge_index": edge}] * 2)
+    >>> batch["edge_index"].tolist(), batch["batch"].tolist()
+    ([[0, 1, 2, 3], [1, 0, 3, 2]], [0, 0, 1, 1])
+    """
+    sizes = [graph["x"].shape[0] for graph in graphs]
+    joined: dict[str, Tensor] = {}
+    for name, first in graphs[0].items():
+        every = [graph[name] for graph in graphs]
+        if name == "edge_index":
+            starts = accumulate(sizes[:-1], initial=0)
+            joined[name] = torch.cat([edges + start for edges, start in zip(every, starts, strict=True)], 1)
+        else:
+            joined[name] = torch.cat(every) if first.ndim else torch.stack(every)
+    joined["batch"] = torch.arange(len(graphs)).repeat_interleave(torch.tensor(sizes)).to(joined["x"].device)
+    return joined
+
+
+def batches_by_size(
+    sizes: Sequence[int] | Int[Tensor, " graphs"],
+    batch_size: int,
+    *,
+    padding: float = 1.05,
+    generator: torch.Generator | None = None,
+) -> list[Int[Tensor, " batch"]]:
+    r"""Batches of graphs of nearly one size, for layers whose work is the square of the largest one of a batch.
+
+    Graphs are ordered by size, those of one size at random, and cut into batches, which then come in random order. A
+    batch ends where it is full, or where one more graph would make its padded work, :math:`b\, n_{\max}^2`, more than
+    ``padding`` times :math:`\sum n^2`. So no epoch costs more than that; where sizes are rare, batches are small.
+
+    Args:
+        sizes: number of nodes of each graph.
+        batch_size: most graphs of a batch.
+        padding: at least 1; infinity for batches that are all full but the last.
+        generator: source of the random numbers, torch's seeded state if left out.
+
+    Returns:
+        The numbers of the graphs of each batch.
+
+    Raises:
+        ValueError: if ``batch_size`` is not positive or ``padding`` is less than 1.
+
+    >>> sorted(sorted(batch.tolist()) for batch in batches_by_size([5, 9, 5, 9], 3))
+    [[0, 2], [1, 3]]
+    """
+    checks.positive_int("batch_size", batch_size)
+    checks.in_range("padding", padding, 1.0, math.inf)
+    sizes = torch.as_tensor(sizes)
+    device = None if generator is None else generator.device
+    shuffled = torch.randperm(len(sizes), generator=generator, device=device).cpu()
+    order = shuffled[sizes.cpu()[shuffled].argsort(stable=True)]
+    cuts, count, exact = [0], 0, 0
+    for place, size in enumerate(sizes.cpu()[order].tolist()):
+        count, exact = count + 1, exact + size**2
+        if count > batch_size or count * size**2 > padding * exact:
+            cuts.append(place)
+            count, exact = 1, size**2
+    ends = [*cuts[1:], len(sizes)]
+    batches = [order[start:end] for start, end in zip(cuts, ends, strict=True) if start < end]
+    return [batches[i] for i in torch.randperm(len(batches), generator=generator, device=device).tolist()]
 
 
 def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]:

@@ -1,5 +1,6 @@
 """Models, each readable alone."""
 
+from holonomy.models.chromatic_graph_transformer import ChromaticGraphTransformer
 from holonomy.models.higher_order_transformer import HigherOrderTransformer
 from holonomy.models.hypformer import Hypformer, HypformerBlock
 from holonomy.models.invariant_graph_network import InvariantGraphNetwork
@@ -7,6 +8,7 @@ from holonomy.models.simplicial_transformer import SimplicialTransformer
 from holonomy.models.tokengt import TokenGT
 
 __all__ = [
+    "ChromaticGraphTransformer",
     "HigherOrderTransformer",
     "Hypformer",
     "HypformerBlock",

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holonomy import layers
+from holonomy import layers, models
 from tests.registry.case import Case, Inputs, Make, Setting
 
 __all__ = ["CASES"]
 
 EDGE_FEATURES = 3
+EDGE_TYPES, STEPS, LIMIT = 2, 3, 2
 
 
 class SideBySide(nn.Module):
@@ -24,6 +25,63 @@ class SideBySide(nn.Module):
 
     def forward(self, edges: Tensor) -> Tensor:
         return torch.cat([x for x in self.inner(edges) if x is not None], -1)
+
+
+class Padded(nn.Module):
+    """The model called with padded tensors, of which it is handed those that it reads."""
+
+    def __init__(self, inner: models.ChromaticGraphTransformer) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(
+        self, nodes: Tensor, categories: Tensor, mask: Tensor, walks: Tensor, distances: Tensor, related: Tensor
+    ) -> Tensor:
+        inner = self.inner
+        return inner.padded(
+            nodes,
+            categories,
+            mask,
+            walks=walks if inner.steps else None,
+            distances=distances if inner.limit else None,
+            related=related if inner.substructures else None,
+        )
+
+
+class Reading(nn.Module):
+    """An encoder of pairs that is handed what it reads, by position."""
+
+    def __init__(self, inner: layers.PairEncoder) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(
+        self, categories: Tensor, walks: Tensor, distances: Tensor, related: Tensor, attributes: Tensor
+    ) -> Tensor:
+        return self.inner(*read(self.inner, categories, walks, distances, related, attributes))
+
+
+def read(encoder: layers.PairEncoder, *inputs: Tensor) -> tuple[Tensor | None, ...]:
+    """Those of all encodings that an encoder was made for."""
+    wanted = (
+        True,
+        encoder.walks is not None,
+        encoder.distances is not None,
+        encoder.related is not None or encoder.edges.product,
+        encoder.edges.attributes is not None,
+    )
+    return tuple(x if asked else None for x, asked in zip(inputs, wanted, strict=True))
+
+
+def _encodings(setting: Setting) -> tuple[Tensor, ...]:
+    """Of a ring with a chord and of the same with types: categories, walks, distances, relation, attributes."""
+    n, edges = setting.nodes, setting.edges()
+    types = torch.arange(edges.shape[1], device=setting.device) % EDGE_TYPES
+    categories = torch.stack([layers.edge_categories(edges, n, t) for t in (0 * types, types)])
+    walks = layers.random_walk_encoding(edges, n, STEPS, dtype=setting.dtype).expand(2, n, n, STEPS).clone()
+    distances = layers.shortest_path_encoding(edges, n, LIMIT).expand(2, n, n).clone()
+    related = layers.ring_membership(edges, n, 4).expand(2, n, n).clone()
+    return categories, walks, distances, related, setting.vectors(2, n, n, EDGE_FEATURES)
 
 
 def _nodes(setting: Setting) -> tuple[Tensor, ...]:
@@ -79,4 +137,88 @@ for mode, values in (("chromatic", True), ("mono", True), ("additive", False)):
             layers.EdgeProjection(EDGE_FEATURES, s.features, 3, mode=m, edge_values=v, **s.factory)
         ),
         _pairs,
+    )
+
+for options, chosen in (
+    ({}, (0,)),
+    ({"product": True}, (0, 3)),
+    ({"edge_features": EDGE_FEATURES, "product": True}, (0, 3, 4)),
+):
+    _register(
+        layers.EdgeTypeEncoder,
+        str(options),
+        lambda s, o=options: layers.EdgeTypeEncoder(EDGE_TYPES, s.features, **o, **s.factory),
+        lambda s, chosen=chosen: tuple(_encodings(s)[index] for index in chosen),
+    )
+_register(
+    layers.RandomWalkEncoder,
+    "",
+    lambda s: layers.RandomWalkEncoder(STEPS, s.features, **s.factory),
+    lambda s: (_encodings(s)[1],),
+)
+_register(
+    layers.ShortestPathEncoder,
+    "",
+    lambda s: layers.ShortestPathEncoder(LIMIT, s.features, **s.factory),
+    lambda s: (_encodings(s)[2],),
+)
+for options in (
+    {"edge_types": EDGE_TYPES},
+    {"edge_types": EDGE_TYPES, "steps": STEPS, "substructures": "added"},
+    {"edge_types": EDGE_TYPES, "limit": LIMIT, "substructures": "product"},
+    {"edge_types": EDGE_TYPES, "edge_features": EDGE_FEATURES, "steps": STEPS, "limit": LIMIT},
+):
+    _register(
+        layers.PairEncoder,
+        ", ".join(f"{name}={value}" for name, value in options.items()),
+        lambda s, o=options: Reading(layers.PairEncoder(s.features, **o, **s.factory)),
+        _encodings,
+    )
+
+_register(layers.NodeBatchNorm, "", lambda s: layers.NodeBatchNorm(s.features, **s.factory), _nodes)
+_register(
+    layers.NodeBatchNorm,
+    "masked",
+    lambda s: layers.NodeBatchNorm(s.features, **s.factory),
+    lambda s: (*_nodes(s), ~s.padding()),
+)
+for options in (
+    {},
+    {"norm": "layer", "mode": "mono", "feedforward": 5},
+    {"mode": "additive", "edge_values": False},
+    {"dropout": 0.3, "attention_dropout": 0.3, "dropout_over": "nodes"},
+):
+    _register(
+        layers.ChromaticEncoderLayer,
+        ", ".join(f"{name}={value}" for name, value in options.items()),
+        lambda s, o=options: layers.ChromaticEncoderLayer(s.features, 3, EDGE_FEATURES, **o, **s.factory),
+        _masked,
+        random="dropout" in options,
+    )
+
+
+def _graphs(setting: Setting) -> tuple[Tensor, ...]:
+    """Two graphs, the last node of the second being padding."""
+    categories, walks, distances, related, _ = _encodings(setting)
+    return *_nodes(setting), categories, ~setting.padding(), walks, distances, related
+
+
+for options in (
+    {"edge_types": EDGE_TYPES, "steps": STEPS, "walk_features": 2, "substructures": "product"},
+    {"edge_types": EDGE_TYPES, "limit": LIMIT, "share_edges": True, "level": "node", "norm": "layer"},
+    {
+        "edge_types": EDGE_TYPES, "steps": STEPS, "limit": LIMIT, "mode": "mono", "share_edges": True,
+        "substructures": "added", "pooling": "sum",
+    },
+    {"edge_types": EDGE_TYPES, "mode": "additive", "edge_values": False, "pair_features": 4, "level": "node"},
+    {"edge_types": EDGE_TYPES, "steps": STEPS, "dropout": 0.2, "attention_dropout": 0.3, "dropout_over": "channels"},
+):  # fmt: skip
+    _register(
+        models.ChromaticGraphTransformer,
+        ", ".join(f"{name}={value}" for name, value in options.items()),
+        lambda s, o=options: Padded(
+            models.ChromaticGraphTransformer(s.features, 6, 3, layers=2, heads=2, feedforward=5, **o, **s.factory)
+        ),
+        _graphs,
+        random="dropout" in options,
     )

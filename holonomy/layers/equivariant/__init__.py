@@ -3,6 +3,7 @@
 from holonomy.layers.equivariant.attention import HigherOrderAttention
 from holonomy.layers.equivariant.basis_residual import basis_residual
 from holonomy.layers.equivariant.chromatic import ChromaticAttention, EdgeProjection
+from holonomy.layers.equivariant.chromatic_encoder import ChromaticEncoderLayer, NodeBatchNorm
 from holonomy.layers.equivariant.encoder import HigherOrderEncoderLayer
 from holonomy.layers.equivariant.identifiers import (
     laplacian_identifiers,
@@ -11,6 +12,7 @@ from holonomy.layers.equivariant.identifiers import (
     perturb_identifiers,
 )
 from holonomy.layers.equivariant.linear import EquivariantLinear
+from holonomy.layers.equivariant.pairs import EdgeTypeEncoder, PairEncoder, RandomWalkEncoder, ShortestPathEncoder
 from holonomy.layers.equivariant.partitions import bell, moebius_matrix, set_partitions, zeta_matrix
 from holonomy.layers.equivariant.simplicial import ExpertChoice, PathRouter, SimplicialAttention
 from holonomy.layers.equivariant.simplicial_encoder import SimplicialEncoderLayer
@@ -19,14 +21,20 @@ from holonomy.layers.equivariant.transformer import TokenAttention, TokenEncoder
 
 __all__ = [
     "ChromaticAttention",
+    "ChromaticEncoderLayer",
     "EdgeProjection",
+    "EdgeTypeEncoder",
     "EquivariantLinear",
     "ExpertChoice",
     "GraphTokenizer",
     "HigherOrderAttention",
     "HigherOrderEncoderLayer",
     "HyperedgeTokenizer",
+    "NodeBatchNorm",
+    "PairEncoder",
     "PathRouter",
+    "RandomWalkEncoder",
+    "ShortestPathEncoder",
     "SimplicialAttention",
     "SimplicialEncoderLayer",
     "TokenAttention",

@@ -20,12 +20,13 @@ from holonomy.layers.kernels.chromatic import chromatic_attention, chromatic_fil
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["ChromaticAttention", "EdgeProjection", "Mode", "ProjectedEdges"]
+__all__ = ["ChromaticAttention", "DropoutOver", "EdgeProjection", "Mode", "ProjectedEdges"]
 
 Mode = Literal["chromatic", "mono", "additive"]
 """One bias a channel (CSA eq. 5), one a head (CSA eq. 4), or queries, keys and edges summed (below CSA eq. 7)."""
 
 DropoutOver = Literal["edges", "nodes", "channels"]
+"""What of the filters is dropped together: pairs, nodes j, channels of a graph (CSA section 3.5)."""
 
 
 class ProjectedEdges(NamedTuple):

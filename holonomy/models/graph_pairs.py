@@ -1,0 +1,123 @@
+"""Graphs as models of pairs of nodes read them: from the lists that PyTorch Geometric holds to padded tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy.structures import PaddedGraphs, joint
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["GraphPairs"]
+
+
+class GraphPairs(NamedTuple):
+    """Nodes, and what is known of each pair of them, of several graphs.
+
+    Attributes:
+        nodes: ``(graphs, n, features)``.
+        mask: ``(graphs, n)``, ``True`` at nodes; None where there is no padding.
+        categories: ``(graphs, n, n)``, see :func:`~holonomy.layers.edge_categories`.
+        walks: ``(graphs, n, n, steps)``.
+        distances: ``(graphs, n, n)``.
+        related: ``(graphs, n, n)``.
+        attributes: ``(graphs, n, n, edge_features)``.
+        layout: where rows of nodes went; None for one graph.
+
+    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 2, 2]])
+    >>> GraphPairs.of(torch.ones(3, 1), edge_index, None, None, torch.tensor([0, 0, 1])).categories.tolist()
+    [[[1, 2], [2, 1]], [[2, 0], [0, 0]]]
+    """
+
+    nodes: Tensor
+    mask: Tensor | None
+    categories: Tensor
+    walks: Tensor | None = None
+    distances: Tensor | None = None
+    related: Tensor | None = None
+    attributes: Tensor | None = None
+    layout: PaddedGraphs | None = None
+
+    @staticmethod
+    def of(
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        edge_type: Int[Tensor, " edges"] | None,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None,
+        batch: Int[Tensor, " nodes"] | None,
+        walks: Float[Tensor, "pairs steps"] | None = None,
+        distances: Int[Tensor, " pairs"] | None = None,
+        related: Bool[Tensor, " pairs"] | None = None,
+    ) -> GraphPairs:
+        """Lay graphs out, without a loop over them.
+
+        Args:
+            x: ``(n, features)``.
+            edge_index: ``(2, m)``; no edge joins two graphs.
+            edge_type: ``(m,)``, all 0 if left out; of an edge that is listed twice the largest counts.
+            edge_attr: ``(m, edge_features)``; summed where an edge is listed twice.
+            batch: ``(n,)``, the graph of each node; one graph if left out.
+            walks: rows of pairs, graph after graph, see :meth:`~holonomy.structures.PaddedGraphs.pairs`.
+            distances: the same.
+            related: the same.
+
+        Returns:
+            The graphs.
+
+        Raises:
+            ValueError: if there is not one row a pair.
+        """
+        rows = (walks, distances, related)
+        if batch is None:
+            layout, mask, nodes = None, None, x[None]
+            slots = torch.arange(x.shape[0], device=x.device)
+            square = (1, x.shape[0], x.shape[0])
+            laid_out = tuple(None if r is None else r.unflatten(0, square) for r in rows)
+        else:
+            layout = PaddedGraphs.of(x, batch)
+            nodes, slots = layout.values, layout.slots
+            # Graphs of one size need no mask; this is known without asking the device.
+            mask = None if slots.shape[0] == layout.padding.numel() else ~layout.padding
+            laid_out = tuple(None if r is None else layout.pairs(r) for r in rows)
+        shape = (nodes.shape[0], nodes.shape[1], nodes.shape[1])
+        width = max(shape[1], 1)
+        source, target = slots[edge_index]
+        place = source * width + target % width
+        types = torch.zeros_like(place) if edge_type is None else edge_type
+        # CSA eq. 8 of all graphs at once: 0 for no edge, 1 on the diagonal, 2 + type at edges, which stand above.
+        empty = place.new_zeros(shape[0] * shape[1] * shape[2]).index_fill(0, slots * width + slots % width, 1)
+        categories = empty.scatter_reduce(0, place, types + 2, "amax").unflatten(0, shape)
+        attributes = None
+        if edge_attr is not None:
+            zeros = edge_attr.new_zeros(empty.shape[0], edge_attr.shape[1])
+            attributes = zeros.index_add(0, place, edge_attr).unflatten(0, shape)
+        walks, distances, related = laid_out
+        return GraphPairs(nodes, mask, categories, walks, distances, related, attributes, layout)
+
+    def cleaned(self) -> GraphPairs:
+        """Zeros in the place of whatever padding holds.
+
+        Returns:
+            The same graphs.
+        """
+        if self.mask is None:
+            return self
+        away = ~joint(self.mask, 2)
+        return self._replace(
+            nodes=self.nodes.masked_fill(~self.mask[..., None], 0),
+            categories=self.categories.masked_fill(away, 0),
+            walks=_clean(self.walks, away),
+            distances=_clean(self.distances, away),
+            related=_clean(self.related, away),
+            attributes=_clean(self.attributes, away),
+        )
+
+
+def _clean(pairs: Tensor | None, away: Tensor) -> Tensor | None:
+    if pairs is None:
+        return None
+    return pairs.masked_fill(away if pairs.ndim == away.ndim else away[..., None], 0)
