@@ -246,7 +246,7 @@ def measure_stretch(
     >>> from holonomy.layers import HRC
     >>> m = Lorentz(-1.0, dtype=torch.float64)
     >>> round(measure_stretch(HRC(lambda s: 0.5 * s, m), 1.0, 2), 4)
-    0.6646
+    0.6652
     """
     if not (radius > 0 and math.isfinite(radius)):
         raise ValueError(f"radius must be positive and finite, got {radius}.")

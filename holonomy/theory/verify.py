@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from holonomy.theory import claims_distances, claims_hyperbolic, claims_hyperbolic_attention
 from holonomy.theory.verdict import Claim, Draws, Trial, Verdict
 
 __all__ = ["CLAIMS", "select", "verify"]
 
-CLAIMS: tuple[Claim, ...] = ()
+CLAIMS: tuple[Claim, ...] = (
+    *claims_distances.CLAIMS,
+    *claims_hyperbolic.CLAIMS,
+    *claims_hyperbolic_attention.CLAIMS,
+)
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 
 

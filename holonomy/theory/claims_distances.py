@@ -1,0 +1,136 @@
+r"""Claims on distances: Hypformer Propositions 4.1 and 4.2, and the naive change of curvature, eq. 8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import numerics
+from holonomy.layers import HRC, HTC, HypActivation, HypLayerNorm
+from holonomy.manifolds import Lorentz
+from holonomy.theory.distances import boost, distance_scaling, naive_change
+from holonomy.theory.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS"]
+
+
+def _curvatures(draws: Draws) -> tuple[Lorentz, Lorentz]:
+    first, second = (Lorentz(-draws.logarithmic(0.1, 10), dtype=draws.dtype, device=draws.device) for _ in range(2))
+    return first, second
+
+
+def _points(draws: Draws, manifold: Lorentz, count: int, features: int, radius: float = 2.0) -> Tensor:
+    u = draws.normal(count, features) * (radius / features**0.5)
+    return manifold.lift(u / (-manifold.curvature).sqrt())
+
+
+def _closure(draws: Draws) -> Iterable[Trial]:
+    """Off the hyperboloid by no more than the rounding of the squares that cancel."""
+    for index in draws.rounds(200):
+        source, target = _curvatures(draws)
+        features = draws.integer(1, 8)
+        x = _points(draws, source, 16, features, draws.logarithmic(0.01, 20))
+        if index % 2:
+            layer: nn.Module = HTC(features, features, source, target, dtype=draws.dtype, device=draws.device)
+            with torch.no_grad():
+                layer.get_parameter("weight").copy_(draws.normal(features, features + 1))
+        else:
+            layer = HRC(partial(nn.functional.linear, weight=draws.normal(features, features)), source, target)
+        with torch.no_grad():
+            y = layer(x)
+        c = -target.curvature
+        off = (c * (y[..., 1:].square().sum(-1) - y[..., 0].square()) + 1).abs()
+        room = 8 * (features + 4) * torch.finfo(draws.dtype).eps * c * y[..., 0].square()
+        worst = (off / room).argmax()
+        yield Trial(off[worst].item(), room[worst].item())
+
+
+def _isometries(draws: Draws) -> Iterable[Trial]:
+    """The farthest that a ratio of distances is from the root of the ratio of curvatures, beside rounding."""
+    for index in draws.rounds(150):
+        source, target = _curvatures(draws)
+        features = draws.integer(2, 6)
+        x = _points(draws, source, 12, features)
+        layer = _isometry(index % 3, draws, source, target, features)
+        found = distance_scaling(layer, x)
+        off = max(abs(found.least / found.expected - 1), abs(found.largest / found.expected - 1))
+        yield Trial(off, numerics.tolerance(draws.dtype).rtol, at={"kind": index % 3})
+
+
+def _isometry(kind: int, draws: Draws, source: Lorentz, target: Lorentz, features: int) -> nn.Module:
+    """The identity, an orthogonal map, a boost."""
+    if kind == 0:
+        return HRC(nn.Identity(), source, target)
+    if kind == 1:
+        turn = torch.linalg.qr(draws.normal(features, features).double()).Q.to(draws.dtype)
+        return HRC(partial(nn.functional.linear, weight=turn), source, target)
+    layer = HTC(features, features, source, target, bias=False, dtype=draws.dtype, device=draws.device)
+    with torch.no_grad():
+        layer.weight.copy_(boost(0.5 * draws.normal(features)))
+    return layer
+
+
+def _general(draws: Draws) -> Iterable[Trial]:
+    """Triples that change their order, beside none."""
+    for index in draws.rounds(60):
+        source, target = _curvatures(draws)
+        features = draws.integer(2, 8)
+        x = _points(draws, source, 16, features)
+        layers: list[nn.Module] = [
+            HTC(features, features, source, target, dtype=draws.dtype, device=draws.device),
+            HypActivation(torch.relu, source, target),
+            HypLayerNorm(features, source, target, elementwise_affine=False, device=draws.device, dtype=draws.dtype),
+        ]
+        layer = layers[index % 3]
+        if isinstance(layer, HTC):
+            with torch.no_grad():
+                layer.weight.copy_(draws.normal(features, features + 1))
+        share = distance_scaling(layer, x).flipped
+        yield Trial(share, 0.0, at={"kind": index % 3}, note=f"{share:.1%} of the triples of 16 points change order")
+
+
+def _naive(draws: Draws) -> Iterable[Trial]:
+    """On a line, x = 1 is nearer to 0 than to 2.2 before, and nearer to 2.2 after."""
+    source, target = (Lorentz(k, dtype=draws.dtype, device=draws.device) for k in (-1.0, -1 / 10_000))
+    line = source.lift(torch.tensor([[1.0], [0.0], [2.2]], dtype=draws.dtype, device=draws.device))
+    moved = naive_change(line, target)
+    (_, low, high), (_, after_low, after_high) = source.cdist(line, line)[0], target.cdist(moved, moved)[0]
+    # The claim: the ratio stays on the same side of one.
+    inverted = (low / high > 1) != (after_low / after_high > 1)
+    note = f"from 1 to 0 and to 2.2: {low:.4f} > {high:.4f} before, {after_low:.4f} < {after_high:.4f} after"
+    yield Trial(float(inverted), 0.0, note=note)
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "distances.closure",
+        "Hypformer Prop. 4.1",
+        "HTC and HRC send points of one hyperboloid to points of the other, to rounding.",
+        _closure,
+    ),
+    Claim(
+        "distances.isometries",
+        "Hypformer Prop. 4.2",
+        "The identity, orthogonal maps and boosts scale all distances by the root of the ratio of curvatures.",
+        _isometries,
+    ),
+    Claim(
+        "distances.general",
+        "Hypformer Prop. 4.2, as printed",
+        "HTC and HRC keep the order of distances, whatever the function.",
+        _general,
+        expected=False,
+        note="linear maps, ReLU and LayerNorm change the order of triples",
+    ),
+    Claim(
+        "distances.naive",
+        "Hypformer eq. 8",
+        "Keeping the space part and making time again keeps the order of distances.",
+        _naive,
+        expected=False,
+    ),
+)
+"""Claims on distances and changes of curvature."""

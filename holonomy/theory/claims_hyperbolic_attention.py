@@ -1,0 +1,253 @@
+r"""Claims on hyperbolic attention and on whole models: H8, H9, H10 and H12."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
+from holonomy.manifolds import Lorentz
+from holonomy.models import Hypformer
+from holonomy.theory.certify import certify
+from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_radius, worst
+from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound, unit_scale
+from holonomy.theory.hyperbolic_linear import Cone, Features, linear_stretch_in_cone, linear_stretch_with_eps
+from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.regions import root
+from holonomy.theory.stretch import METRICS, Ends, Metric, stretch
+from holonomy.theory.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS"]
+
+
+def _softmax(similarity: Similarity, draws: Draws) -> HypSoftmaxAttention:
+    source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
+    heads = draws.integer(1, 2)
+    layer = HypSoftmaxAttention(
+        2 * heads,
+        heads,
+        source,
+        target,
+        manifold_hidden=hidden,
+        similarity=similarity,
+        dtype=draws.dtype,
+        device=draws.device,
+    )
+    with torch.no_grad():
+        for htc in (layer.query, layer.key, layer.value):
+            htc.weight.copy_(draws.normal(*htc.weight.shape) * draws.logarithmic(0.3, 3))
+            cast("Tensor", htc.bias).copy_(draws.normal(htc.out_features) * 0.3)
+    return layer
+
+
+def _over_balls(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(4):
+        layer = _softmax(similarity, draws)
+        radius, tokens, metric = draw_radius(draws, 1.5), draws.integer(2, 5), METRICS[index % 2]
+        bound = lipschitz_bound(layer, radius / root(layer.manifold_in), tokens=tokens, metric=metric)
+        measured = worst(
+            draws, layer, radius, layer.query.in_features, source=layer.manifold_in, tokens=tokens, metric=metric
+        )
+        yield Trial(measured, bound, at={"radius": radius})
+
+
+def _at_inputs(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(10):
+        layer = _softmax(similarity, draws)
+        x = draw_points(draws, layer.manifold_in, draw_radius(draws, 1.5), draws.integer(2, 6), layer.query.in_features)
+        yield _local(layer, x, METRICS[index % 2])
+
+
+def _local(layer: HypSoftmaxAttention | HypLinearAttention, x: Tensor, metric: Metric) -> Trial:
+    found = certify(layer, x=x, metric=metric)
+    return Trial(found.measured, found.constant, at={"tokens": x.shape[0]})
+
+
+def _collapse(draws: Draws) -> Iterable[Trial]:
+    """Random points, and the family on one geodesic for which the bound is attained."""
+    for index in draws.rounds(200):
+        manifold, channels = draw_manifold(draws), draws.integer(1, 4)
+        radius = draw_radius(draws, 2.0)
+        if index % 4:
+            queries, keys, far = draws.integer(2, 6), draws.integer(2, 6), draw_radius(draws, 2.0)
+            query = manifold.space(draw_points(draws, manifold, radius, queries, channels))
+            key = manifold.space(draw_points(draws, manifold, radius, keys, channels))
+            value = manifold.space(draw_points(draws, manifold, far, keys, channels))
+        else:
+            ends = torch.tensor([[1.0], [-1.0]], dtype=draws.dtype, device=draws.device) / root(manifold)
+            query, key, value = (math.sinh(draws.uniform(0.1, 1)) * ends for _ in range(3))
+            channels = 1
+        out = hyperbolic_softmax_attention(query, key, value, curvature=manifold.curvature)
+        wide, narrow, spread = (_diameter(manifold, z) for z in (query, key, value))
+        scale = unit_scale("geodesic_squared", channels, manifold.curvature.item())
+        floor = 1000 * torch.finfo(draws.dtype).eps * math.cosh(2 * radius + 2)
+        yield Trial(_diameter(manifold, out), hyperbolic_collapse_bound(wide, narrow, spread, scale), floor=floor)
+
+
+def _diameter(manifold: Lorentz, space: Tensor) -> float:
+    points = manifold.lift(space)
+    return (manifold.cdist(points, points).amax() * root(manifold)).item()
+
+
+def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
+    """Biases keep queries and keys in the orthant, where every query meets a key."""
+    for index in draws.rounds(20):
+        source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
+        heads = draws.integer(1, 2)
+        layer = HypLinearAttention(
+            2 * heads,
+            heads,
+            source,
+            target,
+            manifold_hidden=hidden,
+            power=draws.uniform(1, 3),
+            dtype=draws.dtype,
+            device=draws.device,
+        )
+        with torch.no_grad():
+            for htc in (layer.query, layer.key):
+                cast("Tensor", htc.bias).add_(1.0)
+        x = draw_points(draws, source, draw_radius(draws, 1.0), draws.integer(2, 6), 2 * heads)
+        yield _local(layer, x, METRICS[index % 2])
+
+
+def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
+    """The Euclidean average alone, queries, keys and values independent: its stretch at random features."""
+    for _ in draws.rounds(40):
+        tokens, channels = draws.integer(2, 6), draws.integer(1, 3)
+        q, k, v = ((draws.normal(tokens, channels) * draws.logarithmic(0.1, 2)).abs() for _ in range(3))
+        if cone:
+            q, k, eps = q + 0.2, k + 0.2, 0.0
+        else:
+            eps = draws.logarithmic(0.01, 1.0)
+            if draws.integer(0, 1):  # where N over eps is real: equal keys, queries near zero
+                q, k, v = q / 1000, k[:1].expand(tokens, -1), v[:1].expand(tokens, -1)
+
+        def average(z: Tensor, eps: float = eps) -> Tensor:
+            query, key, value = z.unbind(-3)
+            meets = query @ key.mT
+            return meets @ value / (meets.sum(-1, keepdim=True) + eps)
+
+        joined = torch.stack([q, k, v])
+        measured = stretch(
+            lambda z, f=average, n=tokens: f(z.unflatten(-2, (3, n))),
+            joined.flatten(0, 1),
+            ends=Ends(None, None),
+            joint=True,
+        ).item()
+        lengths = [z.norm(dim=-1) for z in (q, k, v)]
+        features = Features((1.0, 1.0, 1.0), tuple(z.amax().item() for z in lengths), 0.0)  # pyright: ignore[reportArgumentType]
+        if cone:
+            opening = (q @ k.mT / (lengths[0][:, None] * lengths[1])).amin().item()
+            here = Cone(opening, lengths[0].amin().item(), lengths[1].amin().item())
+            bound = linear_stretch_in_cone(features, here, tokens, "l2")
+        else:
+            bound = linear_stretch_with_eps(features, eps, tokens, "l2")
+        yield Trial(measured, bound, at={"tokens": tokens})
+
+
+def _model(draws: Draws, index: int) -> Hypformer:
+    # Parameters come from torch's generator, which is given back as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draws.integer(0, 10**6))
+        return Hypformer(
+            3,
+            4,
+            2,
+            layers=1 + index % 2,
+            heads=1,
+            feedforward=6,
+            attention="softmax",
+            similarity=SIMILARITIES[index % 3],
+            norm_eps=draws.logarithmic(0.01, 1.0),
+            curvature=-draws.logarithmic(0.5, 2),
+            graph_encoder=None,
+            decoder="mlr" if index % 4 == 3 else "linear",
+            dtype=draws.dtype,
+            device=draws.device,
+        ).eval()
+
+
+def _models(draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(3):
+        model = _model(draws, index)
+        found = certify(model, 1.0, tokens=3, starts=2, steps=8, generator=draws.generator)
+        yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
+
+
+def _models_at(draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(8):
+        x = draws.normal(4, 3) * draws.uniform(0.1, 1)
+        found = certify(_model(draws, index), x=x, metric=METRICS[index % 2])
+        yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
+
+
+def _models_about(draws: Draws) -> Iterable[Trial]:
+    """Certified about an input, measured at another within the radius."""
+    for index in draws.rounds(8):
+        model, x = _model(draws, index), draws.normal(4, 3) * 0.5
+        radius = draws.logarithmic(0.01, 0.3)
+        step = draws.normal(4, 3)
+        y = x + radius * step / step.norm(dim=-1, keepdim=True)
+        bound = certify(model, radius, x=x, starts=0).constant
+        yield Trial(certify(model, x=y).measured, bound, at={"radius": radius})
+
+
+_OURS = "CERTIFICATES, "
+
+
+def _each(statement: str, name: str, trials: Callable[[Similarity, Draws], Iterable[Trial]]) -> tuple[Claim, ...]:
+    return tuple(
+        Claim(
+            f"hyperbolic.{name}_{similarity}",
+            _OURS + "H8",
+            f"{statement}, logits by {similarity.replace('_', ' ')}.",
+            partial(trials, similarity),
+            "lower",
+        )
+        for similarity in SIMILARITIES
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    *_each("The constant of softmax attention over a ball", "softmax", _over_balls),
+    *_each("The stretch of softmax attention at an input", "softmax_at", _at_inputs),
+    Claim("hyperbolic.collapse", _OURS + "H9", "Rank collapse of softmax attention.", _collapse),
+    Claim(
+        "hyperbolic.linear_at",
+        _OURS + "H10",
+        "The stretch of linear attention at an input.",
+        _linear_at_inputs,
+        "lower",
+    ),
+    Claim(
+        "hyperbolic.linear_eps",
+        _OURS + "H10",
+        "The constant of an average whose denominator has an eps.",
+        partial(_averages, cone=False),
+        "lower",
+        axis="tokens",
+    ),
+    Claim(
+        "hyperbolic.linear_cone",
+        _OURS + "H10",
+        "The constant of an average whose queries and keys keep to a cone.",
+        partial(_averages, cone=True),
+        "lower",
+        axis="tokens",
+    ),
+    Claim(
+        "hyperbolic.model", _OURS + "H12", "Certificates of a Hypformer, over a ball.", _models, "lower", axis="layers"
+    ),
+    Claim("hyperbolic.model_at", _OURS + "H12", "Certificates of a Hypformer, at an input.", _models_at, "lower"),
+    Claim(
+        "hyperbolic.model_about", _OURS + "H12", "Certificates of a Hypformer, about an input.", _models_about, "lower"
+    ),
+)
+"""Claims on attention and on whole models."""
