@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from holonomy.layers import SimplicialAttention
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
@@ -212,7 +214,8 @@ def projections(layer: Any) -> Projections:
     a mapping from names to tensors and numbers; one that cannot be changed by ``projections.register(its class)``.
 
     Args:
-        layer: :class:`Projections`, :class:`torch.nn.MultiheadAttention` (N = 1), or a module with such a method.
+        layer: :class:`Projections`, :class:`~holonomy.layers.SimplicialAttention`, :class:`torch.nn.MultiheadAttention`
+            (N = 1), or a module with such a method.
 
     Returns:
         What the theorems need.
@@ -249,7 +252,7 @@ def as_function(layer: Any, mask: Bool[Tensor, "..."] | None = None) -> Callable
     >>> as_function(torch.tanh)(torch.zeros(2, 1)).shape
     torch.Size([2, 1])
     """
-    if isinstance(layer, Projections | nn.MultiheadAttention):
+    if isinstance(layer, Projections | nn.MultiheadAttention):  # the others are functions of their tokens already
         return partial(attend, layer=projections(layer), mask=mask)
     if mask is not None:
         return partial(attend, layer=projections(layer), mask=mask)
@@ -285,6 +288,24 @@ def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
         key_bias=None if biases is None else biases[:2],
         value_bias=None if biases is None else biases[2:],
         out_bias=None if out_bias is None else out_bias.detach(),
+    )
+
+
+@projections.register(SimplicialAttention)
+def _of_simplicial(layer: SimplicialAttention) -> Projections:
+    if layer.rope or layer.lower_orders:
+        raise NotCoveredError("layer must have neither rope nor lower_orders: no theorem here is on them.")
+    features, heads, order = layer.features, layer.heads, layer.order
+    keys = layer.key.weight.detach().reshape(order + 1, heads, -1, features).mT
+    values = layer.value.weight.detach().reshape(order, heads, -1, features).mT
+    bias = cast("Tensor | None", layer.out.bias)
+    return Projections(
+        keys,
+        values,
+        layer.out.weight.detach().mT,
+        out_bias=None if bias is None else bias.detach(),
+        causal=layer.causal,
+        form=layer.form,
     )
 
 

@@ -1,0 +1,259 @@
+"""Claims on the Lipschitz constant of attention: Simplicial section 3.3 as printed, and Theorem L+."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.lipschitz import castin_bound, lipschitz_bound, plus_bound, printed_lipschitz
+from holonomy.theory.local_lipschitz import local_lipschitz
+from holonomy.theory.measured import jacobian_norm, measure_lipschitz
+from holonomy.theory.projections import Projections, as_function, attend
+from holonomy.theory.search import Comparison, draw_input, draw_layer, draw_mask, search
+from holonomy.theory.sizes import spectral
+from holonomy.theory.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS", "sharp_family"]
+
+
+def _stretch(x: Tensor, layer: Projections, mask: Tensor | None = None) -> Tensor:
+    """The largest singular value of the Jacobian, differentiable."""
+    jacobian = torch.func.jacrev(as_function(layer, mask))(x)
+    return spectral(jacobian.reshape(-1, x.numel()))
+
+
+def _global(
+    x: Tensor, layer: Projections, *, bound: Callable[[Projections, float, int], Tensor], mask: Tensor | None = None
+) -> Comparison:
+    """A ball just large enough for the tokens at hand, so that an ascent may move its radius too."""
+    radius = x.norm(dim=1).amax()
+    said = bound(layer, radius, x.shape[0])  # pyright: ignore[reportArgumentType]
+    return Comparison(_stretch(x, layer, mask), said)
+
+
+def _plus(draws: Draws) -> Iterator[Trial]:
+    yield from search(draws, partial(_global, bound=plus_bound), count=15, climbs=1)
+
+
+def _printed(draws: Draws, bound: Callable[[Projections, float, int], Tensor]) -> Iterator[Trial]:
+    orders = (1,) if bound is castin_bound else (1, 2, 3)
+    yield from search(draws, partial(_global, bound=bound), orders=orders, count=15, climbs=1, plain=True)
+
+
+def _masked(draws: Draws) -> Iterator[Trial]:
+    for order in (1, 2, 3):
+        for _ in draws.rounds(15):
+            features, tokens = draws.integer(1, 4), draws.integer(2, {1: 6, 2: 5, 3: 4}[order])
+            layer = draw_layer(draws, order, features, heads=draws.integer(1, 2), plain=False)
+            x, mask = draw_input(draws, tokens, features), draw_mask(draws, tokens, order)
+            found = _global(x, layer, bound=partial(plus_bound, mask=mask), mask=mask)
+            at = {"N": float(order), "n": float(tokens)}
+            yield Trial(found.measured.item(), found.bound.item(), at=at)
+
+
+def _local(draws: Draws, form: Literal["sums", "blocks"]) -> Iterator[Trial]:
+    def compare(x: Tensor, layer: Projections) -> Comparison:
+        return Comparison(_stretch(x, layer), local_lipschitz(layer, x, form=form))
+
+    yield from search(draws, compare, count=15, climbs=1 if form == "sums" else 0)
+    for order in (1, 2, 3):
+        for _ in draws.rounds(10):
+            features, tokens = draws.integer(1, 4), draws.integer(2, {1: 6, 2: 5, 3: 4}[order])
+            layer = draw_layer(draws, order, features, heads=draws.integer(1, 2), plain=False)
+            x, mask = draw_input(draws, tokens, features), draw_mask(draws, tokens, order)
+            bound = local_lipschitz(layer, x, mask, form=form)
+            yield Trial(_stretch(x, layer, mask).item(), bound.item(), at={"N": float(order), "n": float(tokens)})
+
+
+def sharp_family(
+    tokens: int, logits: float, *, alone: int = 1, dtype: torch.dtype = torch.float64
+) -> tuple[Projections, Tensor]:
+    r"""Build a layer and an input near which Theorem L+ is sharp up to a small factor, N = 1.
+
+    Tokens are y and, ``alone`` of them, -y. :math:`W_V = I`, and :math:`W_K^1` is turned against :math:`W_K^0` by the
+    angle at which the few and the many get half of the attention each, if logits of size b allow it.
+
+    Args:
+        tokens: n.
+        logits: b of Theorem L+ at R = 1.
+        alone: how many tokens stand against the others.
+        dtype: of the numbers.
+
+    Returns:
+        The layer and the tokens, ``(n, 2)``.
+
+    >>> layer, x = sharp_family(16, 0.1)
+    >>> round(plus_bound(layer, 1.0, 16).item(), 3)
+    1.308
+    """
+    # Logits of y are b cos for the many and -b cos for the few: half each where the gap is log of their ratio.
+    cosine = -min(1.0, math.log(max(tokens - alone, 1) / alone) / (2 * logits)) if logits > 0 else -1.0
+    sine = math.sqrt(1 - cosine**2)
+    turn = torch.tensor([[cosine, sine], [-sine, cosine]], dtype=dtype)
+    size = math.sqrt(logits) * 2**0.25
+    eye = torch.eye(2, dtype=dtype)
+    x = eye[:1].repeat(tokens, 1)
+    x[:alone] = -x[:alone]
+    return Projections(torch.stack([size * eye, size * turn])[:, None], eye[None, None]), x
+
+
+def _sharp(draws: Draws, tokens: int, logits: float, alone: int) -> float:
+    layer, x = sharp_family(tokens, logits, alone=alone, dtype=draws.dtype)
+    layer = Projections(layer.keys.to(draws.device), layer.values.to(draws.device))
+    # Few steps: the largest singular value stands far from the others here.
+    return jacobian_norm(as_function(layer), x.to(draws.device), steps=12 if tokens < 1024 else 6)[0]
+
+
+def _sandwich(draws: Draws) -> Iterator[Trial]:
+    """L+ against four times what is measured on the sharp family."""
+    for tokens in (16, 64, 256, 1024):
+        for logits in (0.01, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0):
+            layer, _ = sharp_family(tokens, logits, dtype=draws.dtype)
+            crowds = {1, max(2, tokens // 256), tokens // 8, tokens // 2}
+            best = max(_sharp(draws, tokens, logits, alone) for alone in crowds)
+            bound = lipschitz_bound(layer, 1.0, tokens=tokens)
+            at = {
+                "N": 1.0,
+                "n": float(tokens),
+                "b": logits,
+                "lower": best,
+                "plus": bound,
+                "castin": lipschitz_bound(layer, 1.0, tokens=tokens, theorem="Castin"),
+                "printed": lipschitz_bound(layer, 1.0, tokens=tokens, theorem="Simplicial 3.7"),
+            }
+            yield Trial(bound, 4 * best, at=at)
+
+
+def _radius(draws: Draws) -> Iterator[Trial]:
+    """What the ascent over a ball finds, below Theorem L+ and the printed bound, for growing radius."""
+    for order in (1, 2, 3):
+        layer = draw_layer(draws, order, 2, channels=2)
+        keys, values = layer.keys, layer.values
+        keys, values = keys / spectral(keys)[..., None, None], values / spectral(values)[..., None, None]
+        layer = Projections(keys, values)
+        for radius in (0.3, 1.0, 3.0):
+            found = measure_lipschitz(layer, radius, 4, starts=4, ascend=1, steps=30, seed=draws.seed)
+            bound = lipschitz_bound(layer, radius, tokens=4)
+            printed = lipschitz_bound(layer, radius, tokens=4, theorem="Simplicial 3.7")
+            at = {"N": float(order), "n": 4.0, "radius": radius, "printed": printed}
+            yield Trial(found.value, bound, at=at)
+
+
+def _lemma_c2(draws: Draws, *, corrected: bool) -> Iterator[Trial]:
+    """The part of the derivative that goes through the weights, by one token, against its printed bound."""
+    for order in (1, 2, 3):
+        for index in draws.rounds(15):
+            if index == 0 and order == 1:
+                one = draws.normal(1).new_ones(1, 1, 1, 1)
+                layer, x = Projections(0.01 * one.expand(2, 1, 1, 1), one), one.new_tensor([[1.0], [-1.0]])
+            else:
+                layer, x = draw_layer(draws, order, draws.integer(1, 3)), None
+            x = draw_input(draws, 3, layer.keys.shape[2]) if x is None else x
+            measured = _through_weights(x, layer)
+            key, value = spectral(layer.keys).max().item(), spectral(layer.values).max().item()
+            radius, channels = x.norm(dim=1).max().item(), layer.keys.shape[-1]
+            bound = value**order * (key * radius) ** (order + 1) * radius ** (order - 1)
+            bound *= (order + 1) / math.sqrt(channels) if corrected else math.sqrt(channels) * order
+            note = "N = 1, d = 1, tokens 1 and -1: the derivative through the query is missing"
+            yield Trial(measured, bound, at={"N": float(order)}, note=note if index == 0 and order == 1 else "")
+
+
+def _through_weights(x: Tensor, layer: Projections) -> float:
+    """Largest norm of the derivative of f_i by x_j, values held: keys read one copy of the tokens, values another."""
+    apart = Projections(
+        torch.cat([layer.keys, torch.zeros_like(layer.keys)], 2),
+        torch.cat([torch.zeros_like(layer.values), layer.values], 2),
+        scale=layer.scale,
+    )
+
+    def frozen(moving: Tensor) -> Tensor:
+        return attend(torch.cat([moving, x], 1), apart)
+
+    blocks = torch.func.jacrev(frozen)(x).movedim(1, 2)  # (i, j, channel, feature)
+    return spectral(blocks).max().item()
+
+
+def _iteration(draws: Draws) -> Iterator[Trial]:
+    """What :func:`jacobian_norm` finds against all singular values: never above, and a Trial each way."""
+    for order in (1, 2, 3):
+        for _ in draws.rounds(10):
+            features, tokens = draws.integer(1, 4), draws.integer(2, 4)
+            layer, x = draw_layer(draws, order, features, plain=False), draw_input(draws, tokens, features)
+            found, _ = jacobian_norm(as_function(layer), x)
+            truth = _stretch(x, layer).item()
+            yield Trial(found, truth, at={"N": float(order), "way": 0.0})
+            yield Trial(0.9999 * truth, found, at={"N": float(order), "way": 1.0})
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "lipschitz.plus",
+        "Theorem L+",
+        "Lip <= PV R^{N-1} [S + b (1 + S)], heads, biases and skip included",
+        _plus,
+        axis="N",
+    ),
+    Claim("lipschitz.plus_masked", "Theorem L+", "the same under any mask", _masked, axis="N"),
+    Claim(
+        "lipschitz.plus_sharp",
+        "Theorem L+",
+        "L+ is at most four times what is measured on its sharp family, n = 16 to 1024",
+        _sandwich,
+        kind="upper",
+        axis="n",
+    ),
+    Claim("lipschitz.ball", "Theorem L+", "no ascent over the ball exceeds L+", _radius, kind="lower", axis="radius"),
+    Claim(
+        "lipschitz.theorem_3_7",
+        "Simplicial Theorem 3.7",
+        "Lip <= n sqrt(2n) N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}",
+        partial(_printed, bound=printed_lipschitz),
+        axis="N",
+    ),
+    Claim(
+        "lipschitz.castin",
+        "Simplicial Remark 3.8",
+        "Lip <= sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}, N = 1",
+        partial(_printed, bound=castin_bound),
+        axis="n",
+    ),
+    Claim(
+        "lipschitz.lemma_c2",
+        "Simplicial Lemma C.2",
+        "the derivative through the weights is at most sqrt(d) N V^N K^{N+1} R^{2N}",
+        partial(_lemma_c2, corrected=False),
+        expected=False,
+    ),
+    Claim(
+        "lipschitz.lemma_c2_corrected",
+        "Simplicial Lemma C.2, corrected",
+        "it is at most (N+1) V^N K^{N+1} R^{2N} / sqrt(d)",
+        partial(_lemma_c2, corrected=True),
+    ),
+    Claim(
+        "lipschitz.local",
+        "Theorem L+, local",
+        "the norm of the Jacobian at an input is at most its local certificate (sums)",
+        partial(_local, form="sums"),
+        axis="N",
+    ),
+    Claim(
+        "lipschitz.local_blocks",
+        "Theorem L+, local",
+        "the norm of the Jacobian is at most that of the block norms of its square",
+        partial(_local, form="blocks"),
+        axis="N",
+    ),
+    Claim(
+        "lipschitz.iteration",
+        "measurement",
+        "Lanczos' iteration by jvp and vjp finds 0.9999 of the largest singular value, never more than it",
+        _iteration,
+    ),
+)
+"""Claims of the family ``lipschitz``."""

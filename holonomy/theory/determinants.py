@@ -1,0 +1,134 @@
+r"""Determinant logits and rotary positions: Simplicial section 2.4; lower orders: appendix F.1.
+
+.. math:: L_{m_0 \dots m_N} = \sum_a \det\bigl[ K_0[m_0]^{(a)}, \dots, K_N[m_N]^{(a)} \bigr]
+
+over chunks of N+1 channels. Printed are floor(d/N) chunks, which overrun d channels: it must be floor(d/(N+1)). The
+logits do not change under one rotation of SO(N+1) per chunk, and change their sign under a reflection. Rotating the
+token at position p by :math:`R^p` makes them depend on differences of positions only if R is one rotation of
+SO(N+1); the usual pairs of channels do not for N = 2. Equal arguments give zero; at N = 1 the form is antisymmetric,
+so it is no ordinary attention.
+
+Appendix F.1: with :math:`K^{(2)} = V^{(2)} = 1`, 2-simplicial attention is ordinary attention. With a row of ones
+appended to both it is the mixture :math:`(Z_1 A_1 + Z_2 A_2) / (Z_1 + Z_2)` of both orders, Z their softmax masses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["determinant_logits", "mixture_of_orders", "rotate_chunks", "rotation", "with_ones"]
+
+
+def determinant_logits(keys: Float[Tensor, "slots n d"]) -> Float[Tensor, "..."]:
+    """Sum determinants over chunks, as they are defined.
+
+    Args:
+        keys: ``(N+1, n, d)``, the query's first; channels beyond the last whole chunk do not count.
+
+    Returns:
+        ``(n, ..., n)``, an axis for each slot.
+
+    >>> determinant_logits(torch.eye(2)[:, None])
+    tensor([[1.]])
+    """
+    slots, tokens, channels = keys.shape
+    chunks = channels // slots
+    split = keys[..., : chunks * slots].unflatten(-1, (chunks, slots))
+    places = [split[m].reshape(*[1] * m, tokens, *[1] * (slots - 1 - m), chunks, slots) for m in range(slots)]
+    return torch.linalg.det(torch.stack(torch.broadcast_tensors(*places), -2)).sum(-1)
+
+
+def rotation(size: int, *, generator: torch.Generator, planes: bool = False) -> Float[Tensor, "size size"]:
+    """Draw a rotation, all of SO(size) or, as rotary positions usually do, turning pairs of channels alone.
+
+    Args:
+        size: of the matrix.
+        generator: of random numbers.
+        planes: turn channels 2i and 2i+1 and nothing else; a channel left over stays.
+
+    Returns:
+        A rotation in float64.
+
+    >>> turn = rotation(3, generator=torch.Generator().manual_seed(0))
+    >>> bool(torch.linalg.det(turn).isclose(torch.tensor(1.0).double()))
+    True
+    """
+    skew = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    if planes:
+        pair = torch.arange(size) // 2
+        skew = torch.where(pair[:, None] == pair, skew, 0.0)
+    return torch.linalg.matrix_exp(skew - skew.mT)
+
+
+def rotate_chunks(
+    x: Float[Tensor, "n d"], turn: Float[Tensor, "size size"], positions: Float[Tensor, " n"]
+) -> Float[Tensor, "n d"]:
+    """Turn every chunk of each token by the power of a rotation that is its position.
+
+    Args:
+        x: tokens; channels beyond the last whole chunk stay.
+        turn: a rotation of a chunk.
+        positions: whole numbers.
+
+    Returns:
+        The turned tokens.
+
+    >>> rotate_chunks(torch.eye(2), -torch.eye(2), torch.tensor([0.0, 1.0]))
+    tensor([[ 1.,  0.],
+            [ 0., -1.]])
+    """
+    size = turn.shape[0]
+    whole = x.shape[-1] // size * size
+    powers = torch.stack([torch.linalg.matrix_power(turn, int(p)) for p in positions])
+    turned = torch.einsum("nij,ncj->nci", powers, x[:, :whole].unflatten(-1, (-1, size))).flatten(1)
+    return torch.cat([turned, x[:, whole:]], -1)
+
+
+def with_ones(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
+    """Append a row of ones, for the factor that then drops out of a product (appendix F.1).
+
+    Args:
+        x: ``(n, d)``.
+
+    Returns:
+        ``(n + 1, d)``.
+
+    >>> with_ones(torch.zeros(1, 2))
+    tensor([[0., 0.],
+            [1., 1.]])
+    """
+    return torch.cat([x, torch.ones_like(x[:1])])
+
+
+def mixture_of_orders(
+    keys: Float[Tensor, "3 n d"], values: Float[Tensor, "2 n d_v"], scale: float
+) -> tuple[Float[Tensor, "n d_v"], Float[Tensor, "n d_v"]]:
+    """Evaluate appendix F.1 twice: 2-simplicial attention with rows of ones, and the mixture that it should be.
+
+    Args:
+        keys: queries and both keys.
+        values: both values.
+        scale: of the logits.
+
+    Returns:
+        Both results.
+
+    >>> both = mixture_of_orders(torch.ones(3, 2, 1), torch.ones(2, 2, 1), 1.0)
+    >>> bool(both[0].isclose(both[1]).all())
+    True
+    """
+    query, first, second = keys
+    one, two = values
+    logits = scale * torch.einsum("qd,jd,kd->qjk", query, first, with_ones(second))
+    weights = logits.flatten(1).softmax(1).reshape(logits.shape)
+    whole = torch.einsum("qjk,jv,kv->qv", weights, one, with_ones(two))
+    pairs, triples = scale * query @ first.mT, logits[..., :-1].flatten(1)
+    products = torch.einsum("jv,kv->jkv", one, two).flatten(0, 1)
+    masses = torch.stack([pairs.logsumexp(1), triples.logsumexp(1)]).softmax(0)[..., None]
+    return whole, masses[0] * (pairs.softmax(1) @ one) + masses[1] * (triples.softmax(1) @ products)
