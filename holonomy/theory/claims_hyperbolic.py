@@ -7,7 +7,8 @@ stay where float64, or float32, keeps the digits of a distance: space parts up t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -32,7 +33,28 @@ from holonomy.theory.regions import root
 from holonomy.theory.stretch import Ends, measure_stretch, stretch
 from holonomy.theory.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "worst"]
+__all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "seeded", "worst"]
+
+
+@contextmanager
+def seeded(draws: Draws) -> Generator[None, None, None]:
+    """Let layers draw their parameters from a seed of the claim's own, and give torch's generator back as it was.
+
+    Args:
+        draws: the random numbers.
+
+    Yields:
+        Nothing.
+
+    >>> with seeded(Draws()):
+    ...     first = torch.rand(())
+    >>> with seeded(Draws()):
+    ...     first == torch.rand(())
+    tensor(True)
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draws.integer(0, 10**6))
+        yield
 
 
 def draw_manifold(draws: Draws) -> Lorentz:

@@ -15,7 +15,7 @@ from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity, 
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory.certify import certify
-from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_radius, worst
+from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_radius, seeded, worst
 from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound, unit_scale
 from holonomy.theory.hyperbolic_linear import Cone, Features, linear_stretch_in_cone, linear_stretch_with_eps
 from holonomy.theory.lipschitz import lipschitz_bound
@@ -100,16 +100,12 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(20):
         source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
         heads = draws.integer(1, 2)
-        layer = HypLinearAttention(
-            2 * heads,
-            heads,
-            source,
-            target,
-            manifold_hidden=hidden,
-            power=draws.uniform(1, 3),
-            dtype=draws.dtype,
-            device=draws.device,
-        )
+        power = draws.uniform(1, 3)
+        with seeded(draws):
+            layer = HypLinearAttention(
+                2 * heads, heads, source, target, manifold_hidden=hidden, power=power, dtype=torch.float64
+            )
+        layer = layer.to(draws.device, draws.dtype)
         with torch.no_grad():
             for htc in (layer.query, layer.key):
                 cast("Tensor", htc.bias).add_(1.0)
@@ -153,10 +149,8 @@ def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
 
 
 def _model(draws: Draws, index: int) -> Hypformer:
-    # Parameters come from torch's generator, which is given back as it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(draws.integer(0, 10**6))
-        return Hypformer(
+    with seeded(draws):
+        model = Hypformer(
             3,
             4,
             2,
@@ -169,9 +163,9 @@ def _model(draws: Draws, index: int) -> Hypformer:
             curvature=-draws.logarithmic(0.5, 2),
             graph_encoder=None,
             decoder="mlr" if index % 4 == 3 else "linear",
-            dtype=draws.dtype,
-            device=draws.device,
-        ).eval()
+            dtype=torch.float64,
+        )
+    return model.to(draws.device, draws.dtype).eval()
 
 
 def _models(draws: Draws) -> Iterable[Trial]:
