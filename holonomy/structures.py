@@ -412,16 +412,18 @@ def batches_by_size(
     padding: float = 1.05,
     generator: torch.Generator | None = None,
 ) -> list[Int[Tensor, " batch"]]:
-    r"""Batches of graphs of nearly one size, for layers whose work is the square of the largest one of a batch.
+    r"""Batches of graphs of similar sizes, for layers whose work is the square of the largest one of a batch.
 
-    Graphs are ordered by size, those of one size at random, and cut into batches, which then come in random order. A
-    batch ends where it is full, or where one more graph would make its padded work, :math:`b\, n_{\max}^2`, more than
-    ``padding`` times :math:`\sum n^2`. So no epoch costs more than that; where sizes are rare, batches are small.
+    Graphs are ordered by size plus a random number, and cut into batches, which come in random order. The random
+    number has the widest range, of those that halve the largest size, for which the work of all batches with their
+    padding, :math:`\sum_b |b|\, n_{\max}^2`, is at most ``padding`` times that without, :math:`\sum n^2`: what the
+    bound allows goes into mixing. Where there are so few graphs that even those of nearest size go over it, batches
+    end earlier.
 
     Args:
         sizes: number of nodes of each graph.
         batch_size: most graphs of a batch.
-        padding: at least 1; infinity for batches that are all full but the last.
+        padding: the bound, at least 1; infinity for batches without regard to size.
         generator: source of the random numbers, torch's seeded state if left out.
 
     Returns:
@@ -430,24 +432,43 @@ def batches_by_size(
     Raises:
         ValueError: if ``batch_size`` is not positive or ``padding`` is less than 1.
 
-    >>> sorted(sorted(batch.tolist()) for batch in batches_by_size([5, 9, 5, 9], 3))
+    >>> sorted(sorted(batch.tolist()) for batch in batches_by_size([5, 9, 5, 9], 2))
     [[0, 2], [1, 3]]
     """
     checks.positive_int("batch_size", batch_size)
     checks.in_range("padding", padding, 1.0, math.inf)
-    sizes = torch.as_tensor(sizes)
+    sizes = torch.as_tensor(sizes).cpu()
     device = None if generator is None else generator.device
-    shuffled = torch.randperm(len(sizes), generator=generator, device=device).cpu()
-    order = shuffled[sizes.cpu()[shuffled].argsort(stable=True)]
+    noise = torch.rand(len(sizes), generator=generator, device=device, dtype=torch.float64).cpu()
+    if len(sizes) == 0:
+        return []
+    limit, spread = padding * float(sizes.square().sum()), float(sizes.max())
+    batches = _by_size(sizes, noise * spread, batch_size)
+    while _padded_work(sizes, batches) > limit and spread >= 1:
+        spread /= 2
+        batches = _by_size(sizes, noise * spread, batch_size)
+    if _padded_work(sizes, batches) > limit:
+        batches = [part for batch in batches for part in _divided(sizes, batch, padding)]
+    return [batches[i] for i in torch.randperm(len(batches), generator=generator, device=device).tolist()]
+
+
+def _by_size(sizes: Tensor, noise: Tensor, batch_size: int) -> list[Tensor]:
+    return list((sizes + noise).argsort().split(batch_size))
+
+
+def _padded_work(sizes: Tensor, batches: list[Tensor]) -> float:
+    return float(sum(len(batch) * int(sizes[batch].max()) ** 2 for batch in batches))
+
+
+def _divided(sizes: Tensor, batch: Tensor, padding: float) -> list[Tensor]:
+    """Parts of an ascending batch, of which none goes over the bound."""
     cuts, count, exact = [0], 0, 0
-    for place, size in enumerate(sizes.cpu()[order].tolist()):
+    for place, size in enumerate(sizes[batch].tolist()):
         count, exact = count + 1, exact + size**2
-        if count > batch_size or count * size**2 > padding * exact:
+        if count * size**2 > padding * exact:
             cuts.append(place)
             count, exact = 1, size**2
-    ends = [*cuts[1:], len(sizes)]
-    batches = [order[start:end] for start, end in zip(cuts, ends, strict=True) if start < end]
-    return [batches[i] for i in torch.randperm(len(batches), generator=generator, device=device).tolist()]
+    return [batch[start:end] for start, end in zip(cuts, [*cuts[1:], len(batch)], strict=True)]
 
 
 def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]:

@@ -17,7 +17,7 @@ from holonomy.layers.equivariant.chromatic import DropoutOver, EdgeProjection, M
 from holonomy.layers.equivariant.chromatic_encoder import ChromaticEncoderLayer
 from holonomy.layers.equivariant.pairs import PairEncoder, RandomWalkEncoder
 from holonomy.layers.substructures import ring_membership
-from holonomy.models.graph_pairs import GraphPairs
+from holonomy.models.graph_pairs import GraphPairs, without_padding
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -263,7 +263,7 @@ class ChromaticGraphTransformer(nn.Module):
         Raises:
             ValueError: if a shape does not fit, or an argument is missing or unread.
         """
-        graphs = GraphPairs(nodes, mask, categories, walks, distances, related, attributes).cleaned()
+        graphs = without_padding(GraphPairs(nodes, mask, categories, walks, distances, related, attributes))
         h = self._layers(graphs)
         if self.level == "graph":
             return self.head(self._pooled(h, mask))

@@ -12,7 +12,7 @@ from holonomy.structures import PaddedGraphs, joint
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["GraphPairs"]
+__all__ = ["GraphPairs", "without_padding"]
 
 
 class GraphPairs(NamedTuple):
@@ -98,23 +98,32 @@ class GraphPairs(NamedTuple):
         walks, distances, related = laid_out
         return GraphPairs(nodes, mask, categories, walks, distances, related, attributes, layout)
 
-    def cleaned(self) -> GraphPairs:
-        """Zeros in the place of whatever padding holds.
 
-        Returns:
-            The same graphs.
-        """
-        if self.mask is None:
-            return self
-        away = ~joint(self.mask, 2)
-        return self._replace(
-            nodes=self.nodes.masked_fill(~self.mask[..., None], 0),
-            categories=self.categories.masked_fill(away, 0),
-            walks=_clean(self.walks, away),
-            distances=_clean(self.distances, away),
-            related=_clean(self.related, away),
-            attributes=_clean(self.attributes, away),
-        )
+# Not a method: dynamo of torch 2.13 cannot look one up on a tuple that it has made itself.
+def without_padding(graphs: GraphPairs) -> GraphPairs:
+    """Zeros in the place of whatever padding holds.
+
+    Args:
+        graphs: laid out.
+
+    Returns:
+        The same graphs.
+
+    >>> nodes, mask = torch.ones(1, 2, 1), torch.tensor([[True, False]])
+    >>> without_padding(GraphPairs(nodes, mask, torch.ones(1, 2, 2))).nodes.flatten()
+    tensor([1., 0.])
+    """
+    if graphs.mask is None:
+        return graphs
+    away = ~joint(graphs.mask, 2)
+    return graphs._replace(
+        nodes=graphs.nodes.masked_fill(~graphs.mask[..., None], 0),
+        categories=graphs.categories.masked_fill(away, 0),
+        walks=_clean(graphs.walks, away),
+        distances=_clean(graphs.distances, away),
+        related=_clean(graphs.related, away),
+        attributes=_clean(graphs.attributes, away),
+    )
 
 
 def _clean(pairs: Tensor | None, away: Tensor) -> Tensor | None:
