@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from holonomy import layers, manifolds, models
-from tests.registry import chromatic, equivariant, hyperbolic, tokens
+from tests.registry import chromatic, equivariant, hyperbolic, simplicial, tokens
 from tests.registry.case import Case, Setting
 
 __all__ = ["CASES", "ELSEWHERE", "Case", "Setting", "public_classes"]
 
-CASES: list[Case] = [*hyperbolic.CASES, *equivariant.CASES, *tokens.CASES, *chromatic.CASES]
+CASES: list[Case] = [*hyperbolic.CASES, *equivariant.CASES, *tokens.CASES, *chromatic.CASES, *simplicial.CASES]
 
 # Not modules with a forward of their own: tests/manifolds is about them.
 ELSEWHERE = {manifolds.Curvature, manifolds.Lorentz}

@@ -1,7 +1,11 @@
 """The papers' formulas as loops: what the library is compared with."""
 
-from tests.reference import chromatic, equivariant, hyperbolic, tokens
+from tests.reference import chromatic, equivariant, hyperbolic, simplicial, tokens
 
-REFERENCES = hyperbolic.REFERENCES | equivariant.REFERENCES | tokens.REFERENCES | chromatic.REFERENCES
+REFERENCES = {
+    kind: function
+    for part in (hyperbolic, equivariant, tokens, chromatic, simplicial)
+    for kind, function in part.REFERENCES.items()
+}
 
 __all__ = ["REFERENCES"]

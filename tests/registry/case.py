@@ -80,6 +80,7 @@ class Case:
         target: index of the manifold that the output lies on, None where it is no point.
         random: whether training mode draws random numbers.
         nodewise: whether the rows of the input may be permuted, and the output's follow.
+        true_gradient: whether the gradient is the derivative; a router's is not, by its docstring.
         any_radius: whether every finite input must give a finite output; else only those of logits up to 1e4.
     """
 
@@ -91,6 +92,7 @@ class Case:
     target: int | None = 0
     random: bool = False
     nodewise: bool = True
+    true_gradient: bool = True
     any_radius: bool = True
 
     def build(self, setting: Setting) -> tuple[nn.Module, tuple[Tensor, ...]]:

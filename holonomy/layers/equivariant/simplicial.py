@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.layers.kernels.multilinear import FORMS, Form, chunks, rotary
 from holonomy.layers.kernels.simplicial import simplicial_attention
 from holonomy.layers.kernels.simplicial_paths import best_neighbours, simplicial_path_attention, step_scores
@@ -68,14 +69,11 @@ class SimplicialAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.features = checks.positive_int("features", features)
-        self.heads = checks.positive_int("heads", heads)
+        self.features, self.heads = features, head_count(features, heads)
         self.order = checks.positive_int("order", order)
         checks.one_of("form", form, FORMS)
         self.form: Form = form
         self.lower_orders, self.causal, self.rope = lower_orders, causal, rope
-        if features % heads:
-            raise ValueError(f"heads must be a divisor of features = {features}, got {heads}.")
         if rope and form == "product" and order > 1:
             raise ValueError("rope must be False with form 'product' and order > 1: rotations change these logits.")
         if rope and lower_orders:
@@ -106,11 +104,11 @@ class SimplicialAttention(nn.Module):
         Returns:
             N + 1 tensors ``(*batch, heads, tokens, dim)`` and N tensors ``(*batch, heads, tokens, values)``.
         """
-        keys = _split(self.key(x), self.order + 1, self.heads)
+        keys = [split_heads(slot, self.heads) for slot in self.key(x).chunk(self.order + 1, -1)]
         if self.rope:
             at = None if positions is None else positions[..., None, :]
             keys = [rotary(key, at, size=self.order + 1) for key in keys]
-        return keys, _split(self.value(x), self.order, self.heads)
+        return keys, [split_heads(slot, self.heads) for slot in self.value(x).chunk(self.order, -1)]
 
     def forward(
         self,
@@ -134,8 +132,8 @@ class SimplicialAttention(nn.Module):
         Returns:
             ``(*batch, tokens, features)``; the bias of the last map at tokens that are in no simplex.
         """
+        x = without_padding(x, key_padding_mask)
         if key_padding_mask is not None:
-            x = x.masked_fill(key_padding_mask[..., None], 0.0)
             there = ~key_padding_mask[..., None, :]
             pair_mask = there if pair_mask is None else pair_mask & there
         keys, values = self.projected(x, positions)
@@ -169,7 +167,7 @@ class SimplicialAttention(nn.Module):
             form=self.form,
             lower_orders=self.lower_orders,
         )
-        return self.out(_merge(mixed))
+        return self.out(merge_heads(mixed))
 
     def along_paths(
         self,
@@ -206,7 +204,7 @@ class SimplicialAttention(nn.Module):
             form=self.form,
             scores=None if scores is None else scores[..., None, :, :],
         )
-        return self.out(_merge(mixed))
+        return self.out(merge_heads(mixed))
 
 
 class PathRouter(nn.Module):
@@ -331,8 +329,7 @@ class ExpertChoice(nn.Module):
         Returns:
             ``(*batch, tokens, features)``; zero at padding.
         """
-        if key_padding_mask is not None:
-            x = x.masked_fill(key_padding_mask[..., None], 0.0)
+        x = without_padding(x, key_padding_mask)
         return x + self.weighted(x, key_padding_mask)
 
     def weighted(
@@ -349,8 +346,7 @@ class ExpertChoice(nn.Module):
         Returns:
             ``(*batch, tokens, features)``.
         """
-        if key_padding_mask is not None:
-            x = x.masked_fill(key_padding_mask[..., None], 0.0)
+        x = without_padding(x, key_padding_mask)
         scores = self.router(x).squeeze(-1)
         ranked = scores if key_padding_mask is None else scores.masked_fill(key_padding_mask, -torch.inf)
         best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.capacity]
@@ -364,11 +360,3 @@ class ExpertChoice(nn.Module):
             result = self.inner(some, padding).masked_fill(padding[..., None], 0.0)
         result = scores.gather(-1, chosen)[..., None] * result
         return torch.zeros_like(x, dtype=result.dtype).scatter(-2, index, result)
-
-
-def _split(x: Tensor, slots: int, heads: int) -> list[Tensor]:
-    return list(x.unflatten(-1, (slots, heads, -1)).transpose(-4, -2).unbind(-3))
-
-
-def _merge(x: Tensor) -> Tensor:
-    return x.transpose(-3, -2).flatten(-2)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from holonomy.layers.equivariant.simplicial import ExpertChoice, PathRouter, SimplicialAttention
 from holonomy.layers.equivariant.transformer import PreNormLayer
+from holonomy.layers.kernels.heads import without_padding
 from holonomy.layers.kernels.multilinear import Form
 
 if TYPE_CHECKING:
@@ -150,10 +151,8 @@ class SimplicialEncoderLayer(PreNormLayer):
             raise ValueError("previous must be the projections of the layer before where steps are set, else None.")
         if pair_mask is not None and (self.router is not None or isinstance(self.attention, ExpertChoice)):
             raise ValueError("pair_mask must be None with steps or capacity, which choose the simplexes.")
-        if key_padding_mask is not None:
-            # What padding holds goes nowhere, but it would come out again.
-            x = x.masked_fill(key_padding_mask[..., None], 0.0)
-        normed, handed = self.norm_attention(x), None
+        x = without_padding(x, key_padding_mask)  # which goes nowhere, but would come out again
+        normed, handed = without_padding(self.norm_attention(x), key_padding_mask), None
         if isinstance(self.attention, ExpertChoice):
             attended = self.attention.weighted(normed, key_padding_mask)
         else:

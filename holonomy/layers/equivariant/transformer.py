@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from holonomy import checks
 from holonomy.layers.kernels.dot_product import dot_product_attention
+from holonomy.layers.kernels.heads import merge_heads, split_heads, without_padding
 from holonomy.layers.kernels.performer import orthogonal_projection, performer_attention, redraw
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class TokenAttention(nn.Module):
             allowed = None if mask is None else ~mask[..., None, :]
             dropout = self.dropout if self.training else 0.0
             attended = dot_product_attention(query, key, value, allowed, dropout=dropout)
-        return self.out(attended.transpose(-3, -2).flatten(-2))
+        return self.out(merge_heads(attended))
 
     def weights(
         self,
@@ -163,11 +164,8 @@ class TokenAttention(nn.Module):
         return logits.masked_fill(hidden, lowest).softmax(-1).masked_fill(hidden, 0.0)
 
     def _heads_of(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        if padding is not None:
-            x = x.masked_fill(padding[..., None], 0.0)
-        query, key, value = (
-            linear(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for linear in (self.query, self.key, self.value)
-        )
+        x = without_padding(x, padding)
+        query, key, value = (split_heads(linear(x), self.heads) for linear in (self.query, self.key, self.value))
         return query, key, value, None if padding is None else padding[..., None, :]
 
 
@@ -231,9 +229,7 @@ class PreNormLayer(nn.Module):
         Returns:
             ``(*batch, tokens, features)``; finite at padding.
         """
-        if key_padding_mask is not None:
-            # What padding holds goes nowhere, but it would come out again.
-            x = x.masked_fill(key_padding_mask[..., None], 0.0)
+        x = without_padding(x, key_padding_mask)  # which goes nowhere, but would come out again
         return self.fed_forward(x + self.branch(self.attention(self.norm_attention(x), key_padding_mask)))
 
     def fed_forward(self, x: Float[Tensor, "*batch tokens features"]) -> Float[Tensor, "*batch tokens features"]:

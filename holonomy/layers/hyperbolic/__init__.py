@@ -13,6 +13,7 @@ from holonomy.layers.hyperbolic.refinement import (
     HypDropout,
     HypLayerNorm,
 )
+from holonomy.layers.hyperbolic.simplicial import HypSimplicialAttention
 
 __all__ = [
     "HRC",
@@ -29,6 +30,7 @@ __all__ = [
     "HypPositionalEncoding",
     "HypPrototypes",
     "HypResidual",
+    "HypSimplicialAttention",
     "HypSoftmaxAttention",
     "TangentLinear",
 ]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.layers.kernels.linear_attention import (
     linear_attention,
     power_features,
@@ -36,30 +37,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 __all__ = ["HypLinearAttention", "HypSoftmaxAttention"]
-
-
-def _heads(features: int, heads: int) -> int:
-    checks.positive_int("features", features)
-    checks.positive_int("heads", heads)
-    if features % heads:
-        raise ValueError(f"features must be a multiple of heads, got {features} and {heads}.")
-    return heads
-
-
-def _split(space: Float[Tensor, "*batch nodes dim"], heads: int) -> Float[Tensor, "*batch heads nodes channels"]:
-    return space.unflatten(-1, (heads, -1)).transpose(-3, -2)
-
-
-def _merge(
-    heads: Float[Tensor, "*batch heads nodes channels"],
-) -> Float[Tensor, "*batch nodes dim"]:
-    return heads.transpose(-3, -2).flatten(-2)
-
-
-def _without_padding(
-    x: Float[Tensor, "*batch nodes dim"], mask: Bool[Tensor, "*batch nodes"] | None
-) -> Float[Tensor, "*batch nodes dim"]:
-    return x if mask is None else x.masked_fill(mask[..., None], 0.0)
 
 
 class HypLinearAttention(nn.Module):
@@ -111,7 +88,7 @@ class HypLinearAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.heads = _heads(features, heads)
+        self.heads = head_count(features, heads)
         self.power = checks.in_range("power", power, 1.0, math.inf)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
@@ -135,17 +112,17 @@ class HypLinearAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
-        x = _without_padding(x, key_padding_mask)
+        x = without_padding(x, key_padding_mask)
         # Features before heads become batch axes: rows of channels are contiguous there.
         query = power_features(self._channels(self.query.space(x)), self.power, unit=True)
         key = power_features(self._channels(self.key.space(x)), self.power)
         # The feature map has degree one: divided by t before it or after it is the same.
         value = power_features(self._channels(self.value.space(x, (-self.log_scale).exp())), self.power)
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
-        average = _merge(
+        average = merge_heads(
             linear_attention(query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2), mask)
         )
-        space = _without_padding(average + self.residual(value.flatten(-2)), key_padding_mask)
+        space = without_padding(average + self.residual(value.flatten(-2)), key_padding_mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def _channels(self, space: Float[Tensor, "*batch nodes dim"]) -> Float[Tensor, "*batch nodes heads channels"]:
@@ -201,7 +178,7 @@ class HypSoftmaxAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.heads = _heads(features, heads)
+        self.heads = head_count(features, heads)
         checks.one_of("similarity", similarity, SIMILARITIES)
         self.similarity: Similarity = similarity
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
@@ -225,9 +202,9 @@ class HypSoftmaxAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
-        x = _without_padding(x, key_padding_mask)
-        query, key, value = (_split(htc.space(x), self.heads) for htc in (self.query, self.key, self.value))
-        space = _merge(
+        x = without_padding(x, key_padding_mask)
+        query, key, value = (split_heads(htc.space(x), self.heads) for htc in (self.query, self.key, self.value))
+        space = merge_heads(
             hyperbolic_softmax_attention(
                 query,
                 key,
@@ -238,7 +215,7 @@ class HypSoftmaxAttention(nn.Module):
                 dropout=self.dropout if self.training else 0.0,
             )
         )
-        space = _without_padding(space, key_padding_mask)
+        space = without_padding(space, key_padding_mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def extra_repr(self) -> str:

@@ -15,6 +15,7 @@ columns). That turns any N into one matrix product, see :mod:`holonomy.layers.ke
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +26,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["FORMS", "Form", "chunks", "head_terms", "rotary", "tail_features"]
+__all__ = ["FORMS", "Form", "chunks", "head_terms", "moderate", "rotary", "tail_features"]
 
 Form = Literal["product", "determinant"]
 """How N + 1 vectors become a logit."""
@@ -57,13 +58,13 @@ def chunks(channels: int, order: int) -> int:
 
 
 def head_terms(
-    query: Float[Tensor, "*batch query dim"], key: Float[Tensor, "*batch key dim"], *, order: int, form: Form
-) -> list[tuple[Float[Tensor, "*batch query features"], Float[Tensor, "*batch key features"]]]:
+    query: Float[Tensor, "..."], key: Float[Tensor, "..."], *, order: int, form: Form
+) -> list[tuple[Float[Tensor, "..."], Float[Tensor, "..."]]]:
     r"""Features of the first two vectors, as sums :math:`\sum_r l^r_i * r^r_j` of entrywise products.
 
     Args:
-        query: :math:`x_0`, ``(*batch, query, dim)``.
-        key: :math:`x_1`, ``(*batch, key, dim)``.
+        query: :math:`x_0`, ``(..., dim)``.
+        key: :math:`x_1`, ``(..., dim)``.
         order: N.
         form: of the logits.
 
@@ -108,6 +109,36 @@ def tail_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, form: 
     parts = [factor[..., : number * size].unflatten(-1, (number, size)) for factor in factors]
     minors = [_minor(parts, first, second) for first, second in itertools.combinations(range(size), 2)]
     return torch.stack(minors, -1).flatten(-2)
+
+
+def moderate(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
+    r"""Other factors with the same entrywise product, none of whose sums leaves the range of the dtype.
+
+    Products of N + 1 entries overflow float32 long before the entries do. All factors but the first are divided by
+    powers of two until they are at most one, and the first one is multiplied by as many, which changes no digit; only
+    what would be infinite then is not multiplied further.
+
+    Args:
+        factors: tensors, to be multiplied entrywise.
+        terms: how many products are added up.
+
+    Returns:
+        Tensors of the same shapes.
+
+    >>> [x.item() for x in moderate([torch.tensor(3.0), torch.tensor(5.0)], 1)]
+    [24.0, 0.625]
+    >>> (
+    ...     (torch.tensor(1e30) * torch.tensor(1e30)).item(),
+    ...     torch.stack(moderate([torch.tensor(1e30)] * 2, 1)).prod().item(),
+    ... )
+    (inf, 1.60...e+38)
+    """
+    exponents = [torch.frexp(x.detach().abs().amax()).exponent.clamp(min=0) for x in factors]
+    most = math.frexp(torch.finfo(factors[0].dtype).max)[1] - 1 - math.ceil(math.log2(terms))
+    total = torch.stack(exponents).sum(0).clamp(max=most)
+    one = factors[0].new_ones(())
+    shrunk = [x * torch.ldexp(one, -exponent) for x, exponent in zip(factors, exponents, strict=True)]
+    return [shrunk[0] * torch.ldexp(one, total), *shrunk[1:]]
 
 
 def _pairs(size: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:

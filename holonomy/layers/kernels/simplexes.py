@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Simplexes", "Tile"]
+__all__ = ["Simplexes", "Tile", "allowed", "list_simplexes", "tiles"]
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """A block of logits: of some batch entries, queries and heads, with the first ``tails`` tails.
 
     Attributes:
@@ -35,161 +34,159 @@ class Tile:
     tails: int
 
 
-@dataclass(frozen=True)
-class Simplexes:
+class Simplexes(NamedTuple):
     r"""All simplexes that the masks allow.
 
     Attributes:
         sizes: numbers of nodes :math:`n_0, \dots, n_N`.
         batch: shape of the batch.
+        order: N.
+        heads: how many there are.
+        tails: how many there are.
         mask: broadcasts to ``(*batch, n_0, .., n_N)``, or None.
         pair_mask: broadcasts to ``(*batch, n_0, n_1)``, or None.
         causal: whether keys later than the query take no part.
-        order_of_tails: where each tail of the list stands in row-major order, or None if there; see :meth:`of`.
+        order_of_tails: where each tail of the list stands in row-major order, None if there; :func:`list_simplexes`.
         latest: the latest node of each tail where attention is causal, else None.
     """
 
     sizes: tuple[int, ...]
     batch: torch.Size
+    order: int
+    heads: int
+    tails: int
     mask: Tensor | None = None
     pair_mask: Tensor | None = None
     causal: bool = False
     order_of_tails: Tensor | None = None
     latest: Tensor | None = None
 
-    @staticmethod
-    def of(
-        sizes: tuple[int, ...],
-        batch: torch.Size,
-        device: torch.device,
-        *,
-        mask: Tensor | None,
-        pair_mask: Tensor | None,
-        causal: bool,
-    ) -> Simplexes:
-        """List the tails.
 
-        Args:
-            sizes: numbers of nodes.
-            batch: shape of the batch.
-            device: of the masks.
-            mask: of simplexes.
-            pair_mask: of a query and each of its keys.
-            causal: whether keys later than the query take no part.
+def list_simplexes(
+    sizes: tuple[int, ...],
+    batch: torch.Size,
+    device: torch.device,
+    *,
+    mask: Tensor | None = None,
+    pair_mask: Tensor | None = None,
+    causal: bool = False,
+) -> Simplexes:
+    """List the tails.
 
-        Returns:
-            The simplexes.
+    Args:
+        sizes: numbers of nodes.
+        batch: shape of the batch.
+        device: of the masks.
+        mask: of simplexes.
+        pair_mask: of a query and each of its keys.
+        causal: whether keys later than the query take no part.
 
-        >>> device = torch.device("cpu")
-        >>> Simplexes.of((2, 2, 2, 2), torch.Size(), device, mask=None, pair_mask=None, causal=True).latest
-        tensor([0, 1, 1, 1])
-        """
-        if not causal:
-            return Simplexes(sizes, batch, mask, pair_mask)
-        axes = [torch.arange(size, device=device) for size in sizes[min(2, len(sizes) - 1) :]]
+    Returns:
+        The simplexes.
+
+    >>> device = torch.device("cpu")
+    >>> list_simplexes((2, 2, 2, 2), torch.Size(), device, causal=True).latest
+    tensor([0, 1, 1, 1])
+    """
+    order = len(sizes) - 1
+    heads, of_tails = (sizes[1], sizes[2:]) if order > 1 else (1, sizes[1:])
+    order_of_tails = latest = None
+    if causal:
+        axes = [torch.arange(size, device=device) for size in of_tails]
         latest = reduce(torch.maximum, torch.meshgrid(*axes, indexing="ij")).flatten()
-        if len(axes) == 1:
-            return Simplexes(sizes, batch, mask, pair_mask, causal=True, latest=latest)
-        latest, listed = latest.sort(stable=True)
-        return Simplexes(sizes, batch, mask, pair_mask, causal=True, order_of_tails=listed, latest=latest)
+        if len(axes) > 1:
+            latest, order_of_tails = latest.sort(stable=True)
+    return Simplexes(sizes, batch, order, heads, math.prod(of_tails), mask, pair_mask, causal, order_of_tails, latest)
 
-    @property
-    def order(self) -> int:
-        """N."""
-        return len(self.sizes) - 1
 
-    @property
-    def heads(self) -> int:
-        """Number of heads."""
-        return self.sizes[1] if self.order > 1 else 1
+def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
+    """Cut all logits into tiles, so that each has about ``logits``, but all tails of one query and head.
 
-    @property
-    def tails(self) -> int:
-        """Number of tails."""
-        return math.prod(self.sizes[min(2, self.order) :])
+    Args:
+        simplexes: all of them.
+        logits: the number to hold at a time.
 
-    def tiles(self, logits: int) -> Iterator[list[Tile]]:
-        """Cut all logits into tiles, so that each has about ``logits``, but all tails of one query and head.
+    Yields:
+        The tiles of one block of queries, over all heads that they may attend to.
 
-        Args:
-            logits: the number to hold at a time.
+    >>> blocks = list(tiles(list_simplexes((3, 4, 5), torch.Size([2]), torch.device("cpu")), 20))
+    >>> len(blocks), len(blocks[0])
+    (6, 1)
+    """
+    entries, queries = math.prod(simplexes.batch), simplexes.sizes[0]
+    row = simplexes.heads * simplexes.tails
+    together = max(1, logits // (queries * row))
+    rows = min(queries, max(1, logits // row))
+    columns = simplexes.heads if row <= logits else max(1, logits // simplexes.tails)
+    for entry in range(0, entries, together):
+        for query in range(0, queries, rows):
+            some = slice(query, min(query + rows, queries))
+            seen = some.stop if simplexes.causal else None
+            heads = simplexes.heads if seen is None or simplexes.order == 1 else seen
+            tails = simplexes.tails if seen is None else seen ** max(1, simplexes.order - 1)
+            yield [
+                Tile(slice(entry, min(entry + together, entries)), some, slice(k, min(k + columns, heads)), tails)
+                for k in range(0, heads, columns)
+            ]
 
-        Yields:
-            The tiles of one block of queries, over all heads that they may attend to.
 
-        >>> blocks = list(Simplexes((3, 4, 5), torch.Size([2])).tiles(20))
-        >>> len(blocks), len(blocks[0])
-        (6, 1)
-        """
-        entries, queries = math.prod(self.batch), self.sizes[0]
-        row = self.heads * self.tails
-        together = max(1, logits // (queries * row))
-        rows = min(queries, max(1, logits // row))
-        columns = self.heads if row <= logits else max(1, logits // self.tails)
-        for entry in range(0, entries, together):
-            for query in range(0, queries, rows):
-                some = slice(query, min(query + rows, queries))
-                seen = some.stop if self.causal else None
-                heads = self.heads if seen is None or self.order == 1 else seen
-                tails = self.tails if seen is None else seen ** max(1, self.order - 1)
-                yield [
-                    Tile(slice(entry, min(entry + together, entries)), some, slice(k, min(k + columns, heads)), tails)
-                    for k in range(0, heads, columns)
-                ]
+def allowed(simplexes: Simplexes, tile: Tile) -> Tensor | None:
+    """Which logits of a tile take part.
 
-    def allowed(self, tile: Tile) -> Tensor | None:
-        """Which logits of a tile take part.
+    Args:
+        simplexes: all of them.
+        tile: of :func:`tiles`.
 
-        Args:
-            tile: of :meth:`tiles`.
+    Returns:
+        Boolean, broadcasting to ``(batch, queries, heads, tails)`` of the tile, or None if all do.
 
-        Returns:
-            Boolean, broadcasting to ``(batch, queries, heads, tails)`` of the tile, or None if all do.
+    >>> pairs = torch.eye(2, dtype=torch.bool)
+    >>> simplexes = list_simplexes((2, 2), torch.Size(), pairs.device, pair_mask=pairs)
+    >>> [block] = tiles(simplexes, 100)
+    >>> allowed(simplexes, block[0])[0, :, 0]
+    tensor([[ True, False],
+            [False,  True]])
+    """
+    found: list[Tensor] = []
+    if simplexes.latest is not None:
+        at = torch.arange(tile.queries.start, tile.queries.stop, device=simplexes.latest.device)[:, None]
+        found.append((simplexes.latest[: tile.tails] <= at)[None, :, None, :])
+        if simplexes.order > 1:
+            heads = torch.arange(tile.heads.start, tile.heads.stop, device=at.device)
+            found.append((heads <= at)[None, :, :, None])
+    if simplexes.pair_mask is not None:
+        pair = _block(simplexes, simplexes.pair_mask, tile, (simplexes.sizes[0], simplexes.sizes[1]))
+        tails = pair
+        for _ in range(simplexes.order - 2):
+            tails = (tails[..., :, None] & pair[..., None, :]).flatten(-2)
+        found.append(_listed(simplexes, tails, tile)[:, :, None, :])
+        if simplexes.order > 1:
+            found.append(pair[..., tile.heads][..., None])
+    if simplexes.mask is not None:
+        whole = _block(simplexes, simplexes.mask, tile, simplexes.sizes)
+        whole = whole[:, :, None] if simplexes.order == 1 else whole[:, :, tile.heads]
+        found.append(_listed(simplexes, whole.flatten(3), tile))
+    return reduce(torch.logical_and, found) if found else None
 
-        >>> simplexes = Simplexes((2, 2), torch.Size(), pair_mask=torch.eye(2, dtype=torch.bool))
-        >>> [block] = simplexes.tiles(100)
-        >>> simplexes.allowed(block[0])[0, :, 0]
-        tensor([[ True, False],
-                [False,  True]])
-        """
-        found: list[Tensor] = []
-        if self.latest is not None:
-            at = torch.arange(tile.queries.start, tile.queries.stop, device=self.latest.device)[:, None]
-            found.append((self.latest[: tile.tails] <= at)[None, :, None, :])
-            if self.order > 1:
-                heads = torch.arange(tile.heads.start, tile.heads.stop, device=at.device)
-                found.append((heads <= at)[None, :, :, None])
-        if self.pair_mask is not None:
-            pair = self._block(self.pair_mask, tile, (self.sizes[0], self.sizes[1]))
-            tails = pair
-            for _ in range(self.order - 2):
-                tails = (tails[..., :, None] & pair[..., None, :]).flatten(-2)
-            found.append(self._listed(tails, tile)[:, :, None, :])
-            if self.order > 1:
-                found.append(pair[..., tile.heads][..., None])
-        if self.mask is not None:
-            simplexes = self._block(self.mask, tile, self.sizes)
-            simplexes = simplexes[:, :, None] if self.order == 1 else simplexes[:, :, tile.heads]
-            found.append(self._listed(simplexes.flatten(3), tile))
-        return reduce(torch.logical_and, found) if found else None
 
-    def _listed(self, tails: Tensor, tile: Tile) -> Tensor:
-        listed = tails if self.order_of_tails is None else tails[..., self.order_of_tails[: tile.tails]]
-        return listed[..., : tile.tails]
+def _listed(simplexes: Simplexes, tails: Tensor, tile: Tile) -> Tensor:
+    listed = tails if simplexes.order_of_tails is None else tails[..., simplexes.order_of_tails[: tile.tails]]
+    return listed[..., : tile.tails]
 
-    def _block(self, mask: Tensor, tile: Tile, sizes: tuple[int, ...]) -> Tensor:
-        """The tile's batch entries and queries of a mask that broadcasts: no more of it is ever made whole."""
-        axes = len(sizes)
-        mask = mask[(None,) * max(0, len(self.batch) + axes - mask.dim())]
-        mask = mask.expand(*mask.shape[:-axes], *sizes).narrow(-axes, tile.queries.start, _length(tile.queries))
-        if mask.dim() == axes:
-            return mask[None]
-        left = torch.arange(tile.batch.start, tile.batch.stop, device=mask.device)
-        index: list[Tensor] = []
-        for size, own in zip(reversed(self.batch), reversed(mask.shape[:-axes]), strict=True):
-            index.insert(0, left % size if own > 1 else torch.zeros_like(left))
-            left = left // size
-        return mask[tuple(index)]
+
+def _block(simplexes: Simplexes, mask: Tensor, tile: Tile, sizes: tuple[int, ...]) -> Tensor:
+    """The tile's batch entries and queries of a mask that broadcasts: no more of it is ever made whole."""
+    axes = len(sizes)
+    mask = mask[(None,) * max(0, len(simplexes.batch) + axes - mask.dim())]
+    mask = mask.expand(*mask.shape[:-axes], *sizes).narrow(-axes, tile.queries.start, _length(tile.queries))
+    if mask.dim() == axes:
+        return mask[None]
+    left = torch.arange(tile.batch.start, tile.batch.stop, device=mask.device)
+    index: list[Tensor] = []
+    for size, own in zip(reversed(simplexes.batch), reversed(mask.shape[:-axes]), strict=True):
+        index.insert(0, left % size if own > 1 else torch.zeros_like(left))
+        left = left // size
+    return mask[tuple(index)]
 
 
 def _length(part: slice) -> int:

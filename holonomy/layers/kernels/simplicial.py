@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from holonomy import checks, numerics
 from holonomy.layers.kernels.dot_product import dot_product_attention
-from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, tail_features
-from holonomy.layers.kernels.simplexes import Simplexes, Tile
+from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
+from holonomy.layers.kernels.simplexes import Simplexes, Tile, allowed, list_simplexes, tiles
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -104,7 +102,7 @@ def simplicial_attention(
     each: list[tuple[Tensor, Tensor]] = []
     with torch.autocast(values[0].device.type, enabled=False):
         for m in range(1, order + 1) if lower_orders else (order,):
-            simplexes = Simplexes.of(
+            simplexes = list_simplexes(
                 tuple(sizes[: m + 1]), batch, keys[0].device, mask=mask, pair_mask=pair_mask, causal=causal
             )
             each.append(_attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile))
@@ -150,7 +148,7 @@ def _pairwise(
     causal: bool,
     scale: float,
 ) -> Tensor:
-    query, key = keys
+    query, key = moderate(keys, keys[0].shape[-1])
     given = [item for item in (mask, pair_mask) if item is not None]
     if causal:
         square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
@@ -168,8 +166,7 @@ def _mixture(each: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack([weight[..., None] * mixed for weight, (mixed, _) in zip(weights, each, strict=True)]).sum(0)
 
 
-@dataclass(frozen=True)
-class _Factors:
+class _Factors(NamedTuple):
     """What logits and values are made of, heads and tails apart, the batch in one axis.
 
     The logits are ``(sum_r left[r][:, :, None] * right[r][:, None]) @ tail.mT``, the values of a head and a tail
@@ -225,13 +222,14 @@ def _attend(
     tile: int | None,
 ) -> tuple[Tensor, Tensor]:
     """The averages ``(*batch, n_0, channels)`` and the logarithms of the softmax masses ``(*batch, n_0)``."""
-    factors = _factors(keys, values, simplexes, form=form, scale=scale)
+    keys = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys)))
+    factors = _factors(keys, moderate(values, 1), simplexes, form=form, scale=scale)
     if tile is None:
         tile = TILE if keys[0].device.type == "cpu" else 64 * TILE
-    blocks = simplexes.tiles(tile)
+    blocks = tiles(simplexes, tile)
     first = next(blocks)
     if next(blocks, None) is None and len(first) == 1:
-        mixed, mass = _stored(factors, simplexes.allowed(first[0]))
+        mixed, mass = _stored(factors, allowed(simplexes, first[0]))
     else:
         mixed, mass = numerics.apply_function(
             _Tiled, factors.left, factors.right, factors.tail, factors.value, factors.tail_value, simplexes, tile
@@ -239,16 +237,16 @@ def _attend(
     return mixed.unflatten(0, simplexes.batch) if simplexes.batch else mixed[0], mass.reshape(*simplexes.batch, -1)
 
 
-def _stored(f: _Factors, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+def _stored(f: _Factors, there: Tensor | None) -> tuple[Tensor, Tensor]:
     """All logits at once, for autograd to keep."""
     heads = (f.left[:, :, :, None] * f.right[:, :, None]).sum(0)
     shape = (*heads.shape[:-1], f.tail.shape[1])
     logits = _times(heads, f.tail.mT)
-    if allowed is not None:
-        logits = logits.masked_fill(~allowed, -torch.inf)
+    if there is not None:
+        logits = logits.masked_fill(~there, -torch.inf)
     logits = logits.flatten(2)
     mass = logits.logsumexp(-1)
-    if allowed is None:
+    if there is None:
         weights = logits.softmax(-1)
     else:  # of a row of -inf there is no softmax
         weights = (logits - mass.masked_fill(mass.isneginf(), 0.0)[..., None]).exp()
@@ -266,7 +264,7 @@ class _Tiled(torch.autograd.Function):
         f = _Factors(left, right, tail, value, tail_value)
         mixed = left.new_empty(*left.shape[1:3], value.shape[-1])
         mass = left.new_empty(left.shape[1:3])
-        for block in simplexes.tiles(tile):
+        for block in tiles(simplexes, tile):
             where = block[0].batch, block[0].queries
             peak = torch.full_like(mass[where], -torch.inf)
             total, average = torch.zeros_like(peak), torch.zeros_like(mixed[where])
@@ -291,20 +289,25 @@ class _Tiled(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *output)
 
     @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator forgets the name of ctx
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        *tensors, mixed, mass = ctx.saved_tensors
-        f, (grad, grad_mass) = _Factors(*tensors), grad_outputs
-        g = _Factors(*(torch.zeros_like(tensor) for tensor in tensors))
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grads = numerics.apply_function(_TiledGradient, *ctx.saved_tensors, *grad_outputs, ctx.simplexes, ctx.tile)
+        return *grads, None, None
+
+
+class _TiledGradient(torch.autograd.Function):
+    """The gradient of :class:`_Tiled`, an operation of its own so that asking for its derivative is refused."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        *tensors, mixed, mass, grad, grad_mass, simplexes, tile = inputs
+        f, g = _Factors(*tensors), _Factors(*(torch.zeros_like(tensor) for tensor in tensors))
         base = mass.masked_fill(mass.isneginf(), 0.0)
         # The softmax's own derivative takes from each logit's slope the average slope of its row.
         average = (mixed * grad).sum(-1) - grad_mass
-        for part in (part for block in ctx.simplexes.tiles(ctx.tile) for part in block):
+        for part in (part for block in tiles(simplexes, tile) for part in block):
             batch, queries, columns = part.batch, part.queries, part.heads
             tails = batch, slice(part.tails)
-            heads, logits = _logits(f, ctx.simplexes, part)
+            heads, logits = _logits(f, simplexes, part)
             weights = logits.sub_(base[batch, queries, None, None]).exp_()
             pulled = grad[batch, queries, None] * f.value[batch, None, columns]
             g.value[batch, columns] += (_times(weights, f.tail_value[tails]) * grad[batch, queries, None]).sum(1)
@@ -315,7 +318,16 @@ class _Tiled(torch.autograd.Function):
             for left, right, g_left, g_right in zip(f.left, f.right, g.left, g.right, strict=True):
                 g_left[batch, queries] += (pulled * right[batch, None, columns]).sum(2)
                 g_right[batch, columns] += (pulled * left[batch, queries, None]).sum(1)
-        return g.left, g.right, g.tail, g.value, g.tail_value, None, None
+        return tuple(g)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        del ctx, inputs, output
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        del ctx, grad_outputs
+        raise RuntimeError("Simplicial attention in tiles has no second derivative: give a tile that holds all logits.")
 
 
 def _logits(f: _Factors, simplexes: Simplexes, part: Tile) -> tuple[Tensor, Tensor]:
@@ -325,8 +337,8 @@ def _logits(f: _Factors, simplexes: Simplexes, part: Tile) -> tuple[Tensor, Tens
         torch.add, (left[part.batch, part.queries, None] * right[part.batch, None, part.heads] for left, right in terms)
     )
     logits = _times(heads, f.tail[part.batch, : part.tails].mT)
-    allowed = simplexes.allowed(part)
-    return heads, logits if allowed is None else logits.masked_fill_(~allowed, -torch.inf)
+    there = allowed(simplexes, part)
+    return heads, logits if there is None else logits.masked_fill_(~there, -torch.inf)
 
 
 def _times(rows: Tensor, matrix: Tensor) -> Tensor:

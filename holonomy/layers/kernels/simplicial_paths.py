@@ -19,13 +19,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
-from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, tail_features
+from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
 from holonomy.layers.kernels.simplicial import TILE, check_simplex
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["best_neighbours", "path_mask", "simplicial_path_attention", "step_scores"]
+__all__ = ["GATHERED", "best_neighbours", "path_mask", "simplicial_path_attention", "step_scores"]
+
+
+GATHERED = 2**21
+"""Numbers that are gathered at a time."""
 
 
 def simplicial_path_attention(
@@ -36,7 +40,7 @@ def simplicial_path_attention(
     form: Form = "product",
     scale: float | None = None,
     scores: Float[Tensor, "*#batch nodes k"] | None = None,
-    tile: int | None = None,
+    tile: int = GATHERED,
 ) -> Float[Tensor, "..."]:
     r"""Attend along paths of neighbours.
 
@@ -51,7 +55,7 @@ def simplicial_path_attention(
         scale: of the logits, :math:`1/\sqrt{d}` if left out.
         scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
             out.
-        tile: path entries that are gathered at a time. More are cut into blocks of queries and gathered again in the
+        tile: numbers that are gathered at a time. More are cut into blocks of queries, and gathered again in the
             backward pass.
 
     Returns:
@@ -73,6 +77,7 @@ def simplicial_path_attention(
     if dtype in (torch.bfloat16, torch.float16):
         keys, values = [key.float() for key in keys], [value.float() for value in values]
     batch = torch.broadcast_shapes(neighbours.shape[:-2], *(tensor.shape[:-2] for tensor in (*keys, *values)))
+    keys, values = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys))), moderate(values, 1)
     flat = [tensor.expand(*batch, -1, -1).reshape(-1, *tensor.shape[-2:]) for tensor in (*keys, *values)]
     steps = neighbours.expand(*batch, -1, -1).reshape(-1, *neighbours.shape[-2:])
     there = _there(steps)
@@ -84,18 +89,26 @@ def simplicial_path_attention(
     scores = scores.masked_fill(~there, -torch.inf)
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
     held = steps.shape[0] * steps.shape[-1] ** order * (flat[0].shape[-1] + flat[-1].shape[-1])
-    most = 4 * (TILE if tile is None else tile)
-    rows = max(1, most // max(1, held))
-
-    def block(start: int, *tensors: Tensor) -> Tensor:
-        return _paths(tensors[: order + 1], tensors[order + 1 : -1], steps, tensors[-1], (start, rows), form, scale)
-
+    rows = max(1, tile // max(1, held))
+    keys, values = flat[: order + 1], flat[order + 1 :]
     with torch.autocast(values[0].device.type, enabled=False):
         if rows >= nodes:
-            mixed = block(0, *flat, scores)
+            mixed = _paths(keys, values, steps, scores, 0, nodes, form, scale)
         else:
             blocks = [
-                checkpoint(block, start, *flat, scores, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(
+                    _paths,
+                    keys,
+                    values,
+                    steps,
+                    scores,
+                    start,
+                    min(start + rows, nodes),
+                    form,
+                    scale,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
                 for start in range(0, nodes, rows)
             ]
             mixed = torch.cat(blocks, -2)
@@ -107,12 +120,13 @@ def _paths(
     values: Sequence[Tensor],
     steps: Tensor,
     scores: Tensor,
-    rows: tuple[int, int],
+    start: int,
+    stop: int,
     form: Form,
     scale: float,
 ) -> Tensor:
     """The averages of a block of queries, over axes ``(batch, queries, k, .., k)``."""
-    order, start, stop = len(values), rows[0], min(sum(rows), steps.shape[1])
+    order = len(values)
     entry = torch.arange(steps.shape[0], device=steps.device)
     at = torch.arange(start, stop, device=steps.device).expand(steps.shape[0], -1)
     ends, logits = [at], torch.zeros((), dtype=keys[0].dtype, device=steps.device)
@@ -198,7 +212,6 @@ def step_scores(
     return (products * gate.mT[..., None]).sum(-3)
 
 
-@torch.no_grad()
 def best_neighbours(
     query: Float[Tensor, "*batch heads nodes dim"],
     key: Float[Tensor, "*batch heads nodes dim"],
@@ -233,18 +246,18 @@ def best_neighbours(
     kept = min(checks.positive_int("k", k), nodes)
     rows = max(1, tile // max(1, math.prod(query.shape[:-1])))
     found: list[Tensor] = []
-    for start in range(0, nodes, rows):
-        part = slice(start, min(start + rows, nodes))
-        products = (query[..., part, :] @ key.mT).relu()
-        scores = (products * gate[..., part, :].mT[..., None]).sum(-3)
-        if key_padding_mask is not None:
-            scores = scores.masked_fill(key_padding_mask[..., None, :], -torch.inf)
-        if causal:
-            at = torch.arange(nodes, device=scores.device)
-            scores = scores.masked_fill(at > at[part, None], -torch.inf)
-        found.append(_best(scores, kept))
-    best = torch.cat(found, -2)
-    return torch.nn.functional.pad(best, (0, k - kept), value=-1)
+    with torch.no_grad():
+        for start in range(0, nodes, rows):
+            part = slice(start, min(start + rows, nodes))
+            products = (query[..., part, :] @ key.mT).relu()
+            scores = (products * gate[..., part, :].mT[..., None]).sum(-3)
+            if key_padding_mask is not None:
+                scores = scores.masked_fill(key_padding_mask[..., None, :], -torch.inf)
+            if causal:
+                at = torch.arange(nodes, device=scores.device)
+                scores = scores.masked_fill(at > at[part, None], -torch.inf)
+            found.append(_best(scores, kept))
+    return torch.nn.functional.pad(torch.cat(found, -2), (0, k - kept), value=-1)
 
 
 def _best(scores: Tensor, k: int) -> Tensor:

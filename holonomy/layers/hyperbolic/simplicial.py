@@ -1,0 +1,140 @@
+r"""N-simplicial attention in hyperbolic space: the kernel of Simplicial section 2.2 on Hypformer's space parts.
+
+In neither paper: queries, keys and values are HTC of the input (Hypformer eq. 14), their space parts go through the
+Euclidean kernel, and the time coordinate of the result is the one that its space part asks for (eq. 18).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers.hyperbolic.linear import HTC
+from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
+from holonomy.layers.kernels.multilinear import FORMS, Form, chunks
+from holonomy.layers.kernels.simplicial import simplicial_attention
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["HypSimplicialAttention"]
+
+
+class HypSimplicialAttention(nn.Module):
+    r"""Multi-head N-simplicial attention between points of hyperbolic space.
+
+    .. math::
+        K^m &= \mathrm{HTC}(X; W^m_K, \kappa_1, \kappa_2), \quad V^m = \mathrm{HTC}(X; W^m_V, \kappa_1, \kappa_2), \\
+        Z_s &= \mathrm{SimplicialAttention}(K^0_s, \dots, K^N_s;\; V^1_s, \dots, V^N_s), \\
+        Z &= \Big(\sqrt{(\kappa_2/\kappa_3) |Z_s|^2 - 1/\kappa_3},\; \sqrt{\kappa_2/\kappa_3}\, Z_s\Big)
+
+    It commutes with permutations of the nodes unless it is causal. Logits and results are products of N + 1 and N
+    coordinates: what is finite at radius R stays finite where :math:`R^{N+1}` is.
+
+    Args:
+        features: d, a multiple of ``heads``.
+        heads: number of heads.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_3`; ``manifold_in`` if ``None``.
+        manifold_hidden: where queries, keys and values lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        order: N.
+        form: of the logits: ``"product"`` or ``"determinant"``, see
+            :class:`~holonomy.layers.equivariant.simplicial.SimplicialAttention`.
+        lower_orders: all orders 1 .. N in one softmax.
+        causal: keys later than the query take no part.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if sizes do not fit.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m, to = Lorentz(-1.0), Lorentz(-0.5)
+    >>> z = HypSimplicialAttention(8, 2, m, to)(m.lift(torch.randn(6, 8)))
+    >>> torch.allclose(z[:, :1], to.time(z))
+    True
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        manifold_hidden: Lorentz | None = None,
+        order: int = 2,
+        form: Form = "product",
+        lower_orders: bool = False,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = head_count(features, heads)
+        self.order = checks.positive_int("order", order)
+        checks.one_of("form", form, FORMS)
+        self.form: Form = form
+        self.lower_orders, self.causal = lower_orders, causal
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
+        width = features // heads
+        if form == "determinant":
+            width = chunks(width, order) * (order + 1)
+
+        def htc(size: int, *, bias: bool = True) -> HTC:
+            return HTC(features, size, manifold_in, self.manifold_hidden, bias=bias, device=device, dtype=dtype)
+
+        # At N = 1 a bias of the keys is the same for all of them, and softmax does not see it.
+        self.keys = nn.ModuleList(htc(heads * width, bias=m == 0 or order > 1) for m in range(order + 1))
+        self.values = nn.ModuleList(htc(features) for _ in range(order))
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+        *,
+        pair_mask: Bool[Tensor, "*#batch #nodes nodes"] | None = None,
+    ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
+        """Attend.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding.
+            pair_mask: ``(*batch, nodes, nodes)``, ``True`` where a node may attend to another; a simplex needs it of
+                all its keys.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding and at nodes in no simplex.
+        """
+        x = without_padding(x, key_padding_mask)
+        if key_padding_mask is not None:
+            there = ~key_padding_mask[..., None, :]
+            pair_mask = there if pair_mask is None else pair_mask & there
+        mixed = simplicial_attention(
+            self._spaces(self.keys, x),
+            self._spaces(self.values, x),
+            pair_mask=None if pair_mask is None else pair_mask[..., None, :, :],
+            causal=self.causal,
+            form=self.form,
+            lower_orders=self.lower_orders,
+        )
+        space = without_padding(merge_heads(mixed), key_padding_mask)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+
+    def _spaces(self, maps: nn.ModuleList, x: Tensor) -> list[Tensor]:
+        return [split_heads(htc.space(x), self.heads) for htc in maps if isinstance(htc, HTC)]
+
+    def extra_repr(self) -> str:
+        """Heads, order and form, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"heads={self.heads}, order={self.order}, form={self.form!r}"

@@ -1,0 +1,90 @@
+"""What every multi-head attention does around its kernel: heads to batch axes and back, and padding to zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from holonomy import checks
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["head_count", "merge_heads", "split_heads", "without_padding"]
+
+
+def head_count(features: int, heads: int) -> int:
+    """Check that heads divide the features.
+
+    Args:
+        features: of all heads together.
+        heads: their number.
+
+    Returns:
+        ``heads``.
+
+    Raises:
+        TypeError: if one of them is not an integer.
+        ValueError: if one of them is not positive, or they do not divide.
+
+    >>> head_count(8, 2)
+    2
+    """
+    checks.positive_int("features", features)
+    checks.positive_int("heads", heads)
+    if features % heads:
+        raise ValueError(f"features must be a multiple of heads, got {features} and {heads}.")
+    return heads
+
+
+def split_heads(space: Float[Tensor, "*batch nodes dim"], heads: int) -> Float[Tensor, "*batch heads nodes channels"]:
+    """Heads are consecutive slices of the channels; their axis comes before that of the nodes.
+
+    Args:
+        space: ``(*batch, nodes, dim)``.
+        heads: their number.
+
+    Returns:
+        ``(*batch, heads, nodes, channels)``.
+
+    >>> import torch
+    >>> split_heads(torch.ones(5, 6), 2).shape
+    torch.Size([2, 5, 3])
+    """
+    return space.unflatten(-1, (heads, -1)).transpose(-3, -2)
+
+
+def merge_heads(heads: Float[Tensor, "*batch heads nodes channels"]) -> Float[Tensor, "*batch nodes dim"]:
+    """The inverse of :func:`split_heads`.
+
+    Args:
+        heads: ``(*batch, heads, nodes, channels)``.
+
+    Returns:
+        ``(*batch, nodes, dim)``.
+
+    >>> import torch
+    >>> merge_heads(torch.ones(2, 5, 3)).shape
+    torch.Size([5, 6])
+    """
+    return heads.transpose(-3, -2).flatten(-2)
+
+
+def without_padding(
+    x: Float[Tensor, "*batch nodes dim"], mask: Bool[Tensor, "*batch nodes"] | None
+) -> Float[Tensor, "*batch nodes dim"]:
+    """Zero where there is padding.
+
+    Args:
+        x: ``(*batch, nodes, dim)``.
+        mask: ``(*batch, nodes)``, ``True`` at padding, or None.
+
+    Returns:
+        As ``x``.
+
+    >>> import torch
+    >>> without_padding(torch.ones(2, 1), torch.tensor([False, True])).flatten()
+    tensor([1., 0.])
+    """
+    return x if mask is None else x.masked_fill(mask[..., None], 0.0)
