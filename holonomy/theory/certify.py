@@ -215,8 +215,13 @@ def _ascend(
     if features is None:
         return math.nan
     starts, steps = effort
+
+    def configurations(x: Tensor) -> Tensor:
+        # A Hypformer takes one graph at a time.
+        return torch.stack([model(one) for one in x]) if isinstance(model, Hypformer) else model(x)
+
     return measure_stretch(
-        model,
+        configurations,
         radius,
         features,
         tokens=tokens or 1,
@@ -225,6 +230,7 @@ def _ascend(
         starts=starts,
         steps=steps,
         generator=generator,
+        like=next(model.parameters(), None),
     )
 
 

@@ -18,7 +18,7 @@ __all__ = ["CLAIMS"]
 
 
 def _curvatures(draws: Draws) -> tuple[Lorentz, Lorentz]:
-    first, second = (Lorentz(-draws.logarithmic(0.1, 10), dtype=draws.dtype, device=draws.device) for _ in range(2))
+    first, second = (Lorentz(-draws.logarithmic(0.1, 10.0), dtype=draws.dtype, device=draws.device) for _ in range(2))
     return first, second
 
 
@@ -32,7 +32,7 @@ def _closure(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(200):
         source, target = _curvatures(draws)
         features = draws.integer(1, 8)
-        x = _points(draws, source, 16, features, draws.logarithmic(0.01, 20))
+        x = _points(draws, source, 16, features, draws.logarithmic(0.01, 20.0))
         if index % 2:
             layer: nn.Module = HTC(features, features, source, target, dtype=draws.dtype, device=draws.device)
             with torch.no_grad():
@@ -57,7 +57,7 @@ def _isometries(draws: Draws) -> Iterable[Trial]:
         layer = _isometry(index % 3, draws, source, target, features)
         found = distance_scaling(layer, x)
         off = max(abs(found.least / found.expected - 1), abs(found.largest / found.expected - 1))
-        yield Trial(off, numerics.tolerance(draws.dtype).rtol, at={"kind": index % 3})
+        yield Trial(off, numerics.tolerance(draws.dtype).rtol, at={"kind": float(index % 3)})
 
 
 def _isometry(kind: int, draws: Draws, source: Lorentz, target: Lorentz, features: int) -> nn.Module:
@@ -89,7 +89,9 @@ def _general(draws: Draws) -> Iterable[Trial]:
             with torch.no_grad():
                 layer.weight.copy_(draws.normal(features, features + 1))
         share = distance_scaling(layer, x).flipped
-        yield Trial(share, 0.0, at={"kind": index % 3}, note=f"{share:.1%} of the triples of 16 points change order")
+        yield Trial(
+            share, 0.0, at={"kind": float(index % 3)}, note=f"{share:.1%} of the triples of 16 points change order"
+        )
 
 
 def _naive(draws: Draws) -> Iterable[Trial]:

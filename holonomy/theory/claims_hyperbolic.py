@@ -157,9 +157,9 @@ def _kind(draws: Draws) -> dict[str, torch.dtype | torch.device | str]:
 def _linear(draws: Draws, sizes: tuple[int, int], *, bias: bool) -> nn.Linear:
     linear = nn.Linear(*sizes, bias=bias, **_kind(draws))  # pyright: ignore[reportArgumentType]
     with torch.no_grad():
-        linear.weight.copy_(draws.normal(sizes[1], sizes[0]) * draws.logarithmic(0.1, 2))
+        linear.weight.copy_(draws.normal(sizes[1], sizes[0]) * draws.logarithmic(0.1, 2.0))
         if bias:
-            linear.bias.copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2))
+            linear.bias.copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0))
     return linear
 
 
@@ -167,9 +167,9 @@ def draw_transformation(draws: Draws, sizes: tuple[int, int], source: Lorentz, t
     """HTC with normal weights, its time column included."""
     layer = HTC(*sizes, source, target, bias=bias, dtype=draws.dtype, device=draws.device)
     with torch.no_grad():
-        layer.weight.copy_(draws.normal(sizes[1], sizes[0] + 1) * draws.logarithmic(0.1, 2))
+        layer.weight.copy_(draws.normal(sizes[1], sizes[0] + 1) * draws.logarithmic(0.1, 2.0))
         if bias:
-            cast("Tensor", layer.bias).copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2))
+            cast("Tensor", layer.bias).copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0))
     return layer
 
 
@@ -256,7 +256,7 @@ def _activations(draws: Draws) -> Iterable[Trial]:
         features, radius = draws.integer(1, 8), draw_radius(draws)
         layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
         bound = lipschitz_bound(layer, radius / root(source), features=features)
-        yield Trial(worst(draws, layer, radius, features, source=source), bound, at={"features": features})
+        yield Trial(worst(draws, layer, radius, features, source=source), bound, at={"features": float(features)})
 
 
 def _projections(draws: Draws) -> Iterable[Trial]:
@@ -313,11 +313,11 @@ def _weights(draws: Draws) -> Iterable[Trial]:
         manifold = Lorentz(-1.0, dtype=draws.dtype, device=draws.device)
         if index % 3:
             x = draw_points(draws, manifold, radius, count, draws.integer(1, 4))
-            first, second = draws.normal(2, count) * draws.logarithmic(0.1, 3)
+            first, second = draws.normal(2, count) * draws.logarithmic(0.1, 3.0)
         else:
             ends = torch.tensor([[math.sinh(radius)], [-math.sinh(radius)]])
             x = manifold.lift(ends.to(draws.dtype).to(draws.device))
-            first = torch.tensor([1.0, -1.0]).to(x) * draws.logarithmic(0.1, 2)
+            first = torch.tensor([1.0, -1.0]).to(x) * draws.logarithmic(0.1, 2.0)
             second = -first
         a, b = (manifold.centroid(x, w.exp()[None])[0] for w in (first, second))
         change = first - second
@@ -332,7 +332,7 @@ def _floor(draws: Draws, radius: float) -> float:
 def _positions(draws: Draws) -> Iterable[Trial]:
     for _ in draws.rounds(6):
         manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws, 3.0)
-        epsilon = draws.logarithmic(0.2, 5)
+        epsilon = draws.logarithmic(0.2, 5.0)
         layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, dtype=draws.dtype, device=draws.device)
         layer.position = draw_transformation(draws, (features, features), manifold, manifold, bias=True)
         measured = worst(draws, layer, radius, features, source=manifold)
@@ -390,7 +390,7 @@ def _classifiers(draws: Draws) -> Iterable[Trial]:
 def _bias(draws: Draws) -> Iterable[Trial]:
     """A pure bias, of which H1 says e^arsinh(|b|/2)."""
     for _ in draws.rounds(20):
-        b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3)
+        b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3.0)
         value = affine_stretch(torch.eye(len(b)).to(b), b)
         yield Trial(value, math.exp(math.asinh(b.norm().item() / 2)))
 

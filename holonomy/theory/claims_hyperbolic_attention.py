@@ -41,7 +41,7 @@ def _softmax(similarity: Similarity, draws: Draws) -> HypSoftmaxAttention:
     )
     with torch.no_grad():
         for htc in (layer.query, layer.key, layer.value):
-            htc.weight.copy_(draws.normal(*htc.weight.shape) * draws.logarithmic(0.3, 3))
+            htc.weight.copy_(draws.normal(*htc.weight.shape) * draws.logarithmic(0.3, 3.0))
             cast("Tensor", htc.bias).copy_(draws.normal(htc.out_features) * 0.3)
     return layer
 
@@ -66,7 +66,7 @@ def _at_inputs(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
 
 def _local(layer: HypSoftmaxAttention | HypLinearAttention, x: Tensor, metric: Metric) -> Trial:
     found = certify(layer, x=x, metric=metric)
-    return Trial(found.measured, found.constant, at={"tokens": x.shape[0]})
+    return Trial(found.measured, found.constant, at={"tokens": float(x.shape[0])})
 
 
 def _collapse(draws: Draws) -> Iterable[Trial]:
@@ -81,7 +81,7 @@ def _collapse(draws: Draws) -> Iterable[Trial]:
             value = manifold.space(draw_points(draws, manifold, far, keys, channels))
         else:
             ends = torch.tensor([[1.0], [-1.0]], dtype=draws.dtype, device=draws.device) / root(manifold)
-            query, key, value = (math.sinh(draws.uniform(0.1, 1)) * ends for _ in range(3))
+            query, key, value = (math.sinh(draws.uniform(0.1, 1.0)) * ends for _ in range(3))
             channels = 1
         out = hyperbolic_softmax_attention(query, key, value, curvature=manifold.curvature)
         wide, narrow, spread = (_diameter(manifold, z) for z in (query, key, value))
@@ -96,18 +96,18 @@ def _diameter(manifold: Lorentz, space: Tensor) -> float:
 
 
 def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
-    """Biases keep queries and keys in the orthant, where every query meets a key."""
+    """Biases keep features positive: every query meets a key, and values are not all zero."""
     for index in draws.rounds(20):
         source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
         heads = draws.integer(1, 2)
-        power = draws.uniform(1, 3)
+        power = draws.uniform(1.0, 3.0)
         with seeded(draws):
             layer = HypLinearAttention(
                 2 * heads, heads, source, target, manifold_hidden=hidden, power=power, dtype=torch.float64
             )
         layer = layer.to(draws.device, draws.dtype)
         with torch.no_grad():
-            for htc in (layer.query, layer.key):
+            for htc in (layer.query, layer.key, layer.value):
                 cast("Tensor", htc.bias).add_(1.0)
         x = draw_points(draws, source, draw_radius(draws, 1.0), draws.integer(2, 6), 2 * heads)
         yield _local(layer, x, METRICS[index % 2])
@@ -117,7 +117,7 @@ def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
     """The Euclidean average alone, queries, keys and values independent: its stretch at random features."""
     for _ in draws.rounds(40):
         tokens, channels = draws.integer(2, 6), draws.integer(1, 3)
-        q, k, v = ((draws.normal(tokens, channels) * draws.logarithmic(0.1, 2)).abs() for _ in range(3))
+        q, k, v = ((draws.normal(tokens, channels) * draws.logarithmic(0.1, 2.0)).abs() for _ in range(3))
         if cone:
             q, k, eps = q + 0.2, k + 0.2, 0.0
         else:
@@ -145,7 +145,7 @@ def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
             bound = linear_stretch_in_cone(features, here, tokens, "l2")
         else:
             bound = linear_stretch_with_eps(features, eps, tokens, "l2")
-        yield Trial(measured, bound, at={"tokens": tokens})
+        yield Trial(measured, bound, at={"tokens": float(tokens)})
 
 
 def _model(draws: Draws, index: int) -> Hypformer:
@@ -160,7 +160,7 @@ def _model(draws: Draws, index: int) -> Hypformer:
             attention="softmax",
             similarity=SIMILARITIES[index % 3],
             norm_eps=draws.logarithmic(0.01, 1.0),
-            curvature=-draws.logarithmic(0.5, 2),
+            curvature=-draws.logarithmic(0.5, 2.0),
             graph_encoder=None,
             decoder="mlr" if index % 4 == 3 else "linear",
             dtype=torch.float64,
@@ -177,7 +177,7 @@ def _models(draws: Draws) -> Iterable[Trial]:
 
 def _models_at(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(8):
-        x = draws.normal(4, 3) * draws.uniform(0.1, 1)
+        x = draws.normal(4, 3) * draws.uniform(0.1, 1.0)
         found = certify(_model(draws, index), x=x, metric=METRICS[index % 2])
         yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
 

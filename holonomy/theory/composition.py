@@ -160,8 +160,9 @@ def _local_residual(layer: HypResidual, x: Tensor, branch: Tensor, inside: float
         root(manifold) * points.double()[..., 1:]
         for manifold, points in ((layer.manifold_in, x), (layer.manifold_branch, branch))
     ]
-    weights = pair[0].new_tensor([[1.0, layer.epsilon]])
-    shares, _ = midpoint_shares(weights, torch.stack(pair, -2))
+    both = torch.stack(pair, -2)
+    weights = both.new_tensor([[1.0, layer.epsilon]]).expand(*both.shape[:-2], 1, 2)
+    shares, _ = midpoint_shares(weights, both)
     stay, move = shares[..., 0, 0], shares[..., 0, 1]
     if metric == "sup":
         return (stay + move * inside).amax().item()

@@ -219,6 +219,7 @@ def measure_stretch(
     starts: int = 16,
     steps: int = 60,
     generator: torch.Generator | None = None,
+    like: Tensor | None = None,
 ) -> float:
     r"""The largest stretch that an ascent finds over the ball about the origin: a lower bound, never a certificate.
 
@@ -236,6 +237,7 @@ def measure_stretch(
         starts: how many points climb.
         steps: of each.
         generator: draws the starts.
+        like: whose dtype and device the points get; those of the layer's parameters or manifolds if ``None``.
 
     Returns:
         The largest stretch seen.
@@ -251,9 +253,8 @@ def measure_stretch(
     if not (radius > 0 and math.isfinite(radius)):
         raise ValueError(f"radius must be positive and finite, got {radius}.")
     ends = ends or ends_of(layer)
-    dtype, device = _kind(layer, ends)
     u = points_in_ball(starts, (features,) if tokens is None else (tokens, features), radius, generator)
-    u = u.to(device, dtype)
+    u = u.to(_like(layer, ends) if like is None else like)
     best = 0.0
     for step in range(steps + 1):
         u = u.detach().requires_grad_()
@@ -281,9 +282,7 @@ def _inward(slope: Tensor, u: Tensor, radius: float) -> Tensor:
     return slope - torch.where(length >= radius * (1 - numerics.CHECK_TOLERANCE), outward, 0.0) * ray
 
 
-def _kind(layer: object, ends: Ends) -> tuple[torch.dtype, torch.device]:
-    parameters = list(layer.parameters()) if isinstance(layer, nn.Module) else []
-    parameters += [end.curvature for end in ends if end is not None]
-    if not parameters:
-        return torch.float64, torch.device("cpu")
-    return parameters[0].dtype, parameters[0].device
+def _like(layer: object, ends: Ends) -> Tensor:
+    known = [*layer.parameters()] if isinstance(layer, nn.Module) else []
+    known += [end.curvature for end in ends if end is not None]
+    return known[0] if known else torch.zeros(1, dtype=torch.float64)

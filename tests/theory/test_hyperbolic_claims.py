@@ -1,0 +1,43 @@
+"""The verdicts on our own theorems: none violated, exact ones exact, float32 as float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holonomy.theory import claims_hyperbolic, claims_hyperbolic_attention
+from holonomy.theory.verdict import Draws
+
+CLAIMS = {claim.name: claim for claim in (*claims_hyperbolic.CLAIMS, *claims_hyperbolic_attention.CLAIMS)}
+EXACT = (
+    "hyperbolic.refinement",
+    "hyperbolic.bias",
+    "hyperbolic.dropout",
+    "hyperbolic.transformation",
+    "hyperbolic.weights",
+    "hyperbolic.ends",
+    "hyperbolic.collapse",
+)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_no_theorem_is_violated_and_what_is_exact_is_attained(name):
+    verdict, trials = CLAIMS[name].measure(Draws(2, budget=0.3))
+    assert verdict.holds is True
+    assert verdict.ratio <= 1 + 1e-9
+    assert sum(trial.measured > 0 for trial in trials) > len(trials) / 2
+    if name in EXACT:
+        assert verdict.ratio == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_verdicts_in_float32_are_those_in_float64(name):
+    verdict, _ = CLAIMS[name].measure(Draws(1, dtype=torch.float32, budget=0.05))
+    assert verdict.holds is True or verdict.note == "below the rounding floor"
+    assert not verdict.ratio > 1 + 1e-4
+
+
+def test_a_verdict_is_reproduced_by_its_seed():
+    for name in ("hyperbolic.linear_at", "hyperbolic.model_at", "hyperbolic.activation"):
+        first, second = (CLAIMS[name].measure(Draws(5, budget=0.2))[0] for _ in range(2))
+        assert first == second
