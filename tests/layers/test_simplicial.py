@@ -184,6 +184,15 @@ def test_second_derivatives_are_right_or_refused(device):
         first.square().sum().backward()
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+def test_tiles_compile_without_a_graph_break(device):
+    keys, values = drawn(2, 2, 6, 4, device=device)
+    torch.compiler.reset()
+    compiled = torch.compile(simplicial_attention, fullgraph=True, backend="aot_eager")
+    ours = compiled(keys, values, tile=40, causal=True)
+    assert_same(ours, simplicial_attention(keys, values, tile=40, causal=True), keys + values)
+
+
 # Positions.
 
 

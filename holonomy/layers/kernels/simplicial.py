@@ -298,9 +298,22 @@ class _TiledGradient(torch.autograd.Function):
     """The gradient of :class:`_Tiled`, an operation of its own so that asking for its derivative is refused."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        *tensors, mixed, mass, grad, grad_mass, simplexes, tile = inputs
-        f, g = _Factors(*tensors), _Factors(*(torch.zeros_like(tensor) for tensor in tensors))
+    def forward(
+        left: Tensor,
+        right: Tensor,
+        tail: Tensor,
+        value: Tensor,
+        tail_value: Tensor,
+        mixed: Tensor,
+        mass: Tensor,
+        grad: Tensor,
+        grad_mass: Tensor,
+        simplexes: Simplexes,
+        tile: int,
+    ) -> tuple[Tensor, ...]:
+        f = _Factors(left, right, tail, value, tail_value)
+        g_left, g_right, g_tail = torch.zeros_like(left), torch.zeros_like(right), torch.zeros_like(tail)
+        g_value, g_tail_value = torch.zeros_like(value), torch.zeros_like(tail_value)
         base = mass.masked_fill(mass.isneginf(), 0.0)
         # The softmax's own derivative takes from each logit's slope the average slope of its row.
         average = (mixed * grad).sum(-1) - grad_mass
@@ -309,16 +322,16 @@ class _TiledGradient(torch.autograd.Function):
             tails = batch, slice(part.tails)
             heads, logits = _logits(f, simplexes, part)
             weights = logits.sub_(base[batch, queries, None, None]).exp_()
-            pulled = grad[batch, queries, None] * f.value[batch, None, columns]
-            g.value[batch, columns] += (_times(weights, f.tail_value[tails]) * grad[batch, queries, None]).sum(1)
-            g.tail_value[tails] += weights.flatten(1, 2).mT @ pulled.flatten(1, 2)
-            slopes = _times(pulled, f.tail_value[tails].mT).sub_(average[batch, queries, None, None]).mul_(weights)
-            g.tail[tails] += slopes.flatten(1, 2).mT @ heads.flatten(1, 2)
-            pulled = _times(slopes, f.tail[tails])
-            for left, right, g_left, g_right in zip(f.left, f.right, g.left, g.right, strict=True):
-                g_left[batch, queries] += (pulled * right[batch, None, columns]).sum(2)
-                g_right[batch, columns] += (pulled * left[batch, queries, None]).sum(1)
-        return tuple(g)
+            pulled = grad[batch, queries, None] * value[batch, None, columns]
+            g_value[batch, columns] += (_times(weights, tail_value[tails]) * grad[batch, queries, None]).sum(1)
+            g_tail_value[tails] += weights.flatten(1, 2).mT @ pulled.flatten(1, 2)
+            slopes = _times(pulled, tail_value[tails].mT).sub_(average[batch, queries, None, None]).mul_(weights)
+            g_tail[tails] += slopes.flatten(1, 2).mT @ heads.flatten(1, 2)
+            pulled = _times(slopes, tail[tails])
+            for term in range(left.shape[0]):
+                g_left[term, batch, queries] += (pulled * right[term, batch, None, columns]).sum(2)
+                g_right[term, batch, columns] += (pulled * left[term, batch, queries, None]).sum(1)
+        return g_left, g_right, g_tail, g_value, g_tail_value
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -332,10 +345,10 @@ class _TiledGradient(torch.autograd.Function):
 
 def _logits(f: _Factors, simplexes: Simplexes, part: Tile) -> tuple[Tensor, Tensor]:
     """Features of queries and heads, and the logits ``(batch, queries, heads, tails)`` of a tile."""
-    terms = zip(f.left, f.right, strict=True)
-    heads = reduce(
-        torch.add, (left[part.batch, part.queries, None] * right[part.batch, None, part.heads] for left, right in terms)
-    )
+    left, right = f.left[:, part.batch, part.queries, None], f.right[:, part.batch, None, part.heads]
+    heads = left[0] * right[0]
+    for term in range(1, left.shape[0]):
+        heads = heads + left[term] * right[term]
     logits = _times(heads, f.tail[part.batch, : part.tails].mT)
     there = allowed(simplexes, part)
     return heads, logits if there is None else logits.masked_fill_(~there, -torch.inf)
