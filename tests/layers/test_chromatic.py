@@ -147,6 +147,30 @@ def test_mono_with_the_logarithm_of_a_kernel_is_graphit():
 
 
 @pytest.mark.parametrize("mode", ["chromatic", "mono"])
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
+def test_a_node_whose_pairs_are_all_forbidden_gets_zeros(mode, values, mask):
+    """As with the logarithm of the walks of an isolated node."""
+    tensors, named = problem(mode, None, values)
+    with torch.no_grad():
+        tensors[3][0, 2] = -math.inf  # one node to all
+        tensors[3][1, 0, :, 0] = -math.inf  # in one channel or head
+        tensors[3][1, 2, 3] = -math.inf  # one pair
+    results = []
+    for function in (plain_chromatic_attention, chromatic_attention):
+        out = function(*tensors, mask, **named)
+        every = leaves_of(tensors, named)
+        results.append((out, *torch.autograd.grad(out.sin().sum(), every)))
+    for ours, theirs in zip(*results, strict=True):
+        assert theirs.isfinite().all()
+        torch.testing.assert_close(ours, theirs)
+    assert not results[0][0][0, 2].any()
+    assert results[0][0][0, 1].all()
+    assert not results[0][0][1, 0, 0].any()
+    assert not chromatic_filters(*tensors[:2], tensors[3], mask, heads=2)[0, 2].any()
+
+
+@pytest.mark.parametrize("mode", ["chromatic", "mono"])
 def test_without_edges_it_is_scaled_dot_product_attention(mode):
     layer = ChromaticAttention(6, 2, 0, mode=mode, dtype=D)
     x = randn(3, 5, 6)

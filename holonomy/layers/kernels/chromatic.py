@@ -156,7 +156,8 @@ def chromatic_attention(
     ``edge_bias @ bias_map.T``, the edge value ``edge_value @ value_map.T``: then no tensor of pairs times channels
     exists at any time. One tensor given as both is read once and gets one gradient.
 
-    Without edges it is scaled dot-product attention. Softmax is computed in float32 at least. Gradients of gradients
+    Without edges it is scaled dot-product attention. A bias of ``-inf`` forbids a pair; where it forbids all j, the sum
+    is zero. Softmax is computed in float32 at least. Gradients of gradients
     are right: whenever autograd is asked for them, the plain definition is differentiated instead, at its price.
     ``torch.compile`` takes the plain definition, and so do head-wise biases without edge values, where nothing is as
     large as pairs times channels.
@@ -218,7 +219,9 @@ def _weights(
         # A graph without nodes attends to its padding, and is cleared afterwards: a row of -inf has no softmax.
         hidden = ~mask & mask.any(-1, keepdim=True)
         logits = logits.masked_fill(hidden[:, None, :, None, None], -math.inf)
-    return logits.softmax(2, dtype=torch.promote_types(logits.dtype, torch.float32))
+    empty = (logits == -math.inf).all(2, keepdim=True)
+    weights = logits.masked_fill(empty, 0.0).softmax(2, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return weights.masked_fill(empty, 0.0)
 
 
 def _cleaned(edges: Tensor | None, mask: Tensor | None) -> Tensor | None:

@@ -181,9 +181,11 @@ def _attend(work: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
         rows = work.pairs(work.first, part)
         logits, _ = work.logits(rows, part)
         filters = work.by_row(logits)
-        top = filters.amax(1)
+        # Hidden keys stand at half of the least number, biases of -inf below: a row of such has weights of zero.
+        top = filters.amax(1).clamp_(min=torch.finfo(work.wide).min / 4)
         filters = torch.exp(filters.sub_(top[:, None]), out=filters)
         weight = filters.sum(1)
+        weight = weight.masked_fill(weight == 0, 1.0)
         where = (part.graphs, part.rows)
         largest[where], total[where] = top.view_as(largest[where]), weight.view_as(total[where])
         messages = work.by_row(work.messages(rows, part))
