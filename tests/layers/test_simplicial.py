@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,13 +187,29 @@ def test_second_derivatives_are_right_or_refused(device):
         first.square().sum().backward()
 
 
-@pytest.mark.usefixtures("without_shape_checks")
+COMPILED_TILES = """
+import torch
+from holonomy.layers import simplicial_attention
+torch.manual_seed(0)
+tensors = [torch.randn(2, 6, 4, dtype=torch.float64, device="{device}", requires_grad=True) for _ in range(5)]
+compiled = torch.compile(simplicial_attention, fullgraph=True, backend="aot_eager")
+both = [f(tensors[:3], tensors[3:], tile=40, causal=True) for f in (simplicial_attention, compiled)]
+torch.testing.assert_close(*both)
+for ours, theirs in zip(*(torch.autograd.grad(result.sin().sum(), tensors) for result in both), strict=True):
+    torch.testing.assert_close(ours, theirs)
+"""
+
+
 def test_tiles_compile_without_a_graph_break(device):
-    keys, values = drawn(2, 2, 6, 4, device=device)
-    torch.compiler.reset()
-    compiled = torch.compile(simplicial_attention, fullgraph=True, backend="aot_eager")
-    ours = compiled(keys, values, tile=40, causal=True)
-    assert_same(ours, simplicial_attention(keys, values, tile=40, causal=True), keys + values)
+    """In a process of its own: dynamo cannot look through the suite's type checks inside an autograd Function."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED_TILES.format(device=device)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # Positions.
