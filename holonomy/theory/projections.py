@@ -252,10 +252,13 @@ def as_function(layer: Any, mask: Bool[Tensor, "..."] | None = None) -> Callable
     >>> as_function(torch.tanh)(torch.zeros(2, 1)).shape
     torch.Size([2, 1])
     """
-    if isinstance(layer, Projections | nn.MultiheadAttention):  # the others are functions of their tokens already
+    try:
         return partial(attend, layer=projections(layer), mask=mask)
-    if mask is not None:
-        return partial(attend, layer=projections(layer), mask=mask)
+    except NotCoveredError:
+        if mask is not None:
+            raise
+    if isinstance(layer, nn.MultiheadAttention):
+        return lambda x: cast("Tensor", layer(x, x, x)[0])
     return cast("Callable[[Tensor], Tensor]", layer)
 
 

@@ -6,17 +6,31 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from holonomy.theory import claims_distances, claims_hyperbolic, claims_hyperbolic_attention
+from holonomy.theory import (
+    claims_collapse,
+    claims_distances,
+    claims_graphs,
+    claims_hyperbolic,
+    claims_hyperbolic_attention,
+    claims_lipschitz,
+)
+from holonomy.theory.pictures import Picture, attention_pictures
 from holonomy.theory.verdict import Claim, Draws, Trial, Verdict
 
-__all__ = ["CLAIMS", "select", "verify"]
+__all__ = ["CLAIMS", "PICTURES", "select", "verify"]
 
 CLAIMS: tuple[Claim, ...] = (
     *claims_distances.CLAIMS,
     *claims_hyperbolic.CLAIMS,
     *claims_hyperbolic_attention.CLAIMS,
+    *claims_collapse.CLAIMS,
+    *claims_lipschitz.CLAIMS,
+    *claims_graphs.CLAIMS,
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
+
+PICTURES: tuple[Picture, ...] = (*attention_pictures(),)
+"""What a report draws, beside the ratios of every claim that has an axis."""
 
 
 def select(claims: Iterable[str] | None = None) -> list[Claim]:

@@ -1,0 +1,96 @@
+"""Measure the claims: ``python -m holonomy.theory [--claims NAME ...] [--out DIR]``.
+
+One line for each claim as it is measured, then the table. With ``--out`` also ``theory.json`` and ``theory.html``.
+Exit code 1 if a claim that should hold is violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from holonomy.theory.report import Run, as_html, as_json, as_table, said
+from holonomy.theory.verdict import Claim, Trial, Verdict
+from holonomy.theory.verify import PICTURES, select, verify
+
+__all__ = ["main"]
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m holonomy.theory", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--claims", nargs="+", metavar="NAME", help="claims or families; all if left out")
+    parser.add_argument("--list", action="store_true", help="list the claims and stop")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="float64")
+    parser.add_argument("--budget", type=float, default=1.0, help="multiplies the number of draws")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="also write theory.json and theory.html there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: of the command line; those of the process if left out.
+
+    Returns:
+        The exit code: 1 if a claim that should hold is violated, 2 if a claim's name is unknown.
+
+    >>> main(["--claims", "determinant.equal"])  # doctest: +SKIP
+    0
+    """
+    options = _options(arguments)
+    try:
+        claims = select(options.claims)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if options.list:
+        width = max(len(claim.name) for claim in claims)
+        sys.stdout.writelines(f"{claim.name:{width}}  {claim.source}: {claim.statement}\n" for claim in claims)
+        return 0
+    # Tensors here are small: more threads gain nothing, and wait for each other where cores are shared.
+    torch.set_num_threads(1)
+    names = ("seed", "device", "dtype", "budget")
+    run = Run({name: getattr(options, name) for name in names})
+    started = time.perf_counter()
+    last = started
+
+    def watch(claim: Claim, verdict: Verdict, trials: list[Trial]) -> None:
+        nonlocal last
+        run.add(claim, verdict, trials)
+        now = time.perf_counter()
+        done = f"[{len(run.claims):{len(str(len(claims)))}}/{len(claims)}]"
+        sys.stdout.write(f"{done} {claim.name:34} {said(verdict):16} {now - last:5.1f} s\n")
+        sys.stdout.flush()
+        last = now
+
+    verify(
+        options.claims,
+        seed=options.seed,
+        device=options.device,
+        dtype=_DTYPES[options.dtype],
+        budget=options.budget,
+        watch=watch,
+    )
+    sys.stdout.write(f"\n{as_table(run.verdicts)}\n\n{len(claims)} claims in {time.perf_counter() - started:.0f} s\n")
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "theory.json").write_text(as_json(run) + "\n", encoding="utf-8")
+        (options.out / "theory.html").write_text(as_html(run, PICTURES), encoding="utf-8")
+        sys.stdout.write(f"written: {options.out / 'theory.json'}, {options.out / 'theory.html'}\n")
+    if run.surprising:
+        sys.stdout.write(f"violated, and should hold: {', '.join(run.surprising)}\n")
+    return 1 if run.surprising else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
