@@ -57,7 +57,7 @@ class Tape:
         self.constant = 1.0
         self.rows: list[Row] = []
         self.missing: list[str] = []
-        self.run: list[tuple[Callable[[Tensor], Tensor], Row, Ends]] = []
+        self.run: list[tuple[Callable[[Tensor], Tensor], Row, Ends, tuple[float, float]]] = []
         self.start: Region | None = None
         self.inside = 0
 
@@ -91,7 +91,7 @@ class Tape:
         )
         if self.local and function is not None and not self.inside:
             self.start = self.region if self.start is None else self.start
-            self.run.append((function, row, ends))
+            self.run.append((function, row, ends, units))
             self.rows.append(replace(row, branch=True))
         else:
             # What lies in a branch leaves the run around it alone.
@@ -105,7 +105,7 @@ class Tape:
         """End a run of layers: its stretch is taken as a whole, and never above the product."""
         if self.start is None or self.start.points is None:
             return
-        functions, rows, ends = zip(*self.run, strict=True)
+        functions, rows, ends, units = zip(*self.run, strict=True)
         first, last = ends[0].source, ends[-1].target
 
         def whole(x: Tensor) -> Tensor:
@@ -115,8 +115,7 @@ class Tape:
         constant = min(constant, math.prod(row.constant for row in rows))
         name = rows[0].name if len(rows) == 1 else f"{rows[0].name} .. {rows[-1].name}"
         self.rows.append(Row(name, constant, rows[0].radius_in, rows[-1].radius_out, "Lemma 0"))
-        units = [1.0 if end is None else root(end) for end in (first, last)]
-        self._multiply(constant * units[1] / units[0])
+        self._multiply(constant * units[-1][1] / units[0][0])
         self.run, self.start = [], None
 
     def _multiply(self, constant: float) -> None:

@@ -1,0 +1,142 @@
+"""Certificates of whole models: rows that multiply, scopes that hold, parts named where nothing covers them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from holonomy.layers import HTC, HypActivation, HypLayerNorm, HypLinearAttention
+from holonomy.manifolds import Lorentz
+from holonomy.models import Hypformer, HypformerBlock
+from holonomy.theory import certify, lipschitz_bound
+from holonomy.theory.projections import NotCoveredError
+
+DOUBLE = {"dtype": torch.float64}
+seeds = st.integers(0, 10**6)
+
+
+def hypformer(seed=0, **options):
+    torch.manual_seed(seed)
+    settled = {
+        "layers": 2,
+        "attention": "softmax",
+        "graph_encoder": None,
+        "feedforward": 5,
+        "curvature": -0.7,
+    } | options
+    return Hypformer(3, 4, 2, **settled, **DOUBLE).eval()
+
+
+def test_the_constant_is_the_product_of_the_rows():
+    model = hypformer(similarity="geodesic", norm_eps=0.5)
+    for certificate in (certify(model, 0.8, starts=0), certify(model, x=torch.randn(4, 3, **DOUBLE))):
+        product = math.prod(row.constant for row in certificate.rows if not row.branch)
+        assert certificate.constant == pytest.approx(product)
+        names = [row.name for row in certificate.rows]
+        assert {"embedding", "block0.attention", "block1.norm_feedforward", "logarithm, decoder"} <= set(names)
+        assert str(certificate).count("\n") == len(certificate.rows) + 1
+
+
+@settings(max_examples=4)
+@given(seed=seeds, metric=st.sampled_from(["sup", "l2"]), similarity=st.sampled_from(["geodesic", "geodesic_squared"]))
+def test_every_scope_holds(seed, metric, similarity):
+    model = hypformer(seed, similarity=similarity, norm_eps=0.1, layers=1, decoder="mlr")
+    x = 0.5 * torch.randn(4, 3, **DOUBLE)
+    at = certify(model, x=x, metric=metric)
+    assert at.scope == "at the input"
+    assert 0 < at.measured <= at.constant * (1 + 1e-9)
+    radius = 0.1
+    about = certify(model, radius, x=x, metric=metric, starts=0)
+    step = torch.randn(4, 3, **DOUBLE)
+    y = x + radius * step / step.norm(dim=-1, keepdim=True) * torch.rand(4, 1, **DOUBLE)
+    assert certify(model, x=y, metric=metric).measured <= about.constant
+    moved = model(x) - model(y)
+    before, after = ((z.norm(dim=-1).max() if metric == "sup" else z.norm()).item() for z in (x - y, moved))
+    assert after <= about.constant * before
+    far = max(z.norm(dim=-1).max().item() for z in (x, y))
+    prior = certify(model, far, tokens=4, metric=metric, starts=0)
+    assert max(at.constant, at.measured) <= prior.constant
+    assert after <= prior.constant * before
+
+
+def test_runs_of_layers_keep_their_alignment():
+    """One map that stretches one axis, then one that stretches another: the product is 4, the run is 2."""
+    m = Lorentz(-1.0, **DOUBLE)
+    first, second = (HTC(2, 2, m, bias=False, **DOUBLE) for _ in range(2))
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 1.0]]))
+        second.weight.copy_(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
+    model = nn.Sequential(first, second)
+    origin = m.lift(torch.zeros(1, 2, **DOUBLE))
+    assert certify(model, x=origin).constant == pytest.approx(2)
+    assert certify(model, 1.0, starts=0).constant == pytest.approx(4)
+    rows = certify(model, x=origin).rows
+    assert [round(row.constant, 6) for row in rows] == [2, 2, 2]
+    assert [row.branch for row in rows] == [True, True, False]
+
+
+def test_the_documented_choices_make_it_smaller():
+    """Logits by distance against squared distance, a larger eps against a small one."""
+    by = {
+        (similarity, eps): certify(hypformer(similarity=similarity, norm_eps=eps), 1.0, starts=0).constant
+        for similarity in ("geodesic", "geodesic_squared")
+        for eps in (1e-5, 0.5)
+    }
+    assert by["geodesic", 0.5] < by["geodesic_squared", 0.5]
+    assert by["geodesic", 0.5] < 1e-6 * by["geodesic", 1e-5]
+    assert by["geodesic", 0.5] < 100
+
+
+def test_what_is_not_covered_is_named():
+    graph = certify(hypformer(graph_encoder="gcn"), 1.0)
+    assert graph.not_covered == ("graph encoder",)
+    assert math.isnan(graph.constant)
+    assert "not covered: graph encoder" in str(graph)
+    alone = certify(hypformer(graph_encoder="gcn", transformer=False), 1.0)
+    assert alone.not_covered == ("graph encoder",)
+    with pytest.raises(NotCoveredError, match="known activation"):
+        certify(hypformer(activation=torch.sin), 1.0, starts=0)
+    with pytest.raises(NotCoveredError, match="call eval"):
+        certify(hypformer(dropout=0.1).train(), x=torch.zeros(2, 3, **DOUBLE))
+    with pytest.raises(NotCoveredError, match="H10 has no such form"):
+        certify(hypformer(attention="linear"), 0.1, x=torch.zeros(2, 3, **DOUBLE))
+    with pytest.raises(ValueError, match="radius must be positive"):
+        certify(hypformer())
+
+
+def test_linear_attention_has_a_certificate_at_an_input_only():
+    model = hypformer(attention="linear", norm_eps=0.1)
+    assert certify(model, 1.0, starts=0).constant == math.inf
+    m = Lorentz(-0.8, **DOUBLE)
+    torch.manual_seed(1)
+    layer = HypLinearAttention(4, 2, m, **DOUBLE)
+    with torch.no_grad():
+        for htc in (layer.query, layer.key, layer.value):
+            htc.bias.add_(1.0)
+    found = certify(layer, x=m.lift(0.3 * torch.randn(5, 4, **DOUBLE)))
+    assert 0 < found.measured <= found.constant < 20 * found.measured
+
+
+def test_any_layer_and_any_activation_at_an_input():
+    m = Lorentz(-1.3, **DOUBLE)
+    x = m.lift(torch.randn(4, 3, **DOUBLE))
+    sine = certify(HypActivation(torch.sin, m), x=x)
+    assert sine.constant == pytest.approx(sine.measured)
+    model = nn.Sequential(HTC(3, 3, m, **DOUBLE), HypLayerNorm(3, m, eps=0.1, dtype=torch.float64))
+    assert certify(model, 1.0, tokens=2, starts=2, steps=4).slack >= 1
+    assert lipschitz_bound(model, 1.0) == certify(model, 1.0, starts=0).constant
+    block = HypformerBlock(4, 1, m, attention="softmax", norm_eps=0.5, **DOUBLE).eval()
+    assert lipschitz_bound(block, 1.0) == certify(block, 1.0, starts=0).constant
+    assert certify(block, x=m.lift(torch.randn(3, 4, **DOUBLE))).slack >= 1
+
+
+def test_a_model_in_float32_is_certified_alike():
+    model, x = hypformer(norm_eps=0.1), torch.randn(4, 3, **DOUBLE)
+    wide = certify(model, x=x)
+    narrow = certify(model.float(), x=x.float())
+    assert narrow.constant == pytest.approx(wide.constant, rel=1e-3)
