@@ -159,6 +159,7 @@ def chromatic_attention(
     Without edges it is scaled dot-product attention. A bias of ``-inf`` forbids a pair; where it forbids all j, the sum
     is zero. Softmax is computed in float32 at least. Gradients of gradients
     are right: whenever autograd is asked for them, the plain definition is differentiated instead, at its price.
+    ``torch.func.grad`` works, ``vmap`` does not.
     ``torch.compile`` takes the plain definition, and so do head-wise biases without edge values, where nothing is as
     large as pairs times channels.
 
