@@ -2,6 +2,7 @@
 
 from holonomy.models.chromatic_graph_transformer import ChromaticGraphTransformer
 from holonomy.models.higher_order_transformer import HigherOrderTransformer
+from holonomy.models.hyp_tokengt import HypTokenGT
 from holonomy.models.hypformer import Hypformer, HypformerBlock
 from holonomy.models.invariant_graph_network import InvariantGraphNetwork
 from holonomy.models.simplicial_transformer import SimplicialTransformer
@@ -10,6 +11,7 @@ from holonomy.models.tokengt import TokenGT
 __all__ = [
     "ChromaticGraphTransformer",
     "HigherOrderTransformer",
+    "HypTokenGT",
     "Hypformer",
     "HypformerBlock",
     "InvariantGraphNetwork",

@@ -35,7 +35,7 @@ from holonomy.structures import PaddedGraphs
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["Hypformer", "HypformerBlock"]
+__all__ = ["Hypformer", "HypformerBlock", "HypformerEncoder", "decoder_of"]
 
 
 class HypformerBlock(nn.Module):
@@ -146,6 +146,167 @@ class HypformerBlock(nn.Module):
         return self.norm_feedforward(self.residual(x, self.feedforward(x)))
 
 
+class HypformerEncoder(nn.Module):
+    """The hyperbolic branch of figure 4: features to points by exponential map and HTC, then blocks.
+
+    Each manifold has a curvature of its own: of the input, before each block, two inside it, and of the output.
+
+    Args:
+        in_features: number of features of a row.
+        features: dimension of the hyperbolic spaces.
+        manifold_out: where the output lies.
+        layers: number of blocks.
+        heads: attention heads per block, a divisor of ``features``.
+        feedforward: hidden dimension of each feed-forward; ``4 * features`` if left out.
+        attention: ``"linear"`` or ``"softmax"``.
+        similarity: what softmax attention compares.
+        power: the sharpening exponent p of linear attention.
+        dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
+        output_dropout: the same, on the output.
+        activation: a function of space parts, after the first HTC and in the feed-forwards.
+        norm_eps: added to the variance by the LayerNorms.
+        curvature: the initial curvature of every manifold but the last.
+        learnable_curvature: whether these curvatures receive gradients.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    >>> encoder = HypformerEncoder(3, 4, Lorentz(-1.0), layers=1, heads=2)
+    >>> encoder(encoder.points(torch.zeros(5, 3))).shape
+    torch.Size([5, 5])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        manifold_out: Lorentz,
+        *,
+        layers: int = 2,
+        heads: int = 1,
+        feedforward: int | None = None,
+        attention: Literal["linear", "softmax"] = "linear",
+        similarity: Similarity = "geodesic_squared",
+        power: float = 2.0,
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm_eps: float = numerics.LAYER_NORM_EPS,
+        curvature: float = -1.0,
+        learnable_curvature: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("layers", layers)
+        checks.in_range("output_dropout", output_dropout, 0.0, 1.0)
+
+        def manifold() -> Lorentz:
+            return Lorentz(curvature, learnable=learnable_curvature, device=device, dtype=dtype)
+
+        between = [manifold() for _ in range(layers)] + [manifold_out]
+        blocks = [
+            HypformerBlock(
+                features,
+                heads,
+                before,
+                after,
+                manifold_attention=manifold(),
+                manifold_feedforward=manifold(),
+                feedforward=feedforward,
+                attention=attention,
+                similarity=similarity,
+                power=power,
+                dropout=dropout,
+                activation=activation,
+                norm_eps=norm_eps,
+                device=device,
+                dtype=dtype,
+            )
+            for before, after in itertools.pairwise(between)
+        ]
+        self.embedding = ExpMapHTC(in_features, features, manifold(), between[0], device=device, dtype=dtype)
+        self.refine = HRC(_ActivationDropout(activation, dropout), between[0])
+        self.blocks = nn.ModuleList(blocks)
+        self.drop = HypDropout(output_dropout, manifold_out)
+
+    def points(self, x: Tensor) -> Float[Tensor, "*batch ambient"]:
+        """Where the blocks start.
+
+        Args:
+            x: features ``(*batch, in_features)``; sparse ones are multiplied sparsely.
+
+        Returns:
+            Points ``(*batch, features + 1)`` of the first block's manifold.
+        """
+        return self.refine(self.embedding(x))
+
+    def forward(
+        self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None
+    ) -> Float[Tensor, "... nodes ambient"]:
+        """Apply the blocks.
+
+        Args:
+            x: what :meth:`points` gives, one graph or padded ones.
+            key_padding_mask: ``True`` at padding.
+
+        Returns:
+            Points of ``manifold_out``, shaped as ``x``.
+        """
+        for block in self.blocks:
+            x = block(x, key_padding_mask)
+        return self.drop(x)
+
+    def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
+        """The curvature of every manifold but the last, by where it lies.
+
+        Returns:
+            ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
+            ``"block0.feedforward"``, ...
+        """
+        named = {"input": self.embedding.manifold_in}
+        for index, module in enumerate(self.blocks):
+            block = cast("HypformerBlock", module)
+            named[f"block{index}"] = block.manifold_in
+            named[f"block{index}.attention"] = block.manifold_attention
+            named[f"block{index}.feedforward"] = block.manifold_feedforward
+        return {name: manifold.curvature for name, manifold in named.items()}
+
+
+def decoder_of(
+    kind: Literal["linear", "mlr", "prototypes"],
+    features: int,
+    out_features: int,
+    manifold: Lorentz,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Linear | HypMLR | HypPrototypes:
+    """Make the decoder of a hyperbolic model.
+
+    Args:
+        kind: ``"linear"`` on the logarithm at the origin, ``"mlr"``, or ``"prototypes"``, on points.
+        features: dimension of the space.
+        out_features: number of classes or targets.
+        manifold: where the points lie.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    Returns:
+        The decoder.
+
+    Raises:
+        ValueError: if the kind is none of these.
+
+    >>> decoder_of("linear", 4, 2, Lorentz(-1.0))
+    Linear(in_features=4, out_features=2, bias=True)
+    """
+    checks.one_of("decoder", kind, ("linear", "mlr", "prototypes"))
+    if kind == "linear":
+        return nn.Linear(features, out_features, device=device, dtype=dtype)
+    classifier = HypMLR if kind == "mlr" else HypPrototypes
+    return classifier(features, out_features, manifold, device=device, dtype=dtype)
+
+
 class Hypformer(nn.Module):
     r"""Hypformer, with an optional graph encoder in parallel (section 4.6, figure 4).
 
@@ -249,43 +410,31 @@ class Hypformer(nn.Module):
         self.graph_weight = checks.in_range("graph_weight", graph_weight, 0.0, 1.0)
         self.graph_encoder = graph_encoder
 
-        def manifold(*, used: bool = True) -> Lorentz:
-            return Lorentz(curvature, learnable=learnable_curvature and used, device=device, dtype=dtype)
-
         # With neither a transformer nor a hyperbolic decoder nothing would move this curvature.
-        self.manifold_out = manifold(used=transformer or decoder != "linear")
-        self.encoder: _Encoder | None = None
+        moved = learnable_curvature and (transformer or decoder != "linear")
+        self.manifold_out = Lorentz(curvature, learnable=moved, device=device, dtype=dtype)
+        self.encoder = None
         if transformer:
-            between = [manifold() for _ in range(layers)] + [self.manifold_out]
-            blocks = [
-                HypformerBlock(
-                    hidden_features,
-                    heads,
-                    before,
-                    after,
-                    manifold_attention=manifold(),
-                    manifold_feedforward=manifold(),
-                    feedforward=feedforward,
-                    attention=attention,
-                    similarity=similarity,
-                    power=power,
-                    dropout=dropout,
-                    activation=activation,
-                    norm_eps=norm_eps,
-                    device=device,
-                    dtype=dtype,
-                )
-                for before, after in itertools.pairwise(between)
-            ]
-            embedding = ExpMapHTC(in_features, hidden_features, manifold(), between[0], device=device, dtype=dtype)
-            refine = HRC(_ActivationDropout(activation, dropout), between[0])
-            self.encoder = _Encoder(embedding, refine, blocks, HypDropout(output_dropout, self.manifold_out))
-        self.decoder: nn.Linear | HypMLR | HypPrototypes
-        if decoder == "linear":
-            self.decoder = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
-        else:
-            classifier = HypMLR if decoder == "mlr" else HypPrototypes
-            self.decoder = classifier(hidden_features, out_features, self.manifold_out, device=device, dtype=dtype)
+            self.encoder = HypformerEncoder(
+                in_features,
+                hidden_features,
+                self.manifold_out,
+                layers=layers,
+                heads=heads,
+                feedforward=feedforward,
+                attention=attention,
+                similarity=similarity,
+                power=power,
+                dropout=dropout,
+                output_dropout=output_dropout,
+                activation=activation,
+                norm_eps=norm_eps,
+                curvature=curvature,
+                learnable_curvature=learnable_curvature,
+                device=device,
+                dtype=dtype,
+            )
+        self.decoder = decoder_of(decoder, hidden_features, out_features, self.manifold_out, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -343,54 +492,30 @@ class Hypformer(nn.Module):
             ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
             ``"block0.feedforward"``, ..., then ``"output"``.
         """
-        named: dict[str, Lorentz] = {}
-        if self.encoder is not None:
-            named["input"] = self.encoder.embedding.manifold_in
-            for index, module in enumerate(self.encoder.blocks):
-                block = cast("HypformerBlock", module)
-                named[f"block{index}"] = block.manifold_in
-                named[f"block{index}.attention"] = block.manifold_attention
-                named[f"block{index}.feedforward"] = block.manifold_feedforward
-        named["output"] = self.manifold_out
-        return {name: manifold.curvature for name, manifold in named.items()}
+        named = {} if self.encoder is None else self.encoder.curvatures()
+        return named | {"output": self.manifold_out.curvature}
 
     def _points(self, tangent: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
         return self.manifold_out.expmap0(nn.functional.pad(tangent, (1, 0)))
+
+    @staticmethod
+    def _encoded(encoder: HypformerEncoder, x: Tensor, batch: Tensor | None) -> Tensor:
+        if batch is None:
+            return encoder(encoder.points(x))
+        graphs = PaddedGraphs.of(encoder.points(x), batch)
+        return graphs.rows(encoder(graphs.values, graphs.padding))
 
     def _mix(self, x: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Float[Tensor, "nodes dim"]:
         """Both branches in the tangent space at the origin."""
         checks.last_axis("x", x, self.in_features, "in_features")
         branches: list[Tensor] = []
         if self.encoder is not None:
-            branches.append(self.manifold_out.space(self.manifold_out.logmap0(self.encoder(x, batch))))
+            branches.append(self.manifold_out.space(self.manifold_out.logmap0(self._encoded(self.encoder, x, batch))))
         if self.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
             branches.append(self.graph_encoder(x, edge_index))
         return branches[0] if len(branches) == 1 else torch.lerp(branches[0], branches[1], self.graph_weight)
-
-
-class _Encoder(nn.Module):
-    """The transformer branch: raw features in, points of the last manifold out."""
-
-    def __init__(self, embedding: ExpMapHTC, refine: HRC, blocks: list[HypformerBlock], drop: HypDropout) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self.refine = refine
-        self.blocks = nn.ModuleList(blocks)
-        self.drop = drop
-
-    def forward(self, x: Tensor, batch: Tensor | None) -> Tensor:
-        points = self.refine(self.embedding(x))
-        if batch is None:
-            for block in self.blocks:
-                points = block(points)
-            return self.drop(points)
-        graphs = PaddedGraphs.of(points, batch)
-        points = graphs.values
-        for block in self.blocks:
-            points = block(points, graphs.padding)
-        return self.drop(graphs.rows(points))
 
 
 class _ActivationDropout(nn.Module):

@@ -170,3 +170,23 @@ for name, options in (
         _graph,
         random=options.get("identifiers", "laplacian") == "laplacian",
     )
+
+for name, options in (
+    ("graph, linear", {"identifiers": "orthogonal"}),
+    ("node, softmax, mlr", {
+        "level": "node", "attention": "softmax", "decoder": "mlr", "identifiers": "near_orthogonal",
+        "edge_features": EDGE_FEATURES,
+    }),
+    ("graph, every dropout", {"dropout": 0.1, "eigenvector_dropout": 0.2, "edge_features": EDGE_FEATURES}),
+):  # fmt: skip
+    _register(
+        models.HypTokenGT,
+        name,
+        lambda s, options=options: OneGraph(
+            models.HypTokenGT(
+                s.features, 12, 3, heads=2, layers=1, feedforward=5, identifier_dim=IDENTIFIERS, **options, **s.factory
+            )
+        ),
+        _graph,
+        random="identifiers" not in options,
+    )

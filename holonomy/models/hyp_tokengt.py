@@ -1,0 +1,194 @@
+r"""TokenGT's tokens in Hypformer's blocks: a hyperbolic transformer on the nodes and edges of a graph.
+
+In neither paper. The tokens (TokenGT section 2) are tangent vectors at the origin of a first hyperboloid, the encoder
+is Hypformer's (figure 4), and what is read of the ``[graph]`` token or of the nodes is decoded as there. It is
+equivariant where TokenGT is: to permutations of the nodes with their identifiers, and to the order of the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy import checks, numerics
+from holonomy.layers import GraphTokenizer
+from holonomy.layers.equivariant.tokens import Identifiers
+from holonomy.layers.kernels.softmax_attention import Similarity
+from holonomy.manifolds import Lorentz
+from holonomy.models.hypformer import HypformerEncoder, decoder_of
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["HypTokenGT"]
+
+
+class HypTokenGT(nn.Module):
+    r"""Tokens of a graph, Hypformer's blocks on them, and a decoder at ``[graph]`` or at the nodes.
+
+    Every manifold has a curvature of its own, learned by default. Train it with
+    :class:`holonomy.optim.RiemannianAdam`, or without prototypes with any optimizer of torch.
+
+    Args:
+        in_features: features of a node, 0 for none.
+        hidden: width of a token and dimension of the hyperbolic spaces.
+        out_features: number of classes, or of regression targets.
+        edge_features: features of an edge, 0 for none.
+        layers: number of blocks.
+        heads: attention heads, a divisor of ``hidden``.
+        feedforward: hidden dimension of each feed-forward, ``4 * hidden`` if left out.
+        identifiers: how node identifiers are made, see :class:`~holonomy.models.TokenGT`.
+        identifier_dim: their width, 16 if left out.
+        type_features: width of the type identifiers, ``hidden`` if left out, 0 for none.
+        attention: ``"linear"``, at a cost linear in nodes and edges, or ``"softmax"``.
+        similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
+        power: the sharpening exponent p of linear attention.
+        level: ``"graph"`` or ``"node"``: what the decoder reads.
+        dropout: probability of dropping an entry of a token, or a space coordinate in the blocks.
+        eigenvector_dropout: probability that a Laplacian eigenvector of a graph is dropped.
+        activation: a function of space parts, after the first HTC and in the feed-forwards.
+        norm_eps: added to the variance by the LayerNorms.
+        curvature: the initial curvature of every manifold.
+        learnable_curvature: whether the curvatures receive gradients.
+        decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` or ``"prototypes"`` on points.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size, probability or choice is none of the allowed, or an option has no effect beside the
+            others.
+
+    >>> model = HypTokenGT(3, 8, 2, heads=2, identifier_dim=4)
+    >>> ring = torch.tensor([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]])
+    >>> model(torch.randn(3, 3), ring).shape
+    torch.Size([1, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        *,
+        edge_features: int = 0,
+        layers: int = 2,
+        heads: int = 1,
+        feedforward: int | None = None,
+        identifiers: Identifiers | None = "laplacian",
+        identifier_dim: int | None = None,
+        type_features: int | None = None,
+        attention: Literal["linear", "softmax"] = "linear",
+        similarity: Similarity = "geodesic_squared",
+        power: float = 2.0,
+        level: Literal["graph", "node"] = "graph",
+        dropout: float = 0.0,
+        eigenvector_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm_eps: float = numerics.LAYER_NORM_EPS,
+        curvature: float = -1.0,
+        learnable_curvature: bool = True,
+        decoder: Literal["linear", "mlr", "prototypes"] = "linear",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("out_features", out_features)
+        self.level = checks.one_of("level", level, ("graph", "node"))
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.tokenizer = GraphTokenizer(
+            in_features,
+            hidden,
+            edge_features=edge_features,
+            identifiers=identifiers,
+            identifier_dim=identifier_dim,
+            type_features=type_features,
+            eigenvector_dropout=eigenvector_dropout,
+            device=device,
+            dtype=dtype,
+        )
+        self.manifold_out = Lorentz(curvature, learnable=learnable_curvature, device=device, dtype=dtype)
+        self.encoder = HypformerEncoder(
+            hidden,
+            hidden,
+            self.manifold_out,
+            layers=layers,
+            heads=heads,
+            feedforward=feedforward,
+            attention=attention,
+            similarity=similarity,
+            power=power,
+            dropout=dropout,
+            activation=activation,
+            norm_eps=norm_eps,
+            curvature=curvature,
+            learnable_curvature=learnable_curvature,
+            device=device,
+            dtype=dtype,
+        )
+        self.decoder = decoder_of(decoder, hidden, out_features, self.manifold_out, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+    ) -> Float[Tensor, "rows out"]:
+        """Scores of every graph, or of every node.
+
+        Args:
+            x: node features ``(n, in_features)``.
+            edge_index: ``(2, m)``, each edge in both directions.
+            edge_attr: edge features ``(m, edge_features)``.
+            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out.
+
+        Returns:
+            ``(graphs, out_features)``, or ``(n, out_features)`` at the level of nodes.
+
+        Raises:
+            ValueError: if a shape does not fit.
+        """
+        read = self.embed(x, edge_index, edge_attr, batch, identifiers)
+        if isinstance(self.decoder, nn.Linear):
+            return self.decoder(self.manifold_out.space(self.manifold_out.logmap0(read)))
+        return self.decoder(read)
+
+    def embed(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+    ) -> Float[Tensor, "rows ambient"]:
+        """What the decoder reads, as points of ``manifold_out``.
+
+        Args:
+            x: as in :meth:`forward`.
+            edge_index: as in :meth:`forward`.
+            edge_attr: as in :meth:`forward`.
+            batch: as in :meth:`forward`.
+            identifiers: as in :meth:`forward`.
+
+        Returns:
+            Points of graphs, or of nodes, ``(rows, hidden + 1)``.
+        """
+        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers)
+        values = functional.dropout(tokens.values, self.dropout, self.training)
+        points = self.encoder(self.encoder.points(values), None if batch is None else tokens.padding)
+        return points[:, 0] if self.level == "graph" else points.flatten(0, 1)[tokens.slots[: x.shape[0]]]
+
+    def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
+        """The curvature of every manifold, by where it lies.
+
+        Returns:
+            As :meth:`holonomy.models.Hypformer.curvatures`.
+        """
+        return self.encoder.curvatures() | {"output": self.manifold_out.curvature}

@@ -1,0 +1,86 @@
+"""TokenGT's tokens in Hypformer's blocks: equivariant where TokenGT is, on the manifold, every curvature learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holonomy.models import HypTokenGT
+from holonomy.optim import RiemannianAdam
+from tests.models.test_tokengt import graph
+
+D = torch.float64
+OPTIONS = st.fixed_dictionaries({
+    "attention": st.sampled_from(["linear", "softmax"]),
+    "level": st.sampled_from(["graph", "node"]),
+    "decoder": st.sampled_from(["linear", "mlr"]),
+    "curvature": st.sampled_from([-0.1, -1.0, -10.0]),
+})  # fmt: skip
+
+
+def model(*, device=None, **options):
+    torch.manual_seed(0)
+    defaults = {"edge_features": 2, "layers": 2, "heads": 2, "identifier_dim": 4, "identifiers": "orthogonal"}
+    return HypTokenGT(3, 8, 2, **(defaults | options), dtype=D, device=device).eval()
+
+
+@given(options=OPTIONS, nodes=st.integers(1, 6))
+@settings(max_examples=8)
+def test_permuting_nodes_and_edges(options, nodes, device):
+    module = model(**options, device=device)
+    x, edge_index, attr, p = graph(nodes, D, device)
+    order, edges = torch.randperm(nodes, device=device), torch.randperm(edge_index.shape[1], device=device)
+    expected = module(x, edge_index, attr, identifiers=p)
+    result = module(x[order], order.argsort()[edge_index][:, edges], attr[edges], identifiers=p[order])
+    wanted = expected[order] if options["level"] == "node" else expected
+    torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-8)
+
+
+@given(options=OPTIONS)
+@settings(max_examples=8)
+def test_graphs_of_a_batch_do_not_meet_and_lie_on_the_manifold(options, device):
+    module = model(**options, device=device)
+    first, second = graph(4, D, device), graph(2, D, device)
+    x, attr, p = (torch.cat([a, b]) for a, b in zip(first, second, strict=True) if a.is_floating_point())
+    edge_index = torch.cat([first[1], second[1] + 4], dim=1)
+    batch = torch.tensor([0] * 4 + [1] * 2, device=device)
+    together = module.embed(x, edge_index, attr, batch, identifiers=p)
+    alone = [module.embed(g[0], g[1], g[2], identifiers=g[3]) for g in (first, second)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(together[:, :1], module.manifold_out.time(together))
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_every_curvature_moves_under_riemannian_adam(attention, device):
+    module = model(attention=attention, decoder="prototypes", level="node", device=device).train()
+    x, edge_index, attr, p = graph(5, D, device)
+    optimizer = RiemannianAdam(module.parameters(), lr=0.01)
+    before = {name: kappa.item() for name, kappa in module.curvatures().items()}
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(x, edge_index, attr, identifiers=p), torch.ones(5).long()).backward()
+        optimizer.step()
+    for name, kappa in module.curvatures().items():
+        assert kappa.item() != before[name], name
+        assert kappa.item() < 0
+
+
+def test_one_node_and_no_edges(device):
+    module = model(device=device)
+    empty = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    x = torch.ones(1, 3, dtype=D, device=device)
+    assert module(x, empty, torch.zeros(0, 2, dtype=D, device=device)).isfinite().all()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_arguments_get_one_sentence():
+    for options, sentence in (
+        ({"level": "edge"}, "level must be one of"),
+        ({"decoder": "tree"}, "decoder must be one of"),
+        ({"layers": 0}, "layers must be a positive integer"),
+        ({"heads": 3}, "features must be a multiple of heads"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            model(**options)
