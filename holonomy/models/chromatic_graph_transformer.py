@@ -281,7 +281,7 @@ class ChromaticGraphTransformer(nn.Module):
         distances: Int[Tensor, " pairs"] | None = None,
         related: Bool[Tensor, " pairs"] | None = None,
     ) -> list[Tensor]:
-        """The attention filters of every layer, as CSA figures 3 and 4 draw them.
+        """The attention filters of every layer, as CSA figures 3 and 4 draw them; call it in evaluation mode.
 
         Args:
             x: as for :meth:`forward`.
