@@ -21,7 +21,8 @@ term touches only row i. The first is at most :math:`\sum_m |A^{(m)}| |W_V^m| \p
 row-stochastic share of each token in slot m, whose norm is at most the root of its largest column sum. The third by
 Cauchy-Schwarz under :math:`A_i` and the same column sums. Logits lie in [-b, b], hence
 :math:`A^{(m)}_{ik} \le \varphi / (\varphi + (1 - \varphi) e^{-2b})`. Biases enter through :math:`\hat k, \hat v` alone,
-and the determinant form as :math:`|\kappa_K| \le \prod |k^m|`. QED.
+and the determinant form as :math:`|\kappa_K| \le \prod |k^m|`. Where no query has two simplexes, as for one
+token, the covariances vanish, and with them all but the first sum. QED. Theorem 3.7 follows.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def lipschitz_bound(
     return (printed_lipschitz if theorem == "Simplicial 3.7" else castin_bound)(read, radius, count).item()
 
 
-def plus_bound(layer: Projections, radius: float, tokens: int, mask: Bool[Tensor, "..."] | None = None) -> Tensor:
+def plus_bound(
+    layer: Projections, radius: float | Tensor, tokens: int, mask: Bool[Tensor, "..."] | None = None
+) -> Tensor:
     """Theorem L+ (see the module), differentiable in the projections.
 
     Args:
@@ -111,8 +114,16 @@ def plus_bound(layer: Projections, radius: float, tokens: int, mask: Bool[Tensor
     of_values = (columns * w_value * others(value)).sum(0)
     of_query = w_key[0] * key[1:].prod(0)
     of_keys = (columns * w_key[1:] * others(key)[1:]).sum(0)
-    bound = through_heads(layer, of_values + layer.scale * value.prod(0) * (of_query + of_keys))
+    if _chooses(layer, tokens, mask):
+        of_values = of_values + layer.scale * value.prod(0) * (of_query + of_keys)
+    bound = through_heads(layer, of_values)
     return bound + 1 if layer.skip else bound
+
+
+def _chooses(layer: Projections, tokens: int, mask: Tensor | None) -> bool:
+    """Whether some query has two simplexes: under one alone nothing goes through the weights."""
+    allowed = layer.allowed(tokens, mask)
+    return tokens > 1 if allowed is None else bool((allowed.sum(1) > 1).any())
 
 
 def _column_sums(layer: Projections, tokens: int, mask: Tensor | None, logits: Tensor) -> Tensor:
@@ -134,7 +145,7 @@ def _column_sums(layer: Projections, tokens: int, mask: Tensor | None, logits: T
     return torch.stack(sums)
 
 
-def printed_lipschitz(layer: Projections, radius: float, tokens: int) -> Tensor:
+def printed_lipschitz(layer: Projections, radius: float | Tensor, tokens: int) -> Tensor:
     r"""Simplicial Theorem 3.7: :math:`n\sqrt{2n}\, N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}`.
 
     Args:
@@ -159,7 +170,7 @@ def printed_lipschitz(layer: Projections, radius: float, tokens: int) -> Tensor:
     return tokens * math.sqrt(2 * tokens) * order * value**order * radius ** (order - 1) * inner.sqrt()
 
 
-def castin_bound(layer: Projections, radius: float, tokens: int) -> Tensor:
+def castin_bound(layer: Projections, radius: float | Tensor, tokens: int) -> Tensor:
     r"""Castin et al. (Simplicial Remark 3.8), N = 1: :math:`\sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}`.
 
     Args:

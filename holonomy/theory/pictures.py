@@ -60,6 +60,7 @@ def ratios(claim: Claim) -> Picture:
             plot.plot([t.at[axis] for t in shown], [t.ratio for t in shown], ".", color=colour, markersize=4)
         plot.axhline(1.0, color="C3", linewidth=1)
         plot.set(yscale="log", xlabel=axis, ylabel="measured / bound")
+        plot.set_ylim(bottom=max(plot.get_ylim()[0], 0.1**12))
 
     return Picture(claim.name, claim.statement, (claim.name,), draw)
 
@@ -68,7 +69,8 @@ def _decay(axes: Sequence[Any], trials: Trials) -> None:
     for plot, order in zip(axes, (1.0, 2.0, 3.0), strict=True):
         shown = [t for t in trials["collapse.decay"] if t.at["N"] == order]
         depth = [t.at["depth"] for t in shown]
-        plot.plot(depth, [t.measured for t in shown], "o-", label="measured")
+        above = [t for t in shown if t.measured > t.floor]
+        plot.plot([t.at["depth"] for t in above], [t.measured for t in above], "o-", label="measured")
         plot.plot(depth, [t.bound for t in shown], "s--", label="Theorem RC")
         plot.plot(depth, [t.at["printed"] for t in shown], "^:", label="Corollary 3.2")
         plot.plot(depth, [t.floor for t in shown], "-", color="0.7", label="rounding")
@@ -100,7 +102,7 @@ def _radius(axes: Sequence[Any], trials: Trials) -> None:
         plot.plot(radius, [t.at["printed"] for t in shown], "^:", label="Theorem 3.7")
         plot.plot(radius, [t.bound for t in shown], "s--", label="Theorem L+")
         plot.plot(radius, [t.measured for t in shown], "o-", label="measured")
-        plot.set(xscale="log", yscale="log", xlabel="radius R", title=f"N = {order:g}")
+        plot.set(yscale="log", xlabel="radius R", title=f"N = {order:g}")
     axes[0].set_ylabel("Lipschitz constant")
     axes[0].legend(fontsize="small")
 

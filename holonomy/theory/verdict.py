@@ -245,7 +245,7 @@ class Draws:
         Returns:
             The number.
 
-        >>> 0 <= Draws().uniform(0, 1) <= 1
+        >>> 0 <= Draws().uniform(0.0, 1.0) <= 1
         True
         """
         return low + (high - low) * torch.rand((), generator=self.generator, dtype=torch.float64).item()
@@ -275,7 +275,7 @@ class Draws:
         Returns:
             The number.
 
-        >>> 0.1 <= Draws().logarithmic(0.1, 10) <= 10
+        >>> 0.1 <= Draws().logarithmic(0.1, 10.0) <= 10
         True
         """
         return math.exp(self.uniform(math.log(low), math.log(high)))

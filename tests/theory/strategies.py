@@ -1,0 +1,30 @@
+"""Random attention layers and tokens, for property tests."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from holonomy.theory.projections import Projections
+from holonomy.theory.search import draw_input, draw_layer, draw_mask
+from holonomy.theory.verdict import Draws
+
+TOKENS = {1: 6, 2: 4, 3: 3}
+
+
+@st.composite
+def layers(draw: st.DrawFn, *, plain: bool | None = None, orders=(1, 2, 3)) -> tuple[Projections, Tensor, Tensor]:
+    """A layer, tokens for it, and a mask that fits."""
+    draws = Draws(draw(st.integers(0, 2**31)))
+    order = draw(st.sampled_from(orders))
+    features, tokens = draw(st.integers(1, 4)), draw(st.integers(1, TOKENS[order]))
+    simple = draw(st.booleans()) if plain is None else plain
+    heads = 1 if plain else draw(st.integers(1, 2))
+    layer = draw_layer(draws, order, features, heads=heads, plain=simple)
+    return layer, draw_input(draws, tokens, features), draw_mask(draws, tokens, order)
+
+
+def jacobian_norm_by_svd(function, x: Tensor) -> float:
+    jacobian = torch.func.jacrev(function)(x)
+    return torch.linalg.matrix_norm(jacobian.reshape(-1, x.numel()), ord=2).item()

@@ -1,0 +1,177 @@
+"""Bounds of the Lipschitz constant hold on whatever is drawn, are sharp where they should be, and are measured well."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from torch import nn
+
+from holonomy.layers import SimplicialAttention
+from holonomy.theory.claims_lipschitz import sharp_family
+from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.local_lipschitz import local_lipschitz
+from holonomy.theory.measured import jacobian_norm, measure_lipschitz
+from holonomy.theory.projections import NotCoveredError, Projections, as_function
+from holonomy.theory.search import draw_input, draw_layer
+from holonomy.theory.verdict import Draws
+from tests.theory.strategies import jacobian_norm_by_svd, layers
+
+SLACK = 1 + 1e-9
+
+
+def radius_of(x):
+    return x.norm(dim=1).max().item()
+
+
+@given(layers())
+def test_no_input_is_stretched_more_than_theorem_l_plus_says(drawn):
+    layer, x, mask = drawn
+    truth = jacobian_norm_by_svd(as_function(layer), x)
+    assert truth <= lipschitz_bound(layer, radius_of(x), tokens=x.shape[0]) * SLACK
+    masked = jacobian_norm_by_svd(as_function(layer, mask), x)
+    assert masked <= lipschitz_bound(layer, radius_of(x), mask=mask) * SLACK
+
+
+@given(layers())
+def test_local_certificates_hold(drawn):
+    layer, x, mask = drawn
+    for allowed in (None, mask):
+        truth = jacobian_norm_by_svd(as_function(layer, allowed), x)
+        for form in ("sums", "blocks"):
+            assert truth <= local_lipschitz(layer, x, allowed, form=form).item() * SLACK
+
+
+@given(layers(plain=True))
+def test_printed_bounds_hold_and_theorem_3_7_is_weaker_than_l_plus(drawn):
+    layer, x, _ = drawn
+    n, radius = x.shape[0], radius_of(x)
+    truth = jacobian_norm_by_svd(as_function(layer), x)
+    printed = lipschitz_bound(layer, radius, tokens=n, theorem="Simplicial 3.7")
+    assert truth <= printed * SLACK
+    assert lipschitz_bound(layer, radius, tokens=n) <= printed * SLACK
+    if layer.order == 1:
+        assert truth <= lipschitz_bound(layer, radius, tokens=n, theorem="Castin") * SLACK
+
+
+@pytest.mark.parametrize("form", ["product", "determinant"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_layers_of_ours_are_covered(form, causal, order):
+    layer = SimplicialAttention(8, 2, order=order, form=form, causal=causal).double()
+    bound = lipschitz_bound(layer, 1.0, tokens=3)
+    found = measure_lipschitz(layer, 1.0, 3, starts=3, ascend=1, steps=20)
+    assert 0 < found.value <= bound * SLACK
+    assert found.x.norm(dim=1).max() <= 1 + 1e-12
+    assert found.value <= local_lipschitz(layer, found.x).item() * SLACK
+    torch.testing.assert_close(found.value, jacobian_norm_by_svd(as_function(layer), found.x))
+
+
+def test_multihead_attention_is_covered():
+    layer = nn.MultiheadAttention(6, 2).double().eval()
+    found = measure_lipschitz(layer, 2.0, 4, starts=3, ascend=1, steps=20)
+    assert found.value <= lipschitz_bound(layer, 2.0, tokens=4) * SLACK
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("n", [2, 5])
+def test_l_plus_is_attained_where_logits_vanish(order, n):
+    """Uniform attention of equal tokens: the mean of each slot, N of them."""
+    layer = Projections(torch.zeros(order + 1, 1, 1, 1).double(), torch.ones(order, 1, 1, 1).double())
+    x = torch.full((n, 1), 2.0).double()
+    truth = jacobian_norm_by_svd(as_function(layer), x)
+    assert math.isclose(truth, lipschitz_bound(layer, 2.0, tokens=n))
+    assert math.isclose(truth, local_lipschitz(layer, x).item())
+
+
+@pytest.mark.parametrize("n", [16, 128, 1024])
+@pytest.mark.parametrize("logits", [0.01, 1.0, 10.0])
+def test_l_plus_is_within_four_times_of_what_is_measured(n, logits):
+    best = 0.0
+    for alone in (1, n // 8, n // 2):
+        layer, x = sharp_family(n, logits, alone=alone)
+        best = max(best, jacobian_norm(as_function(layer), x, steps=6)[0])
+    assert best <= lipschitz_bound(layer, 1.0, tokens=n) * SLACK
+    assert lipschitz_bound(layer, 1.0, tokens=n) <= 4 * best
+
+
+def test_local_certificate_is_within_a_tenth_in_the_median():
+    draws, slack = Draws(3), []
+    for _ in range(60):
+        features, n = draws.integer(1, 6), draws.integer(2, 7)
+        layer, x = draw_layer(draws, 1, features), draw_input(draws, n, features)
+        truth = jacobian_norm_by_svd(as_function(layer), x)
+        slack.append(local_lipschitz(layer, x, form="blocks").item() / truth)
+    assert statistics.median(slack) <= 1.1
+
+
+def test_iteration_against_all_singular_values():
+    draws = Draws(0)
+    for _ in range(200):
+        order, features = draws.integer(1, 3), draws.integer(1, 5)
+        layer = draw_layer(draws, order, features, heads=draws.integer(1, 2), plain=False)
+        x = draw_input(draws, draws.integer(1, {1: 8, 2: 5, 3: 4}[order]), features)
+        found, _ = jacobian_norm(as_function(layer), x)
+        truth = jacobian_norm_by_svd(as_function(layer), x)
+        assert 0.9999 * truth <= found <= truth * SLACK
+
+
+def test_iteration_finds_a_small_gap_and_survives_a_bad_start():
+    scale = torch.linspace(1, 1.01, 300).double()
+    found, direction = jacobian_norm(lambda x: x * scale, torch.zeros(300).double())
+    assert found >= 0.9999 * 1.01
+    assert direction.abs().argmax() > 270
+    start = torch.zeros(300).double()
+    start[0] = 1.0
+    assert jacobian_norm(lambda x: x * scale, torch.zeros(300).double(), start=start)[0] >= 1.0
+
+
+def test_float32_measures_the_same():
+    layer, x = sharp_family(16, 3.0)
+    wide, _ = jacobian_norm(as_function(layer), x)
+    narrow, _ = jacobian_norm(as_function(layer.to(torch.float32)), x.float())
+    assert math.isclose(wide, narrow, rel_tol=1e-4)
+
+
+def test_two_point_starts_find_what_random_ones_do_not():
+    layer, _ = sharp_family(32, 5.0)
+    assert measure_lipschitz(layer, 1.0, 32, ascend=2).value > lipschitz_bound(layer, 1.0, tokens=32) / 5
+
+
+@pytest.mark.parametrize("theorem", ["Simplicial 3.7", "Castin"])
+def test_printed_bounds_refuse_what_they_do_not_cover(theorem):
+    plain = Projections(torch.ones(2, 1, 2, 2), torch.ones(1, 1, 2, 2))
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(nn.MultiheadAttention(4, 2), 1.0, tokens=3, theorem=theorem)
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(plain, 1.0, mask=mask, theorem=theorem)
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(dataclasses.replace(plain, skip=True), 1.0, tokens=3, theorem=theorem)
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(dataclasses.replace(plain, scale=2.0), 1.0, tokens=3, theorem=theorem)
+
+
+def test_castin_is_on_ordinary_attention():
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(Projections(torch.ones(3, 1, 2, 2), torch.ones(2, 1, 2, 2)), 1.0, tokens=3, theorem="Castin")
+
+
+def test_edges():
+    layer = nn.MultiheadAttention(4, 2)
+    assert lipschitz_bound(layer, tokens=3) == math.inf
+    with pytest.raises(ValueError, match="tokens must be given"):
+        lipschitz_bound(layer, 1.0)
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(nn.MultiheadAttention(4, 2, add_zero_attn=True), 1.0, tokens=3)
+    with pytest.raises(ValueError, match="features must be given"):
+        measure_lipschitz(torch.tanh, 1.0, 2)
+    nobody = torch.zeros(3, 3, dtype=torch.bool)
+    one = Projections(torch.ones(2, 1, 2, 2), torch.ones(1, 1, 2, 2))
+    assert lipschitz_bound(one, 1e4, mask=nobody) >= 0
+    assert local_lipschitz(one, torch.ones(3, 2), nobody) == 0
+    assert math.isfinite(lipschitz_bound(one, 100.0, tokens=4))

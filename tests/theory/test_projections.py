@@ -1,0 +1,126 @@
+"""Projections read from layers mean what the layers compute; what they cannot mean is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from torch import nn
+
+from holonomy.layers import SimplicialAttention
+from holonomy.theory.projections import NotCoveredError, Projections, as_function, attend, projections
+from tests.theory.strategies import layers
+
+
+def by_loops(x, layer, mask=None):
+    """Attention from its definition, one number at a time."""
+    n, order = x.shape[0], layer.order
+    heads = []
+    for h in range(layer.keys.shape[1]):
+        k = [x @ layer.keys[m, h] + (0 if layer.key_bias is None else layer.key_bias[m, h]) for m in range(order + 1)]
+        v = [x @ layer.values[m, h] + (0 if layer.value_bias is None else layer.value_bias[m, h]) for m in range(order)]
+        rows = []
+        for i in range(n):
+            weight, total = 0.0, torch.zeros_like(v[0][0])
+            for tuple_ in itertools.product(range(n), repeat=order):
+                if mask is not None and not mask[(i, *tuple_)]:
+                    continue
+                if layer.causal and max(tuple_) > i:
+                    continue
+                vectors = [k[0][i], *[k[m + 1][j] for m, j in enumerate(tuple_)]]
+                if layer.form == "product":
+                    logit = torch.stack(vectors).prod(0).sum()
+                else:
+                    size = order + 1
+                    chunks = range(len(vectors[0]) // size)
+                    logit = sum(
+                        torch.linalg.det(torch.stack([u[c * size : (c + 1) * size] for u in vectors])) for c in chunks
+                    )
+                a = torch.exp(layer.scale * logit)
+                weight = weight + a
+                total = total + a * torch.stack([v[m][j] for m, j in enumerate(tuple_)]).prod(0)
+            rows.append(total / weight if weight != 0 else total)
+        heads.append(torch.stack(rows))
+    y = torch.cat(heads, 1)
+    y = y if layer.out is None else y @ layer.out
+    y = y if layer.out_bias is None else y + layer.out_bias
+    return x + y if layer.skip else y
+
+
+@given(layers())
+def test_attend_is_the_definition(drawn):
+    layer, x, mask = drawn
+    torch.testing.assert_close(attend(x, layer), by_loops(x, layer))
+    torch.testing.assert_close(attend(x, layer, mask), by_loops(x, layer, mask))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_determinant_form_and_causality(order):
+    keys, values = torch.randn(order + 1, 2, 3, 7).double(), torch.randn(order, 2, 3, 2).double()
+    layer = Projections(keys, values, form="determinant", causal=True)
+    x = torch.randn(3, 3).double()
+    torch.testing.assert_close(attend(x, layer), by_loops(x, layer))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_multihead_attention(bias):
+    layer = nn.MultiheadAttention(6, 3, bias=bias).double().eval()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(5, 6).double()
+    torch.testing.assert_close(attend(x, projections(layer)), layer(x, x, x)[0])
+    torch.testing.assert_close(as_function(layer)(x), layer(x, x, x)[0])
+
+
+@pytest.mark.parametrize("form", ["product", "determinant"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_simplicial_attention(form, causal, order):
+    layer = SimplicialAttention(8, 2, order=order, form=form, causal=causal).double()
+    x = torch.randn(4, 8).double()
+    torch.testing.assert_close(attend(x, projections(layer)), layer(x))
+
+
+class Own(nn.Module):
+    def projections(self):
+        return {"keys": torch.ones(2, 1, 3, 2), "values": torch.ones(1, 1, 3, 2), "skip": True}
+
+
+def test_a_module_of_ones_own():
+    read = projections(Own())
+    assert read.skip
+    assert read.scale == 2**-0.5
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(2, 2),
+        nn.MultiheadAttention(4, 2, dropout=0.5),
+        nn.MultiheadAttention(4, 2, add_bias_kv=True),
+        nn.MultiheadAttention(4, 2, add_zero_attn=True),
+        nn.MultiheadAttention(4, 2, kdim=3, vdim=3),
+        SimplicialAttention(8, 2, order=2, lower_orders=True),
+        SimplicialAttention(8, 2, order=1, rope=True),
+    ],
+)
+def test_what_is_not_covered_is_refused(layer):
+    with pytest.raises(NotCoveredError):
+        projections(layer)
+    with pytest.raises(NotCoveredError):
+        as_function(layer, torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_queries_without_simplexes_get_zero():
+    layer = Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1))
+    mask = torch.zeros(2, 2, 2, dtype=torch.bool)
+    assert attend(torch.ones(2, 1), layer, mask).tolist() == [[0.0], [0.0]]
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ValueError, match="values must be"):
+        Projections(torch.ones(3, 1, 2, 2), torch.ones(3, 1, 2, 2))
+    with pytest.raises(ValueError, match="mask must have"):
+        attend(torch.ones(2, 1), Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1)), torch.ones(2, 2).bool())
