@@ -6,14 +6,14 @@ one's own layer and data.
 
 from __future__ import annotations
 
-from holonomy.theory.certify import Certificate, certify
+from holonomy.theory.certificate import Certificate, certify
 from holonomy.theory.distances import DistanceScaling, distance_scaling
 from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound
 from holonomy.theory.hyperbolic_heads import attend_linear, attend_softmax
 from holonomy.theory.hyperbolic_layers import follow_transformation
 from holonomy.theory.hyperbolic_refinements import follow_refinement
 from holonomy.theory.lipschitz import lipschitz_bound
-from holonomy.theory.stretch import measure_stretch, stretch
+from holonomy.theory.stretching import measure_stretch, stretch
 from holonomy.theory.verdict import Claim, Draws, Trial, Verdict, judge
 from holonomy.theory.verify import CLAIMS, select, verify
 

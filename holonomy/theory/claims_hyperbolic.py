@@ -30,7 +30,7 @@ from holonomy.theory.hyperbolic_affine import affine_stretch, ball_stretch
 from holonomy.theory.hyperbolic_midpoint import exponential_stretch, weights_bound
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.regions import root
-from holonomy.theory.stretch import Ends, measure_stretch, stretch
+from holonomy.theory.stretching import Ends, measure_stretch, stretch
 from holonomy.theory.verdict import Claim, Draws, Trial
 
 __all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "seeded", "worst"]

@@ -14,13 +14,13 @@ from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
 from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
-from holonomy.theory.certify import certify
+from holonomy.theory.certificate import certify
 from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_radius, seeded, worst
 from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound, unit_scale
 from holonomy.theory.hyperbolic_linear import Cone, Features, linear_stretch_in_cone, linear_stretch_with_eps
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.regions import root
-from holonomy.theory.stretch import METRICS, Ends, Metric, stretch
+from holonomy.theory.stretching import METRICS, Ends, Metric, stretch
 from holonomy.theory.verdict import Claim, Draws, Trial
 
 __all__ = ["CLAIMS"]

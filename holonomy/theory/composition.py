@@ -14,9 +14,9 @@ from torch import Tensor
 from holonomy.layers import HypLinearAttention, HypResidual, HypSoftmaxAttention
 from holonomy.theory.hyperbolic_midpoint import midpoint_shares, residual_stretch
 from holonomy.theory.regions import Region, Setting, Step, follow, root, units_of
-from holonomy.theory.stretch import Ends, Metric, ends_of, stretch
+from holonomy.theory.stretching import Ends, Metric, ends_of, stretch
 
-__all__ = ["Row", "Tape"]
+__all__ = ["Row"]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds import Lorentz
-from holonomy.theory.stretch import Ends, ends_of
+from holonomy.theory.stretching import Ends, ends_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float

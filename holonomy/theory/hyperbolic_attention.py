@@ -17,7 +17,7 @@ from holonomy import numerics
 from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import hyperboloid
 from holonomy.theory.hyperbolic_midpoint import midpoint_shares, unit_curvature, weights_bound
-from holonomy.theory.stretch import Metric
+from holonomy.theory.stretching import Metric
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -24,7 +24,7 @@ from holonomy.theory.hyperbolic_midpoint import concatenation_stretch, unit_curv
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.projections import NotCoveredError
 from holonomy.theory.regions import Region, Setting, Step, bound_of, follow, refuse_training, root
-from holonomy.theory.stretch import Ends, stretch
+from holonomy.theory.stretching import Ends, stretch
 
 __all__ = ["attend_linear", "attend_softmax"]
 

@@ -27,7 +27,7 @@ from holonomy.theory.hyperbolic_affine import ball_stretch, reach, transformatio
 from holonomy.theory.hyperbolic_midpoint import concatenation_stretch, exponential_stretch, residual_stretch
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.regions import Region, Setting, Step, bound_of, follow, outputs, root, token_stretch
-from holonomy.theory.stretch import Ends, ends_of, stretch
+from holonomy.theory.stretching import Ends, ends_of, stretch
 
 __all__ = ["follow_transformation", "transformation"]
 

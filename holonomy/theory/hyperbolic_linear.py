@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy.theory.stretch import Metric
+from holonomy.theory.stretching import Metric
 
 if TYPE_CHECKING:
     from jaxtyping import Float

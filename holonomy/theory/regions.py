@@ -18,7 +18,7 @@ from holonomy import checks
 from holonomy.layers import ExpMapHTC
 from holonomy.manifolds import Lorentz
 from holonomy.theory.projections import NotCoveredError
-from holonomy.theory.stretch import METRICS, Ends, Metric, ends_of, stretch
+from holonomy.theory.stretching import METRICS, Ends, Metric, ends_of, stretch
 
 __all__ = ["Region", "Setting", "Step", "follow"]
 

@@ -14,7 +14,7 @@ from holonomy.manifolds import Lorentz
 from holonomy.theory import distance_scaling
 from holonomy.theory.claims_distances import CLAIMS
 from holonomy.theory.distances import boost, flipped, naive_change
-from holonomy.theory.stretch import Ends
+from holonomy.theory.stretching import Ends
 from holonomy.theory.verdict import Draws
 
 DOUBLE = {"dtype": torch.float64}

@@ -17,7 +17,7 @@ from holonomy.theory.hyperbolic_attention import Extent, softmax_stretch, unit_s
 from holonomy.theory.hyperbolic_linear import Features, linear_stretch_with_eps
 from holonomy.theory.hyperbolic_midpoint import midpoint_shares, residual_stretch, weights_bound
 from holonomy.theory.projections import NotCoveredError
-from holonomy.theory.stretch import METRICS, Ends
+from holonomy.theory.stretching import METRICS, Ends
 
 DOUBLE = {"dtype": torch.float64}
 UNIT = Lorentz(-1.0, **DOUBLE)

@@ -20,7 +20,7 @@ from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory.composition import Row, Tape
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.regions import Region, Setting, Step, root, units_of
-from holonomy.theory.stretch import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
+from holonomy.theory.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
 
 if TYPE_CHECKING:
     from jaxtyping import Float
