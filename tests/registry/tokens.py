@@ -177,7 +177,9 @@ for name, options in (
         "level": "node", "attention": "softmax", "decoder": "mlr", "identifiers": "near_orthogonal",
         "edge_features": EDGE_FEATURES,
     }),
-    ("graph, every dropout", {"dropout": 0.1, "eigenvector_dropout": 0.2, "edge_features": EDGE_FEATURES}),
+    ("node, every dropout", {
+        "level": "node", "dropout": 0.1, "eigenvector_dropout": 0.2, "edge_features": EDGE_FEATURES,
+    }),
 ):  # fmt: skip
     _register(
         models.HypTokenGT,

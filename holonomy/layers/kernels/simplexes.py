@@ -26,6 +26,9 @@ class Tile(NamedTuple):
         queries: rows.
         heads: columns.
         tails: how many tails, from the first.
+
+    >>> Tile(slice(0, 1), slice(0, 3), slice(0, 3), 9).tails
+    9
     """
 
     batch: slice
@@ -48,6 +51,10 @@ class Simplexes(NamedTuple):
         causal: whether keys later than the query take no part.
         order_of_tails: where each tail of the list stands in row-major order, None if there; :func:`list_simplexes`.
         latest: the latest node of each tail where attention is causal, else None.
+
+    >>> simplexes = list_simplexes((4, 3, 2), torch.Size([5]), torch.device("cpu"))
+    >>> simplexes.order, simplexes.heads, simplexes.tails
+    (2, 3, 2)
     """
 
     sizes: tuple[int, ...]
