@@ -66,6 +66,10 @@ class Question:
         percent: whether scores are shares, to be shown in percent.
         defaults: settings of a dataset that differ from those of the dataclass.
         draw: draws more pictures, from models of the first seed by name, their data and the folder.
+        batches: cuts the training examples into batches of about the given size, anew for each epoch; at random where
+            it is left out.
+        usual: the models that are compared where none are named; all where it is left out.
+        scores: in place of ``score``, for some datasets.
     """
 
     module: str
@@ -83,10 +87,23 @@ class Question:
     percent: bool = True
     defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     draw: Callable[[Mapping[str, nn.Module], Any, Path], object] | None = None
+    batches: Callable[[Any, int], Sequence[Tensor]] | None = None
+    usual: Sequence[str] = ()
+    scores: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def settings_for(self, dataset: str, given: Mapping[str, Any] | None = None) -> Any:
         """Return the settings of a dataset, with what is given on top."""
         return self.settings(**{**self.defaults.get(dataset, {}), **(given or {})})
+
+    def score_of(self, dataset: str) -> tuple[str, str]:
+        """Return the name of a dataset's main score, and how to call it."""
+        return self.scores.get(dataset, self.score)
+
+    def cut(self, data: Any, batch: int) -> Sequence[Tensor]:
+        """Cut the training examples into the batches of an epoch."""
+        if self.batches is not None:
+            return self.batches(data, batch)
+        return torch.randperm(self.size(data)).split(batch)
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
@@ -129,13 +146,13 @@ def fit(
     network = question.build(model, settings, data)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     size = question.size(data)
-    per_epoch = math.ceil(size / settings.batch)
 
     def epoch_of_training(epoch: int) -> float:
         network.train()
-        total, done = 0.0, (epoch - 1) * per_epoch
-        for place, chosen in enumerate(torch.randperm(size).split(settings.batch)):
-            share = schedule(done + place, settings.epochs * per_epoch, settings.warmup)
+        cut = question.cut(data, settings.batch)
+        total, done = 0.0, (epoch - 1) * len(cut)
+        for place, chosen in enumerate(cut):
+            share = schedule(done + place, settings.epochs * len(cut), settings.warmup)
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * share
             optimizer.zero_grad()
@@ -280,9 +297,9 @@ def parser(question: Question) -> argparse.ArgumentParser:
         "--models",
         nargs="+",
         choices=list(question.models),
-        default=list(question.models),
+        default=list(question.usual or question.models),
         metavar="MODEL",
-        help=f"of {', '.join(question.models)} (default all)",
+        help=f"of {', '.join(question.models)} (default {', '.join(question.usual) or 'all'})",
     )
     add("--seeds", type=int, default=2, metavar="N", help="run seeds 0 .. N-1 (default 2)")
     add("--lrs", type=float, nargs="+", default=[], metavar="X", help="learning rates to choose from, for every model")
@@ -328,7 +345,7 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
         "question": name,
         "dataset": arguments.dataset,
         "note": question.datasets[arguments.dataset],
-        "score": question.score[0],
+        "score": question.score_of(arguments.dataset)[0],
         "rule": RULE,
         "command": command,
         "versions": runs.versions(),
@@ -359,7 +376,7 @@ def without_histories(content: Mapping[str, Any]) -> dict[str, Any]:
 def draw(comparison: Comparison, content: Mapping[str, Any], data: Any) -> None:
     """Save the pictures: the main score of each model, validation over the epochs, and the question's own."""
     question, rows = comparison.question, content["models"]
-    score, label = question.score
+    score, label = question.score_of(comparison.dataset)
     title = f"{question.module.rpartition('.')[2].replace('_', ' ')}: {comparison.dataset}"
     plots.comparison(
         {row["title"]: (row["summary"][score]["mean"], row["summary"][score]["std"]) for row in rows.values()},

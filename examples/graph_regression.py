@@ -56,16 +56,8 @@ class Settings(comparisons.Settings):
 
 @functools.lru_cache(maxsize=1)
 def _load(dataset: str, folder: Path | None, train: int, tests: int, identifier: int) -> Parts:
-    if dataset == "generated":
-        sizes = (train or 5000, tests or 1000, tests or 1000)
-        drawn = graph_sets.random_molecules(sum(sizes), seed=0)
-        return Parts.cut(drawn, torch.arange(sum(sizes)).split(sizes), identifier)
-    if folder is None:
-        raise FileNotFoundError(f"{dataset} is read from npz files: say where they lie with --data FOLDER")
-    graphs, split = {"zinc": graph_sets.zinc, "qm9": graph_sets.qm9}[dataset](folder)
-    chosen = [(split == part).nonzero().flatten() for part in range(3)]
-    first = [part[: most or None] for part, most in zip(chosen, (train, tests, tests), strict=True)]
-    return Parts.cut(graphs, first, identifier)
+    graphs, (parts,) = graph_sets.read_molecules(dataset, folder, train, tests)
+    return Parts.cut(graphs, parts, identifier)
 
 
 def load(dataset: str, folder: Path | None, settings: Settings, _: int) -> Parts:
@@ -168,15 +160,11 @@ def attention_distances(model: TokenGT, graphs: GraphSet) -> Tensor:
 def draw(networks: Mapping[str, nn.Module], data: Parts, folder: Path) -> list[Path]:
     """Draw predictions against the truth, a panel for each model, and how far TokenGT's heads look."""
     truth = data.mean + data.deviation * data.test.y[:, 0]
-    with mpl.rc_context(plots.STYLE):
-        figure, panels = plots.figure_of(4 * len(networks), 4.2, panels=len(networks))
-        for place, (panel, (model, network)) in enumerate(zip(panels, networks.items(), strict=True)):
-            said = data.mean + data.deviation * predictions(network, data.test)[:, 0]
-            panel.axline((float(truth.mean()),) * 2, slope=1.0, color="#999999", linewidth=1.0)
-            panel.scatter(truth, said, s=6, alpha=0.4, color=plots.PALETTE[place % 8], linewidths=0)
-            panel.set(xlabel="true", title=MODELS[model])
-        panels[0].set_ylabel("predicted")
-        made = [plots.save(figure, folder / "predictions.png")]
+    said = {
+        MODELS[model]: data.mean + data.deviation * predictions(network, data.test)[:, 0]
+        for model, network in networks.items()
+    }
+    made = [plots.predictions(said, truth, folder / "predictions.png")]
     readers = {MODELS[model]: network for model, network in networks.items() if isinstance(network, TokenGT)}
     return made + ([_draw_distances(readers, data.test, folder)] if readers else [])
 

@@ -232,6 +232,35 @@ class Parts:
         return cls(train, val, test, mean, deviation)
 
 
+def read_molecules(dataset: str, folder: Path | None, train: int, tests: int) -> tuple[GraphSet, list[list[Tensor]]]:
+    """Read or draw molecules and say which are to train, to validate and to test with.
+
+    Args:
+        dataset: ``"generated"``, ``"zinc"``, ``"qm9"`` or ``"esol"``.
+        folder: where the npz files lie.
+        train: training molecules, the first ones; 0 takes all.
+        tests: the same for validation, and for the test.
+
+    Returns:
+        The molecules, and the numbers of each part, for each split that there is.
+
+    Raises:
+        FileNotFoundError: if there is no folder where one is needed.
+    """
+    if dataset == "generated":
+        sizes = (train or 5000, tests or 1000, tests or 1000)
+        return random_molecules(sum(sizes), seed=0), [list(torch.arange(sum(sizes)).split(sizes))]
+    if folder is None:
+        raise FileNotFoundError(f"{dataset} is read from npz files: say where they lie with --data FOLDER")
+    graphs, splits = {"zinc": zinc, "qm9": qm9, "esol": esol}[dataset](folder)
+    limits = (train, tests, tests)
+    parts = [
+        [(split == part).nonzero().flatten()[: most or None] for part, most in enumerate(limits)]
+        for split in splits.reshape(-1, len(graphs))
+    ]
+    return graphs, parts
+
+
 def zinc(folder: Path) -> tuple[GraphSet, Tensor]:
     """Read ZINC (12000 molecules, penalised logP) and its split, 0 train, 1 val, 2 test."""
     raw = read_npz(
@@ -270,5 +299,27 @@ def qm9(folder: Path) -> tuple[GraphSet, Tensor]:
         whole["num_nodes"],
         whole["num_bonds"],
         torch.from_numpy(HARTREE_IN_MEV * gap.astype(np.float64)).float()[:, None],
+    )
+    return graphs, whole["split"]
+
+
+def esol(folder: Path) -> tuple[GraphSet, Tensor]:
+    """Read ESOL (1128 molecules, measured log of solubility) and its three splits, 0 train, 1 val, 2 test."""
+    raw = read_npz(
+        folder / "esol.npz",
+        {"num_nodes": "i1", "num_bonds": "i1", "atom_feat": "i2", "bond_index": "i2", "bond_type": "i1", "y": "f1",
+         "split": "i2"},
+    )  # fmt: skip
+    whole = {key: torch.from_numpy(raw[key].astype(np.int64)) for key in raw if key != "y"}
+    # Element, charge, hydrogens, whether aromatic, degree: the values that occur, in order, as one-hot vectors.
+    columns = [column.unique(return_inverse=True) for column in whole["atom_feat"].T]
+    x = torch.cat([functional.one_hot(place, len(values)) for values, place in columns], dim=1).float()
+    graphs = molecules(
+        x,
+        whole["bond_index"],
+        functional.one_hot(whole["bond_type"] - 1, 4).float(),
+        whole["num_nodes"],
+        whole["num_bonds"],
+        torch.from_numpy(raw["y"].astype(np.float32))[:, None],
     )
     return graphs, whole["split"]

@@ -118,6 +118,27 @@ def validation_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Pat
         return save(figure, path)
 
 
+def predictions(said: Mapping[str, Tensor], truth: Tensor, path: Path) -> Path:
+    """Draw what models predict against the truth, a panel for each model.
+
+    Args:
+        said: predictions (n,) by the model's name.
+        truth: (n,).
+        path: the picture.
+
+    Returns:
+        The path.
+    """
+    with mpl.rc_context(STYLE):
+        figure, panels = figure_of(4 * len(said), 4.2, panels=len(said))
+        for place, (panel, (name, values)) in enumerate(zip(panels, said.items(), strict=True)):
+            panel.axline((float(truth.mean()),) * 2, slope=1.0, color="#999999", linewidth=1.0)
+            panel.scatter(truth, values, s=6, alpha=0.4, color=PALETTE[place % 8], linewidths=0)
+            panel.set(xlabel="true", title=name)
+        panels[0].set_ylabel("predicted")
+        return save(figure, path)
+
+
 def curvatures(histories: Sequence[Mapping[str, Sequence[float]]], path: Path, *, title: str) -> Path:
     """Draw each layer's curvature over the epochs: the first seed's lines, the others' thin behind.
 
