@@ -13,6 +13,10 @@ from holonomy.theory.hyperbolic_heads import attend_linear, attend_softmax
 from holonomy.theory.hyperbolic_layers import follow_transformation
 from holonomy.theory.hyperbolic_refinements import follow_refinement
 from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.local import local_lipschitz
+from holonomy.theory.measured import measure_lipschitz
+from holonomy.theory.projections import NotCoveredError, Projections
+from holonomy.theory.rank_collapse import collapse_bound, measure_collapse
 from holonomy.theory.stretching import measure_stretch, stretch
 from holonomy.theory.verdict import Claim, Draws, Trial, Verdict, judge
 from holonomy.theory.verify import CLAIMS, select, verify
@@ -23,17 +27,23 @@ __all__ = [
     "Claim",
     "DistanceScaling",
     "Draws",
+    "NotCoveredError",
+    "Projections",
     "Trial",
     "Verdict",
     "attend_linear",
     "attend_softmax",
     "certify",
+    "collapse_bound",
     "distance_scaling",
     "follow_refinement",
     "follow_transformation",
     "hyperbolic_collapse_bound",
     "judge",
     "lipschitz_bound",
+    "local_lipschitz",
+    "measure_collapse",
+    "measure_lipschitz",
     "measure_stretch",
     "select",
     "stretch",

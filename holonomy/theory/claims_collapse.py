@@ -35,7 +35,7 @@ def _floor(dtype: torch.dtype, size: float) -> float:
 
 def _compare(x: Tensor, layer: Projections, *, form: Form) -> Comparison:
     y = attend(x, layer)
-    return Comparison(diameter(y), collapse_step(layer, x, form), y.detach().abs().amax().item())
+    return Comparison(diameter(y), collapse_step(layer, x, form), y.detach().abs().amax())
 
 
 def _opposite(draws: Draws, order: int, width: float) -> tuple[Tensor, Projections]:
@@ -46,11 +46,11 @@ def _opposite(draws: Draws, order: int, width: float) -> tuple[Tensor, Projectio
 
 
 def _form(draws: Draws, form: Form) -> Iterator[Trial]:
-    yield from search(draws, partial(_compare, form=form), count=20)
+    yield from search(draws, partial(_compare, form=form))
     for order in (1, 2, 3):
         for width in (0.1, 0.5, 1.0, 1.5):
             found = _compare(*_opposite(draws, order, width), form=form)
-            floor = _floor(draws.dtype, found.size)
+            floor = _floor(draws.dtype, found.size.item())
             at = {"N": float(order), "n": 2.0, "width": width}
             yield Trial(found.measured.item(), found.bound.item(), floor=floor, at=at)
 
@@ -96,9 +96,9 @@ def _decay(draws: Draws) -> Iterator[Trial]:
 def _printed(draws: Draws) -> Iterator[Trial]:
     def compare(x: Tensor, layer: Projections) -> Comparison:
         y = attend(x, layer)
-        return Comparison(residual_lower(y), printed_collapse(x, layer), y.detach().abs().amax().item())
+        return Comparison(residual_lower(y), printed_collapse(x, layer), y.detach().abs().amax())
 
-    yield from search(draws, compare, count=15, climbs=1, plain=True)
+    yield from search(draws, compare, batches=2, plain=True)
     yield from _split()
 
 

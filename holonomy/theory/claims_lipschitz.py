@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holonomy.theory.lipschitz import castin_bound, lipschitz_bound, plus_bound, printed_lipschitz
-from holonomy.theory.local_lipschitz import local_lipschitz
+from holonomy.theory.local import local_lipschitz
 from holonomy.theory.measured import jacobian_norm, measure_lipschitz
 from holonomy.theory.projections import Projections, as_function, attend
 from holonomy.theory.search import Comparison, draw_input, draw_layer, draw_mask, search
@@ -33,16 +33,17 @@ def _stretch(x: Tensor, layer: Projections, mask: Tensor | None = None) -> Tenso
 def _global(x: Tensor, layer: Projections, *, bound: Bound, mask: Tensor | None = None) -> Comparison:
     """A ball just large enough for the tokens at hand, so that an ascent may move its radius too."""
     radius = x.norm(dim=1).amax()
-    return Comparison(_stretch(x, layer, mask), bound(layer, radius, x.shape[0]))
+    stretch = _stretch(x, layer, mask)
+    return Comparison(stretch, bound(layer, radius, x.shape[0]), torch.zeros_like(stretch))
 
 
 def _plus(draws: Draws) -> Iterator[Trial]:
-    yield from search(draws, partial(_global, bound=plus_bound), count=15, climbs=1)
+    yield from search(draws, partial(_global, bound=plus_bound), batches=2)
 
 
 def _printed(draws: Draws, bound: Bound) -> Iterator[Trial]:
     orders = (1,) if bound is castin_bound else (1, 2, 3)
-    yield from search(draws, partial(_global, bound=bound), orders=orders, count=15, climbs=1, plain=True)
+    yield from search(draws, partial(_global, bound=bound), orders=orders, batches=2, plain=True)
 
 
 def _masked(draws: Draws) -> Iterator[Trial]:
@@ -58,9 +59,10 @@ def _masked(draws: Draws) -> Iterator[Trial]:
 
 def _local(draws: Draws, form: Literal["sums", "blocks"]) -> Iterator[Trial]:
     def compare(x: Tensor, layer: Projections) -> Comparison:
-        return Comparison(_stretch(x, layer), local_lipschitz(layer, x, form=form))
+        stretch = _stretch(x, layer)
+        return Comparison(stretch, local_lipschitz(layer, x, form=form), torch.zeros_like(stretch))
 
-    yield from search(draws, compare, count=15, climbs=1 if form == "sums" else 0)
+    yield from search(draws, compare, batches=2, climbs=5 if form == "sums" else 0)
     for order in (1, 2, 3):
         for _ in draws.rounds(10):
             features, tokens = draws.integer(1, 4), draws.integer(2, {1: 6, 2: 5, 3: 4}[order])

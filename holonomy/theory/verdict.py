@@ -35,6 +35,9 @@ class Trial:
         floor: below this a measured value is rounding.
         at: where on a picture's horizontal axis this trial belongs, such as ``{"n": 16}``.
         note: one sentence on this input, kept where it decides the verdict.
+
+    >>> Trial(1.0, 2.0).ratio
+    0.5
     """
 
     measured: float
@@ -84,6 +87,9 @@ class Verdict:
         trials: how many there were; ``counted`` of them count.
         counted: see ``trials``.
         seed: reproduces it.
+
+    >>> judge("sines", "trigonometry", [Trial(2.0, 1.0)]).surprising
+    True
     """
 
     claim: str
@@ -195,6 +201,9 @@ class Draws:
         device: of the tensors.
         dtype: of the tensors.
         budget: multiplies the number of trials: 1 for the default run.
+
+    >>> Draws(seed=3).uniform(0.0, 1.0) == Draws(seed=3).uniform(0.0, 1.0)
+    True
     """
 
     seed: int = 0
@@ -294,6 +303,10 @@ class Claim:
         expected: ``True`` it holds; ``False`` it is known to fail, and ``trials`` has a counterexample; ``None`` open.
         axis: the key of :attr:`Trial.at` over which a picture shows it; none if left out.
         note: one sentence for the verdict.
+
+    >>> claim = Claim("numbers.half", "arithmetic", "u <= 1", lambda draws: [Trial(draws.uniform(0.0, 1.0), 1.0)])
+    >>> claim.measure(Draws())[0].holds
+    True
     """
 
     name: str

@@ -11,16 +11,16 @@ from holonomy.theory.search import draw_input, draw_layer, draw_mask
 from holonomy.theory.verdict import Draws
 
 TOKENS = {1: 6, 2: 4, 3: 3}
+SEEDS = st.integers(0, 2**31)
 
 
-@st.composite
-def layers(draw: st.DrawFn, *, plain: bool | None = None, orders=(1, 2, 3)) -> tuple[Projections, Tensor, Tensor]:
+def drawn(seed: int, *, plain: bool | None = None) -> tuple[Projections, Tensor, Tensor]:
     """A layer, tokens for it, and a mask that fits."""
-    draws = Draws(draw(st.integers(0, 2**31)))
-    order = draw(st.sampled_from(orders))
-    features, tokens = draw(st.integers(1, 4)), draw(st.integers(1, TOKENS[order]))
-    simple = draw(st.booleans()) if plain is None else plain
-    heads = 1 if plain else draw(st.integers(1, 2))
+    draws = Draws(seed)
+    order = draws.integer(1, 3)
+    features, tokens = draws.integer(1, 4), draws.integer(1, TOKENS[order])
+    simple = draws.integer(0, 1) == 0 if plain is None else plain
+    heads = 1 if plain else draws.integer(1, 2)
     layer = draw_layer(draws, order, features, heads=heads, plain=simple)
     return layer, draw_input(draws, tokens, features), draw_mask(draws, tokens, order)
 

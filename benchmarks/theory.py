@@ -1,0 +1,100 @@
+"""Every claim of holonomy.theory over many random draws and ascents: verdict, median and worst ratio, by order N.
+
+    python -m benchmarks.theory [--draws 10000] [--claims NAME ...] [--device cpu] [--fresh] [--json FILE]
+
+The claims on attention are measured on at least ``--draws`` random inputs for each N = 1, 2, 3, ascents besides; claims
+without N, and inputs that are fixed, are measured as often as a budget of ``--budget`` draws them. After each claim the
+file is written: a run that was killed continues where it stopped, unless ``--fresh``. Half an hour on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import holonomy
+from holonomy.theory import Claim, Draws, Trial, judge, select
+from holonomy.theory.report import said
+
+RESULTS = Path(__file__).parent / "results" / "theory.json"
+
+
+def summary(trials: Sequence[Trial]) -> dict[str, object]:
+    ratios = [trial.ratio for trial in trials if trial.counts]
+    finite = [ratio for ratio in ratios if math.isfinite(ratio)]
+    return {
+        "draws": sum(trial.at.get("climbed", 0.0) == 0 for trial in trials),
+        "climbed": sum(trial.at.get("climbed", 0.0) > 0 for trial in trials),
+        "counted": len(ratios),
+        "median": statistics.median(finite) if finite else None,
+        "worst": max(finite) if finite else None,
+    }
+
+
+def needed(claim: Claim, draws: int, budget: float, seed: int) -> float:
+    """The budget at which the rarest N is drawn often enough."""
+    trials = claim.measure(Draws(seed, budget=1.0))[1]
+    orders = {trial.at["N"] for trial in trials if "N" in trial.at}
+    if not orders:
+        return budget
+    rarest = min(
+        sum(trial.at.get("N") == order and not trial.at.get("climbed", 0.0) for trial in trials) for order in orders
+    )
+    return max(1.0, 1.05 * draws / max(rarest, 1))
+
+
+def measured(claim: Claim, budget: float, seed: int, device: str) -> dict[str, object]:
+    started = time.perf_counter()
+    trials = list(claim.trials(Draws(seed, device, budget=budget)))
+    verdict = judge(claim.name, claim.source, trials, kind=claim.kind, expected=claim.expected, note=claim.note)
+    orders = sorted({trial.at["N"] for trial in trials if "N" in trial.at})
+    return {
+        "source": claim.source,
+        "statement": claim.statement,
+        "verdict": said(verdict),
+        "note": verdict.note,
+        "budget": round(budget, 2),
+        "all": summary(trials),
+        **{f"N={order:g}": summary([t for t in trials if t.at.get("N") == order]) for order in orders},
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--draws", type=int, default=10_000)
+    parser.add_argument("--budget", type=float, default=1.0)
+    parser.add_argument("--claims", nargs="+")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fresh", action="store_true", help="forget what is in the file")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = {"draws": options.draws, "budget": options.budget, "seed": options.seed, "dtype": "float64"}
+    document = {"holonomy": holonomy.__version__, "torch": torch.__version__, "settings": settings, "claims": {}}
+    if options.json.exists() and not options.fresh:
+        before = json.loads(options.json.read_text(encoding="utf-8"))
+        if before["settings"] == settings:
+            document = before
+    done: dict[str, object] = document["claims"]
+    claims = select(options.claims)
+    for index, claim in enumerate(claims, 1):
+        if claim.name not in done:
+            budget = needed(claim, options.draws, options.budget, options.seed)
+            done[claim.name] = measured(claim, budget, options.seed, options.device)
+            options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        found = done[claim.name]
+        line = f"[{index:2}/{len(claims)}] {claim.name:32} {found['verdict']:16}"
+        print(line, *(f"{key} {value}" for key, value in found["all"].items()), f"{found['seconds']} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
