@@ -19,6 +19,7 @@ from holonomy import checks
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory.composition import Row, Tape
 from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.projections import NotCoveredError
 from holonomy.theory.regions import Region, Setting, Step, root, units_of
 from holonomy.theory.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
 
@@ -263,8 +264,11 @@ def _features(model: nn.Module) -> int | None:
 def _of_model(
     model: nn.Module, radius: float = math.inf, *, tokens: int | None = None, metric: Metric = "sup"
 ) -> float:
-    """A model's constant alone; nan where a part of it is not covered."""
-    return certify(model, radius, tokens=tokens, metric=metric, starts=0).constant
+    """A model's constant alone."""
+    found = certify(model, radius, tokens=tokens, metric=metric, starts=0)
+    if found.not_covered:
+        raise NotCoveredError(f"model must have covered parts only, got {', '.join(found.not_covered)}.")
+    return found.constant
 
 
 for kind in (HypformerBlock, Hypformer, nn.Sequential):

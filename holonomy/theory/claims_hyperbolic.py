@@ -145,7 +145,7 @@ def worst(
         tokens=tokens,
         metric=metric,
         starts=4,
-        steps=24 if tokens is None else 12,
+        steps=24 if tokens is None else 10,
         generator=draws.generator,
     )
 

@@ -152,7 +152,8 @@ def reach(
     weight = numerics.widen(weight.detach())
     time = weight[:, 0]
     b = torch.zeros_like(time) if bias is None else numerics.widen(bias.detach())
-    center = math.asinh((time + b).norm().item()) + constant * radius
+    # A constant map stays where the origin goes, however large the ball.
+    center = math.asinh((time + b).norm().item()) + (constant * radius if constant else 0.0)
     if radius > _WIDE:
         return center
     shift = max((time * t + b).norm().item() for t in (1.0, math.cosh(radius)))

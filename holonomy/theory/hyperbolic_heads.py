@@ -76,9 +76,7 @@ def _head(
 ) -> tuple[float, float]:
     maps = [_rows(htc, rows, region) for htc in (layer.query, layer.key, layer.value)]
     (l_query, r_query), (l_key, r_key), (l_value, r_value) = maps
-    # An image's diameter is at most that of the ball times the constant.
-    width = 2 * region.radius
-    extent = Extent(min(2 * r_key, width * l_key), r_query + r_key, min(2 * r_value, width * l_value))
+    extent = Extent(_width(r_key, l_key, region), r_query + r_key, _width(r_value, l_value, region))
     extent = _about_points(layer, rows, region, (l_query, l_key, l_value), extent)
     bound = softmax_stretch(
         l_query,
@@ -92,6 +90,11 @@ def _head(
         masked=layer.training and layer.dropout > 0,
     )
     return bound, r_value
+
+
+def _width(reached: float, constant: float, region: Region) -> float:
+    """The diameter of an image: at most that of the ball times the constant, or of the ball that holds it."""
+    return min(2 * reached, 2 * region.radius * constant) if constant else 0.0
 
 
 def _rows(htc: HTC, rows: slice, region: Region) -> tuple[float, float]:
