@@ -26,7 +26,7 @@ from holonomy.structures import batches_by_size
 class Settings(comparisons.Settings):
     """Hyper-parameters of a comparison of models of one size."""
 
-    budget: int = option("parameters of every model, as near as its width allows; 0 gives all --hidden", default=0)
+    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=0)
     steps: int = option("steps of the random walks", default=20)
     walk_features: int = option("channels of a node for the walks that return to it", default=16)
     attention_dropout: float = option("share of pairs dropped from the attention", default=0.0)
@@ -129,73 +129,83 @@ def batches(graphs: EncodedSet, train: Tensor, size: int) -> list[Tensor]:
     return batches_by_size(graphs.graphs.nodes[train], size)
 
 
-def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, width: int, **options: Any) -> nn.Module:
-    """Make a chromatic graph transformer with walks of nodes and pairs.
+def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **options: Any) -> nn.Module:
+    """Make a chromatic graph transformer with walks of nodes and pairs, of the size that is asked for.
 
-    Without those of pairs (``steps=0``) the walks of nodes are features of the nodes: they stay the same.
-    """
-    x, edge_attr = graphs.graphs.x, graphs.graphs.edge_attr
-    walks = options.get("steps", settings.steps) > 0
-    return ChromaticGraphTransformer(
-        x.shape[1] if walks else x.shape[1] + graphs.returns.shape[1],
-        width,
-        out_features,
-        **{
-            "edge_types": max(1, edge_attr.shape[1]),
-            "steps": settings.steps,
-            "walk_features": settings.walk_features if walks else 0,
-            "layers": settings.layers,
-            "heads": settings.heads,
-            "share_edges": settings.share_edges,
-            "level": "node" if graphs.graphs.per_node else "graph",
-            "pooling": "sum",
-            "dropout": settings.dropout,
-            "attention_dropout": settings.attention_dropout,
-            **options,
-        },
-    )
-
-
-def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: Settings, width: int) -> nn.Module:
-    """Make a message-passing network of as many layers; it reads edges, and no walks."""
-    return MessagePassing(
-        kind,
-        graphs.graphs.x.shape[1],
-        width,
-        out_features,
-        layers=settings.layers,
-        edge_features=graphs.graphs.edge_attr.shape[1],
-        level="node" if graphs.graphs.per_node else "graph",
-        dropout=settings.dropout,
-    )
-
-
-def of_one_size(make: Callable[[int], nn.Module], settings: Settings, *, step: int, least: int) -> nn.Module:
-    """Make a model whose number of parameters is nearest to the budget.
+    Without walks of pairs (``steps=0``) those of nodes are features of the nodes: they stay the same.
 
     Args:
-        make: makes it with a given width; more width must mean more parameters.
+        graphs: what it is for.
+        out_features: width of its result.
         settings: with the budget; without one the width is ``hidden``.
-        step: widths are multiples of it.
-        least: the smallest width that is allowed.
+        options: what is different from the settings, as ``ChromaticGraphTransformer`` names it.
 
     Returns:
         The model, on the device of the settings.
     """
-    if not settings.budget:
-        return make(settings.hidden).to(settings.device)
+    x, edge_attr = graphs.graphs.x, graphs.graphs.edge_attr
+    walks = options.get("steps", settings.steps) > 0
 
-    def size(width: int) -> int:
+    def make(width: int, feedforward: int) -> nn.Module:
+        return ChromaticGraphTransformer(
+            x.shape[1] if walks else x.shape[1] + graphs.returns.shape[1],
+            width,
+            out_features,
+            **{
+                "edge_types": max(1, edge_attr.shape[1]),
+                "steps": settings.steps,
+                "walk_features": settings.walk_features if walks else 0,
+                "layers": settings.layers,
+                "heads": settings.heads,
+                "feedforward": feedforward,
+                "share_edges": settings.share_edges,
+                "level": "node" if graphs.graphs.per_node else "graph",
+                "pooling": "sum",
+                "dropout": settings.dropout,
+                "attention_dropout": settings.attention_dropout,
+                **options,
+            },
+        )
+
+    width, feedforward, heads = settings.hidden, 2 * settings.hidden, settings.heads
+    if settings.budget:
+        # Heads divide the width; what they leave of the budget goes between the linear maps of the layers.
+        least = (settings.walk_features if walks else 0) // heads + 1
+        width = heads * largest(lambda n: make(n * heads, 2 * n * heads), settings.budget, least)
+        feedforward = largest(lambda n: make(width, n), settings.budget, 2 * width)
+    return make(width, feedforward).to(settings.device)
+
+
+def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: Settings) -> nn.Module:
+    """Make a message-passing network of as many layers, of the size that is asked for; it reads edges, and no walks."""
+
+    def make(width: int) -> nn.Module:
+        return MessagePassing(
+            kind,
+            graphs.graphs.x.shape[1],
+            width,
+            out_features,
+            layers=settings.layers,
+            edge_features=graphs.graphs.edge_attr.shape[1],
+            level="node" if graphs.graphs.per_node else "graph",
+            dropout=settings.dropout,
+        )
+
+    return make(largest(make, settings.budget, 1) if settings.budget else settings.hidden).to(settings.device)
+
+
+def largest(make: Callable[[int], nn.Module], budget: int, least: int) -> int:
+    """Return the largest number, not below ``least``, of which a model has no more parameters than the budget."""
+
+    def fits(number: int) -> bool:
         # Nothing is drawn or stored on this device: only sizes are wanted.
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in make(width).parameters())
+            return sum(parameter.numel() for parameter in make(number).parameters()) <= budget
 
-    low = -(-least // step)
-    high = low + 1
-    while size(high * step) < settings.budget:
+    low, high = least, 2 * least
+    while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if size(middle * step) < settings.budget else (low, middle)
-    nearest = min((low, high), key=lambda width: abs(size(width * step) - settings.budget))
-    return make(nearest * step).to(settings.device)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

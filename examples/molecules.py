@@ -68,7 +68,7 @@ class Settings(encoded_graphs.Settings):
     layers: int = option("layers", default=3)
     lr: float = option("largest learning rate", default=0.002)
     weight_decay: float = option("weight decay of AdamW", default=0.00001)
-    budget: int = option("parameters of every model, as near as its width allows; 0 gives all --hidden", default=30000)
+    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=30000)
     epochs: int = option("epochs", default=10)
     train: int = option("training molecules, the first ones; 0 takes all", default=500)
     tests: int = option("molecules to validate with, and as many to test; 0 takes all", default=200)
@@ -120,16 +120,9 @@ def load(dataset: str, folder: Path | None, settings: Settings, seed: int) -> Da
 
 def build(model: str, settings: Settings, data: Data) -> nn.Module:
     """Make a model that gives every molecule a number."""
-
-    def make(width: int) -> nn.Module:
-        if model in OPTIONS:
-            return encoded_graphs.chromatic(data.graphs, 1, settings, width, **OPTIONS[model])
-        return encoded_graphs.message_passing(model, data.graphs, 1, settings, width)
-
     if model in OPTIONS:
-        least = settings.walk_features + 1
-        return encoded_graphs.of_one_size(make, settings, step=settings.heads, least=least)
-    return encoded_graphs.of_one_size(make, settings, step=1, least=1)
+        return encoded_graphs.chromatic(data.graphs, 1, settings, **OPTIONS[model])
+    return encoded_graphs.message_passing(model, data.graphs, 1, settings)
 
 
 def loss(network: nn.Module, data: Data, chosen: Tensor) -> Tensor:

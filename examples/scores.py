@@ -1,4 +1,4 @@
-"""Scores of predictions: F1, area under the ROC curve, average precision."""
+"""Scores of predictions: F1, accuracy balanced over classes, area under the ROC curve, average precision."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ def f1_scores(predicted: Tensor, truth: Tensor, classes: int) -> tuple[float, fl
     hit, total = counts.diagonal(), counts.sum(dim=0) + counts.sum(dim=1)
     each = 2 * hit / torch.where(total > 0, total, torch.ones_like(total))
     return float(hit.sum() / counts.sum()), float(each.mean())
+
+
+def balanced_accuracy(predicted: Tensor, truth: Tensor, classes: int) -> float:
+    """Return the share of right answers (n,) within each class, averaged over the classes that occur."""
+    size = torch.bincount(truth, minlength=classes)
+    right = torch.bincount(truth[predicted == truth], minlength=classes)
+    return float((right[size > 0].double() / size[size > 0]).mean())
 
 
 def detection(predicted: Tensor, truth: Tensor) -> dict[str, float]:
