@@ -21,7 +21,7 @@ from holonomy.theory.printed_collapse import (
     split_queries,
 )
 from holonomy.theory.projections import Projections, attend, attention_heads
-from holonomy.theory.rank_collapse import FORMS, Form, collapse_bound, collapse_step, measure_collapse
+from holonomy.theory.rank_collapse import FORMS, CollapseForm, collapse_bound, collapse_step, measure_collapse
 from holonomy.theory.search import Comparison, draw_input, draw_layer, draw_mask, search
 from holonomy.theory.sizes import diameter
 from holonomy.theory.verdict import Claim, Draws, Trial
@@ -33,7 +33,7 @@ def _floor(dtype: torch.dtype, size: float) -> float:
     return 1000 * torch.finfo(dtype).eps * size
 
 
-def _compare(x: Tensor, layer: Projections, *, form: Form) -> Comparison:
+def _compare(x: Tensor, layer: Projections, *, form: CollapseForm) -> Comparison:
     y = attend(x, layer)
     return Comparison(diameter(y), collapse_step(layer, x, form), y.detach().abs().amax())
 
@@ -45,7 +45,7 @@ def _opposite(draws: Draws, order: int, width: float) -> tuple[Tensor, Projectio
     return width * one.new_tensor([[1.0], [-1.0]]), layer
 
 
-def _form(draws: Draws, form: Form) -> Iterator[Trial]:
+def _form(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
     yield from search(draws, partial(_compare, form=form))
     for order in (1, 2, 3):
         for width in (0.1, 0.5, 1.0, 1.5):
@@ -223,7 +223,7 @@ def _lemma_b1(draws: Draws) -> Iterator[Trial]:
     yield Trial(after[0, 0].item(), x[:, 0].amax().item(), at={"N": 1.0}, note=note)
 
 
-_RC: dict[Form, str] = {
+_RC: dict[CollapseForm, str] = {
     "pair": "diam f <= tanh(max osc <s(q_i - q_j), kappa> / 4) diam T",
     "product": "diam f <= tanh(s diam(q) diam(kappa) / 4) diam T",
     "weights": "diam f <= tanh(s |W_K0| diam X (sum of diam kappa) / 4) min(diam T, 2 max T), from norms, R and diam X",

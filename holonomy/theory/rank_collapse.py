@@ -39,19 +39,22 @@ from holonomy.theory.sizes import diameter, others, reach, through_heads
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["FORMS", "Form", "collapse_bound", "collapse_step", "measure_collapse"]
+__all__ = ["FORMS", "CollapseForm", "collapse_bound", "collapse_step", "measure_collapse"]
 
-Form = Literal["pair", "product", "weights", "cubic"]
+CollapseForm = Literal["pair", "product", "weights", "cubic"]
 """A form of Theorem RC, from the tightest to the one that needs least."""
 
-FORMS: tuple[Form, ...] = ("pair", "product", "weights", "cubic")
+FORMS: tuple[CollapseForm, ...] = ("pair", "product", "weights", "cubic")
 
 _LIMIT = 4096
 """Beyond so many tuples diam(kappa) and diam(T) are telescoped from the diameters of their factors."""
 
 
 def collapse_step(
-    layer: Projections, x: Float[Tensor, "tokens d"], form: Form = "product", mask: Bool[Tensor, "..."] | None = None
+    layer: Projections,
+    x: Float[Tensor, "tokens d"],
+    form: CollapseForm = "product",
+    mask: Bool[Tensor, "..."] | None = None,
 ) -> Tensor:
     """Theorem RC for one layer and one input: a bound of the diameter of the output.
 
@@ -109,7 +112,7 @@ def _diameter_of_products(products: Tensor, factors: Tensor) -> Tensor:
     return (diameter(factors) * others(longest)).sum(0)
 
 
-def _by_size(layer: Projections, radius: Tensor, diam: Tensor, form: Form) -> Tensor:
+def _by_size(layer: Projections, radius: Tensor, diam: Tensor, form: CollapseForm) -> Tensor:
     w_key, key = reach(layer.keys, layer.key_bias, radius)
     w_value, value = reach(layer.values, layer.value_bias, radius)
     of_kappa = (w_key[1:] * others(key[1:])).sum(0) * diam
@@ -136,7 +139,7 @@ def collapse_bound(
     layers: Sequence[Any],
     x: Float[Tensor, "tokens d"],
     *,
-    form: Form = "weights",
+    form: CollapseForm = "weights",
     mask: Bool[Tensor, "..."] | None = None,
 ) -> list[float]:
     """Bound the diameter of the tokens after each layer of a stack.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -142,13 +143,14 @@ _TOKENS = {1: 6, 2: 5, 3: 4}
 
 def search(
     draws: Draws,
-    compare: Compare,
+    compare: Callable[..., Comparison],
     *,
     orders: Sequence[int] = (1, 2, 3),
     batches: int = 4,
     batch: int = 25,
     climbs: int = 5,
     plain: bool = False,
+    masked: bool = False,
 ) -> Iterator[Trial]:
     """Compare on random layers and inputs, and on those that an ascent from some of them finds.
 
@@ -162,6 +164,7 @@ def search(
         batch: random layers in each at budget 1.
         climbs: from how many rows of the first half of the batches an ascent starts, at budget 1.
         plain: layers of one head without biases and output matrix.
+        masked: draw a mask for each batch and give it to ``compare`` by the name ``mask``.
 
     Yields:
         A trial each, ``at`` saying N, n and whether it was climbed to.
@@ -180,10 +183,11 @@ def search(
             drawn = _layers(draws, rows, order, features, heads=heads, channels=features, plain=plain)
             x, skip = _inputs(draws, rows, tokens, features), not plain and draws.integer(0, 2) == 0
             at = {"N": float(order), "n": float(tokens)}
-            yield from _trials(compare_all(compare, x, drawn, skip=skip), {**at, "climbed": 0.0})
+            here = partial(compare, mask=draw_mask(draws, tokens, order)) if masked else compare
+            yield from _trials(compare_all(here, x, drawn, skip=skip), {**at, "climbed": 0.0})
             if climbs and index < (batches + 1) // 2:
                 first = {name: values[:tops] for name, values in drawn.items()}
-                yield from _trials(climb(compare, x[:tops], first, skip=skip), {**at, "climbed": 1.0})
+                yield from _trials(climb(here, x[:tops], first, skip=skip), {**at, "climbed": 1.0})
 
 
 def compare_all(compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = False) -> Comparison:
