@@ -11,12 +11,8 @@ and values, or as features under two linear maps, which is what a layer has.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,7 +20,7 @@ from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.transforms import AddRandomWalkPE
 
-from benchmarks.rounds import Ratio, interleaved, report
+from benchmarks.rounds import Ratio, add, in_children, interleaved, peak_above, report
 from holonomy.layers import random_walk_node_encoding
 from holonomy.layers.kernels.chromatic import chromatic_attention
 from holonomy.structures import batches_by_size
@@ -105,27 +101,13 @@ def peak(name: str, edges: str, options: argparse.Namespace) -> float:
     small = problem(1, 2, options.channels, edges)
     stepped(CONTENDERS[name], *small)()  # libraries load what they need
     kept = [torch.ones_like(x) for x in {id(x): x for x in (*tensors, *maps.values())}.values()]
-    # The highest memory of the process, and a fresh start for it; a child inherits its parent's ru_maxrss.
-    Path("/proc/self/clear_refs").write_text("5", "ascii")
-    before = highest()
-    del kept
-    stepped(CONTENDERS[name], tensors, maps, grad)()
-    return highest() - before
-
-
-def highest() -> float:
-    lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    return peak_above(stepped(CONTENDERS[name], tensors, maps, grad), kept)
 
 
 def memory(options: argparse.Namespace) -> None:
     sizes = [f"--{name}={getattr(options, name)}" for name in ("graphs", "nodes", "channels")]
     for edges in ("biases and values", "features"):
-        found: dict[str, float] = {}
-        for name in CONTENDERS:
-            child = [sys.executable, "-m", "benchmarks.chromatic", *sizes, "--peak", name, edges]
-            done = subprocess.run(child, capture_output=True, text=True, check=True)
-            found[name] = max(float(done.stdout), 0.0)
+        found = in_children("benchmarks.chromatic", sizes, [[name, edges] for name in CONTENDERS])
         ratios = {name: found["ours"] / found[name] for name in ("as usual", "lean")}
         print(f"memory above input gradients, {edges}: " + ", ".join(f"{n} {m:.0f} MiB" for n, m in found.items()))
         print("  " + ", ".join(f"ours / {name} {ratio:.3f}" for name, ratio in ratios.items()) + "  target <= 0.25")
@@ -161,17 +143,6 @@ def padding(options: argparse.Namespace) -> None:
         work = sum(len(batch) * int(sizes[batch].max()) ** 2 for batch in batches) / int(sizes.square().sum())
         print(f"padding, batches {name}: {work:.3f} of exact")
         add(options.json, {"padding": name, "batch": 128}, {"work": work})
-
-
-def add(path: str | None, setting: dict, measured: dict) -> None:
-    """Put an entry in the place of the one of its setting, as ``rounds.report`` does."""
-    if path is None:
-        return
-    file = Path(path)
-    done = json.loads(file.read_text("utf-8")) if file.exists() else []
-    done = [entry for entry in done if entry["setting"] != setting]
-    entry = {"setting": setting, "torch": torch.__version__} | measured
-    file.write_text(json.dumps([*done, entry], indent=1) + "\n", "utf-8")
 
 
 def main() -> None:

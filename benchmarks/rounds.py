@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -45,15 +46,42 @@ def report(
         print(f"  {above + ' / ' + below:44}  {middle:6.2f}  [{low:.2f}, {high:.2f}]  {target and 'target ' + target}")
         rows.append({"ratio": f"{above} / {below}", "median": middle, "quartiles": [low, high], "target": target})
     if path is not None:
-        file = Path(path)
-        done = json.loads(file.read_text("utf-8")) if file.exists() else []
-        done = [entry for entry in done if entry["setting"] != setting]
-        module = sys.modules["__main__"].__spec__
-        entry = {
-            "setting": setting,
-            "command": " ".join(["python -m", module.name if module else "", *sys.argv[1:]]),
-            "torch": torch.__version__,
-            "rounds": len(next(iter(taken.values()))),
-            "ratios": rows,
-        }
-        file.write_text(json.dumps([*done, entry], indent=1) + "\n", "utf-8")
+        add(path, setting, {"rounds": len(next(iter(taken.values()))), "ratios": rows})
+
+
+def add(path: str | None, setting: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Put an entry into the JSON list at a path, in the place of the one of its setting; without a path nothing."""
+    if path is None:
+        return
+    file = Path(path)
+    done = json.loads(file.read_text("utf-8")) if file.exists() else []
+    done = [entry for entry in done if entry["setting"] != setting]
+    module = sys.modules["__main__"].__spec__
+    command = " ".join(["python -m", module.name if module else "", *sys.argv[1:]])
+    entry = {"setting": setting, "command": command, "torch": torch.__version__} | measured
+    file.write_text(json.dumps([*done, entry], indent=1) + "\n", "utf-8")
+
+
+def peak_above(step: Callable[[], Any], kept: list[Any]) -> float:
+    """MiB that this process holds at the highest during a step, above what it holds with ``kept``, which is emptied."""
+    # The highest memory of the process, and a fresh start for it; a child inherits its parent's ru_maxrss.
+    Path("/proc/self/clear_refs").write_text("5", "ascii")
+    before = _highest()
+    kept.clear()
+    step()
+    return _highest() - before
+
+
+def _highest() -> float:
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def in_children(module: str, words: list[str], asked: list[list[str]]) -> dict[str, float]:
+    """MiB that a benchmark prints for ``--peak NAME ...``, each in a process of its own, by the first of the words."""
+    found: dict[str, float] = {}
+    for names in asked:
+        child = [sys.executable, "-m", module, *words, "--peak", *names]
+        done = subprocess.run(child, capture_output=True, text=True, check=True)
+        found[names[0]] = max(float(done.stdout), 0.0)
+    return found

@@ -31,10 +31,13 @@ from holonomy.layers.kernels.simplexes import Simplexes, Tile, allowed, list_sim
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["TILE", "check_simplex", "simplicial_attention"]
+__all__ = ["STORED", "TILE", "check_simplex", "simplicial_attention"]
 
-TILE = 2**19
+TILE = 2**17
 """Logits that are held at a time: a tile of this size stays in a core's cache. On other devices 64 times as many."""
+
+STORED = 2**19
+"""Where all logits are no more than this, they are one tile. On other devices 64 times as many."""
 
 
 def simplicial_attention(
@@ -68,9 +71,9 @@ def simplicial_attention(
         form: of the logits, ``"product"`` or ``"determinant"``.
         scale: s, :math:`1/\sqrt{d}` if left out.
         lower_orders: all orders up to N in one softmax.
-        tile: logits held at a time; :data:`TILE` if left out. A tile that holds all of them stores them for the
-            backward pass, which is faster for short sequences; smaller ones are made anew there. The tiled form
-            has no second derivative and says so.
+        tile: logits held at a time; if left out, all up to :data:`STORED`, else :data:`TILE`. A tile that holds all of
+            them keeps them for the backward pass, which is faster for short sequences; smaller ones are made anew
+            there. The tiled form has no second derivative and says so.
 
     Returns:
         ``(*batch, n_0, values)``; zero for a query that is in no simplex.
@@ -225,7 +228,9 @@ def _attend(
     keys = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys)))
     factors = _factors(keys, moderate(values, 1), simplexes, form=form, scale=scale)
     if tile is None:
-        tile = TILE if keys[0].device.type == "cpu" else 64 * TILE
+        total = math.prod((*simplexes.batch, *simplexes.sizes))
+        larger = 1 if keys[0].device.type == "cpu" else 64
+        tile = total if total <= larger * STORED else larger * TILE
     blocks = tiles(simplexes, tile)
     first = next(blocks)
     if next(blocks, None) is None and len(first) == 1:
