@@ -157,7 +157,7 @@ def draw(seen: Attention, channels: Sequence[int], names: Sequence[str], path: P
         panels = figure.subplots(len(rows) + 1, len(channels), squeeze=False)
         for column, channel in enumerate(channels):
             top = panels[0, column]
-            top.imshow(seen.maps[channel], cmap="cividis", vmin=0)
+            top.imshow(seen.maps[channel].numpy(), cmap="cividis", vmin=0)
             top.set_title(f"channel {channel}")
             top.set(xticks=[], yticks=rows, yticklabels=[f"{names[int(seen.atoms[row])]} {row}" for row in rows])
             for panel, row in zip(panels[1:, column], rows, strict=True):
@@ -170,7 +170,9 @@ def _molecule(panel: Axes, seen: Attention, places: Tensor, row: int, weights: T
     once = seen.bonds[0] < seen.bonds[1]
     lines = places[seen.bonds[:, once].T].numpy()
     panel.add_collection(LineCollection(list(lines), colors="#999999", linewidths=1.0 + 1.2 * seen.kinds[once].numpy()))
-    panel.scatter(*places.T, c=weights, cmap="cividis", vmin=0, s=150, edgecolors="#777777", linewidths=0.8, zorder=2)
+    panel.scatter(
+        *places.T, c=weights.numpy(), cmap="cividis", vmin=0, s=150, edgecolors="#777777", linewidths=0.8, zorder=2
+    )
     panel.scatter(*places[row], s=290, facecolors="none", edgecolors="#D55E00", linewidths=2.6, zorder=3)
     dark = weights < 0.6 * weights.max()
     for place, kind, faint in zip(places.tolist(), seen.atoms.tolist(), dark.tolist(), strict=True):

@@ -195,17 +195,23 @@ def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: 
 
 
 def largest(make: Callable[[int], nn.Module], budget: int, least: int) -> int:
-    """Return the largest number, not below ``least``, of which a model has no more parameters than the budget."""
+    """Return the largest number, not below ``least``, of which a model has no more parameters than the budget.
 
-    def fits(number: int) -> bool:
+    Raises:
+        ValueError: if there is none.
+    """
+
+    def size(number: int) -> int:
         # Nothing is drawn or stored on this device: only sizes are wanted.
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in make(number).parameters()) <= budget
+            return sum(parameter.numel() for parameter in make(number).parameters())
 
+    if size(least) > budget:
+        raise ValueError(f"--budget must be at least {size(least)} for the smallest model, got {budget}")
     low, high = least, 2 * least
-    while fits(high):
+    while size(high) <= budget:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if size(middle) <= budget else (low, middle)
     return low

@@ -130,6 +130,42 @@ def test_every_example_is_seen_once_an_epoch() -> None:
     assert seen[:12] != seen[12:24]
 
 
+def test_a_question_cuts_its_own_batches_and_the_schedule_follows_them() -> None:
+    seen: list[list[int]] = []
+    rates: list[float] = []
+
+    def loss(network: nn.Module, data: Line, chosen: Tensor) -> Tensor:
+        seen.append(chosen.tolist())
+        return LINE.loss(network, data, chosen)
+
+    class Recorded(torch.optim.AdamW):
+        def step(self, closure: None = None) -> None:
+            rates.append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    def batches(_: Line, size: int) -> list[Tensor]:
+        assert size == 5
+        return [torch.arange(2), torch.arange(2, 12)]
+
+    settings = LINE.settings_for("noisy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "AdamW", Recorded)
+        question = dataclasses.replace(LINE, loss=loss, batches=batches)
+        fit(question, "line", settings, load("noisy", None, settings, 0), 0)
+    assert seen == 4 * [[0, 1], list(range(2, 12))]
+    assert rates == pytest.approx([0.1 * schedule(step, 8, settings.warmup) for step in range(8)])
+
+
+def test_a_question_names_its_usual_models_and_a_score_for_a_dataset(tmp_path: Path) -> None:
+    question = dataclasses.replace(LINE, usual=("constant",), scores={"noisy": ("worst", "largest error")})
+    question = dataclasses.replace(question, test=lambda *_: {"error": 1.0, "worst": 2.0})
+    assert main(question, ["--quiet", "--seeds", "1", "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "table.json").read_text())
+    assert list(content["models"]) == ["constant"]
+    assert content["score"] == "worst"
+    assert question.score_of("absent") == LINE.score
+
+
 def test_the_learning_rate_is_searched_alike_by_the_validation_value_of_the_first_seed(tmp_path: Path) -> None:
     content = table(tmp_path, ["--seeds", "2", "--lrs", "0.001", "0.2"])
     for model, row in content["models"].items():
