@@ -57,9 +57,9 @@ class Settings(encoded_graphs.Settings):
     walk_features: int = option("channels of a node for the walks that return to it", default=8)
     share_edges: bool = option("one map of pairs for all layers", default=False)
     batch: int = option("graphs in a batch", default=10)
-    epochs: int = option("epochs", default=10)
-    train: int = option("training graphs", default=100)
-    tests: int = option("graphs to validate with, and as many to test", default=50)
+    epochs: int = option("epochs", default=6)
+    train: int = option("training graphs", default=50)
+    tests: int = option("graphs to validate with, and as many to test", default=30)
     patterns: int = option("different patterns, each hidden in as many graphs", default=100)
 
 
