@@ -333,10 +333,11 @@ def test_initial_variance_is_kept(device):
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("tile", [2**21, 100])
-def test_paths_are_dense_attention_under_the_path_mask(order, form, tile, device):
-    keys, values = drawn(order, 2, 3, 6, 8, device=device)
-    steps = torch.randint(-1, 6, (2, 1, 6, 3), device=device)  # with repeated and absent ones, and loops
+@pytest.mark.parametrize(("nodes", "tile"), [(5, 2**21), (14, 2**21), (14, 100)])
+def test_paths_are_dense_attention_under_the_path_mask(order, form, nodes, tile, device):
+    """Few nodes: no path is gathered. Many: in one block, or in several."""
+    keys, values = drawn(order, 2, 1, nodes, 4, device=device, values=2)
+    steps = torch.randint(-1, nodes, (2, 1, nodes, 2), device=device)  # with repeated and absent ones, and loops
     ours = simplicial_path_attention(keys, values, steps, form=form, tile=tile)
     theirs = simplicial_attention(keys, values, mask=path_mask(steps, order), form=form)
     assert_same(ours, theirs, keys + values)

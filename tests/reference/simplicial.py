@@ -178,7 +178,9 @@ def along_paths(
     """The simplexes whose steps are marked; query and key (heads, n, d) of the layer before. The value of a score is
     nothing, its gradient that of a bias of its step."""
     hidden = torch.zeros(len(x), dtype=torch.bool) if padding is None else padding
-    gate = stacked([affine(router.gate, row.unbind()) for row in x])
+    # Only the gate's own weights learn from the scores.
+    query, key = query.detach(), key.detach()
+    gate = stacked([affine(router.gate, row.unbind()) for row in x.detach()])
     steps = best_steps(query, key, gate, router.k, causal=router.causal, hidden=hidden)
 
     def score(i: int, j: int) -> Tensor:

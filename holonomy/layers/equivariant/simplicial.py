@@ -213,8 +213,9 @@ class PathRouter(nn.Module):
     .. math:: s_{ij} = \sum_h w_{ih}\, \mathrm{ReLU}(\langle q_{ih}, k_{jh} \rangle), \qquad w_i = W x_i
 
     with the first two projections q, k of the previous attention layer. Which steps are best has no gradient, and the
-    paper does not say how W learns. Here the scores come back beside the steps, with a gradient and the value zero:
-    added to the logits they change nothing, and a score learns as a bias of its step would.
+    paper does not say how W learns. Here the scores come back beside the steps with the value zero and a gradient to W
+    alone: added to the logits they change nothing, and W learns what would make a bias of each step better. The layers
+    below do not learn from the choice.
 
     Args:
         features: width of a token.
@@ -270,6 +271,7 @@ class PathRouter(nn.Module):
             Steps ``(*batch, tokens, k)``, of equal ones those to the first tokens, -1 where there are fewer; and zeros
             of that shape that carry the gradient of the scores.
         """
+        x, query, key = x.detach(), query.detach(), key.detach()
         gate = self.gate(x)
         steps = best_neighbours(query, key, gate, self.k, causal=self.causal, key_padding_mask=key_padding_mask)
         scores = step_scores(query, key, gate, steps)

@@ -31,7 +31,7 @@ from holonomy.layers.kernels.simplexes import Simplexes, Tile, allowed, list_sim
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["STORED", "TILE", "check_simplex", "simplicial_attention"]
+__all__ = ["STORED", "TILE", "Factors", "check_simplex", "factors_of", "simplicial_attention", "stored_attention"]
 
 TILE = 2**17
 """Logits that are held at a time: a tile of this size stays in a core's cache. On other devices 64 times as many."""
@@ -169,23 +169,52 @@ def _mixture(each: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack([weight[..., None] * mixed for weight, (mixed, _) in zip(weights, each, strict=True)]).sum(0)
 
 
-class _Factors(NamedTuple):
+class Factors(NamedTuple):
     """What logits and values are made of, heads and tails apart, the batch in one axis.
 
-    The logits are ``(sum_r left[r][:, :, None] * right[r][:, None]) @ tail.mT``, the values of a head and a tail
+    The logits are ``(left[:, :, :, None] * right[:, :, None]).sum(0) @ tail.mT``, the values of a head and a tail
     ``value * tail_value``.
+
+    Attributes:
+        left: ``(terms, batch, queries, features)``, the scale included.
+        right: ``(terms, batch, heads, features)``.
+        tail: ``(batch, tails, features)``.
+        value: ``(batch, heads, channels)``.
+        tail_value: ``(batch, tails, channels)``.
+
+    >>> keys, values = [torch.ones(2, 1)] * 3, [torch.ones(2, 4)] * 2
+    >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
+    >>> stored_attention(factors_of(keys, values, simplexes, form="product", scale=1.0))[0].shape
+    torch.Size([1, 2, 4])
     """
 
-    left: Tensor  # (terms, batch, queries, features), the scale included
-    right: Tensor  # (terms, batch, heads, features)
-    tail: Tensor  # (batch, tails, features)
-    value: Tensor  # (batch, heads, channels)
-    tail_value: Tensor  # (batch, tails, channels)
+    left: Tensor
+    right: Tensor
+    tail: Tensor
+    value: Tensor
+    tail_value: Tensor
 
 
-def _factors(
+def factors_of(
     keys: Sequence[Tensor], values: Sequence[Tensor], simplexes: Simplexes, *, form: Form, scale: float
-) -> _Factors:
+) -> Factors:
+    """Cut keys and values into heads and tails.
+
+    Args:
+        keys: N + 1 tensors ``(*batch, n_m, d)``.
+        values: N tensors ``(*batch, n_m, channels)``.
+        simplexes: their sizes, and how tails are listed.
+        form: of the logits.
+        scale: of the logits.
+
+    Returns:
+        The factors.
+
+    >>> simplexes = list_simplexes((2, 3, 4), torch.Size(), torch.device("cpu"))
+    >>> keys = [torch.ones(n, 1) for n in simplexes.sizes]
+    >>> factors_of(keys, keys[1:], simplexes, form="product", scale=1.0).tail.shape
+    torch.Size([1, 4, 1])
+    """
     order, batch = simplexes.order, simplexes.batch
     keys = [key.expand(*batch, -1, -1).flatten(0, -3) if batch else key[None] for key in keys]
     values = [value.expand(*batch, -1, -1).flatten(0, -3) if batch else value[None] for value in values]
@@ -194,7 +223,7 @@ def _factors(
         # A query's one head is a dummy, and the keys are its tails.
         left = torch.cat([term for term, _ in terms], -1)
         tail = torch.cat([term for _, term in terms], -1)
-        return _Factors(
+        return Factors(
             left[None], torch.ones_like(left[None, :, :1]), tail, torch.ones_like(values[0][:, :1]), values[0]
         )
     tail = tail_features(_crossed(keys[2:]), order=order, form=form).flatten(1, -2)
@@ -202,7 +231,7 @@ def _factors(
     if simplexes.order_of_tails is not None:
         tail, tail_value = tail[:, simplexes.order_of_tails], tail_value[:, simplexes.order_of_tails]
     left, right = (torch.stack(sides) for sides in zip(*terms, strict=True))
-    return _Factors(left, right, tail, values[0], tail_value)
+    return Factors(left, right, tail, values[0], tail_value)
 
 
 def _crossed(factors: Sequence[Tensor]) -> list[Tensor]:
@@ -226,7 +255,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """The averages ``(*batch, n_0, channels)`` and the logarithms of the softmax masses ``(*batch, n_0)``."""
     keys = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys)))
-    factors = _factors(keys, moderate(values, 1), simplexes, form=form, scale=scale)
+    factors = factors_of(keys, moderate(values, 1), simplexes, form=form, scale=scale)
     if tile is None:
         total = math.prod((*simplexes.batch, *simplexes.sizes))
         larger = 1 if keys[0].device.type == "cpu" else 64
@@ -234,7 +263,7 @@ def _attend(
     blocks = tiles(simplexes, tile)
     first = next(blocks)
     if next(blocks, None) is None and len(first) == 1:
-        mixed, mass = _stored(factors, allowed(simplexes, first[0]))
+        mixed, mass = stored_attention(factors, allowed(simplexes, first[0]))
     else:
         mixed, mass = numerics.apply_function(
             _Tiled, factors.left, factors.right, factors.tail, factors.value, factors.tail_value, simplexes, tile
@@ -242,16 +271,32 @@ def _attend(
     return mixed.unflatten(0, simplexes.batch) if simplexes.batch else mixed[0], mass.reshape(*simplexes.batch, -1)
 
 
-def _stored(f: _Factors, there: Tensor | None) -> tuple[Tensor, Tensor]:
-    """All logits at once, for autograd to keep."""
+def stored_attention(f: Factors, there: Tensor | None = None, *, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attention with all logits at once, for autograd to keep.
+
+    Args:
+        f: what logits and values are made of.
+        there: boolean, broadcasting to ``(batch, queries, heads, tails)``: which simplexes take part.
+        bias: added to the logits of that shape; -inf takes a simplex out.
+
+    Returns:
+        The averages ``(batch, queries, channels)`` and the logarithms of the softmax masses ``(batch, queries)``.
+
+    >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
+    >>> x = [torch.zeros(2, 1)] * 3
+    >>> stored_attention(factors_of(x, x[1:], simplexes, form="product", scale=1.0))[1].exp()
+    tensor([[4., 4.]])
+    """
     heads = (f.left[:, :, :, None] * f.right[:, :, None]).sum(0)
     shape = (*heads.shape[:-1], f.tail.shape[1])
     logits = _times(heads, f.tail.mT)
+    if bias is not None:
+        logits = logits + bias
     if there is not None:
         logits = logits.masked_fill(~there, -torch.inf)
     logits = logits.flatten(2)
     mass = logits.logsumexp(-1)
-    if there is None:
+    if there is None and bias is None:
         weights = logits.softmax(-1)
     else:  # of a row of -inf there is no softmax
         weights = (logits - mass.masked_fill(mass.isneginf(), 0.0)[..., None]).exp()
@@ -266,7 +311,7 @@ class _Tiled(torch.autograd.Function):
     def forward(
         left: Tensor, right: Tensor, tail: Tensor, value: Tensor, tail_value: Tensor, simplexes: Simplexes, tile: int
     ) -> tuple[Tensor, Tensor]:
-        f = _Factors(left, right, tail, value, tail_value)
+        f = Factors(left, right, tail, value, tail_value)
         mixed = left.new_empty(*left.shape[1:3], value.shape[-1])
         mass = left.new_empty(left.shape[1:3])
         for block in tiles(simplexes, tile):
@@ -316,7 +361,7 @@ class _TiledGradient(torch.autograd.Function):
         simplexes: Simplexes,
         tile: int,
     ) -> tuple[Tensor, ...]:
-        f = _Factors(left, right, tail, value, tail_value)
+        f = Factors(left, right, tail, value, tail_value)
         g_left, g_right, g_tail = torch.zeros_like(left), torch.zeros_like(right), torch.zeros_like(tail)
         g_value, g_tail_value = torch.zeros_like(value), torch.zeros_like(tail_value)
         base = mass.masked_fill(mass.isneginf(), 0.0)
@@ -348,7 +393,7 @@ class _TiledGradient(torch.autograd.Function):
         raise RuntimeError("Simplicial attention in tiles has no second derivative: give a tile that holds all logits.")
 
 
-def _logits(f: _Factors, simplexes: Simplexes, part: Tile) -> tuple[Tensor, Tensor]:
+def _logits(f: Factors, simplexes: Simplexes, part: Tile) -> tuple[Tensor, Tensor]:
     """Features of queries and heads, and the logits ``(batch, queries, heads, tails)`` of a tile."""
     left, right = f.left[:, part.batch, part.queries, None], f.right[:, part.batch, None, part.heads]
     heads = left[0] * right[0]

@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
 from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
-from holonomy.layers.kernels.simplicial import TILE, check_simplex
+from holonomy.layers.kernels.simplexes import list_simplexes
+from holonomy.layers.kernels.simplicial import TILE, check_simplex, factors_of, stored_attention
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -56,7 +57,7 @@ def simplicial_path_attention(
         scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
             out.
         tile: numbers that are gathered at a time. More are cut into blocks of queries, and gathered again in the
-            backward pass.
+            backward pass. Nothing is gathered where a token has fewer simplexes than its paths have channels.
 
     Returns:
         ``(*batch, nodes, values)``; zero at nodes from which no path starts.
@@ -81,26 +82,27 @@ def simplicial_path_attention(
     flat = [tensor.expand(*batch, -1, -1).reshape(-1, *tensor.shape[-2:]) for tensor in (*keys, *values)]
     steps = neighbours.expand(*batch, -1, -1).reshape(-1, *neighbours.shape[-2:])
     there = _there(steps)
-    steps = steps.clamp(min=0)
     if scores is None:
-        scores = flat[0].new_zeros(steps.shape)
+        scores = flat[0].new_zeros(())
     else:
         scores = scores.to(flat[0].dtype).expand(*batch, -1, -1).reshape(steps.shape)
-    scores = scores.masked_fill(~there, -torch.inf)
+    scores = scores.expand(steps.shape).masked_fill(~there, -torch.inf)
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
-    held = steps.shape[0] * steps.shape[-1] ** order * (flat[0].shape[-1] + flat[-1].shape[-1])
-    rows = max(1, tile // max(1, held))
     keys, values = flat[: order + 1], flat[order + 1 :]
+    gathered = steps.shape[-1] ** order * (keys[0].shape[-1] + values[0].shape[-1])
+    rows = max(1, tile // max(1, len(steps) * gathered))
     with torch.autocast(values[0].device.type, enabled=False):
-        if rows >= nodes:
-            mixed = _paths(keys, values, steps, scores, 0, nodes, form, scale)
+        if nodes**order <= gathered:  # fewer logits than numbers along the paths
+            mixed = _masked(keys, values, steps.masked_fill(~there, nodes), scores, form, scale)
+        elif rows >= nodes:
+            mixed = _paths(keys, values, steps.clamp(min=0), scores, 0, nodes, form, scale)
         else:
             blocks = [
                 checkpoint(
                     _paths,
                     keys,
                     values,
-                    steps,
+                    steps.clamp(min=0),
                     scores,
                     start,
                     min(start + rows, nodes),
@@ -113,6 +115,20 @@ def simplicial_path_attention(
             ]
             mixed = torch.cat(blocks, -2)
     return mixed.reshape(*batch, nodes, -1).to(dtype)
+
+
+def _masked(
+    keys: Sequence[Tensor], values: Sequence[Tensor], steps: Tensor, scores: Tensor, form: Form, scale: float
+) -> Tensor:
+    """All simplexes, with the scores of their steps as biases, -inf where a step is not marked."""
+    order, (entries, nodes, _) = len(values), steps.shape
+    table = scores.new_full((entries, nodes, nodes + 1), -torch.inf).scatter(-1, steps, scores)[..., :nodes]
+    bias = table
+    for _ in range(order - 1):
+        bias = bias[..., None] + table.reshape(entries, *(1,) * (bias.dim() - 2), nodes, nodes)
+    bias = bias[:, :, None] if order == 1 else bias.flatten(3)
+    simplexes = list_simplexes((nodes,) * (order + 1), torch.Size([entries]), steps.device)
+    return stored_attention(factors_of(keys, values, simplexes, form=form, scale=scale), bias=bias)[0]
 
 
 def _paths(
