@@ -144,10 +144,15 @@ def _keys(draws: Draws, order: int, features: int, *, tokens: int = 4) -> Tensor
     return draws.normal(order + 1, tokens, features)
 
 
-def _difference(a: Tensor, b: Tensor, dtype: torch.dtype, order: int, note: str = "") -> Trial:
-    """Two tensors that should be equal up to rounding."""
-    size = max(a.abs().amax().item(), 1.0)
+def _difference(a: Tensor, b: Tensor, dtype: torch.dtype, order: int, *, size: float = 0.0, note: str = "") -> Trial:
+    """Two tensors that should be equal up to rounding, of numbers of that size."""
+    size = max(a.abs().amax().item(), size, 1.0)
     return Trial((a - b).abs().amax().item(), _rounding(dtype, size), at={"N": float(order)}, note=note)
+
+
+def _hadamard(keys: Tensor) -> float:
+    """What a sum of determinants can be at most, and its rounding is relative to: the product of the rows' lengths."""
+    return keys.norm(dim=-1).amax(-1).prod().item()
 
 
 def _turn(draws: Draws, order: int, *, planes: bool = False) -> Tensor:
@@ -163,7 +168,9 @@ def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
             once = torch.ones(keys.shape[1], device=keys.device)
             turned = torch.stack([rotate_chunks(key, turn, once) for key in keys])
             sign = -1 if reflect else 1
-            yield _difference(sign * determinant_logits(turned), determinant_logits(keys), draws.dtype, order)
+            yield _difference(
+                sign * determinant_logits(turned), determinant_logits(keys), draws.dtype, order, size=_hadamard(keys)
+            )
 
 
 def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
@@ -180,14 +187,16 @@ def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
                 for by in (0, 7)
             ]
             note = "N = 2, one angle for every pair of channels" if planes else ""
-            yield _difference(logits[0], logits[1], draws.dtype, order, note)
+            yield _difference(logits[0], logits[1], draws.dtype, order, size=_hadamard(keys), note=note)
 
 
 def _equal_arguments(draws: Draws) -> Iterator[Trial]:
     for order in (1, 2, 3):
         key = draws.normal(1, order + 1)
         logits = determinant_logits(key.expand(order + 1, 1, -1))
-        yield _difference(logits, torch.zeros_like(logits), draws.dtype, order)
+        yield _difference(
+            logits, torch.zeros_like(logits), draws.dtype, order, size=_hadamard(key[None]) ** (order + 1)
+        )
     keys = _keys(draws, 1, 6)
     forward, back = determinant_logits(keys), determinant_logits(keys.flip(0)).T
     yield _difference(forward, -back, draws.dtype, 1)

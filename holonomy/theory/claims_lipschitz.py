@@ -177,8 +177,9 @@ def _iteration(draws: Draws) -> Iterator[Trial]:
             layer, x = draw_layer(draws, order, features, plain=False), draw_input(draws, tokens, features)
             found, _ = jacobian_norm(as_function(layer), x)
             truth = _stretch(x, layer).item()
-            yield Trial(found, truth, at={"order": float(order), "way": 0.0})
-            yield Trial(0.9999 * truth, found, at={"order": float(order), "way": 1.0})
+            floor = 1000 * torch.finfo(draws.dtype).eps * max(1.0, attend(x, layer).abs().amax().item())
+            yield Trial(found, truth, floor=floor, at={"order": float(order), "way": 0.0})
+            yield Trial(0.9999 * truth, found, floor=floor, at={"order": float(order), "way": 1.0})
 
 
 CLAIMS: tuple[Claim, ...] = (
