@@ -56,7 +56,7 @@ class Settings(encoded_graphs.Settings):
     steps: int = option("steps of the random walks", default=8)
     walk_features: int = option("channels of a node for the walks that return to it", default=8)
     share_edges: bool = option("one map of pairs for all layers", default=False)
-    batch: int = option("graphs in a batch", default=10)
+    batch: int = option("graphs in a batch", default=4)
     epochs: int = option("epochs", default=6)
     train: int = option("training graphs", default=50)
     tests: int = option("graphs to validate with, and as many to test", default=30)
@@ -202,6 +202,7 @@ QUESTION = comparisons.Question(
     loss=loss,
     validate=lambda network, data: score(network, data, data.val),
     test=test,
+    defaults={"cluster": {"layers": 4, "budget": 30000, "train": 60, "epochs": 10, "lr": 0.01}},
     score=("balanced accuracy", "accuracy averaged over classes, test graphs (%)"),
     batches=lambda data, size: encoded_graphs.batches(data.graphs, data.train, size),
 )

@@ -123,7 +123,7 @@ def test_the_command_line_answers_with_every_model_and_goes_on(tmp_path: Path, d
         assert len(row["history"][0]["val"]) == 2
     # The curve over the epochs.
     assert (tmp_path / "training.png").stat().st_size > 0
-    kept = tmp_path / "csa-lr-0.003" / "part-seed-0.json"
+    kept = tmp_path / f"csa-lr-{stochastic_blocks.QUESTION.settings_for(dataset).lr:g}" / "part-seed-0.json"
     before = kept.stat().st_mtime_ns
     assert main([*words, "--resume", "--models", "csa"]) == 0
     assert kept.stat().st_mtime_ns == before
