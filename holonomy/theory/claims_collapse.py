@@ -131,9 +131,12 @@ def _lemma_a2(draws: Draws) -> Iterator[Trial]:
         for _ in draws.rounds(10):
             layer = draw_layer(draws, order, 3)
             x = draw_input(draws, 4, 3)
-            weights = linear_logits(x, residual_upper(x)[1], layer).softmax(-1)
-            y = weights @ attention_heads(x, layer).products
-            yield Trial(diameter(y).amax().item(), _floor(draws.dtype, y.abs().amax().item()), at={"N": float(order)})
+            logits = linear_logits(x, residual_upper(x)[1], layer)
+            heads = attention_heads(x, layer)
+            y = logits.softmax(-1) @ heads.products
+            # A logit's rounding is relative to its own size, and moves the weights by as much.
+            size = heads.products.abs().amax().item() * (1 + logits.abs().amax().item())
+            yield Trial(diameter(y).amax().item(), _floor(draws.dtype, size), at={"N": float(order)})
 
 
 def _softmax(draws: Draws) -> Iterator[Trial]:
