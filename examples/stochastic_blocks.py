@@ -185,6 +185,12 @@ def score(network: nn.Module, data: Data, chosen: Tensor) -> float:
     return balanced_accuracy(logits.argmax(dim=1), y, data.classes)
 
 
+def validate(network: nn.Module, data: Data) -> float:
+    """Settle the batch norms of the model, and return the accuracy averaged over the classes."""
+    encoded_graphs.settle(network, data.graphs, data.train, size=4)
+    return score(network, data, data.val)
+
+
 def test(network: nn.Module, data: Data) -> dict[str, float]:
     """Return the accuracy averaged over the classes, of the test graphs."""
     return {"balanced accuracy": score(network, data, data.test)}
@@ -200,7 +206,7 @@ QUESTION = comparisons.Question(
     size=lambda data: len(data.train),
     build=build,
     loss=loss,
-    validate=lambda network, data: score(network, data, data.val),
+    validate=validate,
     test=test,
     defaults={"cluster": {"layers": 4, "budget": 30000, "train": 60, "epochs": 10, "lr": 0.01}},
     score=("balanced accuracy", "accuracy averaged over classes, test graphs (%)"),

@@ -18,6 +18,7 @@ from examples.encoded_graphs import (
     largest,
     message_passing,
     read_by,
+    settle,
 )
 from examples.graph_sets import random_molecules
 from holonomy.layers import random_walk_encoding, ring_membership, shortest_path_encoding
@@ -95,3 +96,27 @@ def test_a_budget_is_met_from_below_and_zero_leaves_the_width() -> None:
     with pytest.raises(ValueError, match="--budget must be at least 20 for the smallest model, got 10"):
         largest(lambda n: torch.nn.Linear(n, 4), 10, 4)
     assert largest(lambda n: torch.nn.Linear(n, 4), 41, 4) == 9
+
+
+@pytest.mark.parametrize("kind", ["csa", "gin"])
+def test_settled_norms_hold_the_statistics_of_the_weights_as_they_are(kind: str) -> None:
+    torch.manual_seed(0)
+    graphs = encoded(random_molecules(8, seed=2), steps=5)
+    settings = dataclasses.replace(SETTINGS, attention_dropout=0.5)
+    network = (chromatic(graphs, 1, settings) if kind == "csa" else message_passing(kind, graphs, 1, settings)).eval()
+    everyone = torch.arange(8)
+    settle(network, graphs, everyone, size=8)
+    assert not any(module.training for module in network.modules())
+    first = next(module for module in network.modules() if isinstance(module, torch.nn.BatchNorm1d))
+    before = first.running_mean.clone()
+    for _ in range(5):
+        settle(network, graphs, everyone, size=8)
+    # It is where it stays: the means of all nodes, from which zeros were an eighth away.
+    assert torch.allclose(before, (1 - 0.9**20) * first.running_mean, atol=1e-4)
+    with torch.no_grad():
+        said = ask(network, graphs, everyone)[0]
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm1d):
+                module.train()
+        # The same but for the unbiased variance.
+        assert torch.allclose(ask(network, graphs, everyone)[0], said, rtol=0.05, atol=0.02)
