@@ -18,6 +18,7 @@ from holonomy.theory.measured import measure_lipschitz
 from holonomy.theory.projections import NotCoveredError, Projections
 from holonomy.theory.rank_collapse import collapse_bound, measure_collapse
 from holonomy.theory.stretching import measure_stretch, stretch
+from holonomy.theory.tokens_basis import basis_approximation_error
 from holonomy.theory.verdict import Claim, Draws, Trial, Verdict, judge
 from holonomy.theory.verify import CLAIMS, select, verify
 
@@ -33,6 +34,7 @@ __all__ = [
     "Verdict",
     "attend_linear",
     "attend_softmax",
+    "basis_approximation_error",
     "certify",
     "collapse_bound",
     "distance_scaling",

@@ -13,6 +13,7 @@ from holonomy.theory import (
     claims_hyperbolic,
     claims_hyperbolic_attention,
     claims_lipschitz,
+    claims_tokens,
 )
 from holonomy.theory.pictures import Picture, attention_pictures
 from holonomy.theory.verdict import Claim, Draws, Trial, Verdict
@@ -26,6 +27,7 @@ CLAIMS: tuple[Claim, ...] = (
     *claims_collapse.CLAIMS,
     *claims_lipschitz.CLAIMS,
     *claims_graphs.CLAIMS,
+    *claims_tokens.CLAIMS,
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 
