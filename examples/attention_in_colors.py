@@ -240,7 +240,7 @@ def table(channels: Sequence[int], given: Tensor) -> str:
     return "\n".join(lines)
 
 
-def _main(arguments: argparse.Namespace) -> int:
+def _main(arguments: argparse.Namespace, command: str) -> int:
     options.at_least_one(arguments, "molecules", "channels")
     arguments.out.mkdir(parents=True, exist_ok=True)
     network, data, dataset = trained(arguments)
@@ -255,6 +255,8 @@ def _main(arguments: argparse.Namespace) -> int:
     shown = attention(network, data, arguments.molecule, arguments.layer)
     draw(shown, channels, ATOMS[dataset], arguments.out / "channels.png")
     content: Mapping[str, object] = {
+        "command": command,
+        "versions": runs.versions(),
         "dataset": dataset,
         "molecules": len(many),
         "layer": arguments.layer % len(network.layers),
@@ -272,8 +274,9 @@ def _main(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
-    arguments = parser().parse_args(argv)
-    return options.guarded(lambda: _main(arguments))
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(words)
+    return options.guarded(lambda: _main(arguments, runs.command_line("examples.attention_in_colors", words)))
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def test_a_small_model_is_trained_and_drawn(tmp_path: Path, capsys: pytest.Captu
         assert picture.size[0] > 1000
     content = json.loads((tmp_path / "channels.json").read_text())
     assert len(content["drawn"]) == 2
+    assert content["command"].startswith("python -m examples.attention_in_colors --train 8")
     assert [sum(row) for row in content["shares"]["channels"]] == pytest.approx([1.0] * 8, abs=1e-3)
     assert f"| {content['drawn'][0]} |" in capsys.readouterr().out
 
