@@ -39,6 +39,7 @@ __all__ = [
     "basis_attention",
     "basis_head",
     "basis_tensors",
+    "equality_patterns",
     "head_gap",
     "layer_by_heads",
     "token_identifiers",
@@ -159,6 +160,23 @@ def _classes(tuples: Int[Tensor, "tuples length"]) -> Int[Tensor, " tuples"]:
     return number[torch.searchsorted(known, code(tuples))]
 
 
+def equality_patterns(nodes: int, length: int, *, device: torch.device | str | None = None) -> Int[Tensor, " tuples"]:
+    """The equality pattern of every multi-index, the last index running fastest.
+
+    Args:
+        nodes: n.
+        length: of the multi-indices.
+        device: of the result.
+
+    Returns:
+        ``(n^length,)``, numbers of :func:`~holonomy.layers.set_partitions`.
+
+    >>> equality_patterns(2, 2)
+    tensor([0, 1, 1, 0])
+    """
+    return _classes(_tuples(nodes, length, torch.device(device or "cpu")))
+
+
 def basis_tensors(
     order: int, nodes: int, *, device: torch.device | str | None = None
 ) -> Bool[Tensor, "classes queries keys"]:
@@ -176,7 +194,7 @@ def basis_tensors(
     >>> basis_tensors(1, 2).int().tolist()
     [[[1, 0], [0, 1]], [[0, 1], [1, 0]]]
     """
-    number = _classes(_tuples(nodes, 2 * order, torch.device(device or "cpu")))
+    number = equality_patterns(nodes, 2 * order, device=device)
     by_input = number.reshape(nodes**order, nodes**order)
     return torch.arange(bell(2 * order), device=number.device)[:, None, None] == by_input.T
 
@@ -370,6 +388,6 @@ def layer_by_heads(
         y = torch.einsum("hi,hij,hje->ie", size, attention, values)
         off = (nodes**order - size) * (size > 0) * torch.cdist(values, values).amax((1, 2))[:, None]
         if layer.bias is not None:
-            y = y + layer.bias[_classes(_tuples(nodes, order, x.device))]
+            y = y + layer.bias[equality_patterns(nodes, order, device=x.device)]
     bound = off.sum(0).amax().item() * math.exp(-a * head_gap(order, identifiers.shape[1]))
     return LayerByHeads(y.reshape(*x.shape[:-1], -1), bound)

@@ -10,6 +10,7 @@ from holonomy.theory import (
     claims_collapse,
     claims_distances,
     claims_graphs,
+    claims_higher_order,
     claims_hyperbolic,
     claims_hyperbolic_attention,
     claims_lipschitz,
@@ -28,6 +29,7 @@ CLAIMS: tuple[Claim, ...] = (
     *claims_lipschitz.CLAIMS,
     *claims_graphs.CLAIMS,
     *claims_tokens.CLAIMS,
+    *claims_higher_order.CLAIMS,
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 

@@ -1,0 +1,250 @@
+r"""Claims of HOT: Theorems 1 and 2 in both readings, and Properties 1 to 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer, bell
+from holonomy.models import HigherOrderTransformer
+from holonomy.structures import Hyperedges
+from holonomy.theory.higher_order import (
+    attend_ones,
+    chorded_cycle,
+    growth,
+    message_passing,
+    operations,
+    uniform_attention,
+)
+from holonomy.theory.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS", "seeded"]
+
+_ORDERS = ((1, 1), (1, 2), (2, 1), (2, 2))
+
+
+def seeded(module: nn.Module, draws: Draws, size: float = 0.5) -> nn.Module:
+    """Draw all parameters of a module from the numbers of a claim.
+
+    Args:
+        module: of any kind; its norms keep their weights near one.
+        draws: random numbers.
+        size: standard deviation.
+
+    Returns:
+        The module, in evaluation mode.
+
+    >>> seeded(nn.Linear(2, 1), Draws()).bias.shape
+    torch.Size([1])
+    """
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(size * draws.normal(*parameter.shape))
+        for part in module.modules():
+            if isinstance(part, nn.LayerNorm | nn.BatchNorm1d):
+                part.weight.add_(1)
+    return module.eval()
+
+
+def _off(found: Tensor, wanted: Tensor) -> tuple[float, float]:
+    """The largest difference, and what rounding may make of sums of this size."""
+    size = max(found.abs().amax().item(), wanted.abs().amax().item(), 1.0)
+    return (found - wanted).abs().amax().item(), 1000 * torch.finfo(found.dtype).eps * size
+
+
+def _linear(draws: Draws, order: int, order_out: int, features: int) -> EquivariantLinear:
+    made = EquivariantLinear(order, order_out, features, features, bias=False, dtype=draws.dtype, device=draws.device)
+    return cast("EquivariantLinear", seeded(made, draws))
+
+
+def _ones(draws: Draws) -> Iterator[Trial]:
+    for order, order_out in _ORDERS:
+        for _ in draws.rounds(5):
+            nodes, heads = draws.integer(2, 5), draws.integer(1, 3)
+            value, out = (draws.normal(heads, bell(order + order_out), 3, 3) for _ in range(2))
+            layer = _linear(draws, order, order_out, 3)
+            with torch.no_grad():
+                layer.weight.copy_((value @ out).sum(0))
+                x = draws.normal(*[nodes] * order, 3)
+                off, floor = _off(attend_ones(x, order, order_out, value, out), layer(x))
+            yield Trial(off, floor, at={"n": float(nodes)})
+
+
+def _normalised(draws: Draws, *, elsewhere: bool) -> Iterator[Trial]:
+    for order, order_out in _ORDERS:
+        for nodes in (4, 5, 6):
+            layer = _linear(draws, order, order_out, 3)
+            attention = uniform_attention(layer, nodes)
+            there = nodes + elsewhere
+            x = draws.normal(*[there] * order, 3)
+            with torch.no_grad():
+                off, floor = _off(attention(x), layer(x))
+            note = f"{order} -> {order_out}: values that fit n = {nodes}, at n = {there}, are off by {off:.2g}"
+            yield Trial(off, floor, at={"n": float(nodes)}, note=note if elsewhere else "")
+
+
+def _messages(draws: Draws) -> Iterator[Trial]:
+    for index in draws.rounds(12):
+        nodes = draws.integer(3, 9)
+        one_way = (draws.normal(nodes, nodes) > 0).triu(1).nonzero().T
+        edge_index = torch.cat([one_way, one_way.flip(0)], 1)
+        if index == 0:
+            edge_index, nodes = chorded_cycle().to(draws.device), 6
+        x, e = draws.normal(nodes, 2), draws.normal(edge_index.shape[1], 2)
+        first, second = draws.normal(6, 8), draws.normal(8, 3)
+
+        def message(features: Tensor, first: Tensor = first, second: Tensor = second) -> Tensor:
+            return torch.relu(features @ first) @ second
+
+        receiver, sender = edge_index
+        sent = message(torch.cat([x[receiver], x[sender], e], 1))
+        wanted = x.new_zeros(nodes, 3).index_add(0, receiver, sent)
+        yield Trial(*_off(message_passing(x, edge_index, e, message), wanted), at={"n": float(nodes)})
+
+
+def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[Trial]:
+    """Whether nodes of degree 3 and 2 come out different where features are constant."""
+    edge_index = chorded_cycle().to(draws.device)
+    x = torch.ones(6, 1, dtype=draws.dtype, device=draws.device)
+    e = torch.ones(14, 1, dtype=draws.dtype, device=draws.device)
+    for _ in draws.rounds(5):
+        made = HigherOrderTransformer(
+            1,
+            8,
+            2,
+            orders=(2, 2, 2, 1),
+            heads=2,
+            edge_features=1,
+            kernel=kernel,
+            dtype=draws.dtype,
+            device=draws.device,
+        )
+        made.redraw(draws.generator)
+        with torch.no_grad():
+            y = cast("Tensor", seeded(made, draws)(x, edge_index, e))
+        off, floor = _off(y[:1], y[1:2])
+        note = f"{kernel} on the six-cycle with a chord: nodes of degree 3 and 2 differ by {off:.1g}, which is rounding"
+        yield Trial(float(off <= floor), 0.0, note=note if off <= floor else "")
+
+
+def _ring(_: int, nodes: int) -> Hyperedges:
+    """A cycle with its loops: 3 n hyperedges of order 2, whatever the order asked for."""
+    i = torch.arange(nodes)
+    edge_index = torch.cat([torch.stack([i, (i + 1) % nodes]), torch.stack([(i + 1) % nodes, i])], 1)
+    return Hyperedges.from_graph(torch.ones(nodes, 4), edge_index, torch.ones(2 * nodes, 0))
+
+
+def _dense(order: int, nodes: int) -> Tensor:
+    return torch.ones(*[nodes] * order, 4)
+
+
+def _slope(module: nn.Module, order: int, given: Callable[[int, int], Tensor | Hyperedges], size: int) -> float:
+    def count(nodes: int) -> int:
+        x = given(order, nodes)
+        return operations(lambda: module(x))
+
+    return growth(count, size)
+
+
+def _property_1(draws: Draws) -> Iterator[Trial]:
+    for k, to in _ORDERS:
+        for size in (4, 8) if draws.budget < 2 else (4, 8, 16):
+            linear = _slope(EquivariantLinear(k, to, 4, 4), k, _dense, size)
+            encoder = _slope(HigherOrderEncoderLayer(k, to, 4, 1, 4), k, _dense, size)
+            at = {"n": float(size)}
+            yield Trial(linear, float(k + to), at=at, note=f"L_{k}{to} as n^{linear:.2f}")
+            yield Trial(encoder, float(max(k + to, 2 * k, 2 * to)), at=at, note=f"Enc_{k}{to} as n^{encoder:.2f}")
+
+
+def _property_2(draws: Draws) -> Iterator[Trial]:
+    for size in (16, 32) if draws.budget < 2 else (16, 32, 64):
+        at = {"n": float(size)}
+        parts = ((EquivariantLinear(2, 2, 4, 4), 1.0), (HigherOrderEncoderLayer(2, 2, 4, 1, 4), 2.0))
+        for module, exponent in (*parts, (HigherOrderAttention(2, 2, 4, 1), 2.0)):
+            slope = _slope(module, 2, _ring, size)
+            yield Trial(slope, exponent, at=at, note=f"{type(module).__name__} as m^{slope:.2f}")
+
+
+def _property_3(draws: Draws, sums: Literal["decoupled", "coupled"]) -> Iterator[Trial]:
+    def encoder(k: int, to: int) -> nn.Module:
+        return HigherOrderEncoderLayer(k, to, 4, 1, 4, kernel="performer", sums=sums)
+
+    for size in (8, 16) if draws.budget < 2 else (8, 16, 32):
+        # Order 1 to 1 is left out: the dense evaluator makes a mask of n x n numbers even there.
+        for k, to in _ORDERS[1:]:
+            slope = _slope(encoder(k, to), k, _dense, size)
+            note = f"dense {k} -> {to} as n^{slope:.2f}"
+            yield Trial(slope, float(max(k, to)), at={"n": float(size)}, note=note)
+        slope = _slope(encoder(2, 2), 2, _ring, 4 * size)
+        yield Trial(slope, 1.0, at={"n": 4.0 * size}, note=f"sparse 2 -> 2 as m^{slope:.2f}")
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("hot.theorem_1", "HOT Theorem 1", "attention of ones is L_{k->l}, w_mu = sum_h w^V w^O", _ones, axis="n"),
+    Claim(
+        "hot.theorem_1_one_n",
+        "HOT Theorem 1 with eq. 12",
+        "normalised attention is L_{k->l} at the n whose class sizes the values hold",
+        partial(_normalised, elsewhere=False),
+        axis="n",
+    ),
+    Claim(
+        "hot.theorem_1_normalised",
+        "HOT Theorem 1 with eq. 12, for all n",
+        "normalised attention is L_{k->l} for every n",
+        partial(_normalised, elsewhere=True),
+        expected=False,
+        axis="n",
+    ),
+    Claim(
+        "hot.theorem_2",
+        "HOT Theorem 2",
+        "two sparse maps with attention one and an elementwise map between are message passing",
+        _messages,
+        axis="n",
+    ),
+    *(
+        Claim(
+            f"hot.theorem_2_{kernel}",
+            "HOT Theorem 2 with eq. 18",
+            f"normalised {kernel} attention sees degrees, as message passing does, where features are constant",
+            partial(_degrees, kernel=kernel),
+            expected=False,
+        )
+        for kernel in ("softmax", "performer")
+    ),
+    Claim(
+        "hot.property_1",
+        "HOT Property 1",
+        "dense: L_{k->l} grows no faster than n^(k+l), Enc_{k->l} than n^max(k+l, 2k, 2l)",
+        _property_1,
+        kind="lower",
+        note="slopes of counted operations",
+    ),
+    Claim(
+        "hot.property_2",
+        "HOT Property 2",
+        "sparse, 2 -> 2: the linear layer grows no faster than m, attention and encoder than m^2",
+        _property_2,
+        kind="lower",
+        axis="n",
+        note="slopes of counted operations on rings",
+    ),
+    *(
+        Claim(
+            f"hot.property_3_{sums}",
+            "HOT Property 3" + (", without the approximation" if sums == "coupled" else ""),
+            f"kernel attention with {sums} sums: no faster than n^max(k, l) dense, m sparse",
+            partial(_property_3, sums=sums),
+            kind="lower",
+            axis="n",
+            note="slopes of counted operations",
+        )
+        for sums in ("decoupled", "coupled")
+    ),
+)
+"""Claims of the family ``hot``."""
