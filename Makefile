@@ -47,7 +47,7 @@ docs: $(STAMP)
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
 
 suite: $(STAMP)
-	@$(BIN)/python -m pytest --quiet $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto $(PYTEST_ARGS)
 
 clean:
 	@rm -rf .venv docs/_build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
