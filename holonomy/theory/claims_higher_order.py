@@ -20,34 +20,12 @@ from holonomy.theory.higher_order import (
     operations,
     uniform_attention,
 )
+from holonomy.theory.separation import seeded
 from holonomy.theory.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "seeded"]
+__all__ = ["CLAIMS"]
 
 _ORDERS = ((1, 1), (1, 2), (2, 1), (2, 2))
-
-
-def seeded(module: nn.Module, draws: Draws, size: float = 0.5) -> nn.Module:
-    """Draw all parameters of a module from the numbers of a claim.
-
-    Args:
-        module: of any kind; its norms keep their weights near one.
-        draws: random numbers.
-        size: standard deviation.
-
-    Returns:
-        The module, in evaluation mode.
-
-    >>> seeded(nn.Linear(2, 1), Draws()).bias.shape
-    torch.Size([1])
-    """
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(size * draws.normal(*parameter.shape))
-        for part in module.modules():
-            if isinstance(part, nn.LayerNorm | nn.BatchNorm1d):
-                part.weight.add_(1)
-    return module.eval()
 
 
 def _off(found: Tensor, wanted: Tensor) -> tuple[float, float]:

@@ -8,6 +8,7 @@ import torch
 
 from holonomy.theory import (
     claims_collapse,
+    claims_colouring,
     claims_distances,
     claims_graphs,
     claims_higher_order,
@@ -30,6 +31,7 @@ CLAIMS: tuple[Claim, ...] = (
     *claims_graphs.CLAIMS,
     *claims_tokens.CLAIMS,
     *claims_higher_order.CLAIMS,
+    *claims_colouring.CLAIMS,
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 

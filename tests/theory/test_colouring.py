@@ -1,0 +1,119 @@
+"""Exact colourings on pairs whose answers are known, the graphs themselves, and the models beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holonomy.theory.claims_colouring import CLAIMS
+from holonomy.theory.colouring import PAIRS, adjacency, cfi_graph, graph_pair, separated, stable_colours
+from holonomy.theory.separation import MODELS, bounded_by, random_model, separation, separation_table
+from holonomy.theory.verdict import Draws
+
+
+def cliques_of_four(graph):
+    found = 0
+    for u, v in graph.triu(1).nonzero().tolist():
+        both = (graph[u] & graph[v]).nonzero().flatten()
+        found += int(graph[both][:, both].sum()) // 2
+    return found // 6
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_are_graphs_of_equal_size(name):
+    first, second = graph_pair(name)
+    assert first.shape == second.shape
+    assert first.sum() == second.sum()
+    for graph in (first, second):
+        assert torch.equal(graph, graph.T)
+        assert not graph.diagonal().any()
+
+
+def test_known_answers_of_each_pair():
+    """Colour refinement, folklore 2-WL and 3-WL."""
+    answers = {name: [separated(*graph_pair(name), k) for k in (1, 2, 3)] for name in PAIRS[:-1]}
+    assert answers == {
+        "path_star": [True, True, True],
+        "six_cycle": [False, True, True],
+        "decalin": [False, True, True],
+        "shrikhande": [False, False, True],
+        "cfi_k3": [False, True, True],
+    }
+    assert not separated(*graph_pair("cfi_k4"), 2)
+
+
+def test_shrikhande_and_rook_are_strongly_regular_and_cfi_graphs_of_k4():
+    complete = ~torch.eye(4, dtype=torch.bool)
+    made = [cfi_graph(complete, twisted=twisted, edge_nodes=False) for twisted in (False, True)]
+    for graph in (*graph_pair("shrikhande"), *made):
+        common = graph.int() @ graph.int()
+        assert common.diagonal().unique().tolist() == [6]
+        assert (common - torch.diag(common.diagonal())).unique().tolist() == [0, 2]
+        assert set(common[~torch.eye(16, dtype=torch.bool)].tolist()) == {2}
+    # There are two such graphs: the rook's has eight cliques of four, its rows and columns, the other none.
+    assert [cliques_of_four(graph) for graph in graph_pair("shrikhande")] == [0, 8]
+    assert sorted(cliques_of_four(graph) for graph in made) == [0, 8]
+
+
+def test_cfi_over_a_triangle_is_a_cycle_or_two():
+    complete = ~torch.eye(3, dtype=torch.bool)
+    plain, twisted = (cfi_graph(complete, twisted=twisted, edge_nodes=False) for twisted in (False, True))
+    assert torch.equal(plain.sum(0), torch.full((6,), 2))
+    assert not separated(plain, graph_pair("six_cycle")[1], 2)
+    assert not separated(twisted, graph_pair("six_cycle")[0], 2)
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 10**6),
+    nodes=st.integers(2, 6),
+    k=st.integers(1, 3),
+    form=st.sampled_from(["folklore", "oblivious"]),
+)
+def test_colours_do_not_depend_on_the_numbering(seed, nodes, k, form):
+    generator = torch.Generator().manual_seed(seed)
+    upper = (torch.rand(nodes, nodes, generator=generator) < 0.5).triu(1)
+    graph, order = upper | upper.T, torch.randperm(nodes, generator=generator)
+    copy = graph[order][:, order]
+    assert not separated(graph, copy, k, form)
+    first, second = stable_colours(torch.stack([graph, copy]), k, form).reshape(2, *[nodes] * k)
+    for axis in range(k):
+        first = first.index_select(axis, order)
+    assert torch.equal(first, second)
+
+
+def test_refinement_stops_at_the_orbits_of_a_path():
+    colours = stable_colours(adjacency([(0, 1), (1, 2), (2, 3), (3, 4)])[None], 1)[0].tolist()
+    assert colours[0] == colours[4]
+    assert colours[1] == colours[3]
+    assert len(set(colours)) == 3
+
+
+def test_the_table():
+    table = separation_table(Draws(0), pairs=("six_cycle", "shrikhande"))
+    assert table["tokengt_identifiers"] == {"six_cycle": "not invariant", "shrikhande": "not invariant"}
+    separates = {name for name in MODELS if table[name]["six_cycle"] == "yes"}
+    assert separates == {"ign_3", "cgt", "cgt_rings"}
+    assert not [name for name in MODELS if table[name]["shrikhande"] == "yes"]
+
+
+def test_a_difference_of_numbering_separates_nothing():
+    six, threes = graph_pair("six_cycle")
+    found = separation(lambda graph: graph[0].double(), six, threes, torch.tensor([0.0, 2.0, 4.0, 1.0, 3.0, 5.0]))
+    assert found.between > 0
+    assert not found.invariant
+    assert not found.separates
+
+
+def test_names_are_checked():
+    for wrong in (graph_pair, bounded_by, lambda name: random_model(name, Draws())):
+        with pytest.raises(ValueError, match="name must be"):
+            wrong("petersen")
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_verdicts_are_as_expected_in_both_dtypes(claim, dtype):
+    verdict, _ = claim.measure(Draws(3, dtype=dtype, budget=0.5))
+    assert verdict.holds is claim.expected
