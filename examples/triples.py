@@ -214,7 +214,7 @@ QUESTION = comparisons.Question(
     validate=validate,
     test=test,
     score=("accuracy", "right labels (%)"),
-    defaults={"sorting": {"epochs": 6}, "parity": {"epochs": 6}},
+    defaults={"sorting": {"epochs": 6}, "parity": {"epochs": 6, "tokens": 6, "modulus": 2, "pool": 2}},
     draw=draw,
 )
 

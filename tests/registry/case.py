@@ -63,6 +63,11 @@ class Setting:
         return mask
 
 
+def described(options: dict[str, Any]) -> str:
+    """Name options for a report, functions by their names: an address would differ from one process to the next."""
+    return ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items())
+
+
 Make = Callable[[Setting], nn.Module]
 Inputs = Callable[[Setting], tuple[Tensor, ...]]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting
+from tests.registry.case import Case, Inputs, Make, Setting, described
 
 __all__ = ["CASES"]
 
@@ -122,8 +122,7 @@ for options, inputs in (
     given = {"edge_features": EDGE_FEATURES} | options
     _register(
         layers.ChromaticAttention,
-        ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items())
-        + f" on{inputs.__name__}",
+        described(options) + f" on{inputs.__name__}",
         lambda s, given=given: layers.ChromaticAttention(s.features, 3, **given, **s.factory),
         inputs,
         random="dropout" in options,
@@ -170,7 +169,7 @@ for options in (
 ):
     _register(
         layers.PairEncoder,
-        ", ".join(f"{name}={value}" for name, value in options.items()),
+        described(options),
         lambda s, o=options: Reading(layers.PairEncoder(s.features, **o, **s.factory)),
         _encodings,
     )
@@ -190,7 +189,7 @@ for options in (
 ):
     _register(
         layers.ChromaticEncoderLayer,
-        ", ".join(f"{name}={value}" for name, value in options.items()),
+        described(options),
         lambda s, o=options: layers.ChromaticEncoderLayer(s.features, 3, EDGE_FEATURES, **o, **s.factory),
         _masked,
         random="dropout" in options,
@@ -215,7 +214,7 @@ for options in (
 ):  # fmt: skip
     _register(
         models.ChromaticGraphTransformer,
-        ", ".join(f"{name}={value}" for name, value in options.items()),
+        described(options),
         lambda s, o=options: Padded(
             models.ChromaticGraphTransformer(s.features, 6, 3, layers=2, heads=2, feedforward=5, **o, **s.factory)
         ),

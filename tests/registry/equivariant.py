@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting
+from tests.registry.case import Case, Inputs, Make, Setting, described
 
 __all__ = ["CASES"]
 
@@ -54,7 +54,7 @@ for order_in, order_out, options in (
 ):
     _register(
         layers.EquivariantLinear,
-        f"{order_in} -> {order_out}, {options}",
+        f"{order_in} -> {order_out}, {described(options)}",
         lambda s, ends=(order_in, order_out), o=options: layers.EquivariantLinear(
             *ends, s.features, 3, **o, **s.factory
         ),
@@ -73,7 +73,7 @@ for order_in, order_out, options in (
 ):
     _register(
         layers.HigherOrderAttention,
-        f"{order_in} -> {order_out}, {options}",
+        f"{order_in} -> {order_out}, {described(options)}",
         lambda s, ends=(order_in, order_out), o=options: layers.HigherOrderAttention(
             *ends, s.features, 2, **o, **s.factory
         ),
@@ -87,7 +87,7 @@ for order_in, order_out, options in (
 ):
     _register(
         layers.HigherOrderEncoderLayer,
-        f"{order_in} -> {order_out}, {options}",
+        f"{order_in} -> {order_out}, {described(options)}",
         lambda s, ends=(order_in, order_out), o=options: layers.HigherOrderEncoderLayer(
             *ends, s.features, 2, 5, **o, **s.factory
         ),
@@ -103,7 +103,7 @@ for kind, orders, options in (
 ):
     _register(
         kind,
-        f"orders={orders}, {options}",
+        f"orders={orders}, {described(options)}",
         lambda s, kind=kind, orders=orders, o=options: OfTensors(
             kind(s.features, 6, 2, orders=orders, **o, **s.factory)
         ),

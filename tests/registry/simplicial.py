@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting
+from tests.registry.case import Case, Inputs, Make, Setting, described
 
 __all__ = ["CASES"]
 
@@ -50,10 +50,6 @@ def _register(kind: type[nn.Module], options: str, make: Make, inputs: Inputs, *
     CASES.append(Case(f"{kind.__name__}[{options}]", kind, make, inputs, **flags))
 
 
-def _named(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())
-
-
 for options in (
     {"order": 1},
     {"order": 1, "rope": True},
@@ -68,7 +64,7 @@ for options in (
 ):
     _register(
         layers.SimplicialAttention,
-        _named(options),
+        described(options),
         lambda s, options=options: layers.SimplicialAttention(s.features, 2, **options, **s.factory),
         _raw,
         nodewise=not options.get("causal") and not options.get("rope"),
@@ -76,7 +72,7 @@ for options in (
 for options in ({"order": 3, "form": "determinant"}, {"order": 2, "lower_orders": True, "form": "determinant"}):
     _register(
         layers.SimplicialAttention,
-        f"one head, padded, {_named(options)}",
+        f"one head, padded, {described(options)}",
         lambda s, options=options: layers.SimplicialAttention(s.features, 1, **options, **s.factory),
         _padded,
     )
@@ -85,7 +81,7 @@ for options, causal in (({"order": 2}, True), ({"order": 3, "form": "determinant
     for inputs in (_raw, _padded):
         _register(
             layers.PathRouter,
-            f"{_named(options)}, causal={causal}, padded={inputs is _padded}",
+            f"{described(options)}, causal={causal}, padded={inputs is _padded}",
             lambda s, options=options, causal=causal: OnPaths(
                 layers.SimplicialAttention(s.features, 1, **options, **s.factory),
                 layers.PathRouter(s.features, 1, 2, causal=causal, **s.factory),
@@ -109,7 +105,7 @@ for inputs in (_raw, _padded):
 for options in ({"order": 2}, {"order": 2, "capacity": 3}, {"order": 1, "rope": True, "causal": True}):
     _register(
         layers.SimplicialEncoderLayer,
-        f"padded, {_named(options)}",
+        f"padded, {described(options)}",
         lambda s, options=options: layers.SimplicialEncoderLayer(s.features, 2, feedforward=5, **options, **s.factory),
         _padded,
     )
@@ -128,7 +124,7 @@ for options in (
 ):
     _register(
         models.SimplicialTransformer,
-        _named(options),
+        described(options),
         lambda s, options=options: models.SimplicialTransformer(s.features, 2, feedforward=5, **options, **s.factory),
         _raw,
         true_gradient="steps" not in options,
@@ -144,7 +140,7 @@ for options in (
     for inputs in (_points, _padded_points):
         _register(
             layers.HypSimplicialAttention,
-            f"{_named(options)}, padded={inputs is _padded_points}",
+            f"{described(options)}, padded={inputs is _padded_points}",
             lambda s, options=options: layers.HypSimplicialAttention(
                 s.features, 2, s.manifold(0), s.manifold(2), manifold_hidden=s.manifold(1), **options, **s.factory
             ),

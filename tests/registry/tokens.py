@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting
+from tests.registry.case import Case, Inputs, Make, Setting, described
 
 __all__ = ["CASES"]
 
@@ -129,7 +129,7 @@ for options in (
     dim = None if options["identifiers"] is None else IDENTIFIERS
     _register(
         layers.GraphTokenizer,
-        ", ".join(f"{name}={value}" for name, value in options.items()),
+        described(options),
         lambda s, options=options, dim=dim: OneGraph(
             layers.GraphTokenizer(s.features, 5, identifier_dim=dim, **options, **s.factory)
         ),
