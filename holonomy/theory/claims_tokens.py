@@ -18,6 +18,10 @@ _NODES = {1: (1, 2, 5, 16), 2: (2, 4, 6), 3: (2, 3)}
 _SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
+def _scales(draws: Draws) -> tuple[float, ...]:
+    return _SCALES if draws.budget >= 1 else (3.0, 30.0)
+
+
 def _rounding(dtype: torch.dtype, size: float) -> float:
     return 1000 * torch.finfo(dtype).eps * size
 
@@ -30,7 +34,7 @@ def _identifiers(draws: Draws, nodes: int, dim: int) -> Tensor:
 def _basis(draws: Draws) -> Iterator[Trial]:
     for order, sizes in _NODES.items():
         for nodes in sizes:
-            for a in _SCALES:
+            for a in _scales(draws):
                 p = _identifiers(draws, nodes, nodes + draws.integer(0, 2))
                 found = basis_approximation_error(order, nodes, a, identifiers=p)
                 at = {"a": a, "n": float(nodes), "k": float(order)}
@@ -55,7 +59,7 @@ def _size(values: Tensor) -> float:
 def _layers(draws: Draws) -> Iterator[Trial]:
     for order, sizes in _NODES.items():
         for nodes in sizes[:3]:
-            for a in _SCALES:
+            for a in _scales(draws):
                 x = draws.normal(*[nodes] * order, 3)
                 layer = _layer(draws, order, 3, 2)
                 heads = layer_by_heads(layer, x, a, identifiers=_identifiers(draws, nodes, nodes))
@@ -75,7 +79,7 @@ def _steepness(layer: EquivariantLinear, nodes: int) -> float:
 def _networks(draws: Draws) -> Iterator[Trial]:
     """Two layers with ReLU between, and the invariant map: errors grow by Lipschitz constants."""
     for order, nodes in ((1, 4), (2, 3), (2, 4), (3, 2)):
-        for a in _SCALES[2:]:
+        for a in _scales(draws)[1:]:
             first, second = _layer(draws, order, 2, 3), _layer(draws, order, 3, 3)
             readout = EquivariantLinear(order, 0, 3, 1, dtype=draws.dtype, device=draws.device)
             with torch.no_grad():

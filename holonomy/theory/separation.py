@@ -1,9 +1,9 @@
 r"""Which models separate which graphs: random weights on the classic pairs, beside the exact colourings.
 
 A model separates two graphs where its outputs differ by more than 5e-7 of their size, and those of a graph and a
-renumbered copy of it do not. All is computed in float64: the question is about exact functions.
-Nodes have the constant feature 1, so that nothing
-but the structure tells. Each model stands beside the colouring that bounds it, where there is one:
+renumbered copy of it do not. All is computed in float64: the question is about exact functions. Nodes have the constant
+feature 1, so that nothing but the structure tells. Each model stands beside the colouring that bounds it, where there
+is one:
 
 =========================  =============================================================================================
 ``gcn``                    colour refinement

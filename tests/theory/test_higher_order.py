@@ -84,7 +84,16 @@ def test_kernel_attention_grows_slower_than_softmax():
     assert slope(performer) <= 2 < 2.5 < slope(softmax) <= 4
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+COUNTED = [claim for claim in CLAIMS if "property" in claim.name]
+
+
+@pytest.mark.parametrize("claim", COUNTED, ids=lambda claim: claim.name)
+def test_counts_grow_as_printed(claim):
+    verdict, _ = claim.measure(Draws(0, budget=0.5))
+    assert verdict.holds is True
+
+
+@pytest.mark.parametrize("claim", [c for c in CLAIMS if c not in COUNTED], ids=lambda claim: claim.name)
 def test_verdicts_are_as_expected_in_both_dtypes(claim, dtype):
-    verdict, _ = claim.measure(Draws(3, dtype=dtype))
+    verdict, _ = claim.measure(Draws(3, dtype=dtype, budget=0.3))
     assert verdict.holds is claim.expected
