@@ -200,11 +200,12 @@ def trained(arguments: argparse.Namespace) -> tuple[ChromaticGraphTransformer, m
     config = json.loads(path.read_text())
     if config["model"] not in molecules.OPTIONS:
         raise ValueError(f"--run must hold a chromatic model, got {config['model']!r}")
-    settings = molecules.Settings(**config["settings"])
+    # It may have been trained on a device that is not here.
+    settings = dataclasses.replace(molecules.Settings(**config["settings"]), device="cpu")
     if config["dataset"] != "generated":
         # The test molecules only; two to train with stand for the scale, which nothing here reads.
         settings = dataclasses.replace(settings, train=2, tests=max(arguments.molecule + 1, arguments.molecules))
-    data = molecules.load(config["dataset"], arguments.data, dataclasses.replace(settings, device="cpu"), 0)
+    data = molecules.load(config["dataset"], arguments.data, settings, 0)
     comparison = comparisons.Comparison(question, config["dataset"], arguments.data, arguments.run.parent)
     return comparison.first_network(config["model"], settings, data, 0), data, config["dataset"]
 

@@ -270,7 +270,7 @@ class Comparison:
         """Return a trained model of a seed, as it was measured."""
         network = self.question.build(model, settings, data)
         path = self.folder(model, settings) / f"part-seed-{seed}.model.pt"
-        network.load_state_dict(torch.load(path, weights_only=True))
+        network.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
         return network.eval()
 
 
