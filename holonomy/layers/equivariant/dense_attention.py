@@ -52,8 +52,8 @@ def _apart(nodes: int, queries: int, keys: int, device: torch.device) -> Tensor:
 def _differing(nodes: int, order: int, axes: Iterable[tuple[int, ...]], device: torch.device) -> Tensor:
     """Which tuples have different nodes at each of the given pairs of axes."""
     result = torch.ones([nodes] * order, dtype=torch.bool, device=device)
-    apart = ~torch.eye(nodes, dtype=torch.bool, device=device)
     for pair in axes:
+        apart = ~torch.eye(nodes, dtype=torch.bool, device=device)
         result = result & apart.reshape([nodes if axis in pair else 1 for axis in range(order)])
     return result
 
