@@ -126,7 +126,12 @@ def answers(network: nn.Module, graphs: EncodedSet, chosen: Tensor, size: int = 
 
 def batches(graphs: EncodedSet, train: Tensor, size: int) -> list[Tensor]:
     """Cut the training graphs into batches of similar sizes, anew for each epoch: places in ``train``."""
-    return batches_by_size(graphs.graphs.nodes[train], size)
+    nodes = graphs.graphs.nodes[train]
+    cut = batches_by_size(nodes, size)
+    # A node alone has no variance: batch norm refuses it, so it joins another batch.
+    alone = [some for some in cut if nodes[some].sum() == 1]
+    rest = [some for some in cut if nodes[some].sum() > 1]
+    return [torch.cat([rest[0], *alone]), *rest[1:]] if rest else cut
 
 
 def settle(network: nn.Module, graphs: EncodedSet, train: Tensor, size: int) -> None:

@@ -86,6 +86,21 @@ def test_every_training_graph_is_in_one_batch_and_padding_is_small() -> None:
     assert work <= 1.05 * int(graphs.graphs.nodes[train].square().sum())
 
 
+def test_an_atom_alone_is_no_batch() -> None:
+    """Its batch norm would have nothing to divide by; methane is one among large molecules."""
+    large = random_molecules(3, seed=0)
+    methane = dataclasses.replace(
+        large,
+        x=torch.cat([large.x, large.x[:1]]),
+        nodes=torch.cat([large.nodes, torch.tensor([1])]),
+        edges=torch.cat([large.edges, torch.tensor([0])]),
+        y=torch.cat([large.y, large.y[:1]]),
+    )
+    cut = batches(encoded(methane, steps=2), torch.arange(4), 1)
+    assert torch.equal(torch.cat(cut).sort().values, torch.arange(4))
+    assert all(methane.nodes[some].sum() > 1 for some in cut)
+
+
 def test_a_budget_is_met_from_below_and_zero_leaves_the_width() -> None:
     graphs = encoded(random_molecules(2, seed=0), steps=5)
     assert message_passing("gin", graphs, 1, SETTINGS).entry.out_features == 16
