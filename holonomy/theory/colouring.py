@@ -25,9 +25,9 @@ from holonomy.theory.tokens_basis import equality_patterns
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-__all__ = ["PAIRS", "Form", "adjacency", "cfi_graph", "graph_pair", "separated", "stable_colours"]
+__all__ = ["PAIRS", "WLForm", "adjacency", "cfi_graph", "graph_pair", "separated", "stable_colours"]
 
-Form = Literal["folklore", "oblivious"]
+WLForm = Literal["folklore", "oblivious"]
 """Which refinement of tuples; the same for k = 1."""
 
 
@@ -164,7 +164,9 @@ def _numbered(rows: Int[Tensor, "graphs tuples parts"]) -> Int[Tensor, "graphs t
     return number.reshape(rows.shape[:2])
 
 
-def stable_colours(graphs: Bool[Tensor, "graphs n n"], k: int, form: Form = "folklore") -> Int[Tensor, "graphs tuples"]:
+def stable_colours(
+    graphs: Bool[Tensor, "graphs n n"], k: int, form: WLForm = "folklore"
+) -> Int[Tensor, "graphs tuples"]:
     """Refine the colours of the k-tuples of graphs together until no colour splits.
 
     Args:
@@ -208,7 +210,7 @@ def stable_colours(graphs: Bool[Tensor, "graphs n n"], k: int, form: Form = "fol
         colours = refined
 
 
-def separated(first: Bool[Tensor, "n n"], second: Bool[Tensor, "n n"], k: int, form: Form = "folklore") -> bool:
+def separated(first: Bool[Tensor, "n n"], second: Bool[Tensor, "n n"], k: int, form: WLForm = "folklore") -> bool:
     """Whether k-WL separates two graphs: their stable colourings have other numbers of some colour.
 
     Args:

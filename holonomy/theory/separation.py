@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers import GCN, orthogonal_identifiers
 from holonomy.models import ChromaticGraphTransformer, HigherOrderTransformer, InvariantGraphNetwork, TokenGT
-from holonomy.theory.colouring import PAIRS, Form, graph_pair
+from holonomy.theory.colouring import PAIRS, WLForm, graph_pair
 from holonomy.theory.verdict import Draws
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ __all__ = ["MODELS", "Separation", "bounded_by", "random_model", "seeded", "sepa
 MODELS = ("gcn", "ign_1", "ign_2", "ign_3", "hot_2", "tokengt", "tokengt_identifiers", "cgt", "cgt_rings")
 """Names of the models."""
 
-_BOUNDS: dict[str, tuple[int, Form]] = {
+_BOUNDS: dict[str, tuple[int, WLForm]] = {
     "gcn": (1, "folklore"),
     "ign_1": (1, "folklore"),
     "ign_2": (2, "oblivious"),
@@ -83,7 +83,7 @@ class Separation:
         return self.invariant and self.between > self.threshold
 
 
-def bounded_by(name: str) -> tuple[int, Form] | None:
+def bounded_by(name: str) -> tuple[int, WLForm] | None:
     """Name the colouring that a model is known not to exceed.
 
     Args:
