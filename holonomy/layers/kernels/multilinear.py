@@ -127,11 +127,8 @@ def moderate(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[
 
     >>> [x.item() for x in moderate([torch.tensor(3.0), torch.tensor(5.0)], 1)]
     [24.0, 0.625]
-    >>> (
-    ...     (torch.tensor(1e30) * torch.tensor(1e30)).item(),
-    ...     torch.stack(moderate([torch.tensor(1e30)] * 2, 1)).prod().item(),
-    ... )
-    (inf, 1.60...e+38)
+    >>> torch.stack(moderate([torch.tensor(1e30)] * 2, 1)).prod().isfinite().item()
+    True
     """
     exponents = [torch.frexp(x.detach().abs().amax()).exponent.clamp(min=0) for x in factors]
     most = math.frexp(torch.finfo(factors[0].dtype).max)[1] - 1 - math.ceil(math.log2(terms))
