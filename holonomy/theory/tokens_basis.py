@@ -137,7 +137,7 @@ def type_identifiers(
             [1., 0.]])
     """
     angle = torch.arange(bell(order), dtype=torch.float64) * (2 * math.pi / bell(order))
-    return torch.stack([angle.cos(), angle.sin()], 1).to(device, dtype or torch.get_default_dtype())
+    return torch.empty(len(angle), 2, device=device, dtype=dtype).copy_(torch.stack([angle.cos(), angle.sin()], 1))
 
 
 def _tuples(nodes: int, length: int, device: torch.device) -> Tensor:
