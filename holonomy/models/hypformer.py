@@ -28,6 +28,7 @@ from holonomy.layers import (
     HypResidual,
     HypSoftmaxAttention,
 )
+from holonomy.layers.kernels.heads import without_padding
 from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import Lorentz
 from holonomy.structures import PaddedGraphs
@@ -138,9 +139,8 @@ class HypformerBlock(nn.Module):
         Returns:
             Points of ``manifold_out``, shaped as ``x``.
         """
-        if key_padding_mask is not None:
-            # What padding holds goes nowhere, but it would come out again, and infinities are no points.
-            x = x.masked_fill(key_padding_mask[..., None], 0.0)
+        # What padding holds goes nowhere, but it would come out again, and infinities are no points.
+        x = without_padding(x, key_padding_mask)
         x = self.position(x)
         x = self.norm_attention(self.residual(x, self.drop(self.attention(x, key_padding_mask))))
         return self.norm_feedforward(self.residual(x, self.feedforward(x)))

@@ -312,8 +312,9 @@ def test_causality_by_gradients(device):
         assert (grad[:3].abs().amax(-1) > 0).all()
 
 
-def test_bfloat16_inputs(device):
-    keys, values = drawn(2, 6, 8, device=device, dtype=torch.bfloat16)
+@pytest.mark.parametrize("order", [1, 2])
+def test_bfloat16_inputs(order, device):
+    keys, values = drawn(order, 6, 8, device=device, dtype=torch.bfloat16)
     result = simplicial_attention(keys, values)
     wide = simplicial_attention([k.double() for k in keys], [v.double() for v in values])
     assert result.dtype == torch.bfloat16
@@ -451,9 +452,15 @@ def test_wrong_arguments_get_one_sentence(device):
         simplicial_attention(keys, values, mask=mask, lower_orders=True)
 
 
-def test_no_tokens_at_all(device):
-    keys, values = drawn(2, 0, 6, device=device)
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_no_tokens_and_no_steps_at_all(order, device):
+    keys, values = drawn(order, 0, 6, device=device)
     assert simplicial_attention(keys, values).shape == (0, 3)
+    none = torch.zeros(0, 2, dtype=torch.int64, device=device)
+    assert simplicial_path_attention(keys, values, none).shape == (0, 3)
+    keys, values = drawn(order, 4, 6, device=device)
+    nowhere = torch.zeros(4, 0, dtype=torch.int64, device=device)
+    assert torch.equal(simplicial_path_attention(keys, values, nowhere), torch.zeros_like(values[0]))
 
 
 def test_what_is_held_is_of_order_n_for_triples():

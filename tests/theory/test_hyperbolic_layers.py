@@ -28,6 +28,7 @@ from holonomy.layers import (
     HypResidual,
     TangentLinear,
 )
+from holonomy.layers.kernels.linear_attention import power_features
 from holonomy.manifolds import Lorentz
 from holonomy.theory import lipschitz_bound, measure_stretch, stretch
 from holonomy.theory.distances import boost
@@ -197,8 +198,6 @@ def test_tanh_and_gelu_do_not_contract():
 
 
 def test_the_feature_map_of_linear_attention():
-    from holonomy.layers.kernels.linear_attention import power_features  # noqa: PLC0415 - used once
-
     m, power = Lorentz(-1.0, **DOUBLE), 2.5
     found = measure_stretch(
         HRC(lambda s: power_features(s, power), m), 2.0, 6, generator=torch.Generator().manual_seed(0)

@@ -359,6 +359,6 @@ class ExpertChoice(nn.Module):
             result = self.inner(some)
         else:
             padding = key_padding_mask.gather(-1, chosen)
-            result = self.inner(some, padding).masked_fill(padding[..., None], 0.0)
+            result = without_padding(self.inner(some, padding), padding)
         result = scores.gather(-1, chosen)[..., None] * result
         return torch.zeros_like(x, dtype=result.dtype).scatter(-2, index, result)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from holonomy.layers.kernels.chromatic_parts import Options, RecomputedAttention
 from holonomy.layers.kernels.dot_product import dot_product_attention
+from holonomy.layers.kernels.heads import merge_heads, split_heads
 from holonomy.numerics import apply_function
 from holonomy.structures import joint
 
@@ -110,9 +111,9 @@ def plain_chromatic_attention(
     True
     """
     if edge_bias is None and edge_value is None and activation is None and keep is None:
-        q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+        q, k, v = (split_heads(x, heads) for x in (query, key, value))
         out = dot_product_attention(q, k, v, None if mask is None else mask[:, None, None, :])
-        return _only_nodes(out.transpose(1, 2).flatten(-2), mask)
+        return _only_nodes(merge_heads(out), mask)
     same = edge_value is edge_bias
     edge_bias = _cleaned(edge_bias, mask)
     edge_value = edge_bias if same else _cleaned(edge_value, mask)

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Options", "RecomputedAttention"]
 

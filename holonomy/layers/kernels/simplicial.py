@@ -93,15 +93,15 @@ def simplicial_attention(
         raise ValueError(f"keys must have equally many nodes with causal or pair_mask, got {sizes}.")
     if lower_orders and mask is not None:
         raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
+    batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
+    if 0 in (*batch, *sizes):
+        return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
     if order == 1 and form == "product" and not lower_orders:
         return _pairwise(keys, values[0], mask, pair_mask, causal=causal, scale=scale)
     dtype = values[0].dtype
     if dtype in (torch.bfloat16, torch.float16):  # sums over n^N terms, and differences of logits
         keys, values = [key.float() for key in keys], [value.float() for value in values]
-    batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
-    if 0 in (*batch, *sizes):
-        return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1]).to(dtype)
     each: list[tuple[Tensor, Tensor]] = []
     with torch.autocast(values[0].device.type, enabled=False):
         for m in range(1, order + 1) if lower_orders else (order,):

@@ -78,6 +78,8 @@ def simplicial_path_attention(
     if dtype in (torch.bfloat16, torch.float16):
         keys, values = [key.float() for key in keys], [value.float() for value in values]
     batch = torch.broadcast_shapes(neighbours.shape[:-2], *(tensor.shape[:-2] for tensor in (*keys, *values)))
+    if 0 in (*batch, nodes, neighbours.shape[-1]):
+        return values[0].new_zeros(*batch, nodes, values[0].shape[-1]).to(dtype)
     keys, values = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys))), moderate(values, 1)
     flat = [tensor.expand(*batch, -1, -1).reshape(-1, *tensor.shape[-2:]) for tensor in (*keys, *values)]
     steps = neighbours.expand(*batch, -1, -1).reshape(-1, *neighbours.shape[-2:])
