@@ -1,10 +1,13 @@
-# Both commands do all the set-up: Python 3.11 and make are enough.
+# The commands do all the set-up: Python 3.11 and make are enough.
 #
 #   make demo    the environment, then the main job: a hyperbolic transformer trained on a tree
 #   make test    the environment, then lint, types, documentation and the whole suite
+#   make bench   the environment, then every benchmark with its target; ONLY="cdist simplicial" some of them
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PYTEST_ARGS ?=
+ONLY ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -14,11 +17,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs suite clean
+.PHONY: help demo test bench check docs suite clean
 .NOTPARALLEL:
 
 help:
-	@sed -n '3,4s/^# *//p' Makefile
+	@sed -n '3,5s/^# *//p' Makefile
 
 # Made once, and again only when what is to be installed changed. The build backend is installed from
 # the same constraints as everything else, hence no build isolation.
@@ -48,6 +51,9 @@ docs: $(STAMP)
 
 suite: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks $(ONLY) $(BENCH_ARGS)
 
 clean:
 	@rm -rf .venv docs/_build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,66 @@
+"""One optimizer step on 60 Euclidean tensors and 6 hyperboloid tables.
+
+Geoopt's RiemannianAdam, ours, and torch's fused Adam, which knows no manifold: the floor. Without a time part in the
+gradients, as functions leave them that read points by their space part, or with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import geoopt
+import torch
+from torch import Tensor
+
+from benchmarks.case import Case, Contenders, Line
+from holonomy.optim import RiemannianAdam
+
+__all__ = ["CASES"]
+
+
+def parameters(rows: int, device: torch.device, *, time_gradient: bool) -> list[torch.nn.Parameter]:
+    draw = torch.Generator().manual_seed(0)
+    manifold = geoopt.Lorentz().to(device)
+    weights = [torch.nn.Parameter(torch.randn(64, 64, generator=draw).to(device)) for _ in range(60)]
+    points = [manifold.projx(0.3 * torch.randn(rows, 65, generator=draw).to(device)) for _ in range(6)]
+    tables = [geoopt.ManifoldParameter(x, manifold=manifold) for x in points]
+    for p in (*weights, *tables):
+        p.grad = torch.randn(p.shape, generator=draw).to(device)
+    if not time_gradient:
+        for p in tables:
+            p.grad[:, 0] = 0
+    return [*weights, *tables]
+
+
+def contenders(rows: int, device: torch.device, *, time_gradient: bool) -> Contenders:
+    def steps(make: Callable[..., torch.optim.Optimizer], **options: bool) -> Callable[[], Sequence[Tensor]]:
+        optimizer = make(parameters(rows, device, time_gradient=time_gradient), **options)
+
+        def step() -> Sequence[Tensor]:
+            optimizer.step()
+            return []
+
+        return step
+
+    return {
+        "geoopt": steps(geoopt.optim.RiemannianAdam),
+        "ours": steps(RiemannianAdam),
+        "fused": steps(torch.optim.Adam, fused=True),
+    }
+
+
+CASES = tuple(
+    Case(
+        name=f"optimizer{'-time' if time_gradient else ''}",
+        title=f"RiemannianAdam, 60 weights of 64 x 64 and 6 tables of 64 dimensions, {about} time gradient",
+        unit="rows",
+        sizes=(100, 10_000),
+        contenders=partial(contenders, time_gradient=time_gradient),
+        lines=(
+            Line("geoopt", "ours", {10_000: ">= 8"}),
+            Line("ours", "fused", {100: "<= 2", 10_000: "<= 4.5"}),
+        ),
+    )
+    for time_gradient, about in ((False, "without"), (True, "with"))
+)
