@@ -25,7 +25,7 @@ from holonomy.layers.kernels import simplicial
 from holonomy.layers.kernels.multilinear import chunks, rotary
 from holonomy.layers.kernels.simplicial_paths import best_neighbours, path_mask
 from tests.reference.simplicial import attention as by_loops
-from tests.reference.simplicial import best_steps, determinant, marked
+from tests.reference.simplicial import best_steps, determinant, marked, near
 
 FORMS = ["product", "determinant"]
 
@@ -58,6 +58,7 @@ def assert_same(ours, theirs, tensors, rtol=1e-9):
 def test_any_masks_and_any_tiles_against_the_loops(order, form, data, device):
     nodes = data.draw(st.integers(1, 4 if order == 3 else 6))
     causal, lower_orders = data.draw(st.booleans()), data.draw(st.booleans())
+    window = data.draw(st.one_of(st.none(), st.integers(1, 3), st.tuples(*[st.integers(1, 4)] * order)))
     tile = data.draw(st.one_of(st.none(), st.sampled_from([1, 7, nodes**order])))
     keys, values = drawn(order, nodes, 5, device=device)
     pairs = torch.rand(nodes, nodes, device=device) > 0.3 if data.draw(st.booleans()) else None
@@ -67,6 +68,7 @@ def test_any_masks_and_any_tiles_against_the_loops(order, form, data, device):
 
     def takes(i, simplex):
         seen = all((k <= i or not causal) and (pairs is None or bool(pairs[i, k])) for k in simplex)
+        seen = seen and near(window, i, simplex)
         return seen and (mask is None or bool(mask[(i, *simplex)]))
 
     ours = simplicial_attention(
@@ -75,6 +77,7 @@ def test_any_masks_and_any_tiles_against_the_loops(order, form, data, device):
         mask=mask,
         pair_mask=pairs,
         causal=causal,
+        window=window,
         form=form,
         lower_orders=lower_orders,
         tile=tile,
@@ -433,11 +436,16 @@ def test_padding_is_never_chosen_before_a_token(device):
 @pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_arguments_get_one_sentence(device):
     keys, values = drawn(2, 4, 6, device=device)
+    by_window, steps = SimplicialAttention(8, 2, window=2), torch.zeros(3, 1, dtype=torch.int64)
     for call, sentence in (
         (lambda: simplicial_attention(keys[:2], values), "keys must be one more than values"),
         (lambda: simplicial_attention([*keys[:2], keys[2][:, :4]], values), "keys must have equal channels"),
         (lambda: simplicial_attention(keys, [values[0], values[1][:2]]), "values must have shape"),
         (lambda: simplicial_attention(keys, values, form="sum"), "form must be one of"),
+        (lambda: simplicial_attention(keys, values, window=0), "window must be a positive integer"),
+        (lambda: simplicial_attention(keys, values, window=(1, 2, 3)), "window must be one number or N = 2"),
+        (lambda: SimplicialAttention(8, 2, window=(1, 2, 3)), "window must be one number or N = 2"),
+        (lambda: by_window.along_paths(*by_window.projected(torch.ones(3, 8)), steps), "window must be None"),
         (lambda: SimplicialAttention(8, 3), "features must be a multiple of heads"),
         (lambda: SimplicialAttention(8, 2, rope=True), "rope must be False with form 'product'"),
         (lambda: SimplicialAttention(4, 2, form="determinant"), "at least N \\+ 1 = 3 channels"),
@@ -469,7 +477,28 @@ def test_what_is_held_is_of_order_n_for_triples():
     for block in simplicial.tiles(listed, simplicial.TILE):
         for tile in block:
             entries = tile.batch.stop - tile.batch.start
-            held = (
-                entries * (tile.queries.stop - tile.queries.start) * (tile.heads.stop - tile.heads.start) * tile.tails
-            )
-            assert held <= simplicial.TILE
+            rows, columns, tails = (part.stop - part.start for part in (tile.queries, tile.heads, tile.tails))
+            assert entries * rows * columns * tails <= simplicial.TILE
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize(("causal", "window"), [(False, 4), (True, (3, 5, 2)), (True, None)])
+def test_tiles_hold_all_that_is_allowed_and_little_else(order, causal, window):
+    """Each tile's own mask, put in place, is the whole mask; and a window's tiles grow with n, not with its power."""
+    window = window[:order] if isinstance(window, tuple) else window
+    window = simplicial.check_window(window, order)
+    n = 24 if order == 3 else 64
+    listed = simplicial.list_simplexes(
+        (n,) * (order + 1), torch.Size(), torch.device("cpu"), causal=causal, window=window
+    )
+    found = torch.zeros(n, listed.heads, listed.tails, dtype=torch.bool)
+    looked_at = 0
+    for block in simplicial.tiles(listed, 64):
+        for tile in block:
+            part = simplicial.allowed(listed, tile)
+            found[tile.queries, tile.heads, tile.tails] = part[0]
+            looked_at += found[tile.queries, tile.heads, tile.tails].numel()
+    whole = next(simplicial.tiles(listed, n ** (order + 1)))
+    assert torch.equal(found, simplicial.allowed(listed, whole[0])[0].expand_as(found))
+    if window is not None:
+        assert looked_at <= n * 13**order

@@ -45,6 +45,14 @@ def logit(vectors: Sequence[Tensor], form: str) -> Tensor:
     return torch.stack(chunks).sum()
 
 
+def near(window: int | tuple[int, ...] | None, i: int, simplex: tuple[int, ...]) -> bool:
+    """Whether each key is less than its window away from the query."""
+    if window is None:
+        return True
+    each = (window,) * len(simplex) if isinstance(window, int) else window
+    return all(abs(i - k) < w for k, w in zip(simplex, each, strict=False))
+
+
 def attention(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
@@ -151,7 +159,7 @@ def simplicial(
 
     def there(i: int, simplex: tuple[int, ...]) -> bool:
         seen = all(not hidden[k] and (k <= i or not module.causal) for k in simplex)
-        return seen and takes(i, simplex)
+        return seen and near(module.window, i, simplex) and takes(i, simplex)
 
     heads = [
         attention(

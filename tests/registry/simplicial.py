@@ -56,6 +56,8 @@ for options in (
     {"order": 1, "form": "determinant"},
     {"order": 2},
     {"order": 2, "causal": True},
+    {"order": 2, "window": 2},
+    {"order": 2, "window": (3, 2), "causal": True, "lower_orders": True},
     {"order": 2, "form": "determinant"},
     {"order": 2, "form": "determinant", "rope": True, "causal": True},
     {"order": 2, "lower_orders": True, "causal": True},
@@ -67,7 +69,7 @@ for options in (
         described(options),
         lambda s, options=options: layers.SimplicialAttention(s.features, 2, **options, **s.factory),
         _raw,
-        nodewise=not options.get("causal") and not options.get("rope"),
+        nodewise=not any(options.get(name) for name in ("causal", "window", "rope")),
     )
 for options in ({"order": 3, "form": "determinant"}, {"order": 2, "lower_orders": True, "form": "determinant"}):
     _register(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.layers.kernels.multilinear import FORMS, Form, chunks, rotary
-from holonomy.layers.kernels.simplicial import simplicial_attention
+from holonomy.layers.kernels.simplicial import check_window, simplicial_attention
 from holonomy.layers.kernels.simplicial_paths import best_neighbours, simplicial_path_attention, step_scores
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class SimplicialAttention(nn.Module):
         form: of the logits: ``"product"`` (section 2.2) or ``"determinant"`` (section 2.4).
         lower_orders: all orders 1 .. N in one softmax (appendix F.1).
         causal: keys later than the query take no part.
+        window: keys that are w places from the query or further take no part; one number, or one for each key. The
+            window is one of places in the sequence: renumbering the tokens changes the result.
         rope: turn queries and keys by their positions (section 2.4). Only for logits that a common rotation does not
             change: determinants, or products at N = 1.
         device: of the parameters.
@@ -64,6 +66,7 @@ class SimplicialAttention(nn.Module):
         form: Form = "product",
         lower_orders: bool = False,
         causal: bool = False,
+        window: int | tuple[int, ...] | None = None,
         rope: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -74,6 +77,7 @@ class SimplicialAttention(nn.Module):
         checks.one_of("form", form, FORMS)
         self.form: Form = form
         self.lower_orders, self.causal, self.rope = lower_orders, causal, rope
+        self.window = check_window(window, order)
         if rope and form == "product" and order > 1:
             raise ValueError("rope must be False with form 'product' and order > 1: rotations change these logits.")
         if rope and lower_orders:
@@ -164,6 +168,7 @@ class SimplicialAttention(nn.Module):
             mask=None if mask is None else mask.unsqueeze(-self.order - 2),
             pair_mask=None if pair_mask is None else pair_mask[..., None, :, :],
             causal=self.causal,
+            window=self.window,
             form=self.form,
             lower_orders=self.lower_orders,
         )
@@ -189,7 +194,7 @@ class SimplicialAttention(nn.Module):
             ``(*batch, tokens, features)``; the bias of the last map at tokens from which no path starts.
 
         Raises:
-            ValueError: if the layer mixes lower orders, whose paths have other lengths.
+            ValueError: if the layer mixes lower orders, whose paths have other lengths, or has a window.
 
         >>> layer = SimplicialAttention(8, 2)
         >>> layer.along_paths(*layer.projected(torch.randn(5, 8)), torch.zeros(5, 1, dtype=torch.int64)).shape
@@ -197,6 +202,10 @@ class SimplicialAttention(nn.Module):
         """
         if self.lower_orders:
             raise ValueError("lower_orders must be False for attention along paths, got True.")
+        if self.window is not None:
+            raise ValueError(
+                f"window must be None for attention along paths, got {self.window}: neighbours say it all."
+            )
         mixed = simplicial_path_attention(
             keys,
             values,

@@ -1,8 +1,11 @@
 r"""Which simplexes take part in simplicial attention, and the tiles in which their logits are made.
 
 A simplex is a query, a head :math:`k_1` and a tail :math:`(k_2, \dots, k_N)`; for N = 1 the head is a single dummy and
-the tail :math:`k_1`. Tails are listed with the last index fastest, or by their latest node where attention is causal:
-what a query may see then is a beginning of the list. Masks are ``True`` where something takes part.
+the tail :math:`k_1`. Tails are listed with the last index fastest, or by their latest node where attention is causal
+or has a window: what some queries may see then is a stretch of the list. Masks are ``True`` where something takes part.
+
+Causality and windows leave to each key an interval of queries that may see it, and to a tail the intersection of its
+keys' intervals. That is all that the tiles here, and a kernel elsewhere, need to know of them.
 """
 
 from __future__ import annotations
@@ -15,26 +18,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Simplexes", "Tile", "allowed", "list_simplexes", "tiles"]
+__all__ = ["Interval", "Simplexes", "Tile", "allowed", "list_simplexes", "reach", "tiles"]
+
+
+class Interval(NamedTuple):
+    """The queries that see a key or a tail: from ``opens`` to before ``closes``.
+
+    >>> Interval(torch.tensor([0, 1]), torch.tensor([2, 2])).closes
+    tensor([2, 2])
+    """
+
+    opens: Tensor
+    closes: Tensor
 
 
 class Tile(NamedTuple):
-    """A block of logits: of some batch entries, queries and heads, with the first ``tails`` tails.
+    """A block of logits: of some batch entries, queries, heads and tails.
 
     Attributes:
         batch: entries of the flattened batch.
         queries: rows.
         heads: columns.
-        tails: how many tails, from the first.
+        tails: a stretch of their list.
 
-    >>> Tile(slice(0, 1), slice(0, 3), slice(0, 3), 9).tails
+    >>> Tile(slice(0, 1), slice(0, 3), slice(0, 3), slice(0, 9)).tails.stop
     9
     """
 
     batch: slice
     queries: slice
     heads: slice
-    tails: int
+    tails: slice
 
 
 class Simplexes(NamedTuple):
@@ -49,8 +63,10 @@ class Simplexes(NamedTuple):
         mask: broadcasts to ``(*batch, n_0, .., n_N)``, or None.
         pair_mask: broadcasts to ``(*batch, n_0, n_1)``, or None.
         causal: whether keys later than the query take no part.
+        window: key m takes part if it is less than ``window[m - 1]`` places from the query; None for all.
         order_of_tails: where each tail of the list stands in row-major order, None if there; :func:`list_simplexes`.
-        latest: the latest node of each tail where attention is causal, else None.
+        of_heads: the queries that see each head, None for all.
+        of_tails: the queries that see each tail of the list, None for all.
 
     >>> simplexes = list_simplexes((4, 3, 2), torch.Size([5]), torch.device("cpu"))
     >>> simplexes.order, simplexes.heads, simplexes.tails
@@ -65,8 +81,10 @@ class Simplexes(NamedTuple):
     mask: Tensor | None = None
     pair_mask: Tensor | None = None
     causal: bool = False
+    window: tuple[int, ...] | None = None
     order_of_tails: Tensor | None = None
-    latest: Tensor | None = None
+    of_heads: Interval | None = None
+    of_tails: Interval | None = None
 
 
 def list_simplexes(
@@ -77,6 +95,7 @@ def list_simplexes(
     mask: Tensor | None = None,
     pair_mask: Tensor | None = None,
     causal: bool = False,
+    window: tuple[int, ...] | None = None,
 ) -> Simplexes:
     """List the tails.
 
@@ -87,23 +106,74 @@ def list_simplexes(
         mask: of simplexes.
         pair_mask: of a query and each of its keys.
         causal: whether keys later than the query take no part.
+        window: how near each of the N keys must be, None for all.
 
     Returns:
         The simplexes.
 
     >>> device = torch.device("cpu")
-    >>> list_simplexes((2, 2, 2, 2), torch.Size(), device, causal=True).latest
+    >>> list_simplexes((2, 2, 2, 2), torch.Size(), device, causal=True).of_tails.opens
     tensor([0, 1, 1, 1])
     """
     order = len(sizes) - 1
     heads, of_tails = (sizes[1], sizes[2:]) if order > 1 else (1, sizes[1:])
-    order_of_tails = latest = None
-    if causal:
-        axes = [torch.arange(size, device=device) for size in of_tails]
-        latest = reduce(torch.maximum, torch.meshgrid(*axes, indexing="ij")).flatten()
-        if len(axes) > 1:
-            latest, order_of_tails = latest.sort(stable=True)
-    return Simplexes(sizes, batch, order, heads, math.prod(of_tails), mask, pair_mask, causal, order_of_tails, latest)
+    found = Simplexes(sizes, batch, order, heads, math.prod(of_tails), mask, pair_mask, causal, window)
+    if not causal and window is None:
+        return found
+    each = [_interval(found, m, device) for m in range(1, order + 1)]
+    tails = each[1:] or each
+    opens = reduce(torch.maximum, torch.meshgrid(*(x.opens for x in tails), indexing="ij")).flatten()
+    closes = reduce(torch.minimum, torch.meshgrid(*(x.closes for x in tails), indexing="ij")).flatten()
+    listed = None
+    if len(tails) > 1:
+        at = torch.arange(sizes[0], device=device)
+        listed = reduce(torch.maximum, torch.meshgrid(*(at for _ in tails), indexing="ij")).flatten()
+        listed = listed.sort(stable=True).indices
+        opens, closes = opens[listed], closes[listed]
+    return found._replace(
+        order_of_tails=listed, of_heads=each[0] if order > 1 else None, of_tails=Interval(opens, closes)
+    )
+
+
+def _interval(simplexes: Simplexes, m: int, device: torch.device) -> Interval:
+    """The queries that see key m, at each of its nodes."""
+    at = torch.arange(simplexes.sizes[0], device=device)
+    back, ahead = _steps(simplexes, m)
+    return Interval(at - ahead, at + back + 1)
+
+
+def _steps(simplexes: Simplexes, m: int) -> tuple[int, int]:
+    """How far key m may lie back of a query, and ahead of it."""
+    far = simplexes.sizes[0] if simplexes.window is None else simplexes.window[m - 1] - 1
+    return far, 0 if simplexes.causal else far
+
+
+def reach(simplexes: Simplexes, queries: slice) -> tuple[slice, slice]:
+    """Find the heads and the stretch of the list of tails outside of which none of some queries sees anything.
+
+    Args:
+        simplexes: all of them.
+        queries: rows.
+
+    Returns:
+        The heads and the tails.
+
+    >>> simplexes = list_simplexes((9, 9, 9, 9), torch.Size(), torch.device("cpu"), causal=True, window=(4, 2, 3))
+    >>> reach(simplexes, slice(6, 8))  # tails whose latest node is 5, 6 or 7
+    (slice(3, 8, None), slice(25, 64, None))
+    """
+    if simplexes.of_tails is None:
+        return slice(0, simplexes.heads), slice(0, simplexes.tails)
+    each = [_steps(simplexes, m) for m in range(1, simplexes.order + 1)]
+    tails, power = each[1:] or each, max(1, simplexes.order - 1)
+    # The latest node of a tail is no further back than the key with the narrowest window may be.
+    first = max(0, queries.start - min(back for back, _ in tails))
+    last = min(simplexes.sizes[0], queries.stop + max(ahead for _, ahead in tails))
+    heads = slice(0, 1)
+    if simplexes.order > 1:
+        back, ahead = each[0]
+        heads = slice(max(0, queries.start - back), min(simplexes.heads, queries.stop + ahead))
+    return heads, slice(first**power, last**power)
 
 
 def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
@@ -121,19 +191,22 @@ def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
     (6, 1)
     """
     entries, queries = math.prod(simplexes.batch), simplexes.sizes[0]
-    row = simplexes.heads * simplexes.tails
+    row, most = simplexes.heads * simplexes.tails, queries
     together = max(1, logits // (queries * row))
-    rows = min(queries, max(1, logits // row))
-    columns = simplexes.heads if row <= logits else max(1, logits // simplexes.tails)
+    if simplexes.window is not None and logits < queries * row:
+        # As many queries as a window is wide: fewer would look at one key again and again, more at keys far from most.
+        most = max(simplexes.window)
+        heads, tails = reach(simplexes, slice(queries // 2, queries // 2 + most))
+        row = (heads.stop - heads.start) * (tails.stop - tails.start)
+    rows = min(queries, most, max(1, logits // row))
     for entry in range(0, entries, together):
         for query in range(0, queries, rows):
             some = slice(query, min(query + rows, queries))
-            seen = some.stop if simplexes.causal else None
-            heads = simplexes.heads if seen is None or simplexes.order == 1 else seen
-            tails = simplexes.tails if seen is None else seen ** max(1, simplexes.order - 1)
+            heads, tails = reach(simplexes, some)
+            columns = max(1, logits // ((some.stop - some.start) * (tails.stop - tails.start)))
             yield [
-                Tile(slice(entry, min(entry + together, entries)), some, slice(k, min(k + columns, heads)), tails)
-                for k in range(0, heads, columns)
+                Tile(slice(entry, min(entry + together, entries)), some, slice(k, min(k + columns, heads.stop)), tails)
+                for k in range(heads.start, heads.stop, columns)
             ]
 
 
@@ -155,12 +228,11 @@ def allowed(simplexes: Simplexes, tile: Tile) -> Tensor | None:
             [False,  True]])
     """
     found: list[Tensor] = []
-    if simplexes.latest is not None:
-        at = torch.arange(tile.queries.start, tile.queries.stop, device=simplexes.latest.device)[:, None]
-        found.append((simplexes.latest[: tile.tails] <= at)[None, :, None, :])
-        if simplexes.order > 1:
-            heads = torch.arange(tile.heads.start, tile.heads.stop, device=at.device)
-            found.append((heads <= at)[None, :, :, None])
+    if simplexes.of_tails is not None:
+        at = torch.arange(tile.queries.start, tile.queries.stop, device=simplexes.of_tails.opens.device)[:, None]
+        found.append(_seen(simplexes.of_tails, tile.tails, at)[None, :, None, :])
+        if simplexes.of_heads is not None:
+            found.append(_seen(simplexes.of_heads, tile.heads, at)[None, :, :, None])
     if simplexes.pair_mask is not None:
         pair = _block(simplexes, simplexes.pair_mask, tile, (simplexes.sizes[0], simplexes.sizes[1]))
         tails = pair
@@ -177,8 +249,13 @@ def allowed(simplexes: Simplexes, tile: Tile) -> Tensor | None:
 
 
 def _listed(simplexes: Simplexes, tails: Tensor, tile: Tile) -> Tensor:
-    listed = tails if simplexes.order_of_tails is None else tails[..., simplexes.order_of_tails[: tile.tails]]
-    return listed[..., : tile.tails]
+    if simplexes.order_of_tails is None:
+        return tails[..., tile.tails]
+    return tails[..., simplexes.order_of_tails[tile.tails]]
+
+
+def _seen(interval: Interval, some: slice, query: Tensor) -> Tensor:
+    return (interval.opens[some] <= query) & (query < interval.closes[some])
 
 
 def _block(simplexes: Simplexes, mask: Tensor, tile: Tile, sizes: tuple[int, ...]) -> Tensor:

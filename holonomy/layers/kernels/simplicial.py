@@ -31,7 +31,16 @@ from holonomy.layers.kernels.simplexes import Simplexes, Tile, allowed, list_sim
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["STORED", "TILE", "Factors", "check_simplex", "factors_of", "simplicial_attention", "stored_attention"]
+__all__ = [
+    "STORED",
+    "TILE",
+    "Factors",
+    "check_simplex",
+    "check_window",
+    "factors_of",
+    "simplicial_attention",
+    "stored_attention",
+]
 
 TILE = 2**17
 """Logits that are held at a time: a tile of this size stays in a core's cache. On other devices 64 times as many."""
@@ -47,6 +56,7 @@ def simplicial_attention(
     mask: Bool[Tensor, "..."] | None = None,
     pair_mask: Bool[Tensor, "..."] | None = None,
     causal: bool = False,
+    window: int | tuple[int, ...] | None = None,
     form: Form = "product",
     scale: float | None = None,
     lower_orders: bool = False,
@@ -68,6 +78,9 @@ def simplicial_attention(
         pair_mask: ``(*batch, n_0, n_1)``, broadcasting: a simplex is there if its query may attend to each of its keys.
             A row for keys that are no padding is ``(*batch, 1, n)``.
         causal: keys later than the query take no part.
+        window: keys w places from the query, or further, take no part: each key within a window of its own if N numbers
+            are given. With ``causal`` these are the w tokens up to the query. Time is then of order
+            :math:`n w^N`.
         form: of the logits, ``"product"`` or ``"determinant"``.
         scale: s, :math:`1/\sqrt{d}` if left out.
         lower_orders: all orders up to N in one softmax.
@@ -79,18 +92,23 @@ def simplicial_attention(
         ``(*batch, n_0, values)``; zero for a query that is in no simplex.
 
     Raises:
-        ValueError: if the numbers or shapes of keys and values do not fit, or masks cannot be combined.
+        ValueError: if the numbers or shapes of keys and values do not fit, masks cannot be combined, or a window is not
+            positive.
 
     >>> x = [torch.zeros(3, 2) for _ in range(3)]
     >>> values = [torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1)]
     >>> simplicial_attention(x, values, causal=True).flatten()
     tensor([1.0000, 1.5000, 2.0000])
+    >>> simplicial_attention(x, values, causal=True, window=(2, 3)).flatten()
+    tensor([1.0000, 1.5000, 2.5000])
     """
     checks.one_of("form", form, FORMS)
     order = check_simplex(keys, values)
     sizes = [key.shape[-2] for key in keys]
-    if (causal or pair_mask is not None) and len(set(sizes[0 if causal else 1 :])) > 1:
-        raise ValueError(f"keys must have equally many nodes with causal or pair_mask, got {sizes}.")
+    windows = check_window(window, order)
+    by_place = causal or windows is not None
+    if (by_place or pair_mask is not None) and len(set(sizes[0 if by_place else 1 :])) > 1:
+        raise ValueError(f"keys must have equally many nodes with causal, window or pair_mask, got {sizes}.")
     if lower_orders and mask is not None:
         raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
     batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
@@ -98,7 +116,7 @@ def simplicial_attention(
         return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
     if order == 1 and form == "product" and not lower_orders:
-        return _pairwise(keys, values[0], mask, pair_mask, causal=causal, scale=scale)
+        return _pairwise(keys, values[0], mask, pair_mask, causal=causal, window=windows, scale=scale)
     dtype = values[0].dtype
     if dtype in (torch.bfloat16, torch.float16):  # sums over n^N terms, and differences of logits
         keys, values = [key.float() for key in keys], [value.float() for value in values]
@@ -106,7 +124,13 @@ def simplicial_attention(
     with torch.autocast(values[0].device.type, enabled=False):
         for m in range(1, order + 1) if lower_orders else (order,):
             simplexes = list_simplexes(
-                tuple(sizes[: m + 1]), batch, keys[0].device, mask=mask, pair_mask=pair_mask, causal=causal
+                tuple(sizes[: m + 1]),
+                batch,
+                keys[0].device,
+                mask=mask,
+                pair_mask=pair_mask,
+                causal=causal,
+                window=None if windows is None else windows[:m],
             )
             each.append(_attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile))
         return _mixture(each).to(dtype)
@@ -142,6 +166,31 @@ def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
     return order
 
 
+def check_window(window: int | tuple[int, ...] | None, order: int) -> tuple[int, ...] | None:
+    """Check a window, and give one to each key.
+
+    Args:
+        window: of all keys, or of each.
+        order: N.
+
+    Returns:
+        N positive numbers, or None.
+
+    Raises:
+        TypeError: if one is no integer.
+        ValueError: if one is not positive, or there are not N.
+
+    >>> check_window(4, 2), check_window((4, 5), 2), check_window(None, 2)
+    ((4, 4), (4, 5), None)
+    """
+    if window is None:
+        return None
+    windows = window if isinstance(window, tuple) else (window,) * order
+    if len(windows) != order:
+        raise ValueError(f"window must be one number or N = {order}, got {window}.")
+    return tuple(checks.positive_int("window", each) for each in windows)
+
+
 def _pairwise(
     keys: Sequence[Tensor],
     value: Tensor,
@@ -149,13 +198,15 @@ def _pairwise(
     pair_mask: Tensor | None,
     *,
     causal: bool,
+    window: tuple[int, ...] | None,
     scale: float,
 ) -> Tensor:
     query, key = moderate(keys, keys[0].shape[-1])
     given = [item for item in (mask, pair_mask) if item is not None]
-    if causal:
+    if causal or window is not None:
         square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-        given.append(square.tril())
+        near = query.shape[-2] if window is None else window[0] - 1
+        given.append(square.tril(0 if causal else near).triu(-near))
     return dot_product_attention(query, key, value, reduce(torch.logical_and, given) if given else None, scale=scale)
 
 
@@ -326,7 +377,7 @@ class _Tiled(torch.autograd.Function):
                 weights = logits.sub_(base[..., None, None]).exp_()
                 kept = (peak - base).exp()
                 total = total * kept + weights.sum((-2, -1))
-                inner = _times(weights, f.tail_value[part.batch, : part.tails])
+                inner = _times(weights, f.tail_value[part.batch, part.tails])
                 average = average * kept[..., None] + (inner * f.value[part.batch, None, part.heads]).sum(2)
                 peak = highest
             mixed[where] = average / total.masked_fill(total == 0, 1.0)[..., None]
@@ -369,7 +420,7 @@ class _TiledGradient(torch.autograd.Function):
         average = (mixed * grad).sum(-1) - grad_mass
         for part in (part for block in tiles(simplexes, tile) for part in block):
             batch, queries, columns = part.batch, part.queries, part.heads
-            tails = batch, slice(part.tails)
+            tails = batch, part.tails
             heads, logits = _logits(f, simplexes, part)
             weights = logits.sub_(base[batch, queries, None, None]).exp_()
             pulled = grad[batch, queries, None] * value[batch, None, columns]
@@ -399,7 +450,7 @@ def _logits(f: Factors, simplexes: Simplexes, part: Tile) -> tuple[Tensor, Tenso
     heads = left[0] * right[0]
     for term in range(1, left.shape[0]):
         heads = heads + left[term] * right[term]
-    logits = _times(heads, f.tail[part.batch, : part.tails].mT)
+    logits = _times(heads, f.tail[part.batch, part.tails].mT)
     there = allowed(simplexes, part)
     return heads, logits if there is None else logits.masked_fill_(~there, -torch.inf)
 
