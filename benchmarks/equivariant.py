@@ -1,128 +1,104 @@
-"""Equivariant layers: against the sums written out, and the cost of an edge as graphs grow.
-
-Forward and backward, float32, one thread, in turn within one process. ``--edges`` counts the hyperedges of a random
-graph with four edges a node; attention is :class:`~holonomy.layers.HigherOrderAttention` 2 -> 2 with all 15 classes.
-
-    python -m benchmarks.equivariant [--edges 10000 100000 1000000] [--rounds 7] [--json FILE]
-"""
+"""Equivariant layers: against the forms that are written down, and the cost of a hyperedge as graphs grow."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import time
-from pathlib import Path
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from benchmarks.rounds import Ratio, interleaved, report
-from holonomy.layers import EquivariantLinear, HigherOrderAttention, set_partitions
+from benchmarks.case import Case, Contenders, Growth, Line, stepped
+from benchmarks.plain.equivariant import basis_tensors, ign_layer, over_basis
+from holonomy.layers import EquivariantLinear, HigherOrderAttention
 from holonomy.structures import Hyperedges
 
+__all__ = ["CASES"]
 
-def basis_tensors(nodes: int) -> Tensor:
-    """The 15 basis tensors of 2 -> 2, HOT eq. 2, as n^4 zeros and ones."""
-    i = torch.arange(nodes)
-    grid = torch.stack(torch.meshgrid(i, i, i, i, indexing="ij"))
-    exact = []
-    for pattern in set_partitions(4):
-        fits = torch.ones(nodes, nodes, nodes, nodes, dtype=torch.bool)
-        for a in range(4):
-            for b in range(a):
-                fits &= (grid[a] == grid[b]) == (pattern[a] == pattern[b])
-        exact.append(fits)
-    return torch.stack(exact).float()
+FEATURES, HEADS = 32, 4
+# Basis tensors of n^4 entries each are a GiB at 64 nodes.
+MOST_NODES_OVER_BASIS = 64
 
 
-def stepped(function, *leaves: Tensor):
-    """A function of nothing: forward, and backward to the leaves."""
-
-    def step() -> None:
-        torch.autograd.grad(function().square().sum(), leaves)
-
-    return step
-
-
-def written_out(nodes: int, features: int, rounds: int, path: str | None) -> None:
-    """HOT eq. 1 by an einsum over its basis tensors, against the layer."""
+def linear(nodes: int, device: torch.device, *, order: int) -> Contenders:
+    """The layer, the basis of HOT eq. 2, and for matrices the operations of an IGN layer; without biases."""
     torch.manual_seed(0)
-    layer = EquivariantLinear(2, 2, features, features)
-    x = torch.randn(1, nodes, nodes, features, requires_grad=True)
-    basis = basis_tensors(nodes)
-    bias = torch.stack([torch.eye(nodes), 1 - torch.eye(nodes)])
-
-    def plain() -> Tensor:
-        summed = torch.einsum("pijkl,bijd->bpkld", basis, x)
-        return torch.einsum("bpkld,pde->bkle", summed, layer.weight) + torch.einsum("pkl,pe->kle", bias, layer.bias)
-
-    torch.testing.assert_close(layer(x), plain(), rtol=1e-3, atol=1e-2)
-    leaves = (x, *layer.parameters())
-    taken = interleaved({"written out": stepped(plain, *leaves), "ours": stepped(lambda: layer(x), *leaves)}, rounds)
-    report({"layer": "2 -> 2", "nodes": nodes, "features": features}, taken, [Ratio("written out", "ours", "")], path)
+    layer = EquivariantLinear(order, order, FEATURES, FEATURES, bias=False, device=device)
+    x = torch.randn(*[nodes] * order, FEATURES).to(device).requires_grad_()
+    leaves = (x, layer.weight)
+    found = {"ours": stepped(lambda: layer(x), leaves)}
+    if order == 2:
+        found["IGN layer"] = stepped(lambda: ign_layer(x, layer.weight), leaves)
+    if nodes <= MOST_NODES_OVER_BASIS:
+        basis = basis_tensors(2 * order, nodes).to(device)
+        found["over the basis"] = stepped(lambda: over_basis(x, layer.weight, basis), leaves)
+    return found
 
 
-def random_graph(edges: int, features: int) -> Hyperedges:
+def random_graph(edges: int, features: int, device: torch.device) -> Hyperedges:
     """Loops and three edges a node, about as many hyperedges as asked for."""
     nodes = edges // 4
-    pairs = torch.randint(nodes, (edges - nodes, 2))
+    draw = torch.Generator().manual_seed(0)
+    pairs = torch.randint(nodes, (edges - nodes, 2), generator=draw)
     loops = torch.arange(nodes)[:, None].expand(nodes, 2)
-    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    indices = torch.cat([loops, pairs]).unique(dim=0)
-    return Hyperedges(indices, torch.randn(indices.shape[0], features), nodes)
+    indices = torch.cat([loops, pairs[pairs[:, 0] != pairs[:, 1]]]).unique(dim=0)
+    values = torch.randn(indices.shape[0], features, generator=draw)
+    return Hyperedges(indices.to(device), values.to(device), nodes)
 
 
-def growth(sizes: list[int], features: int, rounds: int, kinds: list[str], *, forward: bool, path: str | None) -> None:
-    """Time and memory an edge; the peak is that of the process, so that one size a process is told apart."""
-    for edges in sizes:
-        for sums in kinds:
-            torch.manual_seed(0)
-            graph = random_graph(edges, features)
-            layer = HigherOrderAttention(2, 2, features, 4, kernel="performer", sums=sums)
-            best = float("inf")
-            for _ in range(rounds):
-                start = time.thread_time()
-                with torch.set_grad_enabled(not forward):
-                    loss = layer(graph).values.square().mean()
-                if not forward:
-                    loss.backward()
-                best = min(best, time.thread_time() - start)
-            count = graph.indices.shape[0]
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            passes = "forward" if forward else "forward and backward"
-            print(
-                f"{sums:10s} {passes} {count:9,d} edges  {1e6 * best / count:7.2f} us an edge  {peak / 2**30:.2f} GiB"
-            )
-            setting = {"attention": "2 -> 2", "sums": sums, "features": features, "passes": passes, "edges": count}
-            measured = {"microseconds_per_edge": 1e6 * best / count, "process_peak_bytes": peak, "rounds": rounds}
-            if path is not None:
-                add(path, setting | measured)
+def attention(edges: int, device: torch.device, *, backward: bool) -> Contenders:
+    """All 15 classes of 2 -> 2; what is planned for the hyperedges is planned in the warm-up."""
+    graph = random_graph(edges, FEATURES, device)
+    values = graph.values.requires_grad_(backward)
+    found: Contenders = {}
+    for sums in ("decoupled", "coupled"):
+        torch.manual_seed(0)
+        layer = HigherOrderAttention(2, 2, FEATURES, HEADS, kernel="performer", sums=sums, device=device)
+        layer.requires_grad_(backward)
+        leaves = (values, *layer.parameters()) if backward else ()
+        found[sums] = stepped(lambda layer=layer: layer(graph).values, leaves)
+    return found
 
 
-def add(path: str, entry: dict) -> None:
-    """Put an entry behind those of a JSON list."""
-    file = Path(path)
-    done = json.loads(file.read_text("utf-8")) if file.exists() else []
-    file.write_text(json.dumps([*done, entry | {"torch": torch.__version__}], indent=1) + "\n", "utf-8")
+def grows(of: str, target: str, note: str = "") -> Growth:
+    return Growth(of, per_unit={100_000: "<= 2", 1_000_000: ""}, microseconds_per_unit=target, exponent="", note=note)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--nodes", type=int, nargs="*", default=[16, 32])
-    parser.add_argument("--edges", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--features", type=int, default=32)
-    parser.add_argument("--sums", nargs="+", choices=["decoupled", "coupled"], default=["decoupled", "coupled"])
-    parser.add_argument("--forward", action="store_true", help="attention forward only, without gradients")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", help="also write the ratios there")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    for nodes in options.nodes:
-        written_out(nodes, options.features, options.rounds, options.json)
-    rounds, kinds = min(options.rounds, 3), options.sums
-    growth(options.edges, options.features, rounds, kinds, forward=options.forward, path=options.json)
-
-
-if __name__ == "__main__":
-    main()
+CASES = (
+    Case(
+        name="equivariant-matrices",
+        title=f"EquivariantLinear 2 -> 2, {FEATURES} channels, forward and backward",
+        unit="nodes",
+        sizes=(16, 32, 64, 256),
+        contenders=partial(linear, order=2),
+        lines=(
+            Line("IGN layer", "ours", {64: ">= 12"}),
+            Line("over the basis", "ours", {64: ">= 169"}),
+            Line("ours", "IGN layer", {256: "<= 0.15"}, of="memory"),
+        ),
+        equal=(("over the basis", "IGN layer", "ours"),),
+    ),
+    Case(
+        name="equivariant-triples",
+        title=f"EquivariantLinear 3 -> 3, all 203 classes, {FEATURES} channels, forward and backward",
+        unit="nodes",
+        sizes=(4, 8),
+        contenders=partial(linear, order=3),
+        lines=(Line("over the basis", "ours", {8: ">= 100"}),),
+        equal=(("over the basis", "ours"),),
+    ),
+    Case(
+        name="sparse-attention-forward",
+        title=f"HigherOrderAttention 2 -> 2 by random features, all 15 classes, {FEATURES} channels, forward",
+        unit="hyperedges",
+        sizes=(10_000, 100_000, 1_000_000),
+        contenders=partial(attention, backward=False),
+        lines=(grows("decoupled", "<= 10"), grows("coupled", "<= 10")),
+    ),
+    Case(
+        name="sparse-attention",
+        title=f"HigherOrderAttention 2 -> 2 by random features, all 15 classes, {FEATURES} channels, forward and backward",
+        unit="hyperedges",
+        sizes=(10_000, 100_000, 1_000_000),
+        contenders=partial(attention, backward=True),
+        lines=(grows("decoupled", "<= 10"), grows("coupled", "<= 10")),
+    ),
+)
