@@ -22,10 +22,7 @@ from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
-from holonomy.layers.kernels.linear_attention import (
-    linear_attention,
-    power_features,
-)
+from holonomy.layers.kernels.projected_attention import projected_attention
 from holonomy.layers.kernels.softmax_attention import (
     SIMILARITIES,
     Similarity,
@@ -112,21 +109,25 @@ class HypLinearAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
-        x = without_padding(x, key_padding_mask)
-        # Features before heads become batch axes: rows of channels are contiguous there.
-        query = power_features(self._channels(self.query.space(x)), self.power, unit=True)
-        key = power_features(self._channels(self.key.space(x)), self.power)
-        # The feature map has degree one: divided by t before it or after it is the same.
-        value = power_features(self._channels(self.value.space(x, (-self.log_scale).exp())), self.power)
-        mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
-        average = merge_heads(
-            linear_attention(query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2), mask)
+        out = self.manifold_out
+        ratio, last = self.manifold_in.ratio(self.manifold_hidden), self.manifold_hidden.ratio(out)
+        # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
+        # the change of curvature of the result, are taken by the map of the values.
+        factors = torch.stack([ratio, ratio, ratio * (-self.log_scale).exp() * last]).to(self.log_scale.dtype)
+        maps = (self.query, self.key, self.value)
+        weight = torch.stack([htc.weight for htc in maps]) * factors[:, None]
+        bias = torch.stack([htc.bias for htc in maps if htc.bias is not None]) * factors
+        return projected_attention(
+            without_padding(x, key_padding_mask),
+            weight.flatten(0, 1),
+            bias.flatten(),
+            self.residual.weight,
+            self.residual.bias * last,
+            out.curvature,
+            key_padding_mask,
+            heads=self.heads,
+            power=self.power,
         )
-        space = without_padding(average + self.residual(value.flatten(-2)), key_padding_mask)
-        return change_curvature(space, self.manifold_hidden, self.manifold_out)
-
-    def _channels(self, space: Float[Tensor, "*batch nodes dim"]) -> Float[Tensor, "*batch nodes heads channels"]:
-        return space.unflatten(-1, (self.heads, -1))
 
     def extra_repr(self) -> str:
         """Heads and power, for ``repr``.

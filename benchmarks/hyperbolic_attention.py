@@ -1,0 +1,124 @@
+"""Hyperbolic attention against its Euclidean twins, the reference modules' arithmetic, and torch's own attention."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.case import Case, Contenders, Growth, Line, stepped
+from benchmarks.plain import hyperbolic as plain
+from holonomy import Lorentz
+from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers.kernels.projected_attention import projected_attention
+
+__all__ = ["CASES"]
+
+WIDTH, HEADS = 64, 4
+MOST_PAIRS, MOST_FOR_SOFTMAX = 4_000, 50_000
+
+
+def manifolds(device: torch.device) -> list[Lorentz]:
+    """Three learnable curvatures: of the input, of queries, keys and values, of the output."""
+    return [Lorentz(kappa, learnable=True, device=device) for kappa in (-1.0, -0.8, -1.2)]
+
+
+def same_kernel(layer: plain.FlatAttention, x: Tensor) -> Tensor:
+    """The twin in flat space through the library's own kernel: what is left is the price of hyperbolic space."""
+    maps = (layer.query, layer.key, layer.value)
+    weight, bias = torch.cat([m.weight for m in maps]), torch.cat([m.bias for m in maps])
+    residual = (layer.residual.weight, layer.residual.bias)
+    return projected_attention(x, weight, bias, *residual, heads=layer.heads, power=layer.power)
+
+
+def linear(count: int, device: torch.device) -> Contenders:
+    torch.manual_seed(0)
+    x = torch.randn(count, WIDTH, device=device) / 4
+    before, hidden, after = manifolds(device)
+    layer = HypLinearAttention(WIDTH, HEADS, before, after, manifold_hidden=hidden, device=device)
+    flat = plain.FlatAttention(WIDTH, HEADS).to(device)
+    points = before.lift(x).detach().requires_grad_()
+    x.requires_grad_()
+    ours, theirs = [points, *layer.parameters()], [x, *flat.parameters()]
+    return {
+        "Euclidean": stepped(partial(flat, x), theirs),
+        "Euclidean, our kernel": stepped(partial(same_kernel, flat, x), theirs),
+        "reference": stepped(partial(plain.linear_attention, layer, points), ours),
+        "ours": stepped(partial(layer, points), ours),
+    }
+
+
+def softmax(count: int, device: torch.device) -> Contenders:
+    """The squared Lorentzian distance, which is a scaled dot product; torch's attention on the same projections."""
+    torch.manual_seed(0)
+    flat = torch.randn(count, WIDTH, device=device) / 4
+    before, hidden, after = manifolds(device)
+    layer = HypSoftmaxAttention(
+        WIDTH, HEADS, before, after, manifold_hidden=hidden, similarity="lorentz_squared", device=device
+    )
+    x, points = flat.requires_grad_(), before.lift(flat).detach().requires_grad_()
+    maps = torch.nn.Linear(WIDTH, 3 * WIDTH, device=device)
+    ours = [points, *layer.parameters()]
+    found = {
+        "SDPA": stepped(partial(sdpa, maps, x), [x, *maps.parameters()]),
+        "ours": stepped(partial(layer, points), ours),
+    }
+    if count <= MOST_PAIRS:
+        found["reference"] = stepped(partial(plain.softmax_attention, layer, points), ours)
+    return found
+
+
+def sdpa(maps: torch.nn.Linear, x: Tensor) -> Tensor:
+    q, k, v = maps(x).view(x.shape[0], 3, HEADS, -1).permute(1, 2, 0, 3)
+    return functional.scaled_dot_product_attention(q[None], k[None], v[None])[0].transpose(0, 1).flatten(-2)
+
+
+def growing(count: int, device: torch.device) -> Contenders:
+    """Linear attention at any size, softmax attention as far as a turn of it takes less than a minute."""
+    names = {"linear": linear, "softmax": softmax} if count <= MOST_FOR_SOFTMAX else {"linear": linear}
+    return {name: build(count, device)["ours"] for name, build in names.items()}
+
+
+CASES = (
+    Case(
+        name="hyperbolic-linear-attention",
+        title=f"hyperbolic linear attention, {HEADS} heads of {WIDTH // HEADS}, forward and backward",
+        unit="tokens",
+        sizes=(10_000, 50_000, 200_000),
+        contenders=linear,
+        lines=(
+            Line("ours", "Euclidean", {10_000: "<= 0.90", 50_000: "<= 0.75", 200_000: "<= 0.30"}),
+            Line("ours", "Euclidean, our kernel", dict.fromkeys((10_000, 50_000, 200_000), "<= 1.12")),
+            Line("reference", "ours", {10_000: ">= 1.4", 50_000: ">= 1.8"}),
+            Line("ours", "reference", {50_000: "<= 0.12"}, of="memory"),
+        ),
+        equal=(("reference", "ours"), ("Euclidean", "Euclidean, our kernel")),
+    ),
+    Case(
+        name="hyperbolic-softmax-attention",
+        title=f"hyperbolic softmax attention, {HEADS} heads of {WIDTH // HEADS}, forward and backward",
+        unit="tokens",
+        sizes=(1_000, 2_000, 4_000),
+        contenders=softmax,
+        lines=(
+            Line("ours", "SDPA", {2_000: "<= 1.08"}, note="whole layers: projections, attention, time coordinates"),
+            Line("reference", "ours"),
+            Line("ours", "reference", of="memory"),
+        ),
+        equal=(("reference", "ours"),),
+    ),
+    Case(
+        name="hyperbolic-attention-growth",
+        title=f"hyperbolic attention in the number of tokens, {HEADS} heads of {WIDTH // HEADS}, forward and backward",
+        unit="tokens",
+        sizes=(10_000, 50_000, 100_000, 1_000_000),
+        contenders=growing,
+        lines=(
+            Growth("linear", exponent="<= 1.1", bytes_per_unit="<= 700"),
+            Growth("softmax"),
+            Line("softmax", "linear"),
+        ),
+    ),
+)

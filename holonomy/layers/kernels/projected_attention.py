@@ -1,0 +1,156 @@
+r"""Hypformer's linear attention from points to points, with its projections: eqs. 14-19 in one function.
+
+Axes: ``(*batch, nodes, channels)``. A mask is boolean, ``True`` at padding, whose rows are zero. The plain definition
+is made of :mod:`~holonomy.layers.kernels.linear_attention`; the fast form computes some rows at a time
+(:mod:`~holonomy.layers.kernels.projected_attention_parts`) and keeps nothing that grows with the nodes but its result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holonomy.layers.kernels.heads import merge_heads, without_padding
+from holonomy.layers.kernels.linear_attention import linear_attention, power_features
+from holonomy.layers.kernels.projected_attention_parts import Options, RecomputedAttention
+from holonomy.manifolds import hyperboloid
+from holonomy.numerics import apply_function
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["plain_projected_attention", "projected_attention"]
+
+# Below, whole tensors stay in the cache and the loop over parts does not pay.
+_FEWEST_ROWS = 2048
+# Rows of a part: 128 channels of them are half a MiB of float32, for each thread. A GPU wants large pieces.
+_ROWS_OF_A_THREAD, _ROWS_OF_A_GPU = 1024, 2**16
+
+
+def plain_projected_attention(
+    x: Float[Tensor, "*batch nodes inputs"],
+    weight: Float[Tensor, "three_dims inputs"],
+    bias: Float[Tensor, " three_dims"],
+    residual_weight: Float[Tensor, "dim dim"],
+    residual_bias: Float[Tensor, " dim"],
+    curvature: Float[Tensor, "*one"] | None = None,
+    mask: Bool[Tensor, "*batch nodes"] | None = None,
+    *,
+    heads: int,
+    power: float,
+) -> Float[Tensor, "*batch nodes outputs"]:
+    r"""The definition of :func:`projected_attention`, with the same arguments.
+
+    Args:
+        x: see there.
+        weight: see there.
+        bias: see there.
+        residual_weight: see there.
+        residual_bias: see there.
+        curvature: see there.
+        mask: see there.
+        heads: see there.
+        power: see there.
+
+    Returns:
+        ``(*batch, nodes, d + 1)``, or d channels without a curvature.
+
+    >>> x, maps = torch.randn(5, 4), (torch.randn(12, 4), torch.randn(12), torch.randn(4, 4), torch.randn(4))
+    >>> torch.allclose(
+    ...     plain_projected_attention(x, *maps, heads=2, power=2.0),
+    ...     projected_attention(x, *maps, heads=2, power=2.0, rows=2),
+    ...     atol=1e-4,
+    ...     rtol=1e-4,
+    ... )
+    True
+    """
+    maps = zip(weight.chunk(3), bias.chunk(3), (True, False, False), strict=True)
+    # Features before heads become batch axes: rows of channels are contiguous there.
+    query, key, value = (
+        power_features(functional.linear(x, w, b).unflatten(-1, (heads, -1)), power, unit=unit) for w, b, unit in maps
+    )
+    average = merge_heads(
+        linear_attention(
+            query.transpose(-3, -2),
+            key.transpose(-3, -2),
+            value.transpose(-3, -2),
+            None if mask is None else mask[..., None, :],
+        )
+    )
+    space = average + functional.linear(value.flatten(-2), residual_weight, residual_bias)
+    space = without_padding(space, mask)
+    return space if curvature is None else hyperboloid.lift(space, curvature)
+
+
+def projected_attention(
+    x: Float[Tensor, "*batch nodes inputs"],
+    weight: Float[Tensor, "three_dims inputs"],
+    bias: Float[Tensor, " three_dims"],
+    residual_weight: Float[Tensor, "dim dim"],
+    residual_bias: Float[Tensor, " dim"],
+    curvature: Float[Tensor, "*one"] | None = None,
+    mask: Bool[Tensor, "*batch nodes"] | None = None,
+    *,
+    heads: int,
+    power: float,
+    rows: int | None = None,
+) -> Float[Tensor, "*batch nodes outputs"]:
+    r"""Linear attention with its linear maps, residual and time coordinate.
+
+    .. math::
+        Q, K, V = \phi(x W_q^\top + b_q), \phi(x W_k^\top + b_k), \phi(x W_v^\top + b_v), \qquad
+        z = \frac{Q (K^\top V)}{Q (K^\top 1)} + V W_r^\top + b_r
+
+    per head, with :math:`\phi` of :func:`~holonomy.layers.kernels.linear_attention.power_features`, and z lifted to
+    the hyperboloid where a curvature is given. Rows without weight are treated as in
+    :func:`~holonomy.layers.kernels.linear_attention.linear_attention`.
+
+    The fast form makes queries, keys and values of some rows at a time, and again on the way back. Gradients of
+    gradients are right: where autograd is asked for them, the plain definition is differentiated, at its price.
+    ``torch.func.grad`` works, ``vmap`` does not. The plain definition runs where nodes are few, below 2048, under
+    ``torch.compile``, under autocast, and in other dtypes than float32 and float64.
+
+    Args:
+        x: ``(*batch, nodes, inputs)``, finite, zero at padding.
+        weight: the three maps below each other, ``(3 d, inputs)``.
+        bias: theirs, ``(3 d,)``.
+        residual_weight: ``(d, d)``.
+        residual_bias: ``(d,)``.
+        curvature: of the hyperboloid on which z is lifted, one negative number; ``None`` leaves z as it is.
+        mask: ``(*batch, nodes)``, ``True`` at padding.
+        heads: number of heads, a divisor of d.
+        power: the exponent p of the feature map.
+        rows: how many are computed at once, in the fast form; ``None`` chooses the form by the rule above, and the
+            rows by device. It has no effect on the result but rounding.
+
+    Returns:
+        ``(*batch, nodes, d + 1)``, or d channels without a curvature; zero, or the origin, at padding.
+
+    >>> one = torch.ones(1, 1)
+    >>> maps = (one.repeat(3, 1), torch.zeros(3), 2 * one, torch.ones(1))
+    >>> projected_attention(torch.tensor([[1.0], [3.0]]), *maps, heads=1, power=1.0, rows=1).flatten()
+    tensor([5.5000, 9.5000])
+    """
+    tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
+    if rows is None and not _pays(x):
+        return plain_projected_attention(*tensors, heads=heads, power=power)
+    if rows is None:
+        rows = _ROWS_OF_A_THREAD * torch.get_num_threads() if x.device.type == "cpu" else _ROWS_OF_A_GPU
+    graphs = x.reshape(-1, *x.shape[-2:])
+    masks = None if mask is None else mask.reshape(-1, mask.shape[-1])
+    options = Options(heads, power, rows, plain_projected_attention)
+    out = apply_function(RecomputedAttention, graphs, masks, *tensors[1:6], options)[0]
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def _pays(x: Tensor) -> bool:
+    return (
+        x.shape[-2] >= _FEWEST_ROWS
+        and x.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled(x.device.type)
+        and x.dtype in (torch.float32, torch.float64)
+    )

@@ -1,0 +1,145 @@
+"""Linear attention in parts: the same numbers as its definition, whatever the size, the mask and the radius."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from holonomy.layers import HypLinearAttention
+from holonomy.layers.kernels.projected_attention import plain_projected_attention, projected_attention
+from holonomy.manifolds import Lorentz
+from tests.laws.laws import assert_near, cotangent
+
+D = torch.float64
+HEADS, DIM = 2, 6
+NAMES = ("result", "x", "weight", "bias", "residual weight", "residual bias", "curvature")
+
+
+def problem(*batch, dtype=D, radius=1.0, masked=False, lifted=True, device=None):
+    torch.manual_seed(math.prod(batch))
+    x = torch.randn(*batch, DIM + 1) * radius
+    mask = torch.rand(batch) < 0.3 if masked else None
+    if masked:
+        x = x.masked_fill(mask[..., None], 0.0)
+    maps = (torch.randn(3 * DIM, DIM + 1), torch.randn(3 * DIM), torch.randn(DIM, DIM), torch.randn(DIM))
+    curvature = (torch.tensor([-0.7]),) if lifted else ()
+    leaves = [t.to(device, dtype).requires_grad_() for t in (x, *maps, *curvature)]
+    return leaves, None if mask is None else mask.to(device)
+
+
+def attend(leaves, mask, *, power=2.0, rows=None):
+    """In parts where rows are given, else by definition."""
+    curvature = leaves[5] if len(leaves) > 5 else None
+    if rows is None:
+        return plain_projected_attention(*leaves[:5], curvature, mask, heads=HEADS, power=power)
+    return projected_attention(*leaves[:5], curvature, mask, heads=HEADS, power=power, rows=rows)
+
+
+def with_gradients(leaves, mask, **options):
+    out = attend(leaves, mask, **options)
+    return out, *torch.autograd.grad(out, leaves, cotangent(out))
+
+
+@pytest.mark.parametrize("nodes", [1, 7, 1023, 1025, 2049])
+@pytest.mark.parametrize("masked", [False, True])
+def test_parts_give_what_the_definition_gives(nodes, masked, dtype, device):
+    for batch, power, lifted in (((nodes,), 2.0, True), ((2, nodes), 1.0, True), ((nodes,), 3.5, False)):
+        leaves, mask = problem(*batch, dtype=dtype, masked=masked, lifted=lifted, device=device)
+        expected = with_gradients(leaves, mask, power=power)
+        got = with_gradients(leaves, mask, power=power, rows=1024)
+        for name, ours, theirs in zip(NAMES, got, expected, strict=False):
+            assert ours.dtype == dtype
+            assert_near(ours, theirs, 1e-11 if dtype == D else 2e-4, name)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 100])
+def test_the_length_of_a_part_has_no_effect(rows):
+    leaves, mask = problem(3, 11, masked=True)
+    for ours, theirs in zip(
+        with_gradients(leaves, mask, rows=rows), with_gradients(leaves, mask, rows=11), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 2.5])
+def test_gradients_by_finite_differences(power):
+    leaves, mask = problem(2, 5, masked=True)
+    assert torch.autograd.gradcheck(lambda *given: attend(given, mask, power=power, rows=2), leaves)
+
+
+def test_second_derivatives_are_those_of_the_definition():
+    leaves, mask = problem(6)
+    assert torch.autograd.gradgradcheck(lambda *given: attend(given, mask, rows=4), leaves)
+
+
+@pytest.mark.parametrize("radius", [0.0, 1e-30, 1e-10, 1e4, 1e18, 1e24, 1e33])
+def test_any_radius_gives_finite_points_and_gradients(radius):
+    leaves, mask = problem(9, dtype=torch.float32, radius=radius)
+    out = attend(leaves, mask, rows=4)
+    manifold = Lorentz(-0.7)
+    torch.testing.assert_close(out[:, :1], manifold.time(out), rtol=1e-6, atol=0)
+    for grad in torch.autograd.grad((out / out[:, :1].detach()).sum(), leaves):
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("growing", [True, False])
+def test_keys_of_all_sizes_keep_the_digits_of_the_definition(growing):
+    """Sums are scaled by the largest key so far; gradients of small queries are all cancellation."""
+    leaves, _ = problem(8, dtype=torch.float32)
+    sizes = torch.logspace(-10, 25, 8)[:, None]
+    leaves[0] = (leaves[0].detach() * (sizes if growing else sizes.flip(0))).requires_grad_()
+    exact = with_gradients([t.detach().double().requires_grad_() for t in leaves], None)
+    plain, ours = with_gradients(leaves, None), with_gradients(leaves, None, rows=2)
+    for name, x, y, z in zip(NAMES, ours, plain, exact, strict=True):
+        error, allowed = ((t.double() - z).norm() / z.norm() for t in (x, y))
+        assert error <= 10 * allowed + 1e-6, name
+
+
+def test_dead_queries_keys_and_padding_get_zero_average_and_finite_gradients():
+    leaves, _ = problem(4, masked=False)
+    with torch.no_grad():
+        leaves[2][:] = -1e3  # no projection is positive
+    out, *gradients = with_gradients(leaves, None, rows=3)
+    torch.testing.assert_close(out[:, 1:], leaves[4].expand(4, -1))
+    assert all((grad == 0).all() for grad in gradients[:3])
+    everywhere = torch.ones(4, dtype=torch.bool)
+    leaves[0] = torch.zeros_like(leaves[0], requires_grad=True)
+    out, *gradients = with_gradients(leaves, everywhere, rows=3)
+    assert (out[:, 1:] == 0).all()
+    assert all((grad == 0).all() for grad in gradients[:5])
+
+
+def test_the_layer_takes_parts_where_nodes_are_many():
+    manifold, hidden, after = (Lorentz(k, learnable=True, dtype=D) for k in (-1.0, -0.5, -2.0))
+    layer = HypLinearAttention(DIM, HEADS, manifold, after, manifold_hidden=hidden, dtype=D)
+    x = manifold.lift(torch.randn(4, 3000, DIM, dtype=D)).detach()
+    mask = torch.rand(4, 3000) < 0.2
+    chosen = []
+    kept = torch.autograd.graph.saved_tensors_hooks(lambda t: chosen.append(t.numel()) or t, lambda t: t)
+    with kept:
+        many = layer(x, mask)
+    # Nothing as large as a projection is kept: input, result, mask, and the input without padding.
+    assert sum(size >= 4 * 3000 * DIM for size in chosen) <= 2
+    few = torch.cat([layer(x[:, :1500], mask[:, :1500]), layer(x[:, 1500:], mask[:, 1500:])], 1)
+    assert not torch.allclose(many, few)  # other keys
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holonomy.layers.kernels.projected_attention._FEWEST_ROWS", 10_000)
+        plain = layer(x, mask)
+    leaves = list(layer.parameters())
+    for name, ours, theirs in zip(
+        [name for name, _ in layer.named_parameters()],
+        torch.autograd.grad(many, leaves, cotangent(many)),
+        torch.autograd.grad(plain, leaves, cotangent(plain)),
+        strict=True,
+    ):
+        assert_near(ours, theirs, 1e-11, name)
+
+
+def test_autocast_takes_the_definition():
+    layer = HypLinearAttention(DIM, HEADS, Lorentz())
+    x = Lorentz().lift(torch.randn(2500, DIM))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = layer(x)
+    assert_near(result, layer(x), 0.2, "result")
