@@ -27,6 +27,9 @@ __all__ = [
     "BATCH_NORM_EPS",
     "CHECK_TOLERANCE",
     "LAYER_NORM_EPS",
+    "PRODUCT_APART",
+    "PRODUCT_NEAR",
+    "PRODUCT_WIDEST",
     "Tolerance",
     "asinhc",
     "at_least_spacing",
@@ -61,6 +64,15 @@ BATCH_NORM_EPS = 1e-5
 
 CHECK_TOLERANCE = 1e-5
 """Default ``atol`` and ``rtol`` of the question whether a point lies on a manifold, as in Geoopt."""
+
+PRODUCT_NEAR = 1e-8
+"""What a sum of products of float64 numbers up to one must be at least to have float32 digits left."""
+
+PRODUCT_APART = 5e-3
+"""The same for sums of float32 products, of which the square root is taken."""
+
+PRODUCT_WIDEST = 1e18
+"""What can be squared in float32."""
 
 # Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
 _SINHC_SERIES_BELOW = 0.1

@@ -30,6 +30,8 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds import geodesics
+from holonomy.manifolds.pair_products import product_distance, takes_products
+from holonomy.manifolds.pairs import midpoint, pairwise_distance, polar
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -311,7 +313,7 @@ def transp0(
     """
     _, ys = _unit(kappa, y)
     vs = numerics.widen(space(v))
-    longer = (ys / (1 + _time(_length(ys))) * vs).sum(-1, keepdim=True)
+    longer = (ys / (1 + polar(ys)[1]) * vs).sum(-1, keepdim=True)
     return _narrow(_tangent(ys, vs + ys * longer), y, v)
 
 
@@ -430,7 +432,7 @@ def egrad2rgrad(
     """
     _, xs = _unit(kappa, x)
     wide = numerics.widen(gradient)
-    x_time = _time(_length(xs))
+    x_time = polar(xs)[1]
     chart = space(wide) + wide[..., :1] * (xs / x_time)
     vector = chart + xs * (xs * chart).sum(-1, keepdim=True)
     return _narrow(_tangent(xs, vector), x, gradient)
@@ -467,7 +469,8 @@ def cdist(
 
     From the law of cosines in half angles, whose terms are all positive: with radii a, b and the angle :math:`\theta`
     between the rays, :math:`\sinh^2(d/2) = \sinh^2((a-b)/2) + \sinh a \sinh b \sin^2(\theta/2)`, the angle from the
-    chord of the unit vectors. Gradients are zero (a subgradient) for coincident pairs.
+    chord of the unit vectors. Large sets of float32 points go through matrix products, with the near pairs by the law,
+    see :mod:`holonomy.manifolds.pair_products`. Gradients are zero (a subgradient) for coincident pairs.
 
     Args:
         x: points ``(..., n, d+1)``.
@@ -481,8 +484,10 @@ def cdist(
     >>> cdist(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), kappa).tolist()
     [[0.0, 0.0]]
     """
-    distances: Tensor = numerics.apply_function(_PairwiseDistance, _wide(x), _wide(y), _scale(kappa))
-    return _narrow(distances, x, y)
+    wide, scale = (_wide(x), _wide(y)), _scale(kappa)
+    if takes_products(x, y):
+        return product_distance(*wide, scale).to(_dtype(x, y))
+    return _narrow(pairwise_distance(*wide, scale), x, y)
 
 
 def centroid(
@@ -509,8 +514,7 @@ def centroid(
     [[1.0, 0.0]]
     """
     scale = _scale(kappa)
-    middle: Tensor = numerics.apply_function(_Centroid, _wide(x), numerics.widen(weights), scale)
-    return _point(middle, scale, x, weights)
+    return _point(midpoint(_wide(x), numerics.widen(weights), scale), scale, x, weights)
 
 
 class _Time(torch.autograd.Function):
@@ -548,170 +552,13 @@ def _radial_time(space: Tensor, radius: Tensor) -> Tensor:
     return numerics.hypot(numerics.norm(space, keepdim=True), radius)
 
 
-class _PairwiseDistance(torch.autograd.Function):
-    """Distances between space parts ``(..., n, d)`` and ``(..., m, d)``, float64."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        half_sinh = _half_sinh(numerics.finite(x * scale), numerics.finite(y * scale))
-        distances = 2 * torch.asinh(half_sinh) / scale
-        # Inputs and output only: what else was saved would be a constant to whoever differentiates twice.
-        ctx.save_for_backward(x, y, scale, distances)
-        return distances
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, y, scale, distances = ctx.saved_tensors
-        x, y, grad = numerics.finite(x * scale), numerics.finite(y * scale), grad_outputs[0]
-        rapidity = distances * scale
-        sinh = numerics.finite(rapidity.sinh())
-        weights = numerics.safe_div(grad, sinh)
-        grad_scale = None
-        if ctx.needs_input_grad[2]:
-            # All points moved along their rays, distances change at the rate E of holonomy.manifolds.geodesics.
-            rate = numerics.safe_div(_klein_gap(x, y), sinh)
-            grad_scale = (grad * (rate - rapidity)).sum() / scale.square()
-        return _weighted_gap(x, y, weights), _weighted_gap(y, x, weights.mT), grad_scale
-
-
-class _Centroid(torch.autograd.Function):
-    """Midpoints, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weights, scale)
-        return _middle(numerics.finite(x * scale), weights)[0] / scale
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        # Made again from the inputs, so that it can be differentiated once more.
-        x, weights, scale = ctx.saved_tensors
-        x = numerics.finite(x * scale)
-        middle, length = _middle(x, weights)
-        cotangent = numerics.safe_div(grad_outputs[0], length)
-        radial = (cotangent * middle).sum(-1, keepdim=True)
-        grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial).mT)
-        grad_weights = (cotangent @ x.mT - radial * _cosh(middle, x)) / scale
-        grad_scale = None
-        if ctx.needs_input_grad[2]:
-            # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
-            lag = (weights * _klein_gap(middle, x)).sum(-1, keepdim=True)
-            grad_scale = -(radial * lag).sum() / scale.square()
-        return grad_x, grad_weights, grad_scale
-
-
-# What a second derivative goes through has two forms: one smooth at the origin, where a point has no direction, and one
-# for both points beyond rapidity 0.9, where the first would cancel. Norms are held in the form that is not taken.
-
-
-def _near(x_norm: Tensor, y_norm: Tensor) -> Tensor:
-    """Pairs of which one is near the origin."""
-    return (x_norm <= 1) | (y_norm.mT <= 1)
-
-
-def _cosh(x: Tensor, y: Tensor) -> Tensor:
-    """cosh(d) = x_t y_t - x . y for all pairs."""
-    (x_norm, x_time), (y_norm, y_time) = _polar(x), _polar(y)
-    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
-    a, b = x_norm.clamp(min=1), y_norm.clamp(min=1)
-    radial = _sinh_difference(a, _time(a), b, _time(b))
-    far = _time(radial) + (a * chord) * (b.mT * chord) / 2
-    return torch.where(_near(x_norm, y_norm), x_time * y_time.mT - x @ y.mT, far)
-
-
-def _klein_gap(x: Tensor, y: Tensor) -> Tensor:
-    """``x_t y_t |p - q|^2`` for all pairs, p and q their points of the Klein ball."""
-    (x_norm, x_time), (y_norm, y_time) = _polar(x), _polar(y)
-    straight = _chord(x / x_time, y / y_time)
-    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
-    a, b = x_norm.clamp(min=1), y_norm.clamp(min=1)
-    radial = _sinh_difference(a, _time(a), b, _time(b))
-    far = (radial / x_time) * (radial / y_time.mT) + a * chord * b.mT * chord
-    return torch.where(_near(x_norm, y_norm), (x_time * straight) * (y_time.mT * straight), far)
-
-
-def _middle(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Midpoints in unit coordinates and the Lorentzian lengths of the weighted sums."""
-    x_norm, x_time = _polar(x)
-    total, time = weights @ x, weights @ x_time
-    slow = numerics.safe_div(total, time).square().sum(-1, keepdim=True)
-    near = slow <= 1 / 2
-    total_norm = numerics.norm(total, keepdim=True)
-    unit = numerics.unit_vector(total, total_norm)
-    chord = _chord(unit, numerics.unit_vector(x, x_norm))
-    # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
-    rim = (1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2
-    short = (weights * torch.where(x_norm.mT <= 1, x_time.mT - unit @ x.mT, rim)).sum(-1, keepdim=True)
-    far = torch.where(near, 1.0, short).sqrt() * torch.where(near, 1.0, time + total_norm).sqrt()
-    length = torch.where(near, time * (1 - torch.where(near, slow, 0.0)).sqrt(), far)
-    return numerics.safe_div(total, length), length
-
-
-def _half_sinh(x: Tensor, y: Tensor) -> Tensor:
-    """sinh(d/2) for all pairs; see :func:`cdist`."""
-    (x_norm, x_time), (y_norm, y_time) = _polar(x), _polar(y)
-    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
-    radial = _sinh_difference(x_norm, x_time, y_norm, y_time)
-    radial = radial / (2 * (1 + torch.hypot(radial, torch.ones_like(radial)))).sqrt()
-    return torch.hypot(radial, x_norm.sqrt() * y_norm.mT.sqrt() * chord / 2)
-
-
-def _sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tensor) -> Tensor:
-    """sinh(a - b) = (|x|^2 - |y|^2) / (|x| y_t + |y| x_t) for all pairs, zero where both radii are."""
-    x_slope, y_slope = x_norm / x_time, (y_norm / y_time).mT
-    return numerics.safe_div(
-        (x_norm - y_norm.mT) * (x_norm / x_time / y_time.mT + (y_norm / y_time).mT / x_time),
-        x_slope + y_slope,
-    )
-
-
-def _weighted_gap(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    r"""``sum_j w_ij (y_t_j / x_t_i x_i - y_j)``: the gradient of ``sum_j w_ij cosh d(x_i, y_j)`` in x.
-
-    Away from the origin the radial component is summed by itself, from ``sinh(a - b) + cosh(a) |y| (1 - cos)``, and the
-    rest projected off the ray, since their difference is too small to survive the subtraction.
-    """
-    (x_norm, x_time), (y_norm, y_time) = _polar(x), _polar(y)
-    pull = weights @ y
-    plain = (weights @ y_time) / x_time * x - pull
-    direction = numerics.unit_vector(x, x_norm)
-    chord = _chord(direction, numerics.unit_vector(y, y_norm))
-    held = y_norm.clamp(min=1)
-    far = _sinh_difference(x_norm, x_time, held, _time(held)) / x_time + held.mT * chord.square() / 2
-    radial = torch.where(y_norm.mT <= 1, x_norm / x_time * y_time.mT - direction @ y.mT, far)
-    polar = direction * (weights * radial).sum(-1, keepdim=True) - (
-        pull - direction * (direction * pull).sum(-1, keepdim=True)
-    )
-    return torch.where(x_norm > 1, polar, plain)
-
-
-def _length(x: Tensor) -> Tensor:
-    return numerics.norm(x, keepdim=True)
-
-
-def _time(length: Tensor) -> Tensor:
-    """Time coordinate, in unit coordinates, of a point whose space part has this length."""
-    return numerics.hypot(length, torch.ones_like(length))
-
-
-def _polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    length = _length(x)
-    return length, _time(length)
-
-
-def _chord(x: Tensor, y: Tensor) -> Tensor:
-    # By differences: the product form loses every chord below 1e-8.
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def _to_frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Components of a tangent vector in the frame carried from the origin, in two parts.
 
     ``radial (..., 1) * direction + across``, for far out their sum loses digits; ``direction`` is the unit vector of x
     where x is away from the origin, and zero, as ``radial``, elsewhere.
     """
-    x_norm = _length(x)
-    x_time = _time(x_norm)
+    x_norm, x_time = polar(x)
     far = x_norm > 1
     inside = torch.where(far, 0.0, x)
     smooth = u - inside / x_time * (inside / (1 + x_time) * u).sum(-1, keepdim=True)
@@ -723,7 +570,7 @@ def _to_frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _tangent(x: Float[Tensor, "... dim"], vector: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
-    x_time = _time(_length(x))
+    x_time = polar(x)[1]
     return torch.cat([(x / x_time * vector).sum(-1, keepdim=True), vector], -1)
 
 

@@ -1,0 +1,261 @@
+r"""All pairs of two sets of points: distances, and midpoints of weighted points, with derivatives in closed form.
+
+Space parts ``(..., n, d)`` come in float64 and ``scale`` is :math:`s = \sqrt{-\kappa}`; what is private here is in unit
+coordinates :math:`X = s x`. Every quantity is a sum of positive terms, or of differences of the numbers that came in,
+so that nothing cancels; :mod:`holonomy.manifolds.pair_products` takes matrix products where float32 allows it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+
+__all__ = ["distance_gradients", "distance_values", "midpoint", "pairwise_distance", "polar"]
+
+
+def pairwise_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    """Distances of all pairs; see :func:`holonomy.manifolds.hyperboloid.cdist`.
+
+    Args:
+        x: space parts ``(..., n, d)``, float64 as all below.
+        y: space parts ``(..., m, d)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Distances ``(..., n, m)``.
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> pairwise_distance(one, one, one.squeeze()).item()
+    0.0
+    """
+    distances: Tensor = numerics.apply_function(_PairwiseDistance, x, y, scale)
+    return distances
+
+
+def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+    """Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`.
+
+    Args:
+        x: space parts ``(..., n, d)``.
+        weights: nonnegative weights ``(..., m, n)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Space parts ``(..., m, d)``.
+
+    >>> x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    >>> midpoint(x, torch.ones(1, 2, dtype=torch.float64), torch.ones(()).double()).tolist()
+    [[0.0]]
+    """
+    middle: Tensor = numerics.apply_function(_Centroid, x, weights, scale)
+    return middle
+
+
+def distance_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    r"""Distances of all pairs from :math:`\sinh(d/2)`, without a gradient of its own.
+
+    Args:
+        x: space parts ``(..., n, d)``.
+        y: space parts ``(..., m, d)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Distances ``(..., n, m)``.
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> distance_values(one, -one, one.squeeze()).item() / 2 == one.asinh().item()
+    True
+    """
+    half_sinh = _half_sinh(numerics.finite(x * scale), numerics.finite(y * scale))
+    return 2 * torch.asinh(half_sinh) / scale
+
+
+def distance_gradients(
+    x: Tensor, y: Tensor, scale: Tensor, distances: Tensor, grad: Tensor, *, of_scale: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the distances' gradient is in both sets of points and in the scale; it can be differentiated again.
+
+    Args:
+        x: space parts ``(..., n, d)``.
+        y: space parts ``(..., m, d)``.
+        scale: the square root of minus the curvature, without axes.
+        distances: what :func:`distance_values` gives.
+        grad: gradients by the distances ``(..., n, m)``.
+        of_scale: whether the last is wanted.
+
+    Returns:
+        Gradients by ``x``, ``y`` and ``scale``, the last ``None`` where it is not wanted.
+
+    >>> x, y, one = torch.zeros(1, 1).double(), torch.ones(1, 1).double(), torch.ones(()).double()
+    >>> d = distance_values(x, y, one)
+    >>> distance_gradients(x, y, one, d, torch.ones_like(d), of_scale=False)[0].item()
+    -1.0
+    """
+    x, y = numerics.finite(x * scale), numerics.finite(y * scale)
+    rapidity = distances * scale
+    sinh = numerics.finite(rapidity.sinh())
+    weights = numerics.safe_div(grad, sinh)
+    grad_scale = None
+    if of_scale:
+        # All points moved along their rays, distances change at the rate E of holonomy.manifolds.geodesics.
+        rate = numerics.safe_div(_klein_gap(x, y), sinh)
+        grad_scale = (grad * (rate - rapidity)).sum() / scale.square()
+    return _weighted_gap(x, y, weights), _weighted_gap(y, x, weights.mT), grad_scale
+
+
+class _PairwiseDistance(torch.autograd.Function):
+    """Distances between space parts ``(..., n, d)`` and ``(..., m, d)``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        distances = distance_values(x, y, scale)
+        # Inputs and output only: what else was saved would be a constant to whoever differentiates twice.
+        ctx.save_for_backward(x, y, scale, distances)
+        return distances
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, y, scale, distances = ctx.saved_tensors
+        return distance_gradients(x, y, scale, distances, grad_outputs[0], of_scale=ctx.needs_input_grad[2])
+
+
+class _Centroid(torch.autograd.Function):
+    """Midpoints, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights, scale)
+        return _middle(numerics.finite(x * scale), weights)[0] / scale
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        # Made again from the inputs, so that it can be differentiated once more.
+        x, weights, scale = ctx.saved_tensors
+        x = numerics.finite(x * scale)
+        middle, length = _middle(x, weights)
+        cotangent = numerics.safe_div(grad_outputs[0], length)
+        radial = (cotangent * middle).sum(-1, keepdim=True)
+        grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial).mT)
+        grad_weights = (cotangent @ x.mT - radial * _cosh(middle, x)) / scale
+        grad_scale = None
+        if ctx.needs_input_grad[2]:
+            # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
+            lag = (weights * _klein_gap(middle, x)).sum(-1, keepdim=True)
+            grad_scale = -(radial * lag).sum() / scale.square()
+        return grad_x, grad_weights, grad_scale
+
+
+# What a second derivative goes through has two forms: one smooth at the origin, where a point has no direction, and one
+# for both points beyond rapidity 0.9, where the first would cancel. Norms are held in the form that is not taken.
+
+
+def _near(x_norm: Tensor, y_norm: Tensor) -> Tensor:
+    """Pairs of which one is near the origin."""
+    return (x_norm <= 1) | (y_norm.mT <= 1)
+
+
+def _cosh(x: Tensor, y: Tensor) -> Tensor:
+    """cosh(d) = x_t y_t - x . y for all pairs."""
+    (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
+    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
+    a, b = x_norm.clamp(min=1), y_norm.clamp(min=1)
+    radial = _sinh_difference(a, _time(a), b, _time(b))
+    far = _time(radial) + (a * chord) * (b.mT * chord) / 2
+    return torch.where(_near(x_norm, y_norm), x_time * y_time.mT - x @ y.mT, far)
+
+
+def _klein_gap(x: Tensor, y: Tensor) -> Tensor:
+    """``x_t y_t |p - q|^2`` for all pairs, p and q their points of the Klein ball."""
+    (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
+    straight = _chord(x / x_time, y / y_time)
+    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
+    a, b = x_norm.clamp(min=1), y_norm.clamp(min=1)
+    radial = _sinh_difference(a, _time(a), b, _time(b))
+    far = (radial / x_time) * (radial / y_time.mT) + a * chord * b.mT * chord
+    return torch.where(_near(x_norm, y_norm), (x_time * straight) * (y_time.mT * straight), far)
+
+
+def _middle(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Midpoints in unit coordinates and the Lorentzian lengths of the weighted sums."""
+    x_norm, x_time = polar(x)
+    total, time = weights @ x, weights @ x_time
+    slow = numerics.safe_div(total, time).square().sum(-1, keepdim=True)
+    near = slow <= 1 / 2
+    total_norm = numerics.norm(total, keepdim=True)
+    unit = numerics.unit_vector(total, total_norm)
+    chord = _chord(unit, numerics.unit_vector(x, x_norm))
+    # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
+    rim = (1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2
+    short = (weights * torch.where(x_norm.mT <= 1, x_time.mT - unit @ x.mT, rim)).sum(-1, keepdim=True)
+    far = torch.where(near, 1.0, short).sqrt() * torch.where(near, 1.0, time + total_norm).sqrt()
+    length = torch.where(near, time * (1 - torch.where(near, slow, 0.0)).sqrt(), far)
+    return numerics.safe_div(total, length), length
+
+
+def _half_sinh(x: Tensor, y: Tensor) -> Tensor:
+    """sinh(d/2) for all pairs; see :func:`cdist`."""
+    (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
+    chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
+    radial = _sinh_difference(x_norm, x_time, y_norm, y_time)
+    radial = radial / (2 * (1 + torch.hypot(radial, torch.ones_like(radial)))).sqrt()
+    return torch.hypot(radial, x_norm.sqrt() * y_norm.mT.sqrt() * chord / 2)
+
+
+def _sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tensor) -> Tensor:
+    """sinh(a - b) = (|x|^2 - |y|^2) / (|x| y_t + |y| x_t) for all pairs, zero where both radii are."""
+    x_slope, y_slope = x_norm / x_time, (y_norm / y_time).mT
+    return numerics.safe_div(
+        (x_norm - y_norm.mT) * (x_norm / x_time / y_time.mT + (y_norm / y_time).mT / x_time),
+        x_slope + y_slope,
+    )
+
+
+def _weighted_gap(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    r"""``sum_j w_ij (y_t_j / x_t_i x_i - y_j)``: the gradient of ``sum_j w_ij cosh d(x_i, y_j)`` in x.
+
+    Away from the origin the radial component is summed by itself, from ``sinh(a - b) + cosh(a) |y| (1 - cos)``, and the
+    rest projected off the ray, since their difference is too small to survive the subtraction.
+    """
+    (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
+    pull = weights @ y
+    plain = (weights @ y_time) / x_time * x - pull
+    direction = numerics.unit_vector(x, x_norm)
+    chord = _chord(direction, numerics.unit_vector(y, y_norm))
+    held = y_norm.clamp(min=1)
+    far = _sinh_difference(x_norm, x_time, held, _time(held)) / x_time + held.mT * chord.square() / 2
+    radial = torch.where(y_norm.mT <= 1, x_norm / x_time * y_time.mT - direction @ y.mT, far)
+    split = direction * (weights * radial).sum(-1, keepdim=True) - (
+        pull - direction * (direction * pull).sum(-1, keepdim=True)
+    )
+    return torch.where(x_norm > 1, split, plain)
+
+
+def _time(length: Tensor) -> Tensor:
+    """Time coordinate, in unit coordinates, of a point whose space part has this length."""
+    return numerics.hypot(length, torch.ones_like(length))
+
+
+def polar(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Length of the space part, and time, in unit coordinates.
+
+    Args:
+        x: space parts ``(..., d)`` of points of curvature -1.
+
+    Returns:
+        Both as ``(..., 1)``.
+
+    >>> length, time = polar(torch.tensor([3.0, 4.0]))
+    >>> length.item(), time.square().round().item()
+    (5.0, 26.0)
+    """
+    length = numerics.norm(x, keepdim=True)
+    return length, _time(length)
+
+
+def _chord(x: Tensor, y: Tensor) -> Tensor:
+    # By differences: the product form loses every chord below 1e-8.
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")

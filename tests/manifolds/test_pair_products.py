@@ -1,0 +1,100 @@
+"""Distances by matrix products against distances by differences in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from holonomy.manifolds import hyperboloid, pair_products
+
+CURVATURES = (-0.01, -1.0, -100.0)
+ROWS, COLUMNS = 310, 190
+
+
+def clouds(kappa: float, rapidity: float, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two sets within a rapidity, among them pairs that coincide and pairs 1e-7 to 1e-2 apart."""
+    draw = torch.Generator().manual_seed(dim)
+
+    def cloud(count: int) -> Tensor:
+        way = torch.nn.functional.normalize(torch.randn(count, dim, generator=draw), dim=-1)
+        length = rapidity * torch.rand(count, 1, generator=draw) / (-kappa) ** 0.5
+        return hyperboloid.expmap0(torch.nn.functional.pad(way * length, (1, 0)), torch.tensor([kappa]))
+
+    x, y = cloud(ROWS), cloud(COLUMNS)
+    y[:50] = x[:50]
+    y[:25, 1:] += x[:25, 1:] * torch.logspace(-7, -2, 25)[:, None]
+    return x.to(device), y.to(device)
+
+
+def distances_and_gradients(x: Tensor, y: Tensor, kappa: float, grad: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    curvature = torch.tensor([kappa], device=x.device, dtype=dtype, requires_grad=True)
+    leaves = [x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_(), curvature]
+    distances = hyperboloid.cdist(leaves[0], leaves[1], curvature)
+    return [distances.detach(), *torch.autograd.grad(distances, leaves, grad.to(dtype))]
+
+
+def apart(found: Tensor, expected: Tensor) -> Tensor:
+    """Distances of rows in units of the second; where that is zero both are."""
+    error, size = (torch.linalg.vector_norm(z, dim=-1) for z in (found.double() - expected, expected))
+    assert bool((error[size == 0] == 0).all())
+    return error / size.clamp_min(torch.finfo(torch.float64).tiny)
+
+
+@pytest.mark.parametrize("kappa", CURVATURES)
+@pytest.mark.parametrize("rapidity", [1e-3, 0.1, 1.0, 3.0, 8.0, 15.0])
+@pytest.mark.parametrize("dim", [1, 2, 64])
+def test_agree_with_differences(kappa: float, rapidity: float, dim: int, device: torch.device) -> None:
+    x, y = clouds(kappa, rapidity, dim, device)
+    assert pair_products.takes_products(x, y)
+    grad = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).to(device)
+    found = distances_and_gradients(x, y, kappa, grad, torch.float32)
+    expected = distances_and_gradients(x, y, kappa, grad, torch.float64)
+    assert float(apart(found[0][..., None], expected[0][..., None]).max()) < 1e-6
+    for a, b in zip(found[1:3], expected[1:3], strict=True):
+        errors = apart(a, b)
+        assert float(errors.median()) < 2e-6
+        assert float(errors.max()) < 3e-4  # a row whose terms cancel, up and down a line
+    assert float(apart(found[3], expected[3])) < 1e-5
+
+
+@pytest.mark.parametrize(("rapidity", "why"), [(1e-6, "all pairs near"), (40.0, "too far for a square in float32")])
+def test_differences_where_products_cannot(rapidity: float, why: str, device: torch.device) -> None:
+    x, y = clouds(-1.0, rapidity, 3, device)
+    grad = torch.ones(ROWS, COLUMNS, device=device)
+    found = distances_and_gradients(x, y, -1.0, grad, torch.float32)
+    expected = distances_and_gradients(x, y, -1.0, grad, torch.float64)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-7, msg=lambda words: f"{why}: {words}")
+
+
+def test_second_derivative_goes_through_differences(device: torch.device) -> None:
+    x, y = clouds(-1.0, 1.0, 3, device)
+    x, y = x[60:], y[50:]  # no pair coincides
+    assert pair_products.takes_products(x, y)
+    seconds = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = x.to(dtype).requires_grad_()
+        kappa = torch.tensor([-1.0], device=device, dtype=dtype, requires_grad=True)
+        total = hyperboloid.cdist(leaf, y.to(dtype), kappa).square().mean()
+        first = torch.autograd.grad(total, [leaf, kappa], create_graph=True)
+        seconds.append(torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), [leaf, kappa]))
+    for a, b in zip(*seconds, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-6)
+
+
+def test_a_row_of_nan_stays_one(device: torch.device) -> None:
+    x, y = clouds(-1.0, 1.0, 3, device)
+    x[7] = torch.nan
+    distances = hyperboloid.cdist(x, y, torch.tensor([-1.0], device=device))
+    assert bool(distances[7].isnan().all())
+    assert int(distances.isnan().sum()) == COLUMNS
+
+
+def test_the_rule() -> None:
+    large, small = torch.ones(ROWS, 4), torch.ones(9, 4)
+    assert pair_products.takes_products(large, large)
+    assert pair_products.takes_products(large.bfloat16(), large)
+    assert not pair_products.takes_products(large, small)
+    assert not pair_products.takes_products(large, large.double())
+    assert not pair_products.takes_products(large[None], large[None])
