@@ -1,9 +1,9 @@
 """Every claim of holonomy.theory over many random draws and ascents: verdict, median and worst ratio, by order N.
 
-    python -m benchmarks.theory [--draws 10000] [--claims NAME ...] [--device cpu] [--fresh] [--json FILE]
+    python -m benchmarks.theory [--draws 10000] [--seconds 20] [--claims NAME ...] [--device cpu] [--fresh]
 
 The claims on attention are measured on at least ``--draws`` random inputs for each N = 1, 2, 3, ascents besides; claims
-without N, and inputs that are fixed, are measured as often as a budget of ``--budget`` draws them. After each claim the
+without N on as many, but in about ``--seconds`` each; inputs that are fixed stay what they are. After each claim the
 file is written: a run that was killed continues where it stopped, unless ``--fresh``. Half an hour on one core.
 """
 
@@ -38,16 +38,16 @@ def summary(trials: Sequence[Trial]) -> dict[str, object]:
     }
 
 
-def needed(claim: Claim, draws: int, budget: float, seed: int) -> float:
-    """The budget at which the rarest N is drawn often enough."""
+def needed(claim: Claim, draws: int, seconds: float, seed: int) -> float:
+    """The budget at which the rarest N is drawn often enough, or which takes that many seconds without N."""
+    started = time.perf_counter()
     trials = claim.measure(Draws(seed, budget=1.0))[1]
+    once = time.perf_counter() - started
+    drawn = [trial for trial in trials if not trial.at.get("climbed", 0.0)]
     orders = {trial.at["N"] for trial in trials if "N" in trial.at}
-    if not orders:
-        return budget
-    rarest = min(
-        sum(trial.at.get("N") == order and not trial.at.get("climbed", 0.0) for trial in trials) for order in orders
-    )
-    return max(1.0, 1.05 * draws / max(rarest, 1))
+    rarest = min((sum(trial.at.get("N") == order for trial in drawn) for order in orders), default=len(drawn))
+    wanted = max(1.0, 1.05 * draws / max(rarest, 1))
+    return wanted if orders else min(wanted, max(1.0, seconds / once))
 
 
 def measured(claim: Claim, budget: float, seed: int, device: str) -> dict[str, object]:
@@ -70,7 +70,7 @@ def measured(claim: Claim, budget: float, seed: int, device: str) -> dict[str, o
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--draws", type=int, default=10_000)
-    parser.add_argument("--budget", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--claims", nargs="+")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {"draws": options.draws, "budget": options.budget, "seed": options.seed, "dtype": "float64"}
+    settings = {"draws": options.draws, "seconds": options.seconds, "seed": options.seed, "dtype": "float64"}
     document = {"holonomy": holonomy.__version__, "torch": torch.__version__, "settings": settings, "claims": {}}
     if options.json.exists() and not options.fresh:
         before = json.loads(options.json.read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def main() -> None:
     claims = select(options.claims)
     for index, claim in enumerate(claims, 1):
         if claim.name not in done:
-            budget = needed(claim, options.draws, options.budget, options.seed)
+            budget = needed(claim, options.draws, options.seconds, options.seed)
             done[claim.name] = measured(claim, budget, options.seed, options.device)
             options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         found = done[claim.name]
