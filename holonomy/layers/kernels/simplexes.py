@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Interval", "Simplexes", "Tile", "allowed", "list_simplexes", "reach", "tiles"]
+__all__ = ["Interval", "Simplexes", "Tile", "allowed", "list_simplexes", "reach", "steps_of", "tiles"]
 
 
 class Interval(NamedTuple):
@@ -138,12 +138,23 @@ def list_simplexes(
 def _interval(simplexes: Simplexes, m: int, device: torch.device) -> Interval:
     """The queries that see key m, at each of its nodes."""
     at = torch.arange(simplexes.sizes[0], device=device)
-    back, ahead = _steps(simplexes, m)
+    back, ahead = steps_of(simplexes, m)
     return Interval(at - ahead, at + back + 1)
 
 
-def _steps(simplexes: Simplexes, m: int) -> tuple[int, int]:
-    """How far key m may lie back of a query, and ahead of it."""
+def steps_of(simplexes: Simplexes, m: int) -> tuple[int, int]:
+    """Tell how far key m may lie back of a query, and ahead of it.
+
+    Args:
+        simplexes: all of them.
+        m: which key, from 1.
+
+    Returns:
+        Both numbers.
+
+    >>> steps_of(list_simplexes((9, 9, 9), torch.Size(), torch.device("cpu"), causal=True, window=(4, 2)), 1)
+    (3, 0)
+    """
     far = simplexes.sizes[0] if simplexes.window is None else simplexes.window[m - 1] - 1
     return far, 0 if simplexes.causal else far
 
@@ -164,7 +175,7 @@ def reach(simplexes: Simplexes, queries: slice) -> tuple[slice, slice]:
     """
     if simplexes.of_tails is None:
         return slice(0, simplexes.heads), slice(0, simplexes.tails)
-    each = [_steps(simplexes, m) for m in range(1, simplexes.order + 1)]
+    each = [steps_of(simplexes, m) for m in range(1, simplexes.order + 1)]
     tails, power = each[1:] or each, max(1, simplexes.order - 1)
     # The latest node of a tail is no further back than the key with the narrowest window may be.
     first = max(0, queries.start - min(back for back, _ in tails))

@@ -10,7 +10,9 @@ Both forms of the logit are inner products of features of the first two vectors 
 (:mod:`~holonomy.layers.kernels.multilinear`). For any N there is thus a *head* :math:`k_1` and a *tail*
 :math:`(k_2, \dots, k_N)`, a list of :math:`n^{N-1}` rows, and the logits of a query and a head are a row of one matrix
 product. Where all logits are few they are stored. Else they are made tile by tile with a running softmax, and again
-in the backward pass: memory of order :math:`n^{N-1}` instead of :math:`n^{N+1}`.
+in the backward pass: memory of order :math:`n^{N-1}` instead of :math:`n^{N+1}`. On CUDA devices the tiles are those of
+kernels in Triton (:mod:`~holonomy.layers.kernels.triton_simplicial`), where it is installed and N is at least 2, no
+``mask`` is given, the pair mask is a row for all queries, and no more than 128 channels are.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch import Tensor
 from holonomy import checks, numerics
 from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
+from holonomy.layers.kernels.on_triton import serves
 from holonomy.layers.kernels.simplexes import Simplexes, Tile, allowed, list_simplexes, tiles
 
 if TYPE_CHECKING:
@@ -118,7 +121,8 @@ def simplicial_attention(
     if order == 1 and form == "product" and not lower_orders:
         return _pairwise(keys, values[0], mask, pair_mask, causal=causal, window=windows, scale=scale)
     dtype = values[0].dtype
-    if dtype in (torch.bfloat16, torch.float16):  # sums over n^N terms, and differences of logits
+    rounded = dtype in (torch.bfloat16, torch.float16)
+    if rounded:  # sums over n^N terms, and differences of logits
         keys, values = [key.float() for key in keys], [value.float() for value in values]
     each: list[tuple[Tensor, Tensor]] = []
     with torch.autocast(values[0].device.type, enabled=False):
@@ -132,7 +136,9 @@ def simplicial_attention(
                 causal=causal,
                 window=None if windows is None else windows[:m],
             )
-            each.append(_attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile))
+            each.append(
+                _attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile, rounded=rounded)
+            )
         return _mixture(each).to(dtype)
 
 
@@ -303,10 +309,12 @@ def _attend(
     form: Form,
     scale: float,
     tile: int | None,
+    rounded: bool,
 ) -> tuple[Tensor, Tensor]:
     """The averages ``(*batch, n_0, channels)`` and the logarithms of the softmax masses ``(*batch, n_0)``."""
     keys = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys)))
     factors = factors_of(keys, moderate(values, 1), simplexes, form=form, scale=scale)
+    by_triton = tile is None and _in_triton(factors, simplexes)
     if tile is None:
         total = math.prod((*simplexes.batch, *simplexes.sizes))
         larger = 1 if keys[0].device.type == "cpu" else 64
@@ -315,11 +323,24 @@ def _attend(
     first = next(blocks)
     if next(blocks, None) is None and len(first) == 1:
         mixed, mass = stored_attention(factors, allowed(simplexes, first[0]))
+    elif by_triton:
+        from holonomy.layers.kernels.triton_simplicial import triton_attention  # noqa: PLC0415 - not before it serves
+
+        mixed, mass = triton_attention(factors, simplexes, rounded=rounded)
     else:
         mixed, mass = numerics.apply_function(
             _Tiled, factors.left, factors.right, factors.tail, factors.value, factors.tail_value, simplexes, tile
         )
     return mixed.unflatten(0, simplexes.batch) if simplexes.batch else mixed[0], mass.reshape(*simplexes.batch, -1)
+
+
+def _in_triton(f: Factors, simplexes: Simplexes) -> bool:
+    """Whether the kernels know the form: padding and places they do, other masks they do not."""
+    pairs = simplexes.pair_mask
+    known = (
+        simplexes.order > 1 and simplexes.mask is None and (pairs is None or pairs.dim() < 2 or pairs.shape[-2] == 1)
+    )
+    return known and max(f.left.shape[-1], f.value.shape[-1]) <= 128 and serves(*f)
 
 
 def stored_attention(f: Factors, there: Tensor | None = None, *, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,85 @@
+"""The Triton kernels, each time in a process of its own: Triton decides when it is imported whether it interprets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holonomy.layers.kernels.on_triton import TRITON
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(not TRITON, reason="Triton is not installed")
+
+
+def alone(arguments: list[str], **environment: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=kept | environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def interpreted(device) -> dict[str, str]:
+    return {"TRITON_INTERPRET": "1"} if device.type == "cpu" else {}
+
+
+def test_kernels_mean_what_they_replace(device):
+    """Under the suite's own checks of shapes, which must leave the kernels alone."""
+    tests = "tests/layers/triton_kernels.py"
+    said = alone(
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "--device", str(device)], **interpreted(device)
+    )
+    assert "passed" in said
+    assert "skipped" not in said
+
+
+COMPILED = """
+import torch
+from holonomy.layers.kernels import simplicial
+simplicial.STORED, simplicial.TILE, simplicial.serves = 0, 1, lambda *tensors: True
+torch.manual_seed(0)
+tensors = [torch.randn(2, 3, 4, device="{device}", requires_grad=True) for _ in range(5)]
+eager = lambda x: simplicial.simplicial_attention(x[:3], x[3:], causal=True)
+both = [f(tensors) for f in (eager, torch.compile(eager, fullgraph=True, backend="aot_eager"))]
+torch.testing.assert_close(*both)
+for ours, theirs in zip(*(torch.autograd.grad(result.sin().sum(), tensors) for result in both), strict=True):
+    torch.testing.assert_close(ours, theirs)
+"""
+
+
+def test_kernels_compile_without_a_graph_break(device):
+    alone(["-c", COMPILED.format(device=device)], **interpreted(device))
+
+
+FOR_GPUS = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from holonomy.layers.kernels import triton_simplicial
+for capability, precision in ((80, "tf32"), (90, "ieee")):
+    for kernel in triton_simplicial.KERNELS:
+        chosen = dict(TERMS=2, POWER=1, F=32, C=16, BLOCK=32, PRECISION=precision)
+        kinds = {"sizes": ("i32",) * 8, "reach": ("i32",) * 4} | dict.fromkeys(chosen, "constexpr")
+        names = kernel.arg_names
+        signature = {name: kinds.get(name, "*i32" if name.endswith("_at") else "*fp32") for name in names}
+        source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in chosen.items()})
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+        assert ("mma" in made.asm["ptx"]) == (precision == "tf32"), kernel  # never where float32 came in
+        print(kernel.__name__, made.metadata.shared)
+        assert made.metadata.shared <= 99 * 1024, kernel  # what a block may have on the smaller cards
+"""
+
+
+def test_kernels_compile_for_gpus_that_are_not_here(tmp_path):
+    said = alone(["-c", FOR_GPUS], TRITON_CACHE_DIR=str(tmp_path))
+    assert len(said.splitlines()) == 8
