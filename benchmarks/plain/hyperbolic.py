@@ -14,13 +14,12 @@ from torch.nn import functional
 
 from holonomy import Lorentz
 from holonomy.layers import HTC, HypLayerNorm, HypLinearAttention, HypSoftmaxAttention
-from holonomy.models.hypformer import HypformerBlock
+from holonomy.models.hypformer import HypformerBlock, HypformerEncoder
 
 __all__ = [
     "FlatAttention",
-    "FlatBlock",
-    "block",
-    "flat_linear_attention",
+    "FlatEncoder",
+    "encoder",
     "linear_attention",
     "softmax_attention",
 ]
@@ -100,6 +99,18 @@ def block(layer: HypformerBlock, x: Tensor) -> Tensor:
     return layer_norm(layer.norm_feedforward, midpoint(x, htc(narrow, hidden), layer.manifold_in))
 
 
+def encoder(layer: HypformerEncoder, u: Tensor) -> Tensor:
+    """Section 4.6: the exponential map at the origin (eq. 22), HTC, HRC with ReLU, blocks."""
+    start = layer.embedding.manifold_in
+    root = (-start.curvature).sqrt()
+    length = u.norm(dim=-1, keepdim=True)
+    x = torch.cat([torch.cosh(root * length) / root, torch.sinh(root * length) * u / (root * length)], -1)
+    x = lift(torch.relu(htc(layer.embedding, x)[..., 1:]), layer.embedding.manifold_out)
+    for one in layer.blocks:
+        x = block(one, x)  # type: ignore[arg-type]
+    return x
+
+
 class FlatAttention(nn.Module):
     """Linear attention with the feature map of eq. 19 on Euclidean features: eqs. 14-17 without curvature.
 
@@ -140,3 +151,15 @@ class FlatBlock(nn.Module):
         x = (x + self.position(x)) / 2
         x = self.first((x + self.attention(x)) / 2)
         return self.second((x + self.narrow(torch.relu(self.widen(x)))) / 2)
+
+
+class FlatEncoder(nn.Module):
+    """``HypformerEncoder`` with every curvature gone."""
+
+    def __init__(self, width: int, heads: int, hidden: int, layers: int, *, lean: bool = False) -> None:
+        super().__init__()
+        self.entry = nn.Linear(width, width)
+        self.blocks = nn.Sequential(*(FlatBlock(width, heads, hidden, lean=lean) for _ in range(layers)))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.blocks(torch.relu(self.entry(u)))

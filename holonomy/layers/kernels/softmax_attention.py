@@ -33,6 +33,9 @@ r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squa
 distance (eq. 5 as printed), minus the squared Lorentzian distance
 :math:`\langle q-k, q-k\rangle` (the released code), minus the geodesic distance."""
 
+# torch's fused kernel takes exactly four axes. It has no second derivative: few pairs are left to the plain one.
+_FEWEST_PAIRS = 2**16
+
 SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
 
 
@@ -207,15 +210,15 @@ def _scaled_dot_product(
     hidden: Bool[Tensor, "*#batch #query key"] | None,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch query values"]:
-    reflected, point = _dot_product_form(query, key, curvature)
-    total = dot_product_attention(
-        reflected,
-        point,
-        hyperboloid.lift(value, curvature),
-        None if hidden is None else ~hidden,
-        scale=2 / math.sqrt(query.shape[-1]),
-    )
-    total = numerics.widen(total)
+    inputs = (*_dot_product_form(query, key, curvature), hyperboloid.lift(value, curvature))
+    allowed = None if hidden is None else ~hidden
+    if query.dim() > 2 and query.shape[-2] * key.shape[-2] >= _FEWEST_PAIRS:
+        inputs = tuple(x.flatten(0, -4) if x.dim() > 3 else x[None] for x in inputs)
+        if allowed is not None:
+            allowed = allowed.expand(*query.shape[:-2], -1, -1)
+            allowed = allowed.flatten(0, -4) if allowed.dim() > 3 else allowed[None]
+    total = dot_product_attention(*inputs, allowed, scale=2 / math.sqrt(query.shape[-1]))
+    total = numerics.widen(total.reshape(*query.shape[:-1], value.shape[-1] + 1))
     mass = torch.ones_like(total[..., :1])
     if hidden is not None:
         mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)

@@ -1,0 +1,58 @@
+"""The price of hyperbolic space: a training step of Hypformer's encoder, forward and backward, beside its flat twin."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from benchmarks.case import Case, Contenders, Line, stepped
+from benchmarks.plain import hyperbolic as plain
+from holonomy import Lorentz
+from holonomy.models.hypformer import HypformerEncoder
+
+__all__ = ["CASES"]
+
+WIDTH, HEADS, HIDDEN, LAYERS = 64, 4, 256, 2
+
+
+def problem(
+    count: int, device: torch.device
+) -> tuple[torch.Tensor, HypformerEncoder, plain.FlatEncoder, plain.FlatEncoder]:
+    torch.manual_seed(0)
+    u = torch.randn(count, WIDTH, device=device) / 8
+    flat, lean = (plain.FlatEncoder(WIDTH, HEADS, HIDDEN, LAYERS, lean=lean).to(device) for lean in (False, True))
+    lean.load_state_dict(flat.state_dict())
+    after = Lorentz(-1.0, learnable=True, device=device)
+    ours = HypformerEncoder(WIDTH, WIDTH, after, layers=LAYERS, heads=HEADS, feedforward=HIDDEN, device=device)
+    return u, ours, flat, lean
+
+
+def contenders(count: int, device: torch.device) -> Contenders:
+    u, ours, flat, lean = problem(count, device)
+    mine = list(ours.parameters())
+    return {
+        "Euclidean": stepped(partial(flat, u), list(flat.parameters())),
+        "lean Euclidean": stepped(partial(lean, u), list(lean.parameters())),
+        "reference": stepped(partial(plain.encoder, ours, u), mine),
+        "ours": stepped(lambda: ours(ours.points(u)), mine),
+    }
+
+
+CASES = (
+    Case(
+        name="training-step",
+        title=f"forward and backward of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, feed-forward {HIDDEN}",
+        unit="tokens",
+        sizes=(10_000,),
+        contenders=contenders,
+        lines=(
+            Line("ours", "Euclidean", {10_000: "<= 1.05"}),
+            Line("ours", "lean Euclidean", {10_000: "<= 1.12"}),
+            Line("reference", "ours", {10_000: ">= 1.6"}),
+            Line("ours", "Euclidean", of="memory"),
+            Line("ours", "reference", of="memory"),
+        ),
+        equal=(("reference", "ours"), ("Euclidean", "lean Euclidean")),
+    ),
+)
