@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.cuda import device_of
 
 from holonomy import numerics
 from holonomy.layers.kernels.on_triton import language
@@ -490,7 +491,7 @@ def _launch(
     entries, count, width = rows.shape
     block, chunks = _block(rows, value), _chunks(rows, value)
     limits = torch.finfo(torch.promote_types(value.dtype, torch.float32))
-    with torch.cuda.device_of(rows):
+    with device_of(rows):
         kernel[(entries * chunks,)](
             *tensors,
             (count, width, value.shape[-1], chunks, block * -(-count // (block * chunks))),

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.cuda import device_of
 
 from holonomy import numerics
 from holonomy.layers.kernels.on_triton import language
@@ -563,7 +564,7 @@ def _launch(kernel: Any, tensors: list[Tensor], results: list[Tensor], reach: li
     # The largest that leave their sums in registers. On a CPU the interpreter runs, for tests: with several blocks.
     block = 16 if left.device.type == "cpu" else 64 if precision == "tf32" and wide <= 32 else 32
     programs = {_of_heads: heads, _of_tails: -(-tails // block)}.get(kernel, -(-queries // block))
-    with torch.cuda.device_of(left):
+    with device_of(left):
         kernel[(programs * entries,)](
             *tensors,
             *results,
