@@ -23,7 +23,7 @@ from benchmarks.record import Record
 
 RESULTS = Path(__file__).parent / "results"
 # In the order of PERFORMANCE's sections; each holds CASES.
-TOPICS = ("layers", "optimizer", "distances", "simplicial", "chromatic", "sparse_gradient")
+TOPICS = ("layers", "optimizer", "distances", "simplicial", "chromatic", "sparse_gradient", "models")
 
 
 def chosen(names: list[str]) -> list[Case]:

@@ -11,6 +11,7 @@ overflows, or a number that the caller's dtype cannot hold. Two habits run throu
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -168,6 +169,9 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     """``function.apply(*inputs)``: torch's own ``apply`` has no type, so the cast stands in one place.
 
+    That reads the signature of ``forward`` at every call, which takes longer than a small tensor's arithmetic does, so
+    the signature is kept with it.
+
     Args:
         function: the autograd Function.
         *inputs: what its ``forward`` takes.
@@ -175,6 +179,9 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
     Returns:
         What its ``forward`` returns.
     """
+    forward: Any = function.forward
+    if not torch.compiler.is_compiling() and not hasattr(forward, "__signature__"):
+        forward.__signature__ = inspect.signature(forward)
     call: Callable[..., Any] = function.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return call(*inputs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -71,9 +71,9 @@ class Curvature(nn.Module):
     @property
     def value(self) -> Float[Tensor, " 1"]:
         """The curvature, a tensor ``(1,)``, differentiable in ``log_ratio``."""
-        # In float64, so that gradients from points at the end of the dtype saturate instead of overflowing.
-        exponent = _LOG_RANGE * torch.tanh(numerics.widen(self.log_ratio) / _LOG_RANGE)
-        return numerics.narrow(numerics.widen(self.initial) * torch.exp(exponent), self.initial.dtype)
+        if torch.compiler.is_compiling():
+            return _value(self.initial, self.log_ratio)
+        return numerics.apply_function(_Value, self.initial, self.log_ratio)
 
     def extra_repr(self) -> str:
         """The value now and whether it learns.
@@ -82,3 +82,85 @@ class Curvature(nn.Module):
             What stands between the brackets of ``repr``.
         """
         return f"value={self.value.item():.6g}, learnable={self.log_ratio.requires_grad}"
+
+
+def _value(initial: Tensor, log_ratio: Tensor) -> Tensor:
+    exponent = _LOG_RANGE * torch.tanh(numerics.widen(log_ratio) / _LOG_RANGE)
+    return numerics.narrow(numerics.widen(initial) * torch.exp(exponent), initial.dtype)
+
+
+class _Value(torch.autograd.Function):
+    """The same as one node of the graph, read dozens of times in a pass over small graphs; gradients saturate."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(initial: Tensor, log_ratio: Tensor) -> Tensor:
+        exponent = _LOG_RANGE * torch.tanh(log_ratio.double() / _LOG_RANGE)
+        return (initial.double() * torch.exp(exponent)).to(initial.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], output)
+        ctx.save_for_forward(inputs[1], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
+        log_ratio, value = ctx.saved_tensors
+        rate = numerics.widen(grad_outputs[0]) * _rate(log_ratio, value)
+        return None, numerics.narrow(rate, log_ratio.dtype)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        log_ratio, value = ctx.saved_tensors
+        along = tangents[1]
+        rate = torch.zeros_like(value) if along is None else numerics.widen(along) * _rate(log_ratio, value)
+        return numerics.narrow(rate, value.dtype)
+
+
+def _rate(log_ratio: Tensor, value: Tensor) -> Tensor:
+    """The derivative of the value by the angle, in float64."""
+    return numerics.widen(value) * (1 - torch.tanh(numerics.widen(log_ratio) / _LOG_RANGE).square())
+
+
+def _value(log_ratio: Tensor, initial: Tensor) -> Tensor:
+    # In float64, so that gradients from points at the end of the dtype saturate instead of overflowing.
+    exponent = _LOG_RANGE * torch.tanh(numerics.widen(log_ratio) / _LOG_RANGE)
+    return numerics.narrow(numerics.widen(initial) * torch.exp(exponent), initial.dtype)
+
+
+class _Value(torch.autograd.Function):
+    """The curvature with its slope in closed form: every layer asks for it, and often, so that its price is felt."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(log_ratio: Tensor, initial: Tensor) -> Tensor:
+        exponent = torch.tanh(log_ratio.to(torch.float64) / _LOG_RANGE) * _LOG_RANGE
+        return _saturated(torch.exp(exponent) * initial, initial.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return _along(*ctx.saved_tensors, grad_outputs[0]), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        return None if tangents[0] is None else _along(*ctx.saved_tensors, tangents[0])
+
+
+def _along(log_ratio: Tensor, initial: Tensor, direction: Tensor) -> Tensor:
+    """The slope times a number: both ways, as it is one number."""
+    slope = torch.tanh(log_ratio.to(torch.float64) / _LOG_RANGE)
+    value = torch.exp(slope * _LOG_RANGE) * initial
+    return _saturated(direction * (value * (1 - slope.square())), log_ratio.dtype)
+
+
+def _saturated(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    limits = torch.finfo(dtype)
+    return wide.clamp(limits.min, limits.max).to(dtype)

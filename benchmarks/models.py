@@ -1,0 +1,201 @@
+"""Hypformer end to end, an epoch at the sizes of cora and pubmed; and what ``torch.compile`` gains for every model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import geoopt
+import torch
+from torch import Tensor, nn
+
+from benchmarks.case import Case, Contenders, Line, Step, stepped
+from benchmarks.plain import hyperbolic as plain
+from examples.datasets import NodeData
+from examples.node_classification import build, optimizer_for, settings_for
+from holonomy import models
+from holonomy.layers import orthogonal_identifiers
+from holonomy.models.hypformer import Hypformer, HypformerEncoder
+
+__all__ = ["CASES"]
+
+# Nodes: dataset, features, entries of the features, edges one way, classes.
+LIKE = {2708: ("cora", 1433, 49_216, 5278, 7), 19_717: ("pubmed", 500, 988_031, 44_324, 3)}
+WIDTH, HEADS = 64, 4
+
+
+def graph_of(nodes: int, device: torch.device) -> tuple[NodeData, str]:
+    """A random graph with the sizes of a citation network, its bag-of-words features sparse."""
+    name, columns, entries, edges, classes = LIKE[nodes]
+    draw = torch.Generator().manual_seed(0)
+    places = torch.stack([torch.randint(most, (entries,), generator=draw) for most in (nodes, columns)])
+    features = torch.sparse_coo_tensor(places, torch.rand(entries, generator=draw) / 20, (nodes, columns))
+    one_way = torch.randint(nodes, (2, edges), generator=draw)
+    lists = torch.randperm(nodes, generator=draw).to(device)
+    data = NodeData(
+        name=name,
+        x=features.coalesce().to_sparse_csr().to(device),
+        edge_index=torch.cat([one_way, one_way.flip(0)], 1).to(device),
+        y=torch.randint(classes, (nodes,), generator=draw).to(device),
+        train=lists[: 20 * classes],
+        val=lists[-1500:-1000],
+        test=lists[-1000:],
+        num_classes=classes,
+    )
+    return data, name
+
+
+class AsReleased(Hypformer):
+    """The transformer by the released modules' arithmetic, on dense features."""
+
+    @staticmethod
+    def _encoded(encoder: HypformerEncoder, x: Tensor, batch: Tensor | None) -> Tensor:
+        del batch
+        return plain.encoder(encoder, x.to_dense())
+
+
+def epoch(model: nn.Module, optimizer: torch.optim.Optimizer, data: NodeData) -> Step:
+    """A training step and an evaluation; the logits that were trained on are returned."""
+
+    def step() -> list[Tensor]:
+        optimizer.zero_grad()
+        logits = model(data.x, data.edge_index)
+        nn.functional.cross_entropy(logits[data.train], data.y[data.train]).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(data.x, data.edge_index)
+        return [logits.detach()]
+
+    return step
+
+
+def epochs(nodes: int, device: torch.device) -> Contenders:
+    data, name = graph_of(nodes, device)
+    # Nothing is dropped, so that results can be compared.
+    still = {"dropout": 0.0, "output_dropout": 0.0, "graph_dropout": 0.0}
+    settings = {model: replace(settings_for(name, model), **still) for model in ("hypformer", "euclidean")}
+    made: dict[str, nn.Module] = {}
+    for contender, model in (
+        ("ours", "hypformer"),
+        ("Euclidean twin", "euclidean"),
+        ("plain composition", "hypformer"),
+    ):
+        torch.manual_seed(0)
+        made[contender] = build(model, settings[model], data).to(device)
+    made["plain composition"].__class__ = AsReleased
+    optimizers = {contender: optimizer_for(made[contender], settings["hypformer"]) for contender in ("ours",)}
+    optimizers["Euclidean twin"] = torch.optim.Adam(made["Euclidean twin"].parameters(), lr=0.01, fused=True)
+    optimizers["plain composition"] = geoopt.optim.RiemannianAdam(made["plain composition"].parameters(), lr=0.01)
+    return {contender: epoch(model, optimizers[contender], data) for contender, model in made.items()}
+
+
+def ring(nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features of nodes, and edges in both directions round a ring with chords."""
+    i = torch.arange(nodes, device=device)
+    one_way = torch.cat([torch.stack([i, (i + step) % nodes]) for step in (1, 7)], 1)
+    return torch.randn(nodes, WIDTH, device=device), torch.cat([one_way, one_way.flip(0)], 1)
+
+
+def identified(nodes: int, device: torch.device) -> dict[str, Tensor]:
+    return {"identifiers": orthogonal_identifiers(nodes, 16, generator=torch.Generator().manual_seed(0)).to(device)}
+
+
+def compiled(
+    count: int,
+    device: torch.device,
+    *,
+    make: Callable[[], nn.Module],
+    inputs: Callable[..., Any],
+    options: Callable | None,
+) -> Contenders:
+    """Forward and backward of a model, as it is and compiled without a graph break."""
+    torch.manual_seed(0)
+    model, given = make().to(device), inputs(count, device)
+    named = {} if options is None else options(count, device)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    torch.compiler.reset()
+    both = {"eager": model, "compiled": torch.compile(model, fullgraph=True)}
+    return {name: stepped(lambda f=f: f(*given, **named), learned) for name, f in both.items()}
+
+
+def compile_case(
+    name: str, count: int, unit: str, make: Callable[[], nn.Module], inputs: Callable, options: Callable | None = None
+) -> Case:
+    return Case(
+        name=f"compile-{name}",
+        title=f"torch.compile(fullgraph=True) of {name}, width {WIDTH}, forward and backward",
+        unit=unit,
+        sizes=(count,),
+        contenders=partial(compiled, make=make, inputs=inputs, options=options),
+        lines=(Line("eager", "compiled", note="the gain"), Line("compiled", "eager", of="memory")),
+        equal=(("eager", "compiled"),),
+    )
+
+
+def batch(count: int, device: torch.device) -> tuple[Tensor]:
+    return (torch.randn(4, count, WIDTH, device=device),)
+
+
+def cloud(count: int, device: torch.device) -> tuple[Tensor]:
+    return (torch.randn(count, WIDTH, device=device) / 8,)
+
+
+CASES = (
+    Case(
+        name="epoch",
+        title="Hypformer of the node classification example, an epoch (step and evaluation), cora's and pubmed's sizes",
+        unit="nodes",
+        sizes=tuple(LIKE),
+        contenders=epochs,
+        lines=(
+            Line("ours", "Euclidean twin"),
+            Line("plain composition", "ours"),
+            Line("ours", "Euclidean twin", of="memory"),
+            Line("ours", "plain composition", of="memory"),
+        ),
+        equal=(("ours", "plain composition"),),
+    ),
+    compile_case(
+        "Hypformer", 4096, "nodes", lambda: models.Hypformer(WIDTH, WIDTH, 8, heads=HEADS, graph_encoder=None), cloud
+    ),
+    compile_case("SimplicialTransformer", 48, "tokens", lambda: models.SimplicialTransformer(WIDTH, HEADS), batch),
+    compile_case(
+        "TokenGT",
+        64,
+        "nodes",
+        lambda: models.TokenGT(WIDTH, WIDTH, 1, layers=2, heads=HEADS, identifier_dim=16),
+        ring,
+        identified,
+    ),
+    compile_case(
+        "HypTokenGT",
+        64,
+        "nodes",
+        lambda: models.HypTokenGT(WIDTH, WIDTH, 1, heads=HEADS, identifier_dim=16),
+        ring,
+        identified,
+    ),
+    compile_case(
+        "ChromaticGraphTransformer",
+        64,
+        "nodes",
+        lambda: models.ChromaticGraphTransformer(WIDTH, WIDTH, 1, layers=2, heads=HEADS, steps=4),
+        ring,
+    ),
+    compile_case(
+        "HigherOrderTransformer",
+        32,
+        "nodes",
+        lambda: models.HigherOrderTransformer(WIDTH, 16, 1, orders=(2, 2, 0), heads=HEADS),
+        ring,
+    ),
+    compile_case(
+        "InvariantGraphNetwork",
+        32,
+        "nodes",
+        lambda: models.InvariantGraphNetwork(WIDTH, 16, 1, orders=(2, 2, 0)),
+        ring,
+    ),
+)
