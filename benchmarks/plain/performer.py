@@ -10,7 +10,7 @@ __all__ = ["favor_attention"]
 
 
 def favor_attention(query: Tensor, key: Tensor, value: Tensor, projection: Tensor) -> Tensor:
-    """Choromanski et al., ICLR 2021, eqs. 4-5: the largest exponent is subtracted, of a query's own and of all keys'."""
+    """Choromanski et al., ICLR 2021, eqs. 4-5: a query's largest exponent is subtracted, and that of all keys."""
     root = query.shape[-1] ** -0.25
 
     def exponents(x: Tensor) -> Tensor:

@@ -215,6 +215,28 @@ def test_graphs_of_a_batch_do_not_meet(device):
     torch.testing.assert_close(layer(both).values[9:], layer(two).values)
 
 
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 0), (1, 2), (2, 1), (2, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize("lightweight", [False, True])
+def test_the_way_back_is_that_of_the_plain_form(order_in, order_out, lightweight, device):
+    """Gradients of both orders; the result may be changed in place, and without gradients of x there is none."""
+    if lightweight and not order_out:
+        return
+    layer = EquivariantLinear(
+        order_in, order_out, 2, 3, lightweight=lightweight, device=device, dtype=torch.float64
+    )  # fmt: skip
+    x = torch.randn(2, *[3] * order_in, 2, dtype=torch.float64, device=device, requires_grad=True)
+    names = ("weight", "bias")
+
+    def function(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), x)
+
+    leaves = (x, *(getattr(layer, name) for name in names))
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+    [expected] = torch.autograd.grad(layer(x).mul(2).square().sum(), layer.weight)
+    torch.testing.assert_close(torch.autograd.grad(layer(x.detach()).mul_(2).square().sum(), layer.weight)[0], expected)
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_input_gets_one_sentence():
     layer = EquivariantLinear(2, 1, 3, 4)

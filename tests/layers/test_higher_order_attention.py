@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.classes import extensions, pairs
-from holonomy.layers.kernels.segments import contract, outer_sum
+from holonomy.layers.kernels.segments import block_sum, contract, in_chunks, outer_sum
 from holonomy.structures import Hyperedges, joint
 from tests.layers.test_equivariant_linear import permuted
 from tests.reference.equivariant import higher_order_attention
@@ -20,11 +20,18 @@ ORDERS = list(itertools.product(range(1, 4), range(4)))
 every_order = pytest.mark.parametrize(("order_in", "order_out"), ORDERS, ids=str)
 FORMS = ({"kernel": "softmax"}, {"kernel": "performer"}, {"kernel": "performer", "sums": "decoupled"})
 every_form = pytest.mark.parametrize("form", FORMS, ids=["softmax", "coupled", "decoupled"])
+# However few hyperedges there are, what is done at once for all classes of many.
+AT_ONCE = tuple(form | {"together_from": 0} for form in FORMS[1:])
+every_sparse_form = pytest.mark.parametrize(
+    "form", FORMS + AT_ONCE, ids=["softmax", "coupled", "decoupled", "coupled at once", "decoupled at once"]
+)
 
 
-def attention_of(order_in, order_out, device, dtype=torch.float64, **options):
+def attention_of(order_in, order_out, device, dtype=torch.float64, *, together_from=512, **options):
     options = {"query_features": 3, "value_features": 2} | options
-    return HigherOrderAttention(order_in, order_out, 4, 2, **options, device=device, dtype=dtype)
+    layer = HigherOrderAttention(order_in, order_out, 4, 2, **options, device=device, dtype=dtype)
+    layer.together_from = together_from
+    return layer
 
 
 @every_order
@@ -43,7 +50,7 @@ def test_every_pair_of_orders_agrees_with_the_loops(order_in, order_out, form, d
 
 
 @every_order
-@every_form
+@every_sparse_form
 @given(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.4, 1.0]), local=st.booleans())
 @settings(max_examples=2)
 def test_sparse_equals_dense_with_the_support(order_in, order_out, form, seed, share, local, device, dtype):
@@ -68,7 +75,7 @@ def test_sparse_equals_dense_with_the_support(order_in, order_out, form, seed, s
 
 
 @pytest.mark.parametrize(("order_in", "order_out"), [(1, 2), (2, 2), (2, 0), (3, 1)], ids=str)
-@every_form
+@every_sparse_form
 def test_sparse_gradients_equal_dense_ones(order_in, order_out, form, device):
     layer = attention_of(order_in, order_out, device, **form)
     x = torch.randn(1, *[3] * order_in, 4, dtype=torch.float64, device=device, requires_grad=True)
@@ -98,7 +105,7 @@ def test_permuting_the_nodes_permutes_the_result(order_in, order_out, form, node
 
 @pytest.mark.parametrize("scale", [1e2, 1e4])
 @pytest.mark.parametrize(("order_in", "order_out"), [(1, 1), (2, 2), (2, 0)], ids=str)
-@every_form
+@every_sparse_form
 def test_large_logits_stay_finite(order_in, order_out, form, scale, device, dtype):
     layer = attention_of(order_in, order_out, device, dtype, **form)
     x = torch.randn(2, *[4] * order_in, 4, dtype=dtype, device=device) * scale
@@ -125,7 +132,7 @@ def test_each_row_subtracts_its_own_maximum(device):
     torch.testing.assert_close(small.double(), reference(x.double()), rtol=1e-4, atol=1e-4)
 
 
-@every_form
+@every_sparse_form
 def test_a_graph_does_not_depend_on_its_batch_mates(form, device):
     layer = attention_of(2, 2, device, **form)
     one = Hyperedges.from_dense(torch.randn(1, 3, 3, 4, dtype=torch.float64, device=device))
@@ -154,7 +161,7 @@ def test_padding_has_no_effect(form, filling, device):
         assert result.isfinite().all()
 
 
-@every_form
+@every_sparse_form
 def test_one_node_no_edges_and_no_hyperedges(form, device):
     x = torch.randn(1, 1, 1, 4, dtype=torch.float64, device=device)
     for order_out in range(4):
@@ -227,11 +234,77 @@ def test_segment_sums_and_their_way_back(device, monkeypatch):
         )
 
 
-def test_attention_is_linear_in_hyperedges(device):
+@pytest.mark.parametrize("width", [3, 4])
+def test_block_sums_and_their_ways_back(width, device, monkeypatch):
+    """Chunks of a block and of two, whose last is short; a query in several blocks, and one in none."""
+    monkeypatch.setattr("holonomy.layers.kernels.segments._BLOCKS", 2 * 3 * width)
+    kind = {"dtype": torch.float64, "device": device}
+    q, k, v = (torch.randn(7, 2, size, **kind, requires_grad=True) for size in (3, 3, 4))
+    query_rows, key_rows = torch.randint(6, (2, 3, width), device=device)
+    mask = torch.rand(3, width, width, device=device) < 0.6
+    expected = torch.zeros(7, 2, 4, **kind)
+    for block, i, j in itertools.product(range(3), range(width), range(width)):
+        if mask[block, i, j]:
+            a, b = query_rows[block, i], key_rows[block, j]
+            expected[a] += (q[a] * k[b]).sum(-1, keepdim=True).detach() * v[b].detach()
+
+    def blocks(q, k, v):
+        return block_sum(q, k, v, query_rows, key_rows, mask, torch.float64)
+
+    torch.testing.assert_close(blocks(q, k, v), expected)
+    single = block_sum(*(x.detach().float() for x in (q, k, v)), query_rows, key_rows, mask, torch.float32)
+    torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.autograd.gradcheck(blocks, (q, k, v))
+    assert torch.autograd.gradgradcheck(blocks, (q, k, v))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_a_function_in_chunks_is_the_function(rows, device):
+    kind = {"dtype": torch.float64, "device": device, "requires_grad": True}
+    x, y, weight = torch.randn(rows, 3, **kind), torch.randn(rows, **kind), torch.randn(3, **kind)
+
+    def function(x, y, weight):
+        return (x * weight).sin() * y[:, None]
+
+    def chunked(x, y, weight):
+        return in_chunks(function, [x, y], [weight], 3)
+
+    torch.testing.assert_close(chunked(x, y, weight), function(x, y, weight))
+    assert torch.autograd.gradcheck(chunked, (x, y, weight))
+    assert torch.autograd.gradgradcheck(chunked, (x, y, weight))
+    [only] = torch.autograd.grad(chunked(x, y.detach(), weight).sum(), weight)
+    torch.testing.assert_close(only, torch.autograd.grad(function(x, y, weight).sum(), weight)[0])
+
+
+@pytest.mark.parametrize("form", ["coupled", "decoupled"])
+def test_heavy_nodes_and_many_chunks_change_nothing(form, device, monkeypatch):
+    """A star, whose center has more edges than a block takes, beside a few light nodes."""
+    leaves, nodes = 90, 100
+    away = torch.stack([torch.zeros(leaves, dtype=torch.int64), torch.arange(1, leaves + 1)], 1)
+    others = torch.randint(nodes, (60, 2))
+    indices = torch.cat([away, away.flip(1), others]).unique(dim=0).to(device)
+    edges = Hyperedges(indices, torch.randn(len(indices), 4, dtype=torch.float64, device=device), nodes)
+    layer = attention_of(2, 2, device, kernel="performer", sums=form)
+    edges.values.requires_grad_()
+    leaves = [edges.values, *layer.parameters()]
+    found = []
+    for together_from in (10**9, 0):
+        layer.together_from = together_from
+        for name, chunk in (("sparse_attention", 64), ("pooled", 50)):
+            where = "kernels" if name == "pooled" else "equivariant"
+            monkeypatch.setattr(f"holonomy.layers.{where}.{name}._CHUNK", chunk)
+        result = layer(edges).values
+        found.append([result, *torch.autograd.grad(result.sin().sum(), leaves)])
+    for plain, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("sums", ["coupled", "decoupled"])
+def test_attention_is_linear_in_hyperedges(sums, device):
     """Nothing of the size of pairs is made: 30,000 hyperedges would have 9e8 of them."""
     edges = torch.randint(2000, (30000, 2), device=device).unique(dim=0)
     x = Hyperedges(edges, torch.randn(edges.shape[0], 4, device=device), 2000)
-    layer = attention_of(2, 2, device, torch.float32, kernel="performer")
+    layer = attention_of(2, 2, device, torch.float32, kernel="performer", sums=sums)
     result = layer(x).values
     assert result.isfinite().all()
     result.sum().backward()

@@ -10,6 +10,7 @@ Dense tensors and hyperedges share parameters and definition and differ in the e
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -18,10 +19,21 @@ from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
 from holonomy.layers.equivariant import dense, dense_attention, sparse, sparse_attention
-from holonomy.layers.equivariant.classes import Pair, Target, everything, extensions, free_axes, number_of_blocks, pairs
+from holonomy.layers.equivariant.classes import (
+    Pair,
+    Source,
+    Target,
+    everything,
+    extensions,
+    free_axes,
+    number_of_blocks,
+    pairs,
+)
+from holonomy.layers.equivariant.entries import Own, entries, own
 from holonomy.layers.equivariant.linear import EquivariantMap, check_dense
 from holonomy.layers.equivariant.partitions import Partition
 from holonomy.layers.kernels.performer import redraw
+from holonomy.layers.kernels.pooled import attend, pooled
 from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
@@ -32,6 +44,14 @@ __all__ = ["HigherOrderAttention"]
 
 # Hyperedges from which on the backward pass computes a class again instead of keeping it: half a GiB at 32 features.
 _RECOMPUTED_FROM = 2**14
+
+
+@lru_cache(maxsize=64)
+def _lookups(order: int, blocks: int) -> tuple[tuple[Source, tuple[int, ...]], ...]:
+    """What a lightweight map to tuples of different nodes reads, in the order of its weights."""
+    finest = tuple(range(blocks))
+    every = pairs(order, blocks)
+    return tuple((p.source, p.target.places) for p in every if p.target.pattern == finest and not free_axes(p)[0])
 
 
 def _name(pattern: Partition) -> str:
@@ -84,6 +104,8 @@ class HigherOrderAttention(nn.Module):
     """
 
     projection: Tensor | None
+    # Hyperedges from which on the queries, keys and values of all classes are computed at once; decoupled, a graph.
+    together_from: int = 2**9
 
     def __init__(
         self,
@@ -290,6 +312,9 @@ class HigherOrderAttention(nn.Module):
         same = to is None and self.order_in == self.order_out
         to = x.projected(self.order_out) if to is None else to
         sparse.check_hyperedges(x, self.order_in, self.features, to, self.order_out)
+        if self._pays(x, to):
+            result = (self._together if self.sums == "decoupled" else self._coupled)(x, to)
+            return x.with_values(result) if same else x.at(to, result)
         outputs = {p: sparse_attention.stratum(x, to, p) for p in self._patterns(list(self.pairs), "out")}
         inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in self._patterns(list(self.pairs), "in")}
         queries = self._slices({p: self._query(p, x, outputs[p][1]) for p in self._by_output}, self._by_output)
@@ -334,6 +359,115 @@ class HigherOrderAttention(nn.Module):
                     terms, stratum_in, stratum_out, query, key, value, self.projection
                 )
         return mixed.flatten(-2) @ self.out[index]
+
+    def _pays(self, x: Hyperedges, to: Tensor) -> bool:
+        """Whether there are enough hyperedges for what is done for all classes at once; decoupled, in each graph."""
+        times = x.num_graphs if self.sums == "decoupled" else 1
+        return self.projection is not None and max(x.indices.shape[0], to.shape[0]) >= self.together_from * times
+
+    def _coupled(self, x: Hyperedges, to: Tensor) -> Tensor:
+        """All queries at once, all keys and all values, then a class after the other."""
+        ins = {p: self._entries(x, x.indices, p) for p in self._by_input}
+        outs = {p: self._entries(x, to, p) for p in self._patterns(list(self.pairs), "out")}
+        heads, again = self.heads, torch.is_grad_enabled() and x.indices.shape[0] > 16 * _RECOMPUTED_FROM
+        ends: dict[Pair, tuple[Own, Tensor, Tensor]] = {}
+        for pattern, (plan, table) in ins.items():
+            found = self._by_input[pattern]
+            keys = (table @ cast("Tensor", self.key[_name(pattern)].weight).flatten(0, 1)).chunk(len(found), -1)
+            matrix = self.value[[self.pairs.index(pair) for pair in found]].transpose(0, 1).flatten(1)
+            values = (x.values.index_select(0, plan.rows) @ matrix).chunk(len(found), -1)
+            ends |= {pair: (plan, k, v) for pair, k, v in zip(found, keys, values, strict=True)}
+        result = x.values.new_zeros(to.shape[0], self.features)
+        for pattern, (plan, table) in outs.items():
+            total = table @ self._direct(pattern, table)
+            found = self._by_output.get(pattern, [])
+            queries = self._queries(pattern, table).chunk(len(found), -1) if found else ()
+            for pair, query in zip(found, queries, strict=True):
+                rows, *of_keys = ends[pair]
+                q, k, v = (z.unflatten(-1, (heads, -1)) for z in (query, *of_keys))
+                step = (pair, x, rows, plan, q, k, v, cast("Tensor", self.projection))
+                function = sparse_attention.coupled_class
+                mixed = checkpoint(function, *step, use_reentrant=False) if again else function(*step)
+                total = total + mixed.flatten(1) @ self.out[self.pairs.index(pair)]
+            result = result.index_add(0, plan.rows, total.to(result.dtype))
+        return result
+
+    def _together(self, x: Hyperedges, to: Tensor) -> Tensor:
+        """All classes at once, where each sums over all keys of a graph."""
+        ins = {p: self._entries(x, x.indices, p) for p in self._by_input}
+        outs = {p: self._entries(x, to, p) for p in self._patterns(list(self.pairs), "out")}
+        result = x.values.new_zeros(to.shape[0], self.features)
+        parts: dict[Partition, list[Tensor]] = {p: [] for p in outs}
+        for graph in range(x.num_graphs):
+            sums: dict[Pair, tuple[Tensor, Tensor]] = {}
+            for pattern, (plan, table) in ins.items():
+                sums |= self._pooled(pattern, table[plan.bounds[graph] : plan.bounds[graph + 1]])
+            for pattern, (plan, table) in outs.items():
+                here = table[plan.bounds[graph] : plan.bounds[graph + 1]]
+                parts[pattern].append(self._attend(pattern, here, sums))
+        for pattern, found in parts.items():
+            result = result.index_add(0, outs[pattern][0].rows, torch.cat(found).to(result.dtype))
+        return result
+
+    def _entries(self, x: Hyperedges, indices: Tensor, pattern: Partition) -> tuple[Own, Tensor]:
+        plan = own(x, indices, pattern, _lookups(self.order_in, number_of_blocks(pattern)))
+        return plan, entries(x.values, plan)
+
+    def _pooled(self, pattern: Partition, keys: Tensor) -> dict[Pair, tuple[Tensor, Tensor]]:
+        """What the classes of an input pattern sum over the keys of a graph, mapped to the output."""
+        found, projection = self._by_input[pattern], cast("Tensor", self.projection)
+        if keys.shape[0] == 0:
+            logs = keys.new_zeros(len(found), self.heads, projection.shape[0])
+            return dict(zip(found, zip(logs, logs.new_zeros(*logs.shape, self.features), strict=True), strict=True))
+        blocks = number_of_blocks(pattern)
+        finest = tuple(range(blocks))
+        itself = _lookups(self.order_in, blocks).index((Source(pattern, finest), finest)) * self.features
+        weight = cast("Tensor", self.key[_name(pattern)].weight).flatten(0, 1) * self._root
+        both = pooled(keys, weight, projection, itself, itself + self.features)
+        logs, means = (x.unflatten(0, (len(found), -1)) for x in both)
+        chosen = [self.pairs.index(pair) for pair in found]
+        value = self.value[chosen].unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        out = self.out[chosen].unflatten(1, (self.heads, -1))
+        return dict(zip(found, zip(logs, means @ value @ out, strict=True), strict=True))
+
+    def _attend(self, pattern: Partition, queries: Tensor, sums: dict[Pair, tuple[Tensor, Tensor]]) -> Tensor:
+        """The sum of all classes of an output pattern at the queries of a graph."""
+        direct = self._direct(pattern, queries)
+        found = self._by_output.get(pattern, [])
+        if not found:
+            return queries @ direct
+        weight, bias = self._query_map(pattern)
+        logs, means = (torch.cat(column) for column in zip(*(sums[pair] for pair in found), strict=True))
+        projection = cast("Tensor", self.projection)
+        return attend(queries, weight * self._root, bias * self._root, projection, logs, means, direct)
+
+    def _direct(self, pattern: Partition, table: Tensor) -> Tensor:
+        """What the classes whose weight is one do to the entries of a tuple."""
+        ones = {(p.source, p.target.places): i for i, p in enumerate(self.pairs) if self._is_one(p, pattern)}
+        nothing = table.new_zeros(self.features, self.features)
+        lookups = _lookups(self.order_in, number_of_blocks(pattern))
+        if not ones:
+            return table.new_zeros(table.shape[1], self.features)
+        return torch.cat([self.value[ones[at]] @ self.out[ones[at]] if at in ones else nothing for at in lookups])
+
+    def _query_map(self, pattern: Partition) -> tuple[Tensor, Tensor]:
+        """From the entries of a tuple to the queries of all classes."""
+        if self.constant_query is not None:
+            return self.constant_query[None], torch.zeros_like(self.constant_query)
+        module = self.query[_name(pattern)]
+        return cast("Tensor", module.weight).flatten(0, 1), cast("Tensor", module.bias)[0]
+
+    def _queries(self, pattern: Partition, table: Tensor) -> Tensor:
+        weight, bias = self._query_map(pattern)
+        return table @ weight + bias
+
+    @staticmethod
+    def _is_one(pair: Pair, pattern: Partition) -> bool:
+        return pair.target.pattern == pattern and not free_axes(pair)[0]
+
+    @property
+    def _root(self) -> float:
+        return self.query_features**-0.25
 
     @staticmethod
     def _at(module: nn.Module, x: Hyperedges, where: Hyperedges) -> Tensor:

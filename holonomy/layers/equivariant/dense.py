@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce as fold
-from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from holonomy.layers.equivariant.classes import Source, Target, number_of_blocks
+from holonomy import numerics
+from holonomy.layers.equivariant.classes import Group, Source, Target, number_of_blocks
 from holonomy.layers.equivariant.partitions import Partition
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["diagonal", "place", "reduce", "spread"]
+__all__ = ["combine", "combine_plainly", "diagonal", "place", "reduce", "spread"]
 
 
 def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..."]:
@@ -143,4 +143,149 @@ def _total(parts: Sequence[tuple[Target, Tensor]]) -> Tensor:
         placed = place(x, target.places, blocks)
         by_axes[axes] = by_axes[axes] + placed if axes in by_axes else placed
     smallest_first = sorted(by_axes, key=lambda axes: (len(axes), sorted(axes)))
-    return fold(add, (by_axes[axes] for axes in smallest_first))
+    first, *others = (by_axes[axes] for axes in smallest_first)
+    return fold(_sum, others, (first, False))[0]
+
+
+def _sum(left: tuple[Tensor, bool], right: Tensor) -> tuple[Tensor, bool]:
+    """A sum, in place where its left side is one already, whose shape it keeps."""
+    total, fresh = left
+    if fresh and total.shape == torch.broadcast_shapes(total.shape, right.shape):
+        return total.add_(right), True
+    return total + right, True
+
+
+def combine(
+    x: Float[Tensor, "..."],
+    weights: Sequence[Float[Tensor, "..."]],
+    groups: Sequence[Group],
+    order: int,
+    biases: Sequence[tuple[Partition, Float[Tensor, " dim_out"]]] = (),
+) -> Float[Tensor, "..."]:
+    """Reduce, multiply and spread: the sum of all classes.
+
+    The way back is the same with source and target exchanged, for reducing and spreading are each other's transpose.
+    Written so, it keeps ``x`` and nothing else, and no operation in between has a node in the graph: half of the time
+    at few nodes, and at many a third less memory. :func:`combine_plainly` is what it computes, and what is taken under
+    :func:`torch.compile` and autocast and for second derivatives.
+
+    Args:
+        x: ``(*batch, n, .., n, dim_in)``.
+        weights: for each group ``(sources, targets, dim_in, dim_out)``.
+        groups: the classes.
+        order: l, number of node axes of the result.
+        biases: vectors that are added where the result's indices are equal in the blocks of a pattern.
+
+    Returns:
+        ``(*batch, n, .., n, dim_out)``.
+
+    >>> from holonomy.layers.equivariant.classes import groups
+    >>> weights = [torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 10.0)]
+    >>> combine(torch.tensor([[1.0], [2.0]]), weights, groups(1, 1, (0, 1)), 1).flatten()
+    tensor([13., 23.])
+    """
+    rows = [row for _, row in biases]
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or _mixed([x, *weights, *rows]):
+        return combine_plainly(x, weights, groups, order, biases)
+    patterns = tuple(pattern for pattern, _ in biases)
+    return numerics.apply_function(_Combine, x, tuple(groups), order, patterns, *weights, *rows)
+
+
+def _mixed(tensors: Sequence[Tensor]) -> bool:
+    return any(z.dtype != tensors[0].dtype for z in tensors)
+
+
+def combine_plainly(
+    x: Float[Tensor, "..."],
+    weights: Sequence[Float[Tensor, "..."]],
+    groups: Sequence[Group],
+    order: int,
+    biases: Sequence[tuple[Partition, Float[Tensor, " dim_out"]]] = (),
+) -> Float[Tensor, "..."]:
+    """:func:`combine` in operations that know their gradients.
+
+    Args:
+        x: see there.
+        weights: see there.
+        groups: see there.
+        order: see there.
+        biases: see there.
+
+    Returns:
+        ``(*batch, n, .., n, dim_out)``.
+
+    >>> from holonomy.layers.equivariant.classes import groups
+    >>> combine_plainly(torch.tensor([[1.0], [2.0]]), [torch.ones(1, 1, 1, 1)], groups(1, 0, (0,)), 0)
+    tensor([3.])
+    """
+    parts: list[tuple[Target, Tensor]] = []
+    known: dict[Source, Tensor] = {}
+    for group, weight in zip(groups, weights, strict=True):
+        table = torch.cat([_reduced(x, source, known) for source in group.sources], -1)
+        if group.order == order:
+            # As large as the result: one after the other, so that none has to be cut out of a larger one.
+            parts += [(t, table @ w.flatten(0, 1)) for t, w in zip(group.targets, weight.unbind(1), strict=True)]
+        else:
+            product = (table @ weight.transpose(1, 2).flatten(2).flatten(0, 1)).unflatten(-1, (len(group.targets), -1))
+            parts += zip(group.targets, product.unbind(-2), strict=True)
+    parts += [(Target(pattern, ()), row.to(parts[0][1].dtype)) for pattern, row in biases]
+    return spread(parts, order, x.shape[-2] if x.ndim > 1 else 0)
+
+
+class _Combine(torch.autograd.Function):
+    """Forwards as written, backwards its transpose."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, groups: tuple[Group, ...], order: int, patterns: tuple[Partition, ...], *learned: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, *learned)
+        ctx.classes = groups, order, patterns
+        biases = tuple(zip(patterns, learned[len(groups) :], strict=True))
+        result = combine_plainly(x, learned[: len(groups)], groups, order, biases)
+        # What autograd lets the caller change in place.
+        return result.clone() if result._is_view() else result  # noqa: SLF001
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, *learned = ctx.saved_tensors
+        groups, order, patterns = ctx.classes
+        weights, rows = learned[: len(groups)], learned[len(groups) :]
+        grad = grad_outputs[0]
+        if torch.is_grad_enabled():
+            inputs = [z for z in (x, *learned) if z.requires_grad]
+            with torch.enable_grad():
+                biases = tuple(zip(patterns, rows, strict=True))
+                result = combine_plainly(x, weights, groups, order, biases)
+            found = iter(torch.autograd.grad(result, inputs, grad, create_graph=True))
+            for_x, *for_learned = (next(found) if z.requires_grad else None for z in (x, *learned))
+            return for_x, None, None, None, *for_learned
+        parts: list[tuple[Target, Tensor]] = []
+        for_weights: list[Tensor] = []
+        known, known_back = dict[Source, Tensor](), dict[Source, Tensor]()
+        for group, weight in zip(groups, weights, strict=True):
+            table = torch.cat([_reduced(x, source, known) for source in group.sources], -1)
+            for_weight, for_table = torch.empty_like(weight), None
+            rows = table.reshape(-1, table.shape[-1])
+            for place_of, target in enumerate(group.targets):
+                back = _gathered(grad, target, known_back).reshape(-1, grad.shape[-1])
+                for_weight[:, place_of] = (rows.mT @ back).view_as(for_weight[:, place_of])
+                matrix = weight[:, place_of].flatten(0, 1).mT
+                for_table = back @ matrix if for_table is None else for_table.addmm_(back, matrix)
+            for_weights.append(for_weight)
+            if ctx.needs_input_grad[0] and for_table is not None:
+                columns = for_table.view(table.shape).split(x.shape[-1], -1)
+                parts += [(Target(s.pattern, s.kept), c) for s, c in zip(group.sources, columns, strict=True)]
+        order_in = len(groups[0].sources[0].pattern)
+        for_x = spread(parts, order_in, x.shape[-2] if x.ndim > 1 else 0) if parts else None
+        sums = [_reduced(grad, Source(pattern, ()), known_back) for pattern in patterns]
+        for_rows = [total.reshape(-1, total.shape[-1]).sum(0) for total in sums]
+        return for_x, None, None, None, *for_weights, *for_rows
+
+
+def _gathered(grad: Tensor, target: Target, known: dict[Source, Tensor]) -> Tensor:
+    """What goes back to the axes of a source: the diagonal of the target, summed over what was broadcast."""
+    reduced = _reduced(grad, Source(target.pattern, tuple(sorted(target.places))), known)
+    ranks = [sorted(target.places).index(axis) for axis in target.places]
+    start = reduced.ndim - 1 - len(ranks)
+    return reduced.permute(*range(start), *(start + rank for rank in ranks), reduced.ndim - 1)

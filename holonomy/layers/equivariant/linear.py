@@ -218,6 +218,18 @@ class EquivariantMap(nn.Module):
             x = torch.where(joint(mask, self.order_in)[..., None], x, 0)
         batch = x.shape[: x.ndim - 1 - self.order_in]
         nodes = x.shape[-2] if self.order_in else (0 if mask is None else mask.shape[-1])
+        if self.normalise is None and self.order_in > 0:
+            biases = [(self.patterns[index], row) for index, row in self._biases()]
+            weights = [weight[0] for weight in self._weights()]
+            result = dense.combine(x, weights, self.groups, self.order_out, biases)
+        else:
+            result = self._scaled(x, mask, batch, nodes)
+        if mask is not None and self.order_out:
+            result = torch.where(joint(mask, self.order_out)[..., None], result, 0)
+        return result
+
+    def _scaled(self, x: Tensor, mask: Tensor | None, batch: tuple[int, ...], nodes: int) -> Tensor:
+        """The sums of each class divided by their number of terms, or broadcast from order 0."""
         parts: list[tuple[Target, Tensor]] = []
         scale = self._scale(x.new_full(batch, nodes, dtype=torch.int64) if mask is None else mask.sum(-1))
         for group, weight in zip(self.groups, self._weights(), strict=True):
@@ -227,10 +239,7 @@ class EquivariantMap(nn.Module):
             parts += zip(group.targets, product.unbind(-2), strict=True)
         for index, row in self._biases():
             parts.append((Target(self.patterns[index], ()), row.to(parts[0][1].dtype)))
-        result = dense.spread(parts, self.order_out, nodes)
-        if mask is not None and self.order_out:
-            result = torch.where(joint(mask, self.order_out)[..., None], result, 0)
-        return result
+        return dense.spread(parts, self.order_out, nodes)
 
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
         given = to is not None

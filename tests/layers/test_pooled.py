@@ -1,0 +1,80 @@
+"""Linear attention of many heads over the same rows: chunks against the plain form, and against loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from holonomy.layers.kernels import pooled as kernel
+
+
+@pytest.fixture(params=[1, 4, 5, 100])
+def inputs(request, device, monkeypatch):
+    """Eleven rows of width five, two heads of dimension three with four features, in chunks of that many rows."""
+    monkeypatch.setattr(kernel, "_CHUNK", request.param)
+    shapes = {"x": (11, 5), "weight": (5, 6), "bias": (6,), "logs": (2, 4), "means": (2, 4, 3), "direct": (5, 3)}
+    made = {n: torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for n, s in shapes.items()}
+    return made | {"projection": torch.randn(4, 3, dtype=torch.float64, device=device)}
+
+
+def exponents(x, projection):
+    return x @ projection.mT - x.square().sum(-1, keepdim=True) / 2 - math.log(2)
+
+
+def test_pooled_is_the_mean_by_each_feature(inputs):
+    x, weight, projection = (inputs[name] for name in ("x", "weight", "projection"))
+    logs, means = kernel.pooled(x, weight, projection, 1, 4)
+    for head in range(2):
+        weights = exponents(x @ weight[:, 3 * head : 3 * head + 3], projection).exp()
+        torch.testing.assert_close(logs[head], weights.sum(0).log())
+        torch.testing.assert_close(means[head], weights.mT @ x[:, 1:4] / weights.sum(0)[:, None])
+
+
+def test_attend_is_the_quotient_of_sums(inputs):
+    x, weight, bias, projection = (inputs[name] for name in ("x", "weight", "bias", "projection"))
+    logs, means, direct = (inputs[name] for name in ("logs", "means", "direct"))
+    expected = x @ direct
+    for head in range(2):
+        query = x @ weight[:, 3 * head : 3 * head + 3] + bias[3 * head : 3 * head + 3]
+        weights = (exponents(query, projection) + logs[head]).exp()
+        expected = expected + weights @ means[head] / weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(kernel.attend(x, weight, bias, projection, logs, means, direct), expected)
+
+
+def test_gradients_of_both_orders(inputs):
+    x, weight, bias, projection = (inputs[name] for name in ("x", "weight", "bias", "projection"))
+    logs, means, direct = (inputs[name] for name in ("logs", "means", "direct"))
+
+    def pooled(x, weight):
+        return kernel.pooled(x, weight, projection, 1, 4)
+
+    def attend(x, weight, bias, logs, means, direct):
+        return kernel.attend(x, weight, bias, projection, logs, means, direct)
+
+    leaves = (x, weight, bias, logs, means, direct)
+    assert torch.autograd.gradcheck(pooled, (x, weight))
+    assert torch.autograd.gradgradcheck(pooled, (x, weight))
+    assert torch.autograd.gradcheck(attend, leaves)
+    assert torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
+
+
+def test_the_projection_learns_where_it_is_asked_to(inputs):
+    x, weight, projection = inputs["x"], inputs["weight"], inputs["projection"].requires_grad_()
+    ours = kernel.pooled(x, weight, projection, 0, 2)[1].square().sum()
+    top, table = kernel.pooled_plainly(x, weight, projection, 0, 2)
+    plain = (table[:-1] / table[-1]).square().sum()
+    torch.testing.assert_close(*(torch.autograd.grad(loss, projection)[0] for loss in (ours, plain)))
+    assert top.shape == (2, 4)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4])
+def test_large_logits(inputs, scale):
+    x, weight, projection = (inputs[name].detach().float() for name in ("x", "weight", "projection"))
+    x = (x * scale).requires_grad_()
+    logs, means = kernel.pooled(x, weight, projection, 0, 5)
+    result = kernel.attend(x, weight, weight[0] * 0, projection, logs, means, weight[:, :5])
+    assert result.isfinite().all()
+    assert torch.autograd.grad(result.sum(), x)[0].isfinite().all()
+    assert (means <= x[:, :5].detach().amax(0) * (1 + 1e-5)).all()
