@@ -29,6 +29,7 @@ from holonomy.layers import (
     HypSoftmaxAttention,
 )
 from holonomy.layers.kernels.heads import without_padding
+from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
 from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import Lorentz
 from holonomy.structures import PaddedGraphs
@@ -117,7 +118,7 @@ class HypformerBlock(nn.Module):
         self.drop = HypDropout(dropout, manifold_in)
         self.residual = HypResidual(manifold_in)
         self.norm_attention = HypLayerNorm(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
-        self.feedforward = nn.Sequential(
+        self.feedforward = _FeedForward(
             HTC(features, hidden, manifold_in, inner, device=device, dtype=dtype),
             HRC(_ActivationDropout(activation, dropout), inner),
             HTC(hidden, features, inner, manifold_in, device=device, dtype=dtype),
@@ -142,8 +143,26 @@ class HypformerBlock(nn.Module):
         # What padding holds goes nowhere, but it would come out again, and infinities are no points.
         x = without_padding(x, key_padding_mask)
         x = self.position(x)
-        x = self.norm_attention(self.residual(x, self.drop(self.attention(x, key_padding_mask))))
+        x = self.norm_attention(self.residual(x, _dropped(self.drop, self.attention(x, key_padding_mask))))
         return self.norm_feedforward(self.residual(x, self.feedforward(x)))
+
+
+class _FeedForward(nn.Sequential):
+    """HTC, refinement, HTC, dropout: one after the other, without times that nobody reads."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Sequential
+        first, refine, second, drop = cast("tuple[HTC, HRC, HTC, HypDropout]", tuple(self))
+        hidden = cast("_ActivationDropout", refine.function)
+        if hidden.activation is torch.relu and not (hidden.training and hidden.dropout.p > 0):
+            weights = (cast("tuple[Tensor, Tensor]", htc.affine()) for htc in (first, second))
+            curvatures = first.manifold_out.curvature, second.manifold_out.curvature
+            return lifted_feedforward(input, *next(weights), *next(weights), *curvatures)
+        return _dropped(drop, second(refine.manifold_out.lift(hidden(first.space(input)))))
+
+
+def _dropped(drop: HypDropout, x: Tensor) -> Tensor:
+    """The dropout where it does something: else it would only make the time coordinates again."""
+    return drop(x) if drop.training and cast("nn.Dropout", drop.function).p > 0 else x
 
 
 class HypformerEncoder(nn.Module):

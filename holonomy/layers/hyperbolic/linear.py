@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks, numerics
-from holonomy.layers.hyperbolic.refinement import change_curvature, rescale_space, resolve
+from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.kernels.lifted import lifted_linear
 from holonomy.layers.kernels.sparse import as_csr, is_sparse, multiply, row_norms
 from holonomy.manifolds import Lorentz
 
@@ -100,12 +101,26 @@ class HTC(nn.Module):
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
+        return functional.linear(x, *self.affine(factor))
+
+    def affine(
+        self, factor: Float[Tensor, " 1"] | None = None
+    ) -> tuple[Float[Tensor, "dim_out dim_in_plus_1"], Float[Tensor, " dim_out"] | None]:
+        """The linear map from points of ``manifold_in`` to space parts on ``manifold_out``.
+
+        Args:
+            factor: one number to multiply it with, as a tensor; 1 if ``None``.
+
+        Returns:
+            Weight and bias, with the change of curvature.
+        """
         # Numbers are multiplied into the weight, which is small where x is long.
-        weight = rescale_space(self.weight, self.manifold_in, self.manifold_out)
-        bias = None if self.bias is None else rescale_space(self.bias, self.manifold_in, self.manifold_out)
-        if factor is not None:
-            weight, bias = weight * factor, None if bias is None else bias * factor
-        return functional.linear(x, weight, bias)
+        if self.manifold_in is not self.manifold_out:
+            ratio = self.manifold_in.ratio(self.manifold_out).to(self.weight.dtype)
+            factor = ratio if factor is None else ratio * factor
+        if factor is None:
+            return self.weight, self.bias
+        return self.weight * factor, None if self.bias is None else self.bias * factor
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
         """Apply the map.
@@ -116,7 +131,8 @@ class HTC(nn.Module):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        return self.manifold_out.lift(self.space(x))
+        checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
+        return lifted_linear(x, *self.affine(), self.manifold_out.curvature)
 
     def extra_repr(self) -> str:
         """Sizes, for ``repr``.

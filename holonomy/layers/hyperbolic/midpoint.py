@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from holonomy import numerics
 from holonomy.layers.hyperbolic.refinement import rescale_space, resolve
-from holonomy.manifolds import Lorentz
+from holonomy.layers.kernels.lifted import pays
+from holonomy.layers.kernels.lifted_rows import LiftedMidpoint
+from holonomy.manifolds import Lorentz, hyperboloid
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypResidual", "midpoint", "positive_weight", "squared_chord"]
+__all__ = ["HypResidual", "lifted_midpoint", "midpoint", "positive_weight", "squared_chord"]
 
 
 def midpoint(
@@ -53,6 +55,46 @@ def midpoint(
     norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * chord)
     # Divided before the sum, which might not fit the dtype where the midpoint does.
     return x * (1 / norm).to(x.dtype) + y * (epsilon / norm).to(x.dtype)
+
+
+def lifted_midpoint(
+    x: Float[Tensor, "*batch ambient"],
+    y: Float[Tensor, "*batch ambient_or_dim"],
+    epsilon: float,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch ambient"]:
+    r"""The midpoint of points, lifted.
+
+    On the CPU, where rows are many, :class:`~holonomy.layers.kernels.lifted_rows.LiftedMidpoint` makes it in parts.
+
+    Args:
+        x: points ``(*batch, d + 1)``; only their space parts are read.
+        y: the same, or space parts ``(*batch, d)``.
+        epsilon: the positive weight of ``y``.
+        curvature: one negative number.
+
+    Returns:
+        Points ``(*batch, d + 1)``.
+
+    >>> x = torch.tensor([[5.0, 3.0, 4.0]])
+    >>> lifted_midpoint(x, -x[:, 1:], 1.0, torch.tensor([-1.0])).tolist()
+    [[1.0, 0.0, 0.0]]
+    """
+    if (
+        x.device.type != "cpu"
+        or not pays(x, x.numel() // x.shape[-1])
+        or x.shape[:-1] != y.shape[:-1]
+        or x.dtype != y.dtype
+    ):
+        return _lifted_midpoint(x, y, curvature, epsilon)
+    rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
+    found: tuple[Tensor, ...] = numerics.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
+    return found[0].view_as(x)
+
+
+def _lifted_midpoint(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
+    dim = x.shape[-1] - 1
+    return hyperboloid.lift(midpoint(x[..., 1:], y[..., y.shape[-1] - dim :], epsilon, curvature), curvature)
 
 
 def squared_chord(
@@ -235,13 +277,12 @@ class HypResidual(nn.Module):
             Points ``(*batch, d + 1)`` on ``manifold_out``.
         """
         out = self.manifold_out
-        return out.lift(
-            midpoint(
-                rescale_space(self.manifold_in.space(x), self.manifold_in, out),
-                rescale_space(self.manifold_branch.space(branch), self.manifold_branch, out),
-                self.epsilon,
-                out.curvature,
-            )
+        # Only space parts are read: those of another manifold may come with its times.
+        return lifted_midpoint(
+            rescale_space(x, self.manifold_in, out),
+            rescale_space(branch, self.manifold_branch, out),
+            self.epsilon,
+            out.curvature,
         )
 
     def extra_repr(self) -> str:

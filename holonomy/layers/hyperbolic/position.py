@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
-from holonomy.layers.hyperbolic.midpoint import midpoint, positive_weight
+from holonomy.layers.hyperbolic.midpoint import lifted_midpoint, positive_weight
 from holonomy.manifolds import Lorentz
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ class HypPositionalEncoding(nn.Module):
         Returns:
             Points ``(*batch, d + 1)``.
         """
-        manifold = self.manifold
-        space = midpoint(manifold.space(x), self.position.space(x), self.epsilon, manifold.curvature)
-        return manifold.lift(space)
+        return lifted_midpoint(x, self.position.space(x), self.epsilon, self.manifold.curvature)
 
     def extra_repr(self) -> str:
         """The weight, for ``repr``.

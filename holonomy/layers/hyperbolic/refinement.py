@@ -14,13 +14,16 @@ refinements in a row are one with the composed function, as the paper merges the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from holonomy import checks, numerics
-from holonomy.manifolds import Lorentz
+from holonomy.layers.kernels.lifted import lifted, pays
+from holonomy.layers.kernels.lifted_rows import LiftedLayerNorm
+from holonomy.manifolds import Lorentz, hyperboloid
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -99,7 +102,7 @@ def change_curvature(
     >>> change_curvature(torch.zeros(1), Lorentz(-1.0), Lorentz(-0.25))
     tensor([2., 0.])
     """
-    return manifold_out.lift(rescale_space(space, manifold_in, manifold_out))
+    return lifted(rescale_space(space, manifold_in, manifold_out), manifold_out.curvature)
 
 
 class HRC(nn.Module):
@@ -176,6 +179,24 @@ class HypLayerNorm(HRC):
         checks.positive_int("features", features)
         norm = nn.LayerNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
         super().__init__(_Bounded(norm), manifold_in, manifold_out)
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Normalise.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``.
+        """
+        if x.device.type != "cpu" or not pays(x, x.numel() // x.shape[-1]):
+            return super().forward(x)
+        norm = cast("_Bounded", self.function).norm
+        gain = norm.weight if norm.elementwise_affine else x.new_ones(x.shape[-1] - 1)
+        shift = norm.bias if norm.elementwise_affine else torch.zeros_like(gain)
+        gain, shift = (rescale_space(t, self.manifold_in, self.manifold_out) for t in (gain, shift))
+        inputs = (x.reshape(-1, x.shape[-1]), gain, shift, self.manifold_out.curvature, norm.eps, _normalised)
+        return numerics.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
 
 
 class HypBatchNorm(HRC):
@@ -299,8 +320,16 @@ class _Bounded(nn.Module):
         self.norm = function
 
     def forward(self, space: Tensor) -> Tensor:
-        # The variance of so long a row is far from overflow, and any eps far below its last digit.
-        return self.norm(numerics.within(space, torch.finfo(space.dtype).max ** 0.25))
+        return self.norm(_bounded(space))
+
+
+def _normalised(x: Tensor, gain: Tensor, shift: Tensor, curvature: Tensor, eps: float) -> Tensor:
+    return hyperboloid.lift(functional.layer_norm(_bounded(x[..., 1:]), gain.shape, gain, shift, eps), curvature)
+
+
+def _bounded(space: Tensor) -> Tensor:
+    # The variance of so long a row is far from overflow, and any eps far below its last digit.
+    return numerics.within(space, torch.finfo(space.dtype).max ** 0.25)
 
 
 class _Rows(nn.Module):
@@ -311,5 +340,4 @@ class _Rows(nn.Module):
         self.norm = function
 
     def forward(self, space: Tensor) -> Tensor:
-        # The variance of so long a row is far from overflow, and any eps far below its last digit.
         return self.norm(space.reshape(-1, space.shape[-1])).reshape(space.shape)

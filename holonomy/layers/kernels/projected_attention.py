@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy.layers.kernels.heads import merge_heads, without_padding
+from holonomy.layers.kernels.lifted import pays, rows_at_once
 from holonomy.layers.kernels.linear_attention import linear_attention, power_features
 from holonomy.layers.kernels.projected_attention_parts import Options, RecomputedAttention
 from holonomy.manifolds import hyperboloid
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 __all__ = ["plain_projected_attention", "projected_attention"]
-
-# Below, whole tensors stay in the cache and the loop over parts does not pay.
-_FEWEST_ROWS = 2048
-# Rows of a part: 128 channels of them are half a MiB of float32, for each thread. A GPU wants large pieces.
-_ROWS_OF_A_THREAD, _ROWS_OF_A_GPU = 1024, 2**16
 
 
 def plain_projected_attention(
@@ -135,22 +130,11 @@ def projected_attention(
     tensor([5.5000, 9.5000])
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
-    if rows is None and not _pays(x):
+    if rows is None and not pays(x, x.shape[-2]):
         return plain_projected_attention(*tensors, heads=heads, power=power)
-    if rows is None:
-        rows = _ROWS_OF_A_THREAD * torch.get_num_threads() if x.device.type == "cpu" else _ROWS_OF_A_GPU
+    rows = rows_at_once(x, residual_bias.shape[0]) if rows is None else rows
     graphs = x.reshape(-1, *x.shape[-2:])
     masks = None if mask is None else mask.reshape(-1, mask.shape[-1])
     options = Options(heads, power, rows, plain_projected_attention)
     out = apply_function(RecomputedAttention, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)
-
-
-def _pays(x: Tensor) -> bool:
-    return (
-        x.shape[-2] >= _FEWEST_ROWS
-        and x.numel() > 0
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled(x.device.type)
-        and x.dtype in (torch.float32, torch.float64)
-    )

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy.layers.kernels.lifted import by_definition, curvature_gradient, space_gradient, time_of
 
 __all__ = ["Options", "RecomputedAttention"]
 
@@ -168,16 +169,7 @@ def _attend(graph: _Graph, out: Tensor) -> None:
         if keep is not None:
             space[part].mul_(keep[:, None])
         if graph.curvature is not None:
-            out[part, :1] = _time(space[part], graph.curvature)
-
-
-def _time(space: Tensor, curvature: Tensor) -> Tensor:
-    """As ``hyperboloid.time``, a fifth of its price: rows whose squares overflow are measured scaled down."""
-    shrink = torch.finfo(space.dtype).max ** -0.75
-    length = torch.linalg.vector_norm(space, dim=-1, keepdim=True)
-    far = torch.linalg.vector_norm(space * shrink, dim=-1, keepdim=True) / shrink
-    length = torch.where(length.isfinite(), length, far)
-    return numerics.hypot(length, curvature.neg().rsqrt())
+            out[part, :1] = time_of(space[part], graph.curvature)
 
 
 class _Gradients:
@@ -200,7 +192,7 @@ def _of_space(graph: _Graph, out: Tensor, grad: Tensor, part: slice) -> Tensor:
     """The gradient of the space part alone, from the one of time and space: eq. 18's root has the slope s / t."""
     rows = grad[part]
     if graph.curvature is not None:
-        rows = torch.addcmul(rows[:, 1:], out[part, 1:] / out[part, :1], rows[:, :1])
+        rows = space_gradient(rows, out[part])
     keep = graph.keep(part)
     return rows.contiguous() if keep is None else rows * keep[:, None]
 
@@ -234,7 +226,7 @@ def _return(graph: _Graph, out: Tensor, grad: Tensor, x: Tensor, found: _Gradien
         torch.baddbmm(of_mass, of_context, value, out=of_features[:heads]).mul_(common)
         found.through(graph, x, part, slice(dim, None), both.gradient(of_features), add=True)
     if graph.curvature is not None:
-        found.curvature += (grad[:, 0] / out[:, 0]).sum()
+        found.curvature += curvature_gradient(grad, out, graph.curvature).reshape(())
 
 
 class RecomputedAttention(torch.autograd.Function):
@@ -299,9 +291,7 @@ class RecomputedAttention(torch.autograd.Function):
         for place, graph in enumerate(_graphs(x, tensors, ctx.options)):
             graph.context, graph.mass, graph.largest = context[place], mass[place], largest[place]
             _return(graph, out[place], grad_outputs[0][place], found.x[place], found)
-        curvature = tensors[-1]
-        # t^2 = |s|^2 - 1/kappa
-        of_curvature = None if curvature is None else found.curvature / (2 * curvature.square())
+        of_curvature = None if tensors[-1] is None else found.curvature.view_as(tensors[-1])
         maps = (found.weight, found.bias, found.residual_weight, found.residual_bias)
         return found.x, None, *maps, of_curvature, None
 
@@ -313,10 +303,9 @@ def _graphs(x: Tensor, tensors: list[Any], options: Options) -> list[_Graph]:
 
 
 def _by_definition(
-    inputs: tuple[Tensor | None, ...], options: Options, grad: Tensor, wanted: tuple[bool, ...]
+    inputs: tuple[Any, ...], options: Options, grad: Tensor, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    x, mask, *maps = inputs
-    out = options.definition(x, *maps, mask, heads=options.heads, power=options.power)
-    chosen = [t for t, asked in zip(inputs, wanted, strict=False) if asked and t is not None]
-    grads = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
-    return tuple(next(grads) if asked else None for asked in wanted)
+    def definition(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
+        return options.definition(x, *maps, mask, heads=options.heads, power=options.power)
+
+    return *by_definition(definition, inputs, grad, wanted[:-1]), None

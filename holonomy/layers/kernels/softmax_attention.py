@@ -210,15 +210,16 @@ def _scaled_dot_product(
     hidden: Bool[Tensor, "*#batch #query key"] | None,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch query values"]:
-    inputs = (*_dot_product_form(query, key, curvature), hyperboloid.lift(value, curvature))
+    inputs = [*_dot_product_form(query, key, curvature), hyperboloid.lift(value, curvature)]
     allowed = None if hidden is None else ~hidden
     if query.dim() > 2 and query.shape[-2] * key.shape[-2] >= _FEWEST_PAIRS:
-        inputs = tuple(x.flatten(0, -4) if x.dim() > 3 else x[None] for x in inputs)
+        inputs = [x.flatten(0, -4) if x.dim() > 3 else x[None] for x in inputs]
         if allowed is not None:
             allowed = allowed.expand(*query.shape[:-2], -1, -1)
             allowed = allowed.flatten(0, -4) if allowed.dim() > 3 else allowed[None]
-    total = dot_product_attention(*inputs, allowed, scale=2 / math.sqrt(query.shape[-1]))
-    total = numerics.widen(total.reshape(*query.shape[:-1], value.shape[-1] + 1))
+    reflected, point, value = inputs
+    total = dot_product_attention(reflected, point, value, allowed, scale=2 / math.sqrt(query.shape[-1]))
+    total = numerics.widen(total.reshape(*query.shape[:-1], value.shape[-1]))
     mass = torch.ones_like(total[..., :1])
     if hidden is not None:
         mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)

@@ -1,0 +1,234 @@
+r"""The midpoint and the layer normalisation of points, from points to points, some rows at a time.
+
+Both read the space part of their input alone, and write the gradient of points, with zeros for time: nothing is cut
+out of a table of points or padded back into it. Each has a plain definition that loses no digits at any radius. The
+direct formulas here lose some far out; parts of the table that hold such a row are left to the definition, which takes
+one number to be read back, so that these forms are for the CPU.
+
+With :math:`c = |\kappa|`, :math:`\delta = x - y`, :math:`\theta = x_t - y_t` the midpoint is
+:math:`m = (x + \epsilon y)/\nu`, :math:`\nu^2 = (1+\epsilon)^2 + \epsilon q`, :math:`q = c(|\delta|^2 - \theta^2)`.
+From a gradient g of its space part, with :math:`\sigma = \epsilon c\, (g \cdot m) / \nu^2`,
+
+.. math::
+    g_x = g/\nu - \sigma (\delta - \theta x / x_t), \quad
+    g_y = \epsilon g/\nu + \sigma (\delta - \theta y / y_t), \quad
+    g_c = -\tfrac{1}{2c} \sum \tfrac{\sigma}{c} \bigl(q - \theta^2 / (x_t y_t)\bigr) .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.kernels.lifted import by_definition, curvature_gradient, parts, space_gradient, time_of
+
+__all__ = ["LiftedLayerNorm", "LiftedMidpoint"]
+
+
+class _Pair(NamedTuple):
+    """Rows of x and y, their times, and their difference."""
+
+    x: Tensor
+    y: Tensor
+    x_time: Tensor
+    y_time: Tensor
+    difference: Tensor
+
+    @property
+    def gap(self) -> Tensor:
+        return self.x_time - self.y_time
+
+
+def _pair(x: Tensor, y: Tensor, radius: Tensor) -> _Pair | None:
+    """None where rounding, which a far point stretches, might leave less than half of the digits."""
+    x_time, y_time = (torch.hypot(torch.linalg.vector_norm(z, dim=-1, keepdim=True), radius) for z in (x, y))
+    stretch = x_time.amax() * y_time.amax()
+    if not bool(stretch <= radius.square() * torch.finfo(x.dtype).eps ** -0.5):
+        return None
+    return _Pair(x, y, x_time, y_time, x - y)
+
+
+class LiftedMidpoint(torch.autograd.Function):
+    """The midpoint of x and epsilon times y (see :func:`holonomy.layers.hyperbolic.midpoint.midpoint`), lifted.
+
+    >>> from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
+    >>> x = torch.tensor([[1.0, 0.0]], requires_grad=True).expand(2048, 2)
+    >>> lifted_midpoint(x, x, 1.0, torch.tensor([-1.0])).grad_fn.name()
+    'LiftedMidpointBackward'
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, y: Tensor, curvature: Tensor, epsilon: float, definition: Callable[..., Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Midpoints.
+
+        Args:
+            x: points ``(rows, d + 1)``.
+            y: points ``(rows, d + 1)``, or space parts ``(rows, d)``.
+            curvature: one negative number.
+            epsilon: the weight of y.
+            definition: of these arguments.
+
+        Returns:
+            Points ``(rows, d + 1)``, and one over the lengths of the sums.
+        """
+        out, inverse = torch.empty_like(x), x.new_empty(x.shape[0], 1)
+        dim, c = x.shape[1] - 1, curvature.reshape(()).neg()
+        radius = c.rsqrt()
+        for part in parts(x):
+            pair = _pair(x[part, 1:], y[part, -dim:], radius)
+            if pair is None:
+                out[part] = definition(x[part], y[part], curvature, epsilon)
+                continue
+            square = torch.linalg.vector_norm(pair.difference, dim=-1, keepdim=True).square_()
+            chord = square.sub_(pair.gap.square_()).mul_(c).clamp_(min=0)
+            inverse[part] = chord.mul_(epsilon).add_((1 + epsilon) ** 2).rsqrt_()
+            space = torch.add(pair.x, pair.y, alpha=epsilon, out=out[part, 1:]).mul_(inverse[part])
+            out[part, :1] = torch.hypot(torch.linalg.vector_norm(space, dim=-1, keepdim=True), radius)
+        return out, inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep inputs and results.
+
+        Args:
+            ctx: of autograd.
+            inputs: of :meth:`forward`.
+            output: of :meth:`forward`.
+        """
+        *tensors, ctx.epsilon, ctx.definition = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiate.
+
+        Args:
+            ctx: of autograd.
+            *grad_outputs: of the points, and of what has none.
+
+        Returns:
+            A gradient for each input that wants one.
+        """
+        x, y, curvature, out, inverse = ctx.saved_tensors
+        grad, wanted = grad_outputs[0], ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():
+            return *by_definition(ctx.definition, (x, y, curvature, ctx.epsilon), grad, wanted), None
+        c = curvature.reshape(()).neg()
+        of_x, of_y, of_curvature = torch.empty_like(x), torch.empty_like(y), torch.zeros_like(curvature)
+        for part in parts(x):
+            pair = _pair(x[part, 1:], y[part, 1 - x.shape[1] :], c.rsqrt())
+            if pair is None:
+                rows = (x[part], y[part], curvature, ctx.epsilon)
+                of_x[part], of_y[part], more, _ = by_definition(
+                    ctx.definition, rows, grad[part], (True, True, True, False)
+                )
+                of_curvature += more
+                continue
+            g = space_gradient(grad[part], out[part])
+            scale = inverse[part]
+            pull = (g * out[part, 1:]).sum(-1, keepdim=True).mul_(scale.square()).mul_(ctx.epsilon)  # sigma / c
+            bend = pull * c
+            turned = pair.difference.mul_(bend)
+            for into, rows, weight, sign in ((of_x, pair.x, 1.0, -1), (of_y, pair.y, ctx.epsilon, 1)):
+                time = pair.x_time if sign < 0 else pair.y_time
+                space = torch.mul(g, scale * weight, out=into[part, 1 - x.shape[1] :])
+                space.add_(turned, alpha=sign).addcmul_(rows, bend * pair.gap / time, value=-sign)
+                into[part, : into.shape[1] - x.shape[1] + 1] = 0
+            chord = (scale.square().reciprocal() - (1 + ctx.epsilon) ** 2) / ctx.epsilon
+            lag = chord - pair.gap.square() / (pair.x_time * pair.y_time)
+            of_curvature += (pull * lag).sum() / (2 * c) + curvature_gradient(grad[part], out[part], curvature)
+        return of_x, of_y, of_curvature, None, None
+
+
+class LiftedLayerNorm(torch.autograd.Function):
+    """Layer normalisation of the space part with its gain and shift, lifted.
+
+    >>> from holonomy import Lorentz
+    >>> from holonomy.layers import HypLayerNorm
+    >>> m = Lorentz()
+    >>> HypLayerNorm(2, m)(m.lift(torch.randn(2048, 2))).grad_fn.name()
+    'LiftedLayerNormBackward'
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor, gain: Tensor, shift: Tensor, curvature: Tensor, eps: float, definition: Callable[..., Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalise.
+
+        Args:
+            x: points ``(rows, d + 1)``.
+            gain: ``(d,)``.
+            shift: ``(d,)``.
+            curvature: of the result, one negative number.
+            eps: added to the variance.
+            definition: of these arguments.
+
+        Returns:
+            Points ``(rows, d + 1)``, and means and one over the deviations of the rows.
+        """
+        out = torch.empty_like(x)
+        mean, inverse = x.new_empty(2, x.shape[0], 1).unbind()
+        for part in parts(x):
+            space, mean[part], inverse[part] = torch.native_layer_norm(x[part, 1:], gain.shape, gain, shift, eps)
+            if not _ordinary(inverse[part]):
+                out[part] = definition(x[part], gain, shift, curvature, eps)
+                continue
+            out[part, 1:] = space
+            out[part, :1] = time_of(space, curvature)
+        return out, mean, inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep inputs and results.
+
+        Args:
+            ctx: of autograd.
+            inputs: of :meth:`forward`.
+            output: of :meth:`forward`.
+        """
+        *tensors, ctx.eps, ctx.definition = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiate.
+
+        Args:
+            ctx: of autograd.
+            *grad_outputs: of the points, and of what has none.
+
+        Returns:
+            A gradient for each input that wants one.
+        """
+        x, gain, shift, curvature, out, mean, inverse = ctx.saved_tensors
+        grad, wanted = grad_outputs[0], ctx.needs_input_grad[:5]
+        if torch.is_grad_enabled():
+            return *by_definition(ctx.definition, (x, gain, shift, curvature, ctx.eps), grad, wanted), None
+        of_x, found = torch.empty_like(x), [torch.zeros_like(t) for t in (gain, shift, curvature)]
+        of_x[:, 0] = 0
+        for part in parts(x):
+            if _ordinary(inverse[part]):
+                of_space, *more = torch.ops.aten.native_layer_norm_backward(
+                    space_gradient(grad[part], out[part]), x[part, 1:], gain.shape, mean[part], inverse[part], gain,
+                    shift, [True] * 3,
+                )  # fmt: skip
+                of_x[part, 1:] = of_space
+                more.append(curvature_gradient(grad[part], out[part], curvature))
+            else:
+                rows = (x[part], gain, shift, curvature, ctx.eps)
+                of_x[part], *more, _ = by_definition(ctx.definition, rows, grad[part], (True, True, True, True, False))
+            found = [total + one for total, one in zip(found, cast("list[Tensor]", more), strict=True)]
+        return of_x, *found, None, None
+
+
+def _ordinary(inverse: Tensor) -> bool:
+    """Whether no variance is near the end of the dtype."""
+    return bool(inverse.amin() > torch.finfo(inverse.dtype).max ** -0.25)

@@ -1,0 +1,130 @@
+"""Maps that end on the hyperboloid, in parts: the numbers of their definitions, at any size and radius."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from holonomy.layers import HTC, HypLayerNorm, HypPositionalEncoding, HypResidual
+from holonomy.layers.kernels import lifted
+from holonomy.manifolds import Lorentz
+from holonomy.models.hypformer import HypformerBlock
+from tests.laws.laws import assert_near, cotangent, gradients
+
+D = torch.float64
+DIM = 6
+
+
+def manifold(kappa, dtype):
+    return Lorentz(kappa, learnable=True, dtype=dtype)
+
+
+def build(name, dtype):
+    """A layer on manifolds of its own, and how many points it takes."""
+    one, two = manifold(-1.0, dtype), manifold(-0.6, dtype)
+    made = {
+        "HTC": lambda: HTC(DIM, 5, one, two, dtype=dtype),
+        "HTC without bias": lambda: HTC(DIM, 5, one, bias=False, dtype=dtype),
+        "HypResidual": lambda: HypResidual(one, epsilon=0.7),
+        "HypResidual, two manifolds": lambda: HypResidual(one, two),
+        "HypPositionalEncoding": lambda: HypPositionalEncoding(DIM, two, dtype=dtype),
+        "HypLayerNorm": lambda: HypLayerNorm(DIM, one, two, dtype=dtype),
+        "HypLayerNorm without gain": lambda: HypLayerNorm(DIM, one, two, elementwise_affine=False, dtype=dtype),
+        "HypformerBlock": lambda: HypformerBlock(DIM, 2, one, two, manifold_feedforward=two, dtype=dtype),
+        "HypformerBlock, tanh": lambda: HypformerBlock(DIM, 2, one, activation=torch.tanh, dtype=dtype),
+    }
+    return made[name](), 2 if "Residual" in name else 1
+
+
+LAYERS = (
+    "HTC", "HTC without bias", "HypResidual", "HypResidual, two manifolds", "HypPositionalEncoding", "HypLayerNorm",
+    "HypLayerNorm without gain", "HypformerBlock", "HypformerBlock, tanh",
+)  # fmt: skip
+layers = pytest.mark.parametrize("name", LAYERS)
+
+
+def both_forms(name, dtype, nodes, device, monkeypatch, *, radius=1.0):
+    """Results and gradients in parts and by definition."""
+    torch.manual_seed(nodes)
+    layer, count = build(name, dtype)
+    layer = layer.to(device)
+    source = Lorentz(-1.0, dtype=dtype, device=device)
+    size = torch.as_tensor(radius, dtype=dtype, device=device)
+    points = tuple(
+        source.lift(torch.randn(nodes, DIM, dtype=dtype, device=device) * size).detach() for _ in range(count)
+    )
+    found = []
+    for fewest in (1, 10**9):
+        monkeypatch.setattr(lifted, "_FEWEST_ROWS", fewest)
+        found.append(gradients(layer, points))
+    return found
+
+
+@layers
+@pytest.mark.parametrize("nodes", [1, 7, 1025, 2049])
+def test_parts_give_what_the_definition_gives(name, nodes, dtype, device, monkeypatch):
+    (ours, ours_grads), (theirs, their_grads) = both_forms(name, dtype, nodes, device, monkeypatch)
+    limit = 1e-10 if dtype == D else 5e-4
+    assert_near(ours, theirs, limit, "result")
+    # The attention of one node has gradients that are all cancellation.
+    floor = 1e-3 * max(grad.norm().item() for grad in their_grads.values())
+    for key, grad in their_grads.items():
+        assert_near(ours_grads[key], grad, 10 * limit, key, floor=floor)
+
+
+@pytest.mark.parametrize("name", LAYERS[:7])
+def test_tables_with_far_points_keep_their_digits(name, device, monkeypatch):
+    """One row far out: its part is left to the definition, and float32 agrees with float64."""
+    radius = torch.ones(1300, 1)
+    radius[3], radius[4], radius[1200] = 1e12, 1e25, 3e3
+    (ours, ours_grads), (theirs, their_grads) = both_forms(
+        name, torch.float32, 1300, device, monkeypatch, radius=radius
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for key, grad in their_grads.items():
+        assert ours_grads[key].isfinite().all()
+        assert_near(ours_grads[key], grad, 1e-3, key)
+
+
+@layers
+def test_gradients_by_finite_differences(name, monkeypatch):
+    monkeypatch.setattr(lifted, "_FEWEST_ROWS", 1)
+    layer, count = build(name, D)
+    source = Lorentz(-1.0, dtype=D)
+    points = [source.lift(torch.randn(4, DIM, dtype=D)).requires_grad_() for _ in range(count)]
+    named = dict(layer.named_parameters())
+
+    def function(*tensors):
+        parameters = dict(zip(named, tensors[count:], strict=True))
+        return torch.func.functional_call(layer, parameters, tensors[:count])
+
+    inputs = (*points, *(p.detach().clone().requires_grad_() for p in named.values()))
+    assert torch.autograd.gradcheck(function, inputs, atol=1e-6, rtol=1e-4, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", LAYERS[:8])
+def test_second_derivatives_are_those_of_the_definition(name, monkeypatch):
+    layer, count = build(name, D)
+    source = Lorentz(-1.0, dtype=D)
+    points = [source.lift(torch.randn(5, DIM, dtype=D)).detach().requires_grad_() for _ in range(count)]
+    found = []
+    for fewest in (1, 10**9):
+        monkeypatch.setattr(lifted, "_FEWEST_ROWS", fewest)
+        twin = copy.deepcopy(layer)
+        result = twin(*points)
+        first = torch.autograd.grad((result * cotangent(result)).sin().sum(), points, create_graph=True)
+        leaves = [*points, *twin.parameters()]
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves, materialize_grads=True)
+        found.append(second)
+    floor = 1e-3 * max(grad.norm().item() for grad in found[1])
+    for ours, theirs in zip(*found, strict=True):
+        assert_near(ours, theirs, 1e-9, "second derivative", floor=floor)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e18, 1e25, 1e37])
+def test_times_at_any_radius(size):
+    space = size * torch.tensor([[0.6, -0.8, 0.0], [0.0, 0.0, 0.0], [1e-3, 0.0, 0.0]])
+    kappa = torch.tensor([-4.0])
+    torch.testing.assert_close(lifted.time_of(space, kappa), Lorentz(-4.0).lift(space)[:, :1], rtol=3e-7, atol=0)
