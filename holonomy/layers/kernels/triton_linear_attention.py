@@ -470,7 +470,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
 
 def _block(rows: Tensor, value: Tensor) -> int:
     """Rows at a time; few on a CPU, where the interpreter runs for tests."""
-    return 16 if rows.device.type == "cpu" else 64 if max(rows.shape[-1], value.shape[-1]) <= 32 else 32
+    return 16 if rows.device.type == "cpu" else 64 if max(rows.shape[-1], value.shape[-1]) <= 16 else 32
 
 
 def _chunks(rows: Tensor, value: Tensor) -> int:
