@@ -63,7 +63,8 @@ class Case(NamedTuple):
     """What takes turns.
 
     ``contenders`` makes the seeded problem of one size on a device, and may leave a contender out where it cannot run;
-    the steps of each group of names in ``equal`` return the same tensors, to ``tolerance`` times the largest entry.
+    the steps of each group of names in ``equal`` return the same tensors, to ``tolerance`` times the largest entry. The
+    suite runs them at the size ``small``.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Case(NamedTuple):
     equal: tuple[tuple[str, ...], ...] = ()
     tolerance: float = 1e-3
     devices: tuple[str, ...] = ("cpu", "cuda")
+    small: int = 64
 
 
 def stepped(function: Callable[[], Tensor], leaves: Sequence[Tensor] = ()) -> Step:

@@ -85,6 +85,7 @@ def case(edges: Edges, title: str, *more: Figure) -> Case:
             *more,
         ),
         equal=(("as usual", "lean", "ours"),),
+        small=2,
     )
 
 

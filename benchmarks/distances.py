@@ -19,8 +19,9 @@ def points(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Two sets of radii about one, a hundred of the second near points of the first: 1e-5 to 1e-2 away."""
     draw = torch.Generator().manual_seed(0)
     x, y = (torch.randn(count, DIMENSION, generator=draw) / 8 for _ in range(2))
-    near = torch.logspace(-5, -2, 100)[:, None] * torch.nn.functional.normalize(torch.randn(100, 64, generator=draw))
-    y[:100] = x[:100] + near
+    few = min(100, count)
+    way = torch.nn.functional.normalize(torch.randn(few, DIMENSION, generator=draw))
+    y[:few] = x[:few] + torch.logspace(-5, -2, few)[:, None] * way
     return x.to(device), y.to(device)
 
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.case import Case, Contenders, Figure, Growth, Line, Step
 
-__all__ = ["Measured", "Memory", "Row", "figures", "measured", "rows"]
+__all__ = ["Measured", "Memory", "Row", "check_equal", "figures", "measured", "rows"]
 
 MOST_ROUNDS, FEWEST_ROUNDS = 25, 3
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some builds of the profiler speak on standard error
@@ -61,13 +61,14 @@ def measured(case: Case, size: int, device: torch.device, threads: int, budget: 
     torch.set_num_threads(threads)
     contenders = case.contenders(size, device)
     for group in case.equal:
-        _check_equal(case, size, [(name, contenders[name]) for name in group if name in contenders])
+        check_equal(case, size, [(name, contenders[name]) for name in group if name in contenders])
     seconds = _turns(contenders, _clock(device, threads), budget)
     memory = {name: _memory(step, device) for name, step in contenders.items()} if threads == 1 else {}
     return Measured(seconds, memory)
 
 
-def _check_equal(case: Case, size: int, group: list[tuple[str, Step]]) -> None:
+def check_equal(case: Case, size: int, group: list[tuple[str, Step]]) -> None:
+    """Refuse contenders that do not do the same work."""
     found = [(name, [x.detach() for x in step()]) for name, step in group]
     for (one, expected), (other, got) in pairwise(found):
         for place, (x, y) in enumerate(zip(expected, got, strict=True)):

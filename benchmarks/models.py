@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import NamedTuple
 
 import geoopt
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
-from benchmarks.case import Case, Contenders, Line, Step, stepped
+from benchmarks.case import Case, Contenders, Figure, Line, Step, stepped
 from benchmarks.plain import hyperbolic as plain
 from examples.datasets import NodeData
 from examples.node_classification import build, optimizer_for, settings_for
 from holonomy import models
-from holonomy.layers import orthogonal_identifiers
+from holonomy.layers import orthogonal_identifiers, random_walk_encoding
 from holonomy.models.hypformer import Hypformer, HypformerEncoder
 
 __all__ = ["CASES"]
@@ -31,7 +33,8 @@ def graph_of(nodes: int, device: torch.device) -> tuple[NodeData, str]:
     name, columns, entries, edges, classes = LIKE[nodes]
     draw = torch.Generator().manual_seed(0)
     places = torch.stack([torch.randint(most, (entries,), generator=draw) for most in (nodes, columns)])
-    features = torch.sparse_coo_tensor(places, torch.rand(entries, generator=draw) / 20, (nodes, columns))
+    size = (nodes, columns)
+    features = torch.sparse_coo_tensor(places, torch.rand(entries, generator=draw) / 20, size, check_invariants=True)
     one_way = torch.randint(nodes, (2, edges), generator=draw)
     lists = torch.randperm(nodes, generator=draw).to(device)
     data = NodeData(
@@ -91,6 +94,15 @@ def epochs(nodes: int, device: torch.device) -> Contenders:
     return {contender: epoch(model, optimizers[contender], data) for contender, model in made.items()}
 
 
+class Called(NamedTuple):
+    """A model, what of it is called, and with what."""
+
+    model: nn.Module
+    function: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    options: Mapping[str, Tensor] = MappingProxyType({})
+
+
 def ring(nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Features of nodes, and edges in both directions round a ring with chords."""
     i = torch.arange(nodes, device=device)
@@ -98,48 +110,86 @@ def ring(nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.randn(nodes, WIDTH, device=device), torch.cat([one_way, one_way.flip(0)], 1)
 
 
-def identified(nodes: int, device: torch.device) -> dict[str, Tensor]:
-    return {"identifiers": orthogonal_identifiers(nodes, 16, generator=torch.Generator().manual_seed(0)).to(device)}
+def hypformer(nodes: int, device: torch.device) -> Called:
+    model = models.Hypformer(WIDTH, WIDTH, 8, heads=HEADS, graph_encoder=None, device=device)
+    return Called(model, model, (torch.randn(nodes, WIDTH, device=device) / 8,))
 
 
-def compiled(
-    count: int,
-    device: torch.device,
-    *,
-    make: Callable[[], nn.Module],
-    inputs: Callable[..., Any],
-    options: Callable | None,
-) -> Contenders:
-    """Forward and backward of a model, as it is and compiled without a graph break."""
+def bucket(count: int) -> int:
+    """The size that sequences and graphs of so many tokens are padded to."""
+    return -(-count // 16) * 16
+
+
+def simplicial(tokens: int, device: torch.device) -> Called:
+    model = models.SimplicialTransformer(WIDTH, HEADS, device=device)
+    padding = (torch.arange(bucket(tokens), device=device) >= tokens).expand(4, -1)
+    src = torch.randn(4, bucket(tokens), WIDTH, device=device)
+    return Called(model, model, (src,), {"src_key_padding_mask": padding})
+
+
+def tokengt(nodes: int, device: torch.device, *, kind: Callable[..., nn.Module]) -> Called:
+    model = kind(WIDTH, WIDTH, 1, layers=2, heads=HEADS, identifier_dim=16, device=device)
+    identifiers = orthogonal_identifiers(nodes, 16, generator=torch.Generator().manual_seed(0)).to(device)
+    return Called(model, model, ring(nodes, device), {"identifiers": identifiers})
+
+
+def chromatic(nodes: int, device: torch.device) -> Called:
+    model = models.ChromaticGraphTransformer(WIDTH, WIDTH, 1, layers=2, heads=HEADS, steps=4, device=device)
+    x, edge_index = ring(nodes, device)
+    walks = random_walk_encoding(edge_index, nodes, 4).flatten(0, 1)
+    return Called(model, model, (x, edge_index), {"walks": walks})
+
+
+def dense(nodes: int, device: torch.device, *, kind: Callable[..., nn.Module]) -> Called:
+    """Two padded graphs as tensors of pairs: hyperedges that are listed have sizes that depend on numbers."""
+    model, room = kind(WIDTH, 16, 1, orders=(2, 2, 0), device=device), bucket(nodes)
+    at_nodes = (torch.arange(room, device=device) < nodes).expand(2, -1)
+    return Called(model, model.tensor, (torch.randn(2, room, room, WIDTH, device=device), at_nodes))
+
+
+def compiled(count: int, device: torch.device, *, problem: Callable[[int, torch.device], Called]) -> Contenders:
+    """Forward and backward, as it is and compiled without a graph break."""
     torch.manual_seed(0)
-    model, given = make().to(device), inputs(count, device)
-    named = {} if options is None else options(count, device)
+    model, function, inputs, options = problem(count, device)
     learned = [p for p in model.parameters() if p.requires_grad]
     torch.compiler.reset()
-    both = {"eager": model, "compiled": torch.compile(model, fullgraph=True)}
-    return {name: stepped(lambda f=f: f(*given, **named), learned) for name, f in both.items()}
+    both = {"eager": function, "compiled": torch.compile(function, fullgraph=True)}
+    return {name: stepped(lambda f=f: f(*inputs, **options), learned) for name, f in both.items()}
 
 
-def compile_case(
-    name: str, count: int, unit: str, make: Callable[[], nn.Module], inputs: Callable, options: Callable | None = None
-) -> Case:
+def compilations(count: int, device: torch.device, *, problem: Callable[[int, torch.device], Called]) -> float:
+    """Compilations for two sizes after two others, all in the bucket of ``count`` where the model pads."""
+    counter = CompileCounter()
+    torch.manual_seed(0)
+    first = problem(count, device)
+    torch.compiler.reset()
+    function = torch.compile(first.function, fullgraph=True, backend=counter)
+    for place, size in enumerate((count, count - 7, count - 3, count - 11)):
+        if place == 2:
+            before = counter.frame_count
+        given = problem(size, device)
+        function(*given.inputs, **given.options)
+    return float(counter.frame_count - before)
+
+
+def compile_case(name: str, count: int, unit: str, problem: Callable[[int, torch.device], Called]) -> Case:
     return Case(
         name=f"compile-{name}",
         title=f"torch.compile(fullgraph=True) of {name}, width {WIDTH}, forward and backward",
         unit=unit,
         sizes=(count,),
-        contenders=partial(compiled, make=make, inputs=inputs, options=options),
-        lines=(Line("eager", "compiled", note="the gain"), Line("compiled", "eager", of="memory")),
+        contenders=partial(compiled, problem=problem),
+        lines=(
+            Line("eager", "compiled", note="the gain"),
+            Line("compiled", "eager", of="memory"),
+            Figure(
+                "compilations for a third and fourth size of a bucket",
+                partial(compilations, problem=problem),
+                {count: "<= 0"},
+            ),
+        ),
         equal=(("eager", "compiled"),),
     )
-
-
-def batch(count: int, device: torch.device) -> tuple[Tensor]:
-    return (torch.randn(4, count, WIDTH, device=device),)
-
-
-def cloud(count: int, device: torch.device) -> tuple[Tensor]:
-    return (torch.randn(count, WIDTH, device=device) / 8,)
 
 
 CASES = (
@@ -156,46 +206,13 @@ CASES = (
             Line("ours", "plain composition", of="memory"),
         ),
         equal=(("ours", "plain composition"),),
+        small=2708,
     ),
-    compile_case(
-        "Hypformer", 4096, "nodes", lambda: models.Hypformer(WIDTH, WIDTH, 8, heads=HEADS, graph_encoder=None), cloud
-    ),
-    compile_case("SimplicialTransformer", 48, "tokens", lambda: models.SimplicialTransformer(WIDTH, HEADS), batch),
-    compile_case(
-        "TokenGT",
-        64,
-        "nodes",
-        lambda: models.TokenGT(WIDTH, WIDTH, 1, layers=2, heads=HEADS, identifier_dim=16),
-        ring,
-        identified,
-    ),
-    compile_case(
-        "HypTokenGT",
-        64,
-        "nodes",
-        lambda: models.HypTokenGT(WIDTH, WIDTH, 1, heads=HEADS, identifier_dim=16),
-        ring,
-        identified,
-    ),
-    compile_case(
-        "ChromaticGraphTransformer",
-        64,
-        "nodes",
-        lambda: models.ChromaticGraphTransformer(WIDTH, WIDTH, 1, layers=2, heads=HEADS, steps=4),
-        ring,
-    ),
-    compile_case(
-        "HigherOrderTransformer",
-        32,
-        "nodes",
-        lambda: models.HigherOrderTransformer(WIDTH, 16, 1, orders=(2, 2, 0), heads=HEADS),
-        ring,
-    ),
-    compile_case(
-        "InvariantGraphNetwork",
-        32,
-        "nodes",
-        lambda: models.InvariantGraphNetwork(WIDTH, 16, 1, orders=(2, 2, 0)),
-        ring,
-    ),
+    compile_case("Hypformer", 4096, "nodes", hypformer),
+    compile_case("SimplicialTransformer", 48, "tokens", simplicial),
+    compile_case("TokenGT", 64, "nodes", partial(tokengt, kind=models.TokenGT)),
+    compile_case("HypTokenGT", 64, "nodes", partial(tokengt, kind=models.HypTokenGT)),
+    compile_case("ChromaticGraphTransformer", 64, "nodes", chromatic),
+    compile_case("HigherOrderTransformer", 32, "nodes", partial(dense, kind=models.HigherOrderTransformer)),
+    compile_case("InvariantGraphNetwork", 32, "nodes", partial(dense, kind=models.InvariantGraphNetwork)),
 )

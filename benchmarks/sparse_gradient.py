@@ -12,13 +12,15 @@ from holonomy.layers.kernels.sparse import as_csr, multiply
 
 __all__ = ["CASES"]
 
-COLUMNS, ENTRIES, WIDTH = 500, 988_031, 32
+COLUMNS, ENTRIES_A_ROW, WIDTH = 500, 50, 32
 
 
 def bag_of_words(rows: int, device: torch.device) -> Tensor:
     draw = torch.Generator().manual_seed(0)
-    indices = torch.stack([torch.randint(most, (ENTRIES,), generator=draw) for most in (rows, COLUMNS)])
-    return as_csr(torch.sparse_coo_tensor(indices, torch.rand(ENTRIES, generator=draw), (rows, COLUMNS)).to(device))
+    entries = ENTRIES_A_ROW * rows
+    places = torch.stack([torch.randint(most, (entries,), generator=draw) for most in (rows, COLUMNS)])
+    values = torch.rand(entries, generator=draw)
+    return as_csr(torch.sparse_coo_tensor(places, values, (rows, COLUMNS), check_invariants=True).to(device))
 
 
 def contenders(rows: int, device: torch.device) -> Contenders:
@@ -29,7 +31,7 @@ def contenders(rows: int, device: torch.device) -> Contenders:
     gradient = torch.randn(rows, WIDTH, device=device)
     first = ExpMapHTC(COLUMNS, WIDTH, Lorentz(-1.0, device=device), device=device)
     graph = Propagation(COLUMNS, WIDTH, 3, device=device)
-    edges = torch.randint(rows, (2, 88_648), generator=torch.Generator().manual_seed(1)).to(device)
+    edges = torch.randint(rows, (2, 4 * rows), generator=torch.Generator().manual_seed(1)).to(device)
 
     def product(function) -> Step:
         return lambda: list(torch.autograd.grad(function(), [weight], gradient))
@@ -50,7 +52,7 @@ def contenders(rows: int, device: torch.device) -> Contenders:
 CASES = (
     Case(
         name="sparse-gradient",
-        title=f"gradients by weights of bag-of-words features, {ENTRIES:,} entries: pubmed",
+        title=f"gradients by weights of bag-of-words features, {ENTRIES_A_ROW} entries a row: pubmed",
         unit="rows",
         sizes=(19_717,),
         contenders=contenders,
