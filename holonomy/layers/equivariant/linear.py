@@ -105,7 +105,6 @@ class EquivariantMap(nn.Module):
         chosen = tuple(index for index, pair in enumerate(every) if choose(pair))
         self.pairs = tuple(every[index] for index in chosen)
         self.groups: tuple[Group, ...] = groups(order_in, order_out, chosen)
-        self._rank = {index: rank for rank, index in enumerate(chosen)}
         reached = {pair.target.pattern for pair in self.pairs}
         rows = [row for row, pattern in enumerate(set_partitions(order_out)) if pattern in reached]
         self.patterns = tuple(set_partitions(order_out)[row] for row in rows)
@@ -118,8 +117,9 @@ class EquivariantMap(nn.Module):
         self.reset_parameters()
 
     def _conversion(self, chosen: Sequence[int]) -> Tensor:
-        """Classes with as many terms each; then the class, and the diagram that its weight goes to."""
-        matrix = moebius_matrix(self.order_in + self.order_out)[list(chosen)][:, list(chosen)]
+        """Classes with as many terms each; then the class, and the diagram that its weight goes to, group by group."""
+        diagrams = [index for group in self.groups for row in group.classes for index in row]
+        matrix = moebius_matrix(self.order_in + self.order_out)[list(chosen)][:, diagrams]
         if self.normalise is None:
             return matrix[None]
         of_pair = [_count_of(pair) for pair in self.pairs]
@@ -149,8 +149,9 @@ class EquivariantMap(nn.Module):
     def _weights(self) -> list[Float[Tensor, "counts sources targets dim_in dim_out"]]:
         """The weights of the diagram basis, one tensor a group."""
         diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
-        ranks = [[[self._rank[c] for c in row] for row in group.classes] for group in self.groups]
-        return [diagram[:, torch.tensor(rank, device=diagram.device)] for rank in ranks]
+        shapes = [(len(group.sources), len(group.targets)) for group in self.groups]
+        parts = diagram.split([math.prod(shape) for shape in shapes], 1)
+        return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _multiply(
         self,
