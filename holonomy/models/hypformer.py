@@ -28,7 +28,9 @@ from holonomy.layers import (
     HypResidual,
     HypSoftmaxAttention,
 )
+from holonomy.layers.hyperbolic.midpoint import normalised_residual
 from holonomy.layers.kernels.heads import without_padding
+from holonomy.layers.kernels.lifted import lifted
 from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
 from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import Lorentz
@@ -143,8 +145,9 @@ class HypformerBlock(nn.Module):
         # What padding holds goes nowhere, but it would come out again, and infinities are no points.
         x = without_padding(x, key_padding_mask)
         x = self.position(x)
-        x = self.norm_attention(self.residual(x, _dropped(self.drop, self.attention(x, key_padding_mask))))
-        return self.norm_feedforward(self.residual(x, self.feedforward(x)))
+        attended = _dropped(self.drop, self.attention(x, key_padding_mask))
+        x = normalised_residual(self.residual, self.norm_attention, x, attended)
+        return normalised_residual(self.residual, self.norm_feedforward, x, self.feedforward(x))
 
 
 class _FeedForward(nn.Sequential):
@@ -257,7 +260,9 @@ class HypformerEncoder(nn.Module):
         Returns:
             Points ``(*batch, features + 1)`` of the first block's manifold.
         """
-        return self.refine(self.embedding(x))
+        # The refinement reads space parts: the embedding's times would be made for nobody.
+        space = cast("_ActivationDropout", self.refine.function)(self.embedding.space(x))
+        return lifted(space, self.refine.manifold_out.curvature)
 
     def forward(
         self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None

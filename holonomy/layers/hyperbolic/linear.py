@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.layers.kernels.lifted import lifted_linear
+from holonomy.layers.kernels.lifted import lifted, lifted_linear
 from holonomy.layers.kernels.sparse import as_csr, is_sparse, multiply, row_norms
 from holonomy.manifolds import Lorentz
 
@@ -180,20 +180,33 @@ class ExpMapHTC(HTC):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
+        return lifted(self.space(x), self.manifold_out.curvature)
+
+    def space(
+        self, x: Float[Tensor, "*batch dim_in"], factor: Float[Tensor, " 1"] | None = None
+    ) -> Float[Tensor, "*batch dim_out"]:
+        """The space part of the output alone, for callers that do not need its time.
+
+        Args:
+            x: raw features, as above.
+            factor: one number to multiply the result with, as a tensor; 1 if ``None``.
+
+        Returns:
+            Space parts ``(*batch, out_features)`` on ``manifold_out``.
+        """
         checks.last_axis("x", x, self.in_features, "in_features")
+        weight, bias = self.affine(factor)
         if is_sparse(x):
             matrix = as_csr(x)
             length = row_norms(matrix)
-            product = multiply(matrix, self.weight[:, 1:].t())
+            product = multiply(matrix, weight[:, 1:].t())
         else:
             length = numerics.norm(x, keepdim=True)
-            product = functional.linear(x, self.weight[:, 1:])
+            product = functional.linear(x, weight[:, 1:])
         time, stretch = self._exponential(length)
         # The product is first, so that autocast may run it in its own dtype.
-        affine = product * stretch + time * self.weight[:, 0]
-        if self.bias is not None:
-            affine = affine + self.bias
-        return change_curvature(affine, self.manifold_in, self.manifold_out)
+        affine = product * stretch + time * weight[:, 0]
+        return affine if bias is None else affine + bias
 
     def _exponential(
         self, length: Float[Tensor, "*batch 1"]

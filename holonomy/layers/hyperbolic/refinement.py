@@ -36,6 +36,7 @@ __all__ = [
     "HypDropout",
     "HypLayerNorm",
     "change_curvature",
+    "normalised",
     "rescale_space",
     "resolve",
 ]
@@ -191,12 +192,24 @@ class HypLayerNorm(HRC):
         """
         if x.device.type != "cpu" or not pays(x, x.numel() // x.shape[-1]):
             return super().forward(x)
+        gain, shift, eps = self.affine(x)
+        inputs = (x.reshape(-1, x.shape[-1]), gain, shift, self.manifold_out.curvature, eps, normalised)
+        return numerics.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
+
+    def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, float]:
+        """What follows the normalisation, with the change of curvature.
+
+        Args:
+            like: points ``(*batch, d + 1)``, for their dtype.
+
+        Returns:
+            Gain and shift ``(d,)``, and what is added to the variance.
+        """
         norm = cast("_Bounded", self.function).norm
-        gain = norm.weight if norm.elementwise_affine else x.new_ones(x.shape[-1] - 1)
+        gain = norm.weight if norm.elementwise_affine else like.new_ones(like.shape[-1] - 1)
         shift = norm.bias if norm.elementwise_affine else torch.zeros_like(gain)
         gain, shift = (rescale_space(t, self.manifold_in, self.manifold_out) for t in (gain, shift))
-        inputs = (x.reshape(-1, x.shape[-1]), gain, shift, self.manifold_out.curvature, norm.eps, _normalised)
-        return numerics.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
+        return gain, shift, norm.eps
 
 
 class HypBatchNorm(HRC):
@@ -323,7 +336,29 @@ class _Bounded(nn.Module):
         return self.norm(_bounded(space))
 
 
-def _normalised(x: Tensor, gain: Tensor, shift: Tensor, curvature: Tensor, eps: float) -> Tensor:
+def normalised(
+    x: Float[Tensor, "*batch ambient"],
+    gain: Float[Tensor, " dim"],
+    shift: Float[Tensor, " dim"],
+    curvature: Float[Tensor, "*one"],
+    eps: float,
+) -> Float[Tensor, "*batch ambient"]:
+    """Layer normalisation of the space part, lifted: the definition of :class:`HypLayerNorm`.
+
+    Args:
+        x: points ``(*batch, d + 1)``.
+        gain: with the change of curvature, ``(d,)``.
+        shift: the same, ``(d,)``.
+        curvature: of the result, one negative number.
+        eps: added to the variance.
+
+    Returns:
+        Points ``(*batch, d + 1)``.
+
+    >>> one = torch.ones(2)
+    >>> normalised(torch.tensor([[3.0, 1.0, 3.0]]), one, 0 * one, torch.tensor([-1.0]), 0.0)[:, 1:]
+    tensor([[-1.,  1.]])
+    """
     return hyperboloid.lift(functional.layer_norm(_bounded(x[..., 1:]), gain.shape, gain, shift, eps), curvature)
 
 

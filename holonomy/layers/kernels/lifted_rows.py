@@ -25,7 +25,7 @@ from torch import Tensor
 
 from holonomy.layers.kernels.lifted import by_definition, curvature_gradient, parts, space_gradient, time_of
 
-__all__ = ["LiftedLayerNorm", "LiftedMidpoint"]
+__all__ = ["LiftedLayerNorm", "LiftedMidpoint", "LiftedMidpointNorm"]
 
 
 class _Pair(NamedTuple):
@@ -40,6 +40,30 @@ class _Pair(NamedTuple):
     @property
     def gap(self) -> Tensor:
         return self.x_time - self.y_time
+
+    def inverse(self, c: Tensor, epsilon: float) -> Tensor:
+        """One over nu."""
+        square = torch.linalg.vector_norm(self.difference, dim=-1, keepdim=True).square_()
+        chord = square.sub_(self.gap.square_()).mul_(c).clamp_(min=0)
+        return chord.mul_(epsilon).add_((1 + epsilon) ** 2).rsqrt_()
+
+    def pull_back(
+        self, g: Tensor, middle: Tensor, inverse: Tensor, c: Tensor, epsilon: float, of_x: Tensor, of_y: Tensor
+    ) -> Tensor:
+        """Write the gradients of x and y, from the one of the space part of the midpoint; return that of -c."""
+        pull = (g * middle).sum(-1, keepdim=True).mul_(inverse.square()).mul_(epsilon)  # sigma / c
+        bend, dim = pull * c, g.shape[1]
+        turned = self.difference.mul_(bend)
+        bend.mul_(self.gap)
+        for into, rows, time, weight, sign in (
+            (of_x, self.x, self.x_time, 1.0, -1), (of_y, self.y, self.y_time, epsilon, 1)
+        ):  # fmt: skip
+            space = torch.mul(g, inverse * weight, out=into[:, into.shape[1] - dim :])
+            space.add_(turned, alpha=sign).addcmul_(rows, bend / time, value=-sign)
+            into[:, : into.shape[1] - dim] = 0
+        chord = (inverse.square().reciprocal() - (1 + epsilon) ** 2) / epsilon
+        lag = chord - self.gap.square() / (self.x_time * self.y_time)
+        return (pull * lag).sum() / (2 * c)
 
 
 def _pair(x: Tensor, y: Tensor, radius: Tensor) -> _Pair | None:
@@ -56,7 +80,7 @@ class LiftedMidpoint(torch.autograd.Function):
 
     >>> from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
     >>> x = torch.tensor([[1.0, 0.0]], requires_grad=True).expand(2048, 2)
-    >>> lifted_midpoint(x, x, 1.0, torch.tensor([-1.0])).grad_fn.name()
+    >>> lifted_midpoint(x, x, 1.0, torch.tensor([-1.0])).grad_fn.next_functions[0][0].name()
     'LiftedMidpointBackward'
     """
 
@@ -84,9 +108,7 @@ class LiftedMidpoint(torch.autograd.Function):
             if pair is None:
                 out[part] = definition(x[part], y[part], curvature, epsilon)
                 continue
-            square = torch.linalg.vector_norm(pair.difference, dim=-1, keepdim=True).square_()
-            chord = square.sub_(pair.gap.square_()).mul_(c).clamp_(min=0)
-            inverse[part] = chord.mul_(epsilon).add_((1 + epsilon) ** 2).rsqrt_()
+            inverse[part] = pair.inverse(c, epsilon)
             space = torch.add(pair.x, pair.y, alpha=epsilon, out=out[part, 1:]).mul_(inverse[part])
             out[part, :1] = torch.hypot(torch.linalg.vector_norm(space, dim=-1, keepdim=True), radius)
         return out, inverse
@@ -131,19 +153,116 @@ class LiftedMidpoint(torch.autograd.Function):
                 of_curvature += more
                 continue
             g = space_gradient(grad[part], out[part])
-            scale = inverse[part]
-            pull = (g * out[part, 1:]).sum(-1, keepdim=True).mul_(scale.square()).mul_(ctx.epsilon)  # sigma / c
-            bend = pull * c
-            turned = pair.difference.mul_(bend)
-            for into, rows, weight, sign in ((of_x, pair.x, 1.0, -1), (of_y, pair.y, ctx.epsilon, 1)):
-                time = pair.x_time if sign < 0 else pair.y_time
-                space = torch.mul(g, scale * weight, out=into[part, 1 - x.shape[1] :])
-                space.add_(turned, alpha=sign).addcmul_(rows, bend * pair.gap / time, value=-sign)
-                into[part, : into.shape[1] - x.shape[1] + 1] = 0
-            chord = (scale.square().reciprocal() - (1 + ctx.epsilon) ** 2) / ctx.epsilon
-            lag = chord - pair.gap.square() / (pair.x_time * pair.y_time)
-            of_curvature += (pull * lag).sum() / (2 * c) + curvature_gradient(grad[part], out[part], curvature)
+            of_curvature += pair.pull_back(g, out[part, 1:], inverse[part], c, ctx.epsilon, of_x[part], of_y[part])
+            of_curvature += curvature_gradient(grad[part], out[part], curvature)
         return of_x, of_y, of_curvature, None, None
+
+
+class LiftedMidpointNorm(torch.autograd.Function):
+    """The layer normalisation of a midpoint, lifted: the midpoint itself is never written down.
+
+    >>> from holonomy import Lorentz
+    >>> from holonomy.layers import HypLayerNorm, HypResidual
+    >>> from holonomy.layers.hyperbolic.midpoint import normalised_residual
+    >>> m = Lorentz()
+    >>> x = m.lift(torch.randn(2048, 2))
+    >>> normalised_residual(HypResidual(m), HypLayerNorm(2, m), x, x).grad_fn.next_functions[0][0].name()
+    'LiftedMidpointNormBackward'
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        y: Tensor,
+        curvature: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+        last: Tensor,
+        epsilon: float,
+        eps: float,
+        definition: Callable[..., Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Midpoints, normalised.
+
+        Args:
+            x: points ``(rows, d + 1)``.
+            y: points ``(rows, d + 1)``.
+            curvature: theirs, one negative number.
+            gain: ``(d,)``.
+            shift: ``(d,)``.
+            last: the curvature of the result.
+            epsilon: the weight of y.
+            eps: added to the variance.
+            definition: of these arguments.
+
+        Returns:
+            Points ``(rows, d + 1)``; one over the lengths of the sums, means, one over the deviations of the rows.
+        """
+        out = torch.empty_like(x)
+        lengths, mean, inverse = x.new_empty(3, x.shape[0], 1).unbind()
+        c = curvature.reshape(()).neg()
+        for part in parts(x):
+            pair = _pair(x[part, 1:], y[part, 1:], c.rsqrt())
+            if pair is not None:
+                lengths[part] = pair.inverse(c, epsilon)
+                middle = torch.add(pair.x, pair.y, alpha=epsilon).mul_(lengths[part])
+                space, mean[part], inverse[part] = torch.native_layer_norm(middle, gain.shape, gain, shift, eps)
+                out[part, 1:] = space
+                out[part, :1] = time_of(space, last)
+            if pair is None or not _ordinary(inverse[part]):
+                lengths[part] = 0
+                out[part] = definition(x[part], y[part], curvature, gain, shift, last, epsilon, eps)
+        return out, lengths, mean, inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep inputs and results.
+
+        Args:
+            ctx: of autograd.
+            inputs: of :meth:`forward`.
+            output: of :meth:`forward`.
+        """
+        *tensors, ctx.epsilon, ctx.eps, ctx.definition = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiate.
+
+        Args:
+            ctx: of autograd.
+            *grad_outputs: of the points, and of what has none.
+
+        Returns:
+            A gradient for each input that wants one.
+        """
+        *inputs, out, lengths, mean, inverse = ctx.saved_tensors
+        x, y, curvature, gain, shift, last = inputs
+        grad, numbers = grad_outputs[0], (ctx.epsilon, ctx.eps)
+        if torch.is_grad_enabled():
+            return *by_definition(ctx.definition, (*inputs, *numbers), grad, ctx.needs_input_grad[:8]), None
+        c = curvature.reshape(()).neg()
+        of_x, of_y = torch.empty_like(x), torch.empty_like(y)
+        found = [torch.zeros_like(t) for t in inputs[2:]]
+        for part in parts(x):
+            scale, rows = lengths[part], x[part, 1:]
+            pair = _pair(rows, y[part, 1:], c.rsqrt()) if bool(scale.amin() > 0) else None
+            if pair is None:
+                rows = (x[part], y[part], *inputs[2:], *numbers)
+                wanted = (True,) * 6 + (False,) * 2
+                of_x[part], of_y[part], *more = by_definition(ctx.definition, rows, grad[part], wanted)[:6]
+            else:
+                middle = torch.add(pair.x, pair.y, alpha=ctx.epsilon).mul_(scale)
+                g, *more = torch.ops.aten.native_layer_norm_backward(
+                    space_gradient(grad[part], out[part]), middle, gain.shape, mean[part], inverse[part], gain, shift,
+                    [True] * 3,
+                )  # fmt: skip
+                of_curvature = pair.pull_back(g, middle, scale, c, ctx.epsilon, of_x[part], of_y[part])
+                more = [of_curvature, *more, curvature_gradient(grad[part], out[part], last)]
+            found = [total + one for total, one in zip(found, more, strict=True)]
+        return of_x, of_y, *found, None, None, None
 
 
 class LiftedLayerNorm(torch.autograd.Function):
@@ -152,7 +271,7 @@ class LiftedLayerNorm(torch.autograd.Function):
     >>> from holonomy import Lorentz
     >>> from holonomy.layers import HypLayerNorm
     >>> m = Lorentz()
-    >>> HypLayerNorm(2, m)(m.lift(torch.randn(2048, 2))).grad_fn.name()
+    >>> HypLayerNorm(2, m)(m.lift(torch.randn(2048, 2))).grad_fn.next_functions[0][0].name()
     'LiftedLayerNormBackward'
     """
 

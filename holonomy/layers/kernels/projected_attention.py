@@ -53,6 +53,7 @@ def plain_projected_attention(
     Returns:
         ``(*batch, nodes, d + 1)``, or d channels without a curvature.
 
+    >>> import torch
     >>> x, maps = torch.randn(5, 4), (torch.randn(12, 4), torch.randn(12), torch.randn(4, 4), torch.randn(4))
     >>> torch.allclose(
     ...     plain_projected_attention(x, *maps, heads=2, power=2.0),
@@ -124,6 +125,7 @@ def projected_attention(
     Returns:
         ``(*batch, nodes, d + 1)``, or d channels without a curvature; zero, or the origin, at padding.
 
+    >>> import torch
     >>> one = torch.ones(1, 1)
     >>> maps = (one.repeat(3, 1), torch.zeros(3), 2 * one, torch.ones(1))
     >>> projected_attention(torch.tensor([[1.0], [3.0]]), *maps, heads=1, power=1.0, rows=1).flatten()
