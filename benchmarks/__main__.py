@@ -1,4 +1,4 @@
-"""Every benchmark with its targets: a table, a JSON document with machine, versions and date, and plots.
+"""Every benchmark with its targets: a table, a document with machine, versions and date, and plots.
 
     python -m benchmarks [NAME ...] [--device cuda] [--seconds 8] [--threads 1 2] [--fresh] [--out FOLDER]
 
@@ -20,10 +20,24 @@ from benchmarks.case import Case
 from benchmarks.measure import Measured, Row, figures, measured, rows
 from benchmarks.picture import draw
 from benchmarks.record import Record
+from benchmarks.table import page
 
 RESULTS = Path(__file__).parent / "results"
 # In the order of PERFORMANCE's sections; each holds CASES.
-TOPICS = ("layers", "optimizer", "distances", "simplicial", "chromatic", "sparse_gradient", "models")
+TOPICS = (
+    "hyperbolic_attention",
+    "training_step",
+    "layers",
+    "optimizer",
+    "distances",
+    "simplicial",
+    "chromatic",
+    "equivariant",
+    "performer",
+    "sparse_gradient",
+    "models",
+    "triton_kernels",
+)
 
 
 def chosen(names: list[str]) -> list[Case]:
@@ -83,6 +97,7 @@ def main() -> None:
     settings = {"seconds": options.seconds, "threads": counts}
     record = Record(options.out / f"bench_{device.type}.json", device, settings)
     cases = {case.name: case for case in chosen(options.names)}
+    everything = [case.name for case in chosen([])]
     missed = 0
     asked = record.ask(list(cases), fresh=options.fresh)
     for place, name in enumerate(asked, 1):
@@ -90,6 +105,7 @@ def main() -> None:
         done = run(cases[name], device, counts, options.seconds)
         show(cases[name], done, counts)
         record.keep(cases[name], done)
+        record.path.with_suffix(".md").write_text(page(record.document, everything), encoding="utf-8")
         if done:
             found, made = done[counts[0]]
             missed += sum(row.met is False for row in made)

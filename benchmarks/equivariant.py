@@ -78,6 +78,7 @@ CASES = (
             Line("ours", "IGN layer", {256: "<= 0.15"}, of="memory"),
         ),
         equal=(("over the basis", "IGN layer", "ours"),),
+        small=16,
     ),
     Case(
         name="equivariant-triples",
@@ -87,6 +88,7 @@ CASES = (
         contenders=partial(linear, order=3, width=FEATURES),
         lines=(Line("over the basis", "ours", {8: ">= 100"}),),
         equal=(("over the basis", "ours"),),
+        small=4,
     ),
     Case(
         name="sparse-attention-forward",

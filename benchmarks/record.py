@@ -47,7 +47,9 @@ class Record:
         of_threads = {str(count): {"rows": [_plain(row) for row in rows], "turns": _turns(found)}
                       for count, (found, rows) in threads.items()}  # fmt: skip
         today = dt.datetime.now(dt.UTC).date().isoformat()
-        self.document["cases"][case.name] = {"title": case.title, "date": today, "threads": of_threads}
+        self.document["cases"][case.name] = {
+            "title": case.title, "unit": case.unit, "date": today, "threads": of_threads
+        }  # fmt: skip
         self.document["unfinished"] = [name for name in self.document["unfinished"] if name != case.name]
         beside = self.path.with_suffix(".part")
         beside.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")

@@ -296,8 +296,8 @@ def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
 
 @projections.register(SimplicialAttention)
 def _of_simplicial(layer: SimplicialAttention) -> Projections:
-    if layer.rope or layer.lower_orders:
-        raise NotCoveredError("layer must have neither rope nor lower_orders: no theorem here is on them.")
+    if layer.rope or layer.lower_orders or layer.window is not None:
+        raise NotCoveredError("layer must have no rope, lower_orders or window: no theorem here is on them.")
     features, heads, order = layer.features, layer.heads, layer.order
     keys = layer.key.weight.detach().reshape(order + 1, heads, -1, features).mT
     values = layer.value.weight.detach().reshape(order, heads, -1, features).mT

@@ -104,6 +104,7 @@ def test_a_module_of_ones_own():
         nn.MultiheadAttention(4, 2, kdim=3, vdim=3),
         SimplicialAttention(8, 2, order=2, lower_orders=True),
         SimplicialAttention(8, 2, order=1, rope=True),
+        SimplicialAttention(8, 2, order=2, window=3),
     ],
 )
 def test_what_is_not_covered_is_refused(layer):
