@@ -81,6 +81,13 @@ class HigherOrderAttention(nn.Module):
     differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no digit
     is left and the class contributes zero there. They are computed in float64.
 
+    From :attr:`together_from` hyperedges on (decoupled, in each graph) the queries, keys and values of all classes come
+    out of one product each, of what the nodes of a tuple have of their own. Decoupled, all classes are pooled together
+    in chunks of rows that stay in cache (:mod:`holonomy.layers.kernels.pooled`): at 100,000 hyperedges of 32 channels a
+    quarter of the time of a class after the other, and a cost of a hyperedge that does not grow. Coupled, what keys and
+    queries share is multiplied out in small blocks (:mod:`holonomy.layers.equivariant.blocks`): half of the time there,
+    two thirds at 10,000.
+
     Args:
         order_in: k, at least 1.
         order_out: l, at least 0.
@@ -104,8 +111,8 @@ class HigherOrderAttention(nn.Module):
     """
 
     projection: Tensor | None
-    # Hyperedges from which on the queries, keys and values of all classes are computed at once; decoupled, a graph.
     together_from: int = 2**9
+    """Hyperedges from which on all classes are computed together; decoupled, in each graph."""
 
     def __init__(
         self,
