@@ -29,6 +29,7 @@ from holonomy.layers import (
     HypSoftmaxAttention,
 )
 from holonomy.layers.hyperbolic.midpoint import normalised_residual
+from holonomy.layers.hyperbolic.refinement import curvatures
 from holonomy.layers.kernels.heads import without_padding
 from holonomy.layers.kernels.lifted import lifted
 from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
@@ -157,9 +158,11 @@ class _FeedForward(nn.Sequential):
         first, refine, second, drop = cast("tuple[HTC, HRC, HTC, HypDropout]", tuple(self))
         hidden = cast("_ActivationDropout", refine.function)
         if hidden.activation is torch.relu and not (hidden.training and hidden.dropout.p > 0):
-            weights = (cast("tuple[Tensor, Tensor]", htc.affine()) for htc in (first, second))
-            curvatures = first.manifold_out.curvature, second.manifold_out.curvature
-            return lifted_feedforward(input, *next(weights), *next(weights), *curvatures)
+            before, inner, after = curvatures(first.manifold_in, first.manifold_out, second.manifold_out)
+            there, back = (before / inner).sqrt(), (inner / after).sqrt()
+            biases = cast("tuple[Tensor, Tensor]", (first.bias, second.bias))
+            weights = (first.weight * there, biases[0] * there, second.weight * back, biases[1] * back)
+            return lifted_feedforward(input, *weights, inner, after)
         return _dropped(drop, second(refine.manifold_out.lift(hidden(first.space(input)))))
 
 

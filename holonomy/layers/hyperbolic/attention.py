@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
-from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.layers.kernels.projected_attention import projected_attention
 from holonomy.layers.kernels.softmax_attention import (
@@ -109,8 +109,8 @@ class HypLinearAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
-        out = self.manifold_out
-        ratio, last = self.manifold_in.ratio(self.manifold_hidden), self.manifold_hidden.ratio(out)
+        before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
+        ratio, last = (before / hidden).sqrt(), (hidden / out).sqrt()
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
         # the change of curvature of the result, are taken by the map of the values.
         factors = torch.stack([ratio, ratio, ratio * (-self.log_scale).exp() * last]).to(self.log_scale.dtype)
@@ -123,7 +123,7 @@ class HypLinearAttention(nn.Module):
             bias.flatten(),
             self.residual.weight,
             self.residual.bias * last,
-            out.curvature,
+            out,
             key_padding_mask,
             heads=self.heads,
             power=self.power,

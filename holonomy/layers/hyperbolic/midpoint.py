@@ -122,19 +122,10 @@ def normalised_residual(
     if not _in_parts(x, branch) or any(manifold is not residual.manifold_out for manifold in manifolds):
         return norm(residual(x, branch))
     rows = (z.reshape(-1, z.shape[-1]) for z in (x, branch))
-    gain, shift, eps = norm.affine(x)
-    curvatures = norm.manifold_in.curvature, norm.manifold_out.curvature
-    found: tuple[Tensor, ...] = numerics.apply_function(
-        LiftedMidpointNorm,
-        *rows,
-        curvatures[0],
-        gain,
-        shift,
-        curvatures[1],
-        residual.epsilon,
-        eps,
-        _normalised_midpoint,
-    )
+    gain, shift, last, eps = norm.affine(x)
+    here = last if norm.manifold_out is norm.manifold_in else norm.manifold_in.curvature
+    tensors, numbers = (*rows, here, gain, shift, last), (residual.epsilon, eps)
+    found: tuple[Tensor, ...] = numerics.apply_function(LiftedMidpointNorm, *tensors, *numbers, _normalised_midpoint)
     return found[0].view_as(x)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "HypDropout",
     "HypLayerNorm",
     "change_curvature",
+    "curvatures",
     "normalised",
     "rescale_space",
     "resolve",
@@ -64,6 +65,27 @@ def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None) -> tuple[Lorentz
         if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold).__name__}.")
     return manifold_in, out
+
+
+def curvatures(*manifolds: Lorentz) -> list[Tensor]:
+    """The curvatures of manifolds, each computed once: it is a function of a parameter.
+
+    Args:
+        *manifolds: some of which may be the same.
+
+    Returns:
+        One for each.
+
+    >>> m = Lorentz(-0.5, learnable=True)
+    >>> one, other = curvatures(m, m)
+    >>> one is other
+    True
+    """
+    found: list[Tensor] = []
+    for place, manifold in enumerate(manifolds):
+        known = [value for value, other in zip(found, manifolds[:place], strict=True) if other is manifold]
+        found.append(known[0] if known else manifold.curvature)
+    return found
 
 
 def rescale_space(
@@ -192,24 +214,27 @@ class HypLayerNorm(HRC):
         """
         if x.device.type != "cpu" or not pays(x, x.numel() // x.shape[-1]):
             return super().forward(x)
-        gain, shift, eps = self.affine(x)
-        inputs = (x.reshape(-1, x.shape[-1]), gain, shift, self.manifold_out.curvature, eps, normalised)
+        gain, shift, last, eps = self.affine(x)
+        inputs = (x.reshape(-1, x.shape[-1]), gain, shift, last, eps, normalised)
         return numerics.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
 
-    def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, float]:
+    def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, Tensor, float]:
         """What follows the normalisation, with the change of curvature.
 
         Args:
             like: points ``(*batch, d + 1)``, for their dtype.
 
         Returns:
-            Gain and shift ``(d,)``, and what is added to the variance.
+            Gain and shift ``(d,)``, the curvature of ``manifold_out``, and what is added to the variance.
         """
         norm = cast("_Bounded", self.function).norm
         gain = norm.weight if norm.elementwise_affine else like.new_ones(like.shape[-1] - 1)
         shift = norm.bias if norm.elementwise_affine else torch.zeros_like(gain)
-        gain, shift = (rescale_space(t, self.manifold_in, self.manifold_out) for t in (gain, shift))
-        return gain, shift, norm.eps
+        here, last = curvatures(self.manifold_in, self.manifold_out)
+        if last is not here:
+            ratio = (here / last).sqrt().to(gain.dtype)
+            gain, shift = gain * ratio, shift * ratio
+        return gain, shift, last, norm.eps
 
 
 class HypBatchNorm(HRC):
