@@ -324,3 +324,19 @@ def test_a_query_that_meets_only_faint_keys_has_finite_gradients(faint, device):
     # The average of the first and the third value, as long as their weights can be told from nothing.
     wanted = 2.0 if faint > 1e-18 else 0.0
     torch.testing.assert_close(result[0, 0].item(), wanted)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_many_pairs_take_the_fused_kernel_to_the_same_result(batch, masked, monkeypatch):
+    m = Lorentz(-0.7, learnable=True, dtype=D)
+    layer = HypSoftmaxAttention(4, 2, m, similarity="lorentz_squared", dtype=D)
+    x = m.lift(torch.randn(*batch, 33, 4, dtype=D)).detach().requires_grad_()
+    mask = torch.rand(*batch, 33) < 0.3 if masked else None
+    found = []
+    for fewest in (1, 2**30):
+        monkeypatch.setattr("holonomy.layers.kernels.softmax_attention._FEWEST_PAIRS", fewest)
+        result = layer(x, mask)
+        found.append((result, *torch.autograd.grad(result.sin().sum(), (x, *layer.parameters()))))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
