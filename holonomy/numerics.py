@@ -34,6 +34,7 @@ __all__ = [
     "Tolerance",
     "asinhc",
     "at_least_spacing",
+    "by_hand",
     "cothc",
     "finite",
     "hypot",
@@ -184,6 +185,28 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
         forward.__signature__ = inspect.signature(forward)
     call: Callable[..., Any] = function.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return call(*inputs)
+
+
+def by_hand(*tensors: Tensor) -> bool:
+    """Whether a form with gradients written by hand may stand in for a plain definition of the same signature.
+
+    Args:
+        *tensors: what it would compute with.
+
+    Returns:
+        True if all are float32 or all float64, and neither ``torch.compile``, which fuses plain operations itself, nor
+        autocast nor a transformation of ``torch.func`` is at work.
+
+    >>> one = torch.ones(1)
+    >>> by_hand(one, one), by_hand(one, one.double()), torch.func.vmap(lambda x: x * by_hand(x))(one)
+    (True, False, tensor([0.]))
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        and not torch.is_autocast_enabled(tensors[0].device.type)
+        and {x.dtype for x in tensors} in ({torch.float32}, {torch.float64})
+    )
 
 
 def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -261,3 +261,11 @@ def test_wrong_input_gets_one_sentence():
         EquivariantLinear(2, 0, 3, 4, lightweight=True)
     with pytest.raises(ValueError, match="normalise must be one of 'counts', got 'mean'"):
         EquivariantLinear(2, 0, 3, 4, normalise="mean")
+
+
+def test_transformations_of_functions_take_the_plain_form():
+    torch.manual_seed(0)
+    layer, x = EquivariantLinear(2, 2, 3, 4), torch.randn(2, 4, 4, 3)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
+    out, along = torch.func.jvp(layer, (x,), (x,))
+    torch.testing.assert_close(along, out - layer(torch.zeros_like(x)))

@@ -167,7 +167,7 @@ def combine(
     The way back is the same with source and target exchanged, for reducing and spreading are each other's transpose.
     Written so, it keeps ``x`` and nothing else, and no operation in between has a node in the graph: half of the time
     at few nodes, and at many a third less memory. :func:`combine_plainly` is what it computes, and what is taken under
-    :func:`torch.compile` and autocast and for second derivatives.
+    :func:`torch.compile`, ``torch.func`` and autocast and for second derivatives.
 
     Args:
         x: ``(*batch, n, .., n, dim_in)``.
@@ -185,14 +185,10 @@ def combine(
     tensor([13., 23.])
     """
     rows = [row for _, row in biases]
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type) or _mixed([x, *weights, *rows]):
+    if not numerics.by_hand(x, *weights, *rows):
         return combine_plainly(x, weights, groups, order, biases)
     patterns = tuple(pattern for pattern, _ in biases)
     return numerics.apply_function(_Combine, x, tuple(groups), order, patterns, *weights, *rows)
-
-
-def _mixed(tensors: Sequence[Tensor]) -> bool:
-    return any(z.dtype != tensors[0].dtype for z in tensors)
 
 
 def combine_plainly(

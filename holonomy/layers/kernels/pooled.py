@@ -83,7 +83,7 @@ def pooled(
     >>> pooled(torch.tensor([[0.0], [4.0]]), torch.zeros(1, 1), torch.ones(1, 1), 0, 1)[1].flatten()
     tensor([2.])
     """
-    if _chunked(x, weight, projection):
+    if numerics.by_hand(x, weight, projection):
         top, table = numerics.apply_function(_Pooled, x, weight, projection, first, last)
     else:
         top, table = pooled_plainly(x, weight, projection, first, last)
@@ -151,16 +151,7 @@ def attend(
     tensor([[5.]])
     """
     inputs = (x, weight, bias, projection, logs, means, direct)
-    return numerics.apply_function(_Attend, *inputs) if _chunked(*inputs) else attend_plainly(*inputs)
-
-
-def _chunked(*inputs: Tensor) -> bool:
-    kinds = {x.dtype for x in inputs}
-    return len(kinds) == 1 and kinds <= {torch.float32, torch.float64} and not _autocast(inputs[0])
-
-
-def _autocast(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
+    return numerics.apply_function(_Attend, *inputs) if numerics.by_hand(*inputs) else attend_plainly(*inputs)
 
 
 def _starts(x: Tensor) -> tuple[range, int]:
