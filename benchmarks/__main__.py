@@ -94,8 +94,7 @@ def main() -> None:
     counts = options.threads or ([1] if device.type == "cuda" else sorted({1, torch.get_num_threads()}))
     torch.backends.cuda.matmul.allow_tf32 = False  # where it would lie
     options.out.mkdir(parents=True, exist_ok=True)
-    settings = {"seconds": options.seconds, "threads": counts}
-    record = Record(options.out / f"bench_{device.type}.json", device, settings)
+    record = Record(options.out / f"bench_{device.type}.json", device, {"seconds": options.seconds})
     cases = {case.name: case for case in chosen(options.names)}
     everything = [case.name for case in chosen([])]
     missed = 0

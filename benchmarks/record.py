@@ -28,7 +28,8 @@ class Record:
 
     def __init__(self, path: Path, device: torch.device, settings: dict[str, Any]) -> None:
         self.path = path
-        head = {"machine": _machine(device), "versions": _versions(), "settings": settings}
+        self.settings = settings
+        head = {"machine": _machine(device), "versions": _versions()}
         self.document: dict[str, Any] = head | {"unfinished": [], "cases": {}}
         if path.exists():
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +49,7 @@ class Record:
                       for count, (found, rows) in threads.items()}  # fmt: skip
         today = dt.datetime.now(dt.UTC).date().isoformat()
         self.document["cases"][case.name] = {
-            "title": case.title, "unit": case.unit, "date": today, "threads": of_threads
+            "title": case.title, "unit": case.unit, "date": today, "settings": self.settings, "threads": of_threads
         }  # fmt: skip
         self.document["unfinished"] = [name for name in self.document["unfinished"] if name != case.name]
         beside = self.path.with_suffix(".part")

@@ -44,6 +44,7 @@ __all__ = [
     "norm",
     "positive",
     "safe_div",
+    "saturated",
     "saturating_cast",
     "shrink",
     "sinhc",
@@ -122,7 +123,7 @@ class _SaturatingCast(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-        return _cast(x, dtype)
+        return saturated(x, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
@@ -139,7 +140,19 @@ class _SaturatingCast(torch.autograd.Function):
         return None if tangent is None else saturating_cast(tangent, ctx.target)
 
 
-def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+def saturated(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """Cast to ``dtype``, saturating at its largest finite value, with torch's own gradient.
+
+    Args:
+        x: any floating-point tensor.
+        dtype: the dtype of the result.
+
+    Returns:
+        ``x`` in ``dtype``, finite where ``x`` is.
+
+    >>> bool(saturated(torch.tensor(1e300, dtype=torch.float64), torch.float32).isfinite())
+    True
+    """
     limits = torch.finfo(dtype)
     if limits.max < torch.finfo(x.dtype).max:
         x = x.clamp(limits.min, limits.max)
@@ -163,7 +176,7 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     # dynamo refuses autograd Functions that define jvp; the compiled graph keeps the forward saturation.
     if torch.compiler.is_compiling():
-        return _cast(x, dtype)
+        return saturated(x, dtype)
     return apply_function(_SaturatingCast, x, dtype)
 
 

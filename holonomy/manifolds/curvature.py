@@ -107,17 +107,16 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
         log_ratio, value = ctx.saved_tensors
-        rate = numerics.widen(grad_outputs[0]) * _rate(log_ratio, value)
-        return None, numerics.narrow(rate, log_ratio.dtype)
+        return None, numerics.saturated(grad_outputs[0].double() * _rate(log_ratio, value), log_ratio.dtype)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         log_ratio, value = ctx.saved_tensors
         along = tangents[1]
-        rate = torch.zeros_like(value) if along is None else numerics.widen(along) * _rate(log_ratio, value)
-        return numerics.narrow(rate, value.dtype)
+        rate = torch.zeros_like(value) if along is None else along.double() * _rate(log_ratio, value)
+        return numerics.saturated(rate, value.dtype)
 
 
 def _rate(log_ratio: Tensor, value: Tensor) -> Tensor:
     """The derivative of the value by the angle, in float64."""
-    return numerics.widen(value) * (1 - torch.tanh(numerics.widen(log_ratio) / _LOG_RANGE).square())
+    return value.double() * (1 - torch.tanh(log_ratio.double() / _LOG_RANGE).square())

@@ -29,8 +29,8 @@ __all__ = ["product_distance", "takes_products"]
 
 # Below so many pairs the bookkeeping costs more than differences do.
 FEWEST_PAIRS = 2**15
-# Pairs of one chunk: 2 MiB of float64.
-_CHUNK = 2**18
+# Pairs of one chunk: 1 MiB of float64.
+_CHUNK = 2**17
 # With more near pairs than this share, differences of all are faster.
 _MANY = 1 / 16
 

@@ -154,7 +154,7 @@ class HypformerBlock(nn.Module):
 class _FeedForward(nn.Sequential):
     """HTC, refinement, HTC, dropout: one after the other, without times that nobody reads."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of nn.Sequential
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         first, refine, second, drop = cast("tuple[HTC, HRC, HTC, HypDropout]", tuple(self))
         hidden = cast("_ActivationDropout", refine.function)
         if hidden.activation is torch.relu and not (hidden.training and hidden.dropout.p > 0):
@@ -162,8 +162,8 @@ class _FeedForward(nn.Sequential):
             there, back = (before / inner).sqrt(), (inner / after).sqrt()
             biases = cast("tuple[Tensor, Tensor]", (first.bias, second.bias))
             weights = (first.weight * there, biases[0] * there, second.weight * back, biases[1] * back)
-            return lifted_feedforward(input, *weights, inner, after)
-        return _dropped(drop, second(refine.manifold_out.lift(hidden(first.space(input)))))
+            return lifted_feedforward(x, *weights, inner, after)
+        return _dropped(drop, second(refine.manifold_out.lift(hidden(first.space(x)))))
 
 
 def _dropped(drop: HypDropout, x: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ _ENTRIES_OF_A_THREAD, _ENTRIES_OF_A_GPU = 2**16, 2**24
 
 
 def pays(x: Float[Tensor, "*batch dim"], rows: int) -> bool:
-    """The rule by which a form in parts is chosen: 2048 rows, float32 or float64, neither compiled nor autocast.
+    """The rule by which a form in parts is chosen: 2048 rows, and :func:`holonomy.numerics.by_hand`.
 
     Args:
         x: what comes in.
@@ -52,13 +52,7 @@ def pays(x: Float[Tensor, "*batch dim"], rows: int) -> bool:
     >>> pays(torch.ones(3000, 2), 3000), pays(torch.ones(30, 2), 30)
     (True, False)
     """
-    return (
-        rows >= _FEWEST_ROWS
-        and x.numel() > 0
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled(x.device.type)
-        and x.dtype in (torch.float32, torch.float64)
-    )
+    return numerics.by_hand(x) and rows >= _FEWEST_ROWS and x.numel() > 0
 
 
 def rows_at_once(x: Tensor, width: int) -> int:
