@@ -28,6 +28,7 @@ TOPICS = (
     "hyperbolic_attention",
     "training_step",
     "layers",
+    "manifold",
     "optimizer",
     "distances",
     "simplicial",

@@ -31,6 +31,7 @@ __all__ = [
     "PRODUCT_APART",
     "PRODUCT_NEAR",
     "PRODUCT_WIDEST",
+    "ROW_WIDEST",
     "Tolerance",
     "asinhc",
     "at_least_spacing",
@@ -76,6 +77,9 @@ PRODUCT_APART = 5e-3
 
 PRODUCT_WIDEST = 1e18
 """What can be squared in float32."""
+
+ROW_WIDEST = 1e6
+"""Lengths whose float32 digits survive a product with half of float64's."""
 
 # Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
 _SINHC_SERIES_BELOW = 0.1

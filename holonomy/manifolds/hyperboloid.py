@@ -32,6 +32,7 @@ from holonomy import numerics
 from holonomy.manifolds import geodesics
 from holonomy.manifolds.pair_products import product_distance, takes_products
 from holonomy.manifolds.pairs import midpoint, pairwise_distance, polar
+from holonomy.manifolds.row_distances import row_distance, takes_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -134,6 +135,8 @@ def dist(
     ... )
     1.0
     """
+    if takes_rows(x, y):
+        return row_distance(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.distance(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 

@@ -29,7 +29,7 @@ def clouds(kappa: float, rapidity: float, dim: int, device: torch.device) -> tup
 
 def distances_and_gradients(x: Tensor, y: Tensor, kappa: float, grad: Tensor, dtype: torch.dtype) -> list[Tensor]:
     curvature = torch.tensor([kappa], device=x.device, dtype=dtype, requires_grad=True)
-    leaves = [x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_(), curvature]
+    leaves = [*(z.to(dtype, copy=True).requires_grad_() for z in (x, y)), curvature]
     distances = hyperboloid.cdist(leaves[0], leaves[1], curvature)
     return [distances.detach(), *torch.autograd.grad(distances, leaves, grad.to(dtype))]
 
@@ -74,7 +74,7 @@ def test_second_derivative_goes_through_differences(device: torch.device) -> Non
     assert pair_products.takes_products(x, y)
     seconds = []
     for dtype in (torch.float32, torch.float64):
-        leaf = x.to(dtype).requires_grad_()
+        leaf = x.to(dtype, copy=True).requires_grad_()
         kappa = torch.tensor([-1.0], device=device, dtype=dtype, requires_grad=True)
         total = hyperboloid.cdist(leaf, y.to(dtype), kappa).square().mean()
         first = torch.autograd.grad(total, [leaf, kappa], create_graph=True)

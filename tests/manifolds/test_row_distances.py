@@ -1,0 +1,88 @@
+"""Distances of many float32 rows against those of geodesics in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from holonomy.manifolds import hyperboloid, row_distances
+
+ROWS = 700
+
+
+def pairs(kappa: float, rapidity: float, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Points within a rapidity: anywhere, 1e-7 to 1e-1 apart, on one ray, opposite, at the origin, and coincident."""
+    draw = torch.Generator().manual_seed(dim)
+    way = torch.nn.functional.normalize(torch.randn(2, ROWS, dim, generator=draw), dim=-1)
+    length = rapidity * torch.rand(2, ROWS, 1, generator=draw) / (-kappa) ** 0.5
+    x, y = hyperboloid.expmap0(torch.nn.functional.pad(way * length, (1, 0)), torch.tensor([kappa]))
+    y[:100] = x[:100] * (1 + torch.logspace(-7, -1, 100)[:, None] * torch.randn(100, 1, generator=draw))
+    y[100:200, 1:] = x[100:200, 1:] + x[100:200, 1:].flip(-1) * torch.logspace(-7, -1, 100)[:, None]
+    y[200:250, 1:] = -x[200:250, 1:]
+    y[250:300], x[300:310, 1:] = x[250:300], 0.0
+    return x.to(device), y.to(device)
+
+
+def found(x: Tensor, y: Tensor, kappa: float, grad: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    curvature = torch.tensor([kappa], device=x.device, dtype=dtype, requires_grad=True)
+    leaves = [*(z.to(dtype, copy=True).requires_grad_() for z in (x, y)), curvature]
+    distances = hyperboloid.dist(leaves[0], leaves[1], curvature)
+    return [z.detach() for z in (distances, *torch.autograd.grad(distances, leaves, grad.to(dtype)))]
+
+
+def parts_of(gradient: Tensor, x: Tensor) -> list[Tensor]:
+    """Length along the ray of x, and across it: far out the first is small beside the second."""
+    ray = torch.nn.functional.normalize(x[:, 1:].double(), dim=-1)
+    along = (gradient[:, 1:].double() * ray).sum(-1, keepdim=True)
+    return [along, gradient[:, 1:].double() - along * ray]
+
+
+@pytest.mark.parametrize("kappa", [-0.01, -1.0, -100.0])
+@pytest.mark.parametrize("rapidity", [1e-6, 1e-2, 1.0, 5.0, 12.0, 30.0, 80.0])
+@pytest.mark.parametrize("dim", [1, 2, 65])
+def test_agree_with_geodesics(kappa: float, rapidity: float, dim: int, device: torch.device) -> None:
+    x, y = pairs(kappa, rapidity, dim, device)
+    assert row_distances.takes_rows(x, y)
+    grad = torch.ones(ROWS, device=device)
+    fast, exact = (found(x, y, kappa, grad, dtype) for dtype in (torch.float32, torch.float64))
+    assert bool((fast[0][250:300] == 0).all())
+    torch.testing.assert_close(fast[0].double(), exact[0], rtol=1e-6, atol=0)
+    for place, points in ((1, x), (2, y)):
+        size = torch.linalg.vector_norm(exact[place], dim=-1)
+        for a, b in zip(parts_of(fast[place], points), parts_of(exact[place], points), strict=True):
+            error, part = (torch.linalg.vector_norm(z, dim=-1) for z in (a - b, b))
+            assert bool((error <= 1e-5 * part + 2e-7 * size).all())
+            assert float((error / part.clamp_min(1e-300)).median()) < 1e-6 or dim == 1
+    torch.testing.assert_close(fast[3].double(), exact[3], rtol=1e-5, atol=0)
+
+
+def test_second_derivative_is_that_of_geodesics(device: torch.device) -> None:
+    x, y = (z[310:] for z in pairs(-1.0, 1.0, 3, device))
+    assert row_distances.takes_rows(x, y)
+    seconds = []
+    for dtype in (torch.float32, torch.float64):
+        leaf, kappa = (
+            x.to(dtype, copy=True).requires_grad_(),
+            torch.tensor([-1.0], dtype=dtype, device=device, requires_grad=True),
+        )
+        total = hyperboloid.dist(leaf, y.to(dtype), kappa).square().mean()
+        first = torch.autograd.grad(total, [leaf, kappa], create_graph=True)
+        seconds.append(torch.autograd.grad(sum(z.square().sum() for z in first), [leaf, kappa]))
+    for a, b in zip(*seconds, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-6)
+
+
+def test_a_row_of_nan_stays_one(device: torch.device) -> None:
+    x, y = pairs(-1.0, 1.0, 3, device)
+    x[7] = torch.nan
+    distances = hyperboloid.dist(x, y, torch.tensor([-1.0], device=device))
+    assert distances.isnan().nonzero().flatten().tolist() == [7]
+
+
+def test_the_rule() -> None:
+    large, small = torch.ones(ROWS, 4), torch.ones(9, 4)
+    assert row_distances.takes_rows(large, large)
+    assert not row_distances.takes_rows(small, small)
+    assert not row_distances.takes_rows(large, large[:1])
+    assert not row_distances.takes_rows(large.double(), large.double())
