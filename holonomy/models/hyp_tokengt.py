@@ -17,6 +17,7 @@ from torch.nn import functional
 from holonomy import checks, numerics
 from holonomy.layers import GraphTokenizer
 from holonomy.layers.equivariant.tokens import Identifiers
+from holonomy.layers.kernels.linear_attention import Average
 from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import Lorentz
 from holonomy.models.hypformer import HypformerEncoder, decoder_of
@@ -47,6 +48,7 @@ class HypTokenGT(nn.Module):
         attention: ``"linear"``, at a cost linear in nodes and edges, or ``"softmax"``.
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention.
+        average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
         level: ``"graph"`` or ``"node"``: what the decoder reads.
         dropout: probability of dropping an entry of a token, or a space coordinate in the blocks.
         eigenvector_dropout: probability that a Laplacian eigenvector of a graph is dropped.
@@ -85,6 +87,7 @@ class HypTokenGT(nn.Module):
         attention: Literal["linear", "softmax"] = "linear",
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
+        average: Average = "space",
         level: Literal["graph", "node"] = "graph",
         dropout: float = 0.0,
         eigenvector_dropout: float = 0.0,
@@ -122,6 +125,7 @@ class HypTokenGT(nn.Module):
             attention=attention,
             similarity=similarity,
             power=power,
+            average=average,
             dropout=dropout,
             activation=activation,
             norm_eps=norm_eps,

@@ -33,6 +33,7 @@ from holonomy.layers.hyperbolic.refinement import curvatures
 from holonomy.layers.kernels.heads import without_padding
 from holonomy.layers.kernels.lifted import lifted
 from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
+from holonomy.layers.kernels.linear_attention import Average
 from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import Lorentz
 from holonomy.structures import PaddedGraphs
@@ -60,6 +61,7 @@ class HypformerBlock(nn.Module):
         attention: ``"linear"`` (eqs. 14-19) or ``"softmax"`` (eqs. 3-5).
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention (eq. 19).
+        average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
         dropout: probability of dropping a space coordinate after attention and inside the feed-forward.
         activation: of the feed-forward, a function of space parts.
         norm_eps: added to the variance by the LayerNorms; a larger one buys a smaller Lipschitz constant.
@@ -84,6 +86,7 @@ class HypformerBlock(nn.Module):
         attention: Literal["linear", "softmax"] = "linear",
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
+        average: Average = "space",
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
         norm_eps: float = numerics.LAYER_NORM_EPS,
@@ -105,6 +108,7 @@ class HypformerBlock(nn.Module):
                 manifold_in,
                 manifold_hidden=self.manifold_attention,
                 power=power,
+                average=average,
                 device=device,
                 dtype=dtype,
             )
@@ -186,6 +190,7 @@ class HypformerEncoder(nn.Module):
         attention: ``"linear"`` or ``"softmax"``.
         similarity: what softmax attention compares.
         power: the sharpening exponent p of linear attention.
+        average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
         dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
         output_dropout: the same, on the output.
         activation: a function of space parts, after the first HTC and in the feed-forwards.
@@ -212,6 +217,7 @@ class HypformerEncoder(nn.Module):
         attention: Literal["linear", "softmax"] = "linear",
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
+        average: Average = "space",
         dropout: float = 0.0,
         output_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
@@ -241,6 +247,7 @@ class HypformerEncoder(nn.Module):
                 attention=attention,
                 similarity=similarity,
                 power=power,
+                average=average,
                 dropout=dropout,
                 activation=activation,
                 norm_eps=norm_eps,
@@ -356,6 +363,7 @@ class Hypformer(nn.Module):
         attention: ``"linear"``, at a cost linear in the nodes, or ``"softmax"``.
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention (eq. 19).
+        average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
         dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
         output_dropout: the same, on the transformer's output before it is mixed with the graph encoder's.
         activation: a function of space parts, after the first HTC and in the feed-forwards.
@@ -407,6 +415,7 @@ class Hypformer(nn.Module):
         attention: Literal["linear", "softmax"] = "linear",
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
+        average: Average = "space",
         dropout: float = 0.0,
         output_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
@@ -452,6 +461,7 @@ class Hypformer(nn.Module):
                 attention=attention,
                 similarity=similarity,
                 power=power,
+                average=average,
                 dropout=dropout,
                 output_dropout=output_dropout,
                 activation=activation,

@@ -177,12 +177,14 @@ def attend_linear(layer: HypLinearAttention, region: Region, setting: Setting) -
         The step.
 
     Raises:
-        NotCoveredError: about points with a spread.
+        NotCoveredError: about points with a spread, or if the layer takes midpoints.
 
     >>> from holonomy.manifolds import Lorentz
     >>> attend_linear(HypLinearAttention(4, 1, Lorentz(-1.0)), Region(1.0), Setting()).constant
     inf
     """
+    if layer.average != "space":
+        raise NotCoveredError("layer must average space parts: H10 is on them, and no theorem here on its midpoints.")
     if region.points is None:
         features, tokens = _features(layer, region), setting.tokens or 1
         constant = linear_stretch_with_eps(features, 0.0, tokens, setting.metric)

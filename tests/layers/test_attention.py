@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
-from holonomy.layers.kernels.linear_attention import linear_attention, power_features
+from holonomy.layers.kernels.linear_attention import linear_attention, linear_midpoint, power_features
 from holonomy.layers.kernels.softmax_attention import SIMILARITIES, weighted_midpoint
 from holonomy.manifolds import Lorentz
 
@@ -197,6 +197,8 @@ def test_options_are_checked():
         HypSoftmaxAttention(4, 2, Lorentz(), dropout=-0.1)
     with pytest.raises(ValueError, match="power"):
         HypLinearAttention(4, 2, Lorentz(), power=0.5)
+    with pytest.raises((ValueError, TypeError), match="average"):
+        HypLinearAttention(4, 2, Lorentz(), average="mean")
 
 
 @similarities
@@ -237,6 +239,25 @@ def test_linear_attention_of_one_node_is_the_sharpened_value():
     value = value**3 * value.norm() / (value**3).norm()
     space = (value + layer.residual(value)) * 0.5
     torch.testing.assert_close(layer(x), to.lift(space))
+
+
+def test_midpoints_of_linear_attention(dtype):
+    """Of values that coincide, far out, that value; of two opposite ones the origin; without weight the origin."""
+    kappa = torch.tensor([-2.0], dtype=dtype)
+    ones, values = torch.ones(2, 1, dtype=dtype), torch.tensor([[1e4, 4.0], [1e4, 4.0]], dtype=dtype)
+    torch.testing.assert_close(linear_midpoint(ones, ones, values, curvature=kappa), values, rtol=1e-6, atol=0)
+    values[1] *= -1
+    assert linear_midpoint(ones, ones, values, curvature=kappa).abs().max() < 1e-3
+    assert linear_midpoint(0 * ones, ones, values, curvature=kappa).tolist() == [[0.0, 0.0]] * 2
+    alone = linear_midpoint(ones, ones, values, torch.tensor([False, True]), curvature=kappa)
+    torch.testing.assert_close(alone, values[:1].expand(2, 2), rtol=1e-6, atol=0)
+
+
+def test_midpoint_is_the_centroid_of_the_manifold():
+    m = Lorentz(-0.5, dtype=D)
+    q, k, v = torch.rand(3, 4, dtype=D), torch.rand(6, 4, dtype=D), torch.randn(6, 2, dtype=D)
+    expected = m.space(m.centroid(m.lift(v), q @ k.mT))
+    torch.testing.assert_close(linear_midpoint(q, k, v, curvature=m.curvature), expected)
 
 
 def test_scale_cancels_in_the_weights_and_acts_on_the_values():

@@ -284,7 +284,7 @@ def linear_attention(module: layers.HypLinearAttention, x: Tensor, key_padding_m
 
 
 def _linear_attention(module: layers.HypLinearAttention, x: Tensor) -> Tensor:
-    scale = module.log_scale.exp().reshape(())
+    scale, kappa = module.log_scale.exp().reshape(()), curvature(module.manifold_hidden)
     nodes = x.shape[0]
     average: list[Vector] = [[] for _ in range(nodes)]
     values: list[Vector] = [[] for _ in range(nodes)]
@@ -294,10 +294,13 @@ def _linear_attention(module: layers.HypLinearAttention, x: Tensor) -> Tensor:
         for i in range(nodes):
             weights = [dot(q[i], k[j]) for j in range(nodes)]
             total = sum(weights)
-            mean = times(0.0, v[i])
-            for j in range(nodes):
-                if total > 0:
-                    mean = plus(mean, times(weights[j] / total, v[j]))
+            if module.average == "midpoint" and total > 0:
+                mean = midpoint([point(row, kappa) for row in v], weights, kappa)[1:]
+            else:
+                mean = times(0.0, v[i])
+                for j in range(nodes):
+                    if total > 0:
+                        mean = plus(mean, times(weights[j] / total, v[j]))
             average[i] = average[i] + mean
             values[i] = values[i] + v[i]
     rows = []

@@ -132,17 +132,19 @@ for epsilon in (1.0, 0.25):
     )
 
 # Attention: three curvatures, one graph and padded graphs.
-for heads, power, target, inputs in (
-    (1, 2.0, 0, _points),
-    (2, 2.0, 1, _points),
-    (3, 1.0, 1, _padded),
-    (2, 3.0, 0, _padded),
+for heads, power, average, target, inputs in (
+    (1, 2.0, "space", 0, _points),
+    (2, 2.0, "space", 1, _points),
+    (3, 1.0, "space", 1, _padded),
+    (2, 3.0, "space", 0, _padded),
+    (2, 2.0, "midpoint", 1, _points),
+    (1, 2.0, "midpoint", 0, _padded),
 ):
     _register(
         layers.HypLinearAttention,
-        f"heads={heads}, power={power}, to={target}, padded={inputs is _padded}",
-        lambda s, h=heads, p=power, t=target: layers.HypLinearAttention(
-            s.features, h, s.manifold(0), _to(s, t), manifold_hidden=s.manifold(2), power=p, **s.factory
+        f"heads={heads}, power={power}, average={average}, to={target}, padded={inputs is _padded}",
+        lambda s, h=heads, p=power, a=average, t=target: layers.HypLinearAttention(
+            s.features, h, s.manifold(0), _to(s, t), manifold_hidden=s.manifold(2), power=p, average=a, **s.factory
         ),
         inputs,
         target=target,

@@ -120,6 +120,12 @@ def test_dropped_weights_are_masks_of_single_queries():
         certify(layer.train(), x=UNIT.lift(torch.randn(3, 4, **DOUBLE)))
 
 
+def test_midpoints_of_linear_attention_are_not_covered():
+    layer = HypLinearAttention(4, 1, UNIT, average="midpoint", **DOUBLE)
+    with pytest.raises(NotCoveredError, match="must average space parts"):
+        lipschitz_bound(layer, 0.1)
+
+
 # H9
 
 

@@ -22,6 +22,7 @@ from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
+from holonomy.layers.kernels.linear_attention import AVERAGES, Average, linear_midpoint, power_features
 from holonomy.layers.kernels.projected_attention import projected_attention
 from holonomy.layers.kernels.softmax_attention import (
     SIMILARITIES,
@@ -52,6 +53,10 @@ class HypLinearAttention(nn.Module):
     and K, and would have no gradient there. It is applied where it acts, in :math:`\phi(V)`, and learned as
     ``log_scale``, its logarithm (0 at first), so that it stays positive.
 
+    **The average.** The paper averages space parts, which stretches distances by up to the cosh of the values' radius.
+    ``average="midpoint"`` takes the Lorentzian midpoint of the values instead (eq. 4, with the same weights, as points
+    above :math:`V_s` per head), which stretches none. It runs as plain operations, in float64 from the weights on.
+
     A row whose weights are all zero (no positive query or no matching key) has zero average and keeps
     :math:`\psi(V_s)`. The layer is discontinuous there, as the formula is.
 
@@ -62,6 +67,7 @@ class HypLinearAttention(nn.Module):
         manifold_out: where the output lies, :math:`\kappa_3`; ``manifold_in`` if ``None``.
         manifold_hidden: where Q, K, V lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
         power: p, at least 1; larger is sharper.
+        average: of space parts, or the midpoint.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -81,12 +87,15 @@ class HypLinearAttention(nn.Module):
         *,
         manifold_hidden: Lorentz | None = None,
         power: float = 2.0,
+        average: Average = "space",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.heads = head_count(features, heads)
         self.power = checks.in_range("power", power, 1.0, math.inf)
+        checks.one_of("average", average, AVERAGES)
+        self.average: Average = average
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
         self.query, self.key, self.value = (
@@ -109,6 +118,8 @@ class HypLinearAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
+        if self.average == "midpoint":
+            return self._by_midpoints(without_padding(x, key_padding_mask), key_padding_mask)
         before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
         ratio, last = (before / hidden).sqrt(), (hidden / out).sqrt()
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
@@ -129,13 +140,24 @@ class HypLinearAttention(nn.Module):
             power=self.power,
         )
 
+    def _by_midpoints(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        query, key, value = (
+            power_features(htc.space(x, factor).unflatten(-1, (self.heads, -1)), self.power)
+            for htc, factor in ((self.query, None), (self.key, None), (self.value, (-self.log_scale).exp()))
+        )
+        hidden = None if mask is None else mask[..., None, :]
+        by_head = (query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2))
+        middle = linear_midpoint(*by_head, hidden, curvature=self.manifold_hidden.curvature)
+        space = without_padding(merge_heads(middle) + self.residual(value.flatten(-2)), mask)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+
     def extra_repr(self) -> str:
         """Heads and power, for ``repr``.
 
         Returns:
             The line that ``repr`` shows.
         """
-        return f"heads={self.heads}, power={self.power}"
+        return f"heads={self.heads}, power={self.power}, average={self.average!r}"
 
 
 class HypSoftmaxAttention(nn.Module):

@@ -8,17 +8,22 @@ where a key is to be ignored.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy.layers.kernels.softmax_attention import midpoint_of_sum
+from holonomy.manifolds import hyperboloid
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["linear_attention", "power_features"]
+__all__ = ["AVERAGES", "Average", "linear_attention", "linear_midpoint", "power_features"]
+
+Average = Literal["space", "midpoint"]
+AVERAGES: tuple[Average, ...] = get_args(Average)
 
 
 def power_features(
@@ -138,3 +143,36 @@ def linear_attention(
     least = query.detach().amax(-1, keepdim=True) * math.sqrt(torch.finfo(query.dtype).tiny)
     denominator = torch.where(denominator > least, denominator, 0)
     return numerator * numerics.finite(numerics.safe_div(torch.ones_like(denominator), denominator))
+
+
+def linear_midpoint(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    mask: Bool[Tensor, "*#batch key"] | None = None,
+    *,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch query values"]:
+    r"""Lorentzian midpoints (Hypformer eq. 4) of the points above the values, with the weights of linear attention.
+
+    A linear sum of ambient points, time included, in float64; then the point on its ray, as precise as
+    :func:`holonomy.layers.kernels.softmax_attention.weighted_midpoint`.
+
+    Args:
+        query: nonnegative features ``(*batch, query, channels)``.
+        key: nonnegative features ``(*batch, key, channels)``.
+        value: space parts ``(*batch, key, values)``.
+        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
+        curvature: where the values lie, one negative number.
+
+    Returns:
+        Space parts ``(*batch, query, values)``; the origin where all weights are zero.
+
+    >>> q, k, v = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])
+    >>> linear_midpoint(q, k, v, curvature=torch.tensor([-1.0]))
+    tensor([[0.]])
+    """
+    points = hyperboloid.lift(numerics.widen(value), curvature)
+    mean = linear_attention(numerics.widen(query), numerics.widen(key), points, mask)
+    some = (mean[..., :1] > 0).to(mean.dtype)
+    return numerics.narrow(midpoint_of_sum(mean, some, curvature, torch.finfo(mean.dtype).eps), value.dtype)

@@ -24,6 +24,7 @@ __all__ = [
     "SIMILARITIES",
     "Similarity",
     "hyperbolic_softmax_attention",
+    "midpoint_of_sum",
     "similarity_logits",
     "weighted_midpoint",
 ]
@@ -161,19 +162,29 @@ def weighted_midpoint(
     """
     wide = numerics.widen(weights)
     total = wide @ hyperboloid.lift(numerics.widen(value), curvature)
-    middle = _normalise(total, wide.sum(-1, keepdim=True), curvature, torch.finfo(wide.dtype).eps)
+    middle = midpoint_of_sum(total, wide.sum(-1, keepdim=True), curvature, torch.finfo(wide.dtype).eps)
     return numerics.narrow(middle, value.dtype)
 
 
-def _normalise(
+def midpoint_of_sum(
     total: Float[Tensor, "*batch ambient"],
     mass: Float[Tensor, "*#batch 1"],
     curvature: Float[Tensor, "*one"],
     spacing: float,
 ) -> Float[Tensor, "*batch dim"]:
-    """Space part of the point on the ray of a weighted sum of points.
+    r"""The point of the hyperboloid on the ray of a weighted sum of points, Hypformer eq. 4 behind its sum.
 
-    ``mass`` is the sum of the weights, ``spacing`` the relative error of the sum.
+    Args:
+        total: sums :math:`\sum_j a_j v_j` of ambient points ``(*batch, d + 1)``.
+        mass: sums of the weights, zero where there are none.
+        curvature: one negative number.
+        spacing: the relative error of the sums.
+
+    Returns:
+        Space parts ``(*batch, d)``; the origin where there is no weight.
+
+    >>> midpoint_of_sum(torch.tensor([[4.0, 0.0]]), torch.ones(1, 1), torch.tensor([-1.0]), 0.0)
+    tensor([[0.]])
     """
     time, space = total[..., :1], total[..., 1:]
     length = numerics.norm(space, keepdim=True)
@@ -223,5 +234,5 @@ def _scaled_dot_product(
     mass = torch.ones_like(total[..., :1])
     if hidden is not None:
         mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
-    middle = _normalise(total, mass, curvature, torch.finfo(value.dtype).eps)
+    middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)
     return numerics.narrow(middle, value.dtype)
