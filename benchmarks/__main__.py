@@ -2,15 +2,17 @@
 
     python -m benchmarks [NAME ...] [--device cuda] [--seconds 8] [--threads 1 2] [--fresh] [--out FOLDER]
 
-A name is that of a case or its beginning; without names all run. Contenders take turns in one process, after it was
-checked that their results agree; what is printed are medians and quartiles of ratios within a round. Targets are those
-of one thread, or of a CUDA device.
+A name is that of a case or its beginning; without names all run, each in a process of its own. Contenders take turns
+after it was checked that their results agree; what is printed are medians and quartiles of ratios within a round.
+Targets are those of one thread, or of a CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,39 +81,46 @@ def show(case: Case, done: dict[int, tuple[dict, list[Row]]], counts: list[int])
     sys.stdout.flush()
 
 
+def one(case: Case, record: Record, options: argparse.Namespace) -> None:
+    """Measure a case, print it, and put it into the document and a picture."""
+    device = torch.device(options.device)
+    counts = options.threads or ([1] if device.type == "cuda" else sorted({1, torch.get_num_threads()}))
+    torch.backends.cuda.matmul.allow_tf32 = False  # where it would lie
+    done = run(case, device, counts, options.seconds)
+    show(case, done, counts)
+    record.keep(case, done)
+    record.path.with_suffix(".md").write_text(page(record.document, [c.name for c in chosen([])]), encoding="utf-8")
+    if done and len(done[counts[0]][0]) > 1:
+        draw(case, done[counts[0]][0], options.out / f"bench_{device.type}_{case.name}.svg")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__.partition("\n")[0],
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seconds", type=float, default=8.0, help="for the rounds of one size (default 8)")
     parser.add_argument("--threads", type=int, nargs="+", help="counts of threads (default 1, and all)")
     parser.add_argument("--fresh", action="store_true", help="do not go on where a run was killed")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the document and the plots")
+    parser.add_argument("--alone", action="store_true", help="measure the one case NAME in this process")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    counts = options.threads or ([1] if device.type == "cuda" else sorted({1, torch.get_num_threads()}))
-    torch.backends.cuda.matmul.allow_tf32 = False  # where it would lie
     options.out.mkdir(parents=True, exist_ok=True)
-    record = Record(options.out / f"bench_{device.type}.json", device, {"seconds": options.seconds})
-    cases = {case.name: case for case in chosen(options.names)}
-    everything = [case.name for case in chosen([])]
-    missed = 0
-    asked = record.ask(list(cases), fresh=options.fresh)
+    path = options.out / f"bench_{options.device}.json"
+    record = Record(path, torch.device(options.device), {"seconds": options.seconds})
+    if options.alone:
+        one(next(case for case in chosen(options.names) if case.name == options.names[0]), record, options)
+        return
+    asked = record.ask([case.name for case in chosen(options.names)], fresh=options.fresh)
     for place, name in enumerate(asked, 1):
         print(f"[{place}/{len(asked)}] {name}", file=sys.stderr, flush=True)
-        done = run(cases[name], device, counts, options.seconds)
-        show(cases[name], done, counts)
-        record.keep(cases[name], done)
-        record.path.with_suffix(".md").write_text(page(record.document, everything), encoding="utf-8")
-        if done:
-            found, made = done[counts[0]]
-            missed += sum(row.met is False for row in made)
-            if len(found) > 1:
-                draw(cases[name], found, options.out / f"bench_{device.type}_{name}.svg")
-    print(f"\n{missed} target{'s' * (missed != 1)} missed; {record.path.name} and the plots lie beside it.")
+        # A process each: what one case leaves of the allocator's state would be measured in the next.
+        words = ["--device", options.device, "--seconds", str(options.seconds), "--out", str(options.out), "--alone"]
+        threads = ["--threads", *map(str, options.threads)] if options.threads else []
+        subprocess.run([sys.executable, "-m", "benchmarks", name, *words, *threads], check=True)
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    judged = [row for name in asked for row in next(iter(cases[name]["threads"].values()), {"rows": []})["rows"]]
+    missed = sum(row["met"] is False for row in judged)
+    print(f"\n{missed} target{'s' * (missed != 1)} missed; {path.name}, a page and plots lie in the folder of results.")
 
 
 if __name__ == "__main__":

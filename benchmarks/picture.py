@@ -17,7 +17,7 @@ __all__ = ["draw"]
 def draw(case: Case, found: dict[int, Measured], path: Path) -> None:
     """One panel for time and one for memory."""
     names = list(dict.fromkeys(name for at in found.values() for name in at.seconds))
-    with mpl.rc_context(plots.STYLE | {"svg.hashsalt": case.name}):
+    with mpl.rc_context(plots.STYLE | {"svg.hashsalt": case.name, "svg.fonttype": "none"}):
         figure, (time, memory) = plots.figure_of(13, 5, 2)
         for place, name in enumerate(names):
             at = {size: measured for size, measured in found.items() if name in measured.seconds}

@@ -41,10 +41,11 @@ class Record:
         left = self.document["unfinished"]
         asked = left if left and set(left) <= set(names) and not fresh else names
         self.document["unfinished"] = list(asked)
+        self._write()
         return list(asked)
 
     def keep(self, case: Case, threads: dict[int, tuple[dict[int, Measured], list[Row]]]) -> None:
-        """Put a case's numbers into the file, whole or not at all."""
+        """Put a case's numbers into the file, which is written whole or not at all."""
         of_threads = {str(count): {"rows": [_plain(row) for row in rows], "turns": _turns(found)}
                       for count, (found, rows) in threads.items()}  # fmt: skip
         today = dt.datetime.now(dt.UTC).date().isoformat()
@@ -52,6 +53,9 @@ class Record:
             "title": case.title, "unit": case.unit, "date": today, "settings": self.settings, "threads": of_threads
         }  # fmt: skip
         self.document["unfinished"] = [name for name in self.document["unfinished"] if name != case.name]
+        self._write()
+
+    def _write(self) -> None:
         beside = self.path.with_suffix(".part")
         beside.write_text(json.dumps(self.document, indent=1) + "\n", encoding="utf-8")
         beside.replace(self.path)
