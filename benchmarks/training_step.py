@@ -14,7 +14,7 @@ from holonomy.models.hypformer import HypformerEncoder
 __all__ = ["CASES"]
 
 WIDTH, HEADS, HIDDEN, LAYERS = 64, 4, 256, 2
-MIDPOINTS = "six midpoints are means in flat space: a tenth of their passes over a table; the rest is at par or below"
+MIDPOINTS = "attention takes 0.85 of flat, feed-forward 1.05; the rest is six midpoints, which are means in flat space"
 
 
 def problem(

@@ -7,7 +7,7 @@ In units of the radius, with d = x - y and the difference of the times from that
 
 and the gradient in x is :math:`\big((y_t / x_t)\, d - ((x_t - y_t) / x_t)\, y\big) / \sinh D`. In float64 both are
 right to float32 rounding where :math:`z \ge` 1e-8 :math:`|d|^2` and times are below 1e6 radii. Rows beyond, points far
-out on nearly one ray, go to :mod:`holonomy.manifolds.geodesics`, which is right everywhere at five times the price.
+out on nearly one ray, go to :mod:`holonomy.manifolds.geodesics`, which is right everywhere at ten times the price.
 """
 
 from __future__ import annotations
