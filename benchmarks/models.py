@@ -151,6 +151,7 @@ def compiled(count: int, device: torch.device, *, problem: Callable[[int, torch.
     """Forward and backward, as it is and compiled without a graph break."""
     torch.manual_seed(0)
     model, function, inputs, options = problem(count, device)
+    model.eval()  # in training some flip identifiers or drop entries
     learned = [p for p in model.parameters() if p.requires_grad]
     torch.compiler.reset()
     both = {"eager": function, "compiled": torch.compile(function, fullgraph=True)}
