@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jaxtyping import Float
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "Tolerance",
     "asinhc",
     "at_least_spacing",
+    "by_definition",
     "by_hand",
     "cothc",
     "finite",
@@ -224,6 +224,35 @@ def by_hand(*tensors: Tensor) -> bool:
         and not torch.is_autocast_enabled(tensors[0].device.type)
         and {x.dtype for x in tensors} in ({torch.float32}, {torch.float64})
     )
+
+
+def by_definition(
+    definition: Callable[..., Tensor], inputs: tuple[Any, ...], grad: Tensor, wanted: tuple[bool, ...]
+) -> tuple[Any, ...]:
+    """Gradients of another function of the same inputs.
+
+    Where autograd is recording they can be differentiated again; else the inputs may be rows of saved tensors.
+
+    Args:
+        definition: the function.
+        inputs: its arguments.
+        grad: of its result.
+        wanted: whether each argument wants a gradient.
+
+    Returns:
+        One for each that does, and None.
+
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> by_definition(torch.square, (x,), torch.tensor(1.0), (True,))[0].item()
+    6.0
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not again:
+            inputs = tuple(x.detach().requires_grad_() if w else x for x, w in zip(inputs, wanted, strict=True))
+        chosen = [x for x, asked in zip(inputs, wanted, strict=True) if asked]
+        grads = iter(torch.autograd.grad(definition(*inputs), chosen, grad, create_graph=again, materialize_grads=True))
+    return tuple(next(grads) if asked else None for asked in wanted)
 
 
 def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -83,7 +83,7 @@ def midpoint(x: Tensor, y: Tensor, manifold: Lorentz) -> Tensor:
 
 def layer_norm(layer: HypLayerNorm, x: Tensor) -> Tensor:
     """Eqs. 13 and 21."""
-    norm: nn.LayerNorm = layer.function.norm  # type: ignore[union-attr]
+    norm: nn.LayerNorm = layer.function.norm
     here = lift(norm(x[..., 1:]), layer.manifold_in)
     return here * (layer.manifold_in.curvature / layer.manifold_out.curvature).sqrt()
 
@@ -107,7 +107,7 @@ def encoder(layer: HypformerEncoder, u: Tensor) -> Tensor:
     x = torch.cat([torch.cosh(root * length) / root, torch.sinh(root * length) * u / (root * length)], -1)
     x = lift(torch.relu(htc(layer.embedding, x)[..., 1:]), layer.embedding.manifold_out)
     for one in layer.blocks:
-        x = block(one, x)  # type: ignore[arg-type]
+        x = block(one, x)
     return x
 
 

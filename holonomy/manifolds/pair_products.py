@@ -109,7 +109,9 @@ class _ProductDistance(torch.autograd.Function):
         on_scale = (stretch - sides[0].spread()) / scale.square() if of_scale else None
         near = _near(ctx.chunks)
         if near.numel():
-            of_near = _near_gradients(x, y, scale, grad, near)
+            i, j = near
+            pairs, of_pairs = (x[i], y[j], scale), grad[i, j].double()
+            of_near = numerics.by_definition(geodesics.distance, pairs, of_pairs, (True,) * 3)
             for on, place, part in zip((on_x, on_y), near, of_near, strict=False):
                 on.index_put_((place,), part, accumulate=True)
             on_scale = None if on_scale is None else on_scale + of_near[2]
@@ -214,11 +216,3 @@ def _weighted_sums(
             lag[near[0], near[1]] = 0
             stretch -= 2 * lag.sum(dtype=stretch.dtype)
     return stretch
-
-
-def _near_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor, near: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of the near pairs, each by itself, by its points and the scale."""
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (x[near[0]], y[near[1]], scale)]
-        distances = geodesics.distance(*leaves)
-    return torch.autograd.grad(distances, leaves, grad[near[0], near[1]].double())

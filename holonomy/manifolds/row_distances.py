@@ -85,17 +85,17 @@ class _RowDistance(torch.autograd.Function):
         distances = (torch.log1p(numbers.z + numbers.sinh()) / scale).squeeze(-1)
         far = numbers.beyond
         if far.numel():
-            distances[far] = geodesics.distance(x[far].double(), y[far].double(), scale)
+            distances[far] = _by_geodesics(x[far], y[far], scale)
         return distances.float()
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, y, scale = ctx.saved_tensors
-        grad, of_scale, again = grad_outputs[0], ctx.needs_input_grad[2], torch.is_grad_enabled()
-        if again:
-            return _by_geodesics(x, y, scale, grad, again=True)
+        grad, of_scale = grad_outputs[0].double(), ctx.needs_input_grad[2]
+        if torch.is_grad_enabled():
+            return numerics.by_definition(_by_geodesics, (x, y, scale), grad, ctx.needs_input_grad)
         x_time, y_time, rise, _, far = numbers = ctx.numbers
-        weights = numerics.safe_div(grad.double()[:, None], numbers.sinh())
+        weights = numerics.safe_div(grad[:, None], numbers.sinh())
         weights[far] = 0
         on_x, on_y = torch.empty_like(x), torch.empty_like(y)
         of_x, of_y = weights * scale / x_time, weights * scale / y_time  # points come in lengths, not in radii
@@ -107,7 +107,8 @@ class _RowDistance(torch.autograd.Function):
             on_y[rows] = torch.addcmul(a.mul_(to_x[rows]), gap, second[rows])
         on_scale = (weights * _lag(numbers)).sum() / scale.square() if of_scale else None
         if far.numel():
-            on_x[far], on_y[far], more = _by_geodesics(x[far], y[far], scale, grad[far], again=False)
+            rows = (x[far], y[far], scale)
+            on_x[far], on_y[far], more = numerics.by_definition(_by_geodesics, rows, grad[far], (True,) * 3)
             on_scale = None if on_scale is None else on_scale + more
         return on_x, on_y, on_scale
 
@@ -138,14 +139,8 @@ def _lag(numbers: _Numbers) -> Tensor:
     return -2 * numerics.minus_tanh(half) * sinh - rise.square() / (x_time * y_time)
 
 
-def _by_geodesics(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor, *, again: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by the formulas that are right everywhere."""
-    with torch.enable_grad():
-        leaves = [x, y, scale] if again else [z.detach().requires_grad_() for z in (x, y, scale)]
-        given = [z if z.requires_grad else z.detach().requires_grad_() for z in leaves]
-        distances = geodesics.distance(given[0].double(), given[1].double(), given[2])
-    of_x, of_y, of_scale = torch.autograd.grad(distances, given, grad.double(), create_graph=again)
-    return of_x, of_y, of_scale
+def _by_geodesics(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    return geodesics.distance(x.double(), y.double(), scale)
 
 
 def _parts(x: Tensor) -> list[slice]:

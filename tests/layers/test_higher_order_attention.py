@@ -258,6 +258,16 @@ def test_block_sums_and_their_ways_back(width, device, monkeypatch):
     assert torch.autograd.gradgradcheck(blocks, (q, k, v))
 
 
+def test_block_sums_differentiate_twice_beside_a_constant():
+    q, k, v = (torch.rand(6, 2, 3, dtype=torch.float64) for _ in range(3))
+    rows, mask = torch.arange(6).view(2, 3), torch.ones(2, 3, 3, dtype=torch.bool)
+
+    def blocks(q, k):
+        return block_sum(q, k, v, rows, rows, mask, torch.float64)
+
+    assert torch.autograd.gradgradcheck(blocks, (q.requires_grad_(), k.requires_grad_()))
+
+
 @pytest.mark.parametrize("rows", [1, 4, 7])
 def test_a_function_in_chunks_is_the_function(rows, device):
     kind = {"dtype": torch.float64, "device": device, "requires_grad": True}

@@ -249,12 +249,13 @@ class _Combine(torch.autograd.Function):
         weights, rows = learned[: len(groups)], learned[len(groups) :]
         grad = grad_outputs[0]
         if torch.is_grad_enabled():
-            inputs = [z for z in (x, *learned) if z.requires_grad]
-            with torch.enable_grad():
-                biases = tuple(zip(patterns, rows, strict=True))
-                result = combine_plainly(x, weights, groups, order, biases)
-            found = iter(torch.autograd.grad(result, inputs, grad, create_graph=True))
-            for_x, *for_learned = (next(found) if z.requires_grad else None for z in (x, *learned))
+
+            def plain(x: Tensor, *learned: Tensor) -> Tensor:
+                biases = tuple(zip(patterns, learned[len(groups) :], strict=True))
+                return combine_plainly(x, learned[: len(groups)], groups, order, biases)
+
+            wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
+            for_x, *for_learned = numerics.by_definition(plain, (x, *learned), grad, wanted)
             return for_x, None, None, None, *for_learned
         parts: list[tuple[Target, Tensor]] = []
         for_weights: list[Tensor] = []

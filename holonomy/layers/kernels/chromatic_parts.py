@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from holonomy import numerics
+
 __all__ = ["Options", "RecomputedAttention"]
 
 
@@ -353,12 +355,12 @@ class RecomputedAttention(torch.autograd.Function):
 def _by_definition(
     inputs: tuple[Tensor | None, ...], options: Options, grad: Tensor, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    *edges, bias_map, value_map, mask, keep = inputs
-    query, key, value, first, second = edges
-    out = options.definition(
-        query, key, value, first, first if options.one_tensor else second, mask, heads=options.heads,
-        bias_map=bias_map, value_map=value_map, activation=options.activation, keep=keep,
-    )  # fmt: skip
-    chosen = [x for x, asked in zip(inputs, wanted, strict=False) if asked and x is not None]
-    grads = iter(torch.autograd.grad(out, chosen, grad, create_graph=True))
-    return tuple(next(grads) if asked else None for asked in wanted)
+    def plain(*inputs: Tensor | None) -> Tensor:
+        query, key, value, first, second, bias_map, value_map, mask, keep = inputs
+        return options.definition(
+            query, key, value, first, first if options.one_tensor else second, mask, heads=options.heads,
+            bias_map=bias_map, value_map=value_map, activation=options.activation, keep=keep,
+        )  # fmt: skip
+
+    found = numerics.by_definition(plain, inputs, grad, wanted[: len(inputs)])
+    return *found, *(None for _ in wanted[len(inputs) :])

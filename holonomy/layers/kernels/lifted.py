@@ -8,7 +8,7 @@ and :math:`\sum g_t / (2 \kappa^2 t)` of the curvature. Second derivatives are t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 __all__ = [
-    "by_definition",
     "curvature_gradient",
     "lifted",
     "lifted_linear",
@@ -150,35 +149,6 @@ def curvature_gradient(
     return (grad[:, 0] / point[:, 0]).sum() / (2 * curvature.square())
 
 
-def by_definition(
-    definition: Callable[..., Tensor], inputs: tuple[Any, ...], grad: Tensor, wanted: tuple[bool, ...]
-) -> tuple[Any, ...]:
-    """Gradients of another function of the same inputs.
-
-    Where autograd is recording they can be differentiated again; else the inputs may be rows of saved tensors.
-
-    Args:
-        definition: the function.
-        inputs: its arguments.
-        grad: of its result.
-        wanted: whether each argument wants a gradient.
-
-    Returns:
-        One for each that does, and None.
-
-    >>> x = torch.tensor(3.0, requires_grad=True)
-    >>> by_definition(torch.square, (x,), torch.tensor(1.0), (True,))[0].item()
-    6.0
-    """
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        if not again:
-            inputs = tuple(x.detach().requires_grad_() if w else x for x, w in zip(inputs, wanted, strict=True))
-        chosen = [x for x, asked in zip(inputs, wanted, strict=True) if asked]
-        grads = iter(torch.autograd.grad(definition(*inputs), chosen, grad, create_graph=again))
-    return tuple(next(grads) if asked else None for asked in wanted)
-
-
 def lifted(space: Float[Tensor, "*batch dim"], curvature: Float[Tensor, "*one"]) -> Float[Tensor, "*batch ambient"]:
     """The point above each space part: :func:`holonomy.manifolds.hyperboloid.lift`, in parts where rows are many.
 
@@ -244,7 +214,7 @@ class _Lifted(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         space, curvature, output = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return by_definition(hyperboloid.lift, (space, curvature), grad_outputs[0], ctx.needs_input_grad)
+            return numerics.by_definition(hyperboloid.lift, (space, curvature), grad_outputs[0], ctx.needs_input_grad)
         point, grad = (x.reshape(-1, output.shape[-1]) for x in (output, grad_outputs[0]))
         found = point.new_empty(point.shape[0], point.shape[1] - 1)
         for part in parts(point):
@@ -274,7 +244,9 @@ class _LiftedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, curvature, output = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return by_definition(_plain_linear, (x, weight, bias, curvature), grad_outputs[0], ctx.needs_input_grad)
+            return numerics.by_definition(
+                _plain_linear, (x, weight, bias, curvature), grad_outputs[0], ctx.needs_input_grad
+            )
         point, grad = (t.reshape(-1, output.shape[-1]) for t in (output, grad_outputs[0]))
         rows = x.reshape(-1, x.shape[-1])
         of_x = torch.empty_like(rows) if ctx.needs_input_grad[0] else None

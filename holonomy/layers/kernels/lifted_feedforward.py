@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy.layers.kernels.lifted import by_definition, curvature_gradient, parts, pays, space_gradient, time_of
+from holonomy import numerics
+from holonomy.layers.kernels.lifted import curvature_gradient, parts, pays, space_gradient, time_of
 from holonomy.manifolds import hyperboloid
 from holonomy.numerics import apply_function
 
@@ -94,7 +95,7 @@ class _LiftedFeedForward(torch.autograd.Function):
         x, first, _, second, _, hidden, last = inputs
         grad = grad_outputs[0]
         if torch.is_grad_enabled():
-            return by_definition(_plain_feedforward, tuple(inputs), grad, ctx.needs_input_grad)
+            return numerics.by_definition(_plain_feedforward, tuple(inputs), grad, ctx.needs_input_grad)
         of_x = torch.empty_like(x)
         of_first, of_first_bias, of_second, of_second_bias, of_hidden = (torch.zeros_like(t) for t in inputs[1:6])
         to_time, to_space = second[:, :1], second[:, 1:]

@@ -160,20 +160,6 @@ def _starts(x: Tensor) -> tuple[range, int]:
     return range(0, x.shape[0], most), min(most, x.shape[0])
 
 
-def _plain_gradients(function: Any, inputs: tuple[Any, ...], grads: list[Tensor], wanted: list[int]) -> list[Tensor]:
-    """Gradients that can be differentiated again."""
-    with torch.enable_grad():
-        results = function(*inputs)
-        results = [results] if isinstance(results, Tensor) else [results[-1]]
-    sources = [inputs[place] for place in wanted]
-    return list(torch.autograd.grad(results, sources, grads, create_graph=True, materialize_grads=True))
-
-
-def _placed(found: list[Tensor], wanted: list[int], count: int) -> tuple[Tensor | None, ...]:
-    by_place = dict(zip(wanted, found, strict=True))
-    return tuple(by_place.get(place) for place in range(count))
-
-
 class _Pooled(torch.autograd.Function):
     """Chunks of keys, all relative to the largest logarithm so far."""
 
@@ -211,10 +197,10 @@ class _Pooled(torch.autograd.Function):
         x, weight, projection, top = ctx.saved_tensors
         first, last = ctx.values
         grad = grad_outputs[1]
-        wanted = [place for place in range(3) if ctx.needs_input_grad[place]]
-        if torch.is_grad_enabled() or 2 in wanted:
-            found = _plain_gradients(pooled_plainly, (x, weight, projection, first, last), [grad], wanted)
-            return _placed(found, wanted, 5)
+        wanted = (*ctx.needs_input_grad[:3], False, False)
+        if torch.is_grad_enabled() or wanted[2]:
+            inputs = (x, weight, projection, first, last)
+            return numerics.by_definition(lambda *given: pooled_plainly(*given)[-1], inputs, grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)
         key, phi = x.new_empty(most, weight.shape[1]), x.new_empty(most, top.numel())
@@ -275,9 +261,9 @@ class _Attend(torch.autograd.Function):
         inputs: tuple[Tensor, ...] = ctx.saved_tensors
         x, weight, bias, projection, logs, means, direct = inputs
         grad = grad_outputs[0]
-        wanted = [place for place in range(7) if ctx.needs_input_grad[place]]
-        if torch.is_grad_enabled() or 3 in wanted:
-            return _placed(_plain_gradients(attend_plainly, inputs, [grad], wanted), wanted, 7)
+        wanted = ctx.needs_input_grad[:7]
+        if torch.is_grad_enabled() or wanted[3]:
+            return numerics.by_definition(attend_plainly, tuple(inputs), grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)
         query, share = x.new_empty(most, weight.shape[1]), x.new_empty(most, logs.numel())

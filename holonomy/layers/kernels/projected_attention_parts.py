@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy.layers.kernels.lifted import by_definition, curvature_gradient, space_gradient, time_of
+from holonomy.layers.kernels.lifted import curvature_gradient, space_gradient, time_of
 
 __all__ = ["Options", "RecomputedAttention"]
 
@@ -308,4 +308,4 @@ def _by_definition(
     def definition(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
         return options.definition(x, *maps, mask, heads=options.heads, power=options.power)
 
-    return *by_definition(definition, inputs, grad, wanted[:-1]), None
+    return *numerics.by_definition(definition, inputs, grad, wanted[:-1]), None

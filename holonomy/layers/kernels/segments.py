@@ -212,10 +212,12 @@ class _BlockSum(torch.autograd.Function):
         query, key, value, query_rows, key_rows, mask = ctx.saved_tensors
         if torch.is_grad_enabled():
             # To be differentiated again: all blocks at once.
-            leaves = (query, key, value)
-            with torch.enable_grad():
-                result = _block_sum(*leaves, query_rows, key_rows, mask, ctx.dtype)
-            return *torch.autograd.grad(result, leaves, grad_outputs, create_graph=True), None, None, None, None
+            def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                return _block_sum(query, key, value, query_rows, key_rows, mask, ctx.dtype)
+
+            wanted = ctx.needs_input_grad[:3]
+            found = numerics.by_definition(plain, (query, key, value), grad_outputs[0], wanted)
+            return *found, None, None, None, None
         dtype, grad = ctx.dtype, grad_outputs[0]
         grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
         for here in _chunks_of_blocks(query, query_rows):
