@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holonomy.layers import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
+from holonomy.layers.equivariant import partitions
 from holonomy.layers.equivariant.classes import groups, pairs
 from holonomy.structures import Hyperedges, joint
 from tests.reference.equivariant import equivariant_linear, pattern, patterns
@@ -48,6 +49,16 @@ def test_moebius_inverts_zeta(m):
     assert torch.equal(zeta_matrix(m) @ moebius_matrix(m), torch.eye(bell(m), dtype=torch.int64))
     zeta_matrix(m).zero_()  # what is handed out is a copy
     assert zeta_matrix(m).diagonal().all()
+
+
+@pytest.mark.parametrize("normalise", [None, "counts"])
+def test_a_layer_without_memory_leaves_nothing_behind(normalise):
+    """What is made on the meta device, by argument or by torch's default, has no effect on the layers after it."""
+    partitions._lattice.cache_clear()  # as if it were the first layer of all
+    with torch.device("meta"):
+        assert EquivariantLinear(2, 1, 2, 3, normalise=normalise).conversion.is_meta
+    assert EquivariantLinear(2, 1, 2, 3, normalise=normalise, device="meta").weight.is_meta
+    assert layer_of(2, 1, normalise=normalise)(torch.ones(4, 4, 2, dtype=torch.float64)).isfinite().all()
 
 
 @pytest.mark.parametrize("m", range(1, 5))

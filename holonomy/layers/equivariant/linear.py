@@ -123,7 +123,9 @@ class EquivariantMap(nn.Module):
         if self.normalise is None:
             return matrix[None]
         of_pair = [_count_of(pair) for pair in self.pairs]
-        return torch.stack([matrix * torch.tensor([c == count for c in of_pair])[:, None] for count in self.counts])
+        return torch.stack(
+            [matrix * matrix.new_tensor([c == count for c in of_pair])[:, None] for count in self.counts]
+        )
 
     def reset_parameters(self) -> None:
         """Draw the weights anew, such that independent inputs of variance one give results of variance near one.
@@ -246,10 +248,14 @@ class EquivariantMap(nn.Module):
         given = to is not None
         to = x.projected(self.order_out) if to is None else to
         sparse.check_hyperedges(x, self.order_in, self.in_features, to, self.order_out)
-        plans, _ = sparse.plan(x, to, self.groups)
+        plans = sparse.met(x, to, self.groups)
         scale = self._scale(torch.bincount(x.membership, minlength=x.num_graphs))
         result = x.values.new_zeros(to.shape[0], self.out_features)
-        for planned, weight in zip(plans, self._weights(), strict=True):
+        for (planned, sources, targets), every in zip(plans, self._weights(), strict=True):
+            if not sources or not targets:
+                continue
+            whole = (len(sources), len(targets)) == every.shape[1:3]
+            weight = every if whole else every[:, sources][:, :, targets]
             table = sparse.collect(x.values, planned)
             if (
                 scale is None

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,11 +105,12 @@ def refines(fine: Partition, coarse: Partition) -> bool:
     return len(set(zip(fine, coarse, strict=True))) == len(set(fine))
 
 
+# Arrays: a tensor that is kept would be on the default device of whoever asked first, which may be "meta".
 @lru_cache(maxsize=32)
-def _lattice(m: int) -> tuple[Tensor, Tensor]:
+def _lattice(m: int) -> tuple[Any, Any]:
     partitions = set_partitions(m)
-    zeta = torch.zeros(len(partitions), len(partitions), dtype=torch.int64)
-    moebius = torch.zeros_like(zeta)
+    zeta = np.zeros((len(partitions), len(partitions)), dtype=np.int64)
+    moebius = np.zeros_like(zeta)
     for row, fine in enumerate(partitions):
         for column, coarse in enumerate(partitions):
             if refines(fine, coarse):
@@ -132,7 +134,7 @@ def zeta_matrix(m: int) -> Int64[Tensor, "bell bell"]:
     tensor([[1, 0],
             [1, 1]])
     """
-    return _lattice(m)[0].clone()
+    return torch.from_numpy(_lattice(m)[0].copy())
 
 
 def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
@@ -151,4 +153,4 @@ def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
     tensor([[ 1,  0],
             [-1,  1]])
     """
-    return _lattice(m)[1].clone()
+    return torch.from_numpy(_lattice(m)[1].copy())
