@@ -7,10 +7,13 @@ controls that pairs can answer: ``sorting`` (how many tokens are smaller than mi
 tokens odd). The gain of triples must vanish there.
 
 ``paths`` is simplicial path sparse attention: of all pairs of keys it sees the k x k along the paths of the k best
-steps that the layer before suggests.
+steps that the layer before suggests. Where every token may matter it has to miss some. With ``--blanks`` some tokens
+carry no residue: they have no label and take no part in the question, and a router that learns to leave them out loses
+nothing.
 
     python -m examples.triples
     python -m examples.triples --tokens 12 --pool 8 --modulus 37 --sequences 32000 --epochs 16
+    python -m examples.triples --tokens 16 --blanks 8 --pool 29 --modulus 29 --sequences 32000
     python -m examples.triples --dataset sorting
     python -m examples.triples --dataset parity
 """
@@ -37,6 +40,8 @@ MODELS = {
     "paths": "2-simplicial, path sparse",
     "pairwise": "pairwise, equal parameters",
 }
+# The label of blanks, which the loss leaves out.
+NO_LABEL = -100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Settings(comparisons.Settings):
     steps: int = option("k, the steps from a token of path sparse attention", default=8)
     tokens: int = option("tokens of a sequence", default=12)
     modulus: int = option("m, the number of residues", default=29)
+    blanks: int = option("tokens of a sequence that carry no residue and have no label, at random places", default=0)
     pool: int = option("different residues that a sequence is drawn from", default=6)
     sequences: int = option("training sequences", default=16000)
     tests: int = option("sequences to validate, and as many to test", default=1000)
@@ -59,7 +65,7 @@ class Settings(comparisons.Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """Residues ``(sequences, tokens)`` and a label for each token."""
+    """Residues ``(sequences, tokens)`` and a label for each token; a blank is the modulus, and its label NO_LABEL."""
 
     x: Tensor
     y: Tensor
@@ -67,12 +73,12 @@ class Sequences:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Sequences to train, to validate and to test."""
+    """Sequences to train, to validate and to test, of so many kinds of tokens."""
 
     train: Sequences
     val: Sequences
     test: Sequences
-    modulus: int
+    kinds: int
     classes: int
 
 
@@ -93,6 +99,14 @@ def parity(x: Tensor, _: int) -> Tensor:
     return (x % 2).sum(-1, keepdim=True).expand_as(x) % 2
 
 
+def among_blanks(part: Sequences, blanks: int, modulus: int, generator: torch.Generator) -> Sequences:
+    """Put blanks at random places, in each sequence anew."""
+    count, tokens = part.x.shape
+    places = torch.rand(count, tokens + blanks, generator=generator).argsort(dim=1)[:, :tokens]
+    x, y = (part.x.new_full((count, tokens + blanks), fill) for fill in (modulus, NO_LABEL))
+    return Sequences(x.scatter(1, places, part.x), y.scatter(1, places, part.y))
+
+
 TASKS = {"match3": match3, "sorting": sorting, "parity": parity}
 
 
@@ -103,23 +117,27 @@ def load(dataset: str, _: Path | None, settings: Settings, seed: int) -> Data:
     def drawn(count: int) -> Sequences:
         # Of few different residues there are few sums, and both labels are common however long the sequence is.
         pools = torch.rand(count, settings.modulus, generator=generator).argsort(dim=1)[:, : settings.pool]
-        x = pools.gather(1, torch.randint(settings.pool, (count, settings.tokens), generator=generator))
-        return Sequences(x, TASKS[dataset](x, settings.modulus))
+        x = pools.gather(1, torch.randint(settings.pool, (count, full), generator=generator))
+        part = Sequences(x, TASKS[dataset](x, settings.modulus))
+        return among_blanks(part, settings.blanks, settings.modulus, generator) if settings.blanks else part
 
+    full = settings.tokens - settings.blanks
+    if not 0 <= settings.blanks < settings.tokens:
+        raise ValueError(f"--blanks must lie in 0 .. {settings.tokens - 1}, below the tokens, got {settings.blanks}")
     if not 0 < settings.pool <= settings.modulus:
         raise ValueError(f"--pool must lie in 1 .. {settings.modulus}, the residues, got {settings.pool}")
     classes = settings.tokens if dataset == "sorting" else 2
     parts = (drawn(count) for count in (settings.sequences, settings.tests, settings.tests))
-    return Data(*parts, settings.modulus, classes)
+    return Data(*parts, settings.modulus + (settings.blanks > 0), classes)
 
 
 class Classifier(nn.Module):
     """An embedding of the residues, a transformer, and a linear map at every token. No positions: these are sets."""
 
-    def __init__(self, residues: int, classes: int, encoder: SimplicialTransformer, width: int) -> None:
+    def __init__(self, kinds: int, classes: int, encoder: SimplicialTransformer, width: int) -> None:
         """Put the parts together."""
         super().__init__()
-        self.embedding = nn.Embedding(residues, width)
+        self.embedding = nn.Embedding(kinds, width)
         self.encoder = encoder
         self.head = nn.Linear(width, classes)
 
@@ -143,28 +161,31 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
         steps=settings.steps if model == "paths" else None,
         dropout=settings.dropout,
     )
-    return Classifier(data.modulus, data.classes, encoder, width)
+    return Classifier(data.kinds, data.classes, encoder, width)
 
 
 def loss(network: nn.Module, data: Data, chosen: Tensor) -> Tensor:
-    """Cross-entropy over the tokens of some sequences."""
-    return functional.cross_entropy(network(data.train.x[chosen]).flatten(0, 1), data.train.y[chosen].flatten())
+    """Cross-entropy over the tokens of some sequences that have a label."""
+    logits, labels = network(data.train.x[chosen]).flatten(0, 1), data.train.y[chosen].flatten()
+    return functional.cross_entropy(logits, labels, ignore_index=NO_LABEL)
 
 
-def _logits(network: nn.Module, part: Sequences) -> Tensor:
-    return torch.cat([network(x) for x in part.x.split(250)])
+def accuracy(network: nn.Module, part: Sequences) -> float:
+    """Return the share of tokens with the right label, of those that have one."""
+    said = torch.cat([network(x).argmax(-1) for x in part.x.split(250)])
+    return (said == part.y)[part.y != NO_LABEL].double().mean().item()
 
 
 def validate(network: nn.Module, data: Data) -> float:
     """Return the share of tokens with the right label."""
-    return (_logits(network, data.val).argmax(-1) == data.val.y).double().mean().item()
+    return accuracy(network, data.val)
 
 
 def test(network: nn.Module, data: Data) -> dict[str, float]:
     """Return the share of right labels, beside that of the commonest one."""
-    said = _logits(network, data.test).argmax(-1)
-    commonest = data.test.y.flatten().bincount().max().item() / data.test.y.numel()
-    return {"accuracy": (said == data.test.y).double().mean().item(), "commonest label": commonest}
+    labels = data.test.y[data.test.y != NO_LABEL]
+    commonest = labels.bincount().max().item() / len(labels)
+    return {"accuracy": accuracy(network, data.test), "commonest label": commonest}
 
 
 def seconds(network: nn.Module, x: Tensor, rounds: int = 3) -> float:
@@ -183,7 +204,7 @@ def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
     times: dict[str, list[float]] = {}
     with torch.enable_grad():
         for model, network in networks.items():
-            times[model] = [seconds(network, torch.randint(data.modulus, (2, n))) for n in lengths]
+            times[model] = [seconds(network, torch.randint(data.kinds, (2, n))) for n in lengths]
     unit = times.get("pairwise", next(iter(times.values())))[0]
     with mpl.rc_context(plots.STYLE):
         figure, (axes,) = plots.figure_of(9, 5)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import torch
 from torch import Tensor
 
-__all__ = ["finite_negative", "floating", "in_range", "last_axis", "one_of", "positive_int"]
+__all__ = ["edges", "finite_negative", "floating", "in_range", "last_axis", "one_of", "positive_int"]
 
 
 def positive_int(name: str, value: int) -> int:
@@ -138,3 +139,27 @@ def floating(name: str, x: Tensor) -> None:
     """
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
+
+
+def edges(edge_index: Tensor, n: int) -> None:
+    """Refuse what is no list of edges between n nodes. It reads the values, so it is for what is computed once.
+
+    Args:
+        edge_index: what came, named so in the sentence.
+        n: number of nodes.
+
+    Raises:
+        TypeError: if it does not hold integers.
+        ValueError: if it has no shape ``(2, m)`` or names a node that is not there.
+
+    >>> import torch
+    >>> edges(torch.tensor([[0], [1]]), 2)
+    """
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise TypeError(f"edge_index must hold integers, got {edge_index.dtype}.")
+    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < n:
+        raise ValueError(
+            f"edge_index must name nodes in [0, n = {n}), got {int(edge_index.min())} .. {int(edge_index.max())}."
+        )

@@ -149,16 +149,22 @@ def edge_categories(
         ``(n, n)`` int64.
 
     Raises:
-        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there, or ``edge_type`` is
+            not an integer from zero on for each edge.
 
     >>> edge_categories(torch.tensor([[0, 1], [1, 0]]), 3, torch.tensor([4, 4]))
     tensor([[1, 6, 0],
             [6, 1, 0],
             [0, 0, 1]])
     """
-    _check(edge_index, n)
-    source, target = edge_index
-    types = torch.zeros_like(source) if edge_type is None else edge_type
+    checks.edges(edge_index, n)
+    source, target = edge_index.long()
+    types = torch.zeros_like(source)
+    if edge_type is not None:
+        if edge_type.shape != source.shape or edge_type.is_floating_point() or bool((edge_type < 0).any()):
+            came = f"{tuple(edge_type.shape)} of {edge_type.dtype}"
+            raise ValueError(f"edge_type must be an integer from zero on for each of {len(source)} edges, got {came}.")
+        types = edge_type.long()
     empty = torch.eye(n, dtype=torch.int64, device=edge_index.device).flatten()
     return empty.scatter_reduce(0, source * n + target, types + 2, "amax").unflatten(0, (n, n))
 
@@ -179,17 +185,8 @@ def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*
     return 2 * categories + related.to(categories.dtype)
 
 
-def _check(edge_index: Tensor, n: int) -> None:
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
-    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < n:
-        raise ValueError(
-            f"edge_index must name nodes in [0, n = {n}), got {int(edge_index.min())} .. {int(edge_index.max())}."
-        )
-
-
 def _adjacency(edge_index: Tensor, n: int) -> Any:
-    _check(edge_index, n)
+    checks.edges(edge_index, n)
     source, target = edge_index.detach().cpu().numpy()
     adjacency = scipy.sparse.csr_array((np.ones(len(source)), (source, target)), shape=(n, n))
     adjacency.data[:] = 1.0  # duplicates were summed
@@ -199,7 +196,7 @@ def _adjacency(edge_index: Tensor, n: int) -> Any:
 def _walk(edge_index: Tensor, n: int) -> Any:
     """The transpose of RW, of which a product with distributions (n, starts) is one step of each."""
     if n <= _DENSE_NODES:
-        _check(edge_index, n)
+        checks.edges(edge_index, n)
         source, target = edge_index.detach().cpu().numpy()
         walk = np.zeros((n, n))
         walk[target, source] = 1.0

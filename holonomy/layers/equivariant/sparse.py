@@ -21,7 +21,7 @@ from holonomy.structures import Hyperedges
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
-__all__ = ["GroupPlan", "Slots", "check_hyperedges", "collect", "distribute", "in_pattern", "keys", "plan"]
+__all__ = ["GroupPlan", "Slots", "check_hyperedges", "collect", "distribute", "in_pattern", "keys", "met", "plan"]
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,56 @@ def plan(
 
     found = edges.planned(("plan", tuple(groups), id(to)), make)
     return cast("tuple[Tensor, tuple[tuple[GroupPlan, ...], Tensor]]", found)[1]
+
+
+def met(
+    edges: Hyperedges, to: Int[Tensor, "tuples order_out"], groups: Sequence[Group]
+) -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
+    """:func:`plan` without what no hyperedge of the input meets: slots, and sources and targets without a row.
+
+    Hyperedges of different nodes have no diagonals, and one direction of each is not met by the other: of the 52
+    classes of a lightweight map of order 3 one is left there.
+
+    Args:
+        edges: the input.
+        to: ``(m', l)`` tuples of the output.
+        groups: the classes.
+
+    Returns:
+        One plan a group, with the places of the group's sources and of its targets that are left; the sums of the
+        others are zero.
+
+    >>> from holonomy.layers.equivariant.classes import groups
+    >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 2]]), torch.ones(2, 1), 3)
+    >>> [
+    ...     (p.size, sources, targets)
+    ...     for p, sources, targets in met(edges, edges.indices, groups(2, 2, tuple(range(15))))
+    ... ]
+    [(1, [1], [1]), (3, [1, 2], [1, 2]), (2, [0], [0])]
+    """
+
+    def make() -> tuple[Tensor, tuple[tuple[GroupPlan, list[int], list[int]], ...]]:
+        return to, tuple(_trimmed(planned) for planned in plan(edges, to, groups)[0])
+
+    found = edges.planned(("met", tuple(groups), id(to)), make)
+    return cast("tuple[Tensor, tuple[tuple[GroupPlan, list[int], list[int]], ...]]", found)[1]
+
+
+def _trimmed(planned: GroupPlan) -> tuple[GroupPlan, list[int], list[int]]:
+    reached = torch.zeros(planned.size, dtype=torch.bool, device=planned.graphs.device)
+    for source in planned.sources:
+        reached[source.slots] = True
+    number = reached.cumsum(0) - 1
+    targets: list[Slots] = []
+    for target in planned.targets:
+        here = reached[target.slots]
+        slots = number[target.slots[here]]
+        targets.append(Slots(target.rows[here], slots, target.whole and len(slots) == len(here)))
+    sources = [Slots(source.rows, number[source.slots], source.whole) for source in planned.sources]
+    of_sources, of_targets = ([i for i, slots in enumerate(every) if len(slots.rows)] for every in (sources, targets))
+    graphs = planned.graphs[reached]
+    ends = tuple(sources[i] for i in of_sources), tuple(targets[i] for i in of_targets)
+    return GroupPlan(len(graphs), graphs, *ends), of_sources, of_targets
 
 
 def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> GroupPlan:
