@@ -71,7 +71,7 @@ CASES = (
     ),
     Case(
         name="compile-training-step",
-        title=f"torch.compile(fullgraph=True) of that step: {LAYERS} blocks, width {WIDTH}, {HEADS} heads, feed-forward {HIDDEN}",
+        title=f"torch.compile(fullgraph=True) of the training step, {LAYERS} blocks, forward and backward",
         unit="tokens",
         sizes=(10_000,),
         contenders=compiled,
