@@ -5,12 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holonomy.structures import Hyperedges
+from holonomy.structures import Hyperedges, _distinct
 
 
 def test_duplicates_are_an_error():
     with pytest.raises(ValueError, match=r"indices must not list a hyperedge twice, got \(1, 0\) more than once"):
         Hyperedges(torch.tensor([[0, 1], [1, 0], [1, 0]]), torch.ones(3, 1), 2)
+
+
+@pytest.mark.parametrize("num_nodes", [4, 2**33])
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_tuples_are_sorted_and_told_apart_at_any_number_of_nodes(num_nodes, order):
+    """Also where a tuple of nodes has no number of 63 bits."""
+    rows = torch.randint(4, (50, order)) * (num_nodes // 4)
+    distinct = _distinct(rows, num_nodes)
+    assert torch.equal(distinct, rows.unique(dim=0))
+    assert _distinct(rows[:0], num_nodes).shape == (0, order)
+    assert _distinct(rows[:0], 0).shape == (0, order)
 
 
 def test_hyperedges_across_graphs_are_an_error():
