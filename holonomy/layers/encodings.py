@@ -65,7 +65,7 @@ def random_walk_encoding(
     """
     checks.positive_int("steps", steps)
     walk = _walk(edge_index, n)
-    out = torch.empty(n, n, steps, dtype=dtype)
+    out = torch.empty(n, n, steps, dtype=dtype, device="cpu")
     for start in range(0, n, _BLOCK):
         rows = np.arange(start, min(start + _BLOCK, n))
         powers = np.stack([ends.T for ends in _ends(walk, rows, steps)], -1)

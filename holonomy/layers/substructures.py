@@ -98,9 +98,9 @@ def membership(groups: Iterable[Iterable[int]], n: int) -> Bool[Tensor, "n n"]:
             [1, 1, 0],
             [0, 0, 1]])
     """
-    together = torch.zeros(n, n, dtype=torch.bool)
+    together = torch.zeros(n, n, dtype=torch.bool, device="cpu")
     for group in groups:
-        nodes = torch.tensor(list(group), dtype=torch.int64)
+        nodes = torch.tensor(list(group), dtype=torch.int64, device="cpu")
         together[nodes[:, None], nodes] = True
     return together
 

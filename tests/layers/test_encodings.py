@@ -15,6 +15,7 @@ from holonomy.layers import (
     category_product,
     chordless_cycles,
     edge_categories,
+    laplacian_identifiers,
     membership,
     random_walk_encoding,
     random_walk_node_encoding,
@@ -272,6 +273,30 @@ def test_encodings_follow_a_permutation_of_the_nodes(drawn, random):
         lambda e: edge_categories(e, n),
     ):
         torch.testing.assert_close(encode(renumbered[edges]), encode(edges)[order][:, order])
+
+
+@pytest.mark.parametrize("n", [3, 200])
+def test_torchs_default_device_plays_no_part(n):
+    edges = cycle(3)
+    here = torch.tensor([0, 1, 2])
+    with torch.device("meta"):
+        every = [random_walk_encoding(edges, n, 2), random_walk_node_encoding(edges, n, 2)]
+        every += [shortest_path_encoding(edges, n, 2), edge_categories(edges, n), ring_membership(edges, n, 3)]
+        every += [membership([(0, 1, 2)], n), laplacian_identifiers(edges, n, 2)]
+    assert all(encoding.device == here.device and encoding.any() for encoding in every)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_types_and_edges_may_be_any_integers(kind):
+    edges, types = torch.tensor([[0, 1], [1, 0]]), torch.tensor([4, 4])
+    assert torch.equal(edge_categories(edges.to(kind), 3, types.to(kind)), edge_categories(edges, 3, types))
+
+
+@pytest.mark.parametrize("types", [torch.tensor([1]), torch.tensor([1.0, 2.0]), torch.tensor([[1], [2]]), [-1, 0]])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_types_that_do_not_fit_are_refused(types):
+    with pytest.raises(ValueError, match=r"^edge_type must be an integer from zero on for each of 2 edges, got"):
+        edge_categories(torch.tensor([[0, 1], [1, 0]]), 3, torch.as_tensor(types))
 
 
 @pytest.mark.parametrize("encode", [

@@ -49,7 +49,10 @@ BATCH = torch.tensor([2, 0, 1, 0, 0, 1, 0, 0, 3])
 def make(kind, n, dim, batch=None):
     if kind == "orthogonal":
         return orthogonal_identifiers(n, dim, batch=batch, dtype=D)
-    return laplacian_identifiers(random_graph(n, 2 * n), n, dim, which=kind, batch=batch, dtype=D)
+    edges = random_graph(n, 2 * n)
+    if batch is not None:
+        edges = edges[:, batch[edges[0]] == batch[edges[1]]]
+    return laplacian_identifiers(edges, n, dim, which=kind, batch=batch, dtype=D)
 
 
 @pytest.mark.parametrize("kind", ["orthogonal", "lowest", "both"])
@@ -128,6 +131,39 @@ def test_sparse_eigenvectors_span_what_dense_ones_do(monkeypatch):
     torch.testing.assert_close(sparse @ sparse.mT, dense @ dense.mT)
 
 
+STAR = torch.stack([torch.zeros(29, dtype=torch.int64), torch.arange(1, 30)])
+LINE = torch.stack([torch.arange(29), torch.arange(1, 30)])
+SPARSE = {"nothing": LINE[:, :0], "an edge": LINE[:, :1], "a star": STAR, "a line": LINE, "paths": LINE[:, 1::3]}
+
+
+@pytest.mark.parametrize("which", ["lowest", "both"])
+@pytest.mark.parametrize("restarts", [1, 1000])
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_eigenvectors_are_orthogonal_whatever_the_graph(name, restarts, which, monkeypatch):
+    """Also where an eigenvalue reaches from the lower end to the upper, and where ARPACK gives up on the matrix."""
+    monkeypatch.setattr(module, "_DENSE_NODES", 10)
+    monkeypatch.setattr(module, "_RESTARTS", restarts)
+    edges, matrix = SPARSE[name], laplacian(SPARSE[name], 30)
+    p = laplacian_identifiers(edges, 30, 7, which=which, dtype=D)
+    values = torch.linalg.eigvalsh(matrix)[[0, 1, 2, 3, 4, 5, 6] if which == "lowest" else [0, 1, 2, 3, 27, 28, 29]]
+    torch.testing.assert_close(p.mT @ p, torch.eye(7, dtype=D) * 30 / 7)
+    torch.testing.assert_close(matrix @ p, p * values)
+
+
+def test_each_graph_of_a_batch_has_those_it_has_alone():
+    """Nodes of several graphs mixed, numbers without a node among the graphs."""
+    batch = torch.tensor([4, 1, 4, 4, 1, 2, 1, 4, 1, 4])
+    rings = [torch.tensor([0, 2, 3, 7]), torch.tensor([1, 4, 6, 8])]
+    edges = torch.cat([torch.stack([nodes, nodes.roll(1)])[:, :-1] for nodes in rings], 1)
+    p = laplacian_identifiers(edges, 10, 3, batch=batch, dtype=D)
+    for graph in (1, 2, 4):
+        nodes = (batch == graph).nonzero()[:, 0]
+        inside = (edges[0][:, None] == nodes).any(1)
+        own = (edges[:, inside][..., None] == nodes).long().argmax(-1)
+        alone = laplacian_identifiers(own, len(nodes), 3, dtype=D)
+        torch.testing.assert_close(p[nodes], alone)
+
+
 def test_permuting_the_nodes_permutes_laplacian_ones_up_to_sign():
     edges = ring(7)[:, :-3]
     order = torch.randperm(7)
@@ -174,3 +210,23 @@ def test_perturbation_repeats_with_its_seed():
 def test_a_wrong_choice_is_refused():
     with pytest.raises(ValueError, match=r"^which must be one of 'lowest', 'both', got 'highest'\.$"):
         laplacian_identifiers(ring(4), 4, 2, which="highest")
+    with pytest.raises(ValueError, match=r"^dim must be a positive integer, got 0\.$"):
+        laplacian_identifiers(ring(4), 4, 0)
+    with pytest.raises(ValueError, match=r"^dim must be a positive integer, got 0\.$"):
+        orthogonal_identifiers(4, 0)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_graphs_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"^edge_index must name nodes in \[0, n = 3\), got 0 \.\. 3\.$"):
+        laplacian_identifiers(ring(4), 3, 2)
+    with pytest.raises(TypeError, match=r"^edge_index must hold integers, got torch\.float32\.$"):
+        laplacian_identifiers(ring(4).float(), 4, 2)
+    with pytest.raises(ValueError, match=r"^edge_index must join nodes of one graph, got the edge \(1, 2\)\.$"):
+        laplacian_identifiers(torch.tensor([[0, 1], [1, 2]]), 4, 2, batch=torch.tensor([0, 0, 1, 1]))
+    for make_one in (
+        lambda b: laplacian_identifiers(ring(4), 4, 2, batch=b),
+        lambda b: orthogonal_identifiers(4, 2, batch=b),
+    ):
+        with pytest.raises(ValueError, match=r"^batch must have shape \(n = 4,\), got \(2,\)\.$"):
+            make_one(torch.tensor([0, 0]))

@@ -136,6 +136,7 @@ def test_drawn_identifiers_are_those_of_each_graph(kind):
         ({"identifiers": "sine"}, "^identifiers must be one of .*, got 'sine'"),
         ({"identifiers": None}, "^identifier_dim must be None when identifiers is None, got 4"),
         ({"eigenvector_dropout": 0.1}, "^eigenvector_dropout must be 0 when identifiers are 'orthogonal', got 0.1"),
+        ({"identifier_dim": 0}, "^identifier_dim must be a positive integer, got 0"),
         ({"type_features": -1}, "^type_features must be a positive integer, got -1"),
     ],
 )

@@ -10,6 +10,7 @@ That rule holds for orthogonal and for Laplacian identifiers. Each graph of a ba
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -32,6 +33,11 @@ __all__ = [
 
 # Up to here all eigenvectors by LAPACK take less than a second; beyond it the few that are wanted by ARPACK.
 _DENSE_NODES = 1024
+# Restarts after which ARPACK is given the inverse: at the end of the spectrum of a long or wide graph, a path or a
+# grid, eigenvalues lie so close together that the matrix itself takes it hours.
+_RESTARTS = 1000
+# How far beyond the end of the spectrum that inverse is taken.
+_SHIFT = 2**-14
 
 
 def orthogonal_identifiers(
@@ -56,10 +62,15 @@ def orthogonal_identifiers(
     Returns:
         ``(n, dim)``.
 
+    Raises:
+        TypeError: if ``dim`` is not an integer.
+        ValueError: if ``dim`` is not positive, or ``batch`` has not one entry a node.
+
     >>> p = orthogonal_identifiers(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> torch.allclose(p @ p.mT, torch.eye(3, dtype=torch.float64))
     True
     """
+    _check_sizes(n, dim, batch)
     device = _device(device, batch, generator)
     out = torch.zeros(n, dim, device=device, dtype=dtype)
     if batch is None:
@@ -92,10 +103,15 @@ def near_orthogonal_identifiers(
     Returns:
         ``(n, dim)``.
 
+    Raises:
+        TypeError: if ``dim`` is not an integer.
+        ValueError: if ``dim`` is not positive.
+
     >>> near_orthogonal_identifiers(2, 4).abs()
     tensor([[0.5000, 0.5000, 0.5000, 0.5000],
             [0.5000, 0.5000, 0.5000, 0.5000]])
     """
+    _check_sizes(n, dim, None)
     device = _device(device, None, generator)
     drawn = generator.device if generator is not None else device
     signs = 2 * torch.randint(2, (n, dim), generator=generator, device=drawn) - 1
@@ -131,7 +147,9 @@ def laplacian_identifiers(
         ``(n, dim)`` on the device of ``edge_index``.
 
     Raises:
-        ValueError: if ``which`` is none of the two.
+        TypeError: if ``dim`` or ``edge_index`` are not integers.
+        ValueError: if ``which`` is none of the two, ``dim`` is not positive, ``batch`` has not one entry a node, or
+            ``edge_index`` has no shape ``(2, m)``, names a node that is not there or joins two graphs.
 
     >>> edge = torch.tensor([[0, 1], [1, 0]])
     >>> laplacian_identifiers(edge, 2, 3).abs()
@@ -139,14 +157,23 @@ def laplacian_identifiers(
             [0.7071, 0.7071, 0.0000]])
     """
     checks.one_of("which", which, ("lowest", "both"))
-    out = torch.zeros(n, dim, dtype=torch.float64)
+    _check_sizes(n, dim, batch)
+    checks.edges(edge_index, n)
     source, target = edge_index.detach().cpu().numpy()
-    normalised = _normalised_adjacency(source, target, n)
-    for nodes in [torch.arange(n)] if batch is None else _graphs(batch.detach().cpu()):
-        graph = nodes.numpy()
-        vectors = _eigenvectors(normalised[graph][:, graph], dim, which)
-        out = _placed(out, nodes[None], torch.from_numpy(vectors)[None])
-    return torch.empty(n, dim, device=edge_index.device, dtype=dtype).copy_(out)
+    graph = np.zeros(n, dtype=np.int64) if batch is None else batch.detach().cpu().numpy()
+    if (graph[source] != graph[target]).any():
+        edge = int((graph[source] != graph[target]).argmax())
+        raise ValueError(f"edge_index must join nodes of one graph, got the edge ({source[edge]}, {target[edge]}).")
+    # The nodes of each graph side by side, so that it is a block of the matrix.
+    order = graph.argsort(kind="stable")
+    place = order.argsort()
+    normalised = _normalised_adjacency(place[source], place[target], n)
+    out = np.zeros((n, dim))
+    for start, end in pairwise([0, *np.bincount(graph).cumsum().tolist()]):
+        if start < end:
+            vectors = _eigenvectors(_block(normalised, start, end), dim, which)
+            out[order[start:end], : vectors.shape[1]] = vectors * math.sqrt(max(end - start, dim) / dim)
+    return torch.empty(n, dim, device=edge_index.device, dtype=dtype).copy_(torch.from_numpy(out))
 
 
 def perturb_identifiers(
@@ -186,6 +213,12 @@ def perturb_identifiers(
     return identifiers * (factor if batch is None else factor[batch])
 
 
+def _check_sizes(n: int, dim: int, batch: Tensor | None) -> None:
+    checks.positive_int("dim", dim)
+    if batch is not None and batch.shape != (n,):
+        raise ValueError(f"batch must have shape (n = {n},), got {tuple(batch.shape)}.")
+
+
 def _drawn_on(x: Tensor, generator: torch.Generator | None) -> torch.device:
     return x.device if generator is None else generator.device
 
@@ -198,18 +231,12 @@ def _device(
     return generator.device if device is None and generator is not None else device
 
 
-def _graphs(batch: Tensor) -> list[Tensor]:
-    """The nodes of each graph, in their order."""
-    rows = batch.argsort(stable=True).split(torch.bincount(batch).tolist())
-    return [nodes for nodes in rows if len(nodes)]
-
-
 def _graphs_by_size(batch: Tensor) -> list[Tensor]:
     """The nodes of the graphs of each size, ``(graphs, size)``, so that graphs of one size are done at once."""
     found: dict[int, list[Tensor]] = {}
-    for nodes in _graphs(batch):
+    for nodes in batch.argsort(stable=True).split(torch.bincount(batch).tolist()):
         found.setdefault(len(nodes), []).append(nodes)
-    return [torch.stack(found[size]) for size in sorted(found)]
+    return [torch.stack(found[size]) for size in sorted(found) if size]
 
 
 def _placed(out: Tensor, nodes: Tensor, columns: Tensor) -> Tensor:
@@ -217,7 +244,7 @@ def _placed(out: Tensor, nodes: Tensor, columns: Tensor) -> Tensor:
     size, dim = nodes.shape[1], out.shape[1]
     scaled = columns * math.sqrt(max(size, dim) / dim)
     filled = torch.nn.functional.pad(scaled, (0, dim - columns.shape[-1]))
-    return out.index_copy(0, nodes.flatten(), filled.flatten(0, 1).to(out))
+    return out.index_copy_(0, nodes.flatten(), filled.flatten(0, 1).to(out))
 
 
 def _uniform(
@@ -242,6 +269,13 @@ def _normalised_adjacency(source: Any, target: Any, n: int) -> Any:
     return scipy.sparse.csr_array(adjacency * weight[:, None] * weight[None, :])
 
 
+def _block(matrix: Any, start: int, end: int) -> Any:
+    """Rows and columns of a matrix that has nothing else in these rows."""
+    first, last = matrix.indptr[start], matrix.indptr[end]
+    parts = matrix.data[first:last], matrix.indices[first:last] - start, matrix.indptr[start : end + 1] - first
+    return scipy.sparse.csr_array(parts, shape=(end - start, end - start))
+
+
 def _eigenvectors(normalised: Any, dim: int, which: str) -> Any:
     """Eigenvectors (size, least of size and dim) of one graph, by ascending eigenvalue of I - M."""
     size = normalised.shape[0]
@@ -257,11 +291,18 @@ def _eigenvectors(normalised: Any, dim: int, which: str) -> Any:
 
 
 def _extreme(normalised: Any, low: int, high: int) -> Any:
-    # The lowest of I - M are the largest of M. A fixed start, for the same graph has the same identifiers.
-    start = np.random.default_rng(0).standard_normal(normalised.shape[0])
-    found = []
-    for count, end in ((low, "LA"), (high, "SA")):
-        if count:
-            values, vectors = scipy.sparse.linalg.eigsh(normalised, count, which=end, v0=start)
-            found.append(vectors[:, np.argsort(-values)])
-    return np.concatenate(found, 1)
+    # The lowest of I - M are the largest of M.
+    size = normalised.shape[0]
+    if normalised.nnz == 0:  # ARPACK has no use for zeros
+        return np.eye(size, low + high)
+    # A fixed start, for the same graph has the same identifiers. Both ends at once, for an eigenvalue may reach from
+    # one to the other.
+    start, which = np.random.default_rng(0).standard_normal(size), "BE" if high else "LA"
+    try:
+        found = [scipy.sparse.linalg.eigsh(normalised, low + high, which=which, v0=start, maxiter=_RESTARTS)]
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        columns = scipy.sparse.csc_array(normalised)
+        ends = ((low, 1 + _SHIFT), (high, -1 - _SHIFT))
+        found = [scipy.sparse.linalg.eigsh(columns, count, sigma=end, v0=start) for count, end in ends if count]
+    values, vectors = (np.concatenate(parts, -1) for parts in zip(*found, strict=True))
+    return vectors[:, np.argsort(-values)]

@@ -196,9 +196,10 @@ class _Tokenizer(nn.Module):
                 f"eigenvector_dropout must be 0 when identifiers are {identifiers!r}, got {eigenvector_dropout}."
             )
         self.identifiers = identifiers
-        self.identifier_dim = (
-            0 if identifiers is None else _IDENTIFIER_DIM if identifier_dim is None else identifier_dim
-        )
+        self.identifier_dim = 0
+        if identifiers is not None:
+            width = _IDENTIFIER_DIM if identifier_dim is None else identifier_dim
+            self.identifier_dim = checks.positive_int("identifier_dim", width)
         self.eigenvector_dropout = checks.in_range("eigenvector_dropout", eigenvector_dropout, 0.0, 1.0)
         self.embedding = TokenEmbedding(
             order,
