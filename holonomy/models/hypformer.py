@@ -135,6 +135,11 @@ class HypformerBlock(nn.Module):
             features, manifold_in, manifold_out, eps=norm_eps, device=device, dtype=dtype
         )
 
+    @property
+    def manifold_out(self) -> Lorentz:
+        """Where the output lies."""
+        return self.norm_feedforward.manifold_out
+
     def forward(
         self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None
     ) -> Float[Tensor, "... nodes ambient"]:
@@ -562,6 +567,9 @@ class _ActivationDropout(nn.Module):
         super().__init__()
         self.activation = activation
         self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
+
+    def refinements(self) -> tuple[Callable[[Tensor], Tensor], ...]:
+        return self.activation, self.dropout
 
     def forward(self, space: Tensor) -> Tensor:
         return self.dropout(self.activation(space))

@@ -19,8 +19,8 @@ from holonomy import checks
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory.composition import Row, Tape
 from holonomy.theory.lipschitz import lipschitz_bound
-from holonomy.theory.projections import NotCoveredError
-from holonomy.theory.regions import Region, Setting, Step, root, units_of
+from holonomy.theory.projections import NotCoveredError, as_stated
+from holonomy.theory.regions import Region, Setting, Step, refuse_training, root, units_of
 from holonomy.theory.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
 
 if TYPE_CHECKING:
@@ -79,12 +79,14 @@ def _compose(layer: Any, tape: Tape, prefix: str) -> None:
 
 @_compose.register
 def _(layer: nn.Sequential, tape: Tape, prefix: str) -> None:
+    as_stated(layer, nn.Sequential)
     for index, inner in enumerate(layer):
         _compose(inner, tape, f"{prefix}{index}.")
 
 
 @_compose.register
 def _(layer: HypformerBlock, tape: Tape, prefix: str) -> None:
+    as_stated(layer, HypformerBlock)
     tape.take(prefix + "position", layer.position)
 
     def attention(branch: Tape) -> None:
@@ -108,6 +110,7 @@ def _(layer: HypformerBlock, tape: Tape, prefix: str) -> None:
 
 @_compose.register
 def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
+    as_stated(layer, Hypformer)
     if layer.encoder is None:
         tape.skip(prefix + "graph encoder")
         return
@@ -171,7 +174,8 @@ def certify(
         The certificate, with one row a layer.
 
     Raises:
-        NotCoveredError: if a layer is covered by no theorem.
+        NotCoveredError: if a layer is covered by no theorem, or an input is given and a layer drops entries or
+            normalises tokens together.
         ValueError: if the radius is negative, or zero without ``x``.
 
     >>> model = Hypformer(3, 4, 2, layers=1, attention="softmax", similarity="geodesic", graph_encoder=None)
@@ -184,6 +188,8 @@ def certify(
         raise ValueError(f"radius must be positive where no input is given, and never negative, got {radius}.")
     ends, (begin, end) = _ends(model), _units(model)
     features = _features(model)
+    if x is not None:
+        refuse_training(model)
     if x is None:
         scope: Scope = "a priori"
         region = Region(radius * begin, features)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holonomy.layers import HypLinearAttention, HypResidual, HypSoftmaxAttention
 from holonomy.theory.hyperbolic_midpoint import midpoint_shares, residual_stretch
-from holonomy.theory.regions import Region, Setting, Step, follow, root, units_of
+from holonomy.theory.regions import Region, Setting, Step, follow, refuse_own, root, units_of
 from holonomy.theory.stretching import Ends, Metric, ends_of, stretch
 
 __all__ = ["Row"]
@@ -68,6 +68,7 @@ class Tape:
 
     def take(self, name: str, layer: Any) -> None:
         """Let one layer act."""
+        refuse_own(layer)
         step = follow(layer, self.region, self.setting)
         joint = isinstance(layer, HypLinearAttention | HypSoftmaxAttention)
         self.write(name, step, units_of(layer), None if joint else layer, ends_of(layer))

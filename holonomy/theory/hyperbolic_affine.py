@@ -59,13 +59,11 @@ def affine_stretch(
     if bias is None or not bias.any():
         return linear_stretch(norm, radius)
     b = numerics.widen(bias.detach())[:, None]
-    square = weight @ weight.mT
+    square = _bordered(weight @ weight.mT, torch.zeros_like(b), 0.0)
     moved = _bordered(b @ b.mT, -b, 1.0)
-    main = moved + _bordered(square, torch.zeros_like(b), 0.0)
     if radius > _WIDE:
-        return _root(_top(main)[0])
-    side = math.sinh(radius) ** 2 * _bordered(square, torch.zeros_like(b), 0.0) - moved
-    return _root(_dual(main, side))
+        return _root(_top(square + moved)[0])
+    return _root(_dual(square, math.sinh(radius) ** 2 * square, moved))
 
 
 def linear_stretch(norm: float, radius: float = math.inf) -> float:
@@ -112,18 +110,15 @@ def transformation_stretch(
     if not time.any():
         return affine_stretch(space, bias, radius)
     b = torch.zeros_like(time) if bias is None else numerics.widen(bias.detach())[:, None]
-    square, column = space @ space.mT, time @ time.mT
-    edge = torch.zeros_like(b)
+    square, column = (_bordered(z @ z.mT, torch.zeros_like(b), 0.0) for z in (space, time))
     moved = _bordered(b @ b.mT, -b, 1.0)
-    main = moved + _bordered(square - column, edge, 0.0)
     if radius > _WIDE:
-        return _root(_top(main)[0])
+        return _root(_top(square - column + moved)[0])
     sinh, cosh = math.sinh(radius) ** 2, math.cosh(radius) ** 2
 
     def at(log_theta: float) -> float:
         theta = math.exp(log_theta)
-        far = (1 + theta) * cosh * column + (1 + 1 / theta) * sinh * square
-        return _dual(main, _bordered(far, edge, 0.0) - moved)
+        return _dual(square - column, (1 + theta) * cosh * column + (1 + 1 / theta) * sinh * square, moved)
 
     # Along rays mu : mu theta a jointly convex function is quasiconvex; any theta gives a bound.
     return _root(_golden(at, -12.0, 12.0))
@@ -206,16 +201,21 @@ def _bordered(block: Tensor, edge: Tensor, corner: float) -> Tensor:
 
 
 def _top(matrix: Tensor) -> tuple[float, Tensor]:
+    """The top eigenvalue, with what rounding can have taken from it, and its vector."""
     values, vectors = torch.linalg.eigh(matrix)
-    return values[-1].item(), vectors[:, -1]
+    rounding = 4 * len(values) * torch.finfo(matrix.dtype).eps * values.abs().amax()
+    return (values[-1] + rounding).item(), vectors[:, -1]
 
 
-def _dual(main: Tensor, side: Tensor) -> float:
-    """The least over mu >= 0 of the top eigenvalue of M + mu Q, by bisection on a subgradient: a bound at every mu."""
+def _dual(still: Tensor, far: Tensor, moved: Tensor) -> float:
+    """The least over mu >= 0 of the top eigenvalue of M + mu Q, by bisection on a subgradient: a bound at every mu.
+
+    M is ``still + moved`` and Q is ``far - moved``: a long bias is large in both and cancels at mu = 1.
+    """
 
     def at(mu: float) -> tuple[float, bool]:
-        value, vector = _top(main + mu * side)
-        return value, bool(vector @ side @ vector >= 0)
+        value, vector = _top(still + mu * far + (1 - mu) * moved)
+        return value, bool(vector @ far @ vector >= vector @ moved @ vector)
 
     best, rising = at(0.0)
     if rising:

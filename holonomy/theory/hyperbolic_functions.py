@@ -33,6 +33,7 @@ __all__ = [
 
 _SCAN = 1 / 1000
 _SCANNED = 40.0
+_SOFTPLUS_THRESHOLD = 20
 
 
 class Entrywise(NamedTuple):
@@ -70,7 +71,7 @@ def entrywise(function: object) -> Entrywise | None:
     if isinstance(function, nn.LeakyReLU):
         slope = max(1.0, abs(function.negative_slope))
         return Entrywise(slope, homogeneous, growth=slope)
-    if isinstance(function, nn.ReLU | nn.Identity) or function in {torch.relu, functional.relu, functional.leaky_relu}:
+    if isinstance(function, nn.ReLU | nn.Identity) or function in (torch.relu, functional.relu, functional.leaky_relu):
         return Entrywise(1.0, homogeneous)
     if (isinstance(function, nn.GELU) and function.approximate == "none") or function is functional.gelu:
         # The slope and z^2 times the density are both largest at the root of two.
@@ -80,9 +81,11 @@ def entrywise(function: object) -> Entrywise | None:
         return Entrywise(_supremum(_silu_slope), ((1.0, _supremum(_silu_gap)),))
     if (isinstance(function, nn.ELU) and function.alpha == 1) or function is functional.elu:
         return Entrywise(1.0, ((1.0, 1.0),))
-    if (isinstance(function, nn.Softplus) and function.beta == 1) or function is functional.softplus:
+    # Above its threshold softplus is the identity: a step, if a small one at the threshold that it has by itself.
+    usual = isinstance(function, nn.Softplus) and function.beta == 1 and function.threshold >= _SOFTPLUS_THRESHOLD
+    if usual or function is functional.softplus:
         return Entrywise(1.0, ((1.0, math.log(2)),), offset=math.log(2))
-    if isinstance(function, nn.Tanh) or function in {torch.tanh, functional.tanh}:
+    if isinstance(function, nn.Tanh) or function in (torch.tanh, functional.tanh):
         return Entrywise(1.0, _tanh_gaps())
     return None
 

@@ -3,7 +3,7 @@ r"""Refinements followed on a region: HRC and the layers made of it, function by
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import cast
 
@@ -15,7 +15,7 @@ from holonomy.manifolds import Lorentz
 from holonomy.theory.hyperbolic_affine import reach, transformation_stretch
 from holonomy.theory.hyperbolic_functions import entrywise, entrywise_stretch, layer_norm_stretch, least_variance
 from holonomy.theory.lipschitz import lipschitz_bound
-from holonomy.theory.projections import NotCoveredError
+from holonomy.theory.projections import NotCoveredError, as_stated
 from holonomy.theory.regions import (
     Region,
     Setting,
@@ -30,6 +30,8 @@ from holonomy.theory.regions import (
 )
 
 __all__ = ["follow_refinement"]
+
+Affine = tuple[Tensor | None, Tensor | None]
 
 
 @follow.register
@@ -52,9 +54,10 @@ def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
     'H1, H3'
     """
     del setting
+    if region.points is not None:
+        refuse_training(layer)
     points = points_out(layer, region)
     if region.points is not None and points is not None and region.spread == 0:
-        refuse_training(layer)
         constant = token_stretch(layer, region.points).amax().item()
         return Step(constant, Region.about(points, layer.manifold_out), "Lemma 0")
     constant, theorems, here = 1.0, list[str](), region
@@ -71,21 +74,25 @@ def _product(a: float, b: float) -> float:
 
 
 def parts(function: object) -> list[object]:
-    """The functions that a function of space parts is made of, first to last."""
+    """The functions that a function of space parts is made of, first to last.
+
+    A module of one's own says so by a method ``refinements()``: what its attributes are called tells nothing.
+    """
     if isinstance(function, nn.Sequential):
+        as_stated(function, nn.Sequential)
         return [part for inner in function for part in parts(inner)]
-    if isinstance(function, nn.Module) and set(dict(function.named_children())) == {"norm"}:
-        return parts(function.norm)
-    activation = getattr(function, "activation", None)
-    dropout = getattr(function, "dropout", None)
-    if callable(activation) and isinstance(dropout, nn.Dropout):
-        return [activation, dropout]
+    offer = getattr(function, "refinements", None)
+    if callable(offer):
+        return [part for inner in cast("Iterable[object]", offer()) for part in parts(inner)]
     return [function]
 
 
 def _refine(function: object, region: Region, manifold: Lorentz) -> Step:
     """One function of space parts, without change of curvature."""
     scale, radius, features = root(manifold), region.radius, region.features
+    kind = next((kind for kind in type(function).__mro__ if kind.__module__.startswith("torch.")), nn.Module)
+    if kind is not nn.Module:
+        as_stated(function, kind)
     if isinstance(function, nn.Dropout):
         rate = function.p if function.training else 0.0
         constant = 0.0 if rate == 1 else 1 / (1 - rate)
@@ -145,8 +152,10 @@ def _as_linear(norm: nn.BatchNorm1d) -> nn.Linear:
 
 
 def _layer_norm(norm: nn.LayerNorm, region: Region, manifold: Lorentz) -> Step:
-    features, scale = norm.normalized_shape[-1], root(manifold)
-    weight, bias = (norm.weight.detach(), norm.bias.detach()) if norm.elementwise_affine else (None, None)
+    if len(norm.normalized_shape) > 1:
+        raise NotCoveredError(f"function must be a LayerNorm over the last axis, got {norm.normalized_shape}.")
+    features, scale = math.prod(norm.normalized_shape), root(manifold)
+    weight, bias = (None if x is None else x.detach() for x in cast("Affine", (norm.weight, norm.bias)))
     if norm.eps > 1:
         raise NotCoveredError(f"eps must be at most 1 for the bound of LayerNorm, got {norm.eps}.")
     variance = 0.0

@@ -30,7 +30,16 @@ from holonomy.layers import SimplicialAttention
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["Heads", "NotCoveredError", "Projections", "as_function", "attend", "attention_heads", "projections"]
+__all__ = [
+    "Heads",
+    "NotCoveredError",
+    "Projections",
+    "as_function",
+    "as_stated",
+    "attend",
+    "attention_heads",
+    "projections",
+]
 
 
 class NotCoveredError(ValueError):
@@ -39,6 +48,26 @@ class NotCoveredError(ValueError):
     >>> issubclass(NotCoveredError, ValueError)
     True
     """
+
+
+def as_stated(layer: object, kind: type) -> None:
+    """Refuse a layer of a class of one's own that computes something else than the class that a theorem is on.
+
+    Args:
+        layer: an instance of ``kind``.
+        kind: a class of torch or of this library.
+
+    Raises:
+        NotCoveredError: if ``forward``, or a method that other layers call for it, is not that of ``kind``.
+
+    >>> as_stated(nn.ReLU(), nn.ReLU)
+    """
+    kinds = type(layer).__mro__
+    strangers = [own for own in kinds[: kinds.index(kind)] if not own.__module__.startswith("holonomy.")]
+    if "forward" in vars(layer) or any({"forward", "space", "affine"} & vars(own).keys() for own in strangers):
+        raise NotCoveredError(
+            f"layer must compute what {kind.__name__} does, got {type(layer).__name__} with a forward of its own."
+        )
 
 
 @dataclass(frozen=True)
@@ -269,6 +298,7 @@ def _same(layer: Projections) -> Projections:
 
 @projections.register(nn.MultiheadAttention)
 def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
+    as_stated(layer, nn.MultiheadAttention)
     if layer.dropout > 0 and layer.training:
         raise NotCoveredError("layer must not drop attention weights: the theorems describe one function; call eval().")
     if layer.bias_k is not None or layer.bias_v is not None or layer.add_zero_attn:
@@ -296,6 +326,7 @@ def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
 
 @projections.register(SimplicialAttention)
 def _of_simplicial(layer: SimplicialAttention) -> Projections:
+    as_stated(layer, SimplicialAttention)
     if layer.rope or layer.lower_orders or layer.window is not None:
         raise NotCoveredError("layer must have no rope, lower_orders or window: no theorem here is on them.")
     features, heads, order = layer.features, layer.heads, layer.order

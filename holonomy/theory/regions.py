@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers import ExpMapHTC
 from holonomy.manifolds import Lorentz
-from holonomy.theory.projections import NotCoveredError
+from holonomy.theory.projections import NotCoveredError, as_stated
 from holonomy.theory.stretching import METRICS, Ends, Metric, ends_of, stretch
 
 __all__ = ["Region", "Setting", "Step", "follow"]
@@ -147,6 +147,7 @@ def bound_of(
     checks.one_of("metric", metric, METRICS)
     if not radius >= 0:
         raise ValueError(f"radius must not be negative, got {radius}.")
+    refuse_own(layer)
     before, after = units_of(layer)
     step = follow(layer, Region(radius * before, features), Setting(metric, tokens))
     return step.constant * before / after
@@ -178,9 +179,18 @@ def outputs(layer: nn.Module, region: Region, constant: float, radius: float, fe
     return replace(about, radius=min(about.radius, radius) if region.spread else about.radius)
 
 
+def refuse_own(layer: object) -> None:
+    """A layer of a class of one's own is followed as what it inherits from: it must compute that."""
+    kind = next(kind for kind in type(layer).__mro__ if kind in follow.registry)
+    if kind is not object:
+        as_stated(layer, kind)
+
+
 def refuse_training(layer: nn.Module) -> None:
-    """A random layer has no stretch at an input."""
+    """A random layer has no stretch at an input, and tokens that are normalised together have none each."""
     for module in layer.modules():
+        if isinstance(module, nn.BatchNorm1d) and (module.training or module.running_mean is None):
+            raise NotCoveredError("layer must be in evaluation: in training batch normalisation mixes its rows.")
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
         if module.training and isinstance(rate, float) and rate > 0:
             raise NotCoveredError("layer must not drop anything where an input is given: call eval().")

@@ -10,11 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holonomy.layers import HTC, HypActivation, HypLayerNorm, HypLinearAttention
+from holonomy.layers import (
+    HTC,
+    HypActivation,
+    HypBatchNorm,
+    HypDropout,
+    HypLayerNorm,
+    HypLinearAttention,
+    HypSoftmaxAttention,
+)
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer, HypformerBlock
-from holonomy.theory import certify, lipschitz_bound
+from holonomy.theory import certify, lipschitz_bound, stretch
 from holonomy.theory.projections import NotCoveredError
+from holonomy.theory.stretching import Ends
 
 DOUBLE = {"dtype": torch.float64}
 seeds = st.integers(0, 10**6)
@@ -142,3 +151,32 @@ def test_a_model_in_float32_is_certified_alike():
     wide = certify(model, x=x)
     narrow = certify(model.float(), x=x.float())
     assert narrow.constant == pytest.approx(wide.constant, rel=1e-3)
+
+
+def test_a_block_between_two_manifolds():
+    """Its constant is in the distances of both: it was that of a block that stays where it is."""
+    m, to = Lorentz(-1.0, **DOUBLE), Lorentz(-0.01, **DOUBLE)
+    blocks: list[HypformerBlock] = []
+    for out in (None, to):
+        torch.manual_seed(0)
+        options = {"attention": "softmax", "similarity": "geodesic", "norm_eps": 1.0, **DOUBLE}
+        blocks.append(HypformerBlock(3, 1, m, out, **options).eval())
+    stays, leaves = blocks
+    assert lipschitz_bound(leaves, 1.0) == pytest.approx(10 * lipschitz_bound(stays, 1.0))
+    x = m.lift(torch.randn(2, 3, **DOUBLE))
+    there = stretch(leaves, x, ends=Ends(m, to), joint=True).item()
+    assert there <= certify(leaves, x=x, metric="l2").constant
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.1])
+def test_what_is_random_or_mixes_tokens_has_no_certificate_at_an_input(radius):
+    m = Lorentz(-1.0, **DOUBLE)
+    x = m.lift(torch.randn(4, 3, **DOUBLE))
+    for layer in (
+        HypBatchNorm(3, m, **DOUBLE),
+        HypBatchNorm(3, m, track_running_stats=False, **DOUBLE).eval(),
+        HypDropout(0.5, m),
+        nn.Sequential(HypDropout(0.5, m), HypSoftmaxAttention(3, 1, m, **DOUBLE)),
+    ):
+        with pytest.raises(NotCoveredError):
+            certify(layer, radius, x=x)

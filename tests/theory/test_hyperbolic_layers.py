@@ -155,6 +155,22 @@ def test_constants_do_not_overflow():
 # H2'
 
 
+@pytest.mark.parametrize("length", [1e3, 1e6])
+@pytest.mark.parametrize("timed", [False, True])
+def test_rounding_takes_nothing_from_the_constant_of_a_long_bias(length, timed):
+    """About the origin the layer stretches by no less than at it: a bias of 1e6 rounded that to zero."""
+    m = Lorentz(-1.0, **DOUBLE)
+    origin = m.lift(torch.zeros(1, 3, **DOUBLE))
+    for scale in (1e-3, 1.0):
+        layer = transformation(3, (3, 3), m, m, scale=scale)
+        with torch.no_grad():
+            layer.bias.mul_(length)
+            layer.weight[:, 0].mul_(1.0 if timed else 0.0)
+        at = stretch(layer, origin).item()
+        for radius in (0.0, 1e-8, 1e-2, 1.0):
+            assert at <= lipschitz_bound(layer, radius) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("start", [0.1, 0.9, 1.0, 1.5])
 def test_the_stretch_about_a_point_solves_its_equation(start):
     """Small steps of lambda' = sqrt((lambda^2 - 1)^2 + b^2), against the closed forms at b = 0."""
@@ -300,3 +316,61 @@ def test_what_is_not_covered_says_so():
         lipschitz_bound(HTC(2, 2, m), -1.0)
     with pytest.raises(ValueError, match="eps must be at most 1"):
         layer_norm_stretch(3, 1.5, None, None, 1.0)
+
+
+class Stranger(nn.Linear):
+    """A class of one's own that inherits a known layer's weights and not what it computes."""
+
+    def forward(self, x):
+        return 10 * super().forward(x)
+
+
+class Named(nn.Module):
+    """Attributes called as those of the library's own functions, and more than they would tell."""
+
+    def __init__(self, **modules):
+        super().__init__()
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        return 100 * x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Stranger(3, 3),
+        Named(norm=nn.LayerNorm(3)),
+        Named(activation=nn.ReLU(), dropout=nn.Dropout(0.1)),
+        nn.TransformerEncoderLayer(3, 1, batch_first=True),
+        nn.LayerNorm((2, 3)),
+        nn.Softplus(threshold=0.1),
+        type("Chain", (nn.Sequential,), {"forward": lambda self, x: 7 * self[0](x)})(nn.ReLU()),
+    ],
+    ids=lambda function: type(function).__name__,
+)
+def test_a_function_is_not_taken_for_one_it_resembles(function):
+    m = Lorentz(-1.0)
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(HRC(function, m), 1.0, features=3)
+
+
+def test_a_layer_of_ones_own_is_not_taken_for_what_it_inherits_from():
+    m = Lorentz(-1.0)
+    tripled = type("Tripled", (HTC,), {"space": lambda self, x, factor=None: 3 * HTC.space(self, x, factor)})
+    with pytest.raises(NotCoveredError, match="Tripled"):
+        lipschitz_bound(tripled(2, 2, m), 1.0)
+    replaced = HTC(2, 2, m)
+    replaced.forward = lambda x: 3 * x
+    with pytest.raises(NotCoveredError, match="HTC"):
+        lipschitz_bound(replaced, 1.0)
+    renamed = type("Renamed", (HTC,), {})(2, 2, m)
+    assert lipschitz_bound(renamed, 1.0) > 0
+
+
+def test_layer_norm_without_bias():
+    m = Lorentz(-1.0, **DOUBLE)
+    layer = HRC(nn.LayerNorm(3, eps=0.5, bias=False, **DOUBLE), m)
+    bound = lipschitz_bound(layer, 1.0)
+    assert 0 < measure_stretch(layer, 1.0, 3, starts=4, steps=10) <= bound * (1 + 1e-9)

@@ -105,6 +105,8 @@ def test_a_module_of_ones_own():
         SimplicialAttention(8, 2, order=2, lower_orders=True),
         SimplicialAttention(8, 2, order=1, rope=True),
         SimplicialAttention(8, 2, order=2, window=3),
+        type("Doubled", (nn.MultiheadAttention,), {"forward": lambda self, *tokens: 2 * tokens[0]})(4, 2),
+        type("Doubled", (SimplicialAttention,), {"forward": lambda self, x: 2 * x})(8, 2),
     ],
 )
 def test_what_is_not_covered_is_refused(layer):

@@ -357,6 +357,9 @@ class _Bounded(nn.Module):
         super().__init__()
         self.norm = function
 
+    def refinements(self) -> tuple[nn.Module]:
+        return (self.norm,)
+
     def forward(self, space: Tensor) -> Tensor:
         return self.norm(_bounded(space))
 
@@ -398,6 +401,9 @@ class _Rows(nn.Module):
     def __init__(self, function: nn.BatchNorm1d) -> None:
         super().__init__()
         self.norm = function
+
+    def refinements(self) -> tuple[nn.Module]:
+        return (self.norm,)
 
     def forward(self, space: Tensor) -> Tensor:
         return self.norm(space.reshape(-1, space.shape[-1])).reshape(space.shape)
