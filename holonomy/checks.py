@@ -12,7 +12,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-__all__ = ["edges", "finite_negative", "floating", "in_range", "last_axis", "one_of", "positive_int"]
+__all__ = ["edges", "finite_negative", "floating", "graph", "in_range", "last_axis", "one_of", "positive_int"]
 
 
 def positive_int(name: str, value: int) -> int:
@@ -139,6 +139,29 @@ def floating(name: str, x: Tensor) -> None:
     """
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
+
+
+def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> None:
+    """Refuse nodes, edges and their features whose shapes are not those of one graph. It reads no values.
+
+    Args:
+        x: node features, named so in the sentence.
+        edge_index: named so.
+        edge_attr: edge features, named so.
+
+    Raises:
+        ValueError: if shapes are not ``(nodes, features)``, ``(2, edges)`` and ``(edges, features)``.
+
+    >>> import torch
+    >>> graph(torch.ones(2, 3), torch.tensor([[0], [1]]), torch.ones(1, 4))
+    """
+    if x.ndim != 2:
+        raise ValueError(f"x must have shape (nodes, features), got {tuple(x.shape)}.")
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    if edge_attr is not None and (edge_attr.ndim != 2 or edge_attr.shape[0] != edge_index.shape[1]):
+        wanted = f"(edges = {edge_index.shape[1]}, features)"
+        raise ValueError(f"edge_attr must have shape {wanted}, got {tuple(edge_attr.shape)}.")
 
 
 def edges(edge_index: Tensor, n: int) -> None:

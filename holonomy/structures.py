@@ -59,6 +59,7 @@ class PaddedGraphs:
         """
         if batch.shape != x.shape[:1]:
             raise ValueError(f"batch must have shape (n = {x.shape[0]},), got {tuple(batch.shape)}.")
+        batch = batch.long()
         sizes = torch.bincount(batch)
         graphs, widest = sizes.shape[0], int(sizes.max()) if batch.numel() else 0
         slots = batch * widest + _place_in_graph(batch, sizes)
@@ -145,7 +146,7 @@ class Hyperedges:
     _plans: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        batch = self.indices.new_zeros(self.num_nodes) if self.batch is None else self.batch
+        batch = self.indices.new_zeros(self.num_nodes) if self.batch is None else self.batch.long()
         seen = int(batch.max()) + 1 if batch.numel() else 0
         object.__setattr__(self, "batch", batch)
         object.__setattr__(self, "num_graphs", max(self.num_graphs, seen, 1))
@@ -314,9 +315,13 @@ class Hyperedges:
         Returns:
             Hyperedges with ``d + d'`` features, the n loops first.
 
+        Raises:
+            ValueError: if shapes do not fit, an index is out of range, an edge is listed twice or joins two graphs.
+
         >>> Hyperedges.from_graph(torch.ones(2, 3), torch.tensor([[0, 1], [1, 0]])).values.shape
         torch.Size([4, 4])
         """
+        checks.graph(x, edge_index, edge_attr)
         nodes = x.shape[0]
         attributes = x.new_ones(edge_index.shape[1], 1) if edge_attr is None else edge_attr
         loops = torch.arange(nodes, device=x.device)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from holonomy import checks
 from holonomy.structures import PaddedGraphs, joint
 
 if TYPE_CHECKING:
@@ -69,13 +70,20 @@ class GraphPairs(NamedTuple):
             The graphs.
 
         Raises:
-            ValueError: if there is not one row a pair.
+            ValueError: if shapes do not fit, or there is not one row a pair.
         """
+        checks.graph(x, edge_index, edge_attr)
+        if edge_type is not None and edge_type.shape != edge_index.shape[1:]:
+            wanted = f"(edges = {edge_index.shape[1]},)"
+            raise ValueError(f"edge_attr must have shape {wanted} for types of edges, got {tuple(edge_type.shape)}.")
         rows = (walks, distances, related)
         if batch is None:
             layout, mask, nodes = None, None, x[None]
             slots = torch.arange(x.shape[0], device=x.device)
             square = (1, x.shape[0], x.shape[0])
+            if any(r is not None and r.shape[0] != x.shape[0] ** 2 for r in rows):
+                came = [r.shape[0] for r in rows if r is not None]
+                raise ValueError(f"rows must be one for each of the {x.shape[0] ** 2} pairs, got {came}.")
             laid_out = tuple(None if r is None else r.unflatten(0, square) for r in rows)
         else:
             layout = PaddedGraphs.of(x, batch)
@@ -87,7 +95,7 @@ class GraphPairs(NamedTuple):
         width = max(shape[1], 1)
         source, target = slots[edge_index]
         place = source * width + target % width
-        types = torch.zeros_like(place) if edge_type is None else edge_type
+        types = torch.zeros_like(place) if edge_type is None else edge_type.long()
         # CSA eq. 8 of all graphs at once: 0 for no edge, 1 on the diagonal, 2 + type at edges, which stand above.
         empty = place.new_zeros(shape[0] * shape[1] * shape[2]).index_fill(0, slots * width + slots % width, 1)
         categories = empty.scatter_reduce(0, place, types + 2, "amax").unflatten(0, shape)

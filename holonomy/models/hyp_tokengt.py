@@ -187,7 +187,8 @@ class HypTokenGT(nn.Module):
         tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers)
         values = functional.dropout(tokens.values, self.dropout, self.training)
         points = self.encoder(self.encoder.points(values), None if batch is None else tokens.padding)
-        return points[:, 0] if self.level == "graph" else points.flatten(0, 1)[tokens.slots[: x.shape[0]]]
+        slots = tokens.slots[: x.shape[0]]
+        return points[:, :1].flatten(0, 1) if self.level == "graph" else points.flatten(0, 1)[slots]
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.

@@ -177,7 +177,9 @@ class TokenGT(nn.Module):
         values = self._start(tokens)
         for layer in self._encoder():
             values = self._step(layer, values, tokens, batch)
-        read = values[:, 0] if self.level == "graph" else values.flatten(0, 1)[tokens.slots[: x.shape[0]]]
+        # No graph has no first token.
+        slots = tokens.slots[: x.shape[0]]
+        read = values[:, :1].flatten(0, 1) if self.level == "graph" else values.flatten(0, 1)[slots]
         return self.head(self.norm(read))
 
     def attention_maps(

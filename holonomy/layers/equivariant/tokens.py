@@ -322,6 +322,7 @@ class GraphTokenizer(_Tokenizer):
         Raises:
             ValueError: if a shape does not fit.
         """
+        checks.graph(x, edge_index)
         nodes = x.shape[0]
         checks.last_axis("x", x, self.in_features, "in_features")
         _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features)
