@@ -102,3 +102,31 @@ def test_prototypes_follow_a_learning_curvature():
     after = layer.prototypes()
     torch.testing.assert_close(after, before * (0.5 / -m.curvature).sqrt())
     torch.testing.assert_close(after[:, :1], m.time(after))
+
+
+@pytest.mark.parametrize("rapidity", [1.0, 5.0, 10.0, 12.0])
+def test_far_hyperplanes_are_right_in_float32(rapidity):
+    """On the hyperplane and one unit before it, where the two terms of the formula cancel; they left errors of 9."""
+    m = Lorentz(-1.0)
+    layer = HypMLR(3, 2, m)
+    normal = torch.tensor([2.0, -1.0, 0.5])
+    with torch.no_grad():
+        layer.weight.copy_(normal)
+        layer.offset.copy_(torch.tensor([rapidity, rapidity + 1]))
+    x = m.expmap0(torch.nn.functional.pad(rapidity * normal / normal.norm(), (1, 0)))
+    expected = torch.tensor([0.0, -1.0]) * normal.norm()
+    torch.testing.assert_close(layer(x), expected, rtol=0.0, atol=1e-5 * rapidity)
+
+
+@pytest.mark.parametrize("width", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [10.0, 1e3, -1e30])
+@pytest.mark.parametrize("radius", [0.0, 1.0, 1e37])
+def test_any_offset_gives_finite_logits_and_gradients(offset, radius, width):
+    m = Lorentz(-1.0, learnable=True)
+    layer = HypMLR(3, 4, m, dtype=width)
+    layer.offset.data.fill_(offset)
+    space = (torch.randn(5, 3, dtype=width) * radius).requires_grad_()
+    y = layer(m.lift(space))
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in (space, *layer.parameters()))

@@ -6,7 +6,7 @@ reference gradients. Formulas are as printed (times minus times, arcosh), hence 
 moderate radii; where a formula is 0/0 the value agreed on is zero.
 
 A point is its space part: time is made again from it wherever a formula needs it, except in the
-linear maps (eqs. 7, 9) and the hyperplanes, which read the time coordinate that is handed in.
+linear maps (eqs. 7, 9), which read the time coordinate that is handed in.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def mlr(module: layers.HypMLR, x: Tensor) -> Tensor:
                 out.append(0 * size)
                 continue
             side = torch.cosh(root * offset) * dot(normal.unbind(), p[1:])
-            alpha = side - torch.sinh(root * offset) * size * p[0]
+            alpha = side - torch.sinh(root * offset) * size * point(p[1:], -(root**2))[0]
             out.append(size / root * torch.asinh(root * alpha / size))
         return out
 
