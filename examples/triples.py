@@ -7,13 +7,13 @@ controls that pairs can answer: ``sorting`` (how many tokens are smaller than mi
 tokens odd). The gain of triples must vanish there.
 
 ``paths`` is simplicial path sparse attention: of all pairs of keys it sees the k x k along the paths of the k best
-steps that the layer before suggests. Where every token may matter it has to miss some. With ``--blanks`` some tokens
-carry no residue: they have no label and take no part in the question, and a router that learns to leave them out loses
-nothing.
+steps that the layer before suggests. Equal tokens have equal scores, so that the best steps are often to copies of a
+few tokens; ``distinct`` leaves out steps to copies. With ``--blanks`` some tokens carry no residue: they have no label
+and take no part in the question.
 
     python -m examples.triples
     python -m examples.triples --tokens 12 --pool 8 --modulus 37 --sequences 32000 --epochs 16
-    python -m examples.triples --tokens 16 --blanks 8 --pool 29 --modulus 29 --sequences 32000
+    python -m examples.triples --tokens 24 --blanks 12 --pool 8 --modulus 37 --sequences 32000 --epochs 16
     python -m examples.triples --dataset sorting
     python -m examples.triples --dataset parity
 """
@@ -38,6 +38,7 @@ from holonomy.models import SimplicialTransformer
 MODELS = {
     "simplicial": "2-simplicial",
     "paths": "2-simplicial, path sparse",
+    "distinct": "2-simplicial, path sparse, distinct steps",
     "pairwise": "pairwise, equal parameters",
 }
 # The label of blanks, which the loss leaves out.
@@ -158,7 +159,8 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
         settings.heads,
         orders=[1] * layers if model == "pairwise" else [*[1] * (layers - 1), 2],
         feedforward=feedforward,
-        steps=settings.steps if model == "paths" else None,
+        steps=settings.steps if model in ("paths", "distinct") else None,
+        distinct=model == "distinct",
         dropout=settings.dropout,
     )
     return Classifier(data.kinds, data.classes, encoder, width)

@@ -41,6 +41,8 @@ class SimplicialTransformer(nn.Module):
             determinants. Without it the order of the tokens plays no part but through ``causal``.
         steps: layers of order 2 and more attend along paths of so many steps from each token only, chosen by the
             projections of the layer before (path sparse attention, section 2.3). The first layer must be of order 1.
+        distinct: with ``steps``: none to a token that is equal to an earlier one, so that k steps reach k tokens that
+            differ. For sets in which tokens repeat.
         capacity: layers of order 2 and more attend among so many tokens only (expert choice, section 2.3).
         dropout: probability that an entry of what attention or MLPs add, or of a hidden layer, is dropped.
         activation: of the MLPs.
@@ -73,6 +75,7 @@ class SimplicialTransformer(nn.Module):
         causal: bool = False,
         rope: bool = False,
         steps: int | None = None,
+        distinct: bool = False,
         capacity: int | None = None,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = functional.gelu,
@@ -87,6 +90,8 @@ class SimplicialTransformer(nn.Module):
             raise ValueError(f"orders must have a layer of order 2 or more for its options to act on, got {orders}.")
         if steps is not None and orders[0] != 1:
             raise ValueError(f"orders must begin with 1 where steps are set: paths need a layer before, got {orders}.")
+        if distinct and steps is None:
+            raise ValueError("distinct must be False without steps, which it is about.")
         if rope and form == "product" and 1 not in orders:
             raise ValueError("rope must be False where no layer has order 1 or determinants: it would have no effect.")
         self.layers = nn.ModuleList(
@@ -100,6 +105,7 @@ class SimplicialTransformer(nn.Module):
                 causal=causal,
                 rope=rope and (order == 1 or form == "determinant"),
                 steps=steps if order > 1 else None,
+                distinct=distinct and order > 1,
                 capacity=capacity if order > 1 else None,
                 dropout=dropout,
                 activation=activation,

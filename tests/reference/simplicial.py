@@ -126,6 +126,16 @@ def best_steps(query: Tensor, key: Tensor, gate: Tensor, k: int, *, causal: bool
     return chosen
 
 
+def again(x: Tensor, hidden: Tensor) -> Tensor:
+    """Which tokens are there and equal to one that is there before."""
+    return torch.tensor(
+        [
+            any(bool(torch.isclose(row, x[i]).all()) for i in range(j) if not hidden[i]) and not bool(hidden[j])
+            for j, row in enumerate(x)
+        ]
+    )
+
+
 def by_heads(table: Tensor, slots: int, heads: int) -> list[list[Tensor]]:
     """(n, slots * heads * d) to [slot][head] of (n, d)."""
     width = table.shape[1] // (slots * heads)
@@ -186,6 +196,8 @@ def along_paths(
     """The simplexes whose steps are marked; query and key (heads, n, d) of the layer before. The value of a score is
     nothing, its gradient that of a bias of its step."""
     hidden = torch.zeros(len(x), dtype=torch.bool) if padding is None else padding
+    if router.distinct:
+        hidden = hidden | again(x, hidden)
     # Only the gate's own weights learn from the scores.
     query, key = query.detach(), key.detach()
     gate = stacked([affine(router.gate, row.unbind()) for row in x.detach()])

@@ -34,6 +34,11 @@ def _padded(setting: Setting) -> tuple[Tensor, ...]:
     return setting.vectors(2, setting.nodes, setting.features), setting.padding()
 
 
+def _repeated(setting: Setting) -> tuple[Tensor, ...]:
+    x = setting.vectors(2, setting.nodes, setting.features)
+    return x[:, [max(0, node - 2) // 2 for node in range(setting.nodes)]], setting.padding()
+
+
 def _points(setting: Setting) -> tuple[Tensor, ...]:
     return (setting.points(setting.nodes, setting.features),)
 
@@ -93,6 +98,18 @@ for options, causal in (({"order": 2}, True), ({"order": 3, "form": "determinant
             nodewise=inputs is _raw and not causal,
         )
 
+for causal in (False, True):
+    _register(
+        layers.PathRouter,
+        f"distinct, causal={causal}",
+        lambda s, causal=causal: OnPaths(
+            layers.SimplicialAttention(s.features, 1, **s.factory),
+            layers.PathRouter(s.features, 1, 2, causal=causal, distinct=True, **s.factory),
+        ),
+        _repeated,
+        true_gradient=False,
+    )
+
 for inputs in (_raw, _padded):
     _register(
         layers.ExpertChoice,
@@ -122,6 +139,7 @@ _register(
 for options in (
     {"orders": (1, 2), "causal": True, "rope": True},
     {"orders": (1, 2), "steps": 2},
+    {"orders": (1, 2), "steps": 2, "distinct": True},
     {"orders": (2,), "capacity": 2, "form": "determinant"},
 ):
     _register(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers.kernels.copies import copies
 from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.layers.kernels.multilinear import FORMS, Form, chunks, rotary
 from holonomy.layers.kernels.simplicial import check_window, simplicial_attention
@@ -226,11 +227,16 @@ class PathRouter(nn.Module):
     alone: added to the logits they change nothing, and W learns what would make a bias of each step better. The layers
     below do not learn from the choice.
 
+    Equal tokens of a set have equal scores, so that the k best may all be copies of one. With ``distinct`` a step to a
+    copy of an earlier token is left out: more copies change nothing for the others, and k steps reach k tokens that
+    differ.
+
     Args:
         features: width of a token.
         heads: of the previous attention layer.
         k: steps from a token.
         causal: only steps to the token itself and earlier ones.
+        distinct: no steps to tokens that are equal to an earlier one, up to rounding.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -253,11 +259,12 @@ class PathRouter(nn.Module):
         k: int,
         *,
         causal: bool = False,
+        distinct: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.k, self.causal = checks.positive_int("k", k), causal
+        self.k, self.causal, self.distinct = checks.positive_int("k", k), causal, distinct
         checks.positive_int("features", features)
         self.gate = nn.Linear(features, checks.positive_int("heads", heads), bias=False, device=device, dtype=dtype)
 
@@ -282,6 +289,9 @@ class PathRouter(nn.Module):
         """
         x, query, key = x.detach(), query.detach(), key.detach()
         gate = self.gate(x)
+        if self.distinct:
+            again = copies(x, key_padding_mask)
+            key_padding_mask = again if key_padding_mask is None else key_padding_mask | again
         steps = best_neighbours(query, key, gate, self.k, causal=self.causal, key_padding_mask=key_padding_mask)
         scores = step_scores(query, key, gate, steps)
         return steps, scores - scores.detach()

@@ -38,6 +38,7 @@ class SimplicialEncoderLayer(PreNormLayer):
         steps: attend only along paths of this many steps from each token, which
             :class:`~holonomy.layers.equivariant.simplicial.PathRouter` chooses by the first two projections of the
             layer before (section 2.3); all simplexes if left out.
+        distinct: with ``steps``: none to a token that is equal to an earlier one.
         capacity: attend among this many tokens only, by :class:`~holonomy.layers.equivariant.simplicial.ExpertChoice`;
             the others get the MLP alone.
         dropout: probability that an entry of what attention or MLP add, or of the hidden layer, is dropped.
@@ -67,6 +68,7 @@ class SimplicialEncoderLayer(PreNormLayer):
         causal: bool = False,
         rope: bool = False,
         steps: int | None = None,
+        distinct: bool = False,
         capacity: int | None = None,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = functional.gelu,
@@ -75,6 +77,8 @@ class SimplicialEncoderLayer(PreNormLayer):
     ) -> None:
         if steps is not None and lower_orders:
             raise ValueError("steps must be None with lower_orders, whose paths have other lengths.")
+        if distinct and steps is None:
+            raise ValueError("distinct must be False without steps, which it is about.")
         if capacity is not None and (causal or rope or steps is not None):
             raise ValueError(
                 "capacity must be None with causal, rope or steps: the choice looks ahead and moves tokens."
@@ -101,7 +105,9 @@ class SimplicialEncoderLayer(PreNormLayer):
         )
         self.router = None
         if steps is not None:
-            self.router = PathRouter(features, heads, steps, causal=causal, device=device, dtype=dtype)
+            self.router = PathRouter(
+                features, heads, steps, causal=causal, distinct=distinct, device=device, dtype=dtype
+            )
 
     def forward(
         self,
