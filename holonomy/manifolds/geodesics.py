@@ -30,7 +30,7 @@ from torch import Tensor
 
 from holonomy import numerics
 
-__all__ = ["carry", "distance", "logarithm", "shoot"]
+__all__ = ["carry", "distance", "logarithm", "logarithm0", "shoot", "shoot0"]
 
 
 class Ray(NamedTuple):
@@ -126,6 +126,42 @@ def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """
     x, y, v = torch.broadcast_tensors(x, y, v)
     return numerics.apply_function(_Carry, x, y, v, scale)
+
+
+def shoot0(u: Tensor, scale: Tensor) -> Tensor:
+    r"""The exponential map at the origin, :math:`\sinh(\ell)\, u / \ell` with :math:`\ell = s |u|`.
+
+    Args:
+        u: space parts ``(..., d)`` of tangent vectors.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Space parts ``(..., d)``.
+
+    >>> shoot0(torch.ones(1).double(), torch.ones(()).double()).asinh().item()
+    1.0
+    """
+    return u * numerics.sinhc(_length(u, scale))
+
+
+def logarithm0(x: Tensor, scale: Tensor) -> Tensor:
+    r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`.
+
+    Args:
+        x: space parts ``(..., d)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Space parts ``(..., d)`` of tangent vectors.
+
+    >>> logarithm0(torch.ones(1).double().sinh(), torch.ones(()).double()).item()
+    1.0
+    """
+    return x * numerics.asinhc(_length(x, scale))
+
+
+def _length(x: Tensor, scale: Tensor) -> Tensor:
+    return numerics.finite(numerics.norm(x, keepdim=True) * scale)
 
 
 class _Distance(torch.autograd.Function):

@@ -32,7 +32,15 @@ from holonomy import numerics
 from holonomy.manifolds import geodesics
 from holonomy.manifolds.pair_products import product_distance, takes_products
 from holonomy.manifolds.pairs import midpoint, pairwise_distance, polar
-from holonomy.manifolds.row_distances import row_distance, takes_rows
+from holonomy.manifolds.row_distances import row_distance
+from holonomy.manifolds.row_maps import (
+    reach_of,
+    row_exponential,
+    row_exponential_at_origin,
+    row_logarithm,
+    row_logarithm_at_origin,
+)
+from holonomy.manifolds.rows import takes_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -205,9 +213,9 @@ def expmap(
     True
     """
     scale = _scale(kappa)
-    # Twice the widest rapidity leads from any point through the origin to any other.
-    reach = min(4 * numerics.widest_rapidity(_dtype(x, u)), numerics.widest_rapidity(torch.float64))
-    return _point(geodesics.shoot(_wide(x), _wide(u), scale, reach), scale, x, u)
+    if takes_rows(x, u):
+        return lift(row_exponential(space(x), space(u), scale), kappa)
+    return _point(geodesics.shoot(_wide(x), _wide(u), scale, reach_of(_dtype(x, u))), scale, x, u)
 
 
 def logmap(
@@ -227,6 +235,8 @@ def logmap(
     >>> logmap(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]), kappa).tolist()
     [0.0, 0.0]
     """
+    if takes_rows(x, y):
+        return row_logarithm(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
@@ -245,9 +255,10 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     >>> expmap0(torch.tensor([0.0, 0.0]), torch.tensor([-1.0])).tolist()
     [1.0, 0.0]
     """
-    us, scale = _wide(u), _scale(kappa)
-    length = numerics.finite(numerics.norm(us, keepdim=True) * scale)
-    return _point(us * numerics.sinhc(length), scale, u)
+    scale = _scale(kappa)
+    if takes_rows(u):
+        return lift(row_exponential_at_origin(space(u), scale), kappa)
+    return _point(geodesics.shoot0(_wide(u), scale), scale, u)
 
 
 def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -263,9 +274,10 @@ def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     >>> logmap0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
     [0.0, 0.0]
     """
-    xs, scale = _wide(x), _scale(kappa)
-    vector = xs * numerics.asinhc(numerics.finite(numerics.norm(xs, keepdim=True) * scale))
-    return _narrow(torch.cat([torch.zeros_like(vector[..., :1]), vector], -1), x)
+    scale = _scale(kappa)
+    if takes_rows(x):
+        return torch.nn.functional.pad(row_logarithm_at_origin(space(x), scale), (1, 0))
+    return torch.nn.functional.pad(_narrow(geodesics.logarithm0(_wide(x), scale), x), (1, 0))
 
 
 def transp(
