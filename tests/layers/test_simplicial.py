@@ -105,6 +105,20 @@ def test_keys_of_several_lengths(device):
         assert_same(simplicial_attention(keys, values, tile=tile), by_loops(keys, values), keys + values)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_batches_of_queries_keys_and_values_broadcast(order, causal, device):
+    """One query for all, keys of each batch, values of each head: as if each were repeated."""
+    whole = torch.Size([2, 3])
+    some = [torch.Size([]), torch.Size([2, 1]), torch.Size([3])]
+    keys = [torch.randn(*some[m], 5, 4, dtype=torch.float64, device=device) for m in range(order + 1)]
+    values = [torch.randn(*some[-1], 5, 2, dtype=torch.float64, device=device) for _ in range(order)]
+    mask = None if causal else torch.rand(*whole, *[5] * (order + 1), device=device) > 0.4
+    ours = simplicial_attention(keys, values, mask=mask, causal=causal)
+    repeated = [[x.expand(*whole, -1, -1) for x in xs] for xs in (keys, values)]
+    torch.testing.assert_close(ours, simplicial_attention(*repeated, mask=mask, causal=causal))
+
+
 def test_masks_broadcast_over_batch_and_heads(device):
     keys, values = drawn(2, 2, 3, 4, 6, device=device)
     mask = torch.rand(2, 1, 4, 4, 4, device=device) > 0.4
@@ -342,6 +356,7 @@ def test_paths_are_dense_attention_under_the_path_mask(order, form, nodes, tile,
     """Few nodes: no path is gathered. Many: in one block, or in several."""
     keys, values = drawn(order, 2, 1, nodes, 4, device=device, values=2)
     steps = torch.randint(-1, nodes, (2, 1, nodes, 2), device=device)  # with repeated and absent ones, and loops
+    steps[0, 0, 1] = -1  # a token from which no path starts
     ours = simplicial_path_attention(keys, values, steps, form=form, tile=tile)
     theirs = simplicial_attention(keys, values, mask=path_mask(steps, order), form=form)
     assert_same(ours, theirs, keys + values)

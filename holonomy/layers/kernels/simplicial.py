@@ -119,7 +119,8 @@ def simplicial_attention(
         return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
     if order == 1 and form == "product" and not lower_orders:
-        return _pairwise(keys, values[0], mask, pair_mask, causal=causal, window=windows, scale=scale)
+        whole = [tensor.expand(*batch, -1, -1) for tensor in (*keys, values[0])]
+        return _pairwise(whole[:2], whole[2], mask, pair_mask, causal=causal, window=windows, scale=scale)
     dtype = values[0].dtype
     rounded = dtype in (torch.bfloat16, torch.float16)
     if rounded:  # sums over n^N terms, and differences of logits
@@ -363,12 +364,14 @@ def stored_attention(f: Factors, there: Tensor | None = None, *, bias: Tensor | 
     shape = (*heads.shape[:-1], f.tail.shape[1])
     logits = _times(heads, f.tail.mT)
     if bias is not None:
-        logits = logits + bias
+        # Taken out by a mask, too: the gradient of a row of nothing but -inf is nan.
+        logits, listed = logits + bias, ~bias.isneginf()
+        there = listed if there is None else there & listed
     if there is not None:
         logits = logits.masked_fill(~there, -torch.inf)
     logits = logits.flatten(2)
     mass = logits.logsumexp(-1)
-    if there is None and bias is None:
+    if there is None:
         weights = logits.softmax(-1)
     else:  # of a row of -inf there is no softmax
         weights = (logits - mass.masked_fill(mass.isneginf(), 0.0)[..., None]).exp()
