@@ -54,10 +54,23 @@ class Settings(comparisons.Settings):
     tests: int = option("molecules to validate with, and as many to test; 0 takes all", default=500)
 
 
+def unit_entries(graphs: GraphSet) -> GraphSet:
+    """Scale the kinds of atoms and bonds, rows with few ones, so that an entry's square is about one.
+
+    For such inputs linear maps are drawn. As they are, the one of 28 entries is a fifth of a node's random identifier,
+    and a model of tokens hardly sees it: its error after 256 steps on ZINC is 1.23 in place of 0.78.
+    """
+
+    def scaled(x: Tensor) -> Tensor:
+        return x / x.square().mean().sqrt() if x.numel() else x
+
+    return dataclasses.replace(graphs, x=scaled(graphs.x), edge_attr=scaled(graphs.edge_attr))
+
+
 @functools.lru_cache(maxsize=1)
 def _load(dataset: str, folder: Path | None, train: int, tests: int, identifier: int) -> Parts:
     graphs, (parts,) = graph_sets.read_molecules(dataset, folder, train, tests)
-    return Parts.cut(graphs, parts, identifier)
+    return Parts.cut(unit_entries(graphs), parts, identifier)
 
 
 def load(dataset: str, folder: Path | None, settings: Settings, _: int) -> Parts:

@@ -52,7 +52,10 @@ class Settings(comparisons.Settings):
     dropout: float = option("dropout", default=0.1)
     batch: int = option("positives in a batch", default=256)
     epochs: int = option("epochs", default=30)
-    sums: Literal["coupled", "decoupled"] = option("of kernel attention: exact classes, or HOT eq. 21", default="coupled")
+    head: int = option("hidden layers of the MLP on what a triple has become", default=1)
+    sums: Literal["coupled", "decoupled"] = option(
+        "kernel attention: exact classes, or HOT eq. 21", default="decoupled"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +92,12 @@ def keys(triples: np.ndarray, nodes: int) -> np.ndarray:
     return (a * nodes + b) * nodes + c
 
 
+def among(numbers: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Tell which numbers are among the sorted known ones; ``np.isin`` would sort those again for every batch."""
+    place = np.searchsorted(known, numbers)
+    return (place < len(known)) & (known[np.minimum(place, len(known) - 1)] == numbers)
+
+
 def corrupted(
     positives: np.ndarray, types: Sequence[int], known: np.ndarray, rng: np.random.Generator, *, times: int = NEGATIVES
 ) -> np.ndarray:
@@ -115,7 +124,7 @@ def corrupted(
         change = (rng.integers(1, 8, len(wrong))[:, None] >> np.arange(3)) & 1
         drawn = start + (rng.random((len(wrong), 3)) * sizes).astype(np.int64)
         out[wrong] = np.where(change == 1, drawn, source[wrong])
-        wrong = wrong[np.isin(keys(out[wrong], nodes), known)]
+        wrong = wrong[among(keys(out[wrong], nodes), known)]
     return out
 
 
@@ -223,11 +232,12 @@ class Embedded(nn.Module):
 
 
 class AtTriples(nn.Module):
-    """A model of order 1 -> 3, evaluated at some triples only."""
+    """A model of order 1 -> 3, evaluated at some triples only, and an MLP on each, as in set-to-graph models."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, hidden: int, layers: int) -> None:
         super().__init__()
         self.model = model
+        self.head = mlp(hidden, *[2 * hidden] * layers, 1)
 
     def forward(self, h: Tensor, triples: Tensor) -> Tensor:
         # The model lists index tuples once; a test triple may occur several times. Numbers sort faster than rows.
@@ -235,7 +245,7 @@ class AtTriples(nn.Module):
         a, b, c = triples.unbind(1)
         number, place = ((a * nodes + b) * nodes + c).unique(return_inverse=True)
         once = torch.stack([number // nodes**2, number // nodes % nodes, number % nodes], dim=1)
-        return self.model(h, to=once).values[place, 0]
+        return self.head(self.model(h, to=once).values)[place, 0]
 
 
 class Concatenated(nn.Module):
@@ -257,20 +267,19 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
         scorer = Concatenated(hidden, settings.layers)
     else:
         if model == "ign":
-            scorer = AtTriples(InvariantGraphNetwork(hidden, hidden, 1, orders=orders, normalise="counts"))
+            network = InvariantGraphNetwork(hidden, hidden, hidden, orders=orders, normalise="counts")
         else:
-            scorer = AtTriples(
-                HigherOrderTransformer(
-                    hidden,
-                    hidden,
-                    1,
-                    orders=orders,
-                    heads=settings.heads,
-                    kernel="performer",
-                    sums=settings.sums,
-                    dropout=settings.dropout,
-                )
+            network = HigherOrderTransformer(
+                hidden,
+                hidden,
+                hidden,
+                orders=orders,
+                heads=settings.heads,
+                kernel="performer",
+                sums=settings.sums,
+                dropout=settings.dropout,
             )
+        scorer = AtTriples(network, hidden, settings.head)
     return Embedded(nodes, hidden, scorer, settings.dropout)
 
 

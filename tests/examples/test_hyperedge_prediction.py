@@ -10,7 +10,18 @@ import pytest
 import torch
 
 from examples import hyperedge_prediction
-from examples.hyperedge_prediction import MODELS, Settings, build, corrupted, generated, keys, load, main, prepare
+from examples.hyperedge_prediction import (
+    MODELS,
+    Settings,
+    among,
+    build,
+    corrupted,
+    generated,
+    keys,
+    load,
+    main,
+    prepare,
+)
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")
@@ -35,6 +46,11 @@ def test_negatives_are_unknown_of_the_same_types_and_near_their_positives() -> N
     # One place is kept in most of them: 6 of the 7 choices.
     assert set(changed.tolist()) == {1, 2, 3}
     assert (changed < 3).mean() > 0.7
+
+
+def test_numbers_are_looked_up_among_sorted_ones_also_beyond_both_ends() -> None:
+    numbers = np.array([[0, 3], [9, 12]])
+    assert among(numbers, np.array([3, 4, 9])).tolist() == [[False, True], [True, False]]
 
 
 def test_nothing_held_out_is_in_the_features_or_among_the_training_triples() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holonomy.layers import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
 from holonomy.layers.equivariant import partitions
 from holonomy.layers.equivariant.classes import groups, pairs
+from holonomy.layers.equivariant.sparse import met
 from holonomy.structures import Hyperedges, joint
 from tests.reference.equivariant import equivariant_linear, pattern, patterns
 
@@ -149,6 +150,30 @@ def test_sparse_equals_dense_masked(order_in, order_out, seed, share, light, dev
         sparse_dense = sparse.values
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     torch.testing.assert_close(sparse_dense, dense, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"lightweight": True}, {"normalise": "counts"}], ids=str)
+def test_what_no_hyperedge_meets_is_left_out_of_the_work_and_nothing_else(order, options, device):
+    """Ascending tuples of different nodes, asked for at some of themselves, turned ones, and ones nobody lists."""
+    layer = layer_of(order, order, device, **options)
+    listed = torch.combinations(torch.arange(5), order)[::2].to(device)
+    values = torch.randn(len(listed), 2, dtype=torch.float64, device=device, requires_grad=True)
+    edges = Hyperedges(listed, values, 5)
+    asked = torch.cat([listed[1:], listed[:2].flip(1), torch.zeros_like(listed[:1]), listed[:1] * 0 + 4])
+    sparse = layer(edges, to=asked).values
+    dense = layer(edges.to_dense()[0])[0][tuple(asked.T)]
+    torch.testing.assert_close(sparse, dense, rtol=1e-9, atol=1e-9)
+    factor = torch.randn_like(sparse)
+    ends = [values, *layer.parameters()]
+    ours, theirs = (torch.autograd.grad((y * factor).sum(), ends, retain_graph=True) for y in (sparse, dense))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    if options == {"lightweight": True}:
+        size, sources, targets = 0, 0, 0
+        for planned, left_in, left_out in met(edges, listed, layer.groups):
+            size, sources, targets = size + planned.size, sources + len(left_in), targets + len(left_out)
+        assert (size, sources, targets) == (len(listed), 1, 1)
 
 
 @every_order
