@@ -8,7 +8,6 @@ and :math:`\sum g_t / (2 \kappa^2 t)` of the curvature. Second derivatives are t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from holonomy import numerics
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.rows import portions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,17 +25,13 @@ __all__ = [
     "curvature_gradient",
     "lifted",
     "lifted_linear",
-    "parts",
     "pays",
-    "rows_at_once",
     "space_gradient",
     "time_of",
 ]
 
 # Below, whole tensors stay in the cache, and the loop over parts does not pay.
 _FEWEST_ROWS = 2048
-# Entries of a table that are computed at once: a quarter of a MiB of float32 for each thread. A GPU wants more.
-_ENTRIES_OF_A_THREAD, _ENTRIES_OF_A_GPU = 2**16, 2**24
 
 
 def pays(x: Float[Tensor, "*batch dim"], rows: int) -> bool:
@@ -52,41 +48,6 @@ def pays(x: Float[Tensor, "*batch dim"], rows: int) -> bool:
     (True, False)
     """
     return numerics.by_hand(x) and rows >= _FEWEST_ROWS and x.numel() > 0
-
-
-def rows_at_once(x: Tensor, width: int) -> int:
-    """How many rows are computed at once: of 64 channels 1024 for each thread of a CPU.
-
-    Args:
-        x: any tensor of the device.
-        width: channels of a row.
-
-    Returns:
-        The number.
-
-    >>> rows_at_once(torch.ones(1), 64) >= 1024
-    True
-    """
-    on_cpu = x.device.type == "cpu"
-    entries = _ENTRIES_OF_A_THREAD * torch.get_num_threads() if on_cpu else _ENTRIES_OF_A_GPU
-    return max(256, entries // max(width, 1))
-
-
-def parts(x: Float[Tensor, "rows dim"]) -> Iterator[slice]:
-    """The rows of a table, some at a time.
-
-    Args:
-        x: ``(rows, d)``.
-
-    Yields:
-        Slices of rows.
-
-    >>> len(list(parts(torch.ones(5, 1))))
-    1
-    """
-    size = rows_at_once(x, x.shape[1])
-    for start in range(0, x.shape[0], size):
-        yield slice(start, start + size)
 
 
 def time_of(space: Float[Tensor, "rows dim"], curvature: Float[Tensor, "*one"]) -> Float[Tensor, "rows 1"]:
@@ -201,7 +162,7 @@ class _Lifted(torch.autograd.Function):
     def forward(space: Tensor, curvature: Tensor) -> Tensor:
         rows = space.reshape(-1, space.shape[-1])
         out = rows.new_empty(rows.shape[0], rows.shape[1] + 1)
-        for part in parts(rows):
+        for part in portions(rows):
             out[part, 1:] = rows[part]
             out[part, :1] = time_of(rows[part], curvature)
         return out.view(*space.shape[:-1], -1)
@@ -217,7 +178,7 @@ class _Lifted(torch.autograd.Function):
             return numerics.by_definition(hyperboloid.lift, (space, curvature), grad_outputs[0], ctx.needs_input_grad)
         point, grad = (x.reshape(-1, output.shape[-1]) for x in (output, grad_outputs[0]))
         found = point.new_empty(point.shape[0], point.shape[1] - 1)
-        for part in parts(point):
+        for part in portions(point):
             found[part] = space_gradient(grad[part], point[part])
         return found.view(space.shape), curvature_gradient(grad, point, curvature)
 
@@ -227,7 +188,7 @@ class _LiftedLinear(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, curvature: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         out = rows.new_empty(rows.shape[0], weight.shape[0] + 1)
-        for part in parts(rows):
+        for part in portions(rows):
             space = out[part, 1:]
             if bias is None:
                 torch.mm(rows[part], weight.t(), out=space)
@@ -251,7 +212,7 @@ class _LiftedLinear(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         of_x = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         of_weight, of_bias = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
-        for part in parts(rows):
+        for part in portions(rows):
             of_space = space_gradient(grad[part], point[part])
             of_weight.addmm_(of_space.t(), rows[part])
             if of_bias is not None:

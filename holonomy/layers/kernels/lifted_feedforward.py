@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from holonomy import numerics
-from holonomy.layers.kernels.lifted import curvature_gradient, parts, pays, space_gradient, time_of
+from holonomy.layers.kernels.lifted import curvature_gradient, pays, space_gradient, time_of
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.rows import portions
 from holonomy.numerics import apply_function
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class _LiftedFeedForward(torch.autograd.Function):
         middle, time = x.new_empty(x.shape[0], first.shape[0]), x.new_empty(x.shape[0], 1)
         out = x.new_empty(x.shape[0], second.shape[0] + 1)
         of_time, of_space = second[:, 0], second[:, 1:].t()
-        for part in parts(middle):
+        for part in portions(middle):
             h = torch.addmm(first_bias, x[part], first.t(), out=middle[part]).clamp_(min=0)
             time[part] = time_of(h, hidden)
             space = torch.addmm(second_bias, h, of_space, out=out[part, 1:]).addcmul_(time[part], of_time)
@@ -99,7 +100,7 @@ class _LiftedFeedForward(torch.autograd.Function):
         of_x = torch.empty_like(x)
         of_first, of_first_bias, of_second, of_second_bias, of_hidden = (torch.zeros_like(t) for t in inputs[1:6])
         to_time, to_space = second[:, :1], second[:, 1:]
-        for part in parts(middle):
+        for part in portions(middle):
             h, g = middle[part], space_gradient(grad[part], out[part])
             of_second[:, 1:].addmm_(g.t(), h)
             of_second[:, :1].addmm_(g.t(), time[part])

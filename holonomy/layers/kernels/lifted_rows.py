@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy.layers.kernels.lifted import curvature_gradient, parts, space_gradient, time_of
+from holonomy.layers.kernels.lifted import curvature_gradient, space_gradient, time_of
+from holonomy.manifolds.rows import portions
 
 __all__ = ["LiftedLayerNorm", "LiftedMidpoint", "LiftedMidpointNorm"]
 
@@ -104,7 +105,7 @@ class LiftedMidpoint(torch.autograd.Function):
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[0], 1)
         dim, c = x.shape[1] - 1, curvature.reshape(()).neg()
         radius = c.rsqrt()
-        for part in parts(x):
+        for part in portions(x):
             pair = _pair(x[part, 1:], y[part, -dim:], radius)
             if pair is None:
                 out[part] = definition(x[part], y[part], curvature, epsilon)
@@ -144,7 +145,7 @@ class LiftedMidpoint(torch.autograd.Function):
             return *numerics.by_definition(ctx.definition, (x, y, curvature, ctx.epsilon), grad, wanted), None
         c = curvature.reshape(()).neg()
         of_x, of_y, of_curvature = torch.empty_like(x), torch.empty_like(y), torch.zeros_like(curvature)
-        for part in parts(x):
+        for part in portions(x):
             pair = _pair(x[part, 1:], y[part, 1 - x.shape[1] :], c.rsqrt())
             if pair is None:
                 rows = (x[part], y[part], curvature, ctx.epsilon)
@@ -202,7 +203,7 @@ class LiftedMidpointNorm(torch.autograd.Function):
         out = torch.empty_like(x)
         lengths, mean, inverse = x.new_empty(3, x.shape[0], 1).unbind()
         c = curvature.reshape(()).neg()
-        for part in parts(x):
+        for part in portions(x):
             pair = _pair(x[part, 1:], y[part, 1:], c.rsqrt())
             if pair is not None:
                 lengths[part] = pair.inverse(c, epsilon)
@@ -247,7 +248,7 @@ class LiftedMidpointNorm(torch.autograd.Function):
         c = curvature.reshape(()).neg()
         of_x, of_y = torch.empty_like(x), torch.empty_like(y)
         found = [torch.zeros_like(t) for t in inputs[2:]]
-        for part in parts(x):
+        for part in portions(x):
             scale, rows = lengths[part], x[part, 1:]
             pair = _pair(rows, y[part, 1:], c.rsqrt()) if bool(scale.amin() > 0) else None
             if pair is None:
@@ -295,7 +296,7 @@ class LiftedLayerNorm(torch.autograd.Function):
         """
         out = torch.empty_like(x)
         mean, inverse = x.new_empty(2, x.shape[0], 1).unbind()
-        for part in parts(x):
+        for part in portions(x):
             space, mean[part], inverse[part] = torch.native_layer_norm(x[part, 1:], gain.shape, gain, shift, eps)
             if not _ordinary(inverse[part]):
                 out[part] = definition(x[part], gain, shift, curvature, eps)
@@ -334,7 +335,7 @@ class LiftedLayerNorm(torch.autograd.Function):
             return *numerics.by_definition(ctx.definition, (x, gain, shift, curvature, ctx.eps), grad, wanted), None
         of_x, found = torch.empty_like(x), [torch.zeros_like(t) for t in (gain, shift, curvature)]
         of_x[:, 0] = 0
-        for part in parts(x):
+        for part in portions(x):
             if _ordinary(inverse[part]):
                 of_space, *more = torch.ops.aten.native_layer_norm_backward(
                     space_gradient(grad[part], out[part]), x[part, 1:], gain.shape, mean[part], inverse[part], gain,
