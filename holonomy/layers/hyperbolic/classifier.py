@@ -41,8 +41,8 @@ class HypMLR(nn.Module):
     (Ganea et al. 2018 on the ball; this parametrisation: Shimizu et al. 2021, in Lorentz form Bdeir et al. 2024.)
     Where :math:`z_k = 0` the logit is zero, with zero gradients.
 
-    Computed in float64 from space parts, so that hyperplanes far out are right in float32 as far as its points are (1e-4
-    at rapidity 12, where neighbours lie 0.01 apart); finite at any radius. Offsets are held at rapidity 300.
+    Computed in float64 from space parts, so that hyperplanes far out are right in float32 as far as its points are
+    (1e-4 at rapidity 12, where neighbours lie 0.01 apart); finite at any radius. Offsets are held at rapidity 300.
 
     Args:
         features: d.
