@@ -7,12 +7,24 @@ checks are free and may run in ``forward``.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["edges", "finite_negative", "floating", "graph", "in_range", "last_axis", "one_of", "positive_int"]
+__all__ = [
+    "edges",
+    "finite_negative",
+    "floating",
+    "function",
+    "graph",
+    "in_range",
+    "last_axis",
+    "one_of",
+    "padding_mask",
+    "positive_int",
+    "rows",
+]
 
 
 def positive_int(name: str, value: int) -> int:
@@ -122,6 +134,62 @@ def last_axis(name: str, x: Tensor, size: int, meaning: str) -> None:
     """
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
+
+
+def rows(name: str, x: Tensor, size: int, meaning: str) -> None:
+    """Refuse a tensor that has no axis of rows before a last axis of ``size`` entries.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: the tensor that came.
+        size: the expected length of its last axis.
+        meaning: what the axis holds, symbolically, as ``"features + 1"``.
+
+    Raises:
+        ValueError: if it has fewer than two axes, or the last one another length.
+
+    >>> import torch
+    >>> rows("x", torch.zeros(2, 5), 5, "features + 1")
+    """
+    if x.ndim < 2 or x.shape[-1] != size:
+        raise ValueError(f"{name} must have shape (*batch, nodes, {meaning} = {size}), got {tuple(x.shape)}.")
+
+
+def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
+    """Refuse a mask that is not boolean or does not have one entry a token.
+
+    Args:
+        name: the argument's name, for the sentence.
+        mask: the tensor that came.
+        shape: the leading axes of the tokens, and their number.
+
+    Raises:
+        TypeError: if it is not boolean: a float mask may mean what is added to the logits.
+        ValueError: if it has another shape.
+
+    >>> import torch
+    >>> padding_mask("key_padding_mask", torch.zeros(2, 5, dtype=torch.bool), (2, 5))
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be boolean, True at padding, got {mask.dtype}.")
+    if mask.shape != torch.Size(shape):
+        raise ValueError(f"{name} must have shape (*batch, nodes) = {tuple(shape)}, got {tuple(mask.shape)}.")
+
+
+def function(name: str, value: object) -> None:
+    """Refuse what cannot be called.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+
+    Raises:
+        TypeError: if it is not callable.
+
+    >>> function("activation", abs)
+    """
+    if not callable(value):
+        raise TypeError(f"{name} must be callable, got {type(value).__name__}.")
 
 
 def floating(name: str, x: Tensor) -> None:

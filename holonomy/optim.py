@@ -441,17 +441,19 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             param_group: ``params``, and the options in which the group differs from the rest.
 
         Raises:
-            TypeError: if a parameter is complex.
-            ValueError: if the group asks for an option that is not offered here.
+            TypeError: if a parameter is complex, or ``stabilize`` not an integer.
+            ValueError: if the group asks for an option that is not offered here, or ``stabilize`` is not positive.
         """
         for name in _NOT_OFFERED:
             if param_group.get(name):
                 raise ValueError(f"{name} is not offered by RiemannianAdam, got {param_group[name]!r}.")
         super().add_param_group(param_group)
         try:
+            if self.param_groups[-1]["stabilize"] is not None:
+                checks.positive_int("stabilize", self.param_groups[-1]["stabilize"])
             for parameter in self.param_groups[-1]["params"]:
                 checks.floating("params", parameter)
-        except TypeError:
+        except (TypeError, ValueError):
             self.param_groups.pop()
             raise
 

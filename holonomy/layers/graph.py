@@ -168,6 +168,7 @@ class GCN(nn.Module):
         Returns:
             ``(n, out_features)``.
         """
+        checks.graph(x, edge_index)
         propagate = propagation(edge_index, x.shape[0], x.dtype)
         last = len(self.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
@@ -235,6 +236,7 @@ class Propagation(nn.Module):
         Returns:
             ``(n, out_features)``.
         """
+        checks.graph(x, edge_index)
         x = _dropped(x, self.dropout, training=self.training)
         hidden = torch.relu(_product(x, self.first) + self.first.bias)
         start = self.second(functional.dropout(hidden, self.dropout, self.training))

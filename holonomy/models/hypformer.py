@@ -33,8 +33,8 @@ from holonomy.layers.hyperbolic.refinement import curvatures
 from holonomy.layers.kernels.heads import without_padding
 from holonomy.layers.kernels.lifted import lifted
 from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
-from holonomy.layers.kernels.linear_attention import Average
-from holonomy.layers.kernels.softmax_attention import Similarity
+from holonomy.layers.kernels.linear_attention import AVERAGES, Average
+from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity
 from holonomy.manifolds import Lorentz
 from holonomy.structures import PaddedGraphs
 
@@ -95,6 +95,9 @@ class HypformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         checks.one_of("attention", attention, ("linear", "softmax"))
+        # Whichever attention it is, the other's options are no place for typing errors.
+        checks.one_of("similarity", similarity, SIMILARITIES)
+        checks.one_of("average", average, AVERAGES)
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.manifold_in = manifold_in
         self.manifold_attention = manifold_in if manifold_attention is None else manifold_attention
@@ -565,6 +568,7 @@ class _ActivationDropout(nn.Module):
 
     def __init__(self, activation: Callable[[Tensor], Tensor], dropout: float) -> None:
         super().__init__()
+        checks.function("activation", activation)
         self.activation = activation
         self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
 

@@ -190,6 +190,25 @@ def test_errors_name_the_argument(build):
         build(6, 2, Lorentz(), 3.0)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+@attentions
+@pytest.mark.parametrize("nodes", [5, 2100])
+def test_masks_and_points_that_do_not_fit_get_one_sentence(build, nodes):
+    """Some broadcast: (batch, 1) hid whole graphs, and (nodes,) was taken where nodes are few and not where many."""
+    m = Lorentz()
+    layer = build(4, 2, m)
+    x = m.lift(torch.randn(2, nodes, 4))
+    for shape in ((nodes,), (1, nodes), (2, 1), (2, nodes - 1), (2, nodes, nodes)):
+        with pytest.raises(ValueError, match=r"key_padding_mask must have shape \(\*batch, nodes\) = \(2, "):
+            layer(x, torch.zeros(shape, dtype=torch.bool))
+    for wrong in (torch.float32, torch.int64):
+        with pytest.raises(TypeError, match="key_padding_mask must be boolean"):
+            layer(x, torch.zeros(2, nodes, dtype=wrong))
+    for few in (x[0, 0], x[..., :4], x.new_zeros(())):
+        with pytest.raises(ValueError, match=r"x must have shape \(\*batch, nodes, features \+ 1 = 5\)"):
+            layer(few)
+
+
 def test_options_are_checked():
     with pytest.raises((ValueError, TypeError), match="similarity"):
         HypSoftmaxAttention(4, 2, Lorentz(), similarity="cosine")
@@ -197,6 +216,8 @@ def test_options_are_checked():
         HypSoftmaxAttention(4, 2, Lorentz(), dropout=-0.1)
     with pytest.raises(ValueError, match="power"):
         HypLinearAttention(4, 2, Lorentz(), power=0.5)
+    with pytest.raises(ValueError, match="power must be finite"):
+        HypLinearAttention(4, 2, Lorentz(), power=math.inf)
     with pytest.raises((ValueError, TypeError), match="average"):
         HypLinearAttention(4, 2, Lorentz(), average="mean")
 

@@ -117,6 +117,13 @@ def test_dropout_drops_scales_and_stops():
         HypDropout(1.5, m)
 
 
+@pytest.mark.parametrize("eps", [-1.0, math.nan])
+@pytest.mark.parametrize("build", [HypLayerNorm, HypBatchNorm])
+def test_eps_that_makes_roots_of_negative_numbers_is_refused(build, eps):
+    with pytest.raises(ValueError, match="eps must lie in"):
+        build(3, Lorentz(), eps=eps)
+
+
 def test_concat_adds_squared_radii():
     m = Lorentz(-1.0)
     x, y, z = (m.lift(torch.full((1,), s)) for s in (1.0, 2.0, 2.0))

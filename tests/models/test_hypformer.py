@@ -182,6 +182,9 @@ def test_features_at_the_edge_of_float32():
         ((6, 8, 3), {"graph_encoder": "gat"}, "graph_encoder must be one of 'gcn', got 'gat'"),
         ((6, 8, 3), {"graph_weight": 1.5}, r"graph_weight must lie in \[0.0, 1.0\], got 1.5"),
         ((6, 8, 3), {"dropout": -0.1}, "must lie in"),
+        ((6, 8, 3), {"norm_eps": -1.0}, "eps must lie in"),
+        ((6, 8, 3), {"attention": "linear", "similarity": "cosine"}, "similarity must be one of"),
+        ((6, 8, 3), {"attention": "softmax", "average": "mean"}, "average must be one of"),
         ((6, 8, 3), {"curvature": 1.0}, "curvature must be finite and negative, got 1.0"),
         ((6, 8, 3), {"transformer": False, "graph_encoder": None}, "graph_encoder must be a module or 'gcn'"),
     ],
@@ -194,6 +197,12 @@ def test_refused_at_construction(arguments, options, sentence):
 @pytest.mark.usefixtures("as_users_run_it")
 def test_refused_at_the_door():
     model = Hypformer(6, 8, 3)
+    with pytest.raises(TypeError, match="x must be a floating-point tensor"):
+        model(torch.zeros(4, 6, dtype=torch.int64), ring(4))
+    with pytest.raises(ValueError, match=r"edge_index must have shape \(2, edges\)"):
+        model(torch.zeros(4, 6), ring(4).T)
+    with pytest.raises(TypeError, match="activation must be callable"):
+        Hypformer(6, 8, 3, activation="relu")
     with pytest.raises(ValueError, match="edge_index must be given"):
         model(torch.zeros(4, 6))
     with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., in_features = 6\), got \(4, 5\)"):

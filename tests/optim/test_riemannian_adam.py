@@ -357,6 +357,17 @@ def test_parameters_without_gradient_or_without_rows_do_no_harm():
     assert torch.equal(lonely, busy[1])
 
 
+@pytest.mark.parametrize("every", [0, -1])
+def test_stabilize_is_a_number_of_steps(every):
+    point = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="stabilize must be a positive integer"):
+        RiemannianAdam([point], stabilize=every)
+    optimizer = RiemannianAdam([point])
+    with pytest.raises(ValueError, match="stabilize must be a positive integer"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "stabilize": every})
+    assert len(optimizer.param_groups) == 1
+
+
 def test_stabilize_repairs_time_and_projects_the_rest():
     table, sphere = tables()[0], elsewhere()[0]
     optimizer = RiemannianAdam([table, sphere], lr=0.1)

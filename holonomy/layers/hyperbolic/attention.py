@@ -93,7 +93,9 @@ class HypLinearAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = head_count(features, heads)
-        self.power = checks.in_range("power", power, 1.0, math.inf)
+        if not (math.isfinite(power) and power >= 1):
+            raise ValueError(f"power must be finite and at least 1, got {power}.")
+        self.power = power
         checks.one_of("average", average, AVERAGES)
         self.average: Average = average
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
@@ -118,6 +120,7 @@ class HypLinearAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
+        checks.rows("x", x, self.query.in_features + 1, "features + 1")
         if self.average == "midpoint":
             return self._by_midpoints(without_padding(x, key_padding_mask), key_padding_mask)
         before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
@@ -225,6 +228,7 @@ class HypSoftmaxAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
+        checks.rows("x", x, self.query.in_features + 1, "features + 1")
         x = without_padding(x, key_padding_mask)
         query, key, value = (split_heads(htc.space(x), self.heads) for htc in (self.query, self.key, self.value))
         space = merge_heads(

@@ -195,6 +195,7 @@ class ExpMapHTC(HTC):
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features, "in_features")
+        checks.floating("x", x)
         weight, bias = self.affine(factor)
         if is_sparse(x):
             matrix = as_csr(x)
@@ -330,6 +331,8 @@ class FullyLorentzLinear(nn.Module):
         if not (scale > 0 and math.isfinite(scale)):
             raise ValueError(f"scale must be positive and finite, got {scale}.")
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        if activation is not None:
+            checks.function("activation", activation)
         self.activation = activation
         self.direction = nn.Linear(in_features + 1, out_features, bias=bias, device=device, dtype=dtype)
         self.length = nn.Linear(in_features + 1, 1, device=device, dtype=dtype)

@@ -13,6 +13,7 @@ refinements in a row are one with the composed function, as the paper merges the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -150,8 +151,7 @@ class HRC(nn.Module):
         manifold_out: Lorentz | None = None,
     ) -> None:
         super().__init__()
-        if not callable(function):
-            raise TypeError(f"function must be callable, got {type(function).__name__}.")
+        checks.function("function", function)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         self.function = function
 
@@ -200,6 +200,7 @@ class HypLayerNorm(HRC):
         dtype: torch.dtype | None = None,
     ) -> None:
         checks.positive_int("features", features)
+        checks.in_range("eps", eps, 0.0, math.inf)
         norm = nn.LayerNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
         super().__init__(_Bounded(norm), manifold_in, manifold_out)
 
@@ -272,6 +273,7 @@ class HypBatchNorm(HRC):
         dtype: torch.dtype | None = None,
     ) -> None:
         checks.positive_int("features", features)
+        checks.in_range("eps", eps, 0.0, math.inf)
         norm = nn.BatchNorm1d(
             features,
             eps=eps,

@@ -77,7 +77,7 @@ class HypSimplicialAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.heads = head_count(features, heads)
+        self.features, self.heads = features, head_count(features, heads)
         self.order = checks.positive_int("order", order)
         checks.one_of("form", form, FORMS)
         self.form: Form = form
@@ -113,6 +113,7 @@ class HypSimplicialAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding and at nodes in no simplex.
         """
+        checks.rows("x", x, self.features + 1, "features + 1")
         x = without_padding(x, key_padding_mask)
         if key_padding_mask is not None:
             there = ~key_padding_mask[..., None, :]

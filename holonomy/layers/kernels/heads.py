@@ -83,8 +83,15 @@ def without_padding(
     Returns:
         As ``x``.
 
+    Raises:
+        TypeError: if the mask is not boolean.
+        ValueError: if it has another shape.
+
     >>> import torch
     >>> without_padding(torch.ones(2, 1), torch.tensor([False, True])).flatten()
     tensor([1., 0.])
     """
-    return x if mask is None else x.masked_fill(mask[..., None], 0.0)
+    if mask is None:
+        return x
+    checks.padding_mask("key_padding_mask", mask, x.shape[:-1])
+    return x.masked_fill(mask[..., None], 0.0)
