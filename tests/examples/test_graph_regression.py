@@ -31,6 +31,14 @@ def test_the_error_is_in_the_unit_of_the_property() -> None:
     assert error(Mean(), data, data.test) == pytest.approx((raw - data.mean).abs().mean().item(), rel=1e-5)
 
 
+def test_entries_have_squares_of_mean_one_and_no_zero_becomes_another() -> None:
+    data = load("generated", None, Settings(train=50, tests=20), 0)
+    for table in (data.train.x, data.train.edge_attr):
+        assert table.square().mean().item() == pytest.approx(1, rel=0.05)
+        assert table.unique().numel() == 2
+        assert (table > 0).sum(dim=1).eq(1).all()
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_molecule_does_not_see_its_batch_mates(model: str) -> None:
     torch.manual_seed(0)

@@ -255,6 +255,10 @@ class GraphTokenizer(_Tokenizer):
     those of each graph. Edges are taken as they are listed: in both directions, for an undirected graph. A self-loop
     is an edge token with the type identifier of nodes. Laplacian identifiers get random signs in training.
 
+    :math:`w^{in}` is drawn for features whose squares are about one: then what a token is, where it stands and its type
+    weigh the same. A one-hot vector of d kinds is d times too short for that, and its token little but identifiers:
+    multiply it by :math:`\sqrt d`.
+
     Args:
         in_features: features of a node, 0 for none.
         features: width d of a token.
