@@ -38,7 +38,9 @@ class SimplicialTransformer(nn.Module):
         lower_orders: such a layer has all orders up to its own in one softmax.
         causal: decoder-style: no token sees later ones.
         rope: turn queries and keys by their positions, in the layers where that has a meaning: of order 1, and
-            determinants. Without it the order of the tokens plays no part but through ``causal``.
+            determinants. Without it the order of the tokens plays no part but through ``causal``, and where ``steps``
+            or ``capacity`` choose among equal scores, of which they take the first: those of steps are zero wherever
+            no head's product is positive.
         steps: layers of order 2 and more attend along paths of so many steps from each token only, chosen by the
             projections of the layer before (path sparse attention, section 2.3). The first layer must be of order 1.
         distinct: with ``steps``: none to a token that is equal to an earlier one, so that k steps reach k tokens that

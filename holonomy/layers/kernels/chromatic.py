@@ -158,8 +158,9 @@ def chromatic_attention(
     exists at any time. One tensor given as both is read once and gets one gradient.
 
     Without edges it is scaled dot-product attention. A bias of ``-inf`` forbids a pair; where it forbids all j, the sum
-    is zero. Softmax is computed in float32 at least. Gradients of gradients
-    are right: whenever autograd is asked for them, the plain definition is differentiated instead, at its price.
+    is zero. (Not in the additive form, whose activation makes of it what it likes: SiLU makes nan.) Softmax is computed
+    in float32 at least. Gradients of gradients are right: whenever autograd is asked for them, the plain definition is
+    differentiated instead, at its price.
     ``torch.func.grad`` works, ``vmap`` does not.
     ``torch.compile`` takes the plain definition, and so do head-wise biases without edge values, where nothing is as
     large as pairs times channels.
