@@ -256,8 +256,8 @@ class GraphTokenizer(_Tokenizer):
     is an edge token with the type identifier of nodes. Laplacian identifiers get random signs in training.
 
     :math:`w^{in}` is drawn for features whose squares are about one: then what a token is, where it stands and its type
-    weigh the same. A one-hot vector of d kinds is :math:`\sqrt d` times too short for that, its token little but identifiers:
-    multiply it by :math:`\sqrt d`.
+    weigh the same. A one-hot vector of d kinds is :math:`\sqrt d` times too short for that, and its token little but
+    identifiers: multiply it by :math:`\sqrt d`.
 
     Args:
         in_features: features of a node, 0 for none.
