@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from examples import graph_regression
-from examples.graph_regression import MODELS, Settings, attention_distances, build, error, load, main, token_distances
+from examples.graph_regression import (
+    MODELS,
+    Settings,
+    attention_distances,
+    build,
+    error,
+    load,
+    main,
+    token_distances,
+    tokens_of,
+)
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")
@@ -31,12 +41,20 @@ def test_the_error_is_in_the_unit_of_the_property() -> None:
     assert error(Mean(), data, data.test) == pytest.approx((raw - data.mean).abs().mean().item(), rel=1e-5)
 
 
-def test_entries_have_squares_of_mean_one_and_no_zero_becomes_another() -> None:
-    data = load("generated", None, Settings(train=50, tests=20), 0)
-    for table in (data.train.x, data.train.edge_attr):
-        assert table.square().mean().item() == pytest.approx(1, rel=0.05)
-        assert table.unique().numel() == 2
-        assert (table > 0).sum(dim=1).eq(1).all()
+def test_a_tokenizer_gets_entries_whose_squares_have_mean_one_in_every_batch() -> None:
+    settings = Settings(train=50, tests=20, hidden=8, heads=2, layers=1)
+    data = load("generated", None, settings, 0)
+    network = build("tokengt", settings, data)
+    for chosen in (torch.arange(3), torch.arange(3, 50)):
+        part = data.train.take(chosen)
+        x, edge_index, edge_attr, batch, identifiers = tokens_of(network, part)
+        assert torch.allclose(x, part.x * 2)
+        assert torch.allclose(edge_attr, part.edge_attr * 3**0.5)
+        assert edge_index is part.edge_index
+        assert batch is part.batch
+        assert identifiers is part.identifiers
+    random = build("tokengt-orf", settings, data)
+    assert tokens_of(random, part)[-1] is None
 
 
 @pytest.mark.parametrize("model", MODELS)
