@@ -79,6 +79,19 @@ def test_classes_share_sources():
 
 
 @every_order
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"normalise": "counts", "bias": False}], ids=str)
+def test_a_single_node_has_a_gradient(order_in, order_out, options, device):
+    """Nothing is broadcast then: what is spread is what came, a view among others."""
+    layer = layer_of(order_in, order_out, device, **options)
+    x = torch.randn(2, *[1] * order_in, 2, dtype=torch.float64, device=device, requires_grad=True)
+    mask = torch.ones(2, 1, dtype=torch.bool, device=device)
+    layer(x, mask).sum().backward()
+    # All classes and patterns that one node has meet in one entry.
+    first = layer.weight[0].sum(1)
+    torch.testing.assert_close(x.grad, first.expand_as(x))
+
+
+@every_order
 @pytest.mark.parametrize("options", [{}, {"lightweight": True}, {"normalise": "counts"}, {"bias": False}], ids=str)
 def test_every_pair_of_orders_agrees_with_the_loops(order_in, order_out, options, device):
     if options.get("lightweight") and order_in and not order_out:

@@ -121,21 +121,27 @@ def spread(parts: Sequence[tuple[Target, Float[Tensor, "..."]]], order: int, nod
     sums = {pattern: _total([part for part in parts if part[0].pattern == pattern]) for pattern in patterns}
     finest = tuple(range(order))
     if order == 0:
-        return sums[finest]
-    batch = torch.broadcast_shapes(*(x.shape[: -1 - number_of_blocks(p)] for p, x in sums.items()))
+        return sums[finest][0]
+    batch = torch.broadcast_shapes(*(x.shape[: -1 - number_of_blocks(p)] for p, (x, _) in sums.items()))
     shape = (*batch, *[nodes] * order, parts[0][1].shape[-1])
-    whole = sums.pop(finest, None)
+    whole, fresh = sums.pop(finest, (None, True))
     if whole is None:
         result = parts[0][1].new_zeros(shape)
+    elif whole.shape == shape:
+        # What came is not ours to add to.
+        result = whole if fresh or not sums else whole.clone()
     else:
-        result = whole if whole.shape == shape else whole.expand(shape).contiguous()
-    for pattern, x in sums.items():
+        result = whole.expand(shape).contiguous()
+    for pattern, (x, _) in sums.items():
         diagonal(result, pattern).add_(x)
     return result
 
 
-def _total(parts: Sequence[tuple[Target, Tensor]]) -> Tensor:
-    """Add the contributions to one pattern, those over the same axes first, so that few additions are large."""
+def _total(parts: Sequence[tuple[Target, Tensor]]) -> tuple[Tensor, bool]:
+    """Add the contributions to one pattern, those over the same axes first, so that few additions are large.
+
+    Whether the sum is a tensor of its own, not a view of what came, is told beside it.
+    """
     blocks = number_of_blocks(parts[0][0].pattern)
     by_axes: dict[frozenset[int], Tensor] = {}
     for target, x in parts:
@@ -144,7 +150,7 @@ def _total(parts: Sequence[tuple[Target, Tensor]]) -> Tensor:
         by_axes[axes] = by_axes[axes] + placed if axes in by_axes else placed
     smallest_first = sorted(by_axes, key=lambda axes: (len(axes), sorted(axes)))
     first, *others = (by_axes[axes] for axes in smallest_first)
-    return fold(_sum, others, (first, False))[0]
+    return fold(_sum, others, (first, False))
 
 
 def _sum(left: tuple[Tensor, bool], right: Tensor) -> tuple[Tensor, bool]:
