@@ -2,8 +2,9 @@ r"""Claims on distances: Hypformer Propositions 4.1 and 4.2, and the naive chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,16 @@ from torch import Tensor, nn
 from holonomy import numerics
 from holonomy.layers import HRC, HTC, HypActivation, HypLayerNorm
 from holonomy.manifolds import Lorentz
-from holonomy.theory.distances import boost, distance_scaling, naive_change
+from holonomy.theory.distances import DistanceScaling, boost, distance_scaling, naive_change
+from holonomy.theory.pictures import Picture, Trials
+from holonomy.theory.stretching import Ends
 from holonomy.theory.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "PICTURES"]
+
+# The maps that are drawn, by their number.
+_ISOMETRIES = ("identity", "orthogonal map", "boost")
+_GENERAL = ("linear map", "ReLU", "LayerNorm")
 
 
 def _curvatures(draws: Draws) -> tuple[Lorentz, Lorentz]:
@@ -57,7 +64,8 @@ def _isometries(draws: Draws) -> Iterable[Trial]:
         layer = _isometry(index % 3, draws, source, target, features)
         found = distance_scaling(layer, x)
         off = max(abs(found.least / found.expected - 1), abs(found.largest / found.expected - 1))
-        yield Trial(off, numerics.tolerance(draws.dtype).rtol, at={"kind": float(index % 3)})
+        seen = _seen(found) if index < len(_ISOMETRIES) else {}
+        yield Trial(off, numerics.tolerance(draws.dtype).rtol, at={"kind": float(index % 3)}, seen=seen)
 
 
 def _isometry(kind: int, draws: Draws, source: Lorentz, target: Lorentz, features: int) -> nn.Module:
@@ -71,6 +79,11 @@ def _isometry(kind: int, draws: Draws, source: Lorentz, target: Lorentz, feature
     with torch.no_grad():
         layer.weight.copy_(boost(0.5 * draws.normal(features)))
     return layer
+
+
+def _seen(found: DistanceScaling) -> Mapping[str, Tensor]:
+    """Distances before, and after in units in which an isometry changes nothing."""
+    return {"before": found.before, "after": found.after / found.expected}
 
 
 def _general(draws: Draws) -> Iterable[Trial]:
@@ -88,10 +101,10 @@ def _general(draws: Draws) -> Iterable[Trial]:
         if isinstance(layer, HTC):
             with torch.no_grad():
                 layer.weight.copy_(draws.normal(features, features + 1))
-        share = distance_scaling(layer, x).flipped
-        yield Trial(
-            share, 0.0, at={"kind": float(index % 3)}, note=f"{share:.1%} of the triples of 16 points change order"
-        )
+        found = distance_scaling(layer, x)
+        note = f"{found.flipped:.1%} of the triples of 16 points change order"
+        seen = _seen(found) if index < len(_GENERAL) else {}
+        yield Trial(found.flipped, 0.0, at={"kind": float(index % 3)}, note=note, seen=seen)
 
 
 def _naive(draws: Draws) -> Iterable[Trial]:
@@ -103,7 +116,39 @@ def _naive(draws: Draws) -> Iterable[Trial]:
     # The claim: the ratio stays on the same side of one.
     inverted = (low / high > 1) != (after_low / after_high > 1)
     note = f"from 1 to 0 and to 2.2: {low:.4f} > {high:.4f} before, {after_low:.4f} < {after_high:.4f} after"
-    yield Trial(float(inverted), 0.0, note=note)
+    plane = _points(draws, source, 12, 2)
+    seen = _seen(distance_scaling(partial(naive_change, target=target), plane, ends=Ends(source, target)))
+    yield Trial(float(inverted), 0.0, note=note, seen=seen)
+
+
+def _scatter(axes: Sequence[Any], trials: Trials) -> None:
+    panels = (
+        ("distances.isometries", _ISOMETRIES, "isometries"),
+        ("distances.general", _GENERAL, "other maps"),
+        ("distances.naive", ("space part kept",), "eq. 8, naive"),
+    )
+    for plot, (claim, names, title) in zip(axes, panels, strict=True):
+        shown = [t for t in trials[claim] if t.seen]
+        for trial, name in zip(shown, names, strict=False):
+            before, after = (trial.seen[key].cpu() for key in ("before", "after"))
+            plot.plot(before.tolist(), after.tolist(), ".", markersize=3, label=name)
+        plot.axline((0, 0), slope=1, color="0.7", linewidth=1, zorder=0)
+        plot.set(xlabel="distance before", title=title)
+        plot.legend(fontsize="small")
+    axes[0].set_ylabel(r"after, over $\sqrt{\kappa / \kappa'}$")
+
+
+PICTURES: tuple[Picture, ...] = (
+    Picture(
+        "Distances before and after a change of curvature",
+        "Each dot is a pair of points. Isometries of unit coordinates scale all distances alike (Proposition 4.2); "
+        "other maps of HTC and HRC do not, nor does keeping the space part.",
+        ("distances.isometries", "distances.general", "distances.naive"),
+        _scatter,
+        3,
+    ),
+)
+"""The picture of changes of curvature."""
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -2,19 +2,23 @@ r"""Claims of TokenGT: Lemma 1, Theorems 1 and 2, with constructed weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holonomy.layers import EquivariantLinear, bell, orthogonal_identifiers
-from holonomy.theory.tokens_basis import basis_approximation_error, basis_tensors, layer_by_heads
+from holonomy.theory.pictures import Picture, Trials
+from holonomy.theory.tokens_basis import basis_approximation_error, basis_attention, basis_tensors, layer_by_heads
 from holonomy.theory.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "PICTURES"]
 
 # Nodes at which all rows of all heads are computed: n^2k weights each.
 _NODES = {1: (1, 2, 5, 16), 2: (2, 4, 6), 3: (2, 3)}
+# The heads that are drawn: order, nodes, scale.
+_SEEN = ((2, 4, 3.0), (2, 4, 30.0))
 _SCALES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -40,7 +44,8 @@ def _basis(draws: Draws) -> Iterator[Trial]:
                 at = {"a": a, "n": float(nodes), "k": float(order)}
                 # A logit is off by its rounding, and a weight by that of its logit.
                 floor = _rounding(draws.dtype, 1 + found.logit)
-                yield Trial(found.measured, found.bound, floor=floor, at=at)
+                seen = {"heads": basis_attention(order, a, p)[0]} if (order, nodes, a) in _SEEN else {}
+                yield Trial(found.measured, found.bound, floor=floor, at=at, seen=seen)
 
 
 def _layer(draws: Draws, order: int, features: int, out: int) -> EquivariantLinear:
@@ -96,6 +101,44 @@ def _networks(draws: Draws) -> Iterator[Trial]:
             )
             yield Trial(off, bound, floor=floor, at={"a": a, "n": float(nodes), "k": float(order)})
 
+
+def _mosaic(matrices: Tensor) -> Any:
+    """The 15 matrices in three rows of five, white lines between them."""
+    framed = torch.nn.functional.pad(matrices.cpu().double(), (0, 1, 0, 1), value=torch.nan)
+    size = framed.shape[-1]
+    return framed.reshape(3, 5, size, size).transpose(1, 2).reshape(3 * size, 5 * size)[:-1, :-1].tolist()
+
+
+def _heads(axes: Sequence[Any], trials: Trials) -> None:
+    shown = [t for t in trials["tokens.lemma_1"] if t.seen]
+    basis = basis_tensors(2, 4).double()
+    images = [(f"heads, a = {t.at['a']:g}", t.seen["heads"]) for t in shown]
+    images.append(("basis tensors", basis / basis.sum(-1, keepdim=True).clamp_min(1)))
+    for plot, (title, matrices) in zip(axes, images, strict=False):
+        plot.imshow(_mosaic(matrices), vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+        plot.set(title=title, xticks=[], yticks=[])
+    plot = axes[-1]
+    for place, order in enumerate((1.0, 2.0, 3.0)):
+        largest = max(t.at["n"] for t in trials["tokens.lemma_1"] if t.at["k"] == order)
+        mine = [t for t in trials["tokens.lemma_1"] if t.at["k"] == order and t.at["n"] == largest]
+        scales = [t.at["a"] for t in mine]
+        plot.plot(scales, [max(t.measured, t.floor) for t in mine], "o-", color=f"C{place}", label=f"k = {order:g}")
+        plot.plot(scales, [t.bound for t in mine], "--", color=f"C{place}")
+    plot.set(xscale="log", yscale="log", xlabel="scale a", title="outside the class", ylim=(0.1**15, 10))
+    plot.legend(fontsize="small")
+
+
+PICTURES: tuple[Picture, ...] = (
+    Picture(
+        "Attention heads and basis tensors",
+        "Lemma 1 for pairs of four nodes: the 15 constructed heads at two scales beside the basis tensors, rows "
+        "normalised; the weight outside the class, down to rounding, and its bound (dashed).",
+        ("tokens.lemma_1",),
+        _heads,
+        4,
+    ),
+)
+"""The picture of Lemma 1."""
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(

@@ -35,6 +35,7 @@ class Trial:
         floor: below this a measured value is rounding.
         at: where on a picture's horizontal axis this trial belongs, such as ``{"n": 16}``.
         note: one sentence on this input, kept where it decides the verdict.
+        seen: tensors for a picture, of a few trials.
 
     >>> Trial(1.0, 2.0).ratio
     0.5
@@ -46,6 +47,7 @@ class Trial:
     floor: float = 0.0
     at: Mapping[str, float] = field(default_factory=dict[str, float])
     note: str = ""
+    seen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False, compare=False)
 
     @property
     def ratio(self) -> float:
