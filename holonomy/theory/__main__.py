@@ -7,6 +7,7 @@ Exit code 1 if a claim that should hold is violated.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -27,12 +28,34 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m holonomy.theory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--claims", nargs="+", metavar="NAME", help="claims or families; all if left out")
     parser.add_argument("--list", action="store_true", help="list the claims and stop")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=_device, default="cpu")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="float64")
-    parser.add_argument("--budget", type=float, default=1.0, help="multiplies the number of draws")
+    parser.add_argument("--budget", type=_positive, default=1.0, help="multiplies the number of draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write theory.json and theory.html there")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.out is not None and not options.list:
+        # Now: it would be a pity afterwards.
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"argument --out: {error}")
+    return options
+
+
+def _device(name: str) -> str:
+    try:
+        torch.zeros(1, device=name).item()
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{name!r} is no device of this machine") from error
+    return name
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
+    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command line; those of the process if left out.
 
     Returns:
-        The exit code: 1 if a claim that should hold is violated, 2 if a claim's name is unknown.
+        The exit code: 1 if a claim that should hold is violated, 2 if an argument is refused.
 
     >>> main(["--claims", "determinant.equal", "--list"])
     determinant.equal  Simplicial section 2.4: equal arguments give 0; N = 1 is antisymmetric
@@ -84,7 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     sys.stdout.write(f"\n{as_table(run.verdicts)}\n\n{len(claims)} claims in {time.perf_counter() - started:.0f} s\n")
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "theory.json").write_text(as_json(run) + "\n", encoding="utf-8")
         (options.out / "theory.html").write_text(as_html(run, PICTURES), encoding="utf-8")
         sys.stdout.write(f"written: {options.out / 'theory.json'}, {options.out / 'theory.html'}\n")

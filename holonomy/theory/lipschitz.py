@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from holonomy import checks
 from holonomy.theory.projections import NotCoveredError, Projections, projections
 from holonomy.theory.sizes import others, reach, spectral, through_heads
 
@@ -71,7 +72,7 @@ def lipschitz_bound(
 
     Raises:
         NotCoveredError: if the theorem does not cover the layer.
-        ValueError: if neither ``tokens`` nor ``mask`` says how many tokens there are.
+        ValueError: if neither ``tokens`` nor ``mask`` says how many tokens there are, or the radius is negative.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2, bias=False)
     >>> lipschitz_bound(layer, 1.0, tokens=8) <= lipschitz_bound(layer, 2.0, tokens=8)
@@ -81,6 +82,8 @@ def lipschitz_bound(
     count = tokens if tokens is not None else None if mask is None else mask.shape[0]
     if count is None:
         raise ValueError("tokens must be given where there is no mask: the bound grows with their number.")
+    checks.positive_int("tokens", count)
+    checks.in_range("radius", radius, 0.0, math.inf)
     if math.isinf(radius):
         return math.inf
     if theorem == "L+":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -87,13 +88,13 @@ def verify(
         A verdict for each claim.
 
     Raises:
-        ValueError: if a name is unknown or the budget is not positive.
+        ValueError: if a name is unknown or the budget is not positive and finite.
 
     >>> verify([])
     []
     """
-    if not budget > 0:
-        raise ValueError(f"budget must be positive, got {budget}.")
+    if not (budget > 0 and math.isfinite(budget)):
+        raise ValueError(f"budget must be positive and finite, got {budget}.")
     verdicts: list[Verdict] = []
     for claim in select(claims):
         verdict, trials = claim.measure(Draws(seed, device, dtype, budget))

@@ -166,6 +166,12 @@ def test_edges():
     assert lipschitz_bound(layer, tokens=3) == math.inf
     with pytest.raises(ValueError, match="tokens must be given"):
         lipschitz_bound(layer, 1.0)
+    for radius in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="radius must lie in"):
+            lipschitz_bound(layer, radius, tokens=3)
+    for tokens in (0, -3):
+        with pytest.raises(ValueError, match="tokens must be a positive integer"):
+            lipschitz_bound(layer, 1.0, tokens=tokens)
     with pytest.raises(NotCoveredError):
         lipschitz_bound(nn.MultiheadAttention(4, 2, add_zero_attn=True), 1.0, tokens=3)
     with pytest.raises(ValueError, match="features must be given"):

@@ -51,6 +51,26 @@ def test_command_lists_and_refuses(capsys):
     assert "claims must be among" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--device", "nowhere"], "'nowhere' is no device of this machine"),
+        (["--device", "meta"], "'meta' is no device of this machine"),
+        (["--budget", "0"], "must be positive and finite, got 0"),
+        (["--budget", "nan"], "must be positive and finite, got nan"),
+        (["--budget", "inf"], "must be positive and finite, got inf"),
+        (["--out", __file__], "argument --out"),
+    ],
+)
+def test_command_refuses_before_it_measures(arguments, sentence, capsys, monkeypatch):
+    """With exit code 2: 1 is that of a violated claim."""
+    monkeypatch.setattr(VERIFY, "CLAIMS", ())
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_exit_code_of_a_violated_claim(monkeypatch, capsys):
     broken = Claim("a.b", "nowhere", "2 <= 1", lambda draws: [Trial(2.0, 1.0)])
     monkeypatch.setattr(VERIFY, "CLAIMS", (broken,))
