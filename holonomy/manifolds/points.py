@@ -7,6 +7,7 @@ never moves, and multiplied by :math:`1/\sqrt{-\kappa}` when it is read.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import geoopt
@@ -39,8 +40,8 @@ class LorentzPoints(nn.Module):
         unit: the parameter, ``(num, dim + 1)`` on the hyperboloid of curvature -1.
 
     Raises:
-        TypeError: if ``num`` or ``dim`` is not an integer.
-        ValueError: if ``num`` or ``dim`` is not positive.
+        TypeError: if ``num`` or ``dim`` is not an integer, or ``manifold`` another one than this library's.
+        ValueError: if ``num`` or ``dim`` is not positive, or ``std`` is negative.
 
     >>> LorentzPoints(3, 2, Lorentz(-0.5))().shape
     torch.Size([3, 3])
@@ -60,6 +61,9 @@ class LorentzPoints(nn.Module):
         super().__init__()
         checks.positive_int("num", num)
         checks.positive_int("dim", dim)
+        checks.in_range("std", std, 0.0, math.inf)
+        if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"manifold must be a holonomy.manifolds.Lorentz, got {type(manifold).__name__}.")
         self.manifold = manifold
         sheet = Lorentz(-1.0, device=device, dtype=dtype)
         self.unit = geoopt.ManifoldParameter(sheet.random(num, dim + 1, std=std, generator=generator))

@@ -124,6 +124,23 @@ def test_sparse_features_give_the_same_result_and_gradients(build, layout):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", ["dense", "coo", "csr"])
+@pytest.mark.parametrize("build", [GCN, Propagation])
+def test_half_precision_is_that_of_the_numbers(build, layout, half):
+    """Torch has no sparse products of half numbers on a CPU: a model in bfloat16 stopped there."""
+    layer, edge_index = build(12, 5, 3), random_edges(9, 30)
+    x = (torch.rand(9, 12) < 0.2) * torch.rand(9, 12)
+    expected = layer(x, edge_index)
+    narrow = x.to(half)
+    table = narrow if layout == "dense" else narrow.to_sparse() if layout == "coo" else narrow.to_sparse_csr()
+    result = layer.to(half)(table, edge_index)
+    assert result.dtype == half
+    result.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    torch.testing.assert_close(result.float(), expected, rtol=5e-2, atol=5e-2)
+
+
 @pytest.mark.parametrize("build", [GCN, Propagation])
 def test_dropout_acts_in_training_only(build):
     layer = build(12, 8, 3, dropout=0.5)

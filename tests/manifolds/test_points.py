@@ -107,3 +107,13 @@ def test_a_step_on_kappa_keeps_the_order_of_distances(rate: float) -> None:
     factor = (kappa / manifold.curvature.item()) ** 0.5
     torch.testing.assert_close(after, before * factor, rtol=1e-12, atol=0)
     assert torch.equal(after.argsort(), before.argsort())
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("build", [LorentzPoints, LorentzEmbedding])
+def test_what_does_not_fit_is_refused_at_construction(build) -> None:
+    with pytest.raises(TypeError, match=r"manifold must be a holonomy\.manifolds\.Lorentz, got Lorentz"):
+        build(3, 2, geoopt.Lorentz())
+    for std in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="std must lie in"):
+            build(3, 2, Lorentz(), std=std)

@@ -152,8 +152,10 @@ def multiply(
 
 
 def _product(matrix: Tensor, dense: Tensor) -> Tensor:
+    # On a CPU there are sparse products of float32 and float64 only.
+    wide = torch.promote_types(matrix.dtype, torch.float32)
     with torch.autocast(matrix.device.type, enabled=False):
-        return torch.sparse.mm(matrix, dense)
+        return torch.sparse.mm(matrix.to(wide), dense.to(wide)).to(matrix.dtype)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
