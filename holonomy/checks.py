@@ -20,6 +20,7 @@ __all__ = [
     "graph",
     "in_range",
     "last_axis",
+    "nonnegative_int",
     "one_of",
     "padding_mask",
     "positive_int",
@@ -48,6 +49,30 @@ def positive_int(name: str, value: int) -> int:
         raise TypeError(f"{name} must be a positive integer, got {value!r} of type {type(value).__name__}.")
     if value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value}.")
+    return value
+
+
+def nonnegative_int(name: str, value: int) -> int:
+    """``value``, if it is an integer from zero on: an order, or a size that may be none.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+
+    Returns:
+        The value.
+
+    Raises:
+        TypeError: if ``value`` is not an integer.
+        ValueError: if it is negative.
+
+    >>> nonnegative_int("order_out", 0)
+    0
+    """
+    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be an integer from 0 on, got {value!r} of type {type(value).__name__}.")
+    if value < 0:
+        raise ValueError(f"{name} must be at least 0, got {value}.")
     return value
 
 

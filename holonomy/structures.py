@@ -51,12 +51,14 @@ class PaddedGraphs:
             The padded graphs; a number that no node bears is an empty graph.
 
         Raises:
-            ValueError: if ``batch`` has not one entry a node.
+            ValueError: if ``x`` is not a row a node, or ``batch`` has not one entry a node.
 
         >>> graphs = PaddedGraphs.of(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0]))
         >>> graphs.values.squeeze(-1).tolist(), graphs.padding.tolist()
         ([[1.0, 3.0], [2.0, 0.0]], [[False, False], [False, True]])
         """
+        if x.ndim != 2:
+            raise ValueError(f"x must have shape (n, features), got {tuple(x.shape)}.")
         if batch.shape != x.shape[:1]:
             raise ValueError(f"batch must have shape (n = {x.shape[0]},), got {tuple(batch.shape)}.")
         batch = batch.long()
@@ -151,7 +153,7 @@ class Hyperedges:
         object.__setattr__(self, "batch", batch)
         object.__setattr__(self, "num_graphs", max(self.num_graphs, seen, 1))
         _check_indices(self.indices, self.num_nodes, batch, self.num_graphs)
-        if self.values.shape[0] != self.indices.shape[0]:
+        if self.values.ndim != 2 or self.values.shape[0] != self.indices.shape[0]:
             raise ValueError(
                 f"values must have shape (edges = {self.indices.shape[0]}, features), got {tuple(self.values.shape)}."
             )
@@ -350,10 +352,17 @@ class Hyperedges:
         Returns:
             Hyperedges in lexicographic order, nodes numbered through the graphs.
 
+        Raises:
+            ValueError: if shapes do not fit.
+
         >>> Hyperedges.from_dense(torch.zeros(2, 3, 3, 1)).indices.shape
         torch.Size([18, 2])
         """
+        if x.ndim < 3 or len(set(x.shape[1:-1])) > 1:
+            raise ValueError(f"x must have shape (graphs, n, .., n, features), got {tuple(x.shape)}.")
         graphs, width, order = x.shape[0], x.shape[1], x.ndim - 2
+        if mask is not None and mask.shape != (graphs, width):
+            raise ValueError(f"mask must have shape (graphs, n) = {graphs, width}, got {tuple(mask.shape)}.")
         if mask is None:
             mask = x.new_ones(graphs, width, dtype=torch.bool)
         number = mask.flatten().cumsum(0).reshape(graphs, width) - 1
@@ -392,11 +401,16 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     Returns:
         The same names, ``"edge_index"`` renumbered, and ``"batch"``, the graph of each node.
 
+    Raises:
+        ValueError: if there is no graph.
+
     >>> edge = torch.tensor([[0, 1], [1, 0]])
     >>> batch = join_graphs([{"x": torch.ones(2, 1), "edge_index": edge}] * 2)
     >>> batch["edge_index"].tolist(), batch["batch"].tolist()
     ([[0, 1, 2, 3], [1, 0, 3, 2]], [0, 0, 1, 1])
     """
+    if not graphs:
+        raise ValueError("graphs must be at least one, got none.")
     sizes = [graph["x"].shape[0] for graph in graphs]
     joined: dict[str, Tensor] = {}
     for name, first in graphs[0].items():
@@ -442,7 +456,7 @@ def batches_by_size(
     """
     checks.positive_int("batch_size", batch_size)
     checks.in_range("padding", padding, 1.0, math.inf)
-    sizes = torch.as_tensor(sizes).cpu()
+    sizes = torch.as_tensor(sizes).cpu().long()  # squares leave the range of small integers
     device = None if generator is None else generator.device
     noise = torch.rand(len(sizes), generator=generator, device=device, dtype=torch.float64).cpu()
     if len(sizes) == 0:
@@ -547,8 +561,12 @@ def _distinct(indices: Tensor, num_nodes: int) -> Tensor:
 def _check_indices(indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: int) -> None:
     if indices.dtype != torch.int64:
         raise TypeError(f"indices must be of dtype torch.int64, got {indices.dtype}.")
+    if indices.ndim != 2:
+        raise ValueError(f"indices must have shape (edges, order), got {tuple(indices.shape)}.")
     if batch.shape != (num_nodes,):
         raise ValueError(f"batch must have shape (num_nodes = {num_nodes},), got {tuple(batch.shape)}.")
+    if batch.numel() and int(batch.min()) < 0:
+        raise ValueError(f"batch must number graphs from 0 on, got {int(batch.min())}.")
     if indices.shape[1] == 0:
         if indices.shape[0] != num_graphs:
             raise ValueError(f"indices of order 0 must have one row a graph ({num_graphs}), got {indices.shape[0]}.")

@@ -57,6 +57,7 @@ class EquivariantModel(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        orders = [checks.nonnegative_int("orders", order) for order in orders]
         if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
             raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")
         if edge_features < 0 or (edge_features and orders[0] != 2):

@@ -41,8 +41,9 @@ def test_partitions_are_the_equality_patterns_in_lexicographic_order():
         assert list(set_partitions(m)) == patterns(m) or m == 0
         assert len(set_partitions(m)) == bell(m)
     assert set_partitions(0) == ((),)
-    with pytest.raises(ValueError, match=r"m must be at least 0, got -1\."):
-        set_partitions(-1)
+    for count in (set_partitions, bell):
+        with pytest.raises(ValueError, match=r"m must be at least 0, got -1\."):
+            count(-1)
 
 
 @pytest.mark.parametrize("m", range(7))
@@ -306,6 +307,10 @@ def test_wrong_input_gets_one_sentence():
         layer(edges.with_values(torch.ones(1, 3)), to=torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="order_out must be at least 0, got -1"):
         EquivariantLinear(1, -1, 3, 4)
+    with pytest.raises(TypeError, match=r"order_in must be an integer from 0 on, got 1\.0 of type float"):
+        EquivariantLinear(1.0, 1, 3, 4)
+    with pytest.raises(TypeError, match=r"mask must be boolean, True at nodes, got torch\.float32"):
+        layer(torch.zeros(2, 5, 5, 3), torch.ones(2, 5))
     with pytest.raises(ValueError, match="lightweight must be False for a map to order 0"):
         EquivariantLinear(2, 0, 3, 4, lightweight=True)
     with pytest.raises(ValueError, match="normalise must be one of 'counts', got 'mean'"):

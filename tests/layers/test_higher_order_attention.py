@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
+from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.classes import extensions, pairs
 from holonomy.layers.kernels.segments import block_sum, contract, in_chunks, outer_sum
 from holonomy.structures import Hyperedges, joint
@@ -318,6 +318,40 @@ def test_attention_is_linear_in_hyperedges(sums, device):
     result = layer(x).values
     assert result.isfinite().all()
     result.sum().backward()
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "performer"])
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (1, 3)], ids=str)
+def test_graphs_without_nodes(order_in, order_out, kernel, device):
+    layer = HigherOrderAttention(order_in, order_out, 8, 2, kernel=kernel, device=device)
+    x = torch.zeros(3, *[0] * order_in, 8, device=device)
+    for mask in (None, torch.zeros(3, 0, dtype=torch.bool, device=device)):
+        assert torch.equal(layer(x, mask), torch.zeros(3, *[0] * order_out, 8, device=device))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: EquivariantLinear(2, 2, 8, 8),
+    lambda: HigherOrderAttention(2, 2, 8, 2),
+    lambda: HigherOrderAttention(2, 2, 8, 2, kernel="performer"),
+    lambda: HigherOrderAttention(2, 2, 8, 2, kernel="performer", sums="decoupled"),
+])  # fmt: skip
+@pytest.mark.parametrize("together", [0, 2**9])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_tuples_of_the_result_have_nodes_that_are_there_of_one_graph(make, together):
+    """A node of -1 is another one's number elsewhere: it must not be looked up."""
+    layer = make()
+    layer.together_from = together
+    edges = Hyperedges(torch.tensor([[0, 1], [2, 2]]), torch.ones(2, 8), 4, torch.tensor([0, 0, 1, 1]))
+    assert layer(edges, to=torch.tensor([[1, 0], [3, 2]])).values.shape == (2, 8)
+    for _ in range(2):  # a refusal is not kept
+        with pytest.raises(ValueError, match=r"^to must lie in \[0, num_nodes = 4\), got -1 \.\. 0\.$"):
+            layer(edges, to=torch.tensor([[0, -1]]))
+        with pytest.raises(ValueError, match=r"^to must lie in \[0, num_nodes = 4\), got 0 \.\. 4\.$"):
+            layer(edges, to=torch.tensor([[0, 4]]))
+        with pytest.raises(ValueError, match=r"^to must join nodes of one graph, got \(1, 2\) across two\.$"):
+            layer(edges, to=torch.tensor([[0, 1], [1, 2]]))
+        with pytest.raises(TypeError, match=r"^to must hold integers, got torch\.float32\.$"):
+            layer(edges, to=torch.tensor([[0.0, 1.0]]))
 
 
 @pytest.mark.usefixtures("without_shape_checks")

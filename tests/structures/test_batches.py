@@ -77,6 +77,20 @@ def test_a_seed_decides_the_batches():
     assert [sizes[b[0]] for b in first] != sorted(sizes[b[0]] for b in first)
 
 
+def test_sizes_may_be_small_integers():
+    """Squares of sizes do not fit into eight bits."""
+    sizes = torch.tensor([20, 30, 40] * 4)
+    one, other = (
+        batches_by_size(s, 4, generator=torch.Generator().manual_seed(0)) for s in (sizes, sizes.to(torch.int8))
+    )
+    assert [b.tolist() for b in one] == [b.tolist() for b in other]
+
+
+def test_no_graphs_cannot_be_joined():
+    with pytest.raises(ValueError, match="graphs must be at least one, got none"):
+        join_graphs([])
+
+
 def test_wrong_sizes_of_batches_are_refused():
     with pytest.raises(ValueError, match="batch_size must be a positive integer, got 0"):
         batches_by_size([3], 0)

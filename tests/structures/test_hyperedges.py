@@ -42,6 +42,12 @@ def test_hyperedges_across_graphs_are_an_error():
             (torch.tensor([[0, 1]]), torch.ones(1, 1), 3, torch.tensor([0])),
             r"batch must have shape \(num_nodes = 3,\), got \(1,\)",
         ),
+        ((torch.tensor([0, 1]), torch.ones(2, 1), 3), r"indices must have shape \(edges, order\), got \(2,\)"),
+        ((torch.tensor([[0, 1]]), torch.ones(1), 3), r"values must have shape \(edges = 1, features\), got \(1,\)"),
+        (
+            (torch.tensor([[0], [1]]), torch.ones(2, 1), 2, torch.tensor([0, -1])),
+            "batch must number graphs from 0 on, got -1",
+        ),
         ((torch.zeros(3, 0, dtype=torch.int64), torch.ones(3, 1), 3), "indices of order 0 must have one row a graph"),
     ],
 )
@@ -50,6 +56,15 @@ def test_what_does_not_fit_gets_one_sentence(arguments, sentence):
         Hyperedges(*arguments)
     with pytest.raises(TypeError, match=r"indices must be of dtype torch\.int64"):
         Hyperedges(torch.tensor([[0, 1]], dtype=torch.int32), torch.ones(1, 1), 2)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_dense_tensors_that_do_not_fit_get_one_sentence():
+    for x in (torch.zeros(2, 3), torch.zeros(2, 3, 4, 1)):
+        with pytest.raises(ValueError, match=r"x must have shape \(graphs, n, \.\., n, features\), got"):
+            Hyperedges.from_dense(x)
+    with pytest.raises(ValueError, match=r"mask must have shape \(graphs, n\) = \(2, 3\), got \(2, 4\)"):
+        Hyperedges.from_dense(torch.zeros(2, 3, 3, 1), torch.ones(2, 4, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])

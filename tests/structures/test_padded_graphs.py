@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,13 @@ def test_rows_come_back_and_every_graph_holds_its_own_nodes(numbers):
     for number, (row, padding) in enumerate(zip(graphs.values, graphs.padding, strict=True)):
         assert row[~padding].tolist() == x[batch == number].tolist()
         assert not row[padding].any()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_row_a_node_is_wanted():
+    for x in (torch.ones(3), torch.ones(3, 2, 2)):
+        with pytest.raises(ValueError, match=r"x must have shape \(n, features\), got \(3"):
+            PaddedGraphs.of(x, torch.tensor([0, 0, 1]))
 
 
 def test_the_gradient_goes_to_the_rows():

@@ -132,7 +132,7 @@ class HigherOrderAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.order_in = checks.positive_int("order_in", order_in)
-        self.order_out = order_out
+        self.order_out = checks.nonnegative_int("order_out", order_out)
         self.features = checks.positive_int("features", features)
         self.heads = checks.positive_int("heads", heads)
         self.kernel = checks.one_of("kernel", kernel, ("softmax", "performer"))
@@ -143,8 +143,6 @@ class HigherOrderAttention(nn.Module):
             raise ValueError(f"random_features must be None for the softmax kernel, got {random_features}.")
         if kernel == "softmax" and sums != "coupled":
             raise ValueError(f"sums must be 'coupled' for the softmax kernel, got {sums!r}.")
-        if order_out < 0:
-            raise ValueError(f"order_out must be at least 0, got {order_out}.")
         share = features // heads
         self.query_features = checks.positive_int("query_features", share if query_features is None else query_features)
         self.value_features = checks.positive_int("value_features", share if value_features is None else value_features)
@@ -267,7 +265,9 @@ class HigherOrderAttention(nn.Module):
 
     def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
         check_dense(x, self.order_in, self.features, mask)
-        nodes = x.shape[-2]
+        nodes, batch = x.shape[-2], x.shape[: x.ndim - 1 - self.order_in]
+        if nodes == 0:
+            return x.new_zeros(*batch, *[0] * self.order_out, self.features)
         present = None if mask is None else joint(mask, self.order_in)
         if support is not None:
             present = support if present is None else present & support
@@ -275,7 +275,6 @@ class HigherOrderAttention(nn.Module):
             x = torch.where(present[..., None], x, 0)
         queries = self._slices({p: self._query(p, x, None) for p in self._by_output}, self._by_output)
         keys = self._slices({p: self.key[_name(p)](x) for p in self._by_input}, self._by_input)
-        batch = x.shape[: x.ndim - 1 - self.order_in]
         sums: dict[Partition, Tensor] = {}
         for index, pair in enumerate(self.pairs):
             pattern = pair.source.pattern

@@ -46,7 +46,8 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> No
         mask: ``(*batch, n)`` or None.
 
     Raises:
-        ValueError: in one sentence.
+        TypeError: if the mask is not boolean.
+        ValueError: if a shape does not fit.
 
     >>> check_dense(torch.zeros(2, 5, 5, 3), 2, 3, None)
     """
@@ -55,6 +56,8 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> No
     nodes = x.shape[-order - 1 : -1] if order else ()
     if x.ndim <= order or x.shape[-1] != features or len(set(nodes)) > 1:
         raise ValueError(f"x must have shape {wanted}, got {tuple(x.shape)}.")
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean, True at nodes, got {mask.dtype}.")
     if mask is not None and order and mask.shape != x.shape[: x.ndim - order]:
         raise ValueError(f"mask must have shape {tuple(x.shape[: x.ndim - order])}, got {tuple(mask.shape)}.")
 
@@ -93,9 +96,8 @@ class EquivariantMap(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, order in (("order_in", order_in), ("order_out", order_out)):
-            if order < 0:
-                raise ValueError(f"{name} must be at least 0, got {order}.")
+        checks.nonnegative_int("order_in", order_in)
+        checks.nonnegative_int("order_out", order_out)
         if normalise is not None:
             checks.one_of("normalise", normalise, ("counts",))
         self.order_in, self.order_out, self.normalise = order_in, order_out, normalise

@@ -64,9 +64,14 @@ def bell(m: int) -> int:
     Returns:
         1, 1, 2, 5, 15, 52, 203, ...
 
+    Raises:
+        ValueError: if m is negative.
+
     >>> [bell(m) for m in range(7)]
     [1, 1, 2, 5, 15, 52, 203]
     """
+    if m < 0:
+        raise ValueError(f"m must be at least 0, got {m}.")
     numbers = [1]
     for size in range(m):
         numbers.append(sum(math.comb(size, chosen) * numbers[chosen] for chosen in range(size + 1)))

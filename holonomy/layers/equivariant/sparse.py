@@ -131,7 +131,8 @@ def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, o
         order_out: l.
 
     Raises:
-        ValueError: in one sentence.
+        TypeError: if the tuples are no integers.
+        ValueError: if a shape does not fit, or a tuple has a node that is not there, or nodes of two graphs.
 
     >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 3), 2)
     >>> check_hyperedges(edges, 2, 3, edges.indices, 2)
@@ -141,6 +142,24 @@ def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, o
         raise ValueError(f"x must be hyperedges of order {order} with {features} features, got {came}.")
     if to.ndim != 2 or to.shape[1] != order_out:
         raise ValueError(f"to must have shape (tuples, {order_out}), got {tuple(to.shape)}.")
+    if to is not edges.indices:
+        # Once for these tuples, which are kept, so that nothing else can have their id.
+        edges.planned(("checked", id(to)), lambda: (to, _check_tuples(edges, to)))
+
+
+def _check_tuples(edges: Hyperedges, to: Tensor) -> None:
+    """Refuse tuples of nodes that are not there, or not of one graph: they would be looked up as others."""
+    if to.is_floating_point():
+        raise TypeError(f"to must hold integers, got {to.dtype}.")
+    if to.numel() == 0:
+        return
+    if int(to.min()) < 0 or int(to.max()) >= edges.num_nodes:
+        raise ValueError(f"to must lie in [0, num_nodes = {edges.num_nodes}), got {int(to.min())} .. {int(to.max())}.")
+    graphs = edges.membership[to]
+    across = (graphs != graphs[:, :1]).any(1)
+    if bool(across.any()):
+        row = tuple(to[int(across.nonzero()[0])].tolist())
+        raise ValueError(f"to must join nodes of one graph, got {row} across two.")
 
 
 def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
