@@ -53,6 +53,7 @@ __all__ = [
     "sinhc_slope",
     "sqrt1pm1",
     "tolerance",
+    "transformed",
     "unit_vector",
     "widen",
     "widest_rapidity",
@@ -225,10 +226,22 @@ def by_hand(*tensors: Tensor) -> bool:
     """
     return (
         not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        and not transformed()
         and not torch.is_autocast_enabled(tensors[0].device.type)
         and {x.dtype for x in tensors} in ({torch.float32}, {torch.float64})
     )
+
+
+def transformed() -> bool:
+    """Whether a transformation of ``torch.func`` is at work, under which no number can be read back.
+
+    Returns:
+        True inside ``vmap``, ``grad``, ``jvp`` and their like.
+
+    >>> transformed(), torch.func.vmap(lambda x: x * transformed())(torch.ones(1))
+    (False, tensor([1.]))
+    """
+    return torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
 def by_definition(

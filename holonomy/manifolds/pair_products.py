@@ -38,7 +38,7 @@ _MANY = 1 / 16
 def takes_products(x: Tensor, y: Tensor) -> bool:
     """The rule: two large sets of points, without batch axes, none of float64.
 
-    Under compilation, which knows no sizes that depend on numbers, differences are taken.
+    Under compilation and ``torch.func``, which know no sizes that depend on numbers, differences are taken.
 
     Args:
         x: points ``(..., n, d+1)``.
@@ -53,7 +53,8 @@ def takes_products(x: Tensor, y: Tensor) -> bool:
     False
     """
     large = x.ndim == y.ndim == 2 and x.shape[0] * y.shape[0] >= FEWEST_PAIRS
-    return large and torch.float64 not in {x.dtype, y.dtype} and not torch.compiler.is_compiling()
+    read_back = not torch.compiler.is_compiling() and not numerics.transformed()
+    return large and read_back and torch.float64 not in {x.dtype, y.dtype}
 
 
 def product_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:

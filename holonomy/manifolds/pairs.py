@@ -32,7 +32,8 @@ def pairwise_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     >>> pairwise_distance(one, one, one.squeeze()).item()
     0.0
     """
-    distances: Tensor = numerics.apply_function(_PairwiseDistance, x, y, scale)
+    function = _TracedPairwiseDistance if torch.compiler.is_compiling() else _PairwiseDistance
+    distances: Tensor = numerics.apply_function(function, x, y, scale)
     return distances
 
 
@@ -51,7 +52,8 @@ def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
     >>> midpoint(x, torch.ones(1, 2, dtype=torch.float64), torch.ones(()).double()).tolist()
     [[0.0]]
     """
-    middle: Tensor = numerics.apply_function(_Centroid, x, weights, scale)
+    function = _TracedCentroid if torch.compiler.is_compiling() else _Centroid
+    middle: Tensor = numerics.apply_function(function, x, weights, scale)
     return middle
 
 
@@ -110,12 +112,16 @@ def distance_gradients(
 class _PairwiseDistance(torch.autograd.Function):
     """Distances between space parts ``(..., n, d)`` and ``(..., m, d)``."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        distances = distance_values(x, y, scale)
+    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        return distance_values(x, y, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         # Inputs and output only: what else was saved would be a constant to whoever differentiates twice.
-        ctx.save_for_backward(x, y, scale, distances)
-        return distances
+        ctx.save_for_backward(*inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -123,13 +129,31 @@ class _PairwiseDistance(torch.autograd.Function):
         return distance_gradients(x, y, scale, distances, grad_outputs[0], of_scale=ctx.needs_input_grad[2])
 
 
+class _TracedPairwiseDistance(torch.autograd.Function):
+    """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        distances = distance_values(x, y, scale)
+        ctx.save_for_backward(x, y, scale, distances)
+        return distances
+
+    backward = staticmethod(_PairwiseDistance.backward)
+
+
 class _Centroid(torch.autograd.Function):
     """Midpoints, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weights, scale)
+    def forward(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
         return _middle(numerics.finite(x * scale), weights)[0] / scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -147,6 +171,17 @@ class _Centroid(torch.autograd.Function):
             lag = (weights * _klein_gap(middle, x)).sum(-1, keepdim=True)
             grad_scale = -(radial * lag).sum() / scale.square()
         return grad_x, grad_weights, grad_scale
+
+
+class _TracedCentroid(torch.autograd.Function):
+    """As :class:`_TracedPairwiseDistance`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights, scale)
+        return _middle(numerics.finite(x * scale), weights)[0] / scale
+
+    backward = staticmethod(_Centroid.backward)
 
 
 # What a second derivative goes through has two forms: one smooth at the origin, where a point has no direction, and one

@@ -231,3 +231,35 @@ def test_nan_stays_visible(name: str, source: str) -> None:
     assert any(bool(grad[0].isnan().any()) for grad in grads) == spoiled
     for grad in grads:
         assert grad[1].isfinite().all()
+
+
+PER_SAMPLE = {
+    "dist": lambda m, x, y: m.dist(x, y),
+    "dist0": lambda m, x, y: m.dist0(x),
+    "cdist": lambda m, x, y: m.cdist(x, y),
+    "centroid": lambda m, x, y: m.centroid(x, y.square() @ x.square().mT),
+    "expmap": lambda m, x, y: m.expmap(x, m.proju(x, y)),
+    "logmap": lambda m, x, y: m.logmap(x, y),
+    "expmap0": lambda m, x, y: m.expmap0(x),
+    "logmap0": lambda m, x, y: m.logmap0(x),
+    "transp": lambda m, x, y: m.transp(x, y, m.proju(x, y)),
+    "to_poincare": lambda m, x, y: m.to_poincare(x),
+    "to_klein": lambda m, x, y: m.to_klein(x),
+}
+
+
+@pytest.mark.parametrize("rows", [3, 200])
+@pytest.mark.parametrize("name", PER_SAMPLE)
+def test_gradients_of_each_sample_by_torch_func(name: str, rows: int, dtype: torch.dtype) -> None:
+    """``vmap(grad(f))`` is a loop of backward passes, for few pairs and for as many as have forms of their own."""
+    manifold = Lorentz(-0.7, dtype=dtype)
+    x, y = (manifold.lift(torch.randn(2, rows, 3, dtype=dtype)) for _ in range(2))
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        return PER_SAMPLE[name](manifold, x, y).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(total))(x, y)
+    for i in range(2):
+        one = x[i].clone().requires_grad_()
+        (expected,) = torch.autograd.grad(total(one, y[i]), one)
+        torch.testing.assert_close(each[i], expected, rtol=1e-4, atol=1e-4 * expected.abs().amax().item())
