@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,11 +91,13 @@ def test_repeated_triples_count_once_in_training_and_as_often_as_they_occur_in_t
     assert data.unseen[3:].tolist() == [False] * 10 + [True] * 5
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_triple_is_scored_by_itself_wherever_it_stands(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "given"), [*((model, {}) for model in MODELS), ("hot", {"sums": "coupled"}), ("hot", {"head": 0})]
+)
+def test_a_triple_is_scored_by_itself_wherever_it_stands(model: str, given: dict[str, Any]) -> None:
     torch.manual_seed(0)
     data = load("tastes", None, Settings(), 0)
-    network = build(model, Settings(hidden=8, heads=2), data).eval()
+    network = build(model, Settings(hidden=8, heads=2, **given), data).eval()
     triples = data.test[[3, 1, 3, 0]]
     with torch.no_grad():
         score = network(data.features, triples)
