@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import singledispatch
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -80,6 +81,13 @@ def _compose(layer: Any, tape: Tape, prefix: str) -> None:
 @_compose.register
 def _(layer: nn.Sequential, tape: Tape, prefix: str) -> None:
     as_stated(layer, nn.Sequential)
+    for place, (one, other) in enumerate(pairwise(layer)):
+        left, right = _ends(one).target, _ends(other).source
+        if left is not None and right is not None and left.curvature.item() != right.curvature.item():
+            raise ValueError(
+                f"model must hand points on in one curvature, got {left.curvature.item():g} out of its layer {place} "
+                f"and {right.curvature.item():g} into the next."
+            )
     for index, inner in enumerate(layer):
         _compose(inner, tape, f"{prefix}{index}.")
 
@@ -176,7 +184,8 @@ def certify(
     Raises:
         NotCoveredError: if a layer is covered by no theorem, or an input is given and a layer drops entries or
             normalises tokens together.
-        ValueError: if the radius is negative, or zero without ``x``.
+        ValueError: if the radius is negative, or zero without ``x``, if ``x`` has another shape, or if layers of a
+            sequence lie in different curvatures where they meet.
 
     >>> model = Hypformer(3, 4, 2, layers=1, attention="softmax", similarity="geodesic", graph_encoder=None)
     >>> certificate = certify(model, 1.0, starts=0)
@@ -184,6 +193,12 @@ def certify(
     ['H11, H1', 'H3', 'H7, H1']
     """
     checks.one_of("metric", metric, METRICS)
+    if starts < 0:
+        raise ValueError(f"starts must not be negative, got {starts}.")
+    if tokens is not None:
+        checks.positive_int("tokens", tokens)
+    if x is not None and (x.ndim != 2 or x.shape[0] == 0):
+        raise ValueError(f"x must have shape (tokens, dim), with one token at least, got {tuple(x.shape)}.")
     if not (radius > 0 or (radius == 0 and x is not None)):
         raise ValueError(f"radius must be positive where no input is given, and never negative, got {radius}.")
     ends, (begin, end) = _ends(model), _units(model)

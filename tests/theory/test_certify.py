@@ -180,3 +180,25 @@ def test_what_is_random_or_mixes_tokens_has_no_certificate_at_an_input(radius):
     ):
         with pytest.raises(NotCoveredError):
             certify(layer, radius, x=x)
+
+
+def test_layers_of_a_sequence_meet_in_one_curvature():
+    """Points read in another curvature than they were made in are moved by that: the product says nothing of it."""
+    a, b, c = (Lorentz(kappa, **DOUBLE) for kappa in (-1.0, -2.0, -5.0))
+    first, second = HTC(3, 3, a, b, **DOUBLE), HTC(3, 3, c, **DOUBLE)
+    with pytest.raises(ValueError, match="got -2 out of its layer 0 and -5 into the next"):
+        certify(nn.Sequential(first, nn.Sequential(second)), 1.0)
+    equal = HTC(3, 3, Lorentz(-2.0, **DOUBLE), c, **DOUBLE)
+    assert certify(nn.Sequential(first, nn.Sequential(equal), second), 1.0, starts=0).constant > 0
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_inputs_that_do_not_fit_get_one_sentence():
+    model = hypformer()
+    for shape in ((3,), (1, 2, 3), (0, 3)):
+        with pytest.raises(ValueError, match=r"x must have shape \(tokens, dim\), with one token at least"):
+            certify(model, x=torch.zeros(shape, **DOUBLE))
+    with pytest.raises(ValueError, match="tokens must be a positive integer"):
+        certify(model, 1.0, tokens=0)
+    with pytest.raises(ValueError, match="starts must not be negative"):
+        certify(model, 1.0, starts=-1)
