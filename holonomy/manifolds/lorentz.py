@@ -16,7 +16,7 @@ import torch
 from geoopt.utils import size2shape
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import checks, numerics
 from holonomy.manifolds import charts, hyperboloid
 from holonomy.manifolds.curvature import Curvature
 
@@ -474,12 +474,16 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points ``(..., m, d+1)`` or ``(..., d+1)``.
 
+        Raises:
+            TypeError: if the weights are not floating-point numbers.
+
         >>> m = Lorentz(-1.0)
         >>> m.centroid(m.lift(torch.tensor([[2.0], [-2.0]]))).tolist()
         [1.0, 0.0]
         """
         if weights is None:
             weights = x.new_ones(x.shape[:-1])
+        checks.floating("weights", weights)
         if weights.ndim < x.ndim:
             return hyperboloid.centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
         return hyperboloid.centroid(x, weights, self.curvature)

@@ -124,6 +124,20 @@ def test_eps_that_makes_roots_of_negative_numbers_is_refused(build, eps):
         build(3, Lorentz(), eps=eps)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("rows", [5, 2100])
+def test_points_of_another_width_are_refused(rows):
+    """A longer branch lost its last coordinates, and many rows were normalised in any width."""
+    m = Lorentz()
+    x, wide = (m.lift(torch.randn(rows, d)) for d in (3, 4))
+    for branch in (wide, x[:, 1:]):
+        with pytest.raises(ValueError, match=r"branch must have shape \(\.\.\., features \+ 1 = 4\)"):
+            HypResidual(m)(x, branch)
+    for affine in (True, False):
+        with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., features \+ 1 = 4\)"):
+            HypLayerNorm(3, m, elementwise_affine=affine)(wide)
+
+
 def test_concat_adds_squared_radii():
     m = Lorentz(-1.0)
     x, y, z = (m.lift(torch.full((1,), s)) for s in (1.0, 2.0, 2.0))

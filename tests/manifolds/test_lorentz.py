@@ -263,3 +263,10 @@ def test_gradients_of_each_sample_by_torch_func(name: str, rows: int, dtype: tor
         one = x[i].clone().requires_grad_()
         (expected,) = torch.autograd.grad(total(one, y[i]), one)
         torch.testing.assert_close(each[i], expected, rtol=1e-4, atol=1e-4 * expected.abs().amax().item())
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_mask_is_no_weight() -> None:
+    manifold = Lorentz(-1.0)
+    with pytest.raises(TypeError, match=r"weights must be a floating-point tensor, got torch\.bool"):
+        manifold.centroid(manifold.lift(torch.randn(3, 2)), torch.ones(3, dtype=torch.bool))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holonomy import numerics
+from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.refinement import HypLayerNorm, normalised, rescale_space, resolve
 from holonomy.layers.kernels.lifted import pays
 from holonomy.layers.kernels.lifted_rows import LiftedMidpoint, LiftedMidpointNorm
@@ -323,6 +323,7 @@ class HypResidual(nn.Module):
         Returns:
             Points ``(*batch, d + 1)`` on ``manifold_out``.
         """
+        checks.last_axis("branch", branch, x.shape[-1], "features + 1")
         out = self.manifold_out
         # Only space parts are read: those of another manifold may come with its times.
         return lifted_midpoint(

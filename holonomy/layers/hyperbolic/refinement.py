@@ -203,6 +203,7 @@ class HypLayerNorm(HRC):
         checks.in_range("eps", eps, 0.0, math.inf)
         norm = nn.LayerNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
         super().__init__(_Bounded(norm), manifold_in, manifold_out)
+        self.features = features
 
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
         """Normalise.
@@ -213,6 +214,7 @@ class HypLayerNorm(HRC):
         Returns:
             Points ``(*batch, d + 1)`` on ``manifold_out``.
         """
+        checks.last_axis("x", x, self.features + 1, "features + 1")
         if x.device.type != "cpu" or not pays(x, x.numel() // x.shape[-1]):
             return super().forward(x)
         gain, shift, last, eps = self.affine(x)
