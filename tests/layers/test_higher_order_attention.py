@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -318,6 +319,27 @@ def test_attention_is_linear_in_hyperedges(sums, device):
     result = layer(x).values
     assert result.isfinite().all()
     result.sum().backward()
+
+
+@pytest.mark.parametrize("sums", ["coupled", "decoupled"])
+@pytest.mark.parametrize("layout", ["dense", "sparse", "at once"])
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 1), (2, 1), (2, 2)], ids=str)
+def test_the_length_of_a_query_costs_no_digits(order_in, order_out, layout, sums, device):
+    """Queries far away in a direction that no random feature sees: single precision does as well as nearby."""
+    options = {"kernel": "performer", "sums": sums, "query_features": 5, "random_features": 3}
+    layer = HigherOrderAttention(order_in, order_out, 8, 2, **options, device=device)
+    blind = torch.linalg.svd(layer.projection.double()).Vh[4]
+    with torch.no_grad():
+        for query in layer.query.values():
+            query.bias[0] += 1e3 * blind.float().repeat(query.bias.shape[1] // 5)
+    layer.together_from = 0 if layout == "at once" else 2**30
+    x = torch.randn(1, *[5] * order_in, 8, device=device)
+
+    def result(layer, x):
+        return layer(x) if layout == "dense" else layer(Hyperedges.from_dense(x)).values
+
+    exact = result(copy.deepcopy(layer).double(), x.double())
+    torch.testing.assert_close(result(layer, x).double(), exact, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "performer"])

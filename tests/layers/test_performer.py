@@ -57,6 +57,19 @@ def test_approaches_softmax_attention(device):
     assert error[1] < 0.02 * exact.norm().item()
 
 
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4, 1e6])
+def test_the_length_of_a_query_costs_no_digits(size, device):
+    """Queries far away in a direction that no feature sees, in single precision as in double."""
+    w = orthogonal_projection(3, 5, device=device, dtype=torch.float64).float()
+    blind = torch.linalg.svd(w.double()).Vh[3].float()
+    q, k, v = (x.float() for x in heads(device))
+    q = q + size * blind * torch.randn(2, 3, 6, 1, device=device)
+    # Of the direction itself no more is left than the rounding of its entries.
+    rounding = 4 * torch.finfo(torch.float32).eps * max(size, 8.0)
+    exact = performer_attention(q.double(), k.double(), v.double(), w.double())
+    torch.testing.assert_close(performer_attention(q, k, v, w).double(), exact, rtol=0, atol=rounding)
+
+
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize("features", [1, 3, 12])
 def test_values_and_gradients_agree_with_the_loops(features, scale, device):

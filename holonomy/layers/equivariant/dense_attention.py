@@ -206,7 +206,7 @@ def _features(
     in every quotient, and a query never meets features of which all keys have underflowed.
     """
     root = projection.shape[1] ** -0.25
-    log_q = log_features(query.unflatten(-1, (heads, -1)) * root, projection)
+    log_q = log_features(query.unflatten(-1, (heads, -1)) * root, projection, of_query=True)
     log_k = log_features(key.unflatten(-1, (heads, -1)) * root, projection)
     log_k = log_k.masked_fill(~valid[..., None, None], -math.inf)
     nodes_in = tuple(range(-order_in - 2, -2))

@@ -313,7 +313,7 @@ def _chunked_features(
         return top if num_graphs == 1 else top.index_select(0, graphs)
 
     def of_queries(query: Tensor, graphs: Tensor, projection: Tensor, top: Tensor) -> Tensor:
-        return (log_features(query * root, projection) + at(graphs, top)).softmax(-1)
+        return (log_features(query * root, projection, of_query=True) + at(graphs, top)).softmax(-1)
 
     def of_keys(key: Tensor, graphs: Tensor, projection: Tensor, top: Tensor) -> Tensor:
         return (log_features(key * root, projection) - at(graphs, top)).exp()
@@ -365,7 +365,7 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     """Positive features, those of the keys divided by their maximum in the graph, which the queries' get back."""
     root = projection.shape[1] ** -0.25
-    log_q, log_k = log_features(query * root, projection), log_features(key * root, projection)
+    log_q, log_k = log_features(query * root, projection, of_query=True), log_features(key * root, projection)
     if num_graphs == 1:
         top = log_k.detach().amax(0, keepdim=True)
         of_query = of_key = top

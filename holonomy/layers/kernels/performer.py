@@ -84,7 +84,7 @@ def redraw(projection: Float[Tensor, "features dim"] | None, generator: torch.Ge
 
 
 def log_features(
-    x: Float[Tensor, "*batch dim"], projection: Float[Tensor, "features dim"]
+    x: Float[Tensor, "*batch dim"], projection: Float[Tensor, "features dim"], *, of_query: bool = False
 ) -> Float[Tensor, "*batch features"]:
     r""":math:`w_f \cdot x - |x|^2/2 - \log\sqrt{F}`, the logarithm of the positive random features.
 
@@ -92,10 +92,14 @@ def log_features(
     subtracted here: which one cancels is known to the sum that the features enter. Under autocast the logarithm is
     still taken in the projection's precision, for its error is the relative error of the feature.
 
+    Of a query, :math:`-|x|^2/2` is common to all features, and no average sees it; where queries are large, the
+    differences of features would drown in its rounding. It is left out there.
+
     Args:
         x: vectors ``(*batch, dim)``, each already scaled by the square root of the attention's scale,
             :math:`d^{-1/4}` as a rule.
         projection: ``(features, dim)``, from :func:`orthogonal_projection`.
+        of_query: leave out what all features have in common.
 
     Returns:
         Logarithms ``(*batch, features)``.
@@ -105,6 +109,8 @@ def log_features(
     """
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(torch.promote_types(x.dtype, projection.dtype))
+        if of_query:
+            return x @ projection.to(x.dtype).mT
         square = x.square().sum(-1, keepdim=True)
         return x @ projection.to(x.dtype).mT - (square + math.log(projection.shape[0])) / 2
 
@@ -152,7 +158,7 @@ def performer_attention(
         key, value = key.masked_fill(mask[..., None], 0.0), value.masked_fill(mask[..., None], 0.0)
     # Logarithms of half precision are none: their error is the relative error of a feature.
     projection = projection.to(torch.promote_types(projection.dtype, torch.float32))
-    of_query = log_features(query * root, projection)
+    of_query = log_features(query * root, projection, of_query=True)
     # Keys in the last axis: both sums over them run along memory.
     of_key = log_features(key * root, projection).mT.contiguous()
     if mask is not None:

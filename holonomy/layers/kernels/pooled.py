@@ -119,7 +119,7 @@ def attend_plainly(
     tensor([[5.]])
     """
     query = (x @ weight + bias).unflatten(-1, (-1, projection.shape[1]))
-    share = (log_features(query, projection) + logs).softmax(-1).flatten(1)
+    share = (log_features(query, projection, of_query=True) + logs).softmax(-1).flatten(1)
     return x @ direct + share.to(means.dtype) @ means.flatten(0, 1)
 
 
