@@ -139,9 +139,12 @@ def _careful_step(rows: _Rows, rule: _Rule) -> None:
     pull = numerics.finite(_dot(e, covector))
     radial = numerics.finite(pull * stretch)
     size = numerics.hypot(numerics.norm(covector, keepdim=True), radial)
-    # A second moment that the dtype cannot hold stays at its largest number.
-    square = size.clamp(max=math.sqrt(torch.finfo(dtype).max)).square()
-    rows.second.lerp_(numerics.narrow(square, dtype), 1 - rule.beta2)
+    # A gradient whose square the dtype cannot hold counts as the longest whose square it can: with the second moment
+    # alone at its largest number, the step would be as long as the gradient.
+    longest = math.sqrt(torch.finfo(dtype).max)
+    share = torch.where(size > longest, longest / size, 1.0)
+    covector, radial, size = covector * share, radial * share, size * share
+    rows.second.lerp_(numerics.narrow(size.square(), dtype), 1 - rule.beta2)
     seen = rows.second
     if rows.largest is not None:
         seen = torch.maximum(rows.largest, seen, out=rows.largest)
@@ -383,9 +386,10 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
     Where the result is not Geoopt's: gradients are left as they are (Geoopt overwrites ``p.grad``).
     On the hyperboloid Geoopt takes every vector shorter than 1e-4 to be that long, so that points
     without a gradient drift outwards and short steps transport wrongly; here they stay, and are
-    transported exactly. A step too long for the dtype ends at its largest numbers, a second moment
-    that would overflow stays at them, and a row whose second moment and ``eps`` are both zero stays
-    where it is: finite gradients give finite points. A gradient that is ``nan`` gives ``nan``.
+    transported exactly. A step too long for the dtype ends at its largest numbers, a gradient whose
+    square would overflow counts as the longest whose square does not, and a row whose second moment
+    and ``eps`` are both zero stays where it is: finite gradients give finite points. A gradient that
+    is ``nan`` gives ``nan``.
     Neighbouring float32 points lie ``eps * time`` apart across the radius, so that beyond some 1e5
     radii of curvature float32 tables move by their rounding; float64 ones beyond 1e13.
 

@@ -173,6 +173,17 @@ def test_a_point_without_gradient_stays_where_geoopt_lets_it_drift(dtype):
         assert float((run(geoopt.optim.RiemannianAdam) - 1).abs().max()) > 1e-7
 
 
+@pytest.mark.parametrize("size", [1e19, 1e25, 1e37])
+def test_a_gradient_whose_square_overflows_makes_an_ordinary_step(size):
+    """The first step of Adam is as long as the learning rate, whatever the gradient: it went to the edge of float32."""
+    manifold, direction = geoopt.Lorentz(), torch.tensor([[0.0, 0.6, -0.8]])
+    points = [on(manifold, torch.ones(1, 3, dtype=torch.float64), torch.float32) for _ in range(2)]
+    for point, length in zip(points, (1.0, size), strict=True):
+        point.grad = length * direction
+        RiemannianAdam([point], lr=0.1).step()
+    torch.testing.assert_close(points[1].detach(), points[0].detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_one_quiet_row_beside_a_loud_one():
     point = on(geoopt.Lorentz(), torch.ones(2, 3, dtype=torch.float64), torch.float32)
     optimizer = RiemannianAdam([point], lr=0.1, eps=0.0)
