@@ -21,12 +21,13 @@ from holonomy.layers import HTC
 __all__ = ["CASES"]
 
 FEATURES = 64
-NOTE = "float64 inside is what keeps float32 points right where Geoopt's formulas cancel"
+NOTE = "float64 inside, in portions that stay in the cache: right where Geoopt's formulas cancel"
 # Of two points x, y and a tangent vector u at x.
 FUNCTIONS: dict[str, Callable[[geoopt.Lorentz, Tensor, Tensor, Tensor], Tensor]] = {
     "dist": lambda m, x, y, _: m.dist(x, y),
     "expmap": lambda m, x, _, u: m.expmap(x, u),
     "logmap": lambda m, x, y, _: m.logmap(x, y),
+    "transp": lambda m, x, y, u: m.transp(x, y, u),
     "expmap0": lambda m, _, __, u: m.expmap0(torch.nn.functional.pad(u[..., 1:], (1, 0))),
     "logmap0": lambda m, x, _, __: m.logmap0(x),
 }
@@ -35,6 +36,7 @@ USES = {
     "dist": (True, True, False),
     "expmap": (True, False, True),
     "logmap": (True, True, False),
+    "transp": (True, True, True),
     "expmap0": (False, False, True),
     "logmap0": (True, False, False),
 }

@@ -510,8 +510,10 @@ def _turn(x: Tensor, y: Tensor, held: Tensor, scale: Tensor) -> Tensor:
     The Cayley transform of a skew matrix of rank two, of the tangent of half that angle.
     """
     ray_x, ray_y = _ray(x, scale), _ray(y, scale)
-    p = ray_x.unit * (ray_x.length / (1 + ray_x.time))  # Poincare coordinates
-    gap = (p * _time_gap(x, y, scale, ray_x, ray_y) - (x - y) * scale) / (1 + ray_y.time)  # q - p
+    p, q = (ray.unit * (ray.length / (1 + ray.time)) for ray in (ray_x, ray_y))  # Poincare coordinates
+    # q - p in two forms: divided by the larger of the times no term is larger than what they add up to.
+    nearer, longer = torch.where(ray_x.time > ray_y.time, q, p), 1 + torch.maximum(ray_x.time, ray_y.time)
+    gap = (nearer * _time_gap(x, y, scale, ray_x, ray_y) - (x - y) * scale) / longer
     opening = 1 / (1 + ray_x.time) + 1 / (1 + ray_y.time) + _dot(gap, gap) / 2  # 1 - p . q
 
     def skew(v: Tensor) -> Tensor:

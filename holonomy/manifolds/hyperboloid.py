@@ -40,6 +40,7 @@ from holonomy.manifolds.row_maps import (
     row_logarithm,
     row_logarithm_at_origin,
 )
+from holonomy.manifolds.row_transport import row_transport
 from holonomy.manifolds.rows import takes_rows
 
 if TYPE_CHECKING:
@@ -307,6 +308,8 @@ def transp(
     >>> bool(torch.allclose(transp(x, x, v, kappa), v))
     True
     """
+    if takes_rows(x, y, v):
+        return row_transport(space(x), space(y), space(v), _scale(kappa))
     return _narrow(geodesics.carry(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
 
 

@@ -138,7 +138,8 @@ def point_scale(name: str, spaces: list[oracle.Vector], kappa: mpf) -> mpf:
     u leads from x to within rounding of the origin. A billionth of what cancels is far beyond float32.
     """
     lengths = [sqrt(oracle.dot(space, space)) for space in spaces]
-    sizes = {"transp": lambda: lengths[2], "expmap": lambda: min(1, lengths[0] * sqrt(-kappa))}
+    root = sqrt(-kappa)
+    sizes = {"transp": lambda: lengths[2] * root, "expmap": lambda: min(1, lengths[0] * root)}
     return sizes[name]() / 10**9 if name in sizes else mpf(0)
 
 

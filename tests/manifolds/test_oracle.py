@@ -12,6 +12,7 @@ import torch
 
 from holonomy.manifolds import Lorentz
 from tests.manifolds import accuracy
+from tests.manifolds.geometry import pairs, rapidity
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-8}
 
@@ -39,6 +40,14 @@ def test_cdist(kappa: float, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kappa", accuracy.KAPPAS)
 def test_centroid(kappa: float) -> None:
     judge(list(accuracy.centroid_errors(kappa, torch.float32)), torch.float32)
+
+
+@pytest.mark.parametrize("kappa", accuracy.KAPPAS)
+def test_transport_past_the_origin(kappa: float) -> None:
+    """From far out, inward along the ray and beyond: the angle that it turns by is a difference of large numbers."""
+    rows = [row for row in pairs(kappa, 2, torch.float32) if " inward" in row.label and rapidity(row.x, kappa) > 3]
+    found = accuracy.compare("transp", kappa, rows)
+    judge([error for error in found if error.quantity == "transp"], torch.float32)
 
 
 def test_gradcheck() -> None:

@@ -64,6 +64,9 @@ FUNCTIONS = {
     "dist": hyperboloid.dist,
     "logmap": hyperboloid.logmap,
     "expmap": lambda x, y, kappa: hyperboloid.expmap(x, hyperboloid.tangent(x, y[..., 1:] - x[..., 1:], kappa), kappa),
+    "transp": lambda x, y, kappa: hyperboloid.transp(
+        x, y, hyperboloid.tangent(x, x[..., 1:] + y[..., 1:], kappa), kappa
+    ),
     "expmap0": lambda x, y, kappa: hyperboloid.expmap0(x, kappa) + 0 * y,
     "logmap0": lambda x, y, kappa: hyperboloid.logmap0(x, kappa) + 0 * y,
 }
