@@ -210,6 +210,7 @@ def certify(
         region = Region(radius * begin, features)
     else:
         scope = "at the input" if radius == 0 else "about the input"
+        features = x.shape[-1] - (0 if ends.source is None else 1)
         lengths = x.detach().norm(dim=-1) if ends.source is None else ends.source.dist0(x.detach())
         region = Region((lengths.amax().item() + radius) * begin, features, x.detach(), radius * begin)
     tape = Tape(region, Setting(metric, tokens if x is None else x.shape[0]))

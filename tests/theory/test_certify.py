@@ -138,6 +138,12 @@ def test_any_layer_and_any_activation_at_an_input():
     x = m.lift(torch.randn(4, 3, **DOUBLE))
     sine = certify(HypActivation(torch.sin, m), x=x)
     assert sine.constant == pytest.approx(sine.measured)
+    # The input tells the number of features, on which the constant about it depends.
+    assert (
+        certify(HypActivation(torch.tanh, m), x=x).constant
+        <= certify(HypActivation(torch.tanh, m), 0.2, x=x).constant
+        < math.inf
+    )
     model = nn.Sequential(HTC(3, 3, m, **DOUBLE), HypLayerNorm(3, m, eps=0.1, dtype=torch.float64))
     assert certify(model, 1.0, tokens=2, starts=2, steps=4).slack >= 1
     assert lipschitz_bound(model, 1.0) == certify(model, 1.0, starts=0).constant
