@@ -38,6 +38,8 @@ Affine = tuple[Tensor | None, Tensor | None]
 def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
     """The product over the functions that HRC is made of; at an input the stretch itself, whatever the function.
 
+    Those of an ``nn.Sequential`` are known; a module of one's own names them by a method ``refinements()``.
+
     Args:
         layer: the refinement.
         region: of its inputs.

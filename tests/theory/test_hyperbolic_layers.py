@@ -356,6 +356,25 @@ def test_a_function_is_not_taken_for_one_it_resembles(function):
         lipschitz_bound(HRC(function, m), 1.0, features=3)
 
 
+def test_a_module_of_ones_own_names_its_functions():
+    m = Lorentz(-1.0, **DOUBLE)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 3, **DOUBLE)
+
+        def refinements(self):
+            return self.inner, torch.tanh
+
+        def forward(self, x):
+            return self.inner(x).tanh()
+
+    both = Both()
+    plain = nn.Sequential(both.inner, nn.Tanh())
+    assert lipschitz_bound(HRC(both, m), 1.0) == lipschitz_bound(HRC(plain, m), 1.0)
+
+
 def test_a_layer_of_ones_own_is_not_taken_for_what_it_inherits_from():
     m = Lorentz(-1.0)
     tripled = type("Tripled", (HTC,), {"space": lambda self, x, factor=None: 3 * HTC.space(self, x, factor)})
