@@ -20,6 +20,7 @@ __all__ = [
     "graph",
     "in_range",
     "last_axis",
+    "node_mask",
     "nonnegative_int",
     "one_of",
     "padding_mask",
@@ -199,6 +200,26 @@ def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
         raise TypeError(f"{name} must be boolean, True at padding, got {mask.dtype}.")
     if mask.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape (*batch, nodes) = {tuple(shape)}, got {tuple(mask.shape)}.")
+
+
+def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
+    """Refuse a mask of nodes that is not boolean or does not have one entry a node.
+
+    Args:
+        mask: the tensor that came, named so in the sentence.
+        shape: the leading axes of the graphs, and the number of nodes.
+
+    Raises:
+        TypeError: if it is not boolean.
+        ValueError: if it has another shape.
+
+    >>> import torch
+    >>> node_mask(torch.ones(2, 5, dtype=torch.bool), (2, 5))
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean, True at nodes, got {mask.dtype}.")
+    if mask.shape != torch.Size(shape):
+        raise ValueError(f"mask must have shape {tuple(shape)}, got {tuple(mask.shape)}.")
 
 
 def function(name: str, value: object) -> None:

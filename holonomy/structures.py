@@ -247,7 +247,9 @@ class Hyperedges:
         if key not in self._plans:
             if len(self._plans) >= _PLANS:
                 self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = make()
+            # A plan made in inference mode would be of no use in training, where it may be asked for next.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._plans[key] = make()
         return self._plans[key]
 
     def to(self, device: torch.device | str) -> Hyperedges:

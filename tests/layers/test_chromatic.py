@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from holonomy.layers import ChromaticAttention, EdgeProjection, random_walk_encoding, shortest_path_encoding
+from holonomy.layers import (
+    ChromaticAttention,
+    ChromaticEncoderLayer,
+    EdgeProjection,
+    random_walk_encoding,
+    shortest_path_encoding,
+)
 from holonomy.layers.equivariant.chromatic import ProjectedEdges
 from holonomy.layers.kernels.chromatic import chromatic_attention, chromatic_filters, plain_chromatic_attention
 from tests.reference.chromatic import graphit, graphormer
@@ -350,6 +356,11 @@ def test_wrong_arguments_are_refused_in_a_sentence():
         layer(torch.zeros(2, 5, 4), edges)
     with pytest.raises(ValueError, match=r"edges must have shape .* = \(2, 5, 5, 4\), got \(2, 5, 5, 3\)"):
         layer(x, torch.zeros(2, 5, 5, 3))
+    for either in (ChromaticAttention(8, 2, 0), ChromaticEncoderLayer(8, 2, 0)):
+        with pytest.raises(TypeError, match=r"mask must be boolean, True at nodes, got torch\.float32"):
+            either(torch.zeros(2, 5, 8), None, torch.ones(2, 5))
+        with pytest.raises(ValueError, match=r"mask must have shape \(2, 5\), got \(5, 5\)"):
+            either(torch.zeros(2, 5, 8), None, torch.ones(5, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="edges must fit edge_features, which is 4 here"):
         layer(x)
     with pytest.raises(ValueError, match="edges must fit edge_features, which is 0 here"):

@@ -269,6 +269,14 @@ def test_turned_logits_depend_on_relative_positions_only(order, shift, device):
     torch.testing.assert_close(logits(shift), logits(0), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_million_tokens_later_turns_are_as_exact(size, device, dtype):
+    """Inner products of turned vectors: those of their distance, wherever they stand."""
+    x, at = torch.randn(6, 4 * size, device=device, dtype=dtype), torch.tensor([0, 1, 5, 9, 40, 41], device=device)
+    near, far = (rotary(x, at + offset, size=size) for offset in (0, 10**6))
+    torch.testing.assert_close(far @ far.mT, near @ near.mT, rtol=1e-5, atol=1e-5)
+
+
 def test_pairwise_turns_break_the_property_for_triples(device):
     """The usual 2 x 2 rotations move determinants of three vectors under a shift."""
     keys, values = drawn(2, 5, 12, device=device)
@@ -482,6 +490,8 @@ def test_no_tokens_and_no_steps_at_all(order, device):
     none = torch.zeros(0, 2, dtype=torch.int64, device=device)
     assert simplicial_path_attention(keys, values, none).shape == (0, 3)
     keys, values = drawn(order, 4, 6, device=device)
+    x, gate = torch.zeros(2, 0, 6, device=device), torch.zeros(0, 2, device=device)
+    assert best_neighbours(x, x, gate, 3).shape == (0, 3)
     nowhere = torch.zeros(4, 0, dtype=torch.int64, device=device)
     assert torch.equal(simplicial_path_attention(keys, values, nowhere), torch.zeros_like(values[0]))
 

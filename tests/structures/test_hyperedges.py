@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from holonomy.layers import EquivariantLinear, HigherOrderAttention
 from holonomy.structures import Hyperedges, _distinct
 
 
@@ -119,6 +120,27 @@ def test_plans_stay_with_the_hyperedges_and_not_with_their_features():
     assert calls == [1]
     edges.at(torch.tensor([[1, 0]]), torch.ones(1, 1)).planned("key", lambda: calls.append(2))
     assert calls == [1, 2]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: EquivariantLinear(2, 1, 3, 3),
+    lambda: HigherOrderAttention(2, 2, 6, 2),
+    lambda: HigherOrderAttention(2, 2, 6, 2, kernel="performer"),
+    lambda: HigherOrderAttention(2, 1, 6, 2, kernel="performer", sums="decoupled"),
+])  # fmt: skip
+@pytest.mark.parametrize("together", [0, 2**9])
+def test_who_looks_first_in_inference_mode_can_train_after(make, together):
+    layer = make()
+    layer.together_from = together
+    width = 3 if isinstance(layer, EquivariantLinear) else 6
+    edges = Hyperedges(torch.tensor([[0, 1], [1, 0], [2, 2]]), torch.randn(3, width), 4)
+    with torch.inference_mode():
+        before = layer(edges).values
+    values = edges.values.clone().requires_grad_()
+    after = layer(edges.with_values(values)).values
+    torch.testing.assert_close(after.detach(), before.clone())
+    after.sum().backward()
+    assert values.grad.isfinite().all()
 
 
 def test_old_plans_make_room():

@@ -198,6 +198,7 @@ class ChromaticAttention(nn.Module):
             ``(graphs, n, features)``, zero at padding.
 
         Raises:
+            TypeError: if the mask is not boolean.
             ValueError: if a shape does not fit.
         """
         x, bias, value = self._checked(x, edges, mask)
@@ -252,6 +253,7 @@ class ChromaticAttention(nn.Module):
         """The nodes with zeros at padding, and what biases and values are made of."""
         checks.last_axis("x", x, self.features, "features")
         if mask is not None:
+            checks.node_mask(mask, x.shape[:-1])
             x = x.masked_fill(~mask[..., None], 0.0)
         if isinstance(edges, ProjectedEdges):
             if self.edge_features is not None:

@@ -172,9 +172,11 @@ class ChromaticEncoderLayer(nn.Module):
             ``(graphs, n, features)``, zero at padding.
 
         Raises:
+            TypeError: if the mask is not boolean.
             ValueError: if a shape does not fit.
         """
         if mask is not None:
+            checks.node_mask(mask, x.shape[:-1])
             x = x.masked_fill(~mask[..., None], 0.0)
         x = self._normalised(self.norm_attention, x + self._dropped(self.attention(x, edges, mask)), mask)
         hidden = self._dropped(self.activation(self.expand(x)))

@@ -56,10 +56,8 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> No
     nodes = x.shape[-order - 1 : -1] if order else ()
     if x.ndim <= order or x.shape[-1] != features or len(set(nodes)) > 1:
         raise ValueError(f"x must have shape {wanted}, got {tuple(x.shape)}.")
-    if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean, True at nodes, got {mask.dtype}.")
-    if mask is not None and order and mask.shape != x.shape[: x.ndim - order]:
-        raise ValueError(f"mask must have shape {tuple(x.shape[: x.ndim - order])}, got {tuple(mask.shape)}.")
+    if mask is not None:
+        checks.node_mask(mask, x.shape[: x.ndim - order] if order else mask.shape)
 
 
 class EquivariantMap(nn.Module):

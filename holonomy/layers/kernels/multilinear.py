@@ -192,9 +192,9 @@ def rotary(
     if positions is None:
         positions = torch.arange(nodes, device=x.device)
     planes = size // 2
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    fraction = torch.arange(number * planes, device=x.device, dtype=wide) / max(1, number * planes)
-    angles = positions[..., None].to(wide) * base**-fraction
+    # In single precision an angle of a million has no digit behind the first.
+    fraction = torch.arange(number * planes, device=x.device, dtype=torch.float64) / max(1, number * planes)
+    angles = positions[..., None].to(torch.float64) * base**-fraction
     cosine, sine = (f(angles).to(x.dtype).unflatten(-1, (number, planes)) for f in (torch.cos, torch.sin))
     whole = x[..., : number * size].unflatten(-1, (number, size))
     even, odd = whole[..., 0 : 2 * planes : 2], whole[..., 1 : 2 * planes : 2]

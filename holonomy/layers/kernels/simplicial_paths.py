@@ -263,6 +263,8 @@ def best_neighbours(
     nodes = query.shape[-2]
     kept = min(checks.positive_int("k", k), nodes)
     rows = max(1, tile // max(1, math.prod(query.shape[:-1])))
+    if nodes == 0:
+        return torch.full((*gate.shape[:-1], k), -1, device=gate.device)
     found: list[Tensor] = []
     with torch.no_grad():
         for start in range(0, nodes, rows):
