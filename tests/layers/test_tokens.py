@@ -91,6 +91,17 @@ def test_a_graph_is_the_hypergraph_of_order_two():
     assert theirs.num_nodes == 0
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+def test_each_hyperedge_has_a_row_of_values():
+    """One hyperedge with two rows would be two tokens of one place."""
+    module = HyperedgeTokenizer(3, 2, 8)
+    with pytest.raises(ValueError, match=r"^values must have shape \(edges, in_features\) = \(1, 2\), got \(2, 2\)\.$"):
+        module(torch.tensor([[0, 1, 2]]), torch.ones(2, 2), 3)
+    for indices in (torch.tensor([0, 1, 2]), torch.tensor([[0, 1]])):
+        with pytest.raises(ValueError, match=r"^indices must have shape \(edges, order = 3\), got \("):
+            module(indices, torch.ones(1, 2), 3)
+
+
 def test_hypergraphs_without_hyperedges_keep_their_row():
     module = HyperedgeTokenizer(3, 1, 4)
     tokens = module(torch.tensor([[1, 1, 2]]), torch.ones(1, 1), 4, torch.tensor([0, 1, 1, 2]))

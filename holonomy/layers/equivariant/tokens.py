@@ -412,8 +412,11 @@ class HyperedgeTokenizer(_Tokenizer):
         Raises:
             ValueError: if a shape does not fit.
         """
-        checks.last_axis("indices", indices, self.order, "order")
-        checks.last_axis("values", values, self.in_features, "in_features")
+        wanted = (indices.shape[0], self.in_features)
+        if indices.ndim != 2 or indices.shape[1] != self.order:
+            raise ValueError(f"indices must have shape (edges, order = {self.order}), got {tuple(indices.shape)}.")
+        if values.shape != wanted:
+            raise ValueError(f"values must have shape (edges, in_features) = {wanted}, got {tuple(values.shape)}.")
         identifiers = self._given_or_drawn(identifiers, num_nodes, batch, None)
         rows = self.graph_token.new_zeros(indices.shape[0], self.graph_token.shape[0])
         if self.of_hyperedges is not None:
