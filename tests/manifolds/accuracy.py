@@ -85,13 +85,13 @@ def within_reach(name: str, dtype: torch.dtype, kappa: float, row: Pair) -> tupl
 
     Float64 has nothing wider to compute in, and loses exp(2 r) of its digits at rapidity r. The
     gradients of transport and of the exponential map are differences of terms exp(2 r) times larger:
-    float64 holds their digits to distance 30 from the origin, not to where float32 ends. In a ball,
+    float64 holds their digits to rapidity 28 and 44, not to where float32 ends. In a ball,
     the coordinate itself has lost them where the gradient has not: float32 ends there at rapidity 17.
     """
     reach = max(rapidity(row.x, kappa), rapidity(row.y, kappa))
     if dtype == torch.float64:
         return reach < 10, reach < 6
-    gradients = {"transp": 31.0, "expmap": 44.0, "to_poincare": 12.0, "to_klein": 9.0}
+    gradients = {"transp": 28.0, "expmap": 44.0, "to_poincare": 12.0, "to_klein": 9.0}
     return True, reach < gradients.get(name, float("inf"))
 
 
@@ -134,12 +134,16 @@ def point_scale(name: str, spaces: list[oracle.Vector], kappa: mpf) -> mpf:
     """Return the size, per unit of cotangent, that a gradient is judged against where it is smaller.
 
     That of transport is a curvature times an area, and vanishes by structure (in one dimension, at
-    x = y) beside the vector that is carried. That of the exponential map vanishes in its time where
-    u leads from x to within rounding of the origin. A billionth of what cancels is far beyond float32.
+    x = y) beside the vector that is carried, as long as it is at y. That of the exponential map vanishes
+    in its time where u leads from x to within rounding of the origin. A billionth of what cancels is far
+    beyond float32.
     """
     lengths = [sqrt(oracle.dot(space, space)) for space in spaces]
     root = sqrt(-kappa)
-    sizes = {"transp": lambda: lengths[2] * root, "expmap": lambda: min(1, lengths[0] * root)}
+    sizes = {
+        "transp": lambda: lengths[2] * root * sqrt(1 + (root * lengths[1]) ** 2),
+        "expmap": lambda: min(1, lengths[0] * root),
+    }
     return sizes[name]() / 10**9 if name in sizes else mpf(0)
 
 
