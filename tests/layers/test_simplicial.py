@@ -294,6 +294,8 @@ def test_a_layer_with_positions_is_shift_invariant_and_not_without(device):
     at = torch.arange(5, device=device)
     torch.testing.assert_close(layer(x, positions=at + 17), layer(x))
     assert (layer(x, positions=2 * at) - layer(x)).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="positions must be None without rope"):
+        SimplicialAttention(4, 1, device=device)(torch.ones(5, 4, device=device), positions=at)
 
 
 def test_chunks_of_a_determinant():

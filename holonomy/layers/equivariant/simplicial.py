@@ -108,7 +108,12 @@ class SimplicialAttention(nn.Module):
 
         Returns:
             N + 1 tensors ``(*batch, heads, tokens, dim)`` and N tensors ``(*batch, heads, tokens, values)``.
+
+        Raises:
+            ValueError: if there are positions without ``rope``, which they are for.
         """
+        if positions is not None and not self.rope:
+            raise ValueError("positions must be None without rope, which they are for.")
         keys = [split_heads(slot, self.heads) for slot in self.key(x).chunk(self.order + 1, -1)]
         if self.rope:
             at = None if positions is None else positions[..., None, :]
