@@ -172,7 +172,7 @@ def _log_values(numbers: Between, scale: Tensor, x: Tensor, y: Tensor) -> Tensor
     x_time, _, rise, z, _, _ = numbers
     shorter = _shorter(numbers)
     result = x.new_empty(x.shape[0], x.shape[1] + 1)
-    result[:, :1] = shorter * -(rise + z * x_time) / scale
+    result[:, :1] = shorter * (0.0 - rise - z * x_time) / scale
     along = 1 + z
     for rows in portions(x, torch.float64):
         result[rows, 1:] = torch.addcmul(y[rows].double(), x[rows].double(), -along[rows]).mul_(shorter[rows])
