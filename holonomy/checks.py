@@ -196,10 +196,7 @@ def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
     >>> import torch
     >>> padding_mask("key_padding_mask", torch.zeros(2, 5, dtype=torch.bool), (2, 5))
     """
-    if mask.dtype != torch.bool:
-        raise TypeError(f"{name} must be boolean, True at padding, got {mask.dtype}.")
-    if mask.shape != torch.Size(shape):
-        raise ValueError(f"{name} must have shape (*batch, nodes) = {tuple(shape)}, got {tuple(mask.shape)}.")
+    _boolean(name, mask, shape, "padding", "(*batch, nodes) = ")
 
 
 def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
@@ -216,10 +213,7 @@ def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
     >>> import torch
     >>> node_mask(torch.ones(2, 5, dtype=torch.bool), (2, 5))
     """
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean, True at nodes, got {mask.dtype}.")
-    if mask.shape != torch.Size(shape):
-        raise ValueError(f"mask must have shape {tuple(shape)}, got {tuple(mask.shape)}.")
+    _boolean("mask", mask, shape, "nodes")
 
 
 def function(name: str, value: object) -> None:
@@ -271,8 +265,7 @@ def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Non
     """
     if x.ndim != 2:
         raise ValueError(f"x must have shape (nodes, features), got {tuple(x.shape)}.")
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    _edge_list(edge_index)
     if edge_attr is not None and (edge_attr.ndim != 2 or edge_attr.shape[0] != edge_index.shape[1]):
         wanted = f"(edges = {edge_index.shape[1]}, features)"
         raise ValueError(f"edge_attr must have shape {wanted}, got {tuple(edge_attr.shape)}.")
@@ -292,11 +285,22 @@ def edges(edge_index: Tensor, n: int) -> None:
     >>> import torch
     >>> edges(torch.tensor([[0], [1]]), 2)
     """
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    _edge_list(edge_index)
     if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
         raise TypeError(f"edge_index must hold integers, got {edge_index.dtype}.")
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < n:
         raise ValueError(
             f"edge_index must name nodes in [0, n = {n}), got {int(edge_index.min())} .. {int(edge_index.max())}."
         )
+
+
+def _edge_list(edge_index: Tensor) -> None:
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+
+
+def _boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str = "") -> None:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
+    if mask.shape != torch.Size(shape):
+        raise ValueError(f"{name} must have shape {symbols}{tuple(shape)}, got {tuple(mask.shape)}.")
