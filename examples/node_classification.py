@@ -12,6 +12,7 @@ it.
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import sys
 import typing
@@ -71,6 +72,9 @@ class Settings:
     scale: float = option("factor on the features; deviation of standardised ones", default=1.0)
     lr: float = option("learning rate", default=0.01)
     weight_decay: float = option("weight decay (not on curvatures)", default=0.001)
+    average: float = option(
+        "measure the running mean of the weights, which keeps this share each epoch; 0: the weights", default=0.0
+    )
     epochs: int = option("epochs at most", default=500)
     patience: int = option("epochs without a better validation score before stopping", default=200)
 
@@ -197,6 +201,36 @@ def optimizer_for(model: nn.Module, settings: Settings) -> RiemannianAdam:
     return RiemannianAdam(groups, lr=settings.lr)
 
 
+class RunningMean(nn.Module):
+    """A network and the running mean of its weights, in one ``state_dict``.
+
+    The mean moves less from epoch to epoch than the weights do, and with it the validation score: with few
+    validation nodes the epoch of the best score is otherwise a matter of luck.
+
+    Args:
+        network: what is trained.
+        share: what the mean keeps in an epoch, in [0, 1); less in the first ones, so that the start is forgotten.
+    """
+
+    def __init__(self, network: nn.Module, share: float) -> None:
+        super().__init__()
+        if not 0 <= share < 1:
+            raise ValueError(f"average must lie in [0, 1), got {share}")
+        self.network, self.share = network, share
+        self.mean = copy.deepcopy(network).requires_grad_(requires_grad=False)
+
+    @torch.no_grad()
+    def update(self, epoch: int) -> None:
+        """Take in the weights of an epoch, counted from 1."""
+        share = min(self.share, (epoch - 1) / (epoch + 9))
+        for mean, present in zip(self.mean.parameters(), self.network.parameters(), strict=True):
+            mean.lerp_(present, 1 - share)
+            if isinstance(mean, ManifoldParameter):
+                mean.copy_(mean.manifold.projx(mean))
+        for mean, present in zip(self.mean.buffers(), self.network.buffers(), strict=True):
+            mean.copy_(present)
+
+
 def curvatures_of(model: nn.Module) -> dict[str, float]:
     """Return the present curvatures of a model by name; none for a Euclidean one."""
     read = getattr(model, "curvatures", None)
@@ -239,29 +273,33 @@ def fit(
         return _record(seed, best, runs.Trained(0, best, {}, 0, stopped=False, seconds=0.0), 0, data, logits)
     network = build(model, settings, data)
     optimizer = optimizer_for(network, settings)
+    averaged = RunningMean(network, settings.average) if settings.average else None
+    measured = averaged.mean if averaged else network
 
-    def step(_: int) -> float:
+    def step(epoch: int) -> float:
         network.train()
         optimizer.zero_grad()
         logits = network(data.x, data.edge_index)
         loss = nn.functional.cross_entropy(logits[data.train], data.y[data.train])
         loss.backward()
         optimizer.step()
+        if averaged:
+            averaged.update(epoch)
         return loss.item()
 
     @torch.no_grad()
     def predict() -> Tensor:
-        network.eval()
-        return network(data.x, data.edge_index)
+        measured.eval()
+        return measured(data.x, data.edge_index)
 
     def evaluate(_: int) -> runs.Record:
         logits = predict()
         scores = {key: data.score(logits, nodes) for key, nodes in lists.items()}
-        return scores | {f"curvature {name}": value for name, value in curvatures_of(network).items()}
+        return scores | {f"curvature {name}": value for name, value in curvatures_of(measured).items()}
 
     key = f"seed-{seed}"
     trained = runs.train(
-        network,
+        averaged or network,
         optimizer,
         step,
         evaluate,
@@ -274,7 +312,7 @@ def fit(
         checkpoint_every=checkpoint_every,
     )
     if run is not None:
-        run.write_state(f"part-{key}.model.pt", network.state_dict())
+        run.write_state(f"part-{key}.model.pt", measured.state_dict())
     size = sum(parameter.numel() for parameter in network.parameters())
     best = {key: trained.best[key] for key in lists}
     return _record(seed, best, trained, size, data, predict())

@@ -1,11 +1,12 @@
 """Compare Hypformer with a GCN, an MLP, nearest neighbours and its Euclidean twin: equal budget, equal search.
 
 Each model gets the same epochs and patience and a grid of the same size (nearest neighbours has less to choose).
-The point of the grid is chosen by the validation score of seed 0, then run with all seeds; the test score is
-read at the first epoch of best validation score. Everything finished is kept, so the same command goes on
-where it was stopped. The result is one JSON file with the command that made it.
+The point of the grid is chosen by the mean validation score of the first seeds (--search-seeds), then run with all
+seeds; the test score is read at the first epoch of best validation score. Everything finished is kept, so the same
+command goes on where it was stopped. The result is one JSON file with the command that made it.
 
     python -m examples.table --data ../shared/data --dataset cora --protocol random --ablations
+    python -m examples.table --dataset tree --search-seeds 3 --grid lr=0.003,0.01 gcn:hidden=32,64
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import itertools
 import json
 import statistics
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,43 @@ def points(grid: Grid) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
+def grid_of(words: Sequence[str]) -> dict[str, Grid]:
+    """Read a grid from words ``NAME=VALUE,VALUE`` (every trained model) or ``MODEL:NAME=VALUE,VALUE``.
+
+    Args:
+        words: the words; what one says of a model stands above what another says of all.
+
+    Returns:
+        A grid for each model that is trained.
+
+    Raises:
+        ValueError: if a word is none of these, or a value does not fit its hyper-parameter.
+    """
+    trained = [model for model in MODELS if model != "knn"]
+    kinds = typing.get_type_hints(Settings)
+    shared: dict[str, list[Any]] = {}
+    own: dict[str, dict[str, list[Any]]] = {model: {} for model in trained}
+    for word in words:
+        left, equals, right = word.partition("=")
+        model, _, name = left.rpartition(":")
+        if not equals or name not in kinds or (model and model not in own):
+            raise ValueError(f"--grid must be words such as lr=0.01,0.02 or gcn:hidden=32,64, got {word!r}")
+        (own[model] if model else shared)[name] = [_value(name, kinds[name], text) for text in right.split(",")]
+    return {model: shared | own[model] for model in trained}
+
+
+def _value(name: str, kind: Any, text: str) -> Any:
+    allowed = ("false", "true") if kind is bool else typing.get_args(kind)
+    if allowed:
+        if text not in allowed:
+            raise ValueError(f"--grid: {name} must be one of {', '.join(allowed)}, got {text!r}")
+        return text == "true" if kind is bool else text
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"--grid: {name} must be a number, got {text!r}") from None
+
+
 class Table:
     """The cells of one table, each in a folder named after its settings.
 
@@ -113,14 +152,14 @@ class Table:
         stream = None if self.quiet else sys.stderr
         return classify(self.data, model, settings, seeds=seeds, run=run, stream=stream)["seeds"]
 
-    def row(self, model: Model, grid: Grid, seeds: Sequence[int]) -> dict[str, Any]:
-        """Search a grid with the first seed by validation score, and run the best point with all seeds."""
+    def row(self, model: Model, grid: Grid, seeds: Sequence[int], search: int = 1) -> dict[str, Any]:
+        """Search a grid by the mean validation score of the first seeds, and run the best point with all seeds."""
         grid = {key: values for key, values in grid.items() if key not in self.given}
         searched = []
         for point in points(grid):
             settings = settings_for(self.dataset, model, {**point, **self.given})
-            [record] = self.cell(model, settings, seeds[:1])
-            searched.append({"point": point, "val": record["scores"]["val"]})
+            scores = [record["scores"]["val"] for record in self.cell(model, settings, seeds[:search])]
+            searched.append({"point": point, "val": statistics.fmean(scores), "vals": scores})
         chosen = max(searched, key=lambda entry: entry["val"])["point"]
         settings = settings_for(self.dataset, model, {**chosen, **self.given})
         return {"grid": dict(grid), "search": searched, "chosen": chosen} | self.measured(model, settings, seeds)
@@ -189,6 +228,16 @@ def parser() -> argparse.ArgumentParser:
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all of them")
     add("--ablations", nargs="*", choices=list(ABLATIONS), help="also take parts of Hypformer away (default: each)")
     add("--seeds", type=int, default=5, metavar="N", help="seeds 0 .. N-1 (default 5)")
+    add(
+        "--search-seeds", type=int, default=1, metavar="N", help="seeds whose mean validation score chooses (default 1)"
+    )
+    add(
+        "--grid",
+        nargs="+",
+        metavar="WORD",
+        help="search NAME=VALUE,VALUE for every trained model, MODEL:NAME=VALUE,VALUE for one, instead of the "
+        "dataset's grid",
+    )
     add("--work", type=Path, default=Path("runs/table"), metavar="FOLDER", help="where the runs lie")
     add("--out", type=Path, default=Path("runs/table"), metavar="FOLDER", help="where the table goes")
     add("--name", metavar="NAME", help="name of the table (default DATASET-PROTOCOL)")
@@ -208,8 +257,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
-    if arguments.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {arguments.seeds}")
+    options.at_least_one(arguments, "seeds", "search_seeds")
+    if arguments.search_seeds > arguments.seeds:
+        raise ValueError(f"--search-seeds must be at most --seeds={arguments.seeds}, got {arguments.search_seeds}")
+    grids = GRIDS[arguments.dataset] | (grid_of(arguments.grid) if arguments.grid else {})
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
 
@@ -218,13 +269,15 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
 
     first, seeds = data(0), range(arguments.seeds)
     table = Table(arguments.dataset, data, arguments.work, given_settings(arguments), quiet=arguments.quiet)
+    several = arguments.search_seeds > 1
+    chosen_by = f"mean validation score of {arguments.search_seeds} seeds" if several else "validation score of seed 0"
     content: dict[str, Any] = {
         "dataset": first.name,
         "note": first.note,
         "metric": first.metric,
         "nodes": first.num_nodes,
         "edges": first.edge_index.shape[1] // 2,
-        "rule": "grid point by validation score of seed 0; test at the first epoch of best validation score",
+        "rule": f"grid point by {chosen_by}; test at the first epoch of best validation score",
         "command": command,
         "versions": runs.versions(),
         "models": {},
@@ -234,7 +287,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     path = arguments.out / f"{name}.json"
     arguments.out.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
-        content["models"][model] = table.row(model, GRIDS[arguments.dataset][model], seeds)
+        content["models"][model] = table.row(model, grids[model], seeds, arguments.search_seeds)
         runs.write_json(path, content)
     if arguments.ablations is not None and "hypformer" in content["models"]:
         parts = arguments.ablations or list(ABLATIONS)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from geoopt import ManifoldParameter
 from torch import nn
 
-from examples import datasets, node_classification, table
+from examples import datasets, node_classification, runs, table
 from examples.baselines import MLP, EuclideanAttention, EuclideanFormer, nearest_neighbours
 from examples.datasets import NodeData, sir_tree
 from examples.node_classification import (
@@ -104,6 +105,41 @@ def test_weight_decay_leaves_curvatures_and_learnt_points_alone() -> None:
         held = name.endswith(("log_ratio", "log_scale", "unit"))
         assert decay[id(parameter)] == (0.0 if held else 0.1), name
     assert len(decay) == len(list(network.parameters()))
+
+
+def test_what_is_measured_can_be_the_mean_of_the_weights(tmp_path: Path) -> None:
+    settings = Settings(**{**SMALL, "average": 0.5, "decoder": "prototypes", "epochs": 4, "lr": 0.1})
+    run = runs.Run(tmp_path, {})
+    record = fit("hypformer", settings, easy(), seed=0, run=run)
+    plain = fit("hypformer", dataclasses.replace(settings, average=0.0), easy(), seed=0)
+    # Training is the same; what is looked at is not.
+    assert record["history"]["loss"] == plain["history"]["loss"]
+    assert record["curvature"] != plain["curvature"]
+    network = build("hypformer", settings, easy())
+    network.load_state_dict(run.read_state("part-seed-0.model.pt"))
+    network.eval()
+    data = easy()
+    assert data.score(network(data.x, data.edge_index), data.test) == record["scores"]["test"]
+
+
+def test_the_running_mean_is_that_of_the_weights_in_loops() -> None:
+    torch.manual_seed(0)
+    network = build("hypformer", Settings(**{**SMALL, "decoder": "prototypes"}), easy())
+    averaged = node_classification.RunningMean(network, 0.3)
+    optimizer = optimizer_for(network, Settings(lr=0.5))
+    weight, wanted = network.get_parameter("decoder.log_scale"), None
+    for epoch in range(1, 7):
+        optimizer.zero_grad()
+        network(easy().x, easy().edge_index).square().sum().backward()
+        optimizer.step()
+        averaged.update(epoch)
+        share = min(0.3, (epoch - 1) / (epoch + 9))
+        wanted = weight.detach().clone() if wanted is None else share * wanted + (1 - share) * weight.detach()
+        assert torch.allclose(averaged.mean.get_parameter("decoder.log_scale"), wanted)
+    for value in averaged.mean.parameters():
+        assert not value.requires_grad
+        if isinstance(value, ManifoldParameter):
+            assert value.manifold.check_point_on_manifold(value, atol=1e-5)
 
 
 def test_every_ablation_changes_the_model() -> None:
@@ -255,6 +291,8 @@ def test_every_ablation_runs(tmp_path: Path, ablation: str) -> None:
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
         (["--ablate", "no-graph", "no-transformer"], "graph_encoder"),
         (["--hidden", "8", "--heads", "3"], "heads"),
+        (["--average", "1"], "average must lie in [0, 1), got 1.0"),
+        (["--average", "-0.5"], "average must lie in [0, 1), got -0.5"),
         (["--baseline", "knn", "--neighbours", "1000"], "k must lie between 1 and"),
     ],
 )
@@ -344,3 +382,48 @@ def test_every_model_searches_as_many_points_of_known_settings() -> None:
         for model, grid in grids.items():
             for point in table.points(grid):
                 settings_for(dataset, model, point)
+
+
+def test_a_grid_from_the_command_line_is_searched_by_the_mean_of_several_seeds(tmp_path: Path) -> None:
+    words = [*QUICK, "--seeds", "2", "--search-seeds", "2", "--models", "gcn", "mlp", "--name", "mine"]
+    words += ["--grid", "lr=0.01,0.3", "mlp:lr=0.02", "mlp:dropout=0.0,0.5"]
+    assert table.main([*words, "--work", str(tmp_path / "work"), "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "mine.json").read_text())
+    assert content["rule"].startswith("grid point by mean validation score of 2 seeds;")
+    wanted = {"gcn": {"lr": [0.01, 0.3]}, "mlp": {"lr": [0.02], "dropout": [0.0, 0.5]}}
+    assert {name: row["grid"] for name, row in content["models"].items()} == wanted
+    for row in content["models"].values():
+        for entry in row["search"]:
+            assert len(entry["vals"]) == 2
+            assert entry["val"] == pytest.approx(sum(entry["vals"]) / 2)
+        best = max(row["search"], key=lambda entry: entry["val"])
+        assert row["chosen"] == best["point"]
+        assert row["scores"]["val"] == best["vals"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--grid", "lr"], "--grid must be words such as lr=0.01,0.02 or gcn:hidden=32,64, got 'lr'"),
+        (["--grid", "warmth=1"], "--grid must be words such as"),
+        (["--grid", "knn:neighbours=1,2"], "--grid must be words such as"),
+        (["--grid", "hidden=many"], "--grid: hidden must be a number, got 'many'"),
+        (["--grid", "graph=cnn"], "--grid: graph must be one of propagation, gcn, none, got 'cnn'"),
+        (["--grid", "transformer=no"], "--grid: transformer must be one of false, true, got 'no'"),
+        (["--search-seeds", "0"], "--search-seeds must be at least 1, got 0"),
+        (["--search-seeds", "3"], "--search-seeds must be at most --seeds=1, got 3"),
+    ],
+)
+def test_a_table_that_cannot_be_made_is_one_sentence(tmp_path, capsys, words, sentence) -> None:
+    assert table.main([*QUICK, *words, "--work", str(tmp_path), "--out", str(tmp_path)]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("error: ")
+    assert complaint.count("\n") == 1
+    assert sentence in complaint
+
+
+def test_a_grid_holds_values_of_the_settings() -> None:
+    grid = table.grid_of(["learnable_curvature=false,true", "graph=gcn", "hidden=8,16", "gcn:lr=0.5"])
+    assert grid["mlp"] == {"learnable_curvature": [False, True], "graph": ["gcn"], "hidden": [8, 16]}
+    assert grid["gcn"] == grid["mlp"] | {"lr": [0.5]}
+    assert "knn" not in grid
