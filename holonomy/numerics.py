@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -39,6 +40,7 @@ __all__ = [
     "by_hand",
     "cothc",
     "finite",
+    "forward_mode",
     "hypot",
     "is_ordinary",
     "minus_tanh",
@@ -204,10 +206,78 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
         What its ``forward`` returns.
     """
     forward: Any = function.forward
-    if not torch.compiler.is_compiling() and not hasattr(forward, "__signature__"):
-        forward.__signature__ = inspect.signature(forward)
+    if not torch.compiler.is_compiling():
+        if not hasattr(forward, "__signature__"):
+            forward.__signature__ = inspect.signature(forward)
+        if forward_mode() and not _states_forward_mode(function):
+            return apply_function(_Pushed, function, *inputs)
     call: Callable[..., Any] = function.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return call(*inputs)
+
+
+class _Pushed(torch.autograd.Function):
+    """A function that states its gradient only, in forward mode: what the gradient's transpose does to tangents.
+
+    Where there is no derivative, forward mode takes the subgradient that backward mode takes.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(function: Any, *inputs: Any) -> Tensor:
+        return function.forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.function, *rest = inputs
+        ctx.others = [None if isinstance(x, Tensor) else x for x in rest]
+        tensors = [x for x in (*rest, output) if isinstance(x, Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_stated(ctx)(grad_outputs[0])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        *tensors, output = ctx.saved_tensors
+        stated = _stated(ctx)
+
+        def pull(grad: Tensor) -> tuple[Tensor, ...]:
+            return tuple(x for x in stated(grad) if x is not None)
+
+        push = torch.func.vjp(pull, torch.zeros_like(output))[1]
+        given = (along for along, other in zip(tangents[1:], ctx.others, strict=True) if other is None)
+        filled = (torch.zeros_like(x) if along is None else along for x, along in zip(tensors, given, strict=True))
+        return push(tuple(filled))[0]
+
+
+def _stated(ctx: Any) -> Callable[[Tensor], tuple[Tensor | None, ...]]:
+    """The gradient that the function of a context of :class:`_Pushed` states, by that of its result."""
+    *tensors, output = ctx.saved_tensors
+    found = iter(tensors)
+    inputs = tuple(next(found) if other is None else other for other in ctx.others)
+    its_own = _Context(tuple(other is None for other in ctx.others))
+    ctx.function.setup_context(its_own, inputs, output)
+    return lambda grad: ctx.function.backward(its_own, grad)
+
+
+class _Context:
+    """What the ``setup_context`` and ``backward`` of a function expect of torch."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Tensor, ...] = ()
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
+
+
+def _states_forward_mode(function: type[torch.autograd.Function]) -> bool:
+    # A function of the older form, whose forward takes the context, is left to say that it has none.
+    older = function.setup_context is torch.autograd.Function.setup_context
+    return older or function.jvp is not torch.autograd.Function.jvp
 
 
 def by_hand(*tensors: Tensor) -> bool:
@@ -218,7 +288,7 @@ def by_hand(*tensors: Tensor) -> bool:
 
     Returns:
         True if all are float32 or all float64, and neither ``torch.compile``, which fuses plain operations itself, nor
-        autocast nor a transformation of ``torch.func`` is at work.
+        autocast nor a transformation of ``torch.func`` nor forward mode is at work.
 
     >>> one = torch.ones(1)
     >>> by_hand(one, one), by_hand(one, one.double()), torch.func.vmap(lambda x: x * by_hand(x))(one)
@@ -233,15 +303,27 @@ def by_hand(*tensors: Tensor) -> bool:
 
 
 def transformed() -> bool:
-    """Whether a transformation of ``torch.func`` is at work, under which no number can be read back.
+    """Whether a transformation of ``torch.func`` is at work, under which no number can be read back, or forward mode.
 
     Returns:
-        True inside ``vmap``, ``grad``, ``jvp`` and their like.
+        True inside ``vmap``, ``grad``, ``jvp`` and their like, and where there are dual tensors.
 
     >>> transformed(), torch.func.vmap(lambda x: x * transformed())(torch.ones(1))
     (False, tensor([1.]))
     """
-    return torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    return forward_mode() or torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are being pushed forward.
+
+    Returns:
+        True inside ``torch.func.jvp`` and its like, and where there are dual tensors.
+
+    >>> forward_mode(), torch.func.jvp(lambda x: x * forward_mode(), (torch.ones(1),), (torch.ones(1),))[1]
+    (False, tensor([1.]))
+    """
+    return forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def by_definition(

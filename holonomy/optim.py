@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import geoopt
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.optimizer import ParamsT
 
 from holonomy import checks, numerics
 from holonomy.manifolds import Lorentz
@@ -427,7 +426,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
         lr: float | Tensor = 0.001,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = numerics.ADAM_EPS,

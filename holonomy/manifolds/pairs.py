@@ -292,5 +292,7 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chord(x: Tensor, y: Tensor) -> Tensor:
+    if numerics.forward_mode():  # in which torch's function has no second derivative
+        return numerics.norm(x.unsqueeze(-2) - y.unsqueeze(-3))
     # By differences: the product form loses every chord below 1e-8.
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.laws.laws import assert_near, build, cases_where, differentiable, every_case, gradients, output, settings_of
+from holonomy.layers import GCN, Propagation
+from tests.laws.laws import (
+    assert_near,
+    build,
+    cases_where,
+    cotangent,
+    differentiable,
+    every_case,
+    gradients,
+    leaves,
+    output,
+    settings_of,
+)
 
 
 @cases_where(lambda case: case.reference is not None)
@@ -71,3 +84,31 @@ def test_every_learnable_parameter_receives_a_gradient(case, device):
         ):
             assert grad is not None, name
             assert grad.abs().max() > 0, name
+
+
+@every_case
+def test_forward_mode_agrees_with_backward_mode(case, device):
+    """The derivative along a random direction, of inputs and parameters together, by both modes.
+
+    Products with sparse matrices, which graph convolutions are, torch has under no transformation of ``torch.func``.
+    """
+    _, module, inputs = build(case, device, torch.float64)
+    result, grads = gradients(module, inputs)
+    named = leaves(module, differentiable(inputs))
+    tangents = {name: torch.randn_like(x) for name, x in named.items()}
+    # Dual tensors live on no Parameter, and a manifold's point is one.
+    plain = {name: x.detach().as_subclass(torch.Tensor) for name, x in named.items()}
+
+    def call(named):
+        filled = tuple(named.get(f"input {i}", x) for i, x in enumerate(inputs))
+        torch.manual_seed(1)
+        return torch.func.functional_call(module, {n: x for n, x in named.items() if n in grads}, filled)
+
+    if any(isinstance(part, (GCN, Propagation)) for part in module.modules()):
+        with pytest.raises(RuntimeError, match="Sparse CSR"):
+            torch.func.jvp(call, (plain,), (tangents,))
+        return
+    value, pushed = torch.func.jvp(call, (plain,), (tangents,))
+    assert_near(value, result, 1e-10, "result")
+    pulled = sum((grads[name] * tangents[name]).sum() for name in named)
+    assert_near((cotangent(result) * pushed).sum(), pulled, 1e-8, "derivative")

@@ -20,7 +20,7 @@ from torch import Tensor
 from holonomy.layers.kernels.chromatic_parts import Options, RecomputedAttention
 from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.layers.kernels.heads import merge_heads, split_heads
-from holonomy.numerics import apply_function
+from holonomy.numerics import apply_function, transformed
 from holonomy.structures import joint
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def chromatic_attention(
     """
     biases = heads if edge_bias is None else edge_bias.shape[-1] if bias_map is None else bias_map.shape[0]
     filters = activation is not None or biases == query.shape[-1]
-    if edge_bias is None or torch.compiler.is_compiling() or (edge_value is None and not filters) or not query.numel():
+    fast = not (torch.compiler.is_compiling() or transformed())
+    if edge_bias is None or not fast or (edge_value is None and not filters) or not query.numel():
         return plain_chromatic_attention(
             query, key, value, edge_bias, edge_value, mask, heads=heads, bias_map=bias_map, value_map=value_map,
             activation=activation, keep=keep,

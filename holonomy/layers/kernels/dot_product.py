@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from holonomy import numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -40,6 +43,15 @@ def dot_product_attention(
     >>> dot_product_attention(q, q, v, torch.tensor([[True, True], [False, False]])).flatten()
     tensor([2., 0.])
     """
+    if numerics.forward_mode():  # which torch's fused kernels do not have
+        with sdpa_kernel(SDPBackend.MATH):
+            return _attend(query, key, value, allowed, scale, dropout)
+    return _attend(query, key, value, allowed, scale, dropout)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float | None, dropout: float
+) -> Tensor:
     if allowed is None:
         return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale)
     empty = ~allowed.any(-1, keepdim=True)
