@@ -68,6 +68,9 @@ class HypformerBlock(nn.Module):
         device: where the parameters live.
         dtype: their dtype.
 
+    Raises:
+        ValueError: if a choice is none of the allowed, or an option has no effect beside the others.
+
     >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
     >>> block(block.manifold_in.lift(torch.zeros(5, 8))).shape
     torch.Size([5, 9])
@@ -95,9 +98,9 @@ class HypformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         checks.one_of("attention", attention, ("linear", "softmax"))
-        # Whichever attention it is, the other's options are no place for typing errors.
         checks.one_of("similarity", similarity, SIMILARITIES)
         checks.one_of("average", average, AVERAGES)
+        _refuse_unread(attention, similarity=similarity, power=power, average=average)
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.manifold_in = manifold_in
         self.manifold_attention = manifold_in if manifold_attention is None else manifold_attention
@@ -161,6 +164,18 @@ class HypformerBlock(nn.Module):
         attended = _dropped(self.drop, self.attention(x, key_padding_mask))
         x = normalised_residual(self.residual, self.norm_attention, x, attended)
         return normalised_residual(self.residual, self.norm_feedforward, x, self.feedforward(x))
+
+
+# Of each attention, the options of the other with their defaults.
+_UNREAD = {"linear": {"similarity": "geodesic_squared"}, "softmax": {"power": 2.0, "average": "space"}}
+
+
+def _refuse_unread(attention: str, **options: float | str) -> None:
+    for name, default in _UNREAD[attention].items():
+        if options[name] != default:
+            raise ValueError(
+                f"{name} must be left out with attention {attention!r}, where it has no effect, got {options[name]!r}."
+            )
 
 
 class _FeedForward(nn.Sequential):
@@ -378,10 +393,10 @@ class Hypformer(nn.Module):
         norm_eps: added to the variance by the LayerNorms.
         curvature: the initial curvature of every manifold.
         learnable_curvature: whether the curvatures receive gradients.
-        transformer: ``False`` leaves the graph encoder alone, for comparison.
+        transformer: ``False`` leaves the graph encoder alone, for comparison; what shapes blocks is not read then.
         graph_encoder: any module called as ``(x, edge_index)`` that gives ``(n, hidden_features)``; ``"gcn"`` for
             a :class:`~holonomy.layers.GCN` of two layers; ``None`` for no graph at all.
-        graph_weight: the weight w of the graph encoder.
+        graph_weight: the weight w of the graph encoder, where there is a transformer beside it.
         decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` for hyperbolic multinomial logistic regression,
             or ``"prototypes"``: one learned point a class.
         device: where the parameters live.
@@ -389,7 +404,8 @@ class Hypformer(nn.Module):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size, probability, weight or choice is none of the allowed, or if both branches are left out.
+        ValueError: if a size, probability, weight or choice is none of the allowed, if an option of the other attention
+            is given, or if both branches are left out.
 
     A model that learns to tell the two ends of a path apart:
 

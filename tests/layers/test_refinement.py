@@ -105,6 +105,18 @@ def test_batch_norm_is_torchs_on_the_space_part_and_keeps_statistics():
     torch.testing.assert_close(layer.eval()(m.lift(space))[..., 1:].reshape(-1, 3), norm.eval()(space.reshape(-1, 3)))
 
 
+def test_one_batch_far_out_does_not_stay_in_the_running_variance():
+    """A variance above the largest float32 was infinity, and the mean with it for ever: evaluation gave zeros."""
+    m = Lorentz()
+    layer = HypBatchNorm(3, m)
+    layer(m.lift(torch.randn(8, 3) * 1e25))
+    assert layer.function.norm.running_var.isfinite().all()
+    near = m.lift(torch.randn(8, 3))
+    for _ in range(1500):
+        layer(near)
+    assert layer.eval()(near)[:, 1:].std(0).sub(1).abs().amax() < 0.1
+
+
 def test_dropout_drops_scales_and_stops():
     m = Lorentz()
     layer = HypDropout(0.25, m)

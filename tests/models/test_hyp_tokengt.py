@@ -81,6 +81,8 @@ def test_wrong_arguments_get_one_sentence():
         ({"decoder": "tree"}, "decoder must be one of"),
         ({"layers": 0}, "layers must be a positive integer"),
         ({"heads": 3}, "features must be a multiple of heads"),
+        ({"similarity": "geodesic"}, "similarity must be left out with attention 'linear'"),
+        ({"attention": "softmax", "power": 3.0}, "power must be left out with attention 'softmax'"),
     ):
         with pytest.raises((ValueError, TypeError), match=sentence):
             model(**options)

@@ -185,6 +185,13 @@ def test_features_at_the_edge_of_float32():
         ((6, 8, 3), {"norm_eps": -1.0}, "eps must lie in"),
         ((6, 8, 3), {"attention": "linear", "similarity": "cosine"}, "similarity must be one of"),
         ((6, 8, 3), {"attention": "softmax", "average": "mean"}, "average must be one of"),
+        ((6, 8, 3), {"similarity": "geodesic"}, "similarity must be left out with attention 'linear'"),
+        ((6, 8, 3), {"attention": "softmax", "power": 3.0}, "power must be left out with attention 'softmax'"),
+        (
+            (6, 8, 3),
+            {"attention": "softmax", "average": "midpoint"},
+            "average must be left out",
+        ),
         ((6, 8, 3), {"curvature": 1.0}, "curvature must be finite and negative, got 1.0"),
         ((6, 8, 3), {"transformer": False, "graph_encoder": None}, "graph_encoder must be a module or 'gcn'"),
     ],

@@ -243,7 +243,8 @@ class HypLayerNorm(HRC):
 class HypBatchNorm(HRC):
     r"""Batch normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.BatchNorm1d`.
 
-    Statistics run over all leading axes. In training at least two points are needed, as in torch.
+    Statistics run over all leading axes. In training at least two points are needed, as in torch. A running variance
+    that its dtype cannot hold is held at the largest number.
 
     Args:
         features: d.
@@ -410,4 +411,8 @@ class _Rows(nn.Module):
         return (self.norm,)
 
     def forward(self, space: Tensor) -> Tensor:
-        return self.norm(space.reshape(-1, space.shape[-1])).reshape(space.shape)
+        result = self.norm(space.reshape(-1, space.shape[-1])).reshape(space.shape)
+        if self.training and self.norm.running_var is not None:
+            # One variance that the dtype cannot hold would stay in the running one as infinity for ever.
+            self.norm.running_var = numerics.finite(self.norm.running_var)
+        return result
