@@ -260,7 +260,14 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     options.at_least_one(arguments, "seeds", "search_seeds")
     if arguments.search_seeds > arguments.seeds:
         raise ValueError(f"--search-seeds must be at most --seeds={arguments.seeds}, got {arguments.search_seeds}")
-    grids = GRIDS[arguments.dataset] | (grid_of(arguments.grid) if arguments.grid else {})
+    grids, given = GRIDS[arguments.dataset], given_settings(arguments)
+    if arguments.grid:
+        own = grid_of(arguments.grid)
+        # What is given is left out of the dataset's grid; words that contradict each other are a mistake.
+        if both := sorted({name for grid in own.values() for name in grid} & given.keys()):
+            flag = "--" + both[0].replace("_", "-")
+            raise ValueError(f"--grid must not search what is given, got {both[0]} and {flag}")
+        grids = grids | own
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
 
@@ -268,7 +275,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         return datasets.load(arguments.dataset, arguments.data, protocol=arguments.protocol, seed=seed)
 
     first, seeds = data(0), range(arguments.seeds)
-    table = Table(arguments.dataset, data, arguments.work, given_settings(arguments), quiet=arguments.quiet)
+    table = Table(arguments.dataset, data, arguments.work, given, quiet=arguments.quiet)
     several = arguments.search_seeds > 1
     chosen_by = f"mean validation score of {arguments.search_seeds} seeds" if several else "validation score of seed 0"
     content: dict[str, Any] = {

@@ -407,6 +407,7 @@ def test_a_grid_from_the_command_line_is_searched_by_the_mean_of_several_seeds(t
         (["--grid", "lr"], "--grid must be words such as lr=0.01,0.02 or gcn:hidden=32,64, got 'lr'"),
         (["--grid", "warmth=1"], "--grid must be words such as"),
         (["--grid", "knn:neighbours=1,2"], "--grid must be words such as"),
+        (["--grid", "gcn:graph_hidden=4"], "--grid must not search what is given, got graph_hidden and --graph-hidden"),
         (["--grid", "hidden=many"], "--grid: hidden must be a number, got 'many'"),
         (["--grid", "graph=cnn"], "--grid: graph must be one of propagation, gcn, none, got 'cnn'"),
         (["--grid", "transformer=no"], "--grid: transformer must be one of false, true, got 'no'"),
