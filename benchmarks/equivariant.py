@@ -13,7 +13,7 @@ from holonomy.structures import Hyperedges
 
 __all__ = ["CASES"]
 
-FEATURES, HEADS = 32, 4
+FEATURES, HEADS, RANDOM = 32, 4, 16
 # Basis tensors of n^4 entries each are a GiB at 64 nodes.
 MOST_NODES_OVER_BASIS = 64
 
@@ -52,7 +52,9 @@ def attention(edges: int, device: torch.device, *, backward: bool) -> Contenders
     # Exact sums of a million hyperedges take most of a minute a turn.
     for sums in ("decoupled", "coupled") if edges <= 100_000 else ("decoupled",):
         torch.manual_seed(0)
-        layer = HigherOrderAttention(2, 2, FEATURES, HEADS, kernel="performer", sums=sums, device=device)
+        layer = HigherOrderAttention(
+            2, 2, FEATURES, HEADS, kernel="performer", sums=sums, random_features=RANDOM, device=device
+        )
         layer.requires_grad_(backward)
         leaves = (values, *layer.parameters()) if backward else ()
         found[sums] = stepped(lambda layer=layer: layer(graph).values, leaves)

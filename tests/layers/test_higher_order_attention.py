@@ -201,6 +201,32 @@ def test_many_random_features_approach_softmax(device):
     exact.redraw()  # has none
 
 
+@pytest.mark.parametrize(("query_features", "wanted"), [(8, 64), (40, 80)])
+def test_narrow_heads_have_random_features_enough(query_features, wanted, device):
+    """With 16 for a width of 8, kernel attention stays six points behind softmax on small triangulations, not two."""
+    layer = attention_of(1, 1, device, kernel="performer", query_features=query_features)
+    assert layer.projection.shape == (wanted, query_features)
+
+
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 1), (1, 2), (2, 1)], ids=str)
+def test_what_all_entries_share_is_not_left_to_random_features(order_in, order_out, device):
+    """Softmax attention does not see it in keys; features of keys and queries far from zero are hit or miss."""
+    kind = {"dtype": torch.float64, "device": device}
+    errors = {0: 0.0, 3: 0.0}
+    for draw in range(8):
+        torch.manual_seed(draw)
+        exact = HigherOrderAttention(order_in, order_out, 16, 2, **kind)
+        rough = HigherOrderAttention(order_in, order_out, 16, 2, kernel="performer", random_features=64, **kind)
+        rough.load_state_dict(exact.state_dict() | {"projection": rough.projection})
+        x, common = torch.randn(1, *[6] * order_in, 16, **kind), torch.randn(16, **kind)
+        with torch.no_grad():
+            for away in errors:
+                wanted = exact(x + away * common)
+                errors[away] += float((rough(x + away * common) - wanted).norm() / wanted.norm())
+    # 0.04 .. 0.06 against 0.15 .. 0.30 of the size of the result; without a common centre both are 0.15 .. 0.35.
+    assert errors[3] < errors[0] / 2
+
+
 @pytest.mark.parametrize("pair", pairs(2, 2), ids=lambda pair: f"{pair.source} to {pair.target}")
 def test_extensions_count_exactly_the_members_of_a_class(pair):
     """On all pairs of tuples of different nodes: the signed matchings add up to the indicator of the class."""

@@ -24,10 +24,11 @@ def exponents(x, projection):
 
 
 def test_pooled_is_the_mean_by_each_feature(inputs):
-    x, weight, projection = (inputs[name] for name in ("x", "weight", "projection"))
-    logs, means = kernel.pooled(x, weight, projection, 1, 4)
+    x, weight, bias, projection = (inputs[name] for name in ("x", "weight", "bias", "projection"))
+    logs, means = kernel.pooled(x, weight, bias, projection, 1, 4)
     for head in range(2):
-        weights = exponents(x @ weight[:, 3 * head : 3 * head + 3], projection).exp()
+        keys = x @ weight[:, 3 * head : 3 * head + 3] + bias[3 * head : 3 * head + 3]
+        weights = exponents(keys, projection).exp()
         torch.testing.assert_close(logs[head], weights.sum(0).log())
         torch.testing.assert_close(means[head], weights.mT @ x[:, 1:4] / weights.sum(0)[:, None])
 
@@ -47,23 +48,24 @@ def test_gradients_of_both_orders(inputs):
     x, weight, bias, projection = (inputs[name] for name in ("x", "weight", "bias", "projection"))
     logs, means, direct = (inputs[name] for name in ("logs", "means", "direct"))
 
-    def pooled(x, weight):
-        return kernel.pooled(x, weight, projection, 1, 4)
+    def pooled(x, weight, bias):
+        return kernel.pooled(x, weight, bias, projection, 1, 4)
 
     def attend(x, weight, bias, logs, means, direct):
         return kernel.attend(x, weight, bias, projection, logs, means, direct)
 
     leaves = (x, weight, bias, logs, means, direct)
-    assert torch.autograd.gradcheck(pooled, (x, weight))
-    assert torch.autograd.gradgradcheck(pooled, (x, weight))
+    assert torch.autograd.gradcheck(pooled, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(pooled, (x, weight, bias))
     assert torch.autograd.gradcheck(attend, leaves)
     assert torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
 
 
 def test_the_projection_learns_where_it_is_asked_to(inputs):
-    x, weight, projection = inputs["x"], inputs["weight"], inputs["projection"].requires_grad_()
-    ours = kernel.pooled(x, weight, projection, 0, 2)[1].square().sum()
-    top, table = kernel.pooled_plainly(x, weight, projection, 0, 2)
+    x, weight, bias, projection = (inputs[name] for name in ("x", "weight", "bias", "projection"))
+    projection.requires_grad_()
+    ours = kernel.pooled(x, weight, bias, projection, 0, 2)[1].square().sum()
+    top, table = kernel.pooled_plainly(x, weight, bias, projection, 0, 2)
     plain = (table[:-1] / table[-1]).square().sum()
     torch.testing.assert_close(*(torch.autograd.grad(loss, projection)[0] for loss in (ours, plain)))
     assert top.shape == (2, 4)
@@ -73,7 +75,7 @@ def test_the_projection_learns_where_it_is_asked_to(inputs):
 def test_large_logits(inputs, scale):
     x, weight, projection = (inputs[name].detach().float() for name in ("x", "weight", "projection"))
     x = (x * scale).requires_grad_()
-    logs, means = kernel.pooled(x, weight, projection, 0, 5)
+    logs, means = kernel.pooled(x, weight, weight[0] * 0, projection, 0, 5)
     result = kernel.attend(x, weight, weight[0] * 0, projection, logs, means, weight[:, :5])
     assert result.isfinite().all()
     assert torch.autograd.grad(result.sum(), x)[0].isfinite().all()

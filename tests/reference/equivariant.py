@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -76,17 +77,19 @@ def terms(i: Index, j: Index, count: int) -> int:
     return math.prod(count - len(set(j)) - step for step in range(free))
 
 
-def projected(x: Tensor, batch: int, order_in: int, tuple_: Index, weight: Tensor, bias: Tensor | None) -> Tensor:
+def projected(
+    at: Callable[[Index], Tensor], order_in: int, tuple_: Index, weight: Tensor, bias: Tensor | None
+) -> Tensor:
     """HOT Prop. 1 with eq. 14: the entries of A whose nodes all lie in a tuple of different nodes, each its weight."""
     u = len(tuple_)
     known = [
         p for p in patterns(order_in + u) if len(set(p[order_in:])) == u and set(p[:order_in]) <= set(p[order_in:])
     ]
-    total = torch.zeros(weight.shape[-1], dtype=x.dtype, device=x.device)
+    total = weight.new_zeros(weight.shape[-1])
     if bias is not None:
         total = total + bias[0]
     for i in itertools.product(tuple_, repeat=order_in):
-        total = total + entry(x, batch, i) @ weight[known.index(pattern(i + tuple_))]
+        total = total + at(i) @ weight[known.index(pattern(i + tuple_))]
     return total
 
 
@@ -115,15 +118,29 @@ def higher_order_attention(
         ]
     ).reshape(x.shape)
 
-    def projection_of(end: str, p: Index, b: int, tuple_: Index) -> Tensor:
+    def mean(b: int, shape: Index) -> Tensor:
+        """The mean of the entries of a pattern that are there."""
+        found = [entry(x, b, i) for i in indices(nodes, k) if pattern(i) == shape and there(b, i)]
+        return torch.stack(found).mean(0) if found else x.new_zeros(module.features)
+
+    def projection_of(end: str, p: Index, tuple_: Index, at: Callable[[Index], Tensor]) -> Tensor:
         """(heads, dim) of the query or key of a class at a tuple of different nodes."""
         if end == "query" and not tuple_:
             return module.constant_query.reshape(len(attended), heads, -1)[attended.index(p)]
         name = pattern(p[k:]) if end == "query" else p[:k]
         alike = [q for q in attended if (pattern(q[k:]) if end == "query" else q[:k]) == name]
         module_ = getattr(module, end)["order" + "".join(map(str, name))]
-        whole = projected(zeroed, b, k, tuple_, module_.weight, module_.bias)
+        whole = projected(at, k, tuple_, module_.weight, module_.bias)
         return whole.reshape(len(alike), heads, -1)[alike.index(p)]
+
+    def centre(p: Index, b: int) -> Tensor:
+        """Where keys are counted from, which softmax does not see: the key and, up to length 8, the query of means."""
+        means = {q: mean(b, q) for q in patterns(k)}
+        key, query = (
+            projection_of(end, p, tuple(range(len(set(ends)))), lambda i: means[pattern(i)])
+            for end, ends in (("key", p[:k]), ("query", p[k:]))
+        )
+        return key + query * (8 / query.norm(dim=-1, keepdim=True).clamp(min=8))
 
     rows = {}
     for b in range(batch):
@@ -142,9 +159,9 @@ def higher_order_attention(
                     continue
                 values = torch.stack([(entry(x, b, i) @ module.value[rank]).reshape(heads, -1) for i in keys])
                 if p in attended:
-                    q = projection_of("query", p, b, distinct(j))
-                    kk = torch.stack([projection_of("key", p, b, distinct(i)) for i in keys])
-                    values = (similarities(module, q, kk)[..., None] * values).sum(0, keepdim=True)
+                    q = projection_of("query", p, distinct(j), partial(entry, zeroed, b))
+                    kk = torch.stack([projection_of("key", p, distinct(i), partial(entry, zeroed, b)) for i in keys])
+                    values = (similarities(module, q, kk - centre(p, b))[..., None] * values).sum(0, keepdim=True)
                 total = total + values[0].reshape(-1) @ module.out[rank]
             rows[b, j] = total
     return assembled(rows, batch, nodes, ell)

@@ -34,6 +34,7 @@ _CHUNK_CUDA = 2**17
 def pooled_plainly(
     x: Float[Tensor, "keys width"],
     weight: Float[Tensor, "width heads_dim"],
+    bias: Float[Tensor, " heads_dim"],
     projection: Float[Tensor, "features dim"],
     first: int,
     last: int,
@@ -43,6 +44,7 @@ def pooled_plainly(
     Args:
         x: see there.
         weight: see there.
+        bias: see there.
         projection: see there.
         first: see there.
         last: see there.
@@ -50,11 +52,12 @@ def pooled_plainly(
     Returns:
         The largest logarithm of each feature, and the sums of features, relative to that, times values and one.
 
-    >>> top, table = pooled_plainly(torch.tensor([[0.0], [4.0]]), torch.zeros(1, 1), torch.ones(1, 1), 0, 1)
+    >>> zero = torch.zeros(1, 1)
+    >>> top, table = pooled_plainly(torch.tensor([[0.0], [4.0]]), zero, zero[0], torch.ones(1, 1), 0, 1)
     >>> table.flatten()
     tensor([4., 2.])
     """
-    logs = log_features((x @ weight).unflatten(-1, (-1, projection.shape[1])), projection)
+    logs = log_features((x @ weight + bias).unflatten(-1, (-1, projection.shape[1])), projection)
     top = logs.detach().amax(0)
     phi = (logs - top).exp().flatten(1)
     counted = torch.cat([x[:, first:last], torch.ones_like(x[:, :1])], -1)
@@ -64,6 +67,7 @@ def pooled_plainly(
 def pooled(
     x: Float[Tensor, "keys width"],
     weight: Float[Tensor, "width heads_dim"],
+    bias: Float[Tensor, " heads_dim"],
     projection: Float[Tensor, "features dim"],
     first: int,
     last: int,
@@ -73,6 +77,7 @@ def pooled(
     Args:
         x: what keys and values are made of, at least one row.
         weight: to the keys of all heads, side by side, scaled as :func:`~.performer.log_features` wants.
+        bias: of these.
         projection: ``(features, dim)`` of the random features.
         first: the first column of ``x`` that is averaged.
         last: the one after the last.
@@ -80,13 +85,14 @@ def pooled(
     Returns:
         ``(heads, features)`` and ``(heads, features, values)``.
 
-    >>> pooled(torch.tensor([[0.0], [4.0]]), torch.zeros(1, 1), torch.ones(1, 1), 0, 1)[1].flatten()
+    >>> zero = torch.zeros(1, 1)
+    >>> pooled(torch.tensor([[0.0], [4.0]]), zero, zero[0], torch.ones(1, 1), 0, 1)[1].flatten()
     tensor([2.])
     """
-    if numerics.by_hand(x, weight, projection):
-        top, table = numerics.apply_function(_Pooled, x, weight, projection, first, last)
+    if numerics.by_hand(x, weight, bias, projection):
+        top, table = numerics.apply_function(_Pooled, x, weight, bias, projection, first, last)
     else:
-        top, table = pooled_plainly(x, weight, projection, first, last)
+        top, table = pooled_plainly(x, weight, bias, projection, first, last)
     table = table.unflatten(-1, top.shape)
     return top.detach() + table[-1].log(), (table[:-1] / table[-1]).movedim(0, -1)
 
@@ -165,7 +171,7 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, projection: Tensor, first: int, last: int
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, projection: Tensor, first: int, last: int
     ) -> tuple[Tensor, Tensor]:
         features, dim = projection.shape
         heads = weight.shape[1] // dim
@@ -176,7 +182,7 @@ class _Pooled(torch.autograd.Function):
         top = x.new_full((heads * features,), -torch.inf)
         for start in starts:
             rows = x[start : start + most]
-            logs = _logs_of_keys(rows, weight, projection, key, phi)
+            logs = _logs_of_keys(rows, weight, bias, projection, key, phi)
             highest = torch.maximum(top, logs.amax(0))
             table.mul_((top - highest).exp_())
             top = highest
@@ -185,7 +191,7 @@ class _Pooled(torch.autograd.Function):
             here[:, :-1] = rows[:, first:last]
             table.addmm_(here.mT, logs)
         top = top.view(heads, features)
-        ctx.save_for_backward(x, weight, projection, top)
+        ctx.save_for_backward(x, weight, bias, projection, top)
         ctx.values = first, last
         # The constant of the logarithms, which no sum sees.
         found = top - math.log(features) / 2
@@ -194,12 +200,12 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, projection, top = ctx.saved_tensors
+        x, weight, bias, projection, top = ctx.saved_tensors
         first, last = ctx.values
         grad = grad_outputs[1]
-        wanted = (*ctx.needs_input_grad[:3], False, False)
-        if torch.is_grad_enabled() or wanted[2]:
-            inputs = (x, weight, projection, first, last)
+        wanted = (*ctx.needs_input_grad[:4], False, False)
+        if torch.is_grad_enabled() or wanted[3]:
+            inputs = (x, weight, bias, projection, first, last)
             return numerics.by_definition(lambda *given: pooled_plainly(*given)[-1], inputs, grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)
@@ -208,11 +214,11 @@ class _Pooled(torch.autograd.Function):
         counted = x.new_ones(most, last - first + 1)
         back = grad[:-1].mT.contiguous()
         norms = x.new_ones(features, 1)
-        for_x, for_weight = torch.empty_like(x), torch.zeros_like(weight)
+        for_x, for_weight, for_bias = torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)
         for start in starts:
             rows = x[start : start + most]
             count = len(rows)
-            logs = _logs_of_keys(rows, weight, projection, key, phi)
+            logs = _logs_of_keys(rows, weight, bias, projection, key, phi)
             logs.sub_(top.flatten()).exp_()
             here, steep, dk = counted[:count], slope[:count], way[:count]
             here[:, :-1] = rows[:, first:last]
@@ -225,14 +231,15 @@ class _Pooled(torch.autograd.Function):
             torch.mm(dk, weight.mT, out=target)
             target[:, first:last].addmm_(logs, back)
             for_weight.addmm_(rows.mT, dk)
-        return for_x, for_weight, None, None, None
+            for_bias.add_(dk.sum(0))
+        return for_x, for_weight, for_bias, None, None, None
 
 
-def _logs_of_keys(rows: Tensor, weight: Tensor, projection: Tensor, key: Tensor, phi: Tensor) -> Tensor:
+def _logs_of_keys(rows: Tensor, weight: Tensor, bias: Tensor, projection: Tensor, key: Tensor, phi: Tensor) -> Tensor:
     """Logarithms of the features of keys, without the constant, written over ``phi``; the keys over ``key``."""
     key, phi = key[: len(rows)], phi[: len(rows)]
     features, dim = projection.shape
-    torch.mm(rows, weight, out=key)
+    torch.addmm(bias, rows, weight, out=key)
     torch.mm(key.view(-1, dim), projection.mT, out=phi.view(-1, features))
     square = key.view(-1, dim).square() @ key.new_full((dim, 1), 0.5)
     phi.view(-1, features).sub_(square)
