@@ -309,13 +309,13 @@ class _Carry(torch.autograd.Function):
         ray_x, ray_y = _ray(x, scale), _ray(y, scale)
         from_x, from_y = _view(x, y, scale), _view(y, x, scale)
         g = _chart(ray_y, g_time, grad_outputs[0][..., 1:])
-        back = _transport_covector(x, y, g, scale)
+        back, held = _transport_covector(x, y, g, scale)
         half, turn = from_x.distance / 2, torch.tanh(from_x.distance / 2)
         cosh = torch.cosh(half)
 
-        g_along, back_along = _dot(ray_y.unit, g), _dot(ray_x.unit, back)
+        g_along, held_along = _dot(ray_y.unit, g), _dot(ray_x.unit, held)
         on_y = turn * _dot(from_y.across, g) + _radial(ray_y, from_y, half) / cosh * g_along + g_time / ray_y.time
-        on_x = turn * _dot(from_x.across, back) + _radial(ray_x, from_x, half) / cosh * back_along
+        on_x = turn * _dot(from_x.across, back) + _radial(ray_x, from_x, half) / cosh / ray_x.time * held_along
         n_x, n_y = _covector(ray_x, from_x), _covector(ray_y, from_y)
         grad_y = on_y * _flat(ray_y, w) - turn * _dot(n_y, w) * g
         grad_x = turn * _dot(n_x, v) * back - on_x * _flat(ray_x, v)
@@ -324,13 +324,13 @@ class _Carry(torch.autograd.Function):
         foot_x, foot_y = _foot(ray_x, from_x), -_foot(ray_y, from_y)
         wide = from_x.across.square().sum(-1, keepdim=True)
         v_along = _dot(ray_x.unit, v) / ray_x.time
-        v_across = v - ray_x.unit * _dot(ray_x.unit, v)
+        v_across = _across(x, ray_x.unit, v)
 
         def frame(across: Tensor, along: Tensor) -> Tensor:
             return _dot(across, v_across) + along * v_along
 
         def pull(across: Tensor, along: Tensor) -> Tensor:
-            return _dot(across, back) + along * ray_x.time * back_along
+            return _dot(across, held) + along * held_along
 
         slope = ray_x.length / ray_x.time
         side = -from_x.across * foot_x, slope * wide
@@ -482,16 +482,22 @@ def _transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     return torch.where(loss <= numerics.norm(held, keepdim=True) * ray_y.time, numerics.finite(direct), framed)
 
 
-def _transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Tensor:
-    """The transpose of `_transport`: a cotangent on space parts at y as one at x."""
+def _transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The transpose of `_transport`: a cotangent on space parts at y as one at x, and as one on frame components there.
+
+    The part along the ray is X_t times longer in the frame: the one may have kept its digits where the other has not.
+    """
     ray_x, ray_y, view = _ray(x, scale), _ray(y, scale), _view(x, y, scale)
     normal = _covector(ray_x, view)
     factor = torch.tanh(view.distance / 2) * _dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
     direct = g + factor * normal
     held = _from_frame(ray_y, g)
-    framed = _to_frame(x, ray_x, _turn(y, x, held, scale))
+    turned = _turn(y, x, held, scale)
     loss = numerics.norm(g, keepdim=True) + factor.abs() * numerics.norm(normal, keepdim=True)
-    return torch.where(loss <= numerics.norm(held, keepdim=True), numerics.finite(direct), framed)
+    bound = numerics.norm(held, keepdim=True)
+    back = torch.where(loss <= bound, numerics.finite(direct), _to_frame(x, ray_x, turned))
+    stretched = _across(x, ray_x.unit, direct) + ray_x.unit * (_dot(ray_x.unit, direct) * ray_x.time)
+    return back, torch.where(loss * ray_x.time <= bound, numerics.finite(stretched), turned)
 
 
 def _to_frame(x: Tensor, ray: Ray, v: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ each function scales, computes there in float64, scales back and returns the cal
 :mod:`holonomy.manifolds.geodesics`; float32 points take :mod:`holonomy.manifolds.rows`, where that is as right and far
 shorter. With float32 input, float64 inside, results are right to float32 rounding for points up to rapidity
 :math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, they saturate and stay finite. So are
-gradients, but for those of :func:`expmap`, right up to 44, and of :func:`transp`, up to 28: beyond they are finite.
+gradients, but for those of :func:`expmap`, right up to 44: beyond they are finite.
 
 **Second derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm,
 exponential and transport are right away from three places: a point at the origin, two points that coincide, a tangent
@@ -294,8 +294,6 @@ def transp(
     In closed form :math:`v + \frac{-\kappa\langle y, v\rangle}{1 + \kappa\langle x, y\rangle}(x + y)`. Its terms cancel
     when x is much farther out than the result is long; there ``v`` is carried to the origin's frame instead, turned by
     the area of the triangle (origin, x, y), and carried to ``y``. Of the two the one with the smaller terms is taken.
-    Gradients in the points are differences of terms that grow with the square of their distances from the origin: in
-    float32 their digits last up to rapidity 28; beyond they are finite.
 
     Args:
         x: points ``(..., d+1)``.

@@ -84,14 +84,14 @@ def within_reach(name: str, dtype: torch.dtype, kappa: float, row: Pair) -> tupl
     """Return whether the values, and the gradients, of a row are judged or have to be finite only.
 
     Float64 has nothing wider to compute in, and loses exp(2 r) of its digits at rapidity r. The
-    gradients of transport and of the exponential map are differences of terms exp(2 r) times larger:
-    float64 holds their digits to rapidity 28 and 44, not to where float32 ends. In a ball,
+    gradients of the exponential map are differences of terms exp(2 r) times larger: float64 holds their
+    digits to rapidity 44, not to where float32 ends. In a ball,
     the coordinate itself has lost them where the gradient has not: float32 ends there at rapidity 17.
     """
     reach = max(rapidity(row.x, kappa), rapidity(row.y, kappa))
     if dtype == torch.float64:
         return reach < 10, reach < 6
-    gradients = {"transp": 28.0, "expmap": 44.0, "to_poincare": 12.0, "to_klein": 9.0}
+    gradients = {"expmap": 44.0, "to_poincare": 12.0, "to_klein": 9.0}
     return True, reach < gradients.get(name, float("inf"))
 
 
