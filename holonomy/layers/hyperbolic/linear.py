@@ -205,9 +205,8 @@ class ExpMapHTC(HTC):
             length = numerics.norm(x, keepdim=True)
             product = functional.linear(x, weight[:, 1:])
         time, stretch = self._exponential(length)
-        # The product is first, so that autocast may run it in its own dtype.
-        affine = product * stretch + time * weight[:, 0]
-        return affine if bias is None else affine + bias
+        # The column of time by a product of its own: as a factor its strides slow down whatever is fused with it.
+        return torch.addcmul(functional.linear(time, weight[:, :1], bias), product, stretch)
 
     def _exponential(
         self, length: Float[Tensor, "*batch 1"]
