@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.layers import EquivariantLinear
+from holonomy.layers.equivariant.entrywise import lightweight
 from holonomy.structures import Hyperedges, on_features
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ class EquivariantModel(nn.Module):
             ``in_features + edge_features`` channels.
         layer: makes the layer between two orders.
         norm: whether a LayerNorm stands before the head.
+        entrywise: whether the maps before and after the layers map each entry by itself.
         device: of the parameters.
         dtype: of the parameters.
 
     Raises:
         ValueError: if there are fewer than two orders, the first is 0, or a number is out of range.
 
+    >>> from holonomy.layers import EquivariantLinear
     >>> make = lambda k, l: EquivariantLinear(k, l, 8, 8)
     >>> model = EquivariantModel(3, 8, 2, orders=(2, 1), edge_features=0, layer=make, norm=False)
     >>> model(torch.ones(4, 3), torch.tensor([[0, 1], [1, 0]])).shape
@@ -53,6 +55,7 @@ class EquivariantModel(nn.Module):
         edge_features: int,
         layer: Callable[[int, int], nn.Module],
         norm: bool,
+        entrywise: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -68,10 +71,10 @@ class EquivariantModel(nn.Module):
         self.in_features = checks.positive_int("in_features", in_features)
         first, last = self.orders[0], self.orders[-1]
         channels = in_features + edge_features
-        self.embed = EquivariantLinear(first, first, channels, hidden, lightweight=True, device=device, dtype=dtype)
+        self.embed = lightweight(first, channels, hidden, entrywise=entrywise, device=device, dtype=dtype)
         self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(self.orders))
         self.norm = nn.LayerNorm(hidden, device=device, dtype=dtype) if norm else nn.Identity()
-        self.head = EquivariantLinear(last, last, hidden, out_features, lightweight=True, device=device, dtype=dtype)
+        self.head = lightweight(last, hidden, out_features, entrywise=entrywise, device=device, dtype=dtype)
 
     def forward(
         self,

@@ -38,6 +38,7 @@ class HigherOrderTransformer(EquivariantModel):
         local: leave out the classes in which input and output share no node, except in a layer to order 0.
         dropout: probability that an entry of a branch is dropped in training.
         activation: of the feed-forward maps.
+        entrywise: see :class:`~holonomy.layers.HigherOrderEncoderLayer`; of the maps before and after the layers, too.
         edge_features: attributes of an edge of a graph; an input of order 2 has ``in_features + edge_features``
             channels.
         device: of the parameters.
@@ -68,6 +69,7 @@ class HigherOrderTransformer(EquivariantModel):
         local: bool = False,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
+        entrywise: bool = False,
         edge_features: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -89,6 +91,7 @@ class HigherOrderTransformer(EquivariantModel):
                 local=local and order_out > 0,
                 dropout=dropout,
                 activation=activation,
+                entrywise=entrywise,
                 device=device,
                 dtype=dtype,
             )
@@ -101,6 +104,7 @@ class HigherOrderTransformer(EquivariantModel):
             edge_features=edge_features,
             layer=layer,
             norm=True,
+            entrywise=entrywise,
             device=device,
             dtype=dtype,
         )

@@ -53,6 +53,8 @@ class InvariantGraphNetwork(EquivariantModel):
             from the number of nodes; by default sums are sums.
         activation: :math:`\sigma`.
         dropout: probability that an activation is dropped in training.
+        entrywise: whether the maps before and after the layers map each entry by itself, see
+            :class:`~holonomy.layers.HigherOrderEncoderLayer`.
         edge_features: attributes of an edge of a graph; an input of order 2 has ``in_features + edge_features``
             channels.
         device: of the parameters.
@@ -76,6 +78,7 @@ class InvariantGraphNetwork(EquivariantModel):
         normalise: Literal["counts"] | None = None,
         activation: Callable[[Tensor], Tensor] = torch.relu,
         dropout: float = 0.0,
+        entrywise: bool = False,
         edge_features: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -96,6 +99,7 @@ class InvariantGraphNetwork(EquivariantModel):
             edge_features=edge_features,
             layer=layer,
             norm=False,
+            entrywise=entrywise,
             device=device,
             dtype=dtype,
         )

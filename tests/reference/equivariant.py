@@ -191,8 +191,20 @@ def encoder_layer(module: layers.HigherOrderEncoderLayer, x: Tensor, mask: Tenso
     y = higher_order_attention(module.attention, normed(module.norm_attention, x), mask)
     if module.order_in == module.order_out:
         y = y + x
-    hidden = module.activation(equivariant_linear(module.expand, normed(module.norm_feedforward, y), mask))
-    return y + equivariant_linear(module.contract, hidden, mask)
+    hidden = module.activation(lightweight(module.expand, normed(module.norm_feedforward, y), mask))
+    return y + lightweight(module.contract, hidden, mask)
+
+
+def lightweight(module: torch.nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """HOT eq. 14, of all classes without a sum or of the entry itself."""
+    if isinstance(module, layers.EquivariantLinear):
+        return equivariant_linear(module, x, mask)
+    rows = {
+        (b, j): (entry(x, b, j) @ module.weight + module.bias) * here(mask, j, b)
+        for b in range(x.shape[0])
+        for j in indices(x.shape[1], module.order)
+    }
+    return assembled(rows, x.shape[0], x.shape[1], module.order)
 
 
 REFERENCES = {

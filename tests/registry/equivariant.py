@@ -84,6 +84,7 @@ for order_in, order_out, options in (
     (1, 1, {}),
     (2, 1, {"dropout": 0.5, "activation": torch.tanh}),
     (1, 2, {"kernel": "performer", "local": True}),
+    (2, 2, {"entrywise": True}),
 ):
     _register(
         layers.HigherOrderEncoderLayer,
@@ -98,8 +99,9 @@ for order_in, order_out, options in (
 for kind, orders, options in (
     (models.HigherOrderTransformer, (2, 1, 0), {"heads": 2}),
     (models.HigherOrderTransformer, (1, 2), {"heads": 1, "kernel": "performer", "feedforward": 3}),
+    (models.HigherOrderTransformer, (1, 2), {"heads": 1, "entrywise": True}),
     (models.InvariantGraphNetwork, (2, 2, 0), {"normalise": "counts"}),
-    (models.InvariantGraphNetwork, (1, 2), {"activation": torch.tanh, "dropout": 0.2}),
+    (models.InvariantGraphNetwork, (1, 2), {"activation": torch.tanh, "dropout": 0.2, "entrywise": True}),
 ):
     _register(
         kind,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers.equivariant.attention import HigherOrderAttention
-from holonomy.layers.equivariant.linear import EquivariantLinear, check_dense
+from holonomy.layers.equivariant.entrywise import lightweight
+from holonomy.layers.equivariant.linear import check_dense
 from holonomy.structures import Hyperedges, joint, on_features
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class HigherOrderEncoderLayer(nn.Module):
         \mathrm{Enc}_{k\to l}(A) &= Y + L^2_{l\to l}(\sigma(L^1_{l\to l}(\mathrm{LN}(Y))))
 
     The input is added where k = l; where the order changes there is nothing to add it to, as in HOT eq. 9. The maps
-    :math:`L^1, L^2` are lightweight (HOT Prop. 2).
+    :math:`L^1, L^2` are lightweight (HOT Prop. 2): of all classes without a sum, or, ``entrywise``, of the one that
+    reads the entry itself.
 
     Args:
         order_in: k, at least 1.
@@ -43,6 +45,9 @@ class HigherOrderEncoderLayer(nn.Module):
         local: see there.
         dropout: probability that an entry of either branch is dropped in training.
         activation: :math:`\sigma`.
+        entrywise: whether :math:`L^1` and :math:`L^2` map each entry by itself. Other entries on the same nodes are not
+            read: right for hyperedges of which a set of nodes has one, for which most of the weights would not learn,
+            and all be drawn too small.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -66,6 +71,7 @@ class HigherOrderEncoderLayer(nn.Module):
         local: bool = False,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
+        entrywise: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -88,12 +94,8 @@ class HigherOrderEncoderLayer(nn.Module):
         )
         self.norm_attention = nn.LayerNorm(features, device=device, dtype=dtype)
         self.norm_feedforward = nn.LayerNorm(features, device=device, dtype=dtype)
-        self.expand = EquivariantLinear(
-            order_out, order_out, features, hidden, lightweight=True, device=device, dtype=dtype
-        )
-        self.contract = EquivariantLinear(
-            order_out, order_out, hidden, features, lightweight=True, device=device, dtype=dtype
-        )
+        self.expand = lightweight(order_out, features, hidden, entrywise=entrywise, device=device, dtype=dtype)
+        self.contract = lightweight(order_out, hidden, features, entrywise=entrywise, device=device, dtype=dtype)
         self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
 
     def forward(
