@@ -21,7 +21,7 @@ from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory.composition import Row, Tape
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.projections import NotCoveredError, as_stated
-from holonomy.theory.regions import Region, Setting, Step, refuse_training, root, units_of
+from holonomy.theory.regions import Region, Setting, Step, refuse_training, root, units_of, widened
 from holonomy.theory.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
 
 if TYPE_CHECKING:
@@ -166,6 +166,9 @@ def certify(
 
     The graph encoder of a Hypformer is not covered, nor is linear attention about an input; linear attention a priori
     has no constant, and its row is infinite. Pooling (``batch``) is left out: the certificate is one of node outputs.
+    Everything is computed in float64, from a copy of a model that is not: the certificate is one of the function that
+    the weights define. Rows at an input are multiplied by :math:`1 + 8 \epsilon e^{\rho}`, more than rounding can have
+    taken from them; functions of one's own that are no modules must take float64.
     What keeps constants small: ``attention="softmax"`` with ``similarity="geodesic"``, a larger ``norm_eps``.
 
     Args:
@@ -201,10 +204,13 @@ def certify(
         raise ValueError(f"x must have shape (tokens, dim), with one token at least, got {tuple(x.shape)}.")
     if not (radius > 0 or (radius == 0 and x is not None)):
         raise ValueError(f"radius must be positive where no input is given, and never negative, got {radius}.")
+    model = widened(model)
     ends, (begin, end) = _ends(model), _units(model)
-    features = _features(model)
     if x is not None:
         refuse_training(model)
+        # A point's time, made again, is that of its space part in float64 too.
+        x = x.detach().double() if ends.source is None else ends.source.lift(ends.source.space(x.detach().double()))
+    features = _features(model)
     if x is None:
         scope: Scope = "a priori"
         region = Region(radius * begin, features)

@@ -7,7 +7,7 @@ stay where float64, or float32, keeps the digits of a distance: space parts up t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
 
@@ -30,10 +30,10 @@ from holonomy.theory.hyperbolic_affine import affine_stretch, ball_stretch
 from holonomy.theory.hyperbolic_midpoint import exponential_stretch, weights_bound
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.regions import root
-from holonomy.theory.stretching import Ends, measure_stretch, stretch
+from holonomy.theory.stretching import Ends, Metric, measure_stretch, stretch
 from holonomy.theory.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "seeded", "worst"]
+__all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "scattered", "seeded", "worst"]
 
 
 @contextmanager
@@ -150,6 +150,45 @@ def worst(
     )
 
 
+def scattered(
+    draws: Draws,
+    layer: nn.Module,
+    radius: float,
+    features: int,
+    bound: float,
+    *,
+    source: Lorentz,
+    tokens: int | None = None,
+    metric: Metric = "sup",
+    at: Mapping[str, float] | None = None,
+) -> Iterator[Trial]:
+    """Compare the stretch at random points of a ball, or configurations of tokens, with a constant.
+
+    Args:
+        draws: the random numbers.
+        layer: what stretches.
+        radius: of the ball, in unit coordinates.
+        features: d.
+        bound: the constant.
+        source: where the layer starts.
+        tokens: of a configuration; ``None`` if the layer takes each point by itself.
+        metric: of configurations.
+        at: where on a picture's axis.
+
+    Yields:
+        A trial for each of 128 points, or of 48 configurations.
+
+    >>> m = Lorentz(-1.0, dtype=torch.float64)
+    >>> len(list(scattered(Draws(), HypActivation(torch.relu, m), 1.0, 2, 1.0, source=m)))
+    128
+    """
+    shape = (128, features) if tokens is None else (48, tokens, features)
+    x = draw_points(draws, source, radius, *shape)
+    found = stretch(layer, x, joint=tokens is not None, metric=metric)
+    for value in found.tolist():
+        yield Trial(value, bound, at=at or {})
+
+
 def _kind(draws: Draws) -> dict[str, torch.dtype | torch.device | str]:
     return {"dtype": draws.dtype, "device": draws.device}
 
@@ -190,6 +229,7 @@ def _refinements(draws: Draws) -> Iterable[Trial]:
         bound = lipschitz_bound(layer, radius / root(source))
         measured = worst(draws, layer, radius, sizes[0], source=source)
         yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(draws, layer, radius, sizes[0], bound, source=source, at={"radius": radius})
 
 
 def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
@@ -217,19 +257,23 @@ def _transformations(draws: Draws) -> Iterable[Trial]:
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes, radius = _sizes(draws), draw_radius(draws)
         layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
-        measured = worst(draws, layer, radius, sizes[0], source=source)
-        yield Trial(measured, lipschitz_bound(layer, radius / root(source)), at={"radius": radius})
+        measured, bound = (
+            worst(draws, layer, radius, sizes[0], source=source),
+            lipschitz_bound(layer, radius / root(source)),
+        )
+        yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(draws, layer, radius, sizes[0], bound, source=source, at={"radius": radius})
         # Never above the constant of all of space, either.
         yield Trial(measured, lipschitz_bound(layer), at={"radius": radius})
 
 
 def _about_points(draws: Draws) -> Iterable[Trial]:
     """The stretch at a point, beside what that at another point and their distance allow."""
-    for index in draws.rounds(60):
+    for index in draws.rounds(20):
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes = _sizes(draws)
         layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
-        x = draw_points(draws, source, draw_radius(draws, 3.0), 8, sizes[0])
+        x = draw_points(draws, source, draw_radius(draws, 3.0), 64, sizes[0])
         y = source.expmap(x, source.proju(x, draws.normal(*x.shape)) * draws.logarithmic(0.01, 0.5))
         apart = (source.dist(x, y) * root(source)).tolist()
         unit = root(target) / root(source)
@@ -256,7 +300,9 @@ def _activations(draws: Draws) -> Iterable[Trial]:
         features, radius = draws.integer(1, 8), draw_radius(draws)
         layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
         bound = lipschitz_bound(layer, radius / root(source), features=features)
-        yield Trial(worst(draws, layer, radius, features, source=source), bound, at={"features": float(features)})
+        at = {"features": float(features)}
+        yield Trial(worst(draws, layer, radius, features, source=source), bound, at=at)
+        yield from scattered(draws, layer, radius, features, bound, source=source, at=at)
 
 
 def _projections(draws: Draws) -> Iterable[Trial]:
@@ -266,15 +312,16 @@ def _projections(draws: Draws) -> Iterable[Trial]:
         features, radius = draws.integer(2, 6), draw_radius(draws)
         if index % 2:
             rate = draws.uniform(0.1, 0.8)
-            keep = (torch.rand(features, generator=draws.generator) >= rate).to(draws.dtype).to(draws.device) / (
-                1 - rate
-            )
+            kept = torch.rand(features, generator=draws.generator) >= rate
+            kept[0] = True  # a constant map would say nothing
+            keep = kept.to(draws.device, draws.dtype) / (1 - rate)
             bound = lipschitz_bound(HypDropout(rate, source).train(), radius / root(source))
             layer: nn.Module = HRC(lambda s, keep=keep: s * keep, source)
         else:
             layer = HypDropout(0.5, source).eval()
             bound = lipschitz_bound(layer, radius / root(source))
         yield Trial(worst(draws, layer, radius, features, source=source), bound)
+        yield from scattered(draws, layer, radius, features, bound, source=source)
 
 
 def _layer_norms(draws: Draws) -> Iterable[Trial]:
@@ -290,39 +337,47 @@ def _layer_norms(draws: Draws) -> Iterable[Trial]:
             for parameter in layer.parameters():
                 if parameter.shape == (features,):
                     parameter.copy_(draws.normal(features))
-        measured = worst(draws, layer, radius, features, source=source)
-        yield Trial(measured, lipschitz_bound(layer, radius / root(source)), at={"eps": eps})
+        measured, bound = (
+            worst(draws, layer, radius, features, source=source),
+            lipschitz_bound(layer, radius / root(source)),
+        )
+        yield Trial(measured, bound, at={"eps": eps})
+        yield from scattered(draws, layer, radius, features, bound, source=source, at={"eps": eps})
 
 
 def _midpoints(draws: Draws) -> Iterable[Trial]:
     """Both move points; the midpoint moves no farther than the farthest of them."""
-    for _ in draws.rounds(150):
+    for _ in draws.rounds(20):
         manifold, count, features = draw_manifold(draws), draws.integer(2, 6), draws.integer(1, 4)
         radius = draw_radius(draws, 3.0)
-        x = draw_points(draws, manifold, radius, count, features)
-        y = manifold.expmap(x, manifold.proju(x, draws.normal(count, features + 1)) * draws.logarithmic(0.01, 1.0))
-        weights = draws.normal(1, count).exp()
-        moved = manifold.dist(manifold.centroid(x, weights), manifold.centroid(y, weights)).item()
-        yield Trial(moved, manifold.dist(x, y).amax().item(), floor=_floor(draws, radius))
+        x = draw_points(draws, manifold, radius, 32, count, features)
+        step = draws.normal(*x.shape) * draws.logarithmic(0.01, 1.0)
+        y = manifold.expmap(x, manifold.proju(x, step))
+        weights = draws.normal(32, 1, count).exp()
+        moved = manifold.dist(manifold.centroid(x, weights), manifold.centroid(y, weights)).flatten()
+        for value, bound in zip(moved.tolist(), manifold.dist(x, y).amax(-1).tolist(), strict=True):
+            yield Trial(value, bound, floor=_floor(draws, radius))
 
 
 def _weights(draws: Draws) -> Iterable[Trial]:
     """Random points and weights, and the two points at which the bound is attained."""
-    for index in draws.rounds(300):
+    for index in draws.rounds(30):
         radius, count = draw_radius(draws, 3.0), draws.integer(2, 6)
         manifold = Lorentz(-1.0, dtype=draws.dtype, device=draws.device)
         if index % 3:
-            x = draw_points(draws, manifold, radius, count, draws.integer(1, 4))
-            first, second = draws.normal(2, count) * draws.logarithmic(0.1, 3.0)
+            x = draw_points(draws, manifold, radius, 32, count, draws.integer(1, 4))
+            first, second = draws.normal(2, 32, count) * draws.logarithmic(0.1, 3.0)
         else:
             ends = torch.tensor([[math.sinh(radius)], [-math.sinh(radius)]])
-            x = manifold.lift(ends.to(draws.dtype).to(draws.device))
-            first = torch.tensor([1.0, -1.0]).to(x) * draws.logarithmic(0.1, 2.0)
+            x = manifold.lift(ends.to(draws.dtype).to(draws.device))[None]
+            first = torch.tensor([[1.0, -1.0]]).to(x) * draws.logarithmic(0.1, 2.0)
             second = -first
-        a, b = (manifold.centroid(x, w.exp()[None])[0] for w in (first, second))
+        a, b = (manifold.centroid(x, w.exp()[:, None]).squeeze(-2) for w in (first, second))
         change = first - second
-        bound = weights_bound(manifold.cdist(x, x).amax().item(), (change.amax() - change.amin()).item())
-        yield Trial(manifold.dist(a, b).item(), bound, floor=_floor(draws, radius))
+        spread = (change.amax(-1) - change.amin(-1)).tolist()
+        diameters = manifold.cdist(x, x).amax((-2, -1)).tolist()
+        for moved, wide, osc in zip(manifold.dist(a, b).tolist(), diameters, spread, strict=True):
+            yield Trial(moved, weights_bound(wide, osc), floor=_floor(draws, radius))
 
 
 def _floor(draws: Draws, radius: float) -> float:
@@ -335,8 +390,12 @@ def _positions(draws: Draws) -> Iterable[Trial]:
         epsilon = draws.logarithmic(0.2, 5.0)
         layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, dtype=draws.dtype, device=draws.device)
         layer.position = draw_transformation(draws, (features, features), manifold, manifold, bias=True)
-        measured = worst(draws, layer, radius, features, source=manifold)
-        yield Trial(measured, lipschitz_bound(layer, radius / root(manifold)), at={"epsilon": epsilon})
+        measured, bound = (
+            worst(draws, layer, radius, features, source=manifold),
+            lipschitz_bound(layer, radius / root(manifold)),
+        )
+        yield Trial(measured, bound, at={"epsilon": epsilon})
+        yield from scattered(draws, layer, radius, features, bound, source=manifold, at={"epsilon": epsilon})
 
 
 class _Pair(nn.Module):
@@ -356,16 +415,19 @@ def _ends(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(12):
         manifold, features, radius = draw_manifold(draws), draws.integer(2, 4), draw_radius(draws, 3.0)
         if index % 3 == 0:
-            u = draws.normal(16, features)
+            u = draws.normal(64, features)
             u = radius / root(manifold) * u / u.norm(dim=-1, keepdim=True)
             at = stretch(lambda v, m=manifold: m.expmap0(functional.pad(v, (1, 0))), u, ends=Ends(None, manifold))
-            yield Trial(at.amax().item(), exponential_stretch(radius), at={"radius": radius})
+            for value in at.tolist():
+                yield Trial(value, exponential_stretch(radius), at={"radius": radius})
         elif index % 3 == 1:
             pair = _Pair(manifold)
             measured = worst(draws, pair, radius, features, source=manifold, tokens=2, metric="l2")
-            yield Trial(measured, lipschitz_bound(pair.concat, radius / root(manifold)), at={"radius": radius})
+            bound, at = lipschitz_bound(pair.concat, radius / root(manifold)), {"radius": radius}
+            yield Trial(measured, bound, at=at)
+            yield from scattered(draws, pair, radius, features, bound, source=manifold, tokens=2, metric="l2", at=at)
         else:
-            x = draw_points(draws, manifold, radius, 16, 2 * features)
+            x = draw_points(draws, manifold, radius, 64, 2 * features)
 
             def halves(z: Tensor, m: Lorentz = manifold) -> Tensor:
                 return m.lift(m.space(z).unflatten(-1, (2, -1)))
@@ -373,7 +435,8 @@ def _ends(draws: Draws) -> Iterable[Trial]:
             at = stretch(
                 lambda z, cut=halves: cut(z.squeeze(-2)), x[:, None], ends=Ends(manifold, manifold), joint=True
             )
-            yield Trial(at.amax().item(), math.sqrt(2), at={"radius": radius})
+            for value in at.tolist():
+                yield Trial(value, math.sqrt(2), at={"radius": radius})
 
 
 def _classifiers(draws: Draws) -> Iterable[Trial]:
@@ -383,8 +446,12 @@ def _classifiers(draws: Draws) -> Iterable[Trial]:
         with torch.no_grad():
             layer.weight.copy_(draws.normal(*layer.weight.shape))
             layer.offset.copy_(draws.normal(*layer.offset.shape))
-        measured = worst(draws, layer, radius, features, source=manifold)
-        yield Trial(measured, lipschitz_bound(layer, radius / root(manifold)), at={"radius": radius})
+        measured, bound = (
+            worst(draws, layer, radius, features, source=manifold),
+            lipschitz_bound(layer, radius / root(manifold)),
+        )
+        yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(draws, layer, radius, features, bound, source=manifold, at={"radius": radius})
 
 
 def _bias(draws: Draws) -> Iterable[Trial]:

@@ -3,7 +3,7 @@ r"""Claims on hyperbolic attention and on whole models: H8, H9, H10 and H12."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import cast
 
@@ -15,7 +15,7 @@ from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity, 
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory.certificate import certify
-from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_radius, seeded, worst
+from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_radius, scattered, seeded, worst
 from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound, unit_scale
 from holonomy.theory.hyperbolic_linear import Cone, Features, linear_stretch_in_cone, linear_stretch_with_eps
 from holonomy.theory.lipschitz import lipschitz_bound
@@ -61,6 +61,17 @@ def _over_balls(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
             draws, layer, radius, layer.query.in_features, source=layer.manifold_in, tokens=tokens, metric=metric
         )
         yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(
+            draws,
+            layer,
+            radius,
+            layer.query.in_features,
+            bound,
+            source=layer.manifold_in,
+            tokens=tokens,
+            metric=metric,
+            at={"radius": radius},
+        )
 
 
 def _at_inputs(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
@@ -77,28 +88,29 @@ def _local(layer: HypSoftmaxAttention | HypLinearAttention, x: Tensor, metric: M
 
 def _collapse(draws: Draws) -> Iterable[Trial]:
     """Random points, and the family on one geodesic for which the bound is attained."""
-    for index in draws.rounds(200):
+    for index in draws.rounds(24):
         manifold, channels = draw_manifold(draws), draws.integer(1, 4)
         radius = draw_radius(draws, 2.0)
         if index % 4:
             queries, keys, far = draws.integer(2, 6), draws.integer(2, 6), draw_radius(draws, 2.0)
-            query = manifold.space(draw_points(draws, manifold, radius, queries, channels))
-            key = manifold.space(draw_points(draws, manifold, radius, keys, channels))
-            value = manifold.space(draw_points(draws, manifold, far, keys, channels))
+            query = manifold.space(draw_points(draws, manifold, radius, 32, queries, channels))
+            key = manifold.space(draw_points(draws, manifold, radius, 32, keys, channels))
+            value = manifold.space(draw_points(draws, manifold, far, 32, keys, channels))
         else:
-            ends = torch.tensor([[1.0], [-1.0]], dtype=draws.dtype, device=draws.device) / root(manifold)
+            ends = torch.tensor([[[1.0], [-1.0]]], dtype=draws.dtype, device=draws.device) / root(manifold)
             query, key, value = (math.sinh(draws.uniform(0.1, 1.0)) * ends for _ in range(3))
             channels = 1
         out = hyperbolic_softmax_attention(query, key, value, curvature=manifold.curvature)
-        wide, narrow, spread = (_diameter(manifold, z) for z in (query, key, value))
+        sizes = [_diameters(manifold, z) for z in (out, query, key, value)]
         scale = unit_scale("geodesic_squared", channels, manifold.curvature.item())
         floor = 1000 * torch.finfo(draws.dtype).eps * math.cosh(2 * radius + 2)
-        yield Trial(_diameter(manifold, out), hyperbolic_collapse_bound(wide, narrow, spread, scale), floor=floor)
+        for measured, wide, narrow, spread in zip(*sizes, strict=True):
+            yield Trial(measured, hyperbolic_collapse_bound(wide, narrow, spread, scale), floor=floor)
 
 
-def _diameter(manifold: Lorentz, space: Tensor) -> float:
+def _diameters(manifold: Lorentz, space: Tensor) -> list[float]:
     points = manifold.lift(space)
-    return (manifold.cdist(points, points).amax() * root(manifold)).item()
+    return (manifold.cdist(points, points).amax((-2, -1)) * root(manifold)).tolist()
 
 
 def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
@@ -121,37 +133,42 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
 
 def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
     """The Euclidean average alone, queries, keys and values independent: its stretch at random features."""
-    for _ in draws.rounds(40):
+    for _ in draws.rounds(10):
         tokens, channels = draws.integer(2, 6), draws.integer(1, 3)
-        q, k, v = ((draws.normal(tokens, channels) * draws.logarithmic(0.1, 2.0)).abs() for _ in range(3))
+        q, k, v = ((draws.normal(32, tokens, channels) * draws.logarithmic(0.1, 2.0)).abs() for _ in range(3))
         if cone:
             q, k, eps = q + 0.2, k + 0.2, 0.0
         else:
             eps = draws.logarithmic(0.01, 1.0)
             if draws.integer(0, 1):  # where N over eps is real: equal keys, queries near zero
-                q, k, v = q / 1000, k[:1].expand(tokens, -1), v[:1].expand(tokens, -1)
+                q, k, v = q / 1000, k[:, :1].expand(-1, tokens, -1), v[:, :1].expand(-1, tokens, -1)
 
         def average(z: Tensor, eps: float = eps) -> Tensor:
             query, key, value = z.unbind(-3)
             meets = query @ key.mT
             return meets @ value / (meets.sum(-1, keepdim=True) + eps)
 
-        joined = torch.stack([q, k, v])
+        joined = torch.stack([q, k, v], 1)
         measured = stretch(
             lambda z, f=average, n=tokens: f(z.unflatten(-2, (3, n))),
-            joined.flatten(0, 1),
+            joined.flatten(1, 2),
             ends=Ends(None, None),
             joint=True,
-        ).item()
-        lengths = [z.norm(dim=-1) for z in (q, k, v)]
-        features = Features((1.0, 1.0, 1.0), tuple(z.amax().item() for z in lengths), 0.0)  # pyright: ignore[reportArgumentType]
-        if cone:
-            opening = (q @ k.mT / (lengths[0][:, None] * lengths[1])).amin().item()
-            here = Cone(opening, lengths[0].amin().item(), lengths[1].amin().item())
-            bound = linear_stretch_in_cone(features, here, tokens, "l2")
-        else:
-            bound = linear_stretch_with_eps(features, eps, tokens, "l2")
-        yield Trial(measured, bound, at={"tokens": float(tokens)})
+        )
+        for value, *parts in zip(measured.tolist(), q, k, v, strict=True):
+            yield Trial(value, _average_bound(parts, eps, cone=cone), at={"tokens": float(tokens)})
+
+
+def _average_bound(parts: Sequence[Tensor], eps: float, *, cone: bool) -> float:
+    lengths = [z.norm(dim=-1) for z in parts]
+    radii = (lengths[0].amax().item(), lengths[1].amax().item(), lengths[2].amax().item())
+    features = Features((1.0, 1.0, 1.0), radii, 0.0)
+    tokens = len(lengths[0])
+    if not cone:
+        return linear_stretch_with_eps(features, eps, tokens, "l2")
+    opening = (parts[0] @ parts[1].mT / (lengths[0][:, None] * lengths[1])).amin().item()
+    here = Cone(opening, lengths[0].amin().item(), lengths[1].amin().item())
+    return linear_stretch_in_cone(features, here, tokens, "l2")
 
 
 def _model(draws: Draws, index: int) -> Hypformer:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holonomy.layers import HypLinearAttention, HypResidual, HypSoftmaxAttention
 from holonomy.theory.hyperbolic_midpoint import midpoint_shares, residual_stretch
-from holonomy.theory.regions import Region, Setting, Step, follow, refuse_own, root, units_of
+from holonomy.theory.regions import Region, Setting, Step, follow, refuse_own, root, rounding, units_of
 from holonomy.theory.stretching import Ends, Metric, ends_of, stretch
 
 __all__ = ["Row"]
@@ -82,6 +82,9 @@ class Tape:
         ends: Ends,
     ) -> None:
         """Write a step down; ``function`` is what it does to each token, ``None`` if tokens influence each other."""
+        if self.region.points is not None:
+            far = max(self.region.radius, step.region.radius if math.isfinite(step.region.radius) else 0.0)
+            step = replace(step, constant=step.constant * rounding(far))
         row = Row(
             name,
             step.constant * units[0] / units[1],
@@ -112,7 +115,9 @@ class Tape:
         def whole(x: Tensor) -> Tensor:
             return reduce(lambda y, function: function(y), functions, x)
 
-        constant = stretch(whole, self.start.points, ends=Ends(first, last)).amax().item()
+        # In the rows' own units the radii differ; they need not: the factor is of the farthest of them.
+        far = max(row.radius_in * unit[0] for row, unit in zip(rows, units, strict=True))
+        constant = stretch(whole, self.start.points, ends=Ends(first, last)).amax().item() * rounding(far)
         constant = min(constant, math.prod(row.constant for row in rows))
         name = rows[0].name if len(rows) == 1 else f"{rows[0].name} .. {rows[-1].name}"
         self.rows.append(Row(name, constant, rows[0].radius_in, rows[-1].radius_out, "Lemma 0"))

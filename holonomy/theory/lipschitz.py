@@ -68,7 +68,7 @@ def lipschitz_bound(
         theorem: ``"L+"``; ``"Simplicial 3.7"`` and ``"Castin"`` (Simplicial Remark 3.8) as printed, to compare with.
 
     Returns:
-        The bound.
+        The bound, computed in float64.
 
     Raises:
         NotCoveredError: if the theorem does not cover the layer.
@@ -78,7 +78,7 @@ def lipschitz_bound(
     >>> lipschitz_bound(layer, 1.0, tokens=8) <= lipschitz_bound(layer, 2.0, tokens=8)
     True
     """
-    read = projections(layer)
+    read = projections(layer).to(torch.float64)
     count = tokens if tokens is not None else None if mask is None else mask.shape[0]
     if count is None:
         raise ValueError("tokens must be given where there is no mask: the bound grows with their number.")
@@ -88,7 +88,7 @@ def lipschitz_bound(
         return math.inf
     if theorem == "L+":
         return plus_bound(read, radius, count, mask).item()
-    if mask is not None or read.causal:
+    if mask is not None or read.masks:
         raise NotCoveredError(f"mask must be left out: {theorem} is a statement on attention without one.")
     return (printed_lipschitz if theorem == "Simplicial 3.7" else castin_bound)(read, radius, count).item()
 
@@ -202,7 +202,7 @@ def castin_bound(layer: Projections, radius: float | Tensor, tokens: int) -> Ten
 def _as_printed(layer: Projections) -> None:
     plain = layer.key_bias is None and layer.value_bias is None and layer.out is None and layer.out_bias is None
     usual = layer.scale <= layer.keys.shape[-1] ** -0.5
-    if not plain or not usual or layer.skip or layer.causal or layer.keys.shape[1] > 1 or layer.form != "product":
+    if not plain or not usual or layer.skip or layer.masks or layer.keys.shape[1] > 1 or layer.form != "product":
         raise NotCoveredError(
             "layer must have one head in product form, scale 1/sqrt(d), no biases, mask, output matrix or skip "
             "connection: of others the printed theorem says nothing."

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from holonomy.theory.projections import Heads, Projections, as_function, attention_heads, projections
+from holonomy import numerics
+from holonomy.theory.projections import Heads, NotCoveredError, Projections, as_function, attention_heads, projections
 from holonomy.theory.sizes import spectral, through_heads
 
 if TYPE_CHECKING:
@@ -46,17 +47,22 @@ def local_lipschitz(
         form: which bound.
 
     Returns:
-        The bound, a tensor without axes.
+        The bound, a tensor without axes, computed in float64 where the layer has projections.
+
+    Raises:
+        NotCoveredError: if the layer has no projections and the form needs them.
 
     >>> layer = Projections(torch.zeros(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
     >>> local_lipschitz(layer, torch.tensor([[1.0], [1.0]]))
-    tensor(1.)
+    tensor(1., dtype=torch.float64)
     """
-    if form == "blocks":
+    read = _read(layer, form)
+    if read is not None:
+        layer, x = read, numerics.widen(x)
+    if form == "blocks" or read is None:
         jacobian = torch.func.jacrev(as_function(layer, mask))(x)  # (n, d_out, n, d)
         gram = torch.einsum("iajb,kcjb->ikac", jacobian, jacobian)
         return spectral(spectral(gram)).sqrt()
-    read = projections(layer)
     heads = attention_heads(x, read, mask)
     mean = heads.weights @ heads.products
     away = heads.products[:, None] - mean[:, :, None]  # (heads, n, n^N, d_v)
@@ -69,6 +75,16 @@ def local_lipschitz(
         bound = bound + read.scale * spectral(read.keys[m + 1]) * _key_norm(read, heads, m, away.norm(dim=-1), variance)
     bound = through_heads(read, bound)
     return bound + 1 if read.skip else bound
+
+
+def _read(layer: Any, form: Literal["sums", "blocks"]) -> Projections | None:
+    """The projections in float64; none of a layer that only ``"blocks"`` can bound."""
+    try:
+        return projections(layer).to(torch.float64)
+    except NotCoveredError:
+        if form == "sums":
+            raise
+        return None
 
 
 def _slots(weights: Tensor, order: int, m: int) -> Tensor:

@@ -164,7 +164,7 @@ def printed_collapse(x: Float[Tensor, "n d"], layer: Projections) -> Float[Tenso
     True
     """
     plain = layer.key_bias is None and layer.value_bias is None and layer.out is None and layer.out_bias is None
-    if not plain or layer.skip or layer.causal or layer.form != "product":
+    if not plain or layer.skip or layer.masks or layer.form != "product":
         raise NotCoveredError("layer must be in product form without biases, output matrix, mask and skip connection.")
     size, u = residual_upper(x)
     keys = x @ layer.keys

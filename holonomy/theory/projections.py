@@ -84,6 +84,7 @@ class Projections:
         scale: of the logits; :math:`1/\sqrt{d_h}` if left out.
         skip: whether the input is added to the result.
         causal: whether a query sees only simplexes none of whose keys comes after it.
+        window: for each key, within how many places of the query, itself the first, it must be; anywhere if left out.
         form: of the logits.
 
     >>> layer = Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1))
@@ -100,6 +101,7 @@ class Projections:
     scale: float = math.nan
     skip: bool = False
     causal: bool = False
+    window: tuple[int, ...] | None = None
     form: Literal["product", "determinant"] = "product"
 
     def __post_init__(self) -> None:
@@ -110,6 +112,8 @@ class Projections:
                 f"values must be (N, heads, d, d_v) beside keys (N+1, heads, d, d_h) = {tuple(self.keys.shape)}, "
                 f"got {tuple(self.values.shape)}."
             )
+        if self.window is not None and len(self.window) != self.order:
+            raise ValueError(f"window must have a number for each of N = {self.order} keys, got {self.window}.")
         if math.isnan(self.scale):
             object.__setattr__(self, "scale", channels**-0.5)
 
@@ -117,6 +121,11 @@ class Projections:
     def order(self) -> int:
         """N: how many keys a query meets at once."""
         return self.values.shape[0]
+
+    @property
+    def masks(self) -> bool:
+        """Whether it leaves out simplexes by itself."""
+        return self.causal or self.window is not None
 
     def to(self, dtype: torch.dtype) -> Projections:
         """Cast every tensor.
@@ -131,7 +140,7 @@ class Projections:
         return replace(self, **{name: value.to(dtype) for name, value in tensors.items()})
 
     def allowed(self, tokens: int, mask: Bool[Tensor, "..."] | None = None) -> Bool[Tensor, "queries tuples"] | None:
-        """The simplexes that count, by a mask and by causality.
+        """The simplexes that count, by a mask, by causality and by windows.
 
         Args:
             tokens: n.
@@ -149,11 +158,16 @@ class Projections:
                 f"mask must have one axis of size n for each of the N+1 slots, {shape}, got {tuple(mask.shape)}."
             )
         allowed = None if mask is None else mask.reshape(tokens, -1)
-        if self.causal:
-            at = torch.arange(tokens, device=self.keys.device)
-            latest = reduce(torch.maximum, torch.meshgrid(*[at] * self.order, indexing="ij")).reshape(-1)
-            before = latest <= at[:, None]
-            allowed = before if allowed is None else allowed & before
+        if not self.masks:
+            return allowed
+        at = torch.arange(tokens, device=self.keys.device)
+        places = [axis.reshape(-1) for axis in torch.meshgrid(*[at] * self.order, indexing="ij")]
+        for key, place in enumerate(places):
+            near = (
+                torch.ones_like(at[:, None] == place) if self.window is None else _within(at, place, self.window[key])
+            )
+            seen = near & (place <= at[:, None]) if self.causal else near
+            allowed = seen if allowed is None else allowed & seen
         return allowed
 
 
@@ -327,8 +341,8 @@ def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
 @projections.register(SimplicialAttention)
 def _of_simplicial(layer: SimplicialAttention) -> Projections:
     as_stated(layer, SimplicialAttention)
-    if layer.rope or layer.lower_orders or layer.window is not None:
-        raise NotCoveredError("layer must have no rope, lower_orders or window: no theorem here is on them.")
+    if layer.rope or layer.lower_orders:
+        raise NotCoveredError("layer must have no rope or lower_orders: no theorem here is on them.")
     features, heads, order = layer.features, layer.heads, layer.order
     keys = layer.key.weight.detach().reshape(order + 1, heads, -1, features).mT
     values = layer.value.weight.detach().reshape(order, heads, -1, features).mT
@@ -339,8 +353,13 @@ def _of_simplicial(layer: SimplicialAttention) -> Projections:
         layer.out.weight.detach().mT,
         out_bias=None if bias is None else bias.detach(),
         causal=layer.causal,
+        window=layer.window,
         form=layer.form,
     )
+
+
+def _within(at: Tensor, place: Tensor, window: int) -> Tensor:
+    return (at[:, None] - place).abs() < window
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

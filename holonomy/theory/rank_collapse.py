@@ -12,6 +12,9 @@ otherwise the notation of :mod:`holonomy.theory.projections`; :math:`\hat v_m` i
 ``cubic``    :math:`s\, \Delta_q \Delta_\kappa \Delta_T / 4`
 ============ =========================================================================================================
 
+Where nothing is masked but tokens, for all queries alike, the form ``chain`` of
+:mod:`~holonomy.theory.chained_collapse` is below ``weights`` and reads as little; ``cubic`` is up to N times above it.
+
 In the last two :math:`\Delta_q = |W_K^0|\, \mathrm{diam} X`, :math:`\Delta_\kappa = \mathrm{diam} X \sum_m |W_K^m|
 \prod_{j \ne m} \hat k_j` and :math:`\Delta_T` alike, with :math:`\hat k_m = |W_K^m| R + |b_K^m|`; without biases
 ``cubic`` is :math:`(s N^2 / 4) \prod |W_K| \prod |W_V| R^{2(N-1)} \mathrm{diam}(X)^3`.
@@ -27,12 +30,15 @@ oscillation at most :math:`s |q_i - q_j|\, \mathrm{diam}(\kappa)`. Telescope the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from holonomy.theory.chained_collapse import chain
 from holonomy.theory.projections import NotCoveredError, Projections, attend, attention_heads, projections
 from holonomy.theory.sizes import diameter, others, reach, through_heads
 
@@ -41,10 +47,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMS", "CollapseForm", "collapse_bound", "collapse_step", "measure_collapse"]
 
-CollapseForm = Literal["pair", "product", "weights", "cubic"]
-"""A form of Theorem RC, from the tightest to the one that needs least."""
+CollapseForm = Literal["pair", "product", "chain", "weights", "cubic"]
+"""A form of Theorem RC, from those that need most to the one that needs least."""
 
 FORMS: tuple[CollapseForm, ...] = ("pair", "product", "weights", "cubic")
+"""The forms that hold under any mask of simplexes that all queries share, each weaker than the one before."""
+
+_BY_SIZE = ("chain", "weights", "cubic")
 
 _LIMIT = 4096
 """Beyond so many tuples diam(kappa) and diam(T) are telescoped from the diameters of their factors."""
@@ -58,7 +67,7 @@ def collapse_step(
 ) -> Tensor:
     """Theorem RC for one layer and one input: a bound of the diameter of the output.
 
-    ``weights`` and ``cubic`` read only the radius and the diameter of the input.
+    ``chain``, ``weights`` and ``cubic`` read only the radius and the diameter of the input.
 
     Args:
         layer: the projections.
@@ -70,15 +79,16 @@ def collapse_step(
         The bound, a tensor without axes, differentiable.
 
     Raises:
-        NotCoveredError: if queries see different simplexes: then tokens need not approach each other.
+        NotCoveredError: if queries see different simplexes: then tokens need not approach each other; for ``chain``
+            also if a mask leaves out simplexes of tokens that it does not leave out.
 
     >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
     >>> x = torch.tensor([[-1.0], [1.0]])
     >>> bool(collapse_step(layer, x, "pair").isclose(diameter(attend(x, layer))))
     True
     """
-    shared = _shared(layer, x.shape[0], mask)
-    if form in ("weights", "cubic"):
+    shared = _shared(layer, x.shape[0], mask, form)
+    if form in _BY_SIZE:
         return _by_size(layer, x.norm(dim=-1).amax(), diameter(x), form)
     heads = attention_heads(x, layer)
     kappa, products = heads.kappa, heads.products
@@ -96,12 +106,18 @@ def collapse_step(
     return _to_output(layer, per_head, diameter(x))
 
 
-def _shared(layer: Projections, tokens: int, mask: Tensor | None) -> Tensor | None:
+def _shared(layer: Projections, tokens: int, mask: Tensor | None, form: CollapseForm) -> Tensor | None:
     allowed = layer.allowed(tokens, mask)
     if allowed is None:
         return None
     if not bool((allowed == allowed[:1]).all()):
         raise NotCoveredError("mask must be the same for every query: under others Theorem RC is false.")
+    if form == "chain":
+        # The slots' tokens, and how many simplexes they would make: as many as there are if tokens alone are masked.
+        simplexes = allowed[0].reshape((tokens,) * layer.order)
+        kept = [simplexes.movedim(m, 0).reshape(tokens, -1).any(1).sum().item() for m in range(layer.order)]
+        if math.prod(kept) != simplexes.sum().item():
+            raise NotCoveredError("mask must be one of tokens for the form chain, which takes keys as independent.")
     return allowed[0]
 
 
@@ -120,7 +136,26 @@ def _by_size(layer: Projections, radius: Tensor, diam: Tensor, form: CollapseFor
     size = layer.scale * w_key[0] * diam * of_kappa / 4
     if form == "cubic":
         return _to_output(layer, size * of_products, diam)
-    return _to_output(layer, torch.tanh(size) * torch.minimum(of_products, 2 * value.prod(0)), diam)
+    per_head = torch.tanh(size) * torch.minimum(of_products, 2 * value.prod(0))
+    if form == "chain":
+        field = layer.scale * w_key[0] * diam * diam * (w_key[1:] * others(key[1:])).amax(0)
+        moved = diam * (w_value * others(value)).amax(0)
+        chained = moved * chain(layer.order, field, _interaction(layer, w_key, key, diam))
+        # Sizes beyond what the dtype holds leave the chain undefined, and the other form what it is.
+        per_head = torch.minimum(per_head, chained.nan_to_num(math.inf, math.inf))
+    return _to_output(layer, per_head, diam)
+
+
+def _interaction(layer: Projections, w_key: Tensor, key: Tensor, diam: Tensor) -> Tensor:
+    """The form ``chain``'s z: by how much one key can move what another one does to a logit."""
+    pairs = list(combinations(range(1, layer.order + 1), 2))
+    if not pairs:
+        return torch.zeros_like(w_key[0])
+    moved: list[Tensor] = []
+    for m, other in pairs:
+        still = [key[j] for j in range(layer.order + 1) if j not in (m, other)]
+        moved.append(w_key[m] * w_key[other] * torch.stack(still).prod(0))
+    return layer.scale * diam * diam * torch.stack(moved).amax(0)
 
 
 def _to_output(layer: Projections, per_head: Tensor, diam: Tensor) -> Tensor:
@@ -144,8 +179,8 @@ def collapse_bound(
 ) -> list[float]:
     """Bound the diameter of the tokens after each layer of a stack.
 
-    ``weights`` and ``cubic`` are iterated: from the radius and diameter of ``x`` alone, for every input of that size.
-    ``pair`` and ``product`` take each layer's own input and so certify one step each.
+    ``chain``, ``weights`` and ``cubic`` are iterated: from the radius and diameter of ``x`` alone, for every input of
+    that size. ``pair`` and ``product`` take each layer's own input and so certify one step each.
 
     Args:
         layers: what :func:`holonomy.theory.projections.projections` reads, in order.
@@ -154,17 +189,18 @@ def collapse_bound(
         mask: ``(n, ..., n)``, ``True`` at simplexes that count, the same for every query and layer.
 
     Returns:
-        A bound for each layer.
+        A bound for each layer, computed in float64.
 
     >>> layer = Projections(0.1 * torch.eye(2).expand(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
     >>> [b <= 0.1 for b in collapse_bound([layer] * 3, torch.eye(2))]
     [True, True, True]
     """
     bounds: list[Tensor] = []
+    x = x.double()
     radius, diam = x.norm(dim=-1).amax(), diameter(x)
-    for layer in map(projections, layers):
-        if form in ("weights", "cubic"):
-            _shared(layer, x.shape[0], mask)
+    for layer in (projections(layer).to(torch.float64) for layer in layers):
+        if form in _BY_SIZE:
+            _shared(layer, x.shape[0], mask, form)
             diam, radius = _by_size(layer, radius, diam, form), _next_radius(layer, radius)
             bounds.append(diam)
         else:

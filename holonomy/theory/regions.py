@@ -7,8 +7,11 @@ unit coordinates; :func:`~holonomy.theory.lipschitz_bound` speaks of the layer's
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import singledispatch
+from itertools import chain
 from typing import Any
 
 import torch
@@ -148,9 +151,33 @@ def bound_of(
     if not radius >= 0:
         raise ValueError(f"radius must not be negative, got {radius}.")
     refuse_own(layer)
+    layer = widened(layer)
     before, after = units_of(layer)
     step = follow(layer, Region(radius * before, features), Setting(metric, tokens))
     return step.constant * before / after
+
+
+def widened(layer: Any) -> Any:
+    """The layer with its numbers in float64: a copy, unless they are there already.
+
+    Rounding in float32 moves a stretch far out by more than a certificate gives away: by 2 percent at a rapidity of 12.
+    """
+    if not isinstance(layer, nn.Module):
+        return layer
+    narrow = (tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in _tensors(layer))
+    return deepcopy(layer).double() if any(narrow) else layer
+
+
+def _tensors(layer: nn.Module) -> Iterator[Tensor]:
+    return chain(layer.parameters(), layer.buffers())
+
+
+def rounding(radius: float) -> float:
+    """By what a stretch is multiplied so that rounding in float64 cannot have made it smaller: 1 + 8 eps e^r.
+
+    Lengths near a point at rapidity r are differences of numbers e^r times as large.
+    """
+    return 1 + 8 * torch.finfo(torch.float64).eps * math.exp(min(radius, 700.0))
 
 
 def points_out(layer: nn.Module, region: Region) -> Tensor | None:

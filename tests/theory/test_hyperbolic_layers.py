@@ -184,6 +184,26 @@ def test_the_stretch_about_a_point_solves_its_equation(start):
     assert ball_stretch(3.0, 0.1, 1.0) == math.inf
 
 
+@pytest.mark.parametrize(
+    ("start", "bias", "radius", "value"),
+    [  # integrated by another method with errors of 1e-11
+        (0.5, 100.0, 0.15, 32.41801677),
+        (0.5, 1e3, 0.05, 122.7327834),
+        (0.5, 1e4, 0.015, 286.0126501),
+        (0.5, 1e6, 0.001, 1109.896229),
+    ],
+)
+def test_long_biases_do_not_make_the_ball_too_small(start, bias, radius, value):
+    """With a fixed number of steps it came out 1e-4 too low."""
+    assert value * (1 - 1e-9) <= ball_stretch(start, bias, radius) <= value * (1 + 1e-4)
+
+
+def test_a_ball_without_end_has_no_constant():
+    """It was an error of the cosine."""
+    for bias in (1e-3, 1.0, 1e9):
+        assert ball_stretch(0.5, bias, math.inf) == math.inf
+
+
 # H3
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from torch import nn
 
 from holonomy.layers import SimplicialAttention
-from holonomy.theory.claims_lipschitz import sharp_family
+from holonomy.theory.claims_lipschitz import orthogonal_family, sharp_family
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.local import local_lipschitz
 from holonomy.theory.measured import jacobian_norm, measure_lipschitz
@@ -97,6 +97,15 @@ def test_l_plus_is_within_four_times_of_what_is_measured(n, logits):
         best = max(best, jacobian_norm(as_function(layer), x, steps=6)[0])
     assert best <= lipschitz_bound(layer, 1.0, tokens=n) * SLACK
     assert lipschitz_bound(layer, 1.0, tokens=n) <= 4 * best
+
+
+@pytest.mark.parametrize(("order", "n"), [(1, 64), (2, 32), (3, 12)])
+@pytest.mark.parametrize("logits", [10.0, 100.0])
+def test_l_plus_is_within_four_and_a_half_times_at_any_order(order, n, logits):
+    layer, x = orthogonal_family(order, n, logits)
+    found, _ = jacobian_norm(as_function(layer), x, steps=6)
+    assert found <= lipschitz_bound(layer, 1.0, tokens=n) * SLACK
+    assert lipschitz_bound(layer, 1.0, tokens=n) <= 4.5 * found
 
 
 def test_local_certificate_is_within_a_tenth_in_the_median():

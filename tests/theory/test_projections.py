@@ -10,7 +10,11 @@ from hypothesis import given
 from torch import nn
 
 from holonomy.layers import SimplicialAttention
+from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.local import local_lipschitz
+from holonomy.theory.measured import jacobian_norm
 from holonomy.theory.projections import NotCoveredError, Projections, as_function, attend, projections
+from holonomy.theory.rank_collapse import collapse_bound
 from tests.theory.strategies import SEEDS, drawn
 
 
@@ -83,6 +87,26 @@ def test_simplicial_attention(form, causal, order):
     torch.testing.assert_close(attend(x, projections(layer)), layer(x))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("order", "window"), [(1, 2), (2, (1, 3)), (3, 2)])
+def test_windows_are_masks(causal, order, window):
+    """L+ and the local certificate hold under any mask; the forms of rank collapse refuse windows."""
+    layer = SimplicialAttention(8, 2, order=order, causal=causal, window=window).double()
+    x = torch.nn.functional.normalize(torch.randn(4, 8).double(), dim=1)
+    read = projections(layer)
+    torch.testing.assert_close(attend(x, read), layer(x))
+    found = jacobian_norm(as_function(layer), x)[0]
+    assert found <= local_lipschitz(layer, x) <= lipschitz_bound(layer, 1.0, tokens=4)
+    with pytest.raises(NotCoveredError):
+        collapse_bound([layer], x)
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(
+            Projections(read.keys, read.values, window=read.window), 1.0, tokens=4, theorem="Simplicial 3.7"
+        )
+    with pytest.raises(ValueError, match="window must have a number for each"):
+        Projections(read.keys, read.values, window=(1,) * (order + 1))
+
+
 class Own(nn.Module):
     def projections(self):
         return {"keys": torch.ones(2, 1, 3, 2), "values": torch.ones(1, 1, 3, 2), "skip": True}
@@ -104,7 +128,6 @@ def test_a_module_of_ones_own():
         nn.MultiheadAttention(4, 2, kdim=3, vdim=3),
         SimplicialAttention(8, 2, order=2, lower_orders=True),
         SimplicialAttention(8, 2, order=1, rope=True),
-        SimplicialAttention(8, 2, order=2, window=3),
         type("Doubled", (nn.MultiheadAttention,), {"forward": lambda self, *tokens: 2 * tokens[0]})(4, 2),
         type("Doubled", (SimplicialAttention,), {"forward": lambda self, x: 2 * x})(8, 2),
     ],
