@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import minimize
 
 from holonomy.layers import HypMLR, HypPrototypes
+from holonomy.layers.kernels.hyperplanes import hyperplane_distances, plain_hyperplane_distances
 from holonomy.manifolds import Lorentz
 
 D = torch.float64
@@ -130,3 +131,29 @@ def test_any_offset_gives_finite_logits_and_gradients(offset, radius, width):
     y.sum().backward()
     assert y.isfinite().all()
     assert all(p.grad.isfinite().all() for p in (space, *layer.parameters()))
+
+
+@pytest.mark.parametrize("radius", [0.0, 1e-3, 1.0, 1e4, 1e20])
+@pytest.mark.parametrize("batch", [(), (1,), (3, 5), (0,), (1100,)])
+def test_distances_in_portions_are_those_of_the_definition(batch, radius):
+    space = (torch.randn(*batch, 65) * radius).requires_grad_()
+    plane, gain = torch.randn(3, 66, dtype=D, requires_grad=True), torch.rand(3, dtype=D, requires_grad=True)
+    kappa = torch.tensor([-0.3], dtype=D, requires_grad=True)
+    leaves, found = (space, plane, gain, kappa), []
+    for function in (hyperplane_distances, plain_hyperplane_distances):
+        result = function(*leaves)
+        weights = torch.linspace(-1, 1, result.numel(), dtype=D).view_as(result)
+        first = torch.autograd.grad((result * weights).sum(), leaves)
+        found.append([result.detach(), *first])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5 if ours.dtype == torch.float32 else 1e-9, atol=1e-12)
+
+
+def test_distances_are_differentiated_twice_by_the_definition():
+    leaves = (torch.randn(4, 3), torch.randn(2, 4, dtype=D), torch.rand(2, dtype=D), torch.tensor([-0.3], dtype=D))
+    leaves, seconds = tuple(x.requires_grad_() for x in leaves), []
+    for function in (hyperplane_distances, plain_hyperplane_distances):
+        first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(x.square().sum() for x in first), leaves))
+    for ours, theirs in zip(*seconds, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

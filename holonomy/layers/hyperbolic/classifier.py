@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.refinement import resolve
-from holonomy.manifolds import Lorentz, LorentzPoints, hyperboloid
+from holonomy.layers.kernels.hyperplanes import hyperplane_distances
+from holonomy.manifolds import Lorentz, LorentzPoints
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -97,11 +98,9 @@ class HypMLR(nn.Module):
         length = numerics.norm(numerics.widen(self.weight), keepdim=True)
         normal = numerics.unit_vector(numerics.widen(self.weight), length)
         shift = (root * numerics.widen(self.offset)).clamp(-_FARTHEST, _FARTHEST)
-        # In float64, with the time that belongs to the space part: near a hyperplane far out two numbers of size
-        # cosh(shift) x_t cancel. Over cosh(shift), one product: <n, x_s> - tanh(shift) x_t.
+        # Near a hyperplane far out two numbers of size cosh(shift) x_t cancel; over cosh(shift) they are one product.
         plane = torch.cat([-shift.tanh()[:, None], normal], -1)
-        wide = hyperboloid.lift(numerics.widen(x[..., 1:]), kappa)
-        signed = torch.asinh(numerics.finite(root * shift.cosh() * nn.functional.linear(wide, plane)))
+        signed = hyperplane_distances(x[..., 1:], plane, root * shift.cosh(), kappa)
         logits = signed * (length.squeeze(-1) / root)
         return numerics.narrow(logits, torch.promote_types(x.dtype, self.weight.dtype))
 
