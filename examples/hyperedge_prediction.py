@@ -21,7 +21,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -42,14 +42,15 @@ MODELS = {
     "mlp": "MLP",
 }
 NEGATIVES = 5
+Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(comparisons.Settings):
     """Hyper-parameters."""
 
-    layers: int = option("layers; the last one goes from nodes to triples", default=2)
-    dropout: float = option("dropout", default=0.1)
+    layers: int = option("layers; the last one goes from nodes to triples", default=1)
+    dropout: float = option("dropout of the nodes' embeddings", default=0.1)
     batch: int = option("positives in a batch", default=256)
     epochs: int = option("epochs", default=30)
     head: int = option("hidden layers of the MLP on what a triple has become", default=1)
@@ -86,10 +87,15 @@ class Data:
     unseen: Tensor
 
 
-def keys(triples: np.ndarray, nodes: int) -> np.ndarray:
-    """Number each triple of nodes."""
-    a, b, c = triples.astype(np.int64).T
+def keys(triples: Array, nodes: int) -> Array:
+    """Number each triple of nodes, of 64 bits."""
+    a, b, c = triples.T
     return (a * nodes + b) * nodes + c
+
+
+def triples_of(numbers: Tensor, nodes: int) -> Tensor:
+    """Return the triples (m, 3) with these numbers."""
+    return torch.stack([numbers // nodes**2, numbers // nodes % nodes, numbers % nodes], dim=1)
 
 
 def among(numbers: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -241,15 +247,12 @@ class AtTriples(nn.Module):
 
     def forward(self, h: Tensor, triples: Tensor) -> Tensor:
         # The model lists index tuples once; a test triple may occur several times. Numbers sort faster than rows.
-        nodes = len(h)
-        a, b, c = triples.unbind(1)
-        number, place = ((a * nodes + b) * nodes + c).unique(return_inverse=True)
-        once = torch.stack([number // nodes**2, number // nodes % nodes, number % nodes], dim=1)
-        return self.head(self.model(h, to=once).values)[place, 0]
+        number, place = keys(triples, len(h)).unique(return_inverse=True)
+        return self.head(self.model(h, to=triples_of(number, len(h))).values)[place, 0]
 
 
 class Concatenated(nn.Module):
-    """An MLP on the three embeddings."""
+    """An MLP on the three embeddings, as deep as layers and head of the others."""
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
@@ -264,10 +267,10 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
     nodes, hidden = sum(data.types), settings.hidden
     orders = (*[1] * settings.layers, 3)
     if model == "mlp":
-        scorer = Concatenated(hidden, settings.layers)
+        scorer = Concatenated(hidden, settings.layers + settings.head)
     else:
         if model == "ign":
-            network = InvariantGraphNetwork(hidden, hidden, hidden, orders=orders, normalise="counts")
+            network = InvariantGraphNetwork(hidden, hidden, hidden, orders=orders, normalise="counts", entrywise=True)
         else:
             network = HigherOrderTransformer(
                 hidden,
@@ -277,7 +280,8 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
                 heads=settings.heads,
                 kernel="performer",
                 sums=settings.sums,
-                dropout=settings.dropout,
+                # Triples of different nodes in one order: no other entry has the same nodes.
+                entrywise=True,
             )
         scorer = AtTriples(network, hidden, settings.head)
     return Embedded(nodes, hidden, scorer, settings.dropout)

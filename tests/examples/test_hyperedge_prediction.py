@@ -22,6 +22,7 @@ from examples.hyperedge_prediction import (
     load,
     main,
     prepare,
+    triples_of,
 )
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -47,6 +48,14 @@ def test_negatives_are_unknown_of_the_same_types_and_near_their_positives() -> N
     # One place is kept in most of them: 6 of the 7 choices.
     assert set(changed.tolist()) == {1, 2, 3}
     assert (changed < 3).mean() > 0.7
+
+
+def test_numbers_of_triples_give_them_back() -> None:
+    triples = torch.cartesian_prod(*[torch.arange(5)] * 3)
+    numbers = keys(triples, 5)
+    assert numbers.tolist() == list(range(125))
+    assert torch.equal(triples_of(numbers, 5), triples)
+    assert np.array_equal(keys(triples.numpy(), 5), numbers.numpy())
 
 
 def test_numbers_are_looked_up_among_sorted_ones_also_beyond_both_ends() -> None:
