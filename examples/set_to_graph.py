@@ -56,6 +56,7 @@ class Settings(comparisons.Settings):
     epochs: int = option("epochs", default=20)
     train: int = option("training sets", default=500)
     tests: int = option("sets to validate with, and as many to test", default=100)
+    random_features: int = option("random features a head of kernel attention has", default=64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _drawn(fewest: int, most: int, train: int, tests: int) -> Data:
 
 def load(dataset: str, _: Path | None, settings: Settings, __: int) -> Data:
     """Draw the point sets."""
-    fewest, most = {"delaunay-50": (50, 50), "delaunay-20-80": (20, 80)}[dataset]
+    fewest, most = {"delaunay-50": (50, 50), "delaunay-20-80": (20, 80), "delaunay-30": (30, 30)}[dataset]
     return _drawn(fewest, most, settings.train, settings.tests)
 
 
@@ -196,10 +197,17 @@ def build(model: str, settings: Settings, _: Data) -> nn.Module:
     orders = (*[1] * settings.layers, 2)
     if model == "ign":
         return PairLogits(InvariantGraphNetwork(2, hidden, 1, orders=orders, normalise="counts"))
-    kernel = "performer" if model.endswith("performer") else "softmax"
+    linear = model.endswith("performer")
     return PairLogits(
         HigherOrderTransformer(
-            2, hidden, 1, orders=orders, heads=settings.heads, kernel=kernel, dropout=settings.dropout
+            2,
+            hidden,
+            1,
+            orders=orders,
+            heads=settings.heads,
+            kernel="performer" if linear else "softmax",
+            random_features=settings.random_features if linear else None,
+            dropout=settings.dropout,
         )
     )
 
@@ -282,7 +290,11 @@ QUESTION = comparisons.Question(
     module="examples.set_to_graph",
     text=__doc__ or "",
     models=MODELS,
-    datasets={"delaunay-50": "generated, 50 points", "delaunay-20-80": "generated, 20 to 80 points"},
+    datasets={
+        "delaunay-50": "generated, 50 points",
+        "delaunay-20-80": "generated, 20 to 80 points",
+        "delaunay-30": "generated, 30 points: a third of the time",
+    },
     settings=Settings,
     load=load,
     size=lambda data: len(data.train),

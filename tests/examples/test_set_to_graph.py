@@ -72,6 +72,14 @@ def test_a_set_does_not_see_its_padding_nor_its_order(model: str) -> None:
             assert torch.allclose(moved[off], alone[order][:, order][off], atol=1e-5)
 
 
+def test_kernel_attention_has_the_random_features_that_are_asked_for() -> None:
+    settings = Settings(hidden=8, heads=2, layers=2, train=2, tests=2, random_features=5)
+    data = load("delaunay-30", None, settings, 0)
+    assert data.train.points.shape == (2, 30, 2)
+    projections = [x for name, x in build("hot-performer", settings, data).named_buffers() if name.endswith("tion")]
+    assert [x.shape for x in projections] == [(5, 4)] * 2
+
+
 def test_who_knows_the_triangulation_has_an_f1_of_one() -> None:
     settings = Settings(train=2, tests=3)
     data = load("delaunay-20-80", None, settings, 0)
@@ -89,7 +97,7 @@ def test_who_knows_the_triangulation_has_an_f1_of_one() -> None:
     assert set_to_graph.test(Oracle(), data) == {"accuracy": 1.0, "precision": 1.0, "recall": 1.0, "f1": 1.0}
 
 
-@pytest.mark.parametrize("dataset", ["delaunay-50", "delaunay-20-80"])
+@pytest.mark.parametrize("dataset", ["delaunay-50", "delaunay-20-80", "delaunay-30"])
 def test_the_command_line_answers_with_every_model(tmp_path: Path, dataset: str) -> None:
     assert main([*WORDS, "--dataset", dataset, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "table.json").read_text())
