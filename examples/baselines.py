@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from holonomy import checks
+from holonomy.layers.graph import propagation
 from holonomy.layers.kernels.linear_attention import linear_attention, power_features
+from holonomy.layers.kernels.sparse import is_sparse, multiply, sparse_dropout
 from holonomy.numerics import LAYER_NORM_EPS
 
 
@@ -44,6 +47,41 @@ class MLP(nn.Module):
             # x @ W^T multiplies sparsely where x is sparse; functional.linear would not take it.
             x = functional.dropout(torch.relu(x @ linear.weight.T + linear.bias), self.dropout, self.training)
         return x if x.layout == torch.strided else x.to_dense()
+
+
+class LinearPropagation(nn.Module):
+    """One linear map, then weightless propagation: APPNP (Gasteiger et al. 2019) without its hidden layer.
+
+    Args:
+        in_features: features of a node.
+        out_features: width of the result.
+        steps: number of propagations.
+        teleport: how much of the start returns in each step, in [0, 1].
+        dropout: share of the features dropped in training.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, steps: int, teleport: float = 0.1, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.steps = checks.positive_int("steps", steps)
+        self.teleport = checks.in_range("teleport", teleport, 0.0, 1.0)
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.linear = nn.Linear(in_features, out_features)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Map (n, in_features), dense or sparse CSR, to (n, out_features)."""
+        if x.layout == torch.strided:
+            x = functional.dropout(x, self.dropout, self.training)
+        else:
+            x = sparse_dropout(x, self.dropout, training=self.training)
+        # The library's product: its way back is sparse, too.
+        mapped = multiply(x, self.linear.weight.t()) if is_sparse(x) else x @ self.linear.weight.t()
+        start = result = mapped + self.linear.bias
+        propagate = propagation(edge_index, x.shape[0], start.dtype)
+        for _ in range(self.steps):
+            result = torch.lerp(propagate(result), start, self.teleport)
+        return result
 
 
 def nearest_neighbours(x: Tensor, y: Tensor, known: Tensor, asked: Tensor, *, k: int, classes: int) -> Tensor:

@@ -25,7 +25,7 @@ from geoopt import ManifoldParameter
 from torch import Tensor, nn
 
 from examples import datasets, options, plots, runs
-from examples.baselines import MLP, EuclideanFormer, nearest_neighbours
+from examples.baselines import MLP, EuclideanFormer, LinearPropagation, nearest_neighbours
 from examples.datasets import NodeData
 from examples.options import option
 from holonomy.layers import GCN, Propagation
@@ -58,7 +58,9 @@ class Settings:
     learnable_curvature: bool = option("whether curvatures are trained", default=True)
     transformer: bool = option("whether the transformer branch takes part", default=True)
     decoder: Literal["linear", "mlr", "prototypes"] = option("classifier of Hypformer", default="linear")
-    graph: Literal["propagation", "gcn", "none"] = option("graph branch", default="gcn")
+    graph: Literal["propagation", "linear", "gcn", "none"] = option(
+        "graph branch; linear: propagation of a linear map, without a hidden layer", default="gcn"
+    )
     graph_layers: int = option("layers of the GCN, or steps of the propagation", default=2)
     graph_hidden: int = option("width inside the graph branch", default=64)
     graph_dropout: float = option("dropout inside the graph branch and the GCN", default=0.5)
@@ -135,6 +137,14 @@ def graph_branch(settings: Settings, in_features: int, out_features: int) -> nn.
                 layers=settings.graph_layers,
                 dropout=settings.graph_dropout,
                 residual=settings.graph_residual,
+            )
+        case "linear":
+            return LinearPropagation(
+                in_features,
+                out_features,
+                steps=settings.graph_layers,
+                teleport=settings.teleport,
+                dropout=settings.graph_dropout,
             )
         case "propagation":
             return Propagation(

@@ -13,7 +13,7 @@ from geoopt import ManifoldParameter
 from torch import nn
 
 from examples import datasets, node_classification, runs, table
-from examples.baselines import MLP, EuclideanAttention, EuclideanFormer, nearest_neighbours
+from examples.baselines import MLP, EuclideanAttention, EuclideanFormer, LinearPropagation, nearest_neighbours
 from examples.datasets import NodeData, sir_tree
 from examples.node_classification import (
     ABLATIONS,
@@ -216,6 +216,41 @@ def test_dense_and_sparse_features_give_the_same() -> None:
         assert torch.allclose(model(x), model(sparse), atol=1e-5)
 
 
+def test_linear_propagation_in_loops() -> None:
+    torch.manual_seed(0)
+    data, layer = easy(12), LinearPropagation(3, 4, steps=2, teleport=0.3)
+    neighbours = [{node} | {int(a) for a, b in data.edge_index.t() if b == node} for node in range(12)]
+    start = [layer.linear.weight @ row + layer.linear.bias for row in data.x]
+    rows = start
+    for _ in range(2):
+        passed = [
+            sum(rows[j] / (len(neighbours[i]) * len(neighbours[j])) ** 0.5 for j in neighbours[i]) for i in range(12)
+        ]
+        rows = [0.7 * new + 0.3 * old for new, old in zip(passed, start, strict=True)]
+    assert torch.allclose(layer(data.x, data.edge_index), torch.stack(rows), atol=1e-6)
+    with torch.no_grad():
+        assert torch.allclose(layer(data.x.to_sparse_csr(), data.edge_index), torch.stack(rows), atol=1e-6)
+    with pytest.raises(ValueError, match="teleport must"):
+        LinearPropagation(3, 4, steps=2, teleport=1.5)
+
+
+def test_dropout_of_linear_propagation_is_that_of_the_features() -> None:
+    data = easy(12)
+    for x in (data.x, data.x.to_sparse_csr()):
+        layer = LinearPropagation(3, 4, steps=1, dropout=1.0)
+        assert torch.allclose(layer(x, data.edge_index), layer(0 * data.x, data.edge_index))
+        assert not torch.allclose(layer.eval()(x, data.edge_index), layer(0 * data.x, data.edge_index))
+
+
+@pytest.mark.parametrize("model", ["hypformer", "euclidean"])
+def test_the_graph_branch_can_be_linear(model: node_classification.Model) -> None:
+    network = build(model, Settings(**{**SMALL, "graph": "linear", "teleport": 0.2}), easy())
+    assert isinstance(network.graph_encoder, LinearPropagation)
+    assert (network.graph_encoder.steps, network.graph_encoder.teleport) == (2, 0.2)
+    record = fit(model, Settings(**{**SMALL, "graph": "linear", "epochs": 25, "lr": 0.05}), easy(), seed=0)
+    assert record["scores"]["test"] >= 0.9
+
+
 def test_nearest_neighbours_vote_and_the_nearest_breaks_a_tie() -> None:
     x = torch.tensor([[0.0], [1.0], [4.0], [4.5], [2.4], [5.0]])
     y = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -409,7 +444,7 @@ def test_a_grid_from_the_command_line_is_searched_by_the_mean_of_several_seeds(t
         (["--grid", "knn:neighbours=1,2"], "--grid must be words such as"),
         (["--grid", "gcn:graph_hidden=4"], "--grid must not search what is given, got graph_hidden and --graph-hidden"),
         (["--grid", "hidden=many"], "--grid: hidden must be a number, got 'many'"),
-        (["--grid", "graph=cnn"], "--grid: graph must be one of propagation, gcn, none, got 'cnn'"),
+        (["--grid", "graph=cnn"], "--grid: graph must be one of propagation, linear, gcn, none, got 'cnn'"),
         (["--grid", "transformer=no"], "--grid: transformer must be one of false, true, got 'no'"),
         (["--search-seeds", "0"], "--search-seeds must be at least 1, got 0"),
         (["--search-seeds", "3"], "--search-seeds must be at most --seeds=1, got 3"),
