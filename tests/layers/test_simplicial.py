@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from holonomy import numerics
 from holonomy.layers import (
     ExpertChoice,
     PathRouter,
@@ -370,6 +372,32 @@ def test_paths_are_dense_attention_under_the_path_mask(order, form, nodes, tile,
     ours = simplicial_path_attention(keys, values, steps, form=form, tile=tile)
     theirs = simplicial_attention(keys, values, mask=path_mask(steps, order), form=form)
     assert_same(ours, theirs, keys + values)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("batch", "shape", "tile"), [((2, 3, 2), (2, 1, 1), 2**21), ((2, 3), (1, 1), 500), ((), (), 500)]
+)
+def test_paths_by_their_last_step_are_those_one_by_one(order, form, batch, shape, tile, device, monkeypatch):
+    """Steps of their own for some batch axes, shared along others, which scores may tell apart."""
+    nodes, k = 31, 3
+    keys, values = drawn(order, *batch, nodes, 5, device=device, values=2)
+    steps = torch.randint(-1, nodes, (*shape, nodes, k), device=device)
+    steps[..., 5:, 0] = 7  # one node to which most paths come, several groups of them
+    scores = torch.randn(*batch[1:], nodes, k, dtype=torch.float64, device=device, requires_grad=True)
+    run = partial(simplicial_path_attention, keys, values, steps, form=form, scores=scores, tile=tile)
+    ours = run()
+    monkeypatch.setattr(numerics, "by_hand", lambda *_: False)
+    assert_same(ours, run(), [*keys, *values, scores])
+
+
+def test_paths_by_their_last_step_are_differentiated_twice(device):
+    keys, values = drawn(2, 5, 1, device=device, values=1)
+    steps = torch.randint(5, (5, 2), device=device)
+    assert torch.autograd.gradgradcheck(
+        lambda *x: simplicial_path_attention(x[:3], x[3:], steps), (*keys, *values), nondet_tol=0.0
+    )
 
 
 def test_the_path_mask_is_what_the_loops_say(device):

@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from holonomy import checks
+from holonomy import checks, numerics
 from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
+from holonomy.layers.kernels.path_groups import grouped_paths
 from holonomy.layers.kernels.simplexes import list_simplexes
 from holonomy.layers.kernels.simplicial import TILE, check_simplex, factors_of, stored_attention
 
@@ -56,8 +57,10 @@ def simplicial_path_attention(
         scale: of the logits, :math:`1/\sqrt{d}` if left out.
         scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
             out.
-        tile: numbers that are gathered at a time. More are cut into blocks of queries, and gathered again in the
-            backward pass. Nothing is gathered where a token has fewer simplexes than its paths have channels.
+        tile: numbers that are gathered at a time; more are gathered in parts, and again in the backward pass. Nothing
+            is gathered where a token has fewer simplexes than its paths have channels. On the CPU, paths of the same
+            last step are taken together (:func:`~holonomy.layers.kernels.path_groups.grouped_paths`), by the rule of
+            :func:`holonomy.numerics.by_hand`: a fourth of the time.
 
     Returns:
         ``(*batch, nodes, values)``; zero at nodes from which no path starts.
@@ -81,47 +84,83 @@ def simplicial_path_attention(
     if 0 in (*batch, nodes, neighbours.shape[-1]):
         return values[0].new_zeros(*batch, nodes, values[0].shape[-1]).to(dtype)
     keys, values = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys))), moderate(values, 1)
-    flat = [tensor.expand(*batch, -1, -1).reshape(-1, *tensor.shape[-2:]) for tensor in (*keys, *values)]
-    steps = neighbours.expand(*batch, -1, -1).reshape(-1, *neighbours.shape[-2:])
-    there = _there(steps)
-    if scores is None:
-        scores = flat[0].new_zeros(())
-    else:
-        scores = scores.to(flat[0].dtype).expand(*batch, -1, -1).reshape(steps.shape)
-    scores = scores.expand(steps.shape).masked_fill(~there, -torch.inf)
-    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
-    keys, values = flat[: order + 1], flat[order + 1 :]
-    gathered = steps.shape[-1] ** order * (keys[0].shape[-1] + values[0].shape[-1])
-    rows = max(1, tile // max(1, len(steps) * gathered))
+    keys[0] = keys[0] * (1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale)
+    there = _there(neighbours)
+    bias = keys[0].new_zeros(()) if scores is None else scores.to(keys[0].dtype)
+    bias = torch.where(there, bias, -torch.inf)
+    gathered = neighbours.shape[-1] ** order * (keys[0].shape[-1] + values[0].shape[-1])
     with torch.autocast(values[0].device.type, enabled=False):
         if nodes**order <= gathered:  # fewer logits than numbers along the paths
-            mixed = _masked(keys, values, steps.masked_fill(~there, nodes), scores, form, scale)
-        elif rows >= nodes:
-            mixed = _paths(keys, values, steps.clamp(min=0), scores, 0, nodes, form, scale)
+            steps = neighbours.masked_fill(~there, nodes)
+            mixed = _masked(*_flat(batch, keys, values, [steps, bias]), form)
+        elif keys[0].device.type == "cpu" and numerics.by_hand(*keys, *values):
+            return _grouped(keys, values, neighbours.clamp(min=0), bias, batch, form, tile).to(dtype)
         else:
-            blocks = [
-                checkpoint(
-                    _paths,
-                    keys,
-                    values,
-                    steps.clamp(min=0),
-                    scores,
-                    start,
-                    min(start + rows, nodes),
-                    form,
-                    scale,
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-                for start in range(0, nodes, rows)
-            ]
-            mixed = torch.cat(blocks, -2)
+            mixed = _blocks(*_flat(batch, keys, values, [neighbours.clamp(min=0), bias]), form, tile // gathered)
     return mixed.reshape(*batch, nodes, -1).to(dtype)
 
 
-def _masked(
-    keys: Sequence[Tensor], values: Sequence[Tensor], steps: Tensor, scores: Tensor, form: Form, scale: float
+def _flat(batch: torch.Size, *parts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
+    """Keys, values, steps and biases with one batch axis."""
+    keys, values, (steps, bias) = (
+        [x.expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in tensors] for tensors in parts
+    )
+    return keys, values, steps, bias
+
+
+def _grouped(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    steps: Tensor,
+    bias: Tensor,
+    batch: torch.Size,
+    form: Form,
+    tile: int,
 ) -> Tensor:
+    """By the last step of the paths. Batch axes along which steps are the same, as heads have them, share groups."""
+    nodes, own = steps.shape[-2], torch.broadcast_shapes(steps.shape, bias.shape)
+    own = (1,) * (len(batch) + 2 - len(own)) + tuple(own)
+    apart = [axis for axis in range(len(batch)) if own[axis] != 1]
+    alike = [axis for axis in range(len(batch)) if own[axis] == 1]
+    bias = bias.expand(own).reshape(-1, own[-1])
+    graphs = torch.arange(len(bias) // nodes, device=steps.device)[:, None, None] * nodes
+    steps = (steps.expand(own).reshape(-1, *own[-2:]) + graphs).flatten(0, 1)
+
+    def rows(x: Tensor) -> tuple[Tensor, ...]:
+        x = x.expand(*batch, -1, -1).permute(*alike, *apart, -2, -1)
+        return x.reshape(-1, len(bias), x.shape[-1]).unbind()
+
+    entries = zip(zip(*map(rows, keys), strict=True), zip(*map(rows, values), strict=True), strict=True)
+    found = torch.stack([grouped_paths(*entry, steps, bias, form=form, chunk=tile) for entry in entries])
+    found = found.reshape(*(batch[axis] for axis in (*alike, *apart)), nodes, -1)
+    back = sorted(range(len(batch)), key=(*alike, *apart).__getitem__)
+    return found.permute(*back, -2, -1)
+
+
+def _blocks(keys: list[Tensor], values: list[Tensor], steps: Tensor, bias: Tensor, form: Form, rows: int) -> Tensor:
+    """Path by path, for so many queries at a time, gathered again in the backward pass."""
+    nodes, rows = steps.shape[-2], max(1, rows // len(steps))
+    if rows >= nodes:
+        return _paths(keys, values, steps, bias, 0, nodes, form)
+    blocks = [
+        checkpoint(
+            _paths,
+            keys,
+            values,
+            steps,
+            bias,
+            start,
+            min(start + rows, nodes),
+            form,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for start in range(0, nodes, rows)
+    ]
+    return torch.cat(cast("list[Tensor]", blocks), -2)
+
+
+def _masked(keys: Sequence[Tensor], values: Sequence[Tensor], steps: Tensor, scores: Tensor, form: Form) -> Tensor:
     """All simplexes, with the scores of their steps as biases, -inf where a step is not marked."""
     order, (entries, nodes, _) = len(values), steps.shape
     table = scores.new_full((entries, nodes, nodes + 1), -torch.inf).scatter(-1, steps, scores)[..., :nodes]
@@ -130,7 +169,7 @@ def _masked(
         bias = bias[..., None] + table.reshape(entries, *(1,) * (bias.dim() - 2), nodes, nodes)
     bias = bias[:, :, None] if order == 1 else bias.flatten(3)
     simplexes = list_simplexes((nodes,) * (order + 1), torch.Size([entries]), steps.device)
-    return stored_attention(factors_of(keys, values, simplexes, form=form, scale=scale), bias=bias)[0]
+    return stored_attention(factors_of(keys, values, simplexes, form=form, scale=1.0), bias=bias)[0]
 
 
 def _paths(
@@ -141,7 +180,6 @@ def _paths(
     start: int,
     stop: int,
     form: Form,
-    scale: float,
 ) -> Tensor:
     """The averages of a block of queries, over axes ``(batch, queries, k, .., k)``."""
     order = len(values)
@@ -156,7 +194,7 @@ def _paths(
     spread = [end.reshape(*end.shape, *(1,) * (order - m)) for m, end in enumerate(ends)]
     entry = entry.reshape(-1, *(1,) * (order + 1))
     gathered = [key[entry, end] for key, end in zip(keys, spread, strict=True)]
-    terms = head_terms(gathered[0] * scale, gathered[1], order=order, form=form)
+    terms = head_terms(gathered[0], gathered[1], order=order, form=form)
     features = reduce(torch.add, (left * right for left, right in terms))
     if order > 1:
         features = features * tail_features(gathered[2:], order=order, form=form)

@@ -1,0 +1,216 @@
+r"""Simplicial attention along paths, all paths that end in the same step together.
+
+A path :math:`k_0 \to \cdots \to k_N` has its last step :math:`k_{N-1} \to k_N` in common with every path that comes to
+:math:`k_{N-1}`. Logits are inner products of features of that step with features of what came before, and values
+products of the two likewise (:mod:`holonomy.layers.kernels.multilinear`; a block of two vectors changes places with
+N - 1 others without a sign). So the k steps from a node are gathered once for some of the paths that come to it, and
+n :math:`k^{N-1}` rows are gathered in place of n :math:`k^N`, a few groups at a time, forwards and backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.layers.kernels.multilinear import Form, head_terms, tail_features
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["Groups", "gathered", "group_by_end", "grouped_paths"]
+
+# Numbers that are gathered at a time: with what is made of them they fit the cache of a core.
+_CHUNK = 2**18
+
+
+class Groups(NamedTuple):
+    """Paths without their last node, in groups of the same end.
+
+    Attributes:
+        node: the end of each group ``(groups,)``.
+        slots: which paths it has ``(groups, members)``; the first path of all where there is none.
+        place: where each path is among all slots ``(paths,)``.
+
+    >>> Groups._fields
+    ('node', 'slots', 'place')
+    """
+
+    node: Tensor
+    slots: Tensor
+    place: Tensor
+
+
+def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Groups:
+    """Put paths of the same end into groups.
+
+    Args:
+        ends: the end of each path ``(paths,)``.
+        nodes: how many nodes there are.
+        members: the most paths of a group.
+
+    Returns:
+        The groups, in the order of their nodes.
+
+    >>> groups = group_by_end(torch.tensor([2, 0, 2, 2]), 3, 2)
+    >>> groups.node.tolist(), groups.slots.tolist(), groups.place.tolist()
+    ([0, 2, 2], [[1, 0], [0, 2], [3, 0]], [2, 0, 3, 4])
+    """
+    counts = torch.bincount(ends, minlength=nodes)
+    groups = (counts + members - 1) // members
+    order = ends.argsort(stable=True)
+    at = ends[order]
+    rank = torch.arange(len(ends), device=ends.device) - (counts.cumsum(0) - counts)[at]
+    first = groups.cumsum(0) - groups
+    place = torch.empty_like(order)
+    place[order] = first[at] * members + rank
+    node = torch.arange(nodes, device=ends.device).repeat_interleave(groups)
+    slots = place.new_zeros(len(node) * members)
+    slots[place] = torch.arange(len(ends), device=ends.device)
+    return Groups(node, slots.unflatten(0, (-1, members)), place)
+
+
+def gathered(
+    function: Callable[..., Tensor], tables: Sequence[Tensor], indices: Sequence[Tensor | None], chunk: int
+) -> Tensor:
+    """A function of gathered rows, some at a time, which are not kept but gathered again in the backward pass.
+
+    Args:
+        function: of as many tensors as there are tables, each with one entry a group first; to one tensor of that kind.
+        tables: ``(rows, dim)`` each, of which ``indices`` are taken; or one entry a group, where its index is None.
+        indices: ``(groups, ..)`` each, or None.
+        chunk: groups at a time.
+
+    Returns:
+        What the function makes of all groups.
+
+    >>> table, index = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 1], [1, 1]])
+    >>> gathered(lambda x: x.sum(1), [table], [index], 1).flatten()
+    tensor([3., 4.])
+    """
+    return numerics.apply_function(_Gathered, function, tuple(indices), chunk, *tables)
+
+
+def grouped_paths(
+    keys: Sequence[Float[Tensor, "nodes dim"]],
+    values: Sequence[Float[Tensor, "nodes values"]],
+    steps: Int[Tensor, "nodes k"],
+    scores: Float[Tensor, "nodes k"],
+    *,
+    form: Form,
+    chunk: int,
+) -> Float[Tensor, "nodes values"]:
+    """Averages of values along paths.
+
+    Args:
+        keys: N + 1 tensors ``(nodes, d)``, the query first, with the scale of the logits.
+        values: N tensors ``(nodes, values)``.
+        steps: where the steps from each node lead, ``(nodes, k)``.
+        scores: added to the logits of a path, one for each step; minus infinity where there is none.
+        form: of the logits.
+        chunk: numbers that are gathered at a time, if not more than fit the cache.
+
+    Returns:
+        ``(nodes, values)``; zero at nodes from which no path starts.
+
+    >>> x, v, steps = torch.zeros(3, 2), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[1], [2], [0]])
+    >>> grouped_paths([x, x, x], [v, v], steps, torch.zeros(3, 1), form="product", chunk=9).flatten()
+    tensor([6., 3., 2.])
+    """
+    order, (nodes, k) = len(values), steps.shape
+    ends, bias = [torch.arange(nodes, device=steps.device)], scores
+    for _ in range(order - 1):
+        ends.append(steps[ends[-1]].flatten())
+        bias = bias.flatten()[:, None] + scores[ends[-1]]
+    # On average k paths of two nodes come to a node: smaller groups gather its steps more often, larger ones have gaps.
+    groups = group_by_end(ends[-1], nodes, 1 if order == 1 else k)
+    far = steps[groups.node]
+    size = max(1, min(chunk, _CHUNK) // ((groups.slots.shape[1] + k) * max(keys[0].shape[1], values[0].shape[1])))
+
+    # What the paths are before their last step, and that step.
+    before = [end.repeat_interleave(k ** (order - 1 - m))[groups.slots] for m, end in enumerate(ends[:-1])]
+    logits = gathered(partial(_logits, order=order, form=form), keys, [*before, groups.node, far], size)
+    logits = _placed(logits, groups).view(nodes, -1) + bias.view(nodes, -1)
+    empty = logits.isneginf().all(-1, keepdim=True)
+    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+    weights = weights.view(-1, k)[groups.slots]
+    pivots = [] if order == 1 else [values[-2]]
+    index = [None, *([groups.node] * len(pivots)), far]
+    mixed = _placed(gathered(_mixed, [weights, *pivots, values[-1]], index, size), groups)
+    for m in range(order - 2, 0, -1):
+        mixed = mixed.unflatten(0, (-1, k)).sum(1) * values[m - 1][ends[m]]
+    return mixed if order == 1 else mixed.unflatten(0, (nodes, k)).sum(1)
+
+
+def _logits(*rows: Tensor, order: int, form: Form) -> Tensor:
+    """Of groups: the inner products of what paths are before their last step with that step."""
+    *before, pivot, far = rows
+    step = reduce(torch.add, (left * right for left, right in head_terms(pivot[:, None], far, order=order, form=form)))
+    if not before:
+        return step.sum(-1)[:, None]
+    return tail_features(before, order=order, form=form) @ step.mT
+
+
+def _mixed(weights: Tensor, *rows: Tensor) -> Tensor:
+    """Of groups: the averages, over the last step, of what is multiplied with the values of earlier steps."""
+    *pivots, far = rows
+    return weights @ (far if not pivots else pivots[0][:, None] * far)
+
+
+def _placed(found: Tensor, groups: Groups) -> Tensor:
+    """What was found in the slots, path by path."""
+    return found.flatten(0, 1).index_select(0, groups.place)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        function: Callable[..., Tensor], indices: tuple[Tensor | None, ...], chunk: int, *tables: Tensor
+    ) -> Tensor:
+        parts = _parts(tables, indices, chunk)
+        return torch.cat([function(*_rows(tables, indices, part)) for part in parts])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        del output
+        ctx.function, ctx.indices, ctx.chunk, *tables = inputs
+        ctx.save_for_backward(*tables)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        tables, wanted, grad = ctx.saved_tensors, ctx.needs_input_grad[3:], grad_outputs[0]
+        if torch.is_grad_enabled():
+
+            def whole(*tables: Tensor) -> Tensor:
+                return ctx.function(*_rows(tables, ctx.indices, slice(None)))
+
+            return None, None, None, *numerics.by_definition(whole, tables, grad, wanted)
+        found = [torch.zeros_like(table) if want else None for table, want in zip(tables, wanted, strict=True)]
+        for part in _parts(tables, ctx.indices, ctx.chunk):
+            rows = _rows(tables, ctx.indices, part)
+            pulled = numerics.by_definition(ctx.function, tuple(rows), grad[part], wanted)
+            for into, index, more in zip(found, ctx.indices, pulled, strict=True):
+                if into is None:
+                    continue
+                if index is None:
+                    into[part] = more
+                else:
+                    into.index_add_(0, index[part].flatten(), more.reshape(-1, more.shape[-1]))
+        return None, None, None, *found
+
+
+def _parts(tables: Sequence[Tensor], indices: Sequence[Tensor | None], chunk: int) -> list[slice]:
+    groups = next(len(table if index is None else index) for table, index in zip(tables, indices, strict=True))
+    return [slice(start, start + chunk) for start in range(0, groups, chunk)]
+
+
+def _rows(tables: Sequence[Tensor], indices: Sequence[Tensor | None], part: slice) -> list[Tensor]:
+    return [
+        table[part] if index is None else table.index_select(0, index[part].flatten()).unflatten(0, index[part].shape)
+        for table, index in zip(tables, indices, strict=True)
+    ]
