@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory.composition import Row, Tape
-from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.lipschitz import Theorem, lipschitz_bound
 from holonomy.theory.projections import NotCoveredError, as_stated
 from holonomy.theory.regions import Region, Setting, Step, refuse_training, root, units_of, widened
 from holonomy.theory.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
@@ -266,9 +266,12 @@ def _ascend(
 def _ends(model: nn.Module) -> Ends:
     if isinstance(model, Hypformer):
         return Ends(None, None)
-    if isinstance(model, nn.Sequential):
+    if isinstance(model, nn.Sequential) and len(model):
         return Ends(_ends(model[0]).source, _ends(model[-1]).target)
-    return ends_of(model)
+    try:
+        return ends_of(model)
+    except TypeError as error:
+        raise NotCoveredError(f"model must be made of hyperbolic layers, got {type(model).__name__}.") from error
 
 
 def _units(model: nn.Module) -> tuple[float, float]:
@@ -299,5 +302,35 @@ def _of_model(
     return found.constant
 
 
-for kind in (HypformerBlock, Hypformer, nn.Sequential):
+def _of_sequence(
+    model: nn.Sequential,
+    radius: float = math.inf,
+    *,
+    tokens: int | None = None,
+    metric: Metric | None = None,
+    mask: Tensor | None = None,
+    theorem: Theorem = "L+",
+) -> float:
+    """Attention layers by L+, hyperbolic ones by H12."""
+    as_stated(model, nn.Sequential)
+    layers = [*model]
+    if layers and not any(_is_hyperbolic(layer) for layer in layers):
+        if metric == "sup":
+            raise NotCoveredError("metric must be l2 for attention between Euclidean tokens: L+ is on Frobenius norms.")
+        return lipschitz_bound(layers, radius, tokens=tokens, mask=mask, theorem=theorem)
+    if mask is not None or theorem != "L+":
+        raise NotCoveredError("mask and theorem must be left out for hyperbolic layers: H12 is what holds for them.")
+    return _of_model(model, radius, tokens=tokens, metric=metric or "sup")
+
+
+def _is_hyperbolic(layer: nn.Module) -> bool:
+    try:
+        _ends(layer)
+    except NotCoveredError:
+        return False
+    return True
+
+
+lipschitz_bound.register(nn.Sequential, _of_sequence)
+for kind in (HypformerBlock, Hypformer):
     lipschitz_bound.register(kind, _of_model)

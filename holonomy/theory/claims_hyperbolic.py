@@ -274,7 +274,10 @@ def _about_points(draws: Draws) -> Iterable[Trial]:
         sizes = _sizes(draws)
         layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
         x = draw_points(draws, source, draw_radius(draws, 3.0), 64, sizes[0])
-        y = source.expmap(x, source.proju(x, draws.normal(*x.shape)) * draws.logarithmic(0.01, 0.5))
+        step = source.proju(x, draws.normal(*x.shape))
+        # As far as the stretch at the other point keeps its digits, too.
+        length = draws.logarithmic(0.01, 0.5 if draws.dtype == torch.float32 else 2.0) / root(source)
+        y = source.expmap(x, length * step / source.inner(x, step).sqrt()[..., None])
         apart = (source.dist(x, y) * root(source)).tolist()
         unit = root(target) / root(source)
         here, there = (stretch(layer, z) * unit for z in (x, y))

@@ -3,14 +3,14 @@ r"""Claims on hyperbolic attention and on whole models: H8, H9, H10 and H12."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers import HTC, HypLayerNorm, HypLinearAttention, HypSoftmaxAttention
 from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
@@ -19,11 +19,12 @@ from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_r
 from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound, unit_scale
 from holonomy.theory.hyperbolic_linear import Cone, Features, linear_stretch_in_cone, linear_stretch_with_eps
 from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.pictures import Picture
 from holonomy.theory.regions import root
 from holonomy.theory.stretching import METRICS, Ends, Metric, stretch
 from holonomy.theory.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "PICTURES"]
 
 
 def _softmax(similarity: Similarity, draws: Draws) -> HypSoftmaxAttention:
@@ -72,6 +73,60 @@ def _over_balls(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
             metric=metric,
             at={"radius": radius},
         )
+
+
+_KAPPAS = (-0.05, -0.2, -0.7, -2.0, -8.0)
+
+
+def _curvatures(draws: Draws) -> Iterable[Trial]:
+    """Three layers of fixed parameters on the ball of radius 1 in their own distances, from nearly flat to curved."""
+    features = 3
+    weights = [draws.normal(features, features + 1) for _ in range(3)]
+    bias, scale = draws.normal(features), draws.normal(features)
+    for kappa in _KAPPAS:
+        manifold = Lorentz(kappa, dtype=draws.dtype, device=draws.device)
+        transformation = HTC(features, features, manifold, dtype=draws.dtype, device=draws.device)
+        norm = HypLayerNorm(features, manifold, eps=0.1, dtype=draws.dtype, device=draws.device)
+        attention = HypSoftmaxAttention(
+            features, 1, manifold, similarity="geodesic", dtype=draws.dtype, device=draws.device
+        )
+        with torch.no_grad():
+            transformation.weight.copy_(weights[0])
+            cast("Tensor", transformation.bias).copy_(bias)
+            affine = [parameter for parameter in norm.parameters() if parameter.shape == (features,)]
+            for parameter, value in zip(affine, (scale, bias), strict=True):
+                parameter.copy_(value)
+            for htc, weight in zip((attention.query, attention.key, attention.value), weights, strict=True):
+                htc.weight.copy_(weight)
+        for panel, layer in enumerate((transformation, norm, attention)):
+            tokens = 4 if layer is attention else None
+            bound = lipschitz_bound(layer, 1.0)
+            measured = worst(draws, layer, root(manifold), features, source=manifold, tokens=tokens)
+            yield Trial(measured, bound, at={"-kappa": -kappa, "panel": float(panel)})
+
+
+def _draw_curvatures(axes: Sequence[Any], trials: Mapping[str, Sequence[Trial]]) -> None:
+    for panel, (plot, title) in enumerate(zip(axes, ("HTC", "LayerNorm", "attention, geodesic"), strict=True)):
+        shown = [t for t in trials["hyperbolic.curvature"] if t.at["panel"] == panel]
+        kappa = [t.at["-kappa"] for t in shown]
+        plot.plot(kappa, [t.bound for t in shown], "s--", label="certificate")
+        plot.plot(kappa, [t.measured for t in shown], "o-", label="measured")
+        plot.set(xscale="log", yscale="log", xlabel=r"$-\kappa$", title=title)
+    axes[0].set_ylabel("Lipschitz constant")
+    axes[0].legend(fontsize="small")
+
+
+PICTURES: tuple[Picture, ...] = (
+    Picture(
+        "Constants over the curvature",
+        "Layers of fixed parameters on the ball of radius 1 in their own distances: certificates H2, H4 and H8, and "
+        "the best of an ascent.",
+        ("hyperbolic.curvature",),
+        _draw_curvatures,
+        3,
+    ),
+)
+"""The picture of constants over the curvature."""
 
 
 def _at_inputs(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
@@ -233,6 +288,14 @@ def _each(statement: str, name: str, trials: Callable[[Similarity, Draws], Itera
 
 
 CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "hyperbolic.curvature",
+        _OURS + "H2, H4, H8",
+        "Certificates of fixed layers over the curvature.",
+        _curvatures,
+        "lower",
+        axis="-kappa",
+    ),
     *_each("The constant of softmax attention over a ball", "softmax", _over_balls),
     *_each("The stretch of softmax attention at an input", "softmax_at", _at_inputs),
     Claim("hyperbolic.collapse", _OURS + "H9", "Rank collapse of softmax attention.", _collapse),

@@ -28,8 +28,9 @@ token, the covariances vanish, and with them all but the first sum. QED. Theorem
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ from holonomy.theory.sizes import others, reach, spectral, through_heads
 if TYPE_CHECKING:
     from jaxtyping import Bool
 
-__all__ = ["castin_bound", "lipschitz_bound", "plus_bound", "printed_lipschitz"]
+__all__ = ["castin_bound", "lipschitz_bound", "plus_bound", "printed_lipschitz", "radius_after"]
 
 Theorem = Literal["L+", "Simplicial 3.7", "Castin"]
 
@@ -57,8 +58,10 @@ def lipschitz_bound(
 ) -> float:
     r"""Bound the Lipschitz constant of a layer over all inputs within a radius.
 
-    For attention: every token within ``radius`` of the origin, Frobenius norms. Other kinds of layers have their own
-    bounds behind the same name (``lipschitz_bound.register``), hyperbolic ones in the hyperbolic metric.
+    For attention: every token within ``radius`` of the origin, Frobenius norms. A sequence of attention layers, a list
+    or an ``nn.Sequential``, has the product of its layers' bounds, each on the ball that the layers before it leave; a
+    mask is one for all of them. Other kinds of layers have their own bounds behind the same name
+    (``lipschitz_bound.register``), hyperbolic ones in the hyperbolic metric.
 
     Args:
         layer: what :func:`holonomy.theory.projections.projections` reads.
@@ -78,6 +81,8 @@ def lipschitz_bound(
     >>> lipschitz_bound(layer, 1.0, tokens=8) <= lipschitz_bound(layer, 2.0, tokens=8)
     True
     """
+    if isinstance(layer, list | tuple):
+        return _of_stack(cast("Sequence[Any]", layer), radius, tokens, mask, theorem)
     read = projections(layer).to(torch.float64)
     count = tokens if tokens is not None else None if mask is None else mask.shape[0]
     if count is None:
@@ -91,6 +96,35 @@ def lipschitz_bound(
     if mask is not None or read.masks:
         raise NotCoveredError(f"mask must be left out: {theorem} is a statement on attention without one.")
     return (printed_lipschitz if theorem == "Simplicial 3.7" else castin_bound)(read, radius, count).item()
+
+
+def _of_stack(layers: Sequence[Any], radius: float, tokens: int | None, mask: Tensor | None, theorem: Theorem) -> float:
+    """The product of bounds; a constant layer makes it zero, however large the others are."""
+    total = 1.0
+    for layer in layers:
+        bound = lipschitz_bound(layer, radius, tokens=tokens, mask=mask, theorem=theorem)
+        total = 0.0 if 0.0 in {total, bound} else total * bound
+        if math.isfinite(radius):
+            radius = radius_after(projections(layer).to(torch.float64), radius).item()
+    return total
+
+
+def radius_after(layer: Projections, radius: float | Tensor) -> Tensor:
+    """How long a token can be after a layer, if it was within a radius of the origin before it.
+
+    Args:
+        layer: the projections.
+        radius: R.
+
+    Returns:
+        The radius, a tensor without axes.
+
+    >>> radius_after(Projections(torch.ones(2, 1, 1, 1), 3 * torch.ones(1, 1, 1, 1)), 2.0)
+    tensor(6.)
+    """
+    value = reach(layer.values, layer.value_bias, radius)[1].prod(0)
+    bias = 0 if layer.out_bias is None else layer.out_bias.norm()
+    return through_heads(layer, value) + bias + (radius if layer.skip else 0)
 
 
 def plus_bound(

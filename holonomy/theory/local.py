@@ -2,14 +2,24 @@ r"""How much attention can stretch a change of its tokens near one input: certif
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holonomy import numerics
-from holonomy.theory.projections import Heads, NotCoveredError, Projections, as_function, attention_heads, projections
+from holonomy.theory.projections import (
+    Heads,
+    NotCoveredError,
+    Projections,
+    as_function,
+    as_stated,
+    attend,
+    attention_heads,
+    projections,
+)
 from holonomy.theory.sizes import spectral, through_heads
 
 if TYPE_CHECKING:
@@ -40,8 +50,11 @@ def local_lipschitz(
     ``"blocks"`` holds for any differentiable layer: :math:`|J|^2 = |J J^\top|` is at most the norm of the n by n matrix
     of the norms of its blocks. It costs the Jacobian, (n d)^2 numbers, and comes within two percent in the median.
 
+    A sequence of layers has, by ``"sums"``, the product of their bounds, each at its own input.
+
     Args:
-        layer: what :func:`holonomy.theory.projections.projections` reads; for ``"blocks"`` any function of the tokens.
+        layer: what :func:`holonomy.theory.projections.projections` reads, or a list or ``nn.Sequential`` of such; for
+            ``"blocks"`` any function of the tokens.
         x: tokens ``(n, d)``.
         mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
         form: which bound.
@@ -56,6 +69,14 @@ def local_lipschitz(
     >>> local_lipschitz(layer, torch.tensor([[1.0], [1.0]]))
     tensor(1., dtype=torch.float64)
     """
+    if isinstance(layer, list | tuple | nn.Sequential) and form == "sums":
+        if isinstance(layer, nn.Sequential):
+            as_stated(layer, nn.Sequential)
+        total = torch.ones((), dtype=torch.float64, device=x.device)
+        for inner in cast("Iterable[Any]", layer):
+            total = total * local_lipschitz(inner, x, mask)
+            x = attend(numerics.widen(x), projections(inner).to(torch.float64), mask)
+        return total
     read = _read(layer, form)
     if read is not None:
         layer, x = read, numerics.widen(x)

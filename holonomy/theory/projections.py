@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holonomy.layers import SimplicialAttention
 
@@ -300,9 +301,15 @@ def as_function(layer: Any, mask: Bool[Tensor, "..."] | None = None) -> Callable
     except NotCoveredError:
         if mask is not None:
             raise
-    if isinstance(layer, nn.MultiheadAttention):
-        return lambda x: cast("Tensor", layer(x, x, x)[0])
-    return cast("Callable[[Tensor], Tensor]", layer)
+    whole = cast("Callable[..., Any]", layer)
+    itself = isinstance(layer, nn.MultiheadAttention)
+
+    def function(x: Tensor) -> Tensor:
+        # The fused kernels of scaled dot products have no forward mode.
+        with sdpa_kernel(SDPBackend.MATH):
+            return whole(x, x, x)[0] if itself else whole(x)
+
+    return function
 
 
 @projections.register(Projections)

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from holonomy.theory.chained_collapse import chain
+from holonomy.theory.lipschitz import radius_after
 from holonomy.theory.projections import NotCoveredError, Projections, attend, attention_heads, projections
 from holonomy.theory.sizes import diameter, others, reach, through_heads
 
@@ -163,13 +164,6 @@ def _to_output(layer: Projections, per_head: Tensor, diam: Tensor) -> Tensor:
     return through + diam if layer.skip else through
 
 
-def _next_radius(layer: Projections, radius: Tensor) -> Tensor:
-    """How long a token can be after the layer."""
-    value = reach(layer.values, layer.value_bias, radius)[1].prod(0)
-    bias = 0 if layer.out_bias is None else layer.out_bias.norm()
-    return through_heads(layer, value) + bias + (radius if layer.skip else 0)
-
-
 def collapse_bound(
     layers: Sequence[Any],
     x: Float[Tensor, "tokens d"],
@@ -201,7 +195,7 @@ def collapse_bound(
     for layer in (projections(layer).to(torch.float64) for layer in layers):
         if form in _BY_SIZE:
             _shared(layer, x.shape[0], mask, form)
-            diam, radius = _by_size(layer, radius, diam, form), _next_radius(layer, radius)
+            diam, radius = _by_size(layer, radius, diam, form), radius_after(layer, radius)
             bounds.append(diam)
         else:
             bounds.append(collapse_step(layer, x, form, mask))

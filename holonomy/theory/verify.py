@@ -36,7 +36,12 @@ CLAIMS: tuple[Claim, ...] = (
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 
-PICTURES: tuple[Picture, ...] = (*claims_distances.PICTURES, *attention_pictures(), *claims_tokens.PICTURES)
+PICTURES: tuple[Picture, ...] = (
+    *claims_distances.PICTURES,
+    *claims_hyperbolic_attention.PICTURES,
+    *attention_pictures(),
+    *claims_tokens.PICTURES,
+)
 """What a report draws, beside the ratios of every claim that has an axis."""
 
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from holonomy.layers import SimplicialAttention
 from holonomy.theory.claims_lipschitz import orthogonal_family, sharp_family
-from holonomy.theory.lipschitz import lipschitz_bound
+from holonomy.theory.lipschitz import lipschitz_bound, radius_after
 from holonomy.theory.local import local_lipschitz
 from holonomy.theory.measured import jacobian_norm, measure_lipschitz
-from holonomy.theory.projections import NotCoveredError, Projections, as_function
+from holonomy.theory.projections import NotCoveredError, Projections, as_function, attend
 from holonomy.theory.search import draw_input, draw_layer
 from holonomy.theory.verdict import Draws
 from tests.theory.strategies import SEEDS, drawn, jacobian_norm_by_svd
@@ -149,6 +149,44 @@ def test_float32_measures_the_same():
 def test_two_point_starts_find_what_random_ones_do_not():
     layer, _ = sharp_family(32, 5.0)
     assert measure_lipschitz(layer, 1.0, 32, ascend=2).value > lipschitz_bound(layer, 1.0, tokens=32) / 5
+
+
+@given(SEEDS)
+def test_stacks_have_the_product_of_their_bounds_on_the_balls_that_they_leave(seed):
+    draws = Draws(seed)
+    features, n = draws.integer(1, 3), draws.integer(1, 3)
+    orders = [draws.integer(1, 3) for _ in range(2)]
+    stack = [draw_layer(draws, order, features, heads=draws.integer(1, 2), plain=False) for order in orders]
+    x = draw_input(draws, n, features)
+    function = as_function(lambda z: attend(attend(z, stack[0]), stack[1]))
+    truth = jacobian_norm_by_svd(function, x)
+    radius = x.norm(dim=1).max().item()
+    assert truth <= local_lipschitz(stack, x).item() * SLACK
+    bound = lipschitz_bound(stack, radius, tokens=n)
+    assert truth <= bound * SLACK
+    after = radius_after(stack[0], radius)
+    assert attend(x, stack[0]).norm(dim=1).max() <= after * SLACK
+    second = lipschitz_bound(stack[1], after.item(), tokens=n)
+    assert math.isclose(bound, lipschitz_bound(stack[0], radius, tokens=n) * second)
+
+
+def test_a_sequential_of_attention_is_a_stack():
+    layers = [SimplicialAttention(4, 2, order=order).double() for order in (1, 2)]
+    model, x = nn.Sequential(*layers), torch.randn(3, 4).double()
+    assert lipschitz_bound(model, 1.0, tokens=3) == lipschitz_bound(layers, 1.0, tokens=3)
+    assert local_lipschitz(model, x) == local_lipschitz(layers, x)
+    assert local_lipschitz(model, x, form="blocks") <= local_lipschitz(model, x)
+    assert lipschitz_bound(model, tokens=3) == math.inf
+    with pytest.raises(NotCoveredError, match="Frobenius"):
+        lipschitz_bound(model, 1.0, tokens=3, metric="sup")
+    with pytest.raises(NotCoveredError):
+        lipschitz_bound(nn.Sequential(*layers, nn.Linear(4, 4)), 1.0, tokens=3)
+
+
+def test_any_module_is_measured():
+    """The fused kernels of torch's own layers have no forward mode."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
+    assert measure_lipschitz(layer, 1.0, 3, features=4, starts=2, ascend=1, steps=3).value > 0
 
 
 @pytest.mark.parametrize("theorem", ["Simplicial 3.7", "Castin"])
