@@ -287,8 +287,8 @@ def by_hand(*tensors: Tensor) -> bool:
         *tensors: what it would compute with.
 
     Returns:
-        True if all are float32 or all float64, and neither ``torch.compile``, which fuses plain operations itself, nor
-        autocast nor a transformation of ``torch.func`` nor forward mode is at work.
+        True if all are float32 or all float64 and hold numbers, and neither ``torch.compile``, which fuses plain
+        operations itself, nor autocast nor a transformation of ``torch.func`` nor forward mode is at work.
 
     >>> one = torch.ones(1)
     >>> by_hand(one, one), by_hand(one, one.double()), torch.func.vmap(lambda x: x * by_hand(x))(one)
@@ -297,6 +297,7 @@ def by_hand(*tensors: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()
         and not transformed()
+        and not tensors[0].is_meta  # which holds no numbers to read
         and not torch.is_autocast_enabled(tensors[0].device.type)
         and {x.dtype for x in tensors} in ({torch.float32}, {torch.float64})
     )
@@ -507,7 +508,7 @@ def hypot(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, "..
     >>> hypot(torch.tensor(3e30), torch.tensor(4e30)).item() == torch.tensor(5e30).item()
     True
     """
-    return finite(torch.hypot(*torch.broadcast_tensors(a, b)))
+    return finite(torch.hypot(a, b))
 
 
 def sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -59,7 +59,9 @@ class Curvature(nn.Module):
         super().__init__()
         value = checks.finite_negative("curvature", float(value))
         initial = torch.full((1,), value, device=device, dtype=dtype)
-        extremes = initial * torch.exp(initial.new_tensor([-_LOG_RANGE, _LOG_RANGE]))
+        # Not on the tensor's own device: it may be one that holds no numbers.
+        reach = torch.tensor([-_LOG_RANGE, _LOG_RANGE], device="cpu", dtype=initial.dtype)
+        extremes = value * torch.exp(reach)
         if not bool((extremes.isfinite() & (extremes < 0)).all()):
             raise ValueError(
                 f"curvature must stay finite and negative in {initial.dtype} when scaled by exp(+-{_LOG_RANGE:.0f}), "

@@ -8,7 +8,8 @@ never moves, and multiplied by :math:`1/\sqrt{-\kappa}` when it is read.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import geoopt
 import torch
@@ -66,7 +67,23 @@ class LorentzPoints(nn.Module):
             raise TypeError(f"manifold must be a holonomy.manifolds.Lorentz, got {type(manifold).__name__}.")
         self.manifold = manifold
         sheet = Lorentz(-1.0, device=device, dtype=dtype)
-        self.unit = geoopt.ManifoldParameter(sheet.random(num, dim + 1, std=std, generator=generator))
+        points = sheet.random(num, dim + 1, std=std, generator=generator)
+        self.unit = _on_the_unit_hyperboloid(points.requires_grad_())
+
+    # Where a module leaves the meta device, or is given the tensors of a state, torch makes ordinary parameters.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LorentzPoints:  # noqa: FBT001, FBT002
+        super()._apply(fn, recurse)
+        self._hold()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._hold()
+
+    def _hold(self) -> None:
+        if type(self.unit) is nn.Parameter:
+            self.unit = _on_the_unit_hyperboloid(self.unit)
 
     def forward(self) -> Float[Tensor, "num ambient"]:
         """All points, on the manifold.
@@ -136,3 +153,10 @@ class LorentzEmbedding(LorentzPoints):
             Points, the shape of ``index`` followed by ``embedding_dim + 1``.
         """
         return self.read(self.unit if index is None else nn.functional.embedding(index, self.unit))
+
+
+def _on_the_unit_hyperboloid(points: Tensor) -> geoopt.ManifoldParameter:
+    sheet = Lorentz(-1.0, device=points.device, dtype=points.dtype)
+    plain = points.detach().as_subclass(torch.Tensor)
+    # Geoopt types neither this constructor nor its keywords.
+    return geoopt.ManifoldParameter(plain, manifold=sheet, requires_grad=points.requires_grad)  # pyright: ignore[reportCallIssue]

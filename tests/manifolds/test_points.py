@@ -117,3 +117,40 @@ def test_what_does_not_fit_is_refused_at_construction(build) -> None:
     for std in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="std must lie in"):
             build(3, 2, Lorentz(), std=std)
+
+
+def test_points_made_on_the_meta_device_are_points_when_they_leave_it() -> None:
+    """Torch made ordinary parameters of them, which an optimizer moves in straight lines; and nothing could be made."""
+    with torch.device("meta"):
+        table = LorentzEmbedding(5, 3, Lorentz(-0.5, learnable=True))
+        assert table(torch.tensor([1, 2])).shape == (2, 4)
+    state = LorentzEmbedding(5, 3, Lorentz(-2.0, learnable=True)).state_dict()
+    for load in (
+        lambda: table.to_empty(device="cpu").load_state_dict(state),
+        lambda: table.load_state_dict(state, assign=True),
+    ):
+        load()
+        assert isinstance(table.unit, geoopt.ManifoldParameter)
+        assert table.unit.requires_grad
+        assert table.unit.manifold.check_point_on_manifold(table.unit)
+        assert table.manifold.curvature.item() == -2.0
+
+
+FUNCTIONS_ELSEWHERE = {
+    "dist": lambda m, x: m.dist(x, x),
+    "cdist": lambda m, x: m.cdist(x, x),
+    "expmap": lambda m, x: m.expmap(x, x),
+    "logmap": lambda m, x: m.logmap(x, x),
+    "transp": lambda m, x: m.transp(x, x, x),
+    "inner": lambda m, x: m.inner(x, x),
+    "projx": lambda m, x: m.projx(x),
+    "centroid": lambda m, x: m.centroid(x),
+    "egrad2rgrad": lambda m, x: m.egrad2rgrad(x, x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS_ELSEWHERE)
+def test_a_curvature_may_stay_on_another_device(name: str) -> None:
+    """That of a ``ManifoldParameter`` does not move with its module; the meta device stands in for any other."""
+    x = torch.empty(5, 4, device="meta")
+    assert FUNCTIONS_ELSEWHERE[name](Lorentz(-0.5), x).is_meta

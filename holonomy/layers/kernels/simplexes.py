@@ -117,7 +117,8 @@ def list_simplexes(
     """
     order = len(sizes) - 1
     heads, of_tails = (sizes[1], sizes[2:]) if order > 1 else (1, sizes[1:])
-    found = Simplexes(sizes, batch, order, heads, math.prod(of_tails), mask, pair_mask, causal, window)
+    known = (sizes, batch, order, heads, math.prod(of_tails), mask, pair_mask, causal, window)
+    found = Simplexes(*known)
     if not causal and window is None:
         return found
     each = [_interval(found, m, device) for m in range(1, order + 1)]
@@ -130,9 +131,8 @@ def list_simplexes(
         listed = reduce(torch.maximum, torch.meshgrid(*(at for _ in tails), indexing="ij")).flatten()
         listed = listed.sort(stable=True).indices
         opens, closes = opens[listed], closes[listed]
-    return found._replace(
-        order_of_tails=listed, of_heads=each[0] if order > 1 else None, of_tails=Interval(opens, closes)
-    )
+    # Not by `_replace`, which the compiler of torch 2.6 does not know.
+    return Simplexes(*known, listed, each[0] if order > 1 else None, Interval(opens, closes))
 
 
 def _interval(simplexes: Simplexes, m: int, device: torch.device) -> Interval:

@@ -17,6 +17,7 @@ kernels in Triton (:mod:`~holonomy.layers.kernels.triton_simplicial`), where it 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import reduce
@@ -320,10 +321,9 @@ def _attend(
         total = math.prod((*simplexes.batch, *simplexes.sizes))
         larger = 1 if keys[0].device.type == "cpu" else 64
         tile = total if total <= larger * STORED else larger * TILE
-    blocks = tiles(simplexes, tile)
-    first = next(blocks)
-    if next(blocks, None) is None and len(first) == 1:
-        mixed, mass = stored_attention(factors, allowed(simplexes, first[0]))
+    blocks = list(itertools.islice(tiles(simplexes, tile), 2))
+    if len(blocks) == len(blocks[0]) == 1:
+        mixed, mass = stored_attention(factors, allowed(simplexes, blocks[0][0]))
     elif by_triton:
         from holonomy.layers.kernels.triton_simplicial import triton_attention  # noqa: PLC0415 - not before it serves
 
