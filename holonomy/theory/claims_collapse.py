@@ -79,7 +79,7 @@ def _constant(draws: Draws) -> Iterator[Trial]:
     """The best shares of the form ``cubic`` that are known, beside the constant that is proved."""
     for order in (1, 2, 3):
         known = cubic_constant(order)
-        at = {"N": float(order)}
+        at = {"order": float(order)}
         yield Trial(known.lower, known.upper, at=at, note="one token against a crowd, both far out")
         for copies in (1303.0, 10.0**6, 10.0**30):
             yield Trial(crowded(order, copies), known.upper, at=at)
@@ -291,7 +291,7 @@ CLAIMS: tuple[Claim, ...] = (
         "the form `cubic` holds with c_N s N^2 / 4, c_2 = 0.684 and c_3 = 0.715, where tokens alone are masked",
         _constant,
         kind="lower",
-        axis="N",
+        axis="order",
     ),
     _claim(
         "collapse.constant_masked",
