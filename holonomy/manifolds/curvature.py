@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,15 +59,14 @@ class Curvature(nn.Module):
     ) -> None:
         super().__init__()
         value = checks.finite_negative("curvature", float(value))
-        initial = torch.full((1,), value, device=device, dtype=dtype)
-        # Not on the tensor's own device: it may be one that holds no numbers.
-        reach = torch.tensor([-_LOG_RANGE, _LOG_RANGE], device="cpu", dtype=initial.dtype)
-        extremes = value * torch.exp(reach)
-        if not bool((extremes.isfinite() & (extremes < 0)).all()):
+        kind = torch.empty(0, dtype=dtype).dtype
+        limits, reach = torch.finfo(kind), math.exp(_LOG_RANGE)
+        if not limits.smallest_normal * reach <= -value <= limits.max / reach:
             raise ValueError(
-                f"curvature must stay finite and negative in {initial.dtype} when scaled by exp(+-{_LOG_RANGE:.0f}), "
+                f"curvature must stay finite and negative in {kind} when scaled by exp(+-{_LOG_RANGE:.0f}), "
                 f"got {value}."
             )
+        initial = torch.full((1,), value, device=device, dtype=dtype)
         self.register_buffer("initial", initial)
         self.log_ratio = nn.Parameter(torch.zeros_like(initial), requires_grad=learnable)
 
@@ -83,7 +83,8 @@ class Curvature(nn.Module):
         Returns:
             What stands between the brackets of ``repr``.
         """
-        return f"value={self.value.item():.6g}, learnable={self.log_ratio.requires_grad}"
+        value = "on the meta device" if self.initial.is_meta else f"{self.value.item():.6g}"
+        return f"value={value}, learnable={self.log_ratio.requires_grad}"
 
 
 def _value(initial: Tensor, log_ratio: Tensor) -> Tensor:

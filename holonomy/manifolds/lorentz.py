@@ -76,6 +76,17 @@ class Lorentz(geoopt.Lorentz):
         """Geoopt's name for the same number: ``-1/curvature``, the squared radius, a tensor ``(1,)``."""
         return -1 / self.curvature
 
+    def extra_repr(self) -> str:
+        """The curvature now and whether it learns.
+
+        Returns:
+            What stands between the brackets of ``repr``.
+
+        >>> Lorentz(-0.5)
+        Lorentz(value=-0.5, learnable=False) manifold
+        """
+        return self.curvature_parameter.extra_repr()
+
     def ratio(self, to: Lorentz) -> Float[Tensor, " 1"]:
         r"""The factor :math:`\sqrt{\kappa/\kappa'}` of a change of curvature (Hypformer eqs. 9, 13, 18).
 

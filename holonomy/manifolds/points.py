@@ -64,7 +64,7 @@ class LorentzPoints(nn.Module):
         checks.positive_int("dim", dim)
         checks.in_range("std", std, 0.0, math.inf)
         if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"manifold must be a holonomy.manifolds.Lorentz, got {type(manifold).__name__}.")
+            raise TypeError(f"manifold must be a holonomy.manifolds.Lorentz, got {type(manifold)}.")
         self.manifold = manifold
         sheet = Lorentz(-1.0, device=device, dtype=dtype)
         points = sheet.random(num, dim + 1, std=std, generator=generator)

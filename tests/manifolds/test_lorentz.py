@@ -135,6 +135,12 @@ def test_state_dict_round_trip() -> None:
     assert isinstance(Curvature(-2.0).value, Tensor)
 
 
+@pytest.mark.parametrize(("value", "kind"), [(-1e40, None), (-1e-40, None), (-1e32, None), (-0.5, torch.float16)])
+def test_a_curvature_that_its_dtype_could_not_follow_is_refused(value: float, kind: torch.dtype | None) -> None:
+    with pytest.raises(ValueError, match=r"curvature must stay finite and negative in torch\.float"):
+        Lorentz(value, dtype=kind)
+
+
 @pytest.mark.parametrize("name", ["RiemannianAdam", "RiemannianSGD"])
 @pytest.mark.parametrize("kappa", [-0.25, -1.0, -4.0])
 def test_geoopt_optimizes_on_it(name: str, kappa: float, dtype: torch.dtype) -> None:

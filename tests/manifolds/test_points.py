@@ -112,7 +112,7 @@ def test_a_step_on_kappa_keeps_the_order_of_distances(rate: float) -> None:
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("build", [LorentzPoints, LorentzEmbedding])
 def test_what_does_not_fit_is_refused_at_construction(build) -> None:
-    with pytest.raises(TypeError, match=r"manifold must be a holonomy\.manifolds\.Lorentz, got Lorentz"):
+    with pytest.raises(TypeError, match=r"manifold must be a holonomy\.manifolds\.Lorentz, got <class 'geoopt"):
         build(3, 2, geoopt.Lorentz())
     for std in (-1.0, float("nan")):
         with pytest.raises(ValueError, match="std must lie in"):

@@ -64,7 +64,7 @@ def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None) -> tuple[Lorentz
     out = manifold_in if manifold_out is None else manifold_out
     for name, manifold in (("manifold_in", manifold_in), ("manifold_out", out)):
         if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold).__name__}.")
+            raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold)}.")
     return manifold_in, out
 
 
