@@ -1,7 +1,7 @@
 """Predict hyperedges of three nodes, each of another type: who, where, what (HOT section 5, table 4).
 
 Training triples are edges of a graph among all nodes: two nodes are neighbours as often as they occur in one triple.
-The features of a node are its row of the row-normalised adjacency; orders 1 -> 1 -> 3, evaluated at candidate
+The features of a node are its row of the row-normalised adjacency; orders 1 -> .. -> 3, evaluated at candidate
 triples only. Each positive comes with 5 negatives: one to three of its places are filled anew with nodes of the same
 type, so that the triple is not known; training negatives are drawn anew in every epoch, those of validation and test
 once. A tenth of the training triples is held out, from the features too, and chooses the epoch.
@@ -37,8 +37,8 @@ from examples.scores import average_precision, roc_auc
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork
 
 MODELS = {
-    "hot": "HOT 1→1→3, kernel",
-    "ign": "IGN 1→1→3 (S2G+)",
+    "hot": "HOT to triples, kernel",
+    "ign": "IGN to triples (S2G+)",
     "mlp": "MLP",
 }
 NEGATIVES = 5
