@@ -176,13 +176,15 @@ def scattered(
         at: where on a picture's axis.
 
     Yields:
-        A trial for each of 128 points, or of 48 configurations.
+        A trial for each of 128 points, or of 48 configurations; of four times as many at a budget above 1.
 
     >>> m = Lorentz(-1.0, dtype=torch.float64)
     >>> len(list(scattered(Draws(), HypActivation(torch.relu, m), 1.0, 2, 1.0, source=m)))
     128
     """
-    shape = (128, features) if tokens is None else (48, tokens, features)
+    # Points cost little beside the ascents of the same layer.
+    times = 1 if draws.budget <= 1 else 4
+    shape = (128 * times, features) if tokens is None else (48 * times, tokens, features)
     x = draw_points(draws, source, radius, *shape)
     found = stretch(layer, x, joint=tokens is not None, metric=metric)
     for value in found.tolist():
