@@ -463,3 +463,22 @@ def test_a_grid_holds_values_of_the_settings() -> None:
     assert grid["mlp"] == {"learnable_curvature": [False, True], "graph": ["gcn"], "hidden": [8, 16]}
     assert grid["gcn"] == grid["mlp"] | {"lr": [0.5]}
     assert "knn" not in grid
+
+
+def test_a_running_mean_is_resumed_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(**{**SMALL, "average": 0.8, "epochs": 6})
+    whole = fit("hypformer", settings, easy(), seed=0)
+    update = node_classification.RunningMean.update
+
+    def broken(self: node_classification.RunningMean, epoch: int) -> None:
+        if epoch == 5:
+            raise KeyboardInterrupt
+        update(self, epoch)
+
+    monkeypatch.setattr(node_classification.RunningMean, "update", broken)
+    with pytest.raises(KeyboardInterrupt):
+        fit("hypformer", settings, easy(), seed=0, run=runs.Run(tmp_path, {}), checkpoint_every=2)
+    monkeypatch.setattr(node_classification.RunningMean, "update", update)
+    resumed = fit("hypformer", settings, easy(), seed=0, run=runs.Run(tmp_path, {}, resume=True), checkpoint_every=2)
+    for key in ("scores", "history", "curvature", "best_epoch"):
+        assert resumed[key] == whole[key]
