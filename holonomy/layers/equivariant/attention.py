@@ -161,8 +161,9 @@ class HigherOrderAttention(nn.Module):
         self._by_output = {p: [q for q in attended if q.target.pattern == p] for p in self._patterns(attended, "out")}
         coupled = sums == "coupled"
         self._terms = {pair: extensions(pair) if coupled else (everything(),) for pair in attended}
-        ends = {number_of_blocks(p) for p in (*self._by_input, *self._by_output)}
-        self._sources = tuple({source.pattern for blocks in ends for source, _ in _lookups(order_in, blocks)})
+        ends = {p: _lookups(order_in, number_of_blocks(p)) for p in (*self._by_input, *self._by_output)}
+        self._read = {p: tuple(source.pattern for source, _ in lookups) for p, lookups in ends.items()}
+        self._sources = tuple(sorted({pattern for read in self._read.values() for pattern in read}))
         width = heads * self.value_features
         self.value = nn.Parameter(torch.empty(len(self.pairs), features, width, device=device, dtype=dtype))
         queries = {_name(p): self._map(p, len(found), bias=True) for p, found in self._by_output.items() if p}
@@ -269,7 +270,7 @@ class HigherOrderAttention(nn.Module):
         """Cut the queries or keys of all classes of a pattern into those of each."""
         cut: dict[Pair, Tensor] = {}
         for pattern, found in end.items():
-            cut |= dict(zip(found, projected[pattern].chunk(len(found), -1), strict=True))
+            cut.update(zip(found, projected[pattern].chunk(len(found), -1), strict=True))
         return cut
 
     def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
@@ -440,18 +441,18 @@ class HigherOrderAttention(nn.Module):
 
     def _shifts(self, means: dict[Partition, Tensor]) -> dict[Pair, Tensor]:
         """What the keys of each class lose: their own mean, and that of the queries, ``(*graphs, heads * dim)``."""
-
-        def at_means(blocks: int) -> Tensor:
-            parts = [means[source.pattern] for source, _ in _lookups(self.order_in, blocks)]
-            return torch.cat(parts, -1) if parts else torch.ones_like(next(iter(means.values()))[..., :1])
-
-        ins = {p: at_means(number_of_blocks(p)) @ self._key_map(p) for p in self._by_input}
-        outs = {p: self._queries(p, at_means(number_of_blocks(p))) for p in self._by_output}
+        ins = {p: self._at_means(p, means) @ self._key_map(p) for p in self._by_input}
+        outs = {p: self._queries(p, self._at_means(p, means)) for p in self._by_output}
         of_query = self._slices(outs, self._by_output)
         return {
             pair: key + shifts.at_most(of_query[pair].unflatten(-1, (self.heads, -1))).flatten(-2)
             for pair, key in self._slices(ins, self._by_input).items()
         }
+
+    def _at_means(self, pattern: Partition, means: dict[Partition, Tensor]) -> Tensor:
+        """The entries of a tuple, as they are on average; a one where a tuple has no nodes."""
+        parts = [means[read] for read in self._read[pattern]]
+        return torch.cat(parts, -1) if parts else torch.ones_like(means[self._sources[0]][..., :1])
 
     def _pooled(self, pattern: Partition, keys: Tensor, shift: Tensor) -> dict[Pair, tuple[Tensor, Tensor]]:
         """What the classes of an input pattern sum over the keys of a graph, mapped to the output."""

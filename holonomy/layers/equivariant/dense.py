@@ -41,7 +41,7 @@ def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..
         if first != position:
             start = x.ndim - 1 - len(axes)
             x = x.diagonal(dim1=start + first, dim2=start + position).movedim(-1, start + first)
-            del axes[position]
+            axes.pop(position)  # not `del`, which the compiler of torch 2.6 does not know; nor sets as keys, below
     return x
 
 
@@ -143,12 +143,12 @@ def _total(parts: Sequence[tuple[Target, Tensor]]) -> tuple[Tensor, bool]:
     Whether the sum is a tensor of its own, not a view of what came, is told beside it.
     """
     blocks = number_of_blocks(parts[0][0].pattern)
-    by_axes: dict[frozenset[int], Tensor] = {}
+    by_axes: dict[tuple[int, ...], Tensor] = {}
     for target, x in parts:
-        axes = frozenset(target.places)
+        axes = tuple(sorted(target.places))
         placed = place(x, target.places, blocks)
         by_axes[axes] = by_axes[axes] + placed if axes in by_axes else placed
-    smallest_first = sorted(by_axes, key=lambda axes: (len(axes), sorted(axes)))
+    smallest_first = sorted(by_axes, key=lambda axes: (len(axes), axes))
     first, *others = (by_axes[axes] for axes in smallest_first)
     return fold(_sum, others, (first, False))
 
