@@ -124,13 +124,16 @@ def without_padding(graphs: GraphPairs) -> GraphPairs:
     if graphs.mask is None:
         return graphs
     away = ~joint(graphs.mask, 2)
-    return graphs._replace(
+    # Not by `_replace`, which the compiler of torch 2.6 does not know.
+    return GraphPairs(
         nodes=graphs.nodes.masked_fill(~graphs.mask[..., None], 0),
+        mask=graphs.mask,
         categories=graphs.categories.masked_fill(away, 0),
         walks=_clean(graphs.walks, away),
         distances=_clean(graphs.distances, away),
         related=_clean(graphs.related, away),
         attributes=_clean(graphs.attributes, away),
+        layout=graphs.layout,
     )
 
 

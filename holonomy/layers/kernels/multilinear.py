@@ -150,7 +150,10 @@ def _minor(parts: Sequence[Tensor], first: int, second: int) -> Tensor:
     """The signed minor without two rows, by Leibniz's formula: its gradient is right at singular matrices, too."""
     rows = [row for row in range(len(parts) + 2) if row not in (first, second)]
     terms: list[Tensor] = []
-    for chosen in itertools.permutations(range(len(rows))):
+    # Not by `itertools.permutations`, which the compiler of torch 2.6 does not know.
+    for chosen in itertools.product(*[range(len(rows))] * len(rows)):
+        if len(set(chosen)) < len(rows):
+            continue
         term = reduce(torch.mul, (part[..., rows[row]] for part, row in zip(parts, chosen, strict=True)))
         terms.append(-term if _odd(chosen) else term)
     total = sum(terms[1:], start=terms[0])
