@@ -14,7 +14,7 @@ __all__ = ["CASES"]
 CHANNELS = 32
 NEIGHBOURS = 8
 RATE = "matrix products / ours is the share of their rate: exponentials, running sums and products of keys are the rest"
-GATHERED = "along paths, most time goes into gathering neighbours, whose tables leave the cache as sequences grow"
+GATHERED = "the steps of a node are gathered once for some of the paths that come to it, a few at a time"
 
 
 def problem(nodes: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:

@@ -75,24 +75,31 @@ def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Group
 
 
 def gathered(
-    function: Callable[..., Tensor], tables: Sequence[Tensor], indices: Sequence[Tensor | None], chunk: int
+    function: Callable[..., Tensor],
+    tables: Sequence[Tensor],
+    indices: Sequence[Tensor | None],
+    into: Int[Tensor, "..."],
+    rows: int,
+    chunk: int,
 ) -> Tensor:
-    """A function of gathered rows, some at a time, which are not kept but gathered again in the backward pass.
+    """A function of gathered rows, added up, some at a time; nothing is kept, all is gathered again on the way back.
 
     Args:
-        function: of as many tensors as there are tables, each with one entry a group first; to one tensor of that kind.
+        function: of as many tensors as there are tables, each with one entry a group first; to ``(*into, dim)``.
         tables: ``(rows, dim)`` each, of which ``indices`` are taken; or one entry a group, where its index is None.
         indices: ``(groups, ..)`` each, or None.
+        into: to which row of the result each row that the function makes is added ``(groups, ..)``.
+        rows: of the result.
         chunk: groups at a time.
 
     Returns:
-        What the function makes of all groups.
+        ``(rows, dim)``.
 
     >>> table, index = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 1], [1, 1]])
-    >>> gathered(lambda x: x.sum(1), [table], [index], 1).flatten()
-    tensor([3., 4.])
+    >>> gathered(lambda x: x.sum(1), [table], [index], torch.tensor([2, 2]), 3, 1).flatten()
+    tensor([0., 0., 7.])
     """
-    return numerics.apply_function(_Gathered, function, tuple(indices), chunk, *tables)
+    return numerics.apply_function(_Gathered, function, tuple(indices), into, rows, chunk, *tables)
 
 
 def grouped_paths(
@@ -131,20 +138,26 @@ def grouped_paths(
     far = steps[groups.node]
     size = max(1, min(chunk, _CHUNK) // ((groups.slots.shape[1] + k) * max(keys[0].shape[1], values[0].shape[1])))
 
-    # What the paths are before their last step, and that step.
+    # What the paths are before their last step, and that step. What is found for empty slots goes into a row too many.
+    paths = len(groups.place)
+    own = torch.full_like(groups.slots, paths).flatten()
+    own[groups.place] = torch.arange(paths, device=own.device)
+    own = own.view_as(groups.slots)
     before = [end.repeat_interleave(k ** (order - 1 - m))[groups.slots] for m, end in enumerate(ends[:-1])]
-    logits = gathered(partial(_logits, order=order, form=form), keys, [*before, groups.node, far], size)
-    logits = _placed(logits, groups).view(nodes, -1) + bias.view(nodes, -1)
+    tables = (keys, [*before, groups.node, far])
+    logits = gathered(partial(_logits, order=order, form=form), *tables, own, paths + 1, size)[:paths]
+    logits = logits.view(nodes, -1) + bias.view(nodes, -1)
     empty = logits.isneginf().all(-1, keepdim=True)
-    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0).view(-1, k)
 
-    weights = weights.view(-1, k)[groups.slots]
-    pivots = [] if order == 1 else [values[-2]]
-    index = [None, *([groups.node] * len(pivots)), far]
-    mixed = _placed(gathered(_mixed, [weights, *pivots, values[-1]], index, size), groups)
+    pivots = [] if order == 1 else [(values[-2], groups.node)]
+    tables, indices = zip((weights, groups.slots), *pivots, (values[-1], far), strict=True)
+    if order > 1:  # paths with the same beginning are added up
+        own, paths = own // k, paths // k
+    mixed = gathered(_mixed, tables, indices, own, paths + 1, size)[:paths]
     for m in range(order - 2, 0, -1):
-        mixed = mixed.unflatten(0, (-1, k)).sum(1) * values[m - 1][ends[m]]
-    return mixed if order == 1 else mixed.unflatten(0, (nodes, k)).sum(1)
+        mixed = (mixed * values[m - 1][ends[m]]).unflatten(0, (-1, k)).sum(1)
+    return mixed
 
 
 def _logits(*rows: Tensor, order: int, form: Form) -> Tensor:
@@ -162,51 +175,59 @@ def _mixed(weights: Tensor, *rows: Tensor) -> Tensor:
     return weights @ (far if not pivots else pivots[0][:, None] * far)
 
 
-def _placed(found: Tensor, groups: Groups) -> Tensor:
-    """What was found in the slots, path by path."""
-    return found.flatten(0, 1).index_select(0, groups.place)
-
-
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(
-        function: Callable[..., Tensor], indices: tuple[Tensor | None, ...], chunk: int, *tables: Tensor
+        function: Callable[..., Tensor],
+        indices: tuple[Tensor | None, ...],
+        into: Tensor,
+        rows: int,
+        chunk: int,
+        *tables: Tensor,
     ) -> Tensor:
-        parts = _parts(tables, indices, chunk)
-        return torch.cat([function(*_rows(tables, indices, part)) for part in parts])
+        out = tables[0].new_zeros(0)
+        for part in _parts(into, chunk):
+            made = function(*_rows(tables, indices, part))
+            if part.start == 0:
+                out = made.new_zeros(rows, made.shape[-1])
+            out.index_add_(0, into[part].flatten(), made.reshape(-1, made.shape[-1]))
+        return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         del output
-        ctx.function, ctx.indices, ctx.chunk, *tables = inputs
-        ctx.save_for_backward(*tables)
+        ctx.function, ctx.indices, into, ctx.rows, ctx.chunk, *tables = inputs
+        ctx.save_for_backward(into, *tables)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        tables, wanted, grad = ctx.saved_tensors, ctx.needs_input_grad[3:], grad_outputs[0]
+        into, *tables = ctx.saved_tensors
+        wanted, grad = ctx.needs_input_grad[5:], grad_outputs[0]
         if torch.is_grad_enabled():
 
             def whole(*tables: Tensor) -> Tensor:
-                return ctx.function(*_rows(tables, ctx.indices, slice(None)))
+                made = ctx.function(*_rows(tables, ctx.indices, slice(None)))
+                out = made.new_zeros(ctx.rows, made.shape[-1])
+                return out.index_add(0, into.flatten(), made.reshape(-1, made.shape[-1]))
 
-            return None, None, None, *numerics.by_definition(whole, tables, grad, wanted)
+            return *[None] * 5, *numerics.by_definition(whole, tuple(tables), grad, wanted)
         found = [torch.zeros_like(table) if want else None for table, want in zip(tables, wanted, strict=True)]
-        for part in _parts(tables, ctx.indices, ctx.chunk):
-            rows = _rows(tables, ctx.indices, part)
-            pulled = numerics.by_definition(ctx.function, tuple(rows), grad[part], wanted)
-            for into, index, more in zip(found, ctx.indices, pulled, strict=True):
-                if into is None:
+        for part in _parts(into, ctx.chunk):
+            rows = tuple(_rows(tables, ctx.indices, part))
+            back = grad.index_select(0, into[part].flatten()).unflatten(0, into[part].shape)
+            pulled = numerics.by_definition(ctx.function, rows, back, wanted)
+            for total, index, more in zip(found, ctx.indices, pulled, strict=True):
+                if total is None:
                     continue
                 if index is None:
-                    into[part] = more
+                    total[part] = more
                 else:
-                    into.index_add_(0, index[part].flatten(), more.reshape(-1, more.shape[-1]))
-        return None, None, None, *found
+                    total.index_add_(0, index[part].flatten(), more.reshape(-1, more.shape[-1]))
+        return *[None] * 5, *found
 
 
-def _parts(tables: Sequence[Tensor], indices: Sequence[Tensor | None], chunk: int) -> list[slice]:
-    groups = next(len(table if index is None else index) for table, index in zip(tables, indices, strict=True))
-    return [slice(start, start + chunk) for start in range(0, groups, chunk)]
+def _parts(into: Tensor, chunk: int) -> list[slice]:
+    return [slice(start, start + chunk) for start in range(0, len(into), chunk)]
 
 
 def _rows(tables: Sequence[Tensor], indices: Sequence[Tensor | None], part: slice) -> list[Tensor]:
