@@ -33,16 +33,14 @@ class Groups(NamedTuple):
 
     Attributes:
         node: the end of each group ``(groups,)``.
-        slots: which paths it has ``(groups, members)``; the first path of all where there is none.
-        place: where each path is among all slots ``(paths,)``.
+        members: which paths it has ``(groups, members)``; the number of all paths where there is none.
 
     >>> Groups._fields
-    ('node', 'slots', 'place')
+    ('node', 'members')
     """
 
     node: Tensor
-    slots: Tensor
-    place: Tensor
+    members: Tensor
 
 
 def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Groups:
@@ -57,8 +55,8 @@ def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Group
         The groups, in the order of their nodes.
 
     >>> groups = group_by_end(torch.tensor([2, 0, 2, 2]), 3, 2)
-    >>> groups.node.tolist(), groups.slots.tolist(), groups.place.tolist()
-    ([0, 2, 2], [[1, 0], [0, 2], [3, 0]], [2, 0, 3, 4])
+    >>> groups.node.tolist(), groups.members.tolist()
+    ([0, 2, 2], [[1, 4], [0, 2], [3, 4]])
     """
     counts = torch.bincount(ends, minlength=nodes)
     groups = (counts + members - 1) // members
@@ -66,12 +64,10 @@ def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Group
     at = ends[order]
     rank = torch.arange(len(ends), device=ends.device) - (counts.cumsum(0) - counts)[at]
     first = groups.cumsum(0) - groups
-    place = torch.empty_like(order)
-    place[order] = first[at] * members + rank
     node = torch.arange(nodes, device=ends.device).repeat_interleave(groups)
-    slots = place.new_zeros(len(node) * members)
-    slots[place] = torch.arange(len(ends), device=ends.device)
-    return Groups(node, slots.unflatten(0, (-1, members)), place)
+    found = order.new_full((len(node) * members,), len(ends))
+    found[first[at] * members + rank] = order
+    return Groups(node, found.unflatten(0, (-1, members)))
 
 
 def gathered(
@@ -134,24 +130,22 @@ def grouped_paths(
         ends.append(steps[ends[-1]].flatten())
         bias = bias.flatten()[:, None] + scores[ends[-1]]
     # On average k paths of two nodes come to a node: smaller groups gather its steps more often, larger ones have gaps.
-    groups = group_by_end(ends[-1], nodes, 1 if order == 1 else k)
-    far = steps[groups.node]
-    size = max(1, min(chunk, _CHUNK) // ((groups.slots.shape[1] + k) * max(keys[0].shape[1], values[0].shape[1])))
+    node, own = group_by_end(ends[-1], nodes, 1 if order == 1 else k)
+    far = steps[node]
+    size = max(1, min(chunk, _CHUNK) // ((own.shape[1] + k) * max(keys[0].shape[1], values[0].shape[1])))
 
-    # What the paths are before their last step, and that step. What is found for empty slots goes into a row too many.
-    paths = len(groups.place)
-    own = torch.full_like(groups.slots, paths).flatten()
-    own[groups.place] = torch.arange(paths, device=own.device)
-    own = own.view_as(groups.slots)
-    before = [end.repeat_interleave(k ** (order - 1 - m))[groups.slots] for m, end in enumerate(ends[:-1])]
-    tables = (keys, [*before, groups.node, far])
+    # What the paths are before their last step, and that step. What is found for no path goes into a row too many.
+    paths = len(ends[-1])
+    some = own.masked_fill(own == paths, 0)
+    before = [end.repeat_interleave(k ** (order - 1 - m))[some] for m, end in enumerate(ends[:-1])]
+    tables = (keys, [*before, node, far])
     logits = gathered(partial(_logits, order=order, form=form), *tables, own, paths + 1, size)[:paths]
     logits = logits.view(nodes, -1) + bias.view(nodes, -1)
     empty = logits.isneginf().all(-1, keepdim=True)
     weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0).view(-1, k)
 
-    pivots = [] if order == 1 else [(values[-2], groups.node)]
-    tables, indices = zip((weights, groups.slots), *pivots, (values[-1], far), strict=True)
+    pivots = [] if order == 1 else [(values[-2], node)]
+    tables, indices = zip((weights, some), *pivots, (values[-1], far), strict=True)
     if order > 1:  # paths with the same beginning are added up
         own, paths = own // k, paths // k
     mixed = gathered(_mixed, tables, indices, own, paths + 1, size)[:paths]
@@ -185,12 +179,11 @@ class _Gathered(torch.autograd.Function):
         chunk: int,
         *tables: Tensor,
     ) -> Tensor:
-        out = tables[0].new_zeros(0)
-        for part in _parts(into, chunk):
-            made = function(*_rows(tables, indices, part))
-            if part.start == 0:
-                out = made.new_zeros(rows, made.shape[-1])
-            out.index_add_(0, into[part].flatten(), made.reshape(-1, made.shape[-1]))
+        start, *others = _parts(into, chunk)
+        made = function(*_rows(tables, indices, start))
+        out = _add(made.new_zeros(rows, made.shape[-1]), into[start], made)
+        for part in others:
+            _add(out, into[part], function(*_rows(tables, indices, part)))
         return out
 
     @staticmethod
@@ -207,8 +200,7 @@ class _Gathered(torch.autograd.Function):
 
             def whole(*tables: Tensor) -> Tensor:
                 made = ctx.function(*_rows(tables, ctx.indices, slice(None)))
-                out = made.new_zeros(ctx.rows, made.shape[-1])
-                return out.index_add(0, into.flatten(), made.reshape(-1, made.shape[-1]))
+                return _add(made.new_zeros(ctx.rows, made.shape[-1]), into, made)
 
             return *[None] * 5, *numerics.by_definition(whole, tuple(tables), grad, wanted)
         found = [torch.zeros_like(table) if want else None for table, want in zip(tables, wanted, strict=True)]
@@ -222,8 +214,12 @@ class _Gathered(torch.autograd.Function):
                 if index is None:
                     total[part] = more
                 else:
-                    total.index_add_(0, index[part].flatten(), more.reshape(-1, more.shape[-1]))
+                    _add(total, index[part], more)
         return *[None] * 5, *found
+
+
+def _add(total: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    return total.index_add_(0, index.flatten(), rows.reshape(-1, rows.shape[-1]))
 
 
 def _parts(into: Tensor, chunk: int) -> list[slice]:
