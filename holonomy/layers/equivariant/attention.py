@@ -104,7 +104,7 @@ class HigherOrderAttention(nn.Module):
         value_features: :math:`d_V` of a head, ``features // heads`` if left out.
         sums: performer only, see above.
         random_features: performer only, number of random features; twice ``query_features`` if left out, but at least
-            64: with the 16 of a head of width 8 attention is too coarse to learn from, at a third of the time.
+            64: the 16 of a head of width 8 take a third of the time and learn somewhat less.
         local: whether classes in which input and output share no node are left out.
         device: of the parameters.
         dtype: of the parameters.
