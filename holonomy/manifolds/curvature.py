@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks, numerics
+from holonomy import autograd, checks, numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -75,7 +75,7 @@ class Curvature(nn.Module):
         """The curvature, a tensor ``(1,)``, differentiable in ``log_ratio``."""
         if torch.compiler.is_compiling():
             return _value(self.initial, self.log_ratio)
-        return numerics.apply_function(_Value, self.initial, self.log_ratio)
+        return autograd.apply_function(_Value, self.initial, self.log_ratio)
 
     def extra_repr(self) -> str:
         """The value now and whether it learns.

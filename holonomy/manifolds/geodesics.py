@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 
 __all__ = ["carry", "distance", "logarithm", "logarithm0", "shoot", "shoot0"]
 
@@ -65,7 +65,7 @@ def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     0.0
     """
     x, y = torch.broadcast_tensors(x, y)
-    result: Tensor = numerics.apply_function(_Distance, x, y, scale)
+    result: Tensor = autograd.apply_function(_Distance, x, y, scale)
     return result.squeeze(-1)
 
 
@@ -85,7 +85,7 @@ def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     [0.0, 1.0]
     """
     x, y = torch.broadcast_tensors(x, y)
-    return numerics.apply_function(_Logarithm, x, y, scale)
+    return autograd.apply_function(_Logarithm, x, y, scale)
 
 
 def shoot(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
@@ -105,7 +105,7 @@ def shoot(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
     1.0
     """
     x, u = torch.broadcast_tensors(x, u)
-    return numerics.apply_function(_Shoot, x, u, scale, reach)
+    return autograd.apply_function(_Shoot, x, u, scale, reach)
 
 
 def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     [1.0, 1.0]
     """
     x, y, v = torch.broadcast_tensors(x, y, v)
-    return numerics.apply_function(_Carry, x, y, v, scale)
+    return autograd.apply_function(_Carry, x, y, v, scale)
 
 
 def shoot0(u: Tensor, scale: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 from holonomy.manifolds import geodesics
 from holonomy.manifolds.pair_products import product_distance, takes_products
 from holonomy.manifolds.pairs import midpoint, pairwise_distance, polar
@@ -102,7 +102,7 @@ def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     radius = kappa.reshape(()).to(space.dtype).neg().rsqrt()
     # As for numerics.norm, dynamo takes the plain operations.
     return (
-        _radial_time(space, radius) if torch.compiler.is_compiling() else numerics.apply_function(_Time, space, radius)
+        _radial_time(space, radius) if torch.compiler.is_compiling() else autograd.apply_function(_Time, space, radius)
     )
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 from holonomy.manifolds import geodesics
 from holonomy.manifolds.pairs import distance_gradients, distance_values, pairwise_distance, polar
 
@@ -53,7 +53,7 @@ def takes_products(x: Tensor, y: Tensor) -> bool:
     False
     """
     large = x.ndim == y.ndim == 2 and x.shape[0] * y.shape[0] >= FEWEST_PAIRS
-    read_back = not torch.compiler.is_compiling() and not numerics.transformed()
+    read_back = not torch.compiler.is_compiling() and not autograd.transformed()
     return large and read_back and torch.float64 not in {x.dtype, y.dtype}
 
 
@@ -72,7 +72,7 @@ def product_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     >>> product_distance(one, -one, one.squeeze()).item() / 2 == one.float().asinh().item()
     True
     """
-    distances: Tensor = numerics.apply_function(_ProductDistance, x, y, scale)
+    distances: Tensor = autograd.apply_function(_ProductDistance, x, y, scale)
     return distances
 
 
@@ -112,7 +112,7 @@ class _ProductDistance(torch.autograd.Function):
         if near.numel():
             i, j = near
             pairs, of_pairs = (x[i], y[j], scale), grad[i, j].double()
-            of_near = numerics.by_definition(geodesics.distance, pairs, of_pairs, (True,) * 3)
+            of_near = autograd.by_definition(geodesics.distance, pairs, of_pairs, (True,) * 3)
             for on, place, part in zip((on_x, on_y), near, of_near, strict=False):
                 on.index_put_((place,), part, accumulate=True)
             on_scale = None if on_scale is None else on_scale + of_near[2]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 
 __all__ = ["distance_gradients", "distance_values", "midpoint", "pairwise_distance", "polar"]
 
@@ -33,7 +33,7 @@ def pairwise_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     0.0
     """
     function = _TracedPairwiseDistance if torch.compiler.is_compiling() else _PairwiseDistance
-    distances: Tensor = numerics.apply_function(function, x, y, scale)
+    distances: Tensor = autograd.apply_function(function, x, y, scale)
     return distances
 
 
@@ -53,7 +53,7 @@ def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
     [[0.0]]
     """
     function = _TracedCentroid if torch.compiler.is_compiling() else _Centroid
-    middle: Tensor = numerics.apply_function(function, x, weights, scale)
+    middle: Tensor = autograd.apply_function(function, x, weights, scale)
     return middle
 
 
@@ -292,7 +292,7 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chord(x: Tensor, y: Tensor) -> Tensor:
-    if numerics.forward_mode():  # in which torch's function has no second derivative
+    if autograd.forward_mode():  # in which torch's function has no second derivative
         return numerics.norm(x.unsqueeze(-2) - y.unsqueeze(-3))
     # By differences: the product form loses every chord below 1e-8.
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")

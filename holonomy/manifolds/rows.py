@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 
 __all__ = ["Between", "Form", "between", "by_rows", "portions", "rows_at_once", "takes_rows"]
 
@@ -24,7 +24,7 @@ _BYTES_OF_A_THREAD, _BYTES_OF_A_GPU = 2**18, 2**26
 
 
 def takes_rows(*tables: Tensor) -> bool:
-    """The rule: float32, and :func:`holonomy.numerics.by_hand`.
+    """The rule: float32, and :func:`holonomy.autograd.by_hand`.
 
     Args:
         *tables: points, or vectors at them.
@@ -36,7 +36,7 @@ def takes_rows(*tables: Tensor) -> bool:
     >>> takes_rows(x, x), takes_rows(x, x.double()), torch.func.vmap(lambda x: x * takes_rows(x))(x)
     (True, False, tensor([0., 0.]))
     """
-    return tables[0].dtype == torch.float32 and numerics.by_hand(*tables)
+    return tables[0].dtype == torch.float32 and autograd.by_hand(*tables)
 
 
 class Form(NamedTuple):
@@ -84,7 +84,7 @@ def by_rows(form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
     tables = torch.broadcast_tensors(*tables)
     *leading, dim = tables[0].shape
     flat = (x.reshape(math.prod(leading), dim) for x in tables)
-    result: Tensor = numerics.apply_function(_ByRows, form, scale, *flat)
+    result: Tensor = autograd.apply_function(_ByRows, form, scale, *flat)
     return result.reshape((*leading, *result.shape[1:]))
 
 
@@ -105,13 +105,13 @@ class _ByRows(torch.autograd.Function):
         grad, form, far = grad_outputs[0], ctx.form, ctx.far
         if torch.is_grad_enabled():
             wanted = tuple(ctx.needs_input_grad[1:])
-            return None, *numerics.by_definition(form.definition, (scale, *tables), grad, wanted)
+            return None, *autograd.by_definition(form.definition, (scale, *tables), grad, wanted)
         rates, *gradients = form.gradients(ctx.numbers, grad, scale, *tables)
         rates[far] = 0.0
         on_scale = rates.sum()
         if far.numel():
             rows = (scale, *(x[far] for x in tables))
-            more, *exact = numerics.by_definition(form.definition, rows, grad[far], (True,) * len(rows))
+            more, *exact = autograd.by_definition(form.definition, rows, grad[far], (True,) * len(rows))
             on_scale = on_scale + more
             for gradient, of_rows in zip(gradients, exact, strict=True):
                 gradient[far] = of_rows

@@ -109,6 +109,7 @@ LIBRARY = {
     f"holonomy/{name}": DOC
     for name in (
         "__init__.py",
+        "autograd.py",
         "numerics.py",
         "checks.py",
         "optim.py",
@@ -125,7 +126,7 @@ LIBRARY = {
     )
 } | {
     # What is allowed, all at once.
-    "holonomy/manifolds/lorentz.py": "import geoopt\nfrom holonomy import checks, numerics\n",
+    "holonomy/manifolds/lorentz.py": "import geoopt\nfrom holonomy import autograd, checks, numerics\n",
     "holonomy/layers/hyperbolic/__init__.py": "from holonomy import manifolds\nfrom holonomy.layers import kernels\n",
     "holonomy/models/__init__.py": "from holonomy import layers, manifolds\n",
     "holonomy/optim.py": "from holonomy import manifolds\n",
@@ -138,6 +139,7 @@ LIBRARY = {
     [
         (None, None),
         ("numerics.py", "holonomy.manifolds"),
+        ("autograd.py", "holonomy.numerics"),
         ("checks.py", "holonomy.structures"),
         ("manifolds/lorentz.py", "holonomy.layers"),
         ("manifolds/lorentz.py", "holonomy.optim"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd
 from holonomy.layers.equivariant.classes import Group, Source, Target, number_of_blocks
 from holonomy.layers.equivariant.partitions import Partition
 
@@ -191,10 +191,10 @@ def combine(
     tensor([13., 23.])
     """
     rows = [row for _, row in biases]
-    if not numerics.by_hand(x, *weights, *rows):
+    if not autograd.by_hand(x, *weights, *rows):
         return combine_plainly(x, weights, groups, order, biases)
     patterns = tuple(pattern for pattern, _ in biases)
-    return numerics.apply_function(_Combine, x, tuple(groups), order, patterns, *weights, *rows)
+    return autograd.apply_function(_Combine, x, tuple(groups), order, patterns, *weights, *rows)
 
 
 def combine_plainly(
@@ -261,7 +261,7 @@ class _Combine(torch.autograd.Function):
                 return combine_plainly(x, learned[: len(groups)], groups, order, biases)
 
             wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
-            for_x, *for_learned = numerics.by_definition(plain, (x, *learned), grad, wanted)
+            for_x, *for_learned = autograd.by_definition(plain, (x, *learned), grad, wanted)
             return for_x, None, None, None, *for_learned
         parts: list[tuple[Target, Tensor]] = []
         for_weights: list[Tensor] = []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks, numerics
+from holonomy import autograd, checks, numerics
 from holonomy.layers.hyperbolic.refinement import HypLayerNorm, normalised, rescale_space, resolve
 from holonomy.layers.kernels.lifted import pays
 from holonomy.layers.kernels.lifted_rows import LiftedMidpoint, LiftedMidpointNorm
@@ -83,7 +83,7 @@ def lifted_midpoint(
     if not _in_parts(x, y):
         return _lifted_midpoint(x, y, curvature, epsilon)
     rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
-    found: tuple[Tensor, ...] = numerics.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
+    found: tuple[Tensor, ...] = autograd.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
     return found[0].view_as(x)
 
 
@@ -125,7 +125,7 @@ def normalised_residual(
     gain, shift, last, eps = norm.affine(x)
     here = last if norm.manifold_out is norm.manifold_in else norm.manifold_in.curvature
     tensors, numbers = (*rows, here, gain, shift, last), (residual.epsilon, eps)
-    found: tuple[Tensor, ...] = numerics.apply_function(LiftedMidpointNorm, *tensors, *numbers, _normalised_midpoint)
+    found: tuple[Tensor, ...] = autograd.apply_function(LiftedMidpointNorm, *tensors, *numbers, _normalised_midpoint)
     return found[0].view_as(x)
 
 
@@ -169,7 +169,7 @@ def squared_chord(
     """
     x, y = torch.broadcast_tensors(x, y)
     function = _TracedSquaredChord if torch.compiler.is_compiling() else _SquaredChord
-    return numerics.apply_function(function, x, y, numerics.widen(curvature.reshape(()).neg()))
+    return autograd.apply_function(function, x, y, numerics.widen(curvature.reshape(()).neg()))
 
 
 class _SquaredChord(torch.autograd.Function):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy import checks, numerics
+from holonomy import autograd, checks, numerics
 from holonomy.layers.kernels.lifted import lifted, pays
 from holonomy.layers.kernels.lifted_rows import LiftedLayerNorm
 from holonomy.manifolds import Lorentz, hyperboloid
@@ -219,7 +219,7 @@ class HypLayerNorm(HRC):
             return super().forward(x)
         gain, shift, last, eps = self.affine(x)
         inputs = (x.reshape(-1, x.shape[-1]), gain, shift, last, eps, normalised)
-        return numerics.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
+        return autograd.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
 
     def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, Tensor, float]:
         """What follows the normalisation, with the change of curvature.

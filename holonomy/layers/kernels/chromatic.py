@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from holonomy.autograd import apply_function, transformed
 from holonomy.layers.kernels.chromatic_parts import Options, RecomputedAttention
 from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.layers.kernels.heads import merge_heads, split_heads
-from holonomy.numerics import apply_function, transformed
 from holonomy.structures import joint
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd
 
 __all__ = ["Options", "RecomputedAttention"]
 
@@ -362,5 +362,5 @@ def _by_definition(
             bias_map=bias_map, value_map=value_map, activation=options.activation, keep=keep,
         )  # fmt: skip
 
-    found = numerics.by_definition(plain, inputs, grad, wanted[: len(inputs)])
+    found = autograd.by_definition(plain, inputs, grad, wanted[: len(inputs)])
     return *found, *(None for _ in wanted[len(inputs) :])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from holonomy import numerics
+from holonomy import autograd
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -43,7 +43,7 @@ def dot_product_attention(
     >>> dot_product_attention(q, q, v, torch.tensor([[True, True], [False, False]])).flatten()
     tensor([2., 0.])
     """
-    if numerics.forward_mode():  # which torch's fused kernels do not have
+    if autograd.forward_mode():  # which torch's fused kernels do not have
         with sdpa_kernel(SDPBackend.MATH):
             return _attend(query, key, value, allowed, scale, dropout)
     return _attend(query, key, value, allowed, scale, dropout)

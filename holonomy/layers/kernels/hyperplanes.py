@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.rows import portions, takes_rows
 
@@ -47,7 +47,7 @@ def hyperplane_distances(
     if not takes_rows(space):
         return plain_hyperplane_distances(space, plane, gain, curvature)
     rows = space.reshape(-1, space.shape[-1])
-    found: Tensor = numerics.apply_function(_Distances, rows, plane, gain, curvature)
+    found: Tensor = autograd.apply_function(_Distances, rows, plane, gain, curvature)
     return found.view(*space.shape[:-1], plane.shape[0])
 
 
@@ -95,7 +95,7 @@ class _Distances(torch.autograd.Function):
         space, plane, gain, curvature = ctx.saved_tensors
         if torch.is_grad_enabled():
             wanted = tuple(ctx.needs_input_grad)
-            return numerics.by_definition(plain_hyperplane_distances, ctx.saved_tensors, grad_outputs[0], wanted)
+            return autograd.by_definition(plain_hyperplane_distances, ctx.saved_tensors, grad_outputs[0], wanted)
         products, times = ctx.products, ctx.times
         slope = grad_outputs[0] / torch.hypot(products * gain, torch.ones_like(products))
         on_gain = (slope * products).sum(0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.rows import portions
 
@@ -35,7 +35,7 @@ _FEWEST_ROWS = 2048
 
 
 def pays(x: Float[Tensor, "*batch dim"], rows: int) -> bool:
-    """The rule by which a form in parts is chosen: 2048 rows, and :func:`holonomy.numerics.by_hand`.
+    """The rule by which a form in parts is chosen: 2048 rows, and :func:`holonomy.autograd.by_hand`.
 
     Args:
         x: what comes in.
@@ -47,7 +47,7 @@ def pays(x: Float[Tensor, "*batch dim"], rows: int) -> bool:
     >>> pays(torch.ones(3000, 2), 3000), pays(torch.ones(30, 2), 30)
     (True, False)
     """
-    return numerics.by_hand(x) and rows >= _FEWEST_ROWS and x.numel() > 0
+    return autograd.by_hand(x) and rows >= _FEWEST_ROWS and x.numel() > 0
 
 
 def time_of(space: Float[Tensor, "rows dim"], curvature: Float[Tensor, "*one"]) -> Float[Tensor, "rows 1"]:
@@ -125,7 +125,7 @@ def lifted(space: Float[Tensor, "*batch dim"], curvature: Float[Tensor, "*one"])
     """
     if not pays(space, space.numel() // space.shape[-1]):
         return hyperboloid.lift(space, curvature)
-    return numerics.apply_function(_Lifted, space, curvature)
+    return autograd.apply_function(_Lifted, space, curvature)
 
 
 def lifted_linear(
@@ -150,7 +150,7 @@ def lifted_linear(
     """
     if not pays(x, x.numel() // max(x.shape[-1], 1)):
         return _plain_linear(x, weight, bias, curvature)
-    return numerics.apply_function(_LiftedLinear, x, weight, bias, curvature)
+    return autograd.apply_function(_LiftedLinear, x, weight, bias, curvature)
 
 
 def _plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None, curvature: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class _Lifted(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         space, curvature, output = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return numerics.by_definition(hyperboloid.lift, (space, curvature), grad_outputs[0], ctx.needs_input_grad)
+            return autograd.by_definition(hyperboloid.lift, (space, curvature), grad_outputs[0], ctx.needs_input_grad)
         point, grad = (x.reshape(-1, output.shape[-1]) for x in (output, grad_outputs[0]))
         found = point.new_empty(point.shape[0], point.shape[1] - 1)
         for part in portions(point):
@@ -205,7 +205,7 @@ class _LiftedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, curvature, output = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return numerics.by_definition(
+            return autograd.by_definition(
                 _plain_linear, (x, weight, bias, curvature), grad_outputs[0], ctx.needs_input_grad
             )
         point, grad = (t.reshape(-1, output.shape[-1]) for t in (output, grad_outputs[0]))

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import numerics
+from holonomy import autograd
+from holonomy.autograd import apply_function
 from holonomy.layers.kernels.lifted import curvature_gradient, pays, space_gradient, time_of
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.rows import portions
-from holonomy.numerics import apply_function
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -96,7 +96,7 @@ class _LiftedFeedForward(torch.autograd.Function):
         x, first, _, second, _, hidden, last = inputs
         grad = grad_outputs[0]
         if torch.is_grad_enabled():
-            return numerics.by_definition(_plain_feedforward, tuple(inputs), grad, ctx.needs_input_grad)
+            return autograd.by_definition(_plain_feedforward, tuple(inputs), grad, ctx.needs_input_grad)
         of_x = torch.empty_like(x)
         of_first, of_first_bias, of_second, of_second_bias, of_hidden = (torch.zeros_like(t) for t in inputs[1:6])
         to_time, to_space = second[:, :1], second[:, 1:]

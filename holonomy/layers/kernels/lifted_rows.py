@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd
 from holonomy.layers.kernels.lifted import curvature_gradient, space_gradient, time_of
 from holonomy.manifolds.rows import portions
 
@@ -142,14 +142,14 @@ class LiftedMidpoint(torch.autograd.Function):
         x, y, curvature, out, inverse = ctx.saved_tensors
         grad, wanted = grad_outputs[0], ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():
-            return *numerics.by_definition(ctx.definition, (x, y, curvature, ctx.epsilon), grad, wanted), None
+            return *autograd.by_definition(ctx.definition, (x, y, curvature, ctx.epsilon), grad, wanted), None
         c = curvature.reshape(()).neg()
         of_x, of_y, of_curvature = torch.empty_like(x), torch.empty_like(y), torch.zeros_like(curvature)
         for part in portions(x):
             pair = _pair(x[part, 1:], y[part, 1 - x.shape[1] :], c.rsqrt())
             if pair is None:
                 rows = (x[part], y[part], curvature, ctx.epsilon)
-                of_x[part], of_y[part], more, _ = numerics.by_definition(
+                of_x[part], of_y[part], more, _ = autograd.by_definition(
                     ctx.definition, rows, grad[part], (True, True, True, False)
                 )
                 of_curvature += more
@@ -244,7 +244,7 @@ class LiftedMidpointNorm(torch.autograd.Function):
         x, y, curvature, gain, shift, last = inputs
         grad, numbers = grad_outputs[0], (ctx.epsilon, ctx.eps)
         if torch.is_grad_enabled():
-            return *numerics.by_definition(ctx.definition, (*inputs, *numbers), grad, ctx.needs_input_grad[:8]), None
+            return *autograd.by_definition(ctx.definition, (*inputs, *numbers), grad, ctx.needs_input_grad[:8]), None
         c = curvature.reshape(()).neg()
         of_x, of_y = torch.empty_like(x), torch.empty_like(y)
         found = [torch.zeros_like(t) for t in inputs[2:]]
@@ -254,7 +254,7 @@ class LiftedMidpointNorm(torch.autograd.Function):
             if pair is None:
                 rows = (x[part], y[part], *inputs[2:], *numbers)
                 wanted = (True,) * 6 + (False,) * 2
-                of_x[part], of_y[part], *more = numerics.by_definition(ctx.definition, rows, grad[part], wanted)[:6]
+                of_x[part], of_y[part], *more = autograd.by_definition(ctx.definition, rows, grad[part], wanted)[:6]
             else:
                 middle = torch.add(pair.x, pair.y, alpha=ctx.epsilon).mul_(scale)
                 g, *more = torch.ops.aten.native_layer_norm_backward(
@@ -332,7 +332,7 @@ class LiftedLayerNorm(torch.autograd.Function):
         x, gain, shift, curvature, out, mean, inverse = ctx.saved_tensors
         grad, wanted = grad_outputs[0], ctx.needs_input_grad[:5]
         if torch.is_grad_enabled():
-            return *numerics.by_definition(ctx.definition, (x, gain, shift, curvature, ctx.eps), grad, wanted), None
+            return *autograd.by_definition(ctx.definition, (x, gain, shift, curvature, ctx.eps), grad, wanted), None
         of_x, found = torch.empty_like(x), [torch.zeros_like(t) for t in (gain, shift, curvature)]
         of_x[:, 0] = 0
         for part in portions(x):
@@ -346,7 +346,7 @@ class LiftedLayerNorm(torch.autograd.Function):
             else:
                 rows = (x[part], gain, shift, curvature, ctx.eps)
                 wanted = (True, True, True, True, False)
-                of_x[part], *more, _ = numerics.by_definition(ctx.definition, rows, grad[part], wanted)
+                of_x[part], *more, _ = autograd.by_definition(ctx.definition, rows, grad[part], wanted)
             found = [total + one for total, one in zip(found, cast("list[Tensor]", more), strict=True)]
         return of_x, *found, None, None
 

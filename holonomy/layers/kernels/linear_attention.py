@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 from holonomy.layers.kernels.softmax_attention import midpoint_of_sum
 from holonomy.manifolds import hyperboloid
 
@@ -50,7 +50,7 @@ def power_features(
     """
     if torch.compiler.is_compiling():  # which fuses the plain operations itself
         return _power_features(x, power, unit=unit)
-    return numerics.apply_function(_PowerFeatures, x, power, unit)
+    return autograd.apply_function(_PowerFeatures, x, power, unit)
 
 
 def _power_features(x: Tensor, power: float, *, unit: bool) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd
 from holonomy.layers.kernels.multilinear import Form, head_terms, tail_features
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def gathered(
     >>> gathered(lambda x: x.sum(1), [table], [index], torch.tensor([2, 2]), 3, 1).flatten()
     tensor([0., 0., 7.])
     """
-    return numerics.apply_function(_Gathered, function, tuple(indices), into, rows, chunk, *tables)
+    return autograd.apply_function(_Gathered, function, tuple(indices), into, rows, chunk, *tables)
 
 
 def grouped_paths(
@@ -202,12 +202,12 @@ class _Gathered(torch.autograd.Function):
                 made = ctx.function(*_rows(tables, ctx.indices, slice(None)))
                 return _add(made.new_zeros(ctx.rows, made.shape[-1]), into, made)
 
-            return *[None] * 5, *numerics.by_definition(whole, tuple(tables), grad, wanted)
+            return *[None] * 5, *autograd.by_definition(whole, tuple(tables), grad, wanted)
         found = [torch.zeros_like(table) if want else None for table, want in zip(tables, wanted, strict=True)]
         for part in _parts(into, ctx.chunk):
             rows = tuple(_rows(tables, ctx.indices, part))
             back = grad.index_select(0, into[part].flatten()).unflatten(0, into[part].shape)
-            pulled = numerics.by_definition(ctx.function, rows, back, wanted)
+            pulled = autograd.by_definition(ctx.function, rows, back, wanted)
             for total, index, more in zip(found, ctx.indices, pulled, strict=True):
                 if total is None:
                     continue

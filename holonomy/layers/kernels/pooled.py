@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd
 from holonomy.layers.kernels.performer import log_features
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def pooled(
     >>> pooled(torch.tensor([[0.0], [4.0]]), zero, zero[0], torch.ones(1, 1), 0, 1)[1].flatten()
     tensor([2.])
     """
-    if numerics.by_hand(x, weight, bias, projection):
-        top, table = numerics.apply_function(_Pooled, x, weight, bias, projection, first, last)
+    if autograd.by_hand(x, weight, bias, projection):
+        top, table = autograd.apply_function(_Pooled, x, weight, bias, projection, first, last)
     else:
         top, table = pooled_plainly(x, weight, bias, projection, first, last)
     table = table.unflatten(-1, top.shape)
@@ -157,7 +157,7 @@ def attend(
     tensor([[5.]])
     """
     inputs = (x, weight, bias, projection, logs, means, direct)
-    return numerics.apply_function(_Attend, *inputs) if numerics.by_hand(*inputs) else attend_plainly(*inputs)
+    return autograd.apply_function(_Attend, *inputs) if autograd.by_hand(*inputs) else attend_plainly(*inputs)
 
 
 def _starts(x: Tensor) -> tuple[range, int]:
@@ -206,7 +206,7 @@ class _Pooled(torch.autograd.Function):
         wanted = (*ctx.needs_input_grad[:4], False, False)
         if torch.is_grad_enabled() or wanted[3]:
             inputs = (x, weight, bias, projection, first, last)
-            return numerics.by_definition(lambda *given: pooled_plainly(*given)[-1], inputs, grad, wanted)
+            return autograd.by_definition(lambda *given: pooled_plainly(*given)[-1], inputs, grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)
         key, phi = x.new_empty(most, weight.shape[1]), x.new_empty(most, top.numel())
@@ -270,7 +270,7 @@ class _Attend(torch.autograd.Function):
         grad = grad_outputs[0]
         wanted = ctx.needs_input_grad[:7]
         if torch.is_grad_enabled() or wanted[3]:
-            return numerics.by_definition(attend_plainly, tuple(inputs), grad, wanted)
+            return autograd.by_definition(attend_plainly, tuple(inputs), grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)
         query, share = x.new_empty(most, weight.shape[1]), x.new_empty(most, logs.numel())

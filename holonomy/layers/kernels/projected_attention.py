@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn import functional
 
+from holonomy.autograd import apply_function
 from holonomy.layers.kernels.heads import merge_heads, without_padding
 from holonomy.layers.kernels.lifted import pays
 from holonomy.layers.kernels.linear_attention import linear_attention, power_features
 from holonomy.layers.kernels.projected_attention_parts import Options, RecomputedAttention
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.rows import rows_at_once
-from holonomy.numerics import apply_function
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

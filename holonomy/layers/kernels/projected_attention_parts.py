@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 from holonomy.layers.kernels.lifted import curvature_gradient, space_gradient, time_of
 
 __all__ = ["Options", "RecomputedAttention"]
@@ -308,4 +308,4 @@ def _by_definition(
     def definition(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
         return options.definition(x, *maps, mask, heads=options.heads, power=options.power)
 
-    return *numerics.by_definition(definition, inputs, grad, wanted[:-1]), None
+    return *autograd.by_definition(definition, inputs, grad, wanted[:-1]), None

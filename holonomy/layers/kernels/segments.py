@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import numerics
+from holonomy import autograd
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -53,7 +53,7 @@ def outer_sum(
     """
     if size == 1:
         return torch.einsum("rha,rhb->hab", a, b)[None]
-    return numerics.apply_function(_OuterSum, a, b, slots, size)
+    return autograd.apply_function(_OuterSum, a, b, slots, size)
 
 
 def contract(
@@ -74,7 +74,7 @@ def contract(
     """
     if table.shape[0] == 1:
         return torch.einsum("rha,hab->rhb", a, table[0])
-    return numerics.apply_function(_Contract, a, table, slots)
+    return autograd.apply_function(_Contract, a, table, slots)
 
 
 def block_sum(
@@ -104,7 +104,7 @@ def block_sum(
     >>> block_sum(one, one, one, rows, rows, torch.tensor([[[True, True], [False, True]]]), one.dtype).flatten()
     tensor([2., 1.])
     """
-    return numerics.apply_function(_BlockSum, query, key, value, query_rows, key_rows, mask, dtype)
+    return autograd.apply_function(_BlockSum, query, key, value, query_rows, key_rows, mask, dtype)
 
 
 def in_chunks(function: Callable[..., Tensor], rows: Sequence[Tensor], shared: Sequence[Tensor], chunk: int) -> Tensor:
@@ -128,7 +128,7 @@ def in_chunks(function: Callable[..., Tensor], rows: Sequence[Tensor], shared: S
     """
     if rows[0].shape[0] <= chunk:
         return function(*rows, *shared)
-    return numerics.apply_function(_InChunks, function, len(rows), chunk, *rows, *shared)
+    return autograd.apply_function(_InChunks, function, len(rows), chunk, *rows, *shared)
 
 
 def _chunks(rows: int, entries: int, device: torch.device) -> Iterator[slice]:
@@ -216,7 +216,7 @@ class _BlockSum(torch.autograd.Function):
                 return _block_sum(query, key, value, query_rows, key_rows, mask, ctx.dtype)
 
             wanted = ctx.needs_input_grad[:3]
-            found = numerics.by_definition(plain, (query, key, value), grad_outputs[0], wanted)
+            found = autograd.by_definition(plain, (query, key, value), grad_outputs[0], wanted)
             return *found, None, None, None, None
         dtype, grad = ctx.dtype, grad_outputs[0]
         grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))

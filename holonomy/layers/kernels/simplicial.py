@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import checks, numerics
+from holonomy import autograd, checks
 from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
 from holonomy.layers.kernels.on_triton import serves
@@ -329,7 +329,7 @@ def _attend(
 
         mixed, mass = triton_attention(factors, simplexes, rounded=rounded)
     else:
-        mixed, mass = numerics.apply_function(
+        mixed, mass = autograd.apply_function(
             _Tiled, factors.left, factors.right, factors.tail, factors.value, factors.tail_value, simplexes, tile
         )
     return mixed.unflatten(0, simplexes.batch) if simplexes.batch else mixed[0], mass.reshape(*simplexes.batch, -1)
@@ -415,7 +415,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grads = numerics.apply_function(_TiledGradient, *ctx.saved_tensors, *grad_outputs, ctx.simplexes, ctx.tile)
+        grads = autograd.apply_function(_TiledGradient, *ctx.saved_tensors, *grad_outputs, ctx.simplexes, ctx.tile)
         return *grads, None, None
 
 

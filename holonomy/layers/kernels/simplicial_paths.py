@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from holonomy import checks, numerics
+from holonomy import autograd, checks
 from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
 from holonomy.layers.kernels.path_groups import grouped_paths
 from holonomy.layers.kernels.simplexes import list_simplexes
@@ -60,7 +60,7 @@ def simplicial_path_attention(
         tile: numbers that are gathered at a time; more are gathered in parts, and again in the backward pass. Nothing
             is gathered where a token has fewer simplexes than its paths have channels. On the CPU, paths of the same
             last step are taken together (:func:`~holonomy.layers.kernels.path_groups.grouped_paths`), by the rule of
-            :func:`holonomy.numerics.by_hand`: a fourth of the time.
+            :func:`holonomy.autograd.by_hand`: a fourth of the time.
 
     Returns:
         ``(*batch, nodes, values)``; zero at nodes from which no path starts.
@@ -93,7 +93,7 @@ def simplicial_path_attention(
         if nodes**order <= gathered:  # fewer logits than numbers along the paths
             steps = neighbours.masked_fill(~there, nodes)
             mixed = _masked(*_flat(batch, keys, values, [steps, bias]), form)
-        elif keys[0].device.type == "cpu" and numerics.by_hand(*keys, *values):
+        elif keys[0].device.type == "cpu" and autograd.by_hand(*keys, *values):
             return _grouped(keys, values, neighbours.clamp(min=0), bias, batch, form, tile).to(dtype)
         else:
             mixed = _blocks(*_flat(batch, keys, values, [neighbours.clamp(min=0), bias]), form, tile // gathered)

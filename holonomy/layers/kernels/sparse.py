@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -148,7 +148,7 @@ def multiply(
     dense = dense.to(matrix.dtype)
     if torch.compiler.is_compiling():
         return _product(matrix, dense)
-    return numerics.apply_function(_Multiply, dense, matrix, transpose or partial(_transposed, matrix))
+    return autograd.apply_function(_Multiply, dense, matrix, transpose or partial(_transposed, matrix))
 
 
 def _product(matrix: Tensor, dense: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.cuda import device_of
 
-from holonomy import numerics
+from holonomy import autograd, numerics
 from holonomy.layers.kernels.on_triton import language
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def triton_linear_attention(
     there = torch.empty(0, dtype=torch.uint8, device=key.device)
     if mask is not None:
         there = (~mask).expand(*batch, -1).reshape(-1, key.shape[-2]).to(torch.uint8).contiguous()
-    mixed, *_ = numerics.apply_function(_LinearAttention, *flat, there, power)
+    mixed, *_ = autograd.apply_function(_LinearAttention, *flat, there, power)
     return mixed.reshape(*batch, *mixed.shape[-2:])
 
 
@@ -360,7 +360,7 @@ class _LinearAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grads = numerics.apply_function(_Gradient, *ctx.saved_tensors, grad_outputs[0].contiguous(), ctx.power)
+        grads = autograd.apply_function(_Gradient, *ctx.saved_tensors, grad_outputs[0].contiguous(), ctx.power)
         return *grads, None, None
 
 

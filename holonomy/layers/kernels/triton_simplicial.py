@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.cuda import device_of
 
-from holonomy import numerics
+from holonomy import autograd
 from holonomy.layers.kernels.on_triton import language
 from holonomy.layers.kernels.simplexes import Simplexes, steps_of
 from holonomy.layers.kernels.simplicial import Factors
@@ -446,7 +446,7 @@ def triton_attention(factors: Factors, simplexes: Simplexes, *, rounded: bool = 
     else:
         reach = [*steps[0], min(back for back, _ in steps[1:]), max(ahead for _, ahead in steps[1:]), len(steps) - 1]
     inputs = [factor.contiguous() for factor in factors]
-    return numerics.apply_function(_Attention, *inputs, *at, reach, "tf32" if rounded else "ieee")
+    return autograd.apply_function(_Attention, *inputs, *at, reach, "tf32" if rounded else "ieee")
 
 
 class _Attention(torch.autograd.Function):
@@ -476,7 +476,7 @@ class _Attention(torch.autograd.Function):
         base = mass.masked_fill(mass.isneginf(), 0.0)
         # The softmax's own derivative takes from each logit's slope the average slope of its row.
         average = (mixed * grad).sum(-1) - grad_mass
-        grads = numerics.apply_function(_Gradient, *tensors, grad.contiguous(), base, average, ctx.reach, ctx.precision)
+        grads = autograd.apply_function(_Gradient, *tensors, grad.contiguous(), base, average, ctx.reach, ctx.precision)
         return *grads, None, None, None, None
 
 

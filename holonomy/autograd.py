@@ -1,0 +1,192 @@
+"""Gradients written by hand: when they may stand in for those of a plain definition, and how they are called.
+
+Most fast forms of this library are autograd Functions beside a plain definition of the same signature. One rule,
+:func:`by_hand`, says when such a form stands in; :func:`apply_function` calls it, and gives it forward mode;
+:func:`by_definition` differentiates the definition in its place, where a gradient is itself to be differentiated or
+rows lie where the direct formulas lose digits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+__all__ = ["apply_function", "by_definition", "by_hand", "forward_mode", "transformed"]
+
+
+def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """``function.apply(*inputs)``: torch's own ``apply`` has no type, so the cast stands in one place.
+
+    That reads the signature of ``forward`` at every call, which takes longer than a small tensor's arithmetic does, so
+    the signature is kept with it.
+
+    Args:
+        function: the autograd Function.
+        *inputs: what its ``forward`` takes.
+
+    Returns:
+        What its ``forward`` returns.
+
+    >>> class Doubled(torch.autograd.Function):
+    ...     forward = staticmethod(lambda x: 2 * x)
+    ...     setup_context = staticmethod(lambda ctx, inputs, output: None)
+    ...     backward = staticmethod(lambda ctx, grad: 2 * grad)
+    >>> apply_function(Doubled, torch.ones(1))
+    tensor([2.])
+    >>> torch.func.jvp(lambda x: apply_function(Doubled, x), (torch.ones(1),), (torch.ones(1),))[1]
+    tensor([2.])
+    """
+    forward: Any = function.forward
+    if not torch.compiler.is_compiling():
+        if not hasattr(forward, "__signature__"):
+            forward.__signature__ = inspect.signature(forward)
+        if forward_mode() and not _states_forward_mode(function):
+            return apply_function(_Pushed, function, *inputs)
+    call: Callable[..., Any] = function.apply  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return call(*inputs)
+
+
+class _Pushed(torch.autograd.Function):
+    """A function that states its gradient only, in forward mode: what the gradient's transpose does to tangents.
+
+    Where there is no derivative, forward mode takes the subgradient that backward mode takes.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(function: Any, *inputs: Any) -> Tensor:
+        return function.forward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.function, *rest = inputs
+        ctx.others = [None if isinstance(x, Tensor) else x for x in rest]
+        tensors = [x for x in (*rest, output) if isinstance(x, Tensor)]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_stated(ctx)(grad_outputs[0])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        *tensors, output = ctx.saved_tensors
+        stated = _stated(ctx)
+
+        def pull(grad: Tensor) -> tuple[Tensor, ...]:
+            return tuple(x for x in stated(grad) if x is not None)
+
+        push = torch.func.vjp(pull, torch.zeros_like(output))[1]
+        given = (along for along, other in zip(tangents[1:], ctx.others, strict=True) if other is None)
+        filled = (torch.zeros_like(x) if along is None else along for x, along in zip(tensors, given, strict=True))
+        return push(tuple(filled))[0]
+
+
+def _stated(ctx: Any) -> Callable[[Tensor], tuple[Tensor | None, ...]]:
+    """The gradient that the function of a context of :class:`_Pushed` states, by that of its result."""
+    *tensors, output = ctx.saved_tensors
+    found = iter(tensors)
+    inputs = tuple(next(found) if other is None else other for other in ctx.others)
+    its_own = _Context(tuple(other is None for other in ctx.others))
+    ctx.function.setup_context(its_own, inputs, output)
+    return lambda grad: ctx.function.backward(its_own, grad)
+
+
+class _Context:
+    """What the ``setup_context`` and ``backward`` of a function expect of torch."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Tensor, ...] = ()
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
+
+
+def _states_forward_mode(function: type[torch.autograd.Function]) -> bool:
+    # A function of the older form, whose forward takes the context, is left to say that it has none.
+    older = function.setup_context is torch.autograd.Function.setup_context
+    return older or function.jvp is not torch.autograd.Function.jvp
+
+
+def by_hand(*tensors: Tensor) -> bool:
+    """Whether a form with gradients written by hand may stand in for a plain definition of the same signature.
+
+    Args:
+        *tensors: what it would compute with.
+
+    Returns:
+        True if all are float32 or all float64 and hold numbers, and neither ``torch.compile``, which fuses plain
+        operations itself, nor autocast nor a transformation of ``torch.func`` nor forward mode is at work.
+
+    >>> one = torch.ones(1)
+    >>> by_hand(one, one), by_hand(one, one.double()), torch.func.vmap(lambda x: x * by_hand(x))(one)
+    (True, False, tensor([0.]))
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not transformed()
+        and not tensors[0].is_meta  # which holds no numbers to read
+        and not torch.is_autocast_enabled(tensors[0].device.type)
+        and {x.dtype for x in tensors} in ({torch.float32}, {torch.float64})
+    )
+
+
+def transformed() -> bool:
+    """Whether a transformation of ``torch.func`` is at work, under which no number can be read back, or forward mode.
+
+    Returns:
+        True inside ``vmap``, ``grad``, ``jvp`` and their like, and where there are dual tensors.
+
+    >>> transformed(), torch.func.vmap(lambda x: x * transformed())(torch.ones(1))
+    (False, tensor([1.]))
+    """
+    return forward_mode() or torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are being pushed forward.
+
+    Returns:
+        True inside ``torch.func.jvp`` and its like, and where there are dual tensors.
+
+    >>> forward_mode(), torch.func.jvp(lambda x: x * forward_mode(), (torch.ones(1),), (torch.ones(1),))[1]
+    (False, tensor([1.]))
+    """
+    return forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def by_definition(
+    definition: Callable[..., Tensor], inputs: tuple[Any, ...], grad: Tensor, wanted: tuple[bool, ...]
+) -> tuple[Any, ...]:
+    """Gradients of another function of the same inputs.
+
+    Where autograd is recording they can be differentiated again; else the inputs may be rows of saved tensors.
+
+    Args:
+        definition: the function.
+        inputs: its arguments.
+        grad: of its result.
+        wanted: whether each argument wants a gradient.
+
+    Returns:
+        One for each that does, and None.
+
+    >>> x = torch.tensor(3.0, requires_grad=True)
+    >>> by_definition(torch.square, (x,), torch.tensor(1.0), (True,))[0].item()
+    6.0
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not again:
+            inputs = tuple(x.detach().requires_grad_() if w else x for x, w in zip(inputs, wanted, strict=True))
+        chosen = [x for x, asked in zip(inputs, wanted, strict=True) if asked]
+        grads = iter(torch.autograd.grad(definition(*inputs), chosen, grad, create_graph=again, materialize_grads=True))
+    return tuple(next(grads) if asked else None for asked in wanted)
