@@ -10,7 +10,6 @@ Dense tensors and hyperedges share parameters and definition and differ in the e
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -18,22 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
-from holonomy.layers.equivariant import dense, dense_attention, shifts, sparse, sparse_attention
-from holonomy.layers.equivariant.classes import (
-    Pair,
-    Source,
-    Target,
-    everything,
-    extensions,
-    free_axes,
-    number_of_blocks,
-    pairs,
-)
-from holonomy.layers.equivariant.entries import Own, entries, own
+from holonomy.layers.equivariant import all_classes, dense, dense_attention, shifts, sparse, sparse_attention
+from holonomy.layers.equivariant.attention_maps import Maps, by_class, classes_of
+from holonomy.layers.equivariant.classes import Pair, Target, free_axes, number_of_blocks
 from holonomy.layers.equivariant.linear import EquivariantMap, check_dense
 from holonomy.layers.equivariant.partitions import Partition
 from holonomy.layers.kernels.performer import redraw
-from holonomy.layers.kernels.pooled import attend, pooled
 from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
@@ -46,14 +35,6 @@ __all__ = ["HigherOrderAttention"]
 _FEWEST = 64
 # Hyperedges from which on the backward pass computes a class again instead of keeping it: half a GiB at 32 features.
 _RECOMPUTED_FROM = 2**14
-
-
-@lru_cache(maxsize=64)
-def _lookups(order: int, blocks: int) -> tuple[tuple[Source, tuple[int, ...]], ...]:
-    """What a lightweight map to tuples of different nodes reads, in the order of its weights."""
-    finest = tuple(range(blocks))
-    every = pairs(order, blocks)
-    return tuple((p.source, p.target.places) for p in every if p.target.pattern == finest and not free_axes(p)[0])
 
 
 def _name(pattern: Partition) -> str:
@@ -153,25 +134,18 @@ class HigherOrderAttention(nn.Module):
         share = features // heads
         self.query_features = checks.positive_int("query_features", share if query_features is None else query_features)
         self.value_features = checks.positive_int("value_features", share if value_features is None else value_features)
-        self.pairs = tuple(pair for pair in pairs(order_in, order_out) if pair.source.kept or not local)
-        if not self.pairs:
+        self.classes = classes_of(order_in, order_out, local=local, coupled=sums == "coupled")
+        if not self.classes.pairs:
             raise ValueError(f"local must be False for order_out = {order_out}: every class of it is global.")
-        attended = [pair for pair in self.pairs if free_axes(pair)[0]]
-        self._by_input = {p: [q for q in attended if q.source.pattern == p] for p in self._patterns(attended, "in")}
-        self._by_output = {p: [q for q in attended if q.target.pattern == p] for p in self._patterns(attended, "out")}
-        coupled = sums == "coupled"
-        self._terms = {pair: extensions(pair) if coupled else (everything(),) for pair in attended}
-        ends = {p: _lookups(order_in, number_of_blocks(p)) for p in (*self._by_input, *self._by_output)}
-        self._read = {p: tuple(source.pattern for source, _ in lookups) for p, lookups in ends.items()}
-        self._sources = tuple(sorted({pattern for read in self._read.values() for pattern in read}))
-        width = heads * self.value_features
-        self.value = nn.Parameter(torch.empty(len(self.pairs), features, width, device=device, dtype=dtype))
-        queries = {_name(p): self._map(p, len(found), bias=True) for p, found in self._by_output.items() if p}
-        keys = {_name(p): self._map(p, len(found), bias=False) for p, found in self._by_input.items()}
-        self.query, self.key = nn.ModuleDict(queries), nn.ModuleDict(keys)
-        constant = self.value.new_empty(len(self._by_output.get((), ())) * heads * self.query_features)
+        number, width = len(self.classes.pairs), heads * self.value_features
+        self.value = nn.Parameter(torch.empty(number, features, width, device=device, dtype=dtype))
+        ends = self.classes.by_input, self.classes.by_output
+        keys, queries = ({p: len(found) for p, found in end.items()} for end in ends)
+        self.query = nn.ModuleDict({_name(p): self._map(p, count, bias=True) for p, count in queries.items() if p})
+        self.key = nn.ModuleDict({_name(p): self._map(p, count, bias=False) for p, count in keys.items()})
+        constant = self.value.new_empty(queries.get((), 0) * heads * self.query_features)
         self.constant_query = nn.Parameter(constant) if order_out == 0 else None
-        self.out = nn.Parameter(torch.empty(len(self.pairs), width, features, device=device, dtype=dtype))
+        self.out = nn.Parameter(torch.empty(number, width, features, device=device, dtype=dtype))
         self.register_buffer("projection", None)
         if kernel == "performer":
             number = max(_FEWEST, 2 * self.query_features) if random_features is None else random_features
@@ -179,10 +153,6 @@ class HigherOrderAttention(nn.Module):
             self.register_buffer("projection", self.value.new_empty(shape))
             self.redraw()
         self.reset_parameters()
-
-    @staticmethod
-    def _patterns(chosen: list[Pair], end: Literal["in", "out"]) -> list[Partition]:
-        return sorted({(pair.source if end == "in" else pair.target).pattern for pair in chosen})
 
     def _map(self, pattern: Partition, classes: int, *, bias: bool) -> EquivariantMap:
         """A lightweight map to the stratum of a pattern: one entry for each tuple of different nodes, HOT Prop. 1."""
@@ -211,8 +181,9 @@ class HigherOrderAttention(nn.Module):
         """
         with torch.no_grad():
             self.value.normal_(std=1 / math.sqrt(self.features))
-            for weight, pair in zip(self.out, self.pairs, strict=True):
-                alike = sum(other.target.pattern == pair.target.pattern for other in self.pairs)
+            patterns = [pair.target.pattern for pair in self.classes.pairs]
+            for weight, pattern in zip(self.out, patterns, strict=True):
+                alike = patterns.count(pattern)
                 weight.normal_(std=1 / math.sqrt(alike * weight.shape[0]))
             if self.constant_query is not None:
                 self.constant_query.normal_()
@@ -224,6 +195,25 @@ class HigherOrderAttention(nn.Module):
             generator: source of the random numbers, torch's seeded state if left out.
         """
         redraw(self.projection, generator)
+
+    def maps(self) -> Maps:
+        """The maps of all classes, as those evaluators read them that take all classes together.
+
+        Returns:
+            Matrices from the entries of a tuple, of the performer kernel only.
+        """
+        keys = {p: self._matrix(self.key, p) for p in self.classes.by_input}
+        if self.constant_query is not None:
+            nothing = torch.zeros_like(self.constant_query)
+            queries = dict.fromkeys(self.classes.by_output, (self.constant_query[None], nothing))
+        else:
+            biases = {p: cast("Tensor", self.query[_name(p)].bias)[0] for p in self.classes.by_output}
+            queries = {p: (self._matrix(self.query, p), bias) for p, bias in biases.items()}
+        return Maps(self.value, self.out, keys, queries, self.heads, cast("Tensor", self.projection))
+
+    @staticmethod
+    def _matrix(end: nn.ModuleDict, pattern: Partition) -> Tensor:
+        return cast("Tensor", end[_name(pattern)].weight).flatten(0, 1)
 
     def forward(
         self,
@@ -266,13 +256,6 @@ class HigherOrderAttention(nn.Module):
         module = self.query[_name(pattern)]
         return module(x) if where is None else self._at(module, cast("Hyperedges", x), where)
 
-    def _slices(self, projected: dict[Partition, Tensor], end: dict[Partition, list[Pair]]) -> dict[Pair, Tensor]:
-        """Cut the queries or keys of all classes of a pattern into those of each."""
-        cut: dict[Pair, Tensor] = {}
-        for pattern, found in end.items():
-            cut.update(zip(found, projected[pattern].chunk(len(found), -1), strict=True))
-        return cut
-
     def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
         check_dense(x, self.order_in, self.features, mask)
         nodes, batch = x.shape[-2], x.shape[: x.ndim - 1 - self.order_in]
@@ -283,13 +266,15 @@ class HigherOrderAttention(nn.Module):
             present = support if present is None else present & support
         if present is not None:
             x = torch.where(present[..., None], x, 0)
-        queries = self._slices({p: self._query(p, x, None) for p in self._by_output}, self._by_output)
-        keys = self._slices({p: self.key[_name(p)](x) for p in self._by_input}, self._by_input)
+        ins, outs = self.classes.by_input, self.classes.by_output
+        queries = by_class({p: self._query(p, x, None) for p in outs}, outs)
+        keys = by_class({p: self.key[_name(p)](x) for p in ins}, ins)
         if self.projection is not None:
-            for pair, shift in self._shifts(shifts.of_dense(x, self._sources, present)).items():
+            means = shifts.of_dense(x, self.classes.sources, present)
+            for pair, shift in shifts.of_classes(self.classes, self.maps(), means).items():
                 keys[pair] = keys[pair] - shift.unflatten(-1, (*[1] * number_of_blocks(pair.source.pattern), -1))
         sums: dict[Partition, Tensor] = {}
-        for index, pair in enumerate(self.pairs):
+        for index, pair in enumerate(self.classes.pairs):
             pattern = pair.source.pattern
             valid = dense_attention.different(nodes, number_of_blocks(pattern), x.device)
             if present is not None:
@@ -324,7 +309,7 @@ class HigherOrderAttention(nn.Module):
             mixed = dense_attention.softmax_class(pair, query, key, value, valid, self.heads)
             return dense_attention.settle(mixed, pair, nodes)
         return dense_attention.kernel_class(
-            pair, query, key, value, valid, self.heads, self.projection, self._terms[pair]
+            pair, query, key, value, valid, self.heads, self.projection, self.classes.terms[pair]
         )
 
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
@@ -332,19 +317,22 @@ class HigherOrderAttention(nn.Module):
         to = x.projected(self.order_out) if to is None else to
         sparse.check_hyperedges(x, self.order_in, self.features, to, self.order_out)
         if self._pays(x, to):
-            result = (self._together if self.sums == "decoupled" else self._coupled)(x, to)
+            together = all_classes.decoupled if self.sums == "decoupled" else all_classes.coupled
+            result = together(self.classes, self.maps(), x, to)
             return x.with_values(result) if same else x.at(to, result)
-        outputs = {p: sparse_attention.stratum(x, to, p) for p in self._patterns(list(self.pairs), "out")}
-        inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in self._patterns(list(self.pairs), "in")}
-        queries = self._slices({p: self._query(p, x, outputs[p][1]) for p in self._by_output}, self._by_output)
-        keys = self._slices({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in self._by_input}, self._by_input)
+        every, ins, outs = self.classes.pairs, self.classes.by_input, self.classes.by_output
+        outputs = {p: sparse_attention.stratum(x, to, p) for p in sorted({pair.target.pattern for pair in every})}
+        inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in sorted({pair.source.pattern for pair in every})}
+        queries = by_class({p: self._query(p, x, outputs[p][1]) for p in outs}, outs)
+        keys = by_class({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in ins}, ins)
         if self.projection is not None:
-            for pair, shift in self._shifts(shifts.of_hyperedges(x, self._sources)).items():
+            means = shifts.of_hyperedges(x, self.classes.sources)
+            for pair, shift in shifts.of_classes(self.classes, self.maps(), means).items():
                 keys[pair] = keys[pair] - shift.index_select(0, inputs[pair.source.pattern][1].graphs)
         # What a class computes on the way would be kept for the backward pass, and there are many classes.
         again = torch.is_grad_enabled() and max(x.indices.shape[0], to.shape[0]) > _RECOMPUTED_FROM
         sums: dict[Partition, Tensor] = {}
-        for index, pair in enumerate(self.pairs):
+        for index, pair in enumerate(every):
             target = pair.target.pattern
             ends = (*inputs[pair.source.pattern], outputs[target][1])
             step = (pair, index, ends, x.values, queries.get(pair), keys.get(pair))
@@ -376,7 +364,7 @@ class HigherOrderAttention(nn.Module):
             if self.projection is None:
                 mixed = sparse_attention.softmax_class(pair, stratum_in, stratum_out, query, key, value)
             else:
-                terms = self._terms[pair]
+                terms = self.classes.terms[pair]
                 mixed = sparse_attention.kernel_class(
                     terms, stratum_in, stratum_out, query, key, value, self.projection
                 )
@@ -386,133 +374,6 @@ class HigherOrderAttention(nn.Module):
         """Whether there are enough hyperedges for what is done for all classes at once; decoupled, in each graph."""
         times = x.num_graphs if self.sums == "decoupled" else 1
         return self.projection is not None and max(x.indices.shape[0], to.shape[0]) >= self.together_from * times
-
-    def _coupled(self, x: Hyperedges, to: Tensor) -> Tensor:
-        """All queries at once, all keys and all values, then a class after the other."""
-        ins = {p: self._entries(x, x.indices, p) for p in self._by_input}
-        outs = {p: self._entries(x, to, p) for p in self._patterns(list(self.pairs), "out")}
-        heads, again = self.heads, torch.is_grad_enabled() and x.indices.shape[0] > 16 * _RECOMPUTED_FROM
-        ends: dict[Pair, tuple[Own, Tensor, Tensor]] = {}
-        away = self._shifts(shifts.of_hyperedges(x, self._sources))
-        for pattern, (plan, table) in ins.items():
-            found = self._by_input[pattern]
-            shift = torch.cat([away[pair] for pair in found], -1).index_select(0, plan.graphs)
-            keys = (table @ self._key_map(pattern) - shift).chunk(len(found), -1)
-            matrix = self.value[[self.pairs.index(pair) for pair in found]].transpose(0, 1).flatten(1)
-            values = (x.values.index_select(0, plan.rows) @ matrix).chunk(len(found), -1)
-            ends |= {pair: (plan, k, v) for pair, k, v in zip(found, keys, values, strict=True)}
-        result = x.values.new_zeros(to.shape[0], self.features)
-        for pattern, (plan, table) in outs.items():
-            total = table @ self._direct(pattern, table)
-            found = self._by_output.get(pattern, [])
-            queries = self._queries(pattern, table).chunk(len(found), -1) if found else ()
-            for pair, query in zip(found, queries, strict=True):
-                rows, *of_keys = ends[pair]
-                q, k, v = (z.unflatten(-1, (heads, -1)) for z in (query, *of_keys))
-                step = (pair, x, rows, plan, q, k, v, cast("Tensor", self.projection))
-                function = sparse_attention.coupled_class
-                mixed = checkpoint(function, *step, use_reentrant=False) if again else function(*step)
-                total = total + mixed.flatten(1) @ self.out[self.pairs.index(pair)]
-            result = result.index_add(0, plan.rows, total.to(result.dtype))
-        return result
-
-    def _together(self, x: Hyperedges, to: Tensor) -> Tensor:
-        """All classes at once, where each sums over all keys of a graph."""
-        ins = {p: self._entries(x, x.indices, p) for p in self._by_input}
-        outs = {p: self._entries(x, to, p) for p in self._patterns(list(self.pairs), "out")}
-        result = x.values.new_zeros(to.shape[0], self.features)
-        parts: dict[Partition, list[Tensor]] = {p: [] for p in outs}
-        away = self._shifts(shifts.of_hyperedges(x, self._sources))
-        shift = {p: torch.cat([away[pair] for pair in found], -1) for p, found in self._by_input.items()}
-        for graph in range(x.num_graphs):
-            sums: dict[Pair, tuple[Tensor, Tensor]] = {}
-            for pattern, (plan, table) in ins.items():
-                sums |= self._pooled(pattern, table[plan.bounds[graph] : plan.bounds[graph + 1]], shift[pattern][graph])
-            for pattern, (plan, table) in outs.items():
-                here = table[plan.bounds[graph] : plan.bounds[graph + 1]]
-                parts[pattern].append(self._attend(pattern, here, sums))
-        for pattern, found in parts.items():
-            result = result.index_add(0, outs[pattern][0].rows, torch.cat(found).to(result.dtype))
-        return result
-
-    def _entries(self, x: Hyperedges, indices: Tensor, pattern: Partition) -> tuple[Own, Tensor]:
-        plan = own(x, indices, pattern, _lookups(self.order_in, number_of_blocks(pattern)))
-        return plan, entries(x.values, plan)
-
-    def _shifts(self, means: dict[Partition, Tensor]) -> dict[Pair, Tensor]:
-        """What the keys of each class lose: their own mean, and that of the queries, ``(*graphs, heads * dim)``."""
-        ins = {p: self._at_means(p, means) @ self._key_map(p) for p in self._by_input}
-        outs = {p: self._queries(p, self._at_means(p, means)) for p in self._by_output}
-        of_query = self._slices(outs, self._by_output)
-        return {
-            pair: key + shifts.at_most(of_query[pair].unflatten(-1, (self.heads, -1))).flatten(-2)
-            for pair, key in self._slices(ins, self._by_input).items()
-        }
-
-    def _at_means(self, pattern: Partition, means: dict[Partition, Tensor]) -> Tensor:
-        """The entries of a tuple, as they are on average; a one where a tuple has no nodes."""
-        parts = [means[read] for read in self._read[pattern]]
-        return torch.cat(parts, -1) if parts else torch.ones_like(means[self._sources[0]][..., :1])
-
-    def _pooled(self, pattern: Partition, keys: Tensor, shift: Tensor) -> dict[Pair, tuple[Tensor, Tensor]]:
-        """What the classes of an input pattern sum over the keys of a graph, mapped to the output."""
-        found, projection = self._by_input[pattern], cast("Tensor", self.projection)
-        if keys.shape[0] == 0:
-            logs = keys.new_zeros(len(found), self.heads, projection.shape[0])
-            return dict(zip(found, zip(logs, logs.new_zeros(*logs.shape, self.features), strict=True), strict=True))
-        blocks = number_of_blocks(pattern)
-        finest = tuple(range(blocks))
-        itself = _lookups(self.order_in, blocks).index((Source(pattern, finest), finest)) * self.features
-        weight, bias = self._key_map(pattern) * self._root, -shift * self._root
-        both = pooled(keys, weight, bias, projection, itself, itself + self.features)
-        logs, means = (x.unflatten(0, (len(found), -1)) for x in both)
-        chosen = [self.pairs.index(pair) for pair in found]
-        value = self.value[chosen].unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        out = self.out[chosen].unflatten(1, (self.heads, -1))
-        return dict(zip(found, zip(logs, means @ value @ out, strict=True), strict=True))
-
-    def _attend(self, pattern: Partition, queries: Tensor, sums: dict[Pair, tuple[Tensor, Tensor]]) -> Tensor:
-        """The sum of all classes of an output pattern at the queries of a graph."""
-        direct = self._direct(pattern, queries)
-        found = self._by_output.get(pattern, [])
-        if not found:
-            return queries @ direct
-        weight, bias = self._query_map(pattern)
-        logs, means = (torch.cat(column) for column in zip(*(sums[pair] for pair in found), strict=True))
-        projection = cast("Tensor", self.projection)
-        return attend(queries, weight * self._root, bias * self._root, projection, logs, means, direct)
-
-    def _direct(self, pattern: Partition, table: Tensor) -> Tensor:
-        """What the classes whose weight is one do to the entries of a tuple."""
-        ones = {(p.source, p.target.places): i for i, p in enumerate(self.pairs) if self._is_one(p, pattern)}
-        nothing = table.new_zeros(self.features, self.features)
-        lookups = _lookups(self.order_in, number_of_blocks(pattern))
-        if not ones:
-            return table.new_zeros(table.shape[1], self.features)
-        return torch.cat([self.value[ones[at]] @ self.out[ones[at]] if at in ones else nothing for at in lookups])
-
-    def _key_map(self, pattern: Partition) -> Tensor:
-        """From the entries of a tuple to the keys of all classes."""
-        return cast("Tensor", self.key[_name(pattern)].weight).flatten(0, 1)
-
-    def _query_map(self, pattern: Partition) -> tuple[Tensor, Tensor]:
-        """From the entries of a tuple to the queries of all classes."""
-        if self.constant_query is not None:
-            return self.constant_query[None], torch.zeros_like(self.constant_query)
-        module = self.query[_name(pattern)]
-        return cast("Tensor", module.weight).flatten(0, 1), cast("Tensor", module.bias)[0]
-
-    def _queries(self, pattern: Partition, table: Tensor) -> Tensor:
-        weight, bias = self._query_map(pattern)
-        return table @ weight + bias
-
-    @staticmethod
-    def _is_one(pair: Pair, pattern: Partition) -> bool:
-        return pair.target.pattern == pattern and not free_axes(pair)[0]
-
-    @property
-    def _root(self) -> float:
-        return self.query_features**-0.25
 
     @staticmethod
     def _at(module: nn.Module, x: Hyperedges, where: Hyperedges) -> Tensor:
@@ -525,4 +386,4 @@ class HigherOrderAttention(nn.Module):
             The line that ``repr`` shows.
         """
         orders = f"{self.order_in} -> {self.order_out}, features={self.features}, heads={self.heads}"
-        return f"{orders}, kernel={self.kernel!r}, classes={len(self.pairs)}"
+        return f"{orders}, kernel={self.kernel!r}, classes={len(self.classes.pairs)}"

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from holonomy.layers.equivariant import dense, dense_attention, sparse_attention
-from holonomy.layers.equivariant.classes import number_of_blocks
+from holonomy.layers.equivariant.attention_maps import Classes, Maps, by_class
+from holonomy.layers.equivariant.classes import Pair, number_of_blocks
 from holonomy.layers.equivariant.partitions import Partition
 from holonomy.structures import Hyperedges
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["at_most", "of_dense", "of_hyperedges"]
+__all__ = ["at_most", "of_classes", "of_dense", "of_hyperedges"]
 
 # The squares of keys that are further away would cost single precision its digits.
 _FARTHEST = 8.0
@@ -82,6 +83,39 @@ def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partitio
         count = torch.bincount(stratum.graphs, minlength=x.num_graphs).clamp_min(1)
         means[pattern] = total / count[:, None].to(total.dtype)
     return means
+
+
+def of_classes(
+    classes: Classes, maps: Maps, means: dict[Partition, Float[Tensor, "*graphs dim"]]
+) -> dict[Pair, Float[Tensor, "*graphs width"]]:
+    """What the keys of each class lose: their own mean, and that of the queries.
+
+    Args:
+        classes: of the attention.
+        maps: of the attention.
+        means: the mean entry of each pattern.
+
+    Returns:
+        ``(*graphs, heads * query_features)`` for each class that has keys.
+
+    >>> from holonomy.layers import HigherOrderAttention
+    >>> layer = HigherOrderAttention(1, 1, 8, 2, kernel="performer")
+    >>> x = torch.ones(5, 8)
+    >>> shift = of_classes(layer.classes, layer.maps(), of_dense(x, layer.classes.sources, None))
+    >>> [width.shape for width in shift.values()]
+    [torch.Size([8])]
+    """
+    entry = {p: _mean_entries(classes, means, p) for p in classes.read}
+    keys = by_class({p: entry[p] @ weight for p, weight in maps.keys.items()}, classes.by_input)
+    queries = {p: entry[p] @ weight + bias for p, (weight, bias) in maps.queries.items()}
+    found = by_class(queries, classes.by_output)
+    return {pair: key + at_most(found[pair].unflatten(-1, (maps.heads, -1))).flatten(-2) for pair, key in keys.items()}
+
+
+def _mean_entries(classes: Classes, means: dict[Partition, Tensor], pattern: Partition) -> Tensor:
+    """The entries of a tuple, as they are on average; a one where a tuple has no nodes."""
+    parts = [means[read] for read in classes.read[pattern]]
+    return torch.cat(parts, -1) if parts else torch.ones_like(means[classes.sources[0]][..., :1])
 
 
 def at_most(x: Float[Tensor, "*batch dim"], length: float = _FARTHEST) -> Float[Tensor, "*batch dim"]:
