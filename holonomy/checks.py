@@ -1,7 +1,7 @@
 """The door: one clear sentence for each bad shape, dtype or value; behind it nobody checks.
 
-Value checks run in constructors only (they would break ``torch.compile(fullgraph=True)`` and make a GPU wait); shape
-checks are free and may run in ``forward``.
+Shape checks are free and may run in ``forward``. Values are read in constructors, where something is computed once, and
+where nothing waits for them: on a CPU, outside of ``torch.compile`` and of the transformations of ``torch.func``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from holonomy.autograd import transformed
+
 __all__ = [
+    "codes",
+    "dense",
     "edges",
     "finite_negative",
     "floating",
     "function",
     "graph",
     "in_range",
+    "integers",
     "last_axis",
+    "membership",
     "node_mask",
     "nonnegative_int",
     "one_of",
@@ -232,71 +238,193 @@ def function(name: str, value: object) -> None:
         raise TypeError(f"{name} must be callable, got {type(value).__name__}.")
 
 
-def floating(name: str, x: Tensor) -> None:
-    """Refuse a tensor that does not hold real floating-point numbers.
+def floating(name: str, x: object) -> None:
+    """Refuse what is no tensor of real floating-point numbers.
 
     Args:
         name: the argument's name, for the sentence.
-        x: the tensor that came.
+        x: what came.
 
     Raises:
-        TypeError: if its dtype is integer, boolean or complex.
+        TypeError: if it is no tensor, or its dtype is integer, boolean or complex.
 
     >>> import torch
     >>> floating("x", torch.zeros(2))
     """
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {_kind(x)}.")
 
 
-def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> None:
-    """Refuse nodes, edges and their features whose shapes are not those of one graph. It reads no values.
+def integers(name: str, x: object) -> None:
+    """Refuse what is no tensor of integers. A boolean tensor is none: it may mean a mask.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: what came.
+
+    Raises:
+        TypeError: if it is no tensor, or its dtype is another one.
+
+    >>> import torch
+    >>> integers("batch", torch.zeros(2, dtype=torch.int64))
+    """
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {_kind(x)}.")
+
+
+def dense(name: str, x: Tensor) -> None:
+    """Refuse a sparse tensor, where there is no product of it.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: what came.
+
+    Raises:
+        TypeError: if it is not strided.
+
+    >>> import torch
+    >>> dense("x", torch.zeros(2))
+    """
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {x.layout}.")
+
+
+def codes(name: str, x: Tensor, count: int, meaning: str) -> None:
+    """Refuse numbers that are looked up in a table and are not in it, where reading them makes nobody wait.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: what came.
+        count: rows of the table.
+        meaning: what they are, symbolically, as ``"edge_types"``.
+
+    Raises:
+        TypeError: if they are no integers.
+        ValueError: if one is not in ``[0, count)``.
+
+    >>> import torch
+    >>> codes("distances", torch.tensor([0, 2]), 3, "limit + 2")
+    """
+    integers(name, x)
+    if _costs_nothing_to_read(x):
+        outside = _outside(x, count)
+        if outside:
+            raise ValueError(f"{name} must lie in [0, {meaning} = {count}), got {outside}.")
+
+
+def membership(batch: Tensor, nodes: int) -> None:
+    """Refuse what does not say the graph of each node. It reads the values, as those who lay graphs out do.
+
+    Args:
+        batch: what came, named so in the sentence.
+        nodes: their number.
+
+    Raises:
+        TypeError: if it does not hold integers.
+        ValueError: if it has no entry for each node, or one below zero.
+
+    >>> import torch
+    >>> membership(torch.tensor([0, 1, 1]), 3)
+    """
+    integers("batch", batch)
+    if batch.shape != (nodes,):
+        raise ValueError(f"batch must have shape (n = {nodes},), got {tuple(batch.shape)}.")
+    if _can_be_read(batch) and batch.numel() and int(batch.min()) < 0:
+        raise ValueError(f"batch must number graphs from 0 on, got {int(batch.min())}.")
+
+
+def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch: Tensor | None = None) -> None:
+    """Refuse nodes, edges, their features and the graphs of nodes that do not fit together.
+
+    Where edges end is read where that makes nobody wait.
 
     Args:
         x: node features, named so in the sentence.
         edge_index: named so.
         edge_attr: edge features, named so.
+        batch: the graph of each node, named so.
 
     Raises:
-        ValueError: if shapes are not ``(nodes, features)``, ``(2, edges)`` and ``(edges, features)``.
+        TypeError: if features are no floating-point numbers, or edges or graphs no integers.
+        ValueError: if shapes are not ``(nodes, features)``, ``(2, edges)``, ``(edges, features)`` and ``(nodes,)``, or an
+            edge names a node that is not there or joins two graphs.
 
     >>> import torch
     >>> graph(torch.ones(2, 3), torch.tensor([[0], [1]]), torch.ones(1, 4))
     """
+    floating("x", x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (nodes, features), got {tuple(x.shape)}.")
     _edge_list(edge_index)
-    if edge_attr is not None and (edge_attr.ndim != 2 or edge_attr.shape[0] != edge_index.shape[1]):
-        wanted = f"(edges = {edge_index.shape[1]}, features)"
-        raise ValueError(f"edge_attr must have shape {wanted}, got {tuple(edge_attr.shape)}.")
+    if edge_attr is not None:
+        _tensor("edge_attr", edge_attr)
+        if edge_attr.ndim != 2 or edge_attr.shape[0] != edge_index.shape[1]:
+            wanted = f"(edges = {edge_index.shape[1]}, features)"
+            raise ValueError(f"edge_attr must have shape {wanted}, got {tuple(edge_attr.shape)}.")
+    if batch is not None:
+        membership(batch, x.shape[0])
+    if _costs_nothing_to_read(edge_index) and (batch is None or _costs_nothing_to_read(batch)):
+        edges(edge_index, x.shape[0], batch)
 
 
-def edges(edge_index: Tensor, n: int) -> None:
+def edges(edge_index: Tensor, n: int, batch: Tensor | None = None) -> None:
     """Refuse what is no list of edges between n nodes. It reads the values, so it is for what is computed once.
 
     Args:
         edge_index: what came, named so in the sentence.
         n: number of nodes.
+        batch: the graph of each node ``(n,)``.
 
     Raises:
         TypeError: if it does not hold integers.
-        ValueError: if it has no shape ``(2, m)`` or names a node that is not there.
+        ValueError: if it has no shape ``(2, m)``, names a node that is not there or joins two graphs.
 
     >>> import torch
     >>> edges(torch.tensor([[0], [1]]), 2)
     """
     _edge_list(edge_index)
-    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
-        raise TypeError(f"edge_index must hold integers, got {edge_index.dtype}.")
-    if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < n:
-        raise ValueError(
-            f"edge_index must name nodes in [0, n = {n}), got {int(edge_index.min())} .. {int(edge_index.max())}."
-        )
+    outside = _outside(edge_index, n)
+    if outside:
+        raise ValueError(f"edge_index must name nodes in [0, n = {n}), got {outside}.")
+    if batch is not None:
+        source, target = batch[edge_index.long()]
+        across = source != target
+        if bool(across.any()):
+            edge = tuple(edge_index[:, across][:, 0].tolist())
+            raise ValueError(f"edge_index must join nodes of one graph, got the edge {edge}.")
 
 
 def _edge_list(edge_index: Tensor) -> None:
+    _tensor("edge_index", edge_index)
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    integers("edge_index", edge_index)
+
+
+def _tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {_kind(x)}.")
+
+
+def _kind(x: object) -> str:
+    return str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+
+
+def _outside(x: Tensor, count: int) -> str:
+    """The least and the largest number, where one is not in [0, count)."""
+    if x.numel() == 0:
+        return ""
+    least, largest = (int(value) for value in x.aminmax())
+    return "" if 0 <= least <= largest < count else f"{least} .. {largest}"
+
+
+def _can_be_read(x: Tensor) -> bool:
+    # A fake tensor, with which torch traces, has a device and no values.
+    return type(x) is Tensor and not x.is_meta and not torch.compiler.is_compiling() and not transformed()
+
+
+def _costs_nothing_to_read(x: Tensor) -> bool:
+    return x.device.type == "cpu" and _can_be_read(x)
 
 
 def _boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str = "") -> None:

@@ -59,8 +59,7 @@ class PaddedGraphs:
         """
         if x.ndim != 2:
             raise ValueError(f"x must have shape (n, features), got {tuple(x.shape)}.")
-        if batch.shape != x.shape[:1]:
-            raise ValueError(f"batch must have shape (n = {x.shape[0]},), got {tuple(batch.shape)}.")
+        checks.membership(batch, x.shape[0])
         batch = batch.long()
         sizes = torch.bincount(batch)
         graphs, widest = sizes.shape[0], int(sizes.max()) if batch.numel() else 0
@@ -148,6 +147,8 @@ class Hyperedges:
     _plans: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.batch is not None:
+            checks.membership(self.batch, self.num_nodes)
         batch = self.indices.new_zeros(self.num_nodes) if self.batch is None else self.batch.long()
         seen = int(batch.max()) + 1 if batch.numel() else 0
         object.__setattr__(self, "batch", batch)
@@ -325,7 +326,8 @@ class Hyperedges:
         >>> Hyperedges.from_graph(torch.ones(2, 3), torch.tensor([[0, 1], [1, 0]])).values.shape
         torch.Size([4, 4])
         """
-        checks.graph(x, edge_index, edge_attr)
+        checks.graph(x, edge_index, edge_attr, batch)
+        checks.dense("x", x)
         nodes = x.shape[0]
         attributes = x.new_ones(edge_index.shape[1], 1) if edge_attr is None else edge_attr
         loops = torch.arange(nodes, device=x.device)
@@ -571,10 +573,6 @@ def _check_indices(indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: i
         raise TypeError(f"indices must be of dtype torch.int64, got {indices.dtype}.")
     if indices.ndim != 2:
         raise ValueError(f"indices must have shape (edges, order), got {tuple(indices.shape)}.")
-    if batch.shape != (num_nodes,):
-        raise ValueError(f"batch must have shape (num_nodes = {num_nodes},), got {tuple(batch.shape)}.")
-    if batch.numel() and int(batch.min()) < 0:
-        raise ValueError(f"batch must number graphs from 0 on, got {int(batch.min())}.")
     if indices.shape[1] == 0:
         if indices.shape[0] != num_graphs:
             raise ValueError(f"indices of order 0 must have one row a graph ({num_graphs}), got {indices.shape[0]}.")

@@ -347,9 +347,11 @@ class ChromaticGraphTransformer(nn.Module):
         has_features = self.pairs.edges.attributes is not None
         if (edge_attr is not None) != (has_features or self.edge_types > 1):
             raise ValueError("edge_attr must be given exactly if edges have types or features.")
-        if edge_attr is not None and edge_attr.is_floating_point() != has_features:
-            kind = "features" if has_features else "integer types"
-            raise ValueError(f"edge_attr must hold {kind}, got {edge_attr.dtype}.")
         types = None if edge_attr is None or has_features else edge_attr
         features = edge_attr if has_features else None
+        if types is not None:
+            checks.codes("edge_attr", types, self.edge_types, "edge_types")
+        if features is not None:
+            checks.floating("edge_attr", features)
+            checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features")
         return GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related)

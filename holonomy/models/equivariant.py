@@ -63,10 +63,8 @@ class EquivariantModel(nn.Module):
         orders = [checks.nonnegative_int("orders", order) for order in orders]
         if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
             raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")
-        if edge_features < 0 or (edge_features and orders[0] != 2):
-            raise ValueError(
-                f"edge_features must be 0 unless the first order is 2, then at least 0, got {edge_features}."
-            )
+        if checks.nonnegative_int("edge_features", edge_features) and orders[0] != 2:
+            raise ValueError(f"edge_features must be 0 unless the first order is 2, got {edge_features}.")
         self.orders, self.edge_features = tuple(orders), edge_features
         self.in_features = checks.positive_int("in_features", in_features)
         first, last = self.orders[0], self.orders[-1]
@@ -140,6 +138,7 @@ class EquivariantModel(nn.Module):
             if edge_index is not None or edge_attr is not None or batch is not None:
                 raise ValueError("edge_index, edge_attr and batch must be None where x is hyperedges.")
             return x
+        checks.floating("x", x)
         first = self.orders[0]
         if (edge_index is not None) != (first == 2):
             raise ValueError(f"edge_index must be given exactly if the first order is 2, which is {first} here.")
@@ -147,6 +146,10 @@ class EquivariantModel(nn.Module):
             raise ValueError(
                 f"edge_attr must be given exactly if edge_features > 0, which is {self.edge_features} here."
             )
+        checks.last_axis("x", x, self.in_features, "in_features")
+        if edge_attr is not None:
+            checks.floating("edge_attr", edge_attr)
+            checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features")
         if first == 1:
             indices = torch.arange(x.shape[0], device=x.device)[:, None]
             return Hyperedges(indices, x, x.shape[0], batch)

@@ -72,7 +72,8 @@ class GraphPairs(NamedTuple):
         Raises:
             ValueError: if shapes do not fit, or there is not one row a pair.
         """
-        checks.graph(x, edge_index, edge_attr)
+        checks.graph(x, edge_index, edge_attr, batch)
+        checks.dense("x", x)
         if edge_type is not None and edge_type.shape != edge_index.shape[1:]:
             wanted = f"(edges = {edge_index.shape[1]},)"
             raise ValueError(f"edge_attr must have shape {wanted} for types of edges, got {tuple(edge_type.shape)}.")

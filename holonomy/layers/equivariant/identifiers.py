@@ -158,12 +158,9 @@ def laplacian_identifiers(
     """
     checks.one_of("which", which, ("lowest", "both"))
     _check_sizes(n, dim, batch)
-    checks.edges(edge_index, n)
+    checks.edges(edge_index, n, batch)
     source, target = edge_index.detach().cpu().numpy()
     graph = np.zeros(n, dtype=np.int64) if batch is None else batch.detach().cpu().numpy()
-    if (graph[source] != graph[target]).any():
-        edge = int((graph[source] != graph[target]).argmax())
-        raise ValueError(f"edge_index must join nodes of one graph, got the edge ({source[edge]}, {target[edge]}).")
     # The nodes of each graph side by side, so that it is a block of the matrix.
     order = graph.argsort(kind="stable")
     place = order.argsort()
@@ -215,8 +212,8 @@ def perturb_identifiers(
 
 def _check_sizes(n: int, dim: int, batch: Tensor | None) -> None:
     checks.positive_int("dim", dim)
-    if batch is not None and batch.shape != (n,):
-        raise ValueError(f"batch must have shape (n = {n},), got {tuple(batch.shape)}.")
+    if batch is not None:
+        checks.membership(batch, n)
 
 
 def _drawn_on(x: Tensor, generator: torch.Generator | None) -> torch.device:

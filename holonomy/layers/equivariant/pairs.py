@@ -54,9 +54,7 @@ class EdgeTypeEncoder(nn.Module):
         super().__init__()
         checks.positive_int("features", features)
         count = checks.positive_int("edge_types", edge_types) + 2
-        if edge_features < 0:
-            raise ValueError(f"edge_features must be at least 0, got {edge_features}.")
-        self.edge_features, self.product = edge_features, product
+        self.edge_features, self.product = checks.nonnegative_int("edge_features", edge_features), product
         self.types = nn.Embedding(2 * count if product else count, features, device=device, dtype=dtype)
         self.attributes = None
         if edge_features:
@@ -170,6 +168,7 @@ class ShortestPathEncoder(nn.Module):
         Returns:
             ``(..., features)``.
         """
+        checks.codes("distances", distances, self.distances.num_embeddings, "limit + 2")
         return self.distances(distances)
 
 

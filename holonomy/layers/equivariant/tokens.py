@@ -326,7 +326,7 @@ class GraphTokenizer(_Tokenizer):
         Raises:
             ValueError: if a shape does not fit.
         """
-        checks.graph(x, edge_index)
+        checks.graph(x, edge_index, batch=batch)
         nodes = x.shape[0]
         checks.last_axis("x", x, self.in_features, "in_features")
         _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features)
@@ -417,6 +417,8 @@ class HyperedgeTokenizer(_Tokenizer):
             raise ValueError(f"indices must have shape (edges, order = {self.order}), got {tuple(indices.shape)}.")
         if values.shape != wanted:
             raise ValueError(f"values must have shape (edges, in_features) = {wanted}, got {tuple(values.shape)}.")
+        if batch is not None:
+            checks.membership(batch, num_nodes)
         identifiers = self._given_or_drawn(identifiers, num_nodes, batch, None)
         rows = self.graph_token.new_zeros(indices.shape[0], self.graph_token.shape[0])
         if self.of_hyperedges is not None:
@@ -444,6 +446,8 @@ def _block(
 
 
 def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int) -> None:
+    if edge_attr is not None:
+        checks.floating("edge_attr", edge_attr)
     wanted = (edges, edge_features) if edge_features else None
     came = None if edge_attr is None else tuple(edge_attr.shape)
     if came != wanted:
