@@ -159,11 +159,13 @@ def last_axis(name: str, x: Tensor, size: int, meaning: str) -> None:
         meaning: what the axis holds, symbolically, as ``"features + 1"``.
 
     Raises:
+        TypeError: if it is no tensor.
         ValueError: if the last axis has another length.
 
     >>> import torch
     >>> last_axis("x", torch.zeros(2, 5), 5, "features + 1")
     """
+    _tensor(name, x)
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
 
@@ -178,11 +180,13 @@ def rows(name: str, x: Tensor, size: int, meaning: str) -> None:
         meaning: what the axis holds, symbolically, as ``"features + 1"``.
 
     Raises:
+        TypeError: if it is no tensor.
         ValueError: if it has fewer than two axes, or the last one another length.
 
     >>> import torch
     >>> rows("x", torch.zeros(2, 5), 5, "features + 1")
     """
+    _tensor(name, x)
     if x.ndim < 2 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (*batch, nodes, {meaning} = {size}), got {tuple(x.shape)}.")
 
@@ -346,8 +350,8 @@ def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch:
 
     Raises:
         TypeError: if features are no floating-point numbers, or edges or graphs no integers.
-        ValueError: if shapes are not ``(nodes, features)``, ``(2, edges)``, ``(edges, features)`` and ``(nodes,)``, or an
-            edge names a node that is not there or joins two graphs.
+        ValueError: if shapes are not ``(nodes, features)``, ``(2, edges)``, ``(edges, features)`` and ``(nodes,)``, an
+            edge names a node that is not there or joins two graphs, or a graph has a number below zero.
 
     >>> import torch
     >>> graph(torch.ones(2, 3), torch.tensor([[0], [1]]), torch.ones(1, 4))

@@ -263,6 +263,7 @@ class ChromaticGraphTransformer(nn.Module):
         Raises:
             ValueError: if a shape does not fit, or an argument is missing or unread.
         """
+        checks.last_axis("nodes", nodes, self.in_features, "in_features")
         graphs = without_padding(GraphPairs(nodes, mask, categories, walks, distances, related, attributes))
         h = self._layers(graphs)
         if self.level == "graph":
@@ -313,7 +314,6 @@ class ChromaticGraphTransformer(nn.Module):
 
     def _start(self, graphs: GraphPairs) -> tuple[Tensor, Tensor | ProjectedEdges]:
         """h^(0), and E^(0) or what all layers make of it."""
-        checks.last_axis("x", graphs.nodes, self.in_features, "in_features")
         edges = self.pairs(graphs.categories, graphs.walks, graphs.distances, graphs.related, graphs.attributes)
         h = self.nodes(graphs.nodes)
         if self.node_walks is not None and graphs.walks is not None:
@@ -354,4 +354,6 @@ class ChromaticGraphTransformer(nn.Module):
         if features is not None:
             checks.floating("edge_attr", features)
             checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features")
-        return GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related)
+        graphs = GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related)
+        checks.last_axis("x", x, self.in_features, "in_features")
+        return graphs

@@ -146,14 +146,16 @@ class EquivariantModel(nn.Module):
             raise ValueError(
                 f"edge_attr must be given exactly if edge_features > 0, which is {self.edge_features} here."
             )
-        checks.last_axis("x", x, self.in_features, "in_features")
-        if edge_attr is not None:
-            checks.floating("edge_attr", edge_attr)
-            checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features")
         if first == 1:
             indices = torch.arange(x.shape[0], device=x.device)[:, None]
-            return Hyperedges(indices, x, x.shape[0], batch)
-        if edge_index is None:
+            edges = Hyperedges(indices, x, x.shape[0], batch)
+        elif edge_index is None:
             raise ValueError(f"x must be hyperedges where the first order is {first}.")
-        attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
-        return Hyperedges.from_graph(x, edge_index, attributes, batch)
+        else:
+            checks.graph(x, edge_index, edge_attr)
+            attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
+            edges = Hyperedges.from_graph(x, edge_index, attributes, batch)
+        checks.last_axis("x", x, self.in_features, "in_features")
+        if edge_attr is not None:
+            checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features")
+        return edges

@@ -568,6 +568,7 @@ class Hypformer(nn.Module):
 
     def _mix(self, x: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Float[Tensor, "nodes dim"]:
         """Both branches in the tangent space at the origin."""
+        checks.floating("x", x)
         checks.last_axis("x", x, self.in_features, "in_features")
         branches: list[Tensor] = []
         if self.encoder is not None:

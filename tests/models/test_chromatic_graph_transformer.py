@@ -250,7 +250,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
     types = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="edge_attr must be given exactly if edges have types or features"):
         model(x, edges, walks=walks)
-    with pytest.raises(ValueError, match=r"edge_attr must hold integer types, got torch.float32"):
+    with pytest.raises(TypeError, match=r"edge_attr must hold integers, got torch.float32"):
         model(x, edges, torch.zeros(2), walks=walks)
     with pytest.raises(ValueError, match="walks must be given exactly if the encoder was made for it, got NoneType"):
         model(x, edges, types)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from holonomy.models import (
     ChromaticGraphTransformer,
     HigherOrderTransformer,
+    Hypformer,
     HypTokenGT,
     InvariantGraphNetwork,
     TokenGT,
@@ -81,6 +84,78 @@ def test_shapes_that_do_not_fit_get_one_sentence(name):
     ):
         with pytest.raises(ValueError, match=sentence):
             model(*given)
+
+
+# What a newcomer passes, as what it replaces and what the sentence says. The first came through as another graph, or
+# got the words of whatever function of torch came to it first.
+SLIPS = {
+    "batch is a mask": ("batch", BATCH.bool(), "batch must hold integers, got torch.bool."),
+    "batch is float": ("batch", BATCH.float(), "batch must hold integers, got torch.float32."),
+    "batch is a list": ("batch", BATCH.tolist(), "batch must hold integers, got list."),
+    "batch is negative": ("batch", BATCH - 1, "batch must number graphs from 0 on, got -1."),
+    "edge_index is a mask": ("edge_index", graph()[1].bool(), "edge_index must hold integers, got torch.bool."),
+    "edge_index is float": ("edge_index", graph()[1].float(), "edge_index must hold integers, got torch.float32."),
+    "edge_index is a list": ("edge_index", [[0], [1]], "edge_index must be a tensor, got list."),
+    "edge_index from 1 on": ("edge_index", graph()[1] + 1, "edge_index must name nodes in [0, n = 6), got 1 .. 6."),
+    "edge_index from -1 on": ("edge_index", graph()[1] - 1, "edge_index must name nodes in [0, n = 6), got -1 .. 4."),
+    "x holds integers": (
+        "x",
+        torch.ones(6, 3, dtype=torch.int64),
+        "x must be a floating-point tensor, got torch.int64.",
+    ),
+    "x is a whole graph": ("x", {"x": None}, "x must be a floating-point tensor, got dict."),
+    "x has other features": ("x", graph()[0][:, :2], "x must have shape (..., in_features = 3), got (6, 2)."),
+}
+OF_EDGES = {
+    "an edge joins two graphs": (
+        "edge_index",
+        torch.tensor([[0, 3, 1, 4, 4, 0], [3, 0, 4, 1, 4, 1]]),
+        "edge_index must join nodes of one graph, got the edge (0, 1).",
+    ),
+    "edge_attr has other features": ("edge_attr", torch.ones(6, 3), "edge_features"),
+    "edge_attr is a list": ("edge_attr", [[0.0, 0.0]] * 6, "got list."),
+}
+
+
+@pytest.mark.parametrize("slip", [*SLIPS, *OF_EDGES])
+@pytest.mark.parametrize("name", [*MODELS, "Hypformer", "Hypformer, no GCN"])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_slip_gets_one_sentence(name, slip):
+    argument, given, sentence = (SLIPS | OF_EDGES)[slip]
+    x, edge_index, attr = graph()
+    arguments = {"x": x, "edge_index": edge_index, "edge_attr": attr, "batch": BATCH, argument: given}
+    if name in MODELS:
+        model = made(name)
+    elif slip in OF_EDGES or (argument == "edge_index" and "no" in name):
+        return  # a graph encoder knows no batch, and without one nobody reads the edges
+    else:
+        del arguments["edge_attr"]
+        model = Hypformer(3, 8, 2, graph_encoder=None if "no" in name else "gcn", dtype=torch.float64)
+    with pytest.raises((TypeError, ValueError), match=rf"^{argument} must .*{re.escape(sentence.split(' must ')[-1])}"):
+        model(**arguments)
+
+
+@pytest.mark.parametrize("name", ["HOT", "IGN", "CGT"])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_sparse_features_are_refused_where_there_is_no_product_of_them(name):
+    x, edge_index, attr = graph()
+    with pytest.raises(TypeError, match=r"^x must be a dense tensor, got torch\.sparse_coo\.$"):
+        made(name)(x.to_sparse(), edge_index, attr, BATCH)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_types_of_edges_and_distances_are_those_of_the_table():
+    """A negative type was taken for no edge, or for a node with itself."""
+    x, edge_index, _ = graph()
+    model = ChromaticGraphTransformer(3, 8, 2, edge_types=4, limit=2, dtype=torch.float64)
+    types, distances = torch.zeros(6, dtype=torch.int64), torch.zeros(36, dtype=torch.int64)
+    for wrong, came in ((types - 1, "-1 .. -1"), (types + 4, "4 .. 4")):
+        with pytest.raises(ValueError, match=rf"^edge_attr must lie in \[0, edge_types = 4\), got {came}\.$"):
+            model(x, edge_index, wrong, distances=distances)
+    with pytest.raises(ValueError, match=r"^distances must lie in \[0, limit \+ 2 = 4\), got 9 \.\. 9\.$"):
+        model(x, edge_index, types, distances=distances + 9)
+    with pytest.raises(TypeError, match=r"^distances must hold integers, got torch\.float32\.$"):
+        model(x, edge_index, types, distances=distances.float())
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -41,7 +41,7 @@ def test_hyperedges_across_graphs_are_an_error():
         ),
         (
             (torch.tensor([[0, 1]]), torch.ones(1, 1), 3, torch.tensor([0])),
-            r"batch must have shape \(num_nodes = 3,\), got \(1,\)",
+            r"batch must have shape \(n = 3,\), got \(1,\)",
         ),
         ((torch.tensor([0, 1]), torch.ones(2, 1), 3), r"indices must have shape \(edges, order\), got \(2,\)"),
         ((torch.tensor([[0, 1]]), torch.ones(1), 3), r"values must have shape \(edges = 1, features\), got \(1,\)"),
