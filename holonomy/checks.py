@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ __all__ = [
     "padding_mask",
     "positive_int",
     "rows",
+    "sequence",
 ]
 
 
@@ -84,7 +86,7 @@ def nonnegative_int(name: str, value: int) -> int:
 
 
 def in_range(name: str, value: float, low: float, high: float) -> float:
-    """``value``, if it lies in ``[low, high]``.
+    """``value``, if it is a number in ``[low, high]``.
 
     Args:
         name: the argument's name, for the sentence.
@@ -96,11 +98,14 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
         The value.
 
     Raises:
-        ValueError: if it lies outside or is not a number.
+        TypeError: if it is no number; ``True`` is none.
+        ValueError: if it lies outside, or is ``nan``.
 
     >>> in_range("p", 0.5, 0.0, 1.0)
     0.5
     """
+    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a number in [{low}, {high}], got {value!r}.")
     if not low <= value <= high:
         raise ValueError(f"{name} must lie in [{low}, {high}], got {value}.")
     return value
@@ -117,11 +122,14 @@ def finite_negative(name: str, value: float) -> float:
         The value as a float.
 
     Raises:
-        ValueError: if it is zero, positive, infinite or not a number.
+        TypeError: if it is no number: a tensor would be read once, and not learned.
+        ValueError: if it is zero, positive, infinite or ``nan``.
 
     >>> finite_negative("curvature", -1.0)
     -1.0
     """
+    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
     if not (math.isfinite(value) and value < 0):
         raise ValueError(f"{name} must be finite and negative, got {value}.")
     return float(value)
@@ -147,6 +155,22 @@ def one_of(name: str, value: str, choices: Collection[str]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
     return value
+
+
+def sequence(name: str, values: object) -> None:
+    """Refuse what is no sequence; a string is none.
+
+    Args:
+        name: the argument's name, for the sentence.
+        values: what came.
+
+    Raises:
+        TypeError: if it is none.
+
+    >>> sequence("orders", (2, 2, 0))
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"{name} must be a sequence of integers, got {values!r}.")
 
 
 def last_axis(name: str, x: Tensor, size: int, meaning: str) -> None:
@@ -227,19 +251,20 @@ def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
 
 
 def function(name: str, value: object) -> None:
-    """Refuse what cannot be called.
+    """Refuse what cannot be called, and a class, which makes something else of a tensor.
 
     Args:
         name: the argument's name, for the sentence.
         value: what came.
 
     Raises:
-        TypeError: if it is not callable.
+        TypeError: if it is not callable, or a class.
 
     >>> function("activation", abs)
     """
-    if not callable(value):
-        raise TypeError(f"{name} must be callable, got {type(value).__name__}.")
+    if isinstance(value, type) or not callable(value):
+        came = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} must be callable, got {came}.")
 
 
 def floating(name: str, x: object) -> None:

@@ -40,8 +40,8 @@ _FUSED_DEVICES = frozenset({"cpu", "cuda"})
 
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 
-# Options of torch's Adam that Geoopt's constructor takes and then ignores.
-_NOT_OFFERED = ("maximize", "capturable", "differentiable", "decoupled_weight_decay")
+# Options of torch's Adam that Geoopt's constructor takes and then ignores; which kernel runs is chosen here.
+_NOT_OFFERED = ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "foreach", "fused")
 
 # A parameter, its gradient and its state.
 _Entry = tuple[Tensor, Tensor, dict[str, Any]]
@@ -409,7 +409,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         TypeError: if a parameter is complex.
         ValueError: if an option is out of its range, or a group asks for an option of torch's Adam
             that Geoopt accepts and ignores: ``maximize``, ``capturable``, ``differentiable``,
-            ``decoupled_weight_decay``.
+            ``decoupled_weight_decay``, ``foreach``, ``fused``.
 
     >>> manifold = geoopt.Lorentz()
     >>> point = geoopt.ManifoldParameter(manifold.origin(1, 3), manifold=manifold)

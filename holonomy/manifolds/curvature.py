@@ -41,6 +41,7 @@ class Curvature(nn.Module):
         log_ratio: parameter ``(1,)``, :math:`\theta`.
 
     Raises:
+        TypeError: if ``value`` is no number.
         ValueError: if ``value`` is not finite and negative, or so extreme that its dtype could not follow it.
 
     >>> Curvature(-0.5).value
@@ -58,7 +59,7 @@ class Curvature(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        value = checks.finite_negative("curvature", float(value))
+        value = checks.finite_negative("curvature", value)
         kind = torch.empty(0, dtype=dtype).dtype
         limits, reach = torch.finfo(kind), math.exp(_LOG_RANGE)
         if not limits.smallest_normal * reach <= -value <= limits.max / reach:

@@ -46,6 +46,7 @@ class Lorentz(geoopt.Lorentz):
         dtype: its dtype.
 
     Raises:
+        TypeError: if ``curvature`` is no number.
         ValueError: if ``curvature`` is not finite and negative.
 
     >>> manifold = Lorentz(-0.5)

@@ -36,6 +36,7 @@ class EquivariantModel(nn.Module):
         dtype: of the parameters.
 
     Raises:
+        TypeError: if orders are no sequence of integers, or a size is no integer.
         ValueError: if there are fewer than two orders, the first is 0, or a number is out of range.
 
     >>> from holonomy.layers import EquivariantLinear
@@ -60,6 +61,7 @@ class EquivariantModel(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.sequence("orders", orders)
         orders = [checks.nonnegative_int("orders", order) for order in orders]
         if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
             raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")

@@ -403,7 +403,7 @@ class Hypformer(nn.Module):
         dtype: their dtype.
 
     Raises:
-        TypeError: if a size is not an integer.
+        TypeError: if an argument is of another type than it says.
         ValueError: if a size, probability, weight or choice is none of the allowed, if an option of the other attention
             is given, or if both branches are left out.
 
@@ -465,6 +465,8 @@ class Hypformer(nn.Module):
             graph_encoder = GCN(
                 in_features, hidden_features, hidden_features, dropout=dropout, device=device, dtype=dtype
             )
+        if not (graph_encoder is None or isinstance(graph_encoder, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"graph_encoder must be a module, 'gcn' or None, got {graph_encoder!r}.")
         if graph_encoder is None and not transformer:
             raise ValueError("graph_encoder must be a module or 'gcn' when transformer is False, got None.")
         self.graph_weight = checks.in_range("graph_weight", graph_weight, 0.0, 1.0)

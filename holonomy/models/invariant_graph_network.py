@@ -84,6 +84,7 @@ class InvariantGraphNetwork(EquivariantModel):
         dtype: torch.dtype | None = None,
     ) -> None:
         checks.in_range("dropout", dropout, 0.0, 1.0)
+        checks.function("activation", activation)
 
         def layer(order_in: int, order_out: int) -> _Activated:
             linear = EquivariantLinear(

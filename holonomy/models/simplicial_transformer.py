@@ -85,6 +85,7 @@ class SimplicialTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.sequence("orders", orders)
         orders = [checks.positive_int("orders", order) for order in orders]
         if not orders:
             raise ValueError("orders must name at least one layer, got none.")
@@ -138,9 +139,11 @@ class SimplicialTransformer(nn.Module):
         Raises:
             TypeError: if a mask is not boolean.
         """
-        for name, given in (("mask", mask), ("src_key_padding_mask", src_key_padding_mask)):
-            if given is not None and given.dtype != torch.bool:
-                raise TypeError(f"{name} must be boolean, got {given.dtype}.")
+        checks.rows("src", src, self.norm.normalized_shape[0], "features")
+        if src_key_padding_mask is not None:
+            checks.padding_mask("src_key_padding_mask", src_key_padding_mask, src.shape[:-1])
+        if mask is not None and mask.dtype != torch.bool:
+            raise TypeError(f"mask must be boolean, got {mask.dtype}.")
         pairs = None if mask is None else ~mask
         x, handed = src, None
         for module in self.layers:

@@ -314,7 +314,9 @@ def test_complex_parameters_are_refused():
     assert len(optimizer.param_groups) == 1
 
 
-@pytest.mark.parametrize("name", ["maximize", "capturable", "differentiable", "decoupled_weight_decay"])
+@pytest.mark.parametrize(
+    "name", ["maximize", "capturable", "differentiable", "decoupled_weight_decay", "foreach", "fused"]
+)
 def test_options_that_geoopt_ignores_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} is not offered"):
         RiemannianAdam([{"params": euclidean(), name: True}])

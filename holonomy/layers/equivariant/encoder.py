@@ -77,6 +77,7 @@ class HigherOrderEncoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.order_in, self.order_out = order_in, order_out
+        checks.function("activation", activation)
         self.activation = activation
         self.attention = HigherOrderAttention(
             order_in,

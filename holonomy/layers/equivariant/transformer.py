@@ -208,6 +208,7 @@ class PreNormLayer(nn.Module):
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.stochastic_depth = checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
+        checks.function("activation", activation)
         self.activation = activation
         self.norm_attention = nn.LayerNorm(features, device=device, dtype=dtype)
         self.attention = attention
