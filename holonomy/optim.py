@@ -266,7 +266,7 @@ def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> 
         count = torch.full((), float(step), dtype=torch.float32, device=device)
         kernel(*lists, [count] * len(entries), lr=_rate(group["lr"], device), **options)
     else:
-        before = list(torch.full((len(entries),), step - 1.0, dtype=torch.float32).unbind())
+        before = list(torch.full((len(entries),), step - 1.0, dtype=torch.float32, device="cpu").unbind())
         call: Callable[..., None] = adam
         call(*lists, before, foreach=True, lr=float(group["lr"]), **options)
 

@@ -424,7 +424,8 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             joined[name] = torch.cat([edges + start for edges, start in zip(every, starts, strict=True)], 1)
         else:
             joined[name] = torch.cat(every) if first.ndim else torch.stack(every)
-    joined["batch"] = torch.arange(len(graphs)).repeat_interleave(torch.tensor(sizes)).to(joined["x"].device)
+    each = torch.tensor(sizes, device=joined["x"].device)
+    joined["batch"] = torch.arange(len(graphs), device=each.device).repeat_interleave(each)
     return joined
 
 

@@ -46,6 +46,23 @@ def test_to_dtype(case, device):
     assert output(module.to(torch.float32), inputs).dtype == torch.float32
 
 
+@every_case
+def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
+    """A tensor is made from a neighbour; torch.set_default_device moves nobody else's. Meta stands in for any other."""
+    _, module, inputs = build(case, device, torch.float32)
+    expected, expected_grads = gradients(module, inputs)
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            result, grads = gradients(module, inputs)
+    finally:
+        torch.set_default_dtype(dtype)
+    assert torch.equal(result, expected)
+    for name, grad in expected_grads.items():
+        assert torch.equal(grads[name], grad), name
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 @every_case
 def test_compiles_without_a_graph_break(case, device):

@@ -67,7 +67,8 @@ def csr(
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(row_pointer, columns, values, size, check_invariants=False)
+        # The device is said, for torch takes its default one and not that of the arrays.
+        return torch.sparse_csr_tensor(row_pointer, columns, values, size, device=values.device, check_invariants=False)
 
 
 class _Transposition:
