@@ -58,7 +58,8 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
 
     Built anew for each forward pass and kept for its layers, never longer: nothing can go stale. The entries are
     sorted once, into CSR and into CSR of the transpose for the way back; the sum over a node's neighbours has
-    one order, so that CPU results repeat bit for bit. Under ``torch.compile`` it is gather and ``index_add``.
+    one order, so that CPU results repeat bit for bit. Under ``torch.compile``, and on the meta device, it is gather and
+    ``index_add``.
 
     Args:
         edge_index: ``(2, m)``, sources and targets.
@@ -73,7 +74,7 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
             [0., 1.]])
     """
     source, target, weight = normalised_edges(edge_index, nodes, dtype)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or edge_index.is_meta:
         return partial(_gather, source=source, target=target, weight=weight)
     forward = _sorted_csr(target, source, weight, nodes)
     backward = _sorted_csr(source, target, weight, nodes) if torch.is_grad_enabled() else forward

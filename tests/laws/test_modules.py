@@ -47,6 +47,16 @@ def test_to_dtype(case, device):
 
 
 @every_case
+def test_the_meta_device_gives_the_shape_of_the_result(case, device):
+    """Where torch counts parameters and shapes without computing anything; what needs numbers says so."""
+    _, module, inputs = build(case, device, torch.float32)
+    expected = output(module, inputs)
+    result = module.to("meta")(*(x.to("meta") for x in inputs))
+    assert result.is_meta
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+
+
+@every_case
 def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
     """A tensor is made from a neighbour; torch.set_default_device moves nobody else's. Meta stands in for any other."""
     _, module, inputs = build(case, device, torch.float32)
