@@ -95,8 +95,10 @@ def _propagate(x: Tensor, *, forward: Tensor, backward: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:
-    weight = linear.weight
-    return multiply(x, weight.t()) if is_sparse(x) else functional.linear(x, weight)
+    if not is_sparse(x):
+        return linear(x)
+    product = multiply(x, linear.weight.t())
+    return product if linear.bias is None else product + linear.bias  # pyright: ignore[reportUnnecessaryComparison]
 
 
 def _dropped(x: Tensor, p: float, *, training: bool) -> Tensor:
@@ -177,7 +179,7 @@ class GCN(nn.Module):
             convolved = propagate(_product(x, cast("nn.Linear", convolution))) + bias
             if self.residual:
                 skip = self.skips[i]
-                kept = _product(x, skip) if isinstance(skip, nn.Linear) else x
+                kept = x if isinstance(skip, nn.Identity) else _product(x, cast("nn.Linear", skip))
                 convolved = convolved + kept
             x = convolved if i == last else torch.relu(convolved)
         return x
@@ -239,7 +241,7 @@ class Propagation(nn.Module):
         """
         checks.graph(x, edge_index)
         x = _dropped(x, self.dropout, training=self.training)
-        hidden = torch.relu(_product(x, self.first) + self.first.bias)
+        hidden = torch.relu(_product(x, self.first))
         start = self.second(functional.dropout(hidden, self.dropout, self.training))
         propagate = propagation(edge_index, x.shape[0], x.dtype)
         result = start

@@ -134,6 +134,7 @@ class HypTokenGT(nn.Module):
             device=device,
             dtype=dtype,
         )
+        self.decodes_points = decoder != "linear"
         self.decoder = decoder_of(decoder, hidden, out_features, self.manifold_out, device=device, dtype=dtype)
 
     def forward(
@@ -160,9 +161,7 @@ class HypTokenGT(nn.Module):
             ValueError: if a shape does not fit.
         """
         read = self.embed(x, edge_index, edge_attr, batch, identifiers)
-        if isinstance(self.decoder, nn.Linear):
-            return self.decoder(self.manifold_out.space(self.manifold_out.logmap0(read)))
-        return self.decoder(read)
+        return self.decoder(read if self.decodes_points else self.manifold_out.space(self.manifold_out.logmap0(read)))
 
     def embed(
         self,

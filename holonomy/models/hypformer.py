@@ -455,7 +455,7 @@ class Hypformer(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features = checks.positive_int("in_features", in_features)
-        checks.positive_int("hidden_features", hidden_features)
+        self.hidden_features = checks.positive_int("hidden_features", hidden_features)
         checks.positive_int("out_features", out_features)
         checks.positive_int("layers", layers)
         checks.in_range("output_dropout", output_dropout, 0.0, 1.0)
@@ -497,6 +497,8 @@ class Hypformer(nn.Module):
                 device=device,
                 dtype=dtype,
             )
+        # Kept apart from the decoder's class, so that another module may stand in its place.
+        self.decodes_points = decoder != "linear"
         self.decoder = decoder_of(decoder, hidden_features, out_features, self.manifold_out, device=device, dtype=dtype)
 
     def forward(
@@ -524,7 +526,7 @@ class Hypformer(nn.Module):
             graphs = PaddedGraphs.of(self._points(mixed), batch)
             pooled = self.manifold_out.centroid(graphs.values, (~graphs.padding).to(mixed.dtype))
             mixed = self.manifold_out.space(self.manifold_out.logmap0(pooled))
-        return self.decoder(mixed) if isinstance(self.decoder, nn.Linear) else self.decoder(self._points(mixed))
+        return self.decoder(self._points(mixed) if self.decodes_points else mixed)
 
     def embed(
         self,
@@ -578,7 +580,13 @@ class Hypformer(nn.Module):
         if self.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
-            branches.append(self.graph_encoder(x, edge_index))
+            encoded = self.graph_encoder(x, edge_index)
+            wanted = (x.shape[0], self.hidden_features)
+            if encoded.shape != wanted:
+                raise ValueError(
+                    f"graph_encoder must give (nodes, hidden_features) = {wanted}, got {tuple(encoded.shape)}."
+                )
+            branches.append(encoded)
         return branches[0] if len(branches) == 1 else torch.lerp(branches[0], branches[1], self.graph_weight)
 
 

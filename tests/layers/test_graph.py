@@ -162,3 +162,14 @@ def test_sparse_dropout_has_the_law_of_dense_dropout():
     assert set(y.unique().tolist()) == {0.0, torch.tensor(4 / 3).item()}
     assert abs(y[:3000].mean().item() - 1) < 0.05
     assert (y[3000:] == 0).all()
+
+
+@pytest.mark.parametrize("layer", [GCN(4, 8, 3, residual=True), Propagation(4, 8, 3)], ids=["GCN", "Propagation"])
+def test_a_linear_map_is_called_and_not_only_read(layer):
+    """Hooks fire, and what is put in its place, an adapter beside it or a quantized one, takes effect."""
+    called = []
+    linears = [module for module in layer.modules() if isinstance(module, torch.nn.Linear)]
+    for module in linears:
+        module.register_forward_hook(lambda module, *_: called.append(module))
+    layer(torch.randn(5, 4), random_edges(5, 8))
+    assert set(called) == set(linears)

@@ -86,3 +86,11 @@ def test_wrong_arguments_get_one_sentence():
     ):
         with pytest.raises((ValueError, TypeError), match=sentence):
             model(**options)
+
+
+def test_another_module_may_stand_in_the_place_of_the_decoder():
+    x, edge_index, attr, p = graph(5, D)
+    module = model()
+    expected = module(x, edge_index, attr, identifiers=p)
+    linear, module.decoder = module.decoder, torch.nn.Identity()
+    torch.testing.assert_close(linear(module(x, edge_index, attr, identifiers=p)), expected)

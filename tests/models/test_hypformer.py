@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from holonomy.layers import GCN
 from holonomy.models import Hypformer
 from holonomy.numerics import tolerance
 from holonomy.optim import RiemannianAdam
@@ -216,3 +217,25 @@ def test_refused_at_the_door():
         model(torch.zeros(4, 5), ring(4))
     with pytest.raises(ValueError, match=r"batch must have shape \(n = 4,\), got \(3,\)"):
         model(torch.zeros(4, 6), ring(4), torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("batch", [None, torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])])
+def test_another_module_may_stand_in_the_place_of_the_decoder(features, batch):
+    """Whatever its class, it reads what the decoder read that the model was made with."""
+    model = Hypformer(6, 8, 3, dtype=torch.float64)
+    expected = model(features, ring(9), batch)
+    linear, model.decoder = model.decoder, nn.Identity()
+    close(linear(model(features, ring(9), batch)), expected)
+    model = Hypformer(6, 8, 3, decoder="mlr", dtype=torch.float64)
+    model.decoder = nn.Identity()
+    assert model.manifold_out.check_point_on_manifold(model(features, ring(9), batch))
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_graph_encoder_of_another_width_is_refused(features, width):
+    """One channel was added to all of them."""
+    model = Hypformer(6, 8, 3, graph_encoder=GCN(6, 8, width, dtype=torch.float64), dtype=torch.float64)
+    sentence = rf"^graph_encoder must give \(nodes, hidden_features\) = \(9, 8\), got \(9, {width}\)\.$"
+    with pytest.raises(ValueError, match=sentence):
+        model(features, ring(9))
