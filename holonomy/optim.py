@@ -507,7 +507,8 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             entry, manifold = (parameter, grad, state), _manifold(parameter)
             key = parameter.device, parameter.dtype, step
             if manifold is None:
-                euclidean[key].append(entry)
+                # Sharded tensors and others do not go into one call: what torch makes of the others, it then forgets.
+                euclidean[*key, type(parameter)].append(entry)
             elif _is_hyperboloid(manifold):
                 width = parameter.shape[-1]
                 point = parameter.detach().reshape(-1, width)
@@ -518,7 +519,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                     copies.append((parameter, point))
             else:
                 _step_generic(entry, manifold, _rule(group, step, parameter.device))
-        for (_, _, step), entries in euclidean.items():
+        for (_, _, step, _), entries in euclidean.items():
             _step_euclidean(entries, group, step)
         for (device, _, step, _), rows in tables.items():
             _step_tables(rows, _rule(group, step, device))
