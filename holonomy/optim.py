@@ -507,7 +507,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             entry, manifold = (parameter, grad, state), _manifold(parameter)
             key = parameter.device, parameter.dtype, step
             if manifold is None:
-                # Sharded tensors and others do not go into one call: what torch makes of the others, it then forgets.
+                # Sharded tensors and others do not go into one call of torch.
                 euclidean[*key, type(parameter)].append(entry)
             elif _is_hyperboloid(manifold):
                 width = parameter.shape[-1]

@@ -8,8 +8,12 @@ import geoopt
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from holonomy import numerics, optim
 from holonomy.manifolds import Lorentz, LorentzPoints
@@ -391,3 +395,29 @@ def test_stabilize_repairs_time_and_projects_the_rest():
     optimizer.stabilize()
     torch.testing.assert_close(table.detach(), good, rtol=1e-14, atol=0)
     torch.testing.assert_close(sphere.detach().norm(dim=-1), torch.ones(6, dtype=torch.float64))
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_sharded_parameters_and_others(mesh):
+    """As ``fully_shard`` leaves them, with parameters that it is told to ignore; torch has no one call for both."""
+    start = [torch.randn(*shape, dtype=torch.float64) for shape in ((4, 3), (2,), (1,))]
+    grads = [torch.randn_like(x) for x in start]
+    ours, theirs = ([nn.Parameter(x.clone()) for x in start] for _ in range(2))
+    ours[0] = nn.Parameter(distribute_tensor(start[0], mesh, [Shard(0)]))
+    for parameters in (ours, theirs):
+        optimizer = RiemannianAdam(parameters, lr=0.1)
+        for _ in range(3):
+            for parameter, grad in zip(parameters, grads, strict=True):
+                sharded = isinstance(parameter, DTensor)
+                parameter.grad = distribute_tensor(grad, mesh, [Shard(0)]) if sharded else grad.clone()
+            optimizer.step()
+    torch.testing.assert_close(ours[0].full_tensor(), theirs[0])
+    for mine, other in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(mine, other)
