@@ -28,6 +28,8 @@ __all__ = ["LorentzEmbedding", "LorentzPoints"]
 class LorentzPoints(nn.Module):
     """A set of learned points of a hyperbolic space: ``points()`` gives them, ``(num, dim + 1)``.
 
+    Whatever an optimizer or an average makes of the parameter, what is read are the points above its space parts.
+
     Args:
         num: how many points.
         dim: dimension of the space.

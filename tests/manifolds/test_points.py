@@ -6,6 +6,7 @@ import geoopt
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from holonomy.manifolds import Lorentz, LorentzEmbedding, LorentzPoints
 from holonomy.optim import RiemannianAdam
@@ -154,3 +155,24 @@ def test_a_curvature_may_stay_on_another_device(name: str) -> None:
     """That of a ``ManifoldParameter`` does not move with its module; the meta device stands in for any other."""
     x = torch.empty(5, 4, device="meta")
     assert FUNCTIONS_ELSEWHERE[name](Lorentz(-0.5), x).is_meta
+
+
+def test_an_average_of_tables_is_a_table_of_points() -> None:
+    """Torch averages coordinates; what is read stands above the mean of the space parts, and can learn on."""
+    table = LorentzEmbedding(6, 3, Lorentz(-0.5, learnable=True))
+    averaged, units = AveragedModel(table), []
+    optimizer = RiemannianAdam(table.parameters(), lr=0.5)
+    for _ in range(5):
+        optimizer.zero_grad()
+        stress(table.manifold, table(), wanted_distances(6)).backward()
+        optimizer.step()
+        averaged.update_parameters(table)
+        units.append(table.unit.detach()[:, 1:].clone())
+    mean = averaged.module
+    assert mean.manifold.check_point_on_manifold(mean())
+    radius = mean.manifold.curvature.neg().rsqrt()
+    torch.testing.assert_close(mean.manifold.space(mean()), torch.stack(units).mean(0) * radius)
+    optimizer = RiemannianAdam(mean.parameters(), lr=0.1)
+    stress(mean.manifold, mean(), wanted_distances(6)).backward()
+    optimizer.step()
+    assert mean.unit.manifold.check_point_on_manifold(mean.unit)
