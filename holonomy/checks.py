@@ -267,7 +267,7 @@ def function(name: str, value: object) -> None:
         raise TypeError(f"{name} must be callable, got {came}.")
 
 
-def floating(name: str, x: object) -> None:
+def floating(name: str, x: Tensor) -> None:
     """Refuse what is no tensor of real floating-point numbers.
 
     Args:
@@ -280,11 +280,12 @@ def floating(name: str, x: object) -> None:
     >>> import torch
     >>> floating("x", torch.zeros(2))
     """
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got {_kind(x)}.")
+    _tensor(name, x)
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
 
 
-def integers(name: str, x: object) -> None:
+def integers(name: str, x: Tensor) -> None:
     """Refuse what is no tensor of integers. A boolean tensor is none: it may mean a mask.
 
     Args:
@@ -297,8 +298,9 @@ def integers(name: str, x: object) -> None:
     >>> import torch
     >>> integers("batch", torch.zeros(2, dtype=torch.int64))
     """
-    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, got {_kind(x)}.")
+    _tensor(name, x)
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {x.dtype}.")
 
 
 def dense(name: str, x: Tensor) -> None:
@@ -432,11 +434,7 @@ def _edge_list(edge_index: Tensor) -> None:
 
 def _tensor(name: str, x: object) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {_kind(x)}.")
-
-
-def _kind(x: object) -> str:
-    return str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
 
 
 def _outside(x: Tensor, count: int) -> str:
@@ -449,7 +447,7 @@ def _outside(x: Tensor, count: int) -> str:
 
 def _can_be_read(x: Tensor) -> bool:
     # A fake tensor, with which torch traces, has a device and no values.
-    return type(x) is Tensor and not x.is_meta and not torch.compiler.is_compiling() and not transformed()
+    return not torch.compiler.is_compiling() and not transformed() and type(x) is Tensor and not x.is_meta
 
 
 def _costs_nothing_to_read(x: Tensor) -> bool:

@@ -91,7 +91,7 @@ def test_shapes_that_do_not_fit_get_one_sentence(name):
 SLIPS = {
     "batch is a mask": ("batch", BATCH.bool(), "batch must hold integers, got torch.bool."),
     "batch is float": ("batch", BATCH.float(), "batch must hold integers, got torch.float32."),
-    "batch is a list": ("batch", BATCH.tolist(), "batch must hold integers, got list."),
+    "batch is a list": ("batch", BATCH.tolist(), "batch must be a tensor, got list."),
     "batch is negative": ("batch", BATCH - 1, "batch must number graphs from 0 on, got -1."),
     "edge_index is a mask": ("edge_index", graph()[1].bool(), "edge_index must hold integers, got torch.bool."),
     "edge_index is float": ("edge_index", graph()[1].float(), "edge_index must hold integers, got torch.float32."),
@@ -103,7 +103,7 @@ SLIPS = {
         torch.ones(6, 3, dtype=torch.int64),
         "x must be a floating-point tensor, got torch.int64.",
     ),
-    "x is a whole graph": ("x", {"x": None}, "x must be a floating-point tensor, got dict."),
+    "x is a whole graph": ("x", {"x": None}, "x must be a tensor, got dict."),
     "x has other features": ("x", graph()[0][:, :2], "x must have shape (..., in_features = 3), got (6, 2)."),
 }
 OF_EDGES = {
