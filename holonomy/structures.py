@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import UserDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -144,7 +145,10 @@ class Hyperedges:
     num_nodes: int
     batch: Int[Tensor, " nodes"] | None = None
     num_graphs: int = 0
-    _plans: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], init=False, repr=False, compare=False)
+    # No dict: sharding looks for tensors in the dicts of what a module returns, and plans refer to one another.
+    _plans: UserDict[Hashable, Any] = field(
+        default_factory=UserDict[Hashable, Any], init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.batch is not None:
@@ -226,7 +230,7 @@ class Hyperedges:
         def make() -> tuple[Tensor, Hyperedges]:
             other = self.with_values(values.detach()[:0])
             object.__setattr__(other, "indices", indices)
-            object.__setattr__(other, "_plans", {})
+            object.__setattr__(other, "_plans", UserDict())
             # The tuples are kept along: as long as this plan lives, nothing else can have their id.
             return indices, other
 
@@ -268,7 +272,7 @@ class Hyperedges:
         other = self.with_values(self.values.to(device))
         object.__setattr__(other, "indices", self.indices.to(device))
         object.__setattr__(other, "batch", self.membership.to(device))
-        object.__setattr__(other, "_plans", {})
+        object.__setattr__(other, "_plans", UserDict())
         return other
 
     def projected(self, order: int) -> Int[Tensor, "tuples order"]:

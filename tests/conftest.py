@@ -13,7 +13,9 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, settings
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -80,3 +82,11 @@ def without_shape_checks() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A mesh of this one process, on which parameters can be sharded."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()

@@ -146,8 +146,12 @@ class SimplicialTransformer(nn.Module):
             raise TypeError(f"mask must be boolean, got {mask.dtype}.")
         pairs = None if mask is None else ~mask
         x, handed = src, None
-        for module in self.layers:
-            layer = cast("SimplicialEncoderLayer", module)
+        layers = [cast("SimplicialEncoderLayer", module) for module in self.layers]
+        for layer, after in zip(layers, [*layers[1:], None], strict=True):
             previous = None if layer.router is None else handed
-            x, handed = layer.step(x, src_key_padding_mask, pair_mask=pairs, previous=previous)
+            # A layer is called where it can be: hooks, sharding and checkpoints hold on to calls.
+            if after is None or after.router is None:
+                x, handed = layer(x, src_key_padding_mask, pair_mask=pairs, previous=previous), None
+            else:
+                x, handed = layer.step(x, src_key_padding_mask, pair_mask=pairs, previous=previous)
         return self.norm(x)

@@ -8,11 +8,9 @@ import geoopt
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from holonomy import numerics, optim
@@ -395,14 +393,6 @@ def test_stabilize_repairs_time_and_projects_the_rest():
     optimizer.stabilize()
     torch.testing.assert_close(table.detach(), good, rtol=1e-14, atol=0)
     torch.testing.assert_close(sphere.detach().norm(dim=-1), torch.ones(6, dtype=torch.float64))
-
-
-@pytest.fixture
-def mesh():
-    """A mesh of one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def test_sharded_parameters_and_others(mesh):
