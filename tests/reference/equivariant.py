@@ -103,7 +103,9 @@ def higher_order_attention(
     """HOT eqs. 10, 12, 13 (softmax) and 18-20 or 21 (performer), class by class and output by output."""
     k, ell, heads = module.order_in, module.order_out, module.heads
     batch, nodes = x.shape[0], x.shape[1]
-    classes = [p for p in patterns(k + ell) if set(p[:k]) & set(p[k:]) or len(module.classes.pairs) == len(patterns(k + ell))]
+    classes = [
+        p for p in patterns(k + ell) if set(p[:k]) & set(p[k:]) or len(module.classes.pairs) == len(patterns(k + ell))
+    ]
     attended = [p for p in classes if set(p[:k]) - set(p[k:])]
 
     def there(b: int, i: Index) -> bool:
