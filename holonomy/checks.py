@@ -111,8 +111,8 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
     return value
 
 
-def finite_negative(name: str, value: float) -> float:
-    """``value``, if it is a finite negative number.
+def finite_negative(name: str, value: float | Tensor) -> float:
+    """``value``, if it is a finite negative number, or a tensor of one that does not learn.
 
     Args:
         name: the argument's name, for the sentence.
@@ -122,13 +122,15 @@ def finite_negative(name: str, value: float) -> float:
         The value as a float.
 
     Raises:
-        TypeError: if it is no number: a tensor would be read once, and not learned.
+        TypeError: if it is no number: a tensor that learns would be read once, and not learned.
         ValueError: if it is zero, positive, infinite or ``nan``.
 
     >>> finite_negative("curvature", -1.0)
     -1.0
     """
-    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad:
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
     if not (math.isfinite(value) and value < 0):
         raise ValueError(f"{name} must be finite and negative, got {value}.")

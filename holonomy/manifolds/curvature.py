@@ -52,7 +52,7 @@ class Curvature(nn.Module):
 
     def __init__(
         self,
-        value: float,
+        value: float | Tensor,
         *,
         learnable: bool = False,
         device: torch.device | str | None = None,

@@ -40,7 +40,8 @@ class Lorentz(geoopt.Lorentz):
     :class:`~holonomy.manifolds.LorentzPoints` does.
 
     Args:
-        curvature: the sectional curvature, finite and negative. Geoopt's ``k`` is ``-1/curvature``.
+        curvature: the sectional curvature, finite and negative; a tensor of one number is read once, and refused if it
+            learns. Geoopt's ``k`` is ``-1/curvature``.
         learnable: whether the curvature receives gradients.
         device: where the curvature lives.
         dtype: its dtype.
@@ -57,7 +58,7 @@ class Lorentz(geoopt.Lorentz):
 
     def __init__(
         self,
-        curvature: float = -1.0,
+        curvature: float | Tensor = -1.0,
         *,
         learnable: bool = False,
         device: torch.device | str | None = None,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from holonomy import Lorentz
 from holonomy.layers import GCN
 from holonomy.models import (
     ChromaticGraphTransformer,
@@ -46,12 +47,19 @@ def test_an_activation_is_a_function(name, given, came):
 
 
 @pytest.mark.parametrize("name", ["Hypformer", "HypTokenGT"])
-@pytest.mark.parametrize("given", [nn.Parameter(torch.tensor(-1.0)), torch.tensor(-1.0), "-1", None, True])
+@pytest.mark.parametrize("given", [nn.Parameter(torch.tensor(-1.0)), torch.tensor([-1.0, -2.0]), "-1", None, True])
 @pytest.mark.usefixtures("without_shape_checks")
 def test_a_curvature_is_a_number(name, given):
     """A parameter was read once and never learned."""
     with pytest.raises(TypeError, match=rf"^curvature must be a number, got {type(given).__name__}\.$"):
         MODELS[name](curvature=given)
+
+
+def test_the_curvature_of_another_manifold_is_a_number():
+    other = Lorentz(-0.5, learnable=True)
+    assert Lorentz(other.curvature.detach()).curvature.item() == -0.5
+    with pytest.raises(TypeError, match=r"^curvature must be a number, got Tensor\.$"):
+        Lorentz(other.curvature)
 
 
 @pytest.mark.parametrize("name", ["HOT", "IGN", "Simplicial"])
