@@ -13,7 +13,7 @@ from holonomy.layers import simplicial_attention
 from holonomy.layers.kernels import simplicial, triton_simplicial
 from holonomy.layers.kernels.linear_attention import linear_attention, power_features
 from holonomy.layers.kernels.simplexes import list_simplexes
-from holonomy.layers.kernels.simplicial import stored_attention
+from holonomy.layers.kernels.simplicial_factors import factors_of, stored_attention
 from holonomy.layers.kernels.triton_linear_attention import triton_linear_attention as linear_in_triton
 from tests.reference.simplicial import attention as by_loops
 from tests.reference.simplicial import near
@@ -111,7 +111,7 @@ def test_one_token(form, device, exact, launched):
     """Of which there are too few for tiles: the kernels are called by name."""
     keys, values = drawn(2, 1, 8, values=8, device=device, dtype=exact[0])
     alone = list_simplexes((1, 1, 1), torch.Size(), device)
-    factors = simplicial.factors_of(keys, values, alone, form=form, scale=0.5)
+    factors = factors_of(keys, values, alone, form=form, scale=0.5)
     (ours, mass), (theirs, expected) = triton_simplicial.triton_attention(factors, alone), stored_attention(factors)
     torch.testing.assert_close(mass, expected)
     assert_same(ours, theirs, values, exact[1])

@@ -22,7 +22,8 @@ from holonomy import autograd, checks, numerics
 from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
 from holonomy.layers.kernels.path_groups import grouped_paths
 from holonomy.layers.kernels.simplexes import list_simplexes
-from holonomy.layers.kernels.simplicial import TILE, check_simplex, factors_of, stored_attention
+from holonomy.layers.kernels.simplicial import TILE, check_simplex
+from holonomy.layers.kernels.simplicial_factors import factors_of, stored_attention
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

@@ -1,9 +1,9 @@
 r"""The tiles of N-simplicial attention as Triton kernels, for N >= 2 and both forms of the logit.
 
-The same as the tiled form of :mod:`~holonomy.layers.kernels.simplicial`, from the same factors: the logits of queries
-and a head are a product with the tails, a running softmax goes over tails and heads, and the way back makes the logits
-again. Causality, windows and padding come as the interval of queries that see a head or a tail. What it buys: logits
-never leave the multiprocessor, and a tile is no launch of a dozen operations.
+The same as :func:`~holonomy.layers.kernels.simplicial_factors.tiled_attention`, from the same factors: the logits of
+queries and a head are a product with the tails, a running softmax goes over tails and heads, and the way back makes the
+logits again. Causality, windows and padding come as the interval of queries that see a head or a tail. What it buys:
+logits never leave the multiprocessor, and a tile is no launch of a dozen operations.
 
 The gradient is three kernels, of queries, of heads and of tails, each with its own sums. They make the logits three
 times instead of once, and add in one order, without atomics: two runs give the same bits.
@@ -27,7 +27,7 @@ from torch.cuda import device_of
 from holonomy import autograd
 from holonomy.layers.kernels.on_triton import language
 from holonomy.layers.kernels.simplexes import Simplexes, steps_of
-from holonomy.layers.kernels.simplicial import Factors
+from holonomy.layers.kernels.simplicial_factors import Factors
 
 __all__ = ["seen_by", "triton_attention"]
 
