@@ -35,7 +35,7 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
     >>> class Doubled(torch.autograd.Function):
     ...     forward = staticmethod(lambda x: 2 * x)
     ...     setup_context = staticmethod(lambda ctx, inputs, output: None)
-    ...     backward = staticmethod(lambda ctx, grad: 2 * grad)
+    ...     backward = staticmethod(lambda ctx, grad: (2 * grad,))
     >>> apply_function(Doubled, torch.ones(1))
     tensor([2.])
     >>> torch.func.jvp(lambda x: apply_function(Doubled, x), (torch.ones(1),), (torch.ones(1),))[1]

@@ -64,6 +64,7 @@ class Maps(NamedTuple):
         heads: number of heads.
         projection: random features ``(random_features, query_features)``.
 
+    >>> import torch
     >>> Maps(torch.ones(1, 8, 8), torch.ones(1, 8, 8), {}, {}, 2, torch.ones(64, 4)).heads
     2
     """
@@ -137,6 +138,7 @@ def by_class(
     Returns:
         ``(*rows, width)`` of each class.
 
+    >>> import torch
     >>> classes = classes_of(2, 0, local=False, coupled=True)
     >>> [keys.shape for keys in by_class({p: torch.ones(3, 8) for p in classes.by_input}, classes.by_input).values()]
     [torch.Size([3, 8]), torch.Size([3, 8])]

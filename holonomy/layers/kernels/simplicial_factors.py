@@ -33,6 +33,7 @@ class Factors(NamedTuple):
         value: ``(batch, heads, channels)``.
         tail_value: ``(batch, tails, channels)``.
 
+    >>> from holonomy.layers.kernels.simplexes import list_simplexes
     >>> keys, values = [torch.ones(2, 1)] * 3, [torch.ones(2, 4)] * 2
     >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
     >>> stored_attention(factors_of(keys, values, simplexes, form="product", scale=1.0))[0].shape
@@ -61,6 +62,7 @@ def factors_of(
     Returns:
         The factors.
 
+    >>> from holonomy.layers.kernels.simplexes import list_simplexes
     >>> simplexes = list_simplexes((2, 3, 4), torch.Size(), torch.device("cpu"))
     >>> keys = [torch.ones(n, 1) for n in simplexes.sizes]
     >>> factors_of(keys, keys[1:], simplexes, form="product", scale=1.0).tail.shape
@@ -106,6 +108,7 @@ def stored_attention(f: Factors, there: Tensor | None = None, *, bias: Tensor | 
     Returns:
         The averages ``(batch, queries, channels)`` and the logarithms of the softmax masses ``(batch, queries)``.
 
+    >>> from holonomy.layers.kernels.simplexes import list_simplexes
     >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
     >>> x = [torch.zeros(2, 1)] * 3
     >>> stored_attention(factors_of(x, x[1:], simplexes, form="product", scale=1.0))[1].exp()
@@ -143,6 +146,7 @@ def tiled_attention(f: Factors, simplexes: Simplexes, tile: int) -> tuple[Tensor
     Returns:
         The averages ``(batch, queries, channels)`` and the logarithms of the softmax masses ``(batch, queries)``.
 
+    >>> from holonomy.layers.kernels.simplexes import list_simplexes
     >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
     >>> x = [torch.zeros(2, 1)] * 3
     >>> tiled_attention(factors_of(x, x[1:], simplexes, form="product", scale=1.0), simplexes, 2)[1].exp()
