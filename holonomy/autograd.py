@@ -3,7 +3,7 @@
 Most fast forms of this library are autograd Functions beside a plain definition of the same signature. One rule,
 :func:`by_hand`, says when such a form stands in; :func:`apply_function` calls it, and gives it forward mode;
 :func:`by_definition` differentiates the definition in its place, where a gradient is itself to be differentiated or
-rows lie where the direct formulas lose digits.
+rows lie where the direct formulas lose digits. What such a form must know of torch's modes stands here, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["apply_function", "by_definition", "by_hand", "forward_mode", "transformed"]
+__all__ = ["apply_function", "autocast_device", "by_definition", "by_hand", "forward_mode", "transformed"]
 
 
 def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
@@ -161,6 +161,21 @@ def forward_mode() -> bool:
     (False, tensor([1.]))
     """
     return forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def autocast_device(x: Tensor) -> str:
+    """The kind of device under whose autocast a tensor is computed with: what to switch off where digits are needed.
+
+    Args:
+        x: any tensor.
+
+    Returns:
+        Its kind of device; ``"cpu"`` for the meta device, of which autocast knows nothing.
+
+    >>> autocast_device(torch.empty(0, device="meta"))
+    'cpu'
+    """
+    return "cpu" if x.is_meta else x.device.type
 
 
 def by_definition(

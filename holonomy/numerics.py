@@ -35,7 +35,6 @@ __all__ = [
     "Tolerance",
     "asinhc",
     "at_least_spacing",
-    "autocast_device",
     "cothc",
     "finite",
     "hypot",
@@ -186,21 +185,6 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.compiler.is_compiling():
         return saturated(x, dtype)
     return autograd.apply_function(_SaturatingCast, x, dtype)
-
-
-def autocast_device(x: Tensor) -> str:
-    """The kind of device under whose autocast a tensor is computed with: what to switch off where digits are needed.
-
-    Args:
-        x: any tensor.
-
-    Returns:
-        Its kind of device; ``"cpu"`` for the meta device, of which autocast knows nothing.
-
-    >>> autocast_device(torch.empty(0, device="meta"))
-    'cpu'
-    """
-    return "cpu" if x.is_meta else x.device.type
 
 
 def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

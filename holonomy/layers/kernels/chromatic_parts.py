@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import autograd, numerics
+from holonomy import autograd
 
 __all__ = ["Options", "RecomputedAttention"]
 
@@ -311,7 +311,7 @@ class RecomputedAttention(torch.autograd.Function):
         Returns:
             The result, and what the way back is computed from.
         """
-        with torch.autocast(numerics.autocast_device(inputs[0]), enabled=False):
+        with torch.autocast(autograd.autocast_device(inputs[0]), enabled=False):
             return _attend(_Workspace(*inputs))
 
     @staticmethod
@@ -342,7 +342,7 @@ class RecomputedAttention(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
             return _by_definition(tuple(inputs), ctx.options, grad_outputs[0], wanted)
-        with torch.autocast(numerics.autocast_device(out), enabled=False):
+        with torch.autocast(autograd.autocast_device(out), enabled=False):
             work = _Workspace(*inputs, options=ctx.options)
             found = _return(work, grad_outputs[0], out, largest, total, wanted)
         every = (

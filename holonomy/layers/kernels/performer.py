@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import autograd
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -109,7 +109,7 @@ def log_features(
     >>> log_features(torch.zeros(2), torch.ones(1, 2))
     tensor([0.])
     """
-    with torch.autocast(numerics.autocast_device(x), enabled=False):
+    with torch.autocast(autograd.autocast_device(x), enabled=False):
         x = x.to(torch.promote_types(x.dtype, projection.dtype))
         if of_query:
             return x @ projection.to(x.dtype).mT

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy import checks, numerics
+from holonomy import autograd, checks
 from holonomy.layers.kernels.dot_product import dot_product_attention
 from holonomy.layers.kernels.multilinear import FORMS, Form, moderate
 from holonomy.layers.kernels.on_triton import serves
@@ -125,7 +125,7 @@ def simplicial_attention(
     if rounded:  # sums over n^N terms, and differences of logits
         keys, values = [key.float() for key in keys], [value.float() for value in values]
     each: list[tuple[Tensor, Tensor]] = []
-    with torch.autocast(numerics.autocast_device(values[0]), enabled=False):
+    with torch.autocast(autograd.autocast_device(values[0]), enabled=False):
         for m in range(1, order + 1) if lower_orders else (order,):
             simplexes = list_simplexes(
                 tuple(sizes[: m + 1]),

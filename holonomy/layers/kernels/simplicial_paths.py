@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from holonomy import autograd, checks, numerics
+from holonomy import autograd, checks
 from holonomy.layers.kernels.multilinear import FORMS, Form, head_terms, moderate, tail_features
 from holonomy.layers.kernels.path_groups import grouped_paths
 from holonomy.layers.kernels.simplexes import list_simplexes
@@ -90,7 +90,7 @@ def simplicial_path_attention(
     bias = keys[0].new_zeros(()) if scores is None else scores.to(keys[0].dtype)
     bias = torch.where(there, bias, -torch.inf)
     gathered = neighbours.shape[-1] ** order * (keys[0].shape[-1] + values[0].shape[-1])
-    with torch.autocast(numerics.autocast_device(values[0]), enabled=False):
+    with torch.autocast(autograd.autocast_device(values[0]), enabled=False):
         if nodes**order <= gathered:  # fewer logits than numbers along the paths
             steps = neighbours.masked_fill(~there, nodes)
             mixed = _masked(*_flat(batch, keys, values, [steps, bias]), form)
