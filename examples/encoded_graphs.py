@@ -134,20 +134,30 @@ def batches(graphs: EncodedSet, train: Tensor, size: int) -> list[Tensor]:
     return [torch.cat([rest[0], *alone]), *rest[1:]] if rest else cut
 
 
-def settle(network: nn.Module, graphs: EncodedSet, train: Tensor, size: int) -> None:
-    """Draw the running statistics of batch norms to those of the weights as they are now, over the training graphs.
+def settle(network: nn.Module, graphs: EncodedSet, train: Tensor, size: int, most: int = 32) -> None:
+    """Give batch norms the statistics of the weights as they are now: the mean over batches of the training graphs.
 
-    After few steps they lag behind, by far more in some models than in others: what is measured then is the lag.
+    Running ones lag behind, by far more in some models than in others, and hold the last few batches: a channel that
+    wakes in one molecule of a hundred may have had no variance there, and then such a molecule is blown up.
+
+    Args:
+        network: whose norms are settled; one without any stays as it is.
+        graphs: what it reads.
+        train: numbers of the training graphs.
+        size: graphs in a batch.
+        most: batches at most, the first ones.
     """
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
+    usual = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.train()
-    # In 20 batches what was there before fades to 0.9 ** 20, an eighth.
-    some = train.split(size)
-    for place in range(20):
-        ask(network, graphs, some[place % len(some)])
-    for norm in norms:
-        norm.eval()
+        norm.reset_running_stats()
+        # No momentum: every batch counts the same.
+        norm.train().momentum = None
+    if norms:
+        for some in train.split(size)[:most]:
+            ask(network, graphs, some)
+    for norm, momentum in zip(norms, usual, strict=True):
+        norm.eval().momentum = momentum
 
 
 def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **options: Any) -> nn.Module:

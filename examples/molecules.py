@@ -141,7 +141,8 @@ def errors(network: nn.Module, data: Data, chosen: Tensor) -> dict[str, float]:
 
 
 def validate(network: nn.Module, data: Data) -> float:
-    """Return minus the error on the validation molecules."""
+    """Settle the batch norms of the model, and return minus the error on the validation molecules."""
+    encoded_graphs.settle(network, data.graphs, data.train, size=100)
     return -errors(network, data, data.val)[data.metric]
 
 

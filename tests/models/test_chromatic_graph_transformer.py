@@ -275,9 +275,12 @@ def test_wrong_arguments_are_refused_in_a_sentence():
             ChromaticGraphTransformer(5, 8, 1, **options)
 
 
+@pytest.mark.parametrize("momentum", [0.1, 0.5, None])
 @pytest.mark.parametrize("masked", [False, True])
-def test_batch_norm_is_that_of_torch_on_the_nodes(masked):
-    ours, theirs = NodeBatchNorm(6, dtype=D), nn.BatchNorm1d(6, dtype=D)
+def test_batch_norm_is_that_of_torch_on_the_nodes(masked, momentum):
+    ours, theirs = NodeBatchNorm(6, eps=0.1, dtype=D), nn.BatchNorm1d(6, eps=0.1, dtype=D)
+    # Set from outside, as torch's update_bn does.
+    ours.momentum = theirs.momentum = momentum
     mask = torch.rand(4, 5) < 0.6 if masked else torch.ones(4, 5, dtype=torch.bool)
     for _ in range(3):
         x = (3 + torch.randn(4, 5, 6, dtype=D)).requires_grad_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -25,7 +26,8 @@ class NodeBatchNorm(nn.BatchNorm1d):
     becomes the shift. In evaluation the running statistics take their place, so that graphs do not see each other.
     Statistics are computed in float32 at least, in two passes.
 
-    Its arguments are those of :class:`torch.nn.BatchNorm1d`.
+    Its arguments are those of :class:`torch.nn.BatchNorm1d`; ``momentum=None``, which
+    :func:`torch.optim.swa_utils.update_bn` sets for a while, counts every batch the same.
 
     >>> norm, mask = NodeBatchNorm(1), torch.tensor([[True, True, False]])
     >>> norm(torch.tensor([[[3.0], [5.0], [100.0]]]), mask).detach().flatten().round()
@@ -36,13 +38,15 @@ class NodeBatchNorm(nn.BatchNorm1d):
         self,
         features: int,
         *,
-        momentum: float = 0.1,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        checks.in_range("momentum", momentum, 0.0, 1.0)
-        super().__init__(checks.positive_int("features", features), momentum=momentum, device=device, dtype=dtype)
-        self.rate = momentum
+        checks.in_range("eps", eps, 0.0, math.inf)
+        if momentum is not None:
+            checks.in_range("momentum", momentum, 0.0, 1.0)
+        super().__init__(checks.positive_int("features", features), eps, momentum, device=device, dtype=dtype)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - the mask is what is new
         self, x: Float[Tensor, "graphs nodes features"], mask: Bool[Tensor, "graphs nodes"] | None = None
@@ -76,9 +80,10 @@ class NodeBatchNorm(nn.BatchNorm1d):
         offset = offset if mask is None else offset.masked_fill(~mask[..., None], 0.0)
         squares = offset.square().sum((0, 1))
         with torch.no_grad():
-            cast("Tensor", self.num_batches_tracked).add_(1)
-            running_mean.lerp_(mean.to(running_mean.dtype), self.rate)
-            running_variance.lerp_((squares / (count - 1).clamp(min=1)).to(running_variance.dtype), self.rate)
+            batches = cast("Tensor", self.num_batches_tracked).add_(1)
+            rate = batches.reciprocal().to(running_mean.dtype) if self.momentum is None else self.momentum
+            running_mean.lerp_(mean.to(running_mean.dtype), rate)
+            running_variance.lerp_((squares / (count - 1).clamp(min=1)).to(running_variance.dtype), rate)
         return mean, squares / least
 
 
