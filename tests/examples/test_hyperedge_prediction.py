@@ -89,11 +89,16 @@ def test_test_rows_are_the_same_for_every_seed_and_validation_rows_are_not() -> 
     assert len(first.train) + int(first.val_truth.sum()) == len(generated()[0])
 
 
-def test_repeated_triples_count_once_in_training_and_as_often_as_they_occur_in_the_test() -> None:
-    train = np.array([[0, 0, 0], [0, 0, 0], [1, 1, 1], [2, 2, 2], [1, 0, 2]])
+def test_repeated_triples_count_once_in_training_and_as_often_as_they_occur_in_what_is_held_out() -> None:
+    train = np.array([[0, 0, 0]] * 30 + [[1, 1, 1], [2, 2, 2], [1, 0, 2]])
     test = np.array([[0, 0, 0], [0, 0, 0], [2, 1, 0]])
     data = prepare(train, test, (3, 3, 3), seed=0)
-    assert len(data.train) + int(data.val_truth.sum()) == 4
+    assert (0, 3, 6) in rows(data.train)
+    assert len(data.train) == len(rows(data.train))
+    held = data.val[data.val_truth]
+    assert len(held) == 3
+    assert (0, 3, 6) in rows(held)
+    assert rows(data.train) | rows(held) == {(0, 3, 6), (1, 4, 7), (2, 5, 8), (1, 3, 8)}
     assert int(data.test_truth.sum()) == 3
     assert data.unseen[:3].tolist() == [False, False, True]
     # The negatives of a positive are counted with it.
@@ -145,7 +150,7 @@ def test_a_file_that_does_not_fit_is_one_sentence(tmp_path: Path, capsys: pytest
 )
 def test_real_sets_have_the_sizes_their_page_gives(dataset: str, train: int, test: int, unseen: int) -> None:
     data = load(dataset, REAL, Settings(), 0)
-    assert len(data.train) + int(data.val_truth.sum()) == train
+    assert len(rows(data.train) | rows(data.val[data.val_truth])) == train
     assert int(data.test_truth.sum()) == test
     assert int((data.test_truth & data.unseen).sum()) == unseen
     hyperedge_prediction._load.cache_clear()
