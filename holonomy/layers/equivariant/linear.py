@@ -51,11 +51,10 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> No
 
     >>> check_dense(torch.zeros(2, 5, 5, 3), 2, 3, None)
     """
-    axes = ", ".join(["nodes"] * order)
-    wanted = f"(*batch, {axes}, features = {features})" if order else f"(*batch, features = {features})"
     nodes = x.shape[-order - 1 : -1] if order else ()
-    if x.ndim <= order or x.shape[-1] != features or len(set(nodes)) > 1:
-        raise ValueError(f"x must have shape {wanted}, got {tuple(x.shape)}.")
+    if x.ndim <= order or x.shape[-1] != features or any(count != nodes[0] for count in nodes):
+        wanted = ", ".join(["*batch", *["nodes"] * order, f"features = {features}"])
+        raise ValueError(f"x must have shape ({wanted}), got {tuple(x.shape)}.")
     if mask is not None:
         checks.node_mask(mask, x.shape[: x.ndim - order] if order else mask.shape)
 
