@@ -163,6 +163,10 @@ class Hyperedges:
                 f"values must have shape (edges = {self.indices.shape[0]}, features), got {tuple(self.values.shape)}."
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Plans are found by the ids of tuples, which are those of others in a copy and in another process.
+        return self.__dict__ | {"_plans": UserDict()}
+
     @property
     def order(self) -> int:
         """How many nodes a hyperedge has."""
@@ -210,6 +214,7 @@ class Hyperedges:
         """
         other = copy.copy(self)
         object.__setattr__(other, "values", values)
+        object.__setattr__(other, "_plans", self._plans)
         return other
 
     def at(self, indices: Int[Tensor, "tuples order"], values: Float[Tensor, "tuples dim"]) -> Hyperedges:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -150,6 +153,19 @@ def test_old_plans_make_room():
         assert edges.planned(key, lambda key=key: key) == key
     assert edges.planned(0, lambda: "again") == "again"
     assert edges.planned(999, lambda: "again") == 999
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda edges: pickle.loads(pickle.dumps(edges))])
+def test_plans_stay_behind_where_ids_name_other_tensors(twin):
+    """Plans are found by the ids of tuples; a copy that took them along answered later tuples with earlier ones."""
+    edges = Hyperedges(torch.tensor([[0, 1], [2, 2]]), torch.randn(2, 1), 3)
+    edges.planned("where", lambda: "here")
+    other = twin(edges)
+    assert other.planned("where", lambda: "there") == "there"
+    assert edges.planned("where", lambda: "there") == "here"
+    for name in ("indices", "values", "batch"):
+        assert torch.equal(getattr(other, name), getattr(edges, name))
+    assert (other.num_nodes, other.num_graphs) == (3, 1)
 
 
 def test_moving_plans_anew(device):
