@@ -2,15 +2,16 @@
 
 An example says what its question is (a ``Question``): its data, its models, a loss, and how a model is measured.
 Here is the rest: every model is trained with every seed; its state at the first epoch of best validation value is
-kept, and only then measured on the test data. Where several learning rates are given, each model runs all of them
-with the first seed and goes on with the one of best validation value. The result is one JSON file with the command
-that made it.
+kept, and only then measured on the test data. Where a hyper-parameter that every question has is given several
+values, each model runs all combinations with the first seed and goes on with the one of best validation value. The
+result is one JSON file with the command that made it.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -25,7 +26,7 @@ from examples import options, plots, runs
 from examples.options import option
 
 RULE = (
-    "the same epochs and learning rates for every model; learning rate by the validation value of the first seed; "
+    "the same epochs and the same search for every model, by the validation value of the first seed; "
     "test data measured once, with the state of the first epoch of best validation value"
 )
 
@@ -44,6 +45,9 @@ class Settings:
     clip: float = option("largest norm of the gradient", default=1.0)
     batch: int = option("examples in a batch", default=32)
     epochs: int = option("epochs", default=20)
+
+
+SEARCHED = tuple(field.name for field in dataclasses.fields(Settings))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,19 +213,25 @@ class Comparison:
         resume: take up what lies there.
         checkpoint_every: epochs between checkpoints.
         stream: where progress goes, or None.
+        searched: names of the settings that have several values; the learning rate names a run without them, too.
     """
 
     question: Question
     dataset: str
     data: Path | None
     base: Path
+    searched: Sequence[str] = ("lr",)
     resume: bool = False
     checkpoint_every: int = 5
     stream: TextIO | None = None
 
+    def name(self, settings: Any) -> str:
+        """Return what is searched, such as ``lr-0.001`` or ``lr-0.001-dropout-0.5``."""
+        return "-".join(f"{name.replace('_', '-')}-{getattr(settings, name):g}" for name in self.searched)
+
     def folder(self, model: str, settings: Any) -> Path:
-        """Return the folder of a model with its learning rate."""
-        return self.base / f"{model}-lr-{settings.lr:g}"
+        """Return the folder of a model with these settings."""
+        return self.base / f"{model}-{self.name(settings)}"
 
     def cell(self, model: str, settings: Any, seeds: Sequence[int], *, resume: bool) -> list[dict[str, Any]]:
         """Return the records of some seeds of a model, computed now or before."""
@@ -238,7 +248,7 @@ class Comparison:
                     self.question.load(self.dataset, self.data, settings, seed),
                     seed,
                     run,
-                    label=f"{self.dataset}  {model}  lr {settings.lr:g}  seed {seed}",
+                    label=f"{self.dataset}  {model}  {self.name(settings)}  seed {seed}",
                     stream=self.stream,
                     checkpoint_every=self.checkpoint_every,
                 )
@@ -246,9 +256,8 @@ class Comparison:
             records.append(run.part(f"seed-{seed}", compute))
         return records
 
-    def row(self, model: str, settings: Any, seeds: Sequence[int], lrs: Sequence[float]) -> dict[str, Any]:
-        """Search the learning rate with the first seed, and run the best with all seeds."""
-        tried = [dataclasses.replace(settings, lr=lr) for lr in lrs] or [settings]
+    def row(self, model: str, tried: Sequence[Any], seeds: Sequence[int]) -> dict[str, Any]:
+        """Try these settings with the first seed, and run the best with all seeds."""
         searched = [self.cell(model, one, seeds[:1], resume=self.resume)[0]["val"] for one in tried]
         chosen = tried[max(range(len(tried)), key=searched.__getitem__)]
         records = self.cell(model, chosen, seeds, resume=True)
@@ -256,7 +265,7 @@ class Comparison:
         return {
             "title": self.question.models[model],
             "settings": dataclasses.asdict(chosen),
-            "search": {f"{one.lr:g}": value for one, value in zip(tried, searched, strict=True)},
+            "search": {self.name(one): value for one, value in zip(tried, searched, strict=True)},
             "parameters": records[0]["parameters"],
             "summary": {name: runs.summary([record["scores"][name] for record in records]) for name in names},
             "scores": {name: [record["scores"][name] for record in records] for name in names},
@@ -302,7 +311,6 @@ def parser(question: Question) -> argparse.ArgumentParser:
         help=f"of {', '.join(question.models)} (default {', '.join(question.usual) or 'all'})",
     )
     add("--seeds", type=int, default=2, metavar="N", help="run seeds 0 .. N-1 (default 2)")
-    add("--lrs", type=float, nargs="+", default=[], metavar="X", help="learning rates to choose from, for every model")
     add("--out", type=Path, metavar="FOLDER", help="folder of the runs (default runs/EXAMPLE-DATASET)")
     add("--json", type=Path, metavar="FILE", help="also write the table there, without the histories")
     add("--resume", action="store_true", help="go on with the runs in that folder; finished seeds are kept")
@@ -310,8 +318,9 @@ def parser(question: Question) -> argparse.ArgumentParser:
     add("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
     add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the runs")
     add("--quiet", action="store_true", help="no progress lines")
-    remark = f"defaults that differ from those below are, for {differ}" if differ else "of every model"
-    options.add_settings(out, question.settings, remark=remark)
+    remark = "of every model; of several values each model gets the one of best validation value"
+    remark += f"; defaults that differ from those below are, for {differ}" if differ else ""
+    options.add_settings(out, question.settings, remark=remark, several=SEARCHED)
     return out
 
 
@@ -326,17 +335,24 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
     options.at_least_one(arguments, "seeds", "checkpoint_every", "threads")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    settings = question.settings_for(arguments.dataset, options.given_settings(arguments, question.settings))
+    given = options.given_settings(arguments, question.settings)
+    several = {name: given.pop(name) for name in SEARCHED if name in given}
+    tried = [
+        question.settings_for(arguments.dataset, {**given, **dict(zip(several, values, strict=True))})
+        for values in itertools.product(*several.values())
+    ]
     for name in ("hidden", "layers", "heads", "lr", "clip", "batch", "epochs"):
-        if not getattr(settings, name) > 0:
-            raise ValueError(f"--{name} must be positive, got {getattr(settings, name)}")
-    data = question.load(arguments.dataset, arguments.data, settings, 0)
+        for settings in tried:
+            if not getattr(settings, name) > 0:
+                raise ValueError(f"--{name} must be positive, got {getattr(settings, name)}")
+    data = question.load(arguments.dataset, arguments.data, tried[0], 0)
     name = question.module.rpartition(".")[2]
     comparison = Comparison(
         question,
         arguments.dataset,
         arguments.data,
         arguments.out or Path("runs") / f"{name}-{arguments.dataset}",
+        searched=list(dict.fromkeys(["lr", *(name for name, values in several.items() if len(values) > 1)])),
         resume=arguments.resume,
         checkpoint_every=arguments.checkpoint_every,
         stream=None if arguments.quiet else sys.stderr,
@@ -352,7 +368,7 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
         "models": {},
     }
     for model in arguments.models:
-        content["models"][model] = comparison.row(model, settings, range(arguments.seeds), arguments.lrs)
+        content["models"][model] = comparison.row(model, tried, range(arguments.seeds))
         runs.write_json(comparison.base / "table.json", content)
         if arguments.json:
             arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ The paper's figures, micro and macro F1 in percent: 100 and 100 with both kinds 
 the global classes and for GCN, GIN, GAT and the invariant graph network.
 
     python -m examples.long_range_chains
-    python -m examples.long_range_chains --seeds 10 --lrs 0.001 0.003
+    python -m examples.long_range_chains --seeds 10 --lr 0.001 0.003
 """
 
 from __future__ import annotations

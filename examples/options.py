@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 
@@ -19,13 +19,16 @@ def option(text: str, *, default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": text})
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: type, *, remark: str) -> None:
+def add_settings(
+    parser: argparse.ArgumentParser, settings: type, *, remark: str, several: Collection[str] = ()
+) -> None:
     """Give a parser one option for each hyper-parameter.
 
     Args:
         parser: the parser.
         settings: a dataclass of ``option`` fields: numbers, words, truth values or ``Literal`` choices.
         remark: stands above the options in the help.
+        several: names of those that take one or more values.
     """
     group = parser.add_argument_group("hyper-parameters", remark)
     kinds = typing.get_type_hints(settings)
@@ -38,12 +41,12 @@ def add_settings(parser: argparse.ArgumentParser, settings: type, *, remark: str
         elif typing.get_origin(kind) is Literal:
             group.add_argument(flag, choices=typing.get_args(kind), help=text)
         else:
-            metavar = "N" if kind is int else "X"
-            group.add_argument(flag, type=kind, metavar=metavar, help=text)
+            metavar, nargs = "N" if kind is int else "X", "+" if field.name in several else None
+            group.add_argument(flag, type=kind, nargs=nargs, metavar=metavar, help=text)
 
 
 def given_settings(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
-    """Return the hyper-parameters that the command line gives, by name."""
+    """Return the hyper-parameters that the command line gives, by name: lists of those that may have several values."""
     names = [field.name for field in dataclasses.fields(settings)]
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 

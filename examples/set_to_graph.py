@@ -21,6 +21,7 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -57,6 +58,9 @@ class Settings(comparisons.Settings):
     train: int = option("training sets", default=500)
     tests: int = option("sets to validate with, and as many to test", default=100)
     random_features: int = option("random features a head of kernel attention has", default=64)
+    sums: Literal["coupled", "decoupled"] = option(
+        "kernel attention: exact classes, or HOT eq. 21", default="decoupled"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +211,7 @@ def build(model: str, settings: Settings, _: Data) -> nn.Module:
             heads=settings.heads,
             kernel="performer" if linear else "softmax",
             random_features=settings.random_features if linear else None,
+            sums=settings.sums if linear else "coupled",
             dropout=settings.dropout,
         )
     )

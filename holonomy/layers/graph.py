@@ -10,7 +10,7 @@ Self-loops that ``edge_index`` already has are not counted twice; an edge that i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -47,17 +47,17 @@ def normalised_edges(
     loops = torch.arange(nodes, device=edge_index.device)
     source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
     counted = torch.cat([edge_index[0] != edge_index[1], torch.ones_like(loops, dtype=torch.bool)])
-    weight = counted.to(dtype)
+    weight = counted.to(_wide(dtype))  # bfloat16 counts to 256
     degree = weight.new_zeros(nodes).index_add(0, target, weight)
     scale = degree.rsqrt()  # every node has its loop, so no degree is zero
-    return source, target, weight * scale[source] * scale[target]
+    return source, target, (weight * scale[source] * scale[target]).to(dtype)
 
 
 def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x.
 
     Built anew for each forward pass and kept for its layers, never longer: nothing can go stale. The entries are
-    sorted once, into CSR and into CSR of the transpose for the way back; the sum over a node's neighbours has
+    sorted once, into CSR and, for the way back, into CSR of the transpose; the sum over a node's neighbours has
     one order, so that CPU results repeat bit for bit. Under ``torch.compile``, and on the meta device, it is gather and
     ``index_add``.
 
@@ -77,12 +77,18 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
     if torch.compiler.is_compiling() or edge_index.is_meta:
         return partial(_gather, source=source, target=target, weight=weight)
     forward = _sorted_csr(target, source, weight, nodes)
-    backward = _sorted_csr(source, target, weight, nodes) if torch.is_grad_enabled() else forward
+    # Sorted when a gradient first goes back, and for all layers.
+    backward = cache(partial(_sorted_csr, source, target, weight, nodes))
     return partial(_propagate, forward=forward, backward=backward)
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _gather(x: Tensor, *, source: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    return torch.zeros_like(x).index_add(0, target, x.index_select(0, source) * weight[:, None])
+    messages = x.index_select(0, source).to(_wide(weight.dtype)) * weight[:, None]
+    return messages.new_zeros(x.shape).index_add(0, target, messages).to(x.dtype)
 
 
 def _sorted_csr(row: Tensor, column: Tensor, weight: Tensor, nodes: int) -> Tensor:
@@ -90,8 +96,8 @@ def _sorted_csr(row: Tensor, column: Tensor, weight: Tensor, nodes: int) -> Tens
     return csr(row_pointer(row, nodes), column[order], weight[order], (nodes, nodes))
 
 
-def _propagate(x: Tensor, *, forward: Tensor, backward: Tensor) -> Tensor:
-    return multiply(forward, x, lambda: backward).to(x.dtype)
+def _propagate(x: Tensor, *, forward: Tensor, backward: Callable[[], Tensor]) -> Tensor:
+    return multiply(forward, x, backward).to(x.dtype)
 
 
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:

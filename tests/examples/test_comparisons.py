@@ -166,16 +166,19 @@ def test_a_question_names_its_usual_models_and_a_score_for_a_dataset(tmp_path: P
     assert question.score_of("absent") == LINE.score
 
 
-def test_the_learning_rate_is_searched_alike_by_the_validation_value_of_the_first_seed(tmp_path: Path) -> None:
-    content = table(tmp_path, ["--seeds", "2", "--lrs", "0.001", "0.2"])
+def test_what_is_given_several_values_is_searched_alike_by_the_validation_value_of_the_first_seed(
+    tmp_path: Path,
+) -> None:
+    content = table(tmp_path, ["--seeds", "2", "--lr", "0.001", "0.2", "--epochs", "1", "3", "--clip", "9"])
     for model, row in content["models"].items():
-        assert set(row["search"]) == {"0.001", "0.2"}
+        assert set(row["search"]) == {f"lr-{lr}-epochs-{epochs}" for lr in (0.001, 0.2) for epochs in (1, 3)}
         best = max(row["search"], key=row["search"].__getitem__)
-        assert row["settings"]["lr"] == float(best)
+        assert f"lr-{row['settings']['lr']:g}-epochs-{row['settings']['epochs']}" == best
+        assert row["settings"]["clip"] == 9
         assert row["val"][0] == row["search"][best]
         assert len(row["scores"]["error"]) == 2
         # The others were not run with the second seed.
-        worst = tmp_path / f"{model}-lr-{min(row['search'], key=row['search'].__getitem__)}"
+        worst = tmp_path / f"{model}-{min(row['search'], key=row['search'].__getitem__)}"
         assert not (worst / "part-seed-1.json").exists()
 
 

@@ -50,6 +50,29 @@ def test_the_form_that_is_compiled_is_the_same(monkeypatch):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiling", [False, True])
+def test_a_node_of_many_neighbours_in_half_precision(half, compiling, monkeypatch):
+    """One by one, bfloat16 counts to 256 and no further."""
+    leaves = torch.arange(1, 4000)
+    star = torch.stack([leaves, torch.zeros_like(leaves)])
+    star = torch.cat([star, star.flip(0)], 1)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    x = torch.rand(4000, 1)
+    narrow = propagation(star, 4000, half)(x.to(half))
+    torch.testing.assert_close(narrow.float(), propagation(star, 4000, torch.float32)(x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("build", [GCN, Propagation])
+def test_the_form_that_is_compiled_takes_autocast(build, monkeypatch):
+    layer, edge_index, x = build(4, 8, 3), random_edges(9, 30), torch.randn(9, 4)
+    expected = layer(x, edge_index)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = layer(x, edge_index)
+    torch.testing.assert_close(result.float(), expected, rtol=5e-2, atol=5e-2)
+
+
 def test_weights_of_a_path():
     path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     source, target, weight = normalised_edges(path, 3, D)
@@ -73,6 +96,16 @@ def test_propagation_without_gradients_is_the_same():
     with torch.no_grad():
         quiet = layer(x, edge_index)
     torch.testing.assert_close(quiet, layer(x, edge_index).detach(), rtol=0, atol=0)
+
+
+def test_a_propagation_made_without_gradients_has_the_right_one():
+    """Its way back was that of a symmetric matrix."""
+    edge_index, x = random_edges(9, 30), torch.randn(9, 4, dtype=D, requires_grad=True)
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            made = propagation(edge_index, 9, D)
+        (gradient,) = torch.autograd.grad(made(x).sum(), x)
+        torch.testing.assert_close(gradient, matrix(edge_index, 9).sum(0)[:, None].expand(9, 4))
 
 
 def test_enough_steps_solve_the_linear_system():
