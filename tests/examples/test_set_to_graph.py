@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from PIL import Image
 
 from examples import set_to_graph
 from examples.set_to_graph import MODELS, Settings, build, load, main, triangulated
+from holonomy.layers import HigherOrderAttention
 
 WORDS = [
     "--train", "4", "--tests", "2", "--hidden", "8", "--heads", "2", "--layers", "2", "--batch", "2", "--epochs", "1",
@@ -50,10 +53,12 @@ def test_each_pair_of_points_is_asked_once() -> None:
     assert smaller.mask.all()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_set_does_not_see_its_padding_nor_its_order(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "given"), [*((model, {}) for model in MODELS), ("hot-performer", {"sums": "coupled"})]
+)
+def test_a_set_does_not_see_its_padding_nor_its_order(model: str, given: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    settings = Settings(hidden=8, heads=2, layers=2, train=2, tests=2)
+    settings = Settings(hidden=8, heads=2, layers=2, train=2, tests=2, **given)
     sets = triangulated(2, 6, 9, seed=4)
     assert sets.mask.sum(dim=1).tolist() != [9, 9]
     network = build(model, settings, load("delaunay-50", None, settings, 0)).eval()
@@ -78,6 +83,12 @@ def test_kernel_attention_has_the_random_features_that_are_asked_for() -> None:
     assert data.train.points.shape == (2, 30, 2)
     projections = [x for name, x in build("hot-performer", settings, data).named_buffers() if name.endswith("tion")]
     assert [x.shape for x in projections] == [(5, 4)] * 2
+    kinds = {
+        sums: build("hot-performer", dataclasses.replace(settings, sums=sums), data)
+        for sums in ("coupled", "decoupled")
+    }
+    for sums, network in kinds.items():
+        assert {one.sums for one in network.modules() if isinstance(one, HigherOrderAttention)} == {sums}
 
 
 def test_who_knows_the_triangulation_has_an_f1_of_one() -> None:

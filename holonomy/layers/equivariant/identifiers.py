@@ -10,6 +10,7 @@ That rule holds for orthogonal and for Laplacian identifiers. Each graph of a ba
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,8 @@ _DENSE_NODES = 1024
 _RESTARTS = 1000
 # How far beyond the end of the spectrum that inverse is taken.
 _SHIFT = 2**-14
+# Eigenvalues that are no further apart are one.
+_TIE = 2**-26
 
 
 def orthogonal_identifiers(
@@ -292,14 +295,62 @@ def _extreme(normalised: Any, low: int, high: int) -> Any:
     size = normalised.shape[0]
     if normalised.nnz == 0:  # ARPACK has no use for zeros
         return np.eye(size, low + high)
-    # A fixed start, for the same graph has the same identifiers. Both ends at once, for an eigenvalue may reach from
-    # one to the other.
-    start, which = np.random.default_rng(0).standard_normal(size), "BE" if high else "LA"
-    try:
-        found = [scipy.sparse.linalg.eigsh(normalised, low + high, which=which, v0=start, maxiter=_RESTARTS)]
-    except scipy.sparse.linalg.ArpackNoConvergence:
-        columns = scipy.sparse.csc_array(normalised)
-        ends = ((low, 1 + _SHIFT), (high, -1 - _SHIFT))
-        found = [scipy.sparse.linalg.eigsh(columns, count, sigma=end, v0=start) for count, end in ends if count]
-    values, vectors = (np.concatenate(parts, -1) for parts in zip(*found, strict=True))
-    return vectors[:, np.argsort(-values)]
+    first = _topmost(normalised, low, np.empty((size, 0)))
+    if not high:
+        return first
+    # Beside the first ones, for an eigenvalue may reach from one end to the other.
+    return np.concatenate([first, _topmost(-normalised, high, first)[:, ::-1]], 1)
+
+
+def _topmost(matrix: Any, count: int, known: Any) -> Any:
+    """Eigenvectors (size, count) of the largest eigenvalues, the largest first, orthogonal to known ones.
+
+    Lanczos meets one vector of each eigenspace, and the others by rounding, if it has time: it is asked for more until
+    what is left has nothing larger.
+    """
+    lanczos = _Lanczos(matrix)
+    values, vectors, asked = np.empty(0), known[:, :0], count
+    while True:
+        beside = np.concatenate([known, vectors], 1)
+        more, found = lanczos.largest(min(asked, len(known) - beside.shape[1]), beside)
+        if len(values) and more.max() <= values.min() + _TIE:
+            return vectors
+        values, vectors = np.concatenate([values, more]), np.concatenate([vectors, found], 1)
+        best = np.argsort(-values, kind="stable")[:count]
+        values, vectors, asked = values[best], vectors[:, best], 1 if asked == count > 1 else min(2 * asked, count)
+
+
+class _Lanczos:
+    """ARPACK on a symmetric matrix of eigenvalues in [-1, 1], and on its inverse from the first time that it takes."""
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix, self.inverse = matrix, None
+        # Fixed starts, for the same graph has the same identifiers; a new one each time, for what the last one had of an
+        # eigenspace has been found.
+        self.starts = np.random.default_rng(0)
+
+    def largest(self, count: int, known: Any) -> tuple[Any, Any]:
+        """The largest eigenvalues and their vectors, known ones left out."""
+        size = self.matrix.shape[0]
+        start = self.starts.standard_normal(size)
+        if self.inverse is None:
+            beside = self._beside(self.matrix.__matmul__, known, -2.0)
+            try:
+                return scipy.sparse.linalg.eigsh(beside, count, which="LA", v0=start, maxiter=_RESTARTS)
+            except scipy.sparse.linalg.ArpackNoConvergence:
+                shifted = scipy.sparse.csc_array(self.matrix - (1 + _SHIFT) * scipy.sparse.eye_array(size))
+                self.inverse = scipy.sparse.linalg.splu(shifted)
+        beside = self._beside(self.inverse.solve, known, 0.0)
+        values, vectors = scipy.sparse.linalg.eigsh(beside, count, which="SA", v0=start)
+        return 1 + _SHIFT + 1 / values, vectors
+
+    def _beside(self, function: Callable[[Any], Any], known: Any, value: float) -> Any:
+        """The matrix with another eigenvalue at the known vectors."""
+
+        def multiply(x: Any) -> Any:
+            x = x.ravel()
+            inside = known @ (known.T @ x)
+            product = function(x - inside)
+            return product - known @ (known.T @ product) + value * inside
+
+        return scipy.sparse.linalg.LinearOperator(self.matrix.shape, multiply, dtype=np.float64)
