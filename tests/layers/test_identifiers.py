@@ -150,6 +150,22 @@ def test_sparse_eigenvectors_are_orthogonal_whatever_the_graph(name, restarts, w
     torch.testing.assert_close(matrix @ p, p * values)
 
 
+TREE = torch.stack([(torch.arange(1, 127) - 1) // 2, torch.arange(1, 127)])
+
+
+@pytest.mark.parametrize("which", ["lowest", "both"])
+@pytest.mark.parametrize("dim", [8, 16])
+def test_sparse_eigenvectors_have_every_copy_of_an_eigenvalue(dim, which, monkeypatch):
+    """Lanczos meets one vector of each eigenspace: others came in the place of its further ones."""
+    monkeypatch.setattr(module, "_DENSE_NODES", 10)
+    matrix = laplacian(TREE, 127)
+    p = laplacian_identifiers(TREE, 127, dim, which=which, dtype=D)
+    values = torch.linalg.eigvalsh(matrix)
+    half = dim // 2 if which == "both" else 0
+    torch.testing.assert_close(p.mT @ p, torch.eye(dim, dtype=D) * 127 / dim)
+    torch.testing.assert_close(matrix @ p, p * torch.cat([values[: dim - half], values[127 - half :]]))
+
+
 def test_each_graph_of_a_batch_has_those_it_has_alone():
     """Nodes of several graphs mixed, numbers without a node among the graphs."""
     batch = torch.tensor([4, 1, 4, 4, 1, 2, 1, 4, 1, 4])

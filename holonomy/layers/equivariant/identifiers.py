@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import scipy.sparse
@@ -325,8 +325,8 @@ class _Lanczos:
 
     def __init__(self, matrix: Any) -> None:
         self.matrix, self.inverse = matrix, None
-        # Fixed starts, for the same graph has the same identifiers; a new one each time, for what the last one had of an
-        # eigenspace has been found.
+        # Fixed starts, for the same graph has the same identifiers; a new one each time, for what the last one had of
+        # an eigenspace has been found.
         self.starts = np.random.default_rng(0)
 
     def largest(self, count: int, known: Any) -> tuple[Any, Any]:
@@ -336,7 +336,7 @@ class _Lanczos:
         if self.inverse is None:
             beside = self._beside(self.matrix.__matmul__, known, -2.0)
             try:
-                return scipy.sparse.linalg.eigsh(beside, count, which="LA", v0=start, maxiter=_RESTARTS)
+                return cast("Any", scipy.sparse.linalg.eigsh(beside, count, which="LA", v0=start, maxiter=_RESTARTS))
             except scipy.sparse.linalg.ArpackNoConvergence:
                 shifted = scipy.sparse.csc_array(self.matrix - (1 + _SHIFT) * scipy.sparse.eye_array(size))
                 self.inverse = scipy.sparse.linalg.splu(shifted)
@@ -353,4 +353,5 @@ class _Lanczos:
             product = function(x - inside)
             return product - known @ (known.T @ product) + value * inside
 
-        return scipy.sparse.linalg.LinearOperator(self.matrix.shape, multiply, dtype=np.float64)
+        operator = cast("Any", scipy.sparse.linalg.LinearOperator)  # whose stubs know no dtype
+        return operator(self.matrix.shape, matvec=multiply, dtype=np.float64)
