@@ -57,6 +57,24 @@ def test_the_meta_device_gives_the_shape_of_the_result(case, device):
 
 
 @every_case
+def test_what_was_made_on_the_meta_device_takes_a_state(case, device):
+    """Buffers that no state holds came as storage without content: a model gave noise, and no error."""
+    _, module, inputs = build(case, device, torch.float64)
+    state, expected = copy.deepcopy(module.state_dict()), output(module, inputs)
+    for load in (
+        lambda other: other.to_empty(device=device).load_state_dict(state),
+        lambda other: other.load_state_dict(state, assign=True),
+    ):
+        other = copy.deepcopy(module).to("meta")
+        torch.use_deterministic_algorithms(True)  # then storage without content is nan
+        try:
+            load(other)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert torch.equal(output(other, inputs), expected)
+
+
+@every_case
 def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
     """A tensor is made from a neighbour; torch.set_default_device moves nobody else's. Meta stands in for any other."""
     _, module, inputs = build(case, device, torch.float32)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.equivariant import dense, sparse
 from holonomy.layers.equivariant.classes import Group, Pair, Target, groups, number_of_blocks, pairs
+from holonomy.layers.equivariant.derived import Derived
 from holonomy.layers.equivariant.partitions import moebius_matrix, set_partitions
 from holonomy.structures import Hyperedges, joint
 
@@ -52,14 +53,14 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> No
     >>> check_dense(torch.zeros(2, 5, 5, 3), 2, 3, None)
     """
     nodes = x.shape[-order - 1 : -1] if order else ()
-    if x.ndim <= order or x.shape[-1] != features or any(count != nodes[0] for count in nodes):
+    if x.ndim <= order or x.shape[-1] != features or any(count != x.shape[-2] for count in nodes):
         wanted = ", ".join(["*batch", *["nodes"] * order, f"features = {features}"])
         raise ValueError(f"x must have shape ({wanted}), got {tuple(x.shape)}.")
     if mask is not None:
         checks.node_mask(mask, x.shape[: x.ndim - order] if order else mask.shape)
 
 
-class EquivariantMap(nn.Module):
+class EquivariantMap(Derived):
     """A linear combination of chosen classes; :class:`EquivariantLinear` is the one of all, or of the lightweight ones.
 
     Args:
@@ -110,15 +111,21 @@ class EquivariantMap(nn.Module):
         self.weight = nn.Parameter(torch.empty(len(chosen), in_features, out_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(len(rows), out_features, device=device, dtype=dtype)) if bias else None
         self.counts = sorted({_count_of(pair) for pair in self.pairs})
-        self.register_buffer("conversion", self._conversion(chosen).to(self.weight), persistent=False)
-        matrix = moebius_matrix(order_out)[rows][:, rows].to(self.weight)
-        self.register_buffer("bias_conversion", matrix, persistent=False)
+        for name, matrix in self._derived().items():
+            self.register_buffer(name, matrix.to(self.weight), persistent=False)
         self.reset_parameters()
 
-    def _conversion(self, chosen: Sequence[int]) -> Tensor:
+    def _derived(self) -> dict[str, Tensor]:
+        partitions = set_partitions(self.order_out)
+        rows = [partitions.index(pattern) for pattern in self.patterns]
+        return {"conversion": self._conversion(), "bias_conversion": moebius_matrix(self.order_out)[rows][:, rows]}
+
+    def _conversion(self) -> Tensor:
         """Classes with as many terms each; then the class, and the diagram that its weight goes to, group by group."""
+        every = {pair: index for index, pair in enumerate(pairs(self.order_in, self.order_out))}
+        chosen = [every[pair] for pair in self.pairs]
         diagrams = [index for group in self.groups for row in group.classes for index in row]
-        matrix = moebius_matrix(self.order_in + self.order_out)[list(chosen)][:, diagrams]
+        matrix = moebius_matrix(self.order_in + self.order_out)[chosen][:, diagrams]
         if self.normalise is None:
             return matrix[None]
         of_pair = [_count_of(pair) for pair in self.pairs]

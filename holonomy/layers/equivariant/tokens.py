@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers.equivariant.derived import Derived
 from holonomy.layers.equivariant.identifiers import (
     laplacian_identifiers,
     near_orthogonal_identifiers,
@@ -106,7 +107,7 @@ def _looked_up(indices: Tensor, table: Tensor) -> Tensor:
     return table[code]
 
 
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(Derived):
     r"""What node and type identifiers add to a token: their rows of :math:`w^{in}` in TokenGT section 2.
 
     Args:
@@ -135,7 +136,7 @@ class TokenEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.positive_int("order", order)
+        self.order = checks.positive_int("order", order)
         checks.positive_int("features", features)
         width = _size("type_features", features if type_features is None else type_features)
         self.of_identifiers: nn.Linear | None = None
@@ -150,6 +151,9 @@ class TokenEmbedding(nn.Module):
             self.of_types = _block(width, features, order, 1, device, dtype)
             # Made here, for the partitions are cached and torch.compile warns of caches.
             self.register_buffer("class_table", _class_table(order).to(device), persistent=False)
+
+    def _derived(self) -> dict[str, Tensor]:
+        return {"class_table": _class_table(self.order)}
 
     def forward(
         self,

@@ -1,0 +1,52 @@
+"""Buffers that follow from a constructor's arguments, and are therefore in no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Derived"]
+
+
+class Derived(nn.Module):
+    """A module with buffers that follow from its arguments, and no source but these.
+
+    Large modules are made on the meta device. What they get when they leave it is storage without content
+    (:meth:`torch.nn.Module.to_empty`) or the tensors of a state (``load_state_dict(assign=True)``). Neither brings
+    these buffers, which are made anew.
+
+    >>> import torch
+    >>> from holonomy.layers import EquivariantLinear
+    >>> with torch.device("meta"):
+    ...     layer = EquivariantLinear(1, 1, 3, 4)
+    >>> layer.to_empty(device="cpu").conversion
+    tensor([[[ 0.,  1.],
+             [ 1., -1.]]])
+    """
+
+    def _derived(self) -> dict[str, Tensor]:
+        """The buffers by name, on any device and in any dtype."""
+        raise NotImplementedError
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Derived:  # noqa: FBT001, FBT002
+        away = self._away()
+        super()._apply(fn, recurse)
+        if away:
+            self._hold()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if self._away():
+            self._hold()
+
+    def _away(self) -> bool:
+        return any(buffer.is_meta for buffer in self.buffers(recurse=False))
+
+    def _hold(self) -> None:
+        device = next(self.parameters(recurse=False)).device
+        if device.type != "meta":
+            for name, value in self._derived().items():
+                self._buffers[name] = value.to(device=device, dtype=getattr(self, name).dtype)
