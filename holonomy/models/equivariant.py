@@ -96,7 +96,8 @@ class EquivariantModel(nn.Module):
             edge_index: ``(2, m)``, both directions listed; first order 2 only.
             edge_attr: ``(m, edge_features)``, exactly where the model has some.
             batch: ``(n,)``, the graph of each node.
-            to: ``(m', l)`` tuples of the result, where the last order is at least 2 and is not the first.
+            to: ``(m', l)`` tuples of the result, where the last order is at least 2 and some layer comes to it from
+                another; layers after that one stay on them.
 
         Returns:
             ``(graphs, out_features)`` if the last order is 0, ``(n, out_features)`` if it is 1, else hyperedges.
@@ -105,15 +106,20 @@ class EquivariantModel(nn.Module):
             ValueError: if an argument is missing, or one comes that this input does not have.
         """
         edges = self._hyperedges(x, edge_index, edge_attr, batch)
+        last = self.orders[-1]
+        # The layer that comes to the last order, to stay.
+        arrives = max((depth for depth, order in enumerate(self.orders, start=1) if order != last), default=0)
+        if to is not None and (last < 2 or arrives == 0):
+            raise ValueError(f"to must be None for orders {self.orders}, which say the tuples of the result.")
         nodes = edges.planned("nodes", lambda: torch.arange(edges.num_nodes, device=edges.indices.device)[:, None])
         wanted = {1: nodes, self.orders[0]: edges.indices}
         h = cast("Hyperedges", self.embed(edges))
         for depth, layer in enumerate(self.layers, start=1):
             before, order = self.orders[depth - 1], self.orders[depth]
-            where = to if depth == len(self.layers) and to is not None else wanted.get(order)
+            where = to if depth == arrives and to is not None else wanted.get(order)
             h = cast("Hyperedges", layer(h, to=None if before == order else where))
         h = cast("Hyperedges", self.head(on_features(self.norm, h)))
-        return h.values if self.orders[-1] < 2 else h
+        return h.values if last < 2 else h
 
     def tensor(self, x: Float[Tensor, "..."], mask: Bool[Tensor, "*batch nodes"] | None = None) -> Float[Tensor, "..."]:
         """Map a dense tensor; every tuple of nodes is there.

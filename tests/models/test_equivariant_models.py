@@ -125,6 +125,27 @@ def test_candidate_hyperedges_are_scored_alone(device):
     torch.testing.assert_close(model(x, to=triples[1:2].clone()).values, several.values[1:2])
 
 
+@every_kind
+def test_asked_tuples_are_those_of_every_layer_of_the_last_order(kind, options, device):
+    """They were not heard where the last layer stays at its order."""
+    x = torch.randn(1, 4, 3, dtype=torch.float64, device=device)
+    pairs = torch.cartesian_prod(*[torch.arange(4, device=device)] * 2)
+    for orders in ((1, 2, 2), (1, 1, 2, 2, 2)):
+        model = build(kind, options, orders, device)
+        result = model(x[0], to=pairs)
+        assert torch.equal(result.indices, pairs)
+        torch.testing.assert_close(result.values, model.tensor(x).flatten(0, 2))
+
+
+@every_kind
+@pytest.mark.parametrize("orders", [(2, 2), (2, 2, 2), (2, 1), (2, 2, 0)], ids=str)
+def test_tuples_that_nobody_would_read_are_refused(kind, options, orders, device):
+    model, (x, edge_index, _) = build(kind, options, orders, device), graph(5, 6, device)
+    to = torch.zeros(1, orders[-1], dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="to must be None"):
+        model(x, edge_index, to=to)
+
+
 def test_local_layers_see_no_further_than_their_neighbours(device):
     """Two layers without the global classes on a chain: a node does not feel one ten steps away; with them it does."""
     i = torch.arange(11, device=device)
