@@ -298,6 +298,40 @@ def test_batch_norm_is_that_of_torch_on_the_nodes(masked, momentum):
     torch.testing.assert_close(ours.eval()(x)[mask], theirs.eval()(x[mask]))
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_batch_norm_that_does_not_track_is_that_of_torch(forgotten):
+    """As a second pass over a batch sets it, and adaptation at test time, which drops the statistics, too."""
+    ours, theirs = NodeBatchNorm(6, dtype=D), nn.BatchNorm1d(6, dtype=D)
+    x = 3 + torch.randn(4, 5, 6, dtype=D)
+    for norm in (ours, theirs):
+        norm(x if norm is ours else x.flatten(0, 1))
+        norm.track_running_stats = False
+        if forgotten:
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    for training in (True, False):
+        ours.train(training)
+        theirs.train(training)
+        x = torch.randn(4, 5, 6, dtype=D)
+        torch.testing.assert_close(ours(x).flatten(0, 1), theirs(x.flatten(0, 1)))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_learns_no_statistics_of_nodes_that_are_not_there(momentum):
+    """No node has no mean, and one has no variance: both were taken for zero."""
+    norm = NodeBatchNorm(2, momentum=momentum, dtype=D)
+    norm(torch.randn(4, 3, 2, dtype=D))
+    mean, variance = norm.running_mean.clone(), norm.running_var.clone()
+    norm(torch.randn(2, 3, 2, dtype=D), torch.zeros(2, 3, dtype=torch.bool))
+    norm(torch.randn(0, 3, 2, dtype=D))
+    assert torch.equal(norm.running_mean, mean)
+    norm(torch.full((1, 1, 2), 100.0, dtype=D))
+    assert (norm.running_mean > mean + 1).all()
+    assert torch.equal(norm.running_var, variance)
+
+
 def test_batch_norm_of_one_node_and_of_none():
     norm = NodeBatchNorm(2)
     x = torch.randn(1, 3, 2)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy import checks
+from holonomy import checks, numerics
 from holonomy.layers.equivariant.chromatic import ChromaticAttention, DropoutOver, Mode, ProjectedEdges
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ class NodeBatchNorm(nn.BatchNorm1d):
     becomes the shift. In evaluation the running statistics take their place, so that graphs do not see each other.
     Statistics are computed in float32 at least, in two passes.
 
-    Its arguments are those of :class:`torch.nn.BatchNorm1d`; ``momentum=None``, which
-    :func:`torch.optim.swa_utils.update_bn` sets for a while, counts every batch the same.
+    ``eps`` and ``momentum`` are those of :class:`torch.nn.BatchNorm1d`; ``momentum=None``, which
+    :func:`torch.optim.swa_utils.update_bn` sets for a while, counts every batch the same. As there, the running
+    statistics stay where ``track_running_stats`` is set to False, and where they are set to None those of the batch
+    serve in evaluation, too. A batch without nodes leaves them as they are, and one node alone the variance.
 
     >>> norm, mask = NodeBatchNorm(1), torch.tensor([[True, True, False]])
     >>> norm(torch.tensor([[[3.0], [5.0], [100.0]]]), mask).detach().flatten().round()
@@ -38,7 +40,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
         self,
         features: int,
         *,
-        eps: float = 1e-5,
+        eps: float = numerics.BATCH_NORM_EPS,
         momentum: float | None = 0.1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -63,28 +65,36 @@ class NodeBatchNorm(nn.BatchNorm1d):
         checks.last_axis("x", x, self.num_features, "features")
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide if mask is None else wide.masked_fill(~mask[..., None], 0.0)
-        running = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
-        mean, variance = self._statistics(wide, mask, *running) if self.training else running
+        if self.training or self.running_mean is None or self.running_var is None:
+            mean, variance = self._statistics(wide, mask)
+        else:
+            mean, variance = self.running_mean, self.running_var
         out = (wide - mean) * ((variance + self.eps).rsqrt() * self.weight) + self.bias
         out = out.to(x.dtype)
         return out if mask is None else out.masked_fill(~mask[..., None], 0.0)
 
-    def _statistics(
-        self, x: Tensor, mask: Tensor | None, running_mean: Tensor, running_variance: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the batch, the running ones drawn towards them (the variance without its bias)."""
+    def _statistics(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the batch."""
         count = x.new_full((), x.shape[0] * x.shape[1]) if mask is None else mask.sum()
         least = count.clamp(min=1)
         mean = x.sum((0, 1)) / least
         offset = x - mean
         offset = offset if mask is None else offset.masked_fill(~mask[..., None], 0.0)
         squares = offset.square().sum((0, 1))
-        with torch.no_grad():
-            batches = cast("Tensor", self.num_batches_tracked).add_(1)
-            rate = batches.reciprocal().to(running_mean.dtype) if self.momentum is None else self.momentum
-            running_mean.lerp_(mean.to(running_mean.dtype), rate)
-            running_variance.lerp_((squares / (count - 1).clamp(min=1)).to(running_variance.dtype), rate)
+        if self.training and self.track_running_stats and self.running_mean is not None:
+            with torch.no_grad():
+                self._track(count, mean, squares)
         return mean, squares / least
+
+    def _track(self, count: Tensor, mean: Tensor, squares: Tensor) -> None:
+        """Draw the running statistics towards those of the batch, the variance without its bias."""
+        running_mean, running_variance = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
+        batches = cast("Tensor", self.num_batches_tracked).add_(1)
+        rate = batches.reciprocal() if self.momentum is None else self.momentum
+        kind = running_mean.dtype
+        running_mean.lerp_(mean.to(kind), ((count > 0) * rate).to(kind))
+        variance = squares / (count - 1).clamp(min=1)
+        running_variance.lerp_(variance.to(kind), ((count > 1) * rate).to(kind))
 
 
 class ChromaticEncoderLayer(nn.Module):
