@@ -264,6 +264,50 @@ def test_projected_edges_give_the_same(mode):
     torch.testing.assert_close(shared.filters(x, own.edges(edges), MASK), own.filters(x, edges, MASK))
 
 
+class Adapter(torch.nn.Module):
+    """A linear map with another beside it, as adapters are: whoever reads its weight misses what it adds."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear, self.more = linear, torch.nn.Linear(linear.in_features, linear.out_features, dtype=D)
+
+    @property
+    def weight(self):
+        return self.linear.weight
+
+    def forward(self, x):
+        return self.linear(x) + self.more(x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("values", [True, False])
+def test_maps_of_edges_are_called_where_something_stands_in_their_place(mode, values):
+    layer = ChromaticAttention(8, 2, 3, mode=mode, edge_values=values, dtype=D)
+    x, edges = randn(3, 5, 8), randn(3, 5, 5, 3)
+    spoiled = edges.detach().masked_fill(~(MASK[:, None] & MASK[:, :, None])[..., None], math.nan)
+    expected = layer(x, edges, MASK)
+    maps = [module for module in layer.edges.children() if module is not None]
+    for name, linear in list(layer.edges.named_children()):
+        setattr(layer.edges, name, Adapter(linear))
+    for adapter in layer.edges.children():
+        torch.nn.init.zeros_(adapter.more.weight)
+        torch.nn.init.zeros_(adapter.more.bias)
+    torch.testing.assert_close(layer(x, spoiled, MASK), expected)
+    layer(x, spoiled, MASK).square().sum().backward()
+    for adapter in layer.edges.children():
+        assert adapter.more.weight.grad.isfinite().all()
+        assert adapter.more.weight.grad.any()
+    called = []
+    for linear in maps:
+        linear.register_forward_hook(lambda module, *_: called.append(module))
+    plain = ChromaticAttention(8, 2, 3, mode=mode, edge_values=values, dtype=D)
+    plain.edges = EdgeProjection(3, 8, 2, mode=mode, edge_values=values, dtype=D)
+    for name, linear in zip(dict(layer.edges.named_children()), maps, strict=True):
+        setattr(plain.edges, name, linear)
+    plain(x, edges)
+    assert called == maps
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
 def test_large_logits_stay_right(mode, kind):

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from holonomy import checks
 from holonomy.layers.kernels.chromatic import chromatic_attention, chromatic_filters
+from holonomy.structures import joint
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -97,6 +98,29 @@ class EdgeProjection(nn.Module):
         """
         checks.last_axis("edges", edges, self.edge_features, "edge_features")
         return ProjectedEdges(self.bias(edges), None if self.value is None else self.value(edges))
+
+    def weights(
+        self,
+    ) -> tuple[Float[Tensor, "biases edge_features"], Float[Tensor, "values edge_features"] | None] | None:
+        """The matrices of both maps, for who multiplies without calling.
+
+        Returns:
+            Both, or None where calling would do something else: with another module in the place of a map, an adapter
+            beside it or a quantized one, or with a hook.
+        """
+        if not all(_multiplies(module) for module in (self.bias, self.value) if module is not None) or _hooked(self):
+            return None
+        return self.bias.weight, None if self.value is None else self.value.weight
+
+
+def _multiplies(linear: nn.Module) -> bool:
+    plain = type(linear).forward is nn.Linear.forward and getattr(linear, "bias", None) is None
+    return plain and not _hooked(linear)
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in hooks)
 
 
 class ChromaticAttention(nn.Module):
@@ -202,6 +226,10 @@ class ChromaticAttention(nn.Module):
             ValueError: if a shape does not fit.
         """
         x, bias, value = self._checked(x, edges, mask)
+        maps = None if self.edges is None else self.edges.weights()
+        if self.edges is not None and bias is not None and maps is None:
+            bias, value = self.edges(bias if mask is None else bias.masked_fill(~joint(mask, 2)[..., None], 0.0))
+        bias_map, value_map = maps or (None, None)
         drop = self.dropout if self.training else 0.0
         keep = None
         if drop > 0.0 and self.dropout_over != "channels":
@@ -215,8 +243,8 @@ class ChromaticAttention(nn.Module):
             value,
             mask,
             heads=self.heads,
-            bias_map=None if self.edges is None else self.edges.bias.weight,
-            value_map=None if self.edges is None or self.edges.value is None else self.edges.value.weight,
+            bias_map=bias_map,
+            value_map=value_map,
             activation=self.activation,
             keep=keep,
         )
