@@ -93,6 +93,9 @@ def membership(groups: Iterable[Iterable[int]], n: int) -> Bool[Tensor, "n n"]:
     Returns:
         ``(n, n)``.
 
+    Raises:
+        ValueError: if a group names a node that is not there.
+
     >>> membership([(0, 1), (2,)], 3).long()
     tensor([[1, 1, 0],
             [1, 1, 0],
@@ -101,6 +104,7 @@ def membership(groups: Iterable[Iterable[int]], n: int) -> Bool[Tensor, "n n"]:
     together = torch.zeros(n, n, dtype=torch.bool, device="cpu")
     for group in groups:
         nodes = torch.tensor(list(group), dtype=torch.int64, device="cpu")
+        checks.codes("groups", nodes, n, "n")
         together[nodes[:, None], nodes] = True
     return together
 

@@ -51,7 +51,7 @@ class ChromaticGraphTransformer(nn.Module):
         edge_values: whether pairs join the messages (CSA eq. 7).
         share_edges: whether layers share the maps of pairs to biases and values (CSA appendix A).
         level: ``"graph"`` or ``"node"``: what the head reads.
-        pooling: the ``"mean"`` or the ``"sum"`` of the nodes of a graph.
+        pooling: the ``"mean"`` or the ``"sum"`` of the nodes of a graph; at the level of nodes there is none.
         norm: ``"batch"`` or ``"layer"``.
         dropout: probability that an entry of what a layer adds, or between its linear maps, is dropped.
         attention_dropout: probability that a part of the filters is dropped.

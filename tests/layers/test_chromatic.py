@@ -426,3 +426,11 @@ def test_wrong_arguments_are_refused_in_a_sentence():
             ChromaticAttention(**{"features": 6, "heads": 2, "edge_features": 4} | options)
     with pytest.raises(ValueError, match="edge_features must be a positive integer, got 0"):
         EdgeProjection(0, 6, 2)
+    with pytest.raises(ValueError, match="activation must be left out with mode 'mono', where it has no effect"):
+        ChromaticAttention(6, 2, 4, mode="mono", activation=torch.tanh)
+    for make in (
+        lambda given: ChromaticAttention(6, 2, 4, mode="additive", activation=given),
+        lambda given: ChromaticEncoderLayer(6, 2, 4, activation=given),
+    ):
+        with pytest.raises(TypeError, match="activation must be callable, got the class ReLU"):
+            make(torch.nn.ReLU)

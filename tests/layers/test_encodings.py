@@ -191,6 +191,13 @@ def test_substructures_are_the_monomorphisms_of_networkx(induced, drawn, pattern
     assert torch.equal(substructure_membership(edges, n, [shape], induced=induced), expected)
 
 
+@pytest.mark.parametrize("node", [-1, 3])
+def test_groups_have_nodes_that_are_there(node):
+    """-1 was the last node."""
+    with pytest.raises(ValueError, match=r"^groups must lie in \[0, n = 3\), got "):
+        membership([(0, 1), (0, node)], 3)
+
+
 def test_a_chord_ends_a_ring_but_not_a_subgraph():
     square = torch.cat([cycle(4), both_ways([(0, 2)])], 1)
     assert not ring_membership(square, 4, 4)[1, 3]

@@ -230,6 +230,11 @@ def test_a_wrong_choice_is_refused():
         laplacian_identifiers(ring(4), 4, 0)
     with pytest.raises(ValueError, match=r"^dim must be a positive integer, got 0\.$"):
         orthogonal_identifiers(4, 0)
+    for dropout in (-0.5, 1.5, math.nan):
+        with pytest.raises(ValueError, match=r"^dropout must lie in \[0\.0, 1\.0\], got "):
+            perturb_identifiers(torch.ones(4, 2), dropout=dropout)
+    with pytest.raises(ValueError, match=r"^batch must have shape \(n = 4,\), got \(1,\)\.$"):
+        perturb_identifiers(torch.ones(4, 2), batch=torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -102,6 +102,18 @@ def test_each_hyperedge_has_a_row_of_values():
             module(indices, torch.ones(1, 2), 3)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("identifiers", ["orthogonal", None])
+def test_hyperedges_have_nodes_that_are_there(identifiers):
+    """-1 was the last node."""
+    module = HyperedgeTokenizer(2, 1, 4, identifiers=identifiers)
+    for node in (-1, 3):
+        with pytest.raises(ValueError, match=r"^indices must lie in \[0, num_nodes = 3\), got "):
+            module(torch.tensor([[0, node]]), torch.ones(1, 1), 3)
+    with pytest.raises(TypeError, match=r"^indices must hold integers, got torch\.float32"):
+        module(torch.ones(1, 2), torch.ones(1, 1), 3)
+
+
 def test_hypergraphs_without_hyperedges_keep_their_row():
     module = HyperedgeTokenizer(3, 1, 4)
     tokens = module(torch.tensor([[1, 1, 2]]), torch.ones(1, 1), 4, torch.tensor([0, 1, 1, 2]))

@@ -159,8 +159,8 @@ class ChromaticAttention(nn.Module):
         dtype: of the parameters.
 
     Raises:
-        TypeError: if a size is not an integer.
-        ValueError: if a size, probability or choice is none of the allowed.
+        TypeError: if a size is not an integer, or the activation no function.
+        ValueError: if a size, probability or choice is none of the allowed, or an activation has no effect.
 
     >>> attention = ChromaticAttention(8, 2, 3)
     >>> attention(torch.randn(4, 5, 8), torch.randn(4, 5, 5, 3)).shape
@@ -189,6 +189,9 @@ class ChromaticAttention(nn.Module):
         if features % heads:
             raise ValueError(f"heads must be a divisor of features = {features}, got {heads}.")
         self.mode = checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
+        checks.function("activation", activation)
+        if mode != "additive" and activation is not functional.silu:
+            raise ValueError(f"activation must be left out with mode {mode!r}, where it has no effect.")
         self.activation = activation if mode == "additive" else None
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.dropout_over = checks.one_of("dropout_over", dropout_over, ("edges", "nodes", "channels"))

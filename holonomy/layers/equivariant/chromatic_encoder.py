@@ -119,7 +119,7 @@ class ChromaticEncoderLayer(nn.Module):
         dtype: of the parameters.
 
     Raises:
-        TypeError: if a size is not an integer.
+        TypeError: if a size is not an integer, or the activation no function.
         ValueError: if a size, probability or choice is none of the allowed.
 
     >>> layer = ChromaticEncoderLayer(8, 2, 3)
@@ -152,6 +152,7 @@ class ChromaticEncoderLayer(nn.Module):
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         checks.in_range("attention_dropout", attention_dropout, 0.0, 1.0)
         width = 2 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
+        checks.function("activation", activation)
         self.activation = activation
         self.attention = ChromaticAttention(
             features,

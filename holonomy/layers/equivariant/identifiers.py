@@ -196,11 +196,18 @@ def perturb_identifiers(
     Returns:
         ``(n, dim)``.
 
+    Raises:
+        TypeError: if ``dropout`` is no number.
+        ValueError: if ``dropout`` is no probability, or ``batch`` has not one entry a node.
+
     >>> _ = torch.manual_seed(0)
     >>> perturb_identifiers(torch.ones(2, 4))
     tensor([[-1.,  1.,  1., -1.],
             [-1.,  1.,  1., -1.]])
     """
+    checks.in_range("dropout", dropout, 0.0, 1.0)
+    if batch is not None:
+        checks.membership(batch, identifiers.shape[0])
     graphs = 1 if batch is None else int(batch.max()) + 1 if batch.numel() else 0
     factor = identifiers.new_ones(graphs, identifiers.shape[-1])
     if sign_flip:

@@ -414,13 +414,15 @@ class HyperedgeTokenizer(_Tokenizer):
             Tokens, listed as the hyperedges.
 
         Raises:
-            ValueError: if a shape does not fit.
+            TypeError: if indices are no integers.
+            ValueError: if a shape does not fit, or a node is not there.
         """
         wanted = (indices.shape[0], self.in_features)
         if indices.ndim != 2 or indices.shape[1] != self.order:
             raise ValueError(f"indices must have shape (edges, order = {self.order}), got {tuple(indices.shape)}.")
         if values.shape != wanted:
             raise ValueError(f"values must have shape (edges, in_features) = {wanted}, got {tuple(values.shape)}.")
+        checks.codes("indices", indices, num_nodes, "num_nodes")
         if batch is not None:
             checks.membership(batch, num_nodes)
         identifiers = self._given_or_drawn(identifiers, num_nodes, batch, None)
