@@ -165,6 +165,14 @@ class GCN(nn.Module):
             if residual
         )
 
+    def reset_parameters(self) -> None:
+        """Draw the weights anew; the biases are zero."""
+        for linear in (*self.convolutions, *self.skips):
+            if isinstance(linear, nn.Linear):
+                linear.reset_parameters()
+        for bias in self.biases:
+            nn.init.zeros_(bias)
+
     def forward(
         self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"]
     ) -> Float[Tensor, "nodes dim_out"]:

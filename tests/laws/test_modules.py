@@ -74,6 +74,24 @@ def test_what_was_made_on_the_meta_device_takes_a_state(case, device):
         assert torch.equal(output(other, inputs), expected)
 
 
+@cases_where(lambda case: not {"hyp", "man"} & {part[:3] for part in case.kind.__module__.split(".")})
+def test_every_module_draws_its_own_parameters_anew(case, device):
+    """As torch asks of modules that are made on the meta device, and as one model is trained several times."""
+    _, module, _ = build(case, device, torch.float64)
+    again = copy.deepcopy(module).to("meta")
+    torch.use_deterministic_algorithms(True)  # then storage without content is nan
+    try:
+        again.to_empty(device=device)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    again.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
+    theirs = dict([*module.named_parameters(), *module.named_buffers()])
+    for name, ours in [*again.named_parameters(), *again.named_buffers()]:
+        assert ours.isfinite().all(), name
+        if theirs[name].numel() > 1 == theirs[name].unique().numel():
+            assert torch.equal(ours, theirs[name]), name  # a constant
+
+
 @every_case
 def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
     """A tensor is made from a neighbour; torch.set_default_device moves nobody else's. Meta stands in for any other."""

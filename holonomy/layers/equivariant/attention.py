@@ -151,7 +151,6 @@ class HigherOrderAttention(nn.Module):
             number = max(_FEWEST, 2 * self.query_features) if random_features is None else random_features
             shape = (checks.positive_int("random_features", number), self.query_features)
             self.register_buffer("projection", self.value.new_empty(shape))
-            self.redraw()
         self.reset_parameters()
 
     def _map(self, pattern: Partition, classes: int, *, bias: bool) -> EquivariantMap:
@@ -177,8 +176,10 @@ class HigherOrderAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the values' and outputs' weights anew, such that a sum over the classes of a pattern has variance one.
 
-        Queries of order 0 are drawn from the normal distribution, as they have no input.
+        Queries of order 0 are drawn from the normal distribution, as they have no input; random features as by
+        :meth:`redraw`.
         """
+        self.redraw()
         with torch.no_grad():
             self.value.normal_(std=1 / math.sqrt(self.features))
             patterns = [pair.target.pattern for pair in self.classes.pairs]

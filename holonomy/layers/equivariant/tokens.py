@@ -155,6 +155,14 @@ class TokenEmbedding(Derived):
     def _derived(self) -> dict[str, Tensor]:
         return {"class_table": _class_table(self.order)}
 
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        for linear in (self.of_identifiers, self.of_types):
+            if linear is not None:
+                _draw(linear, self.order, 1)
+        if self.of_types is not None:
+            nn.init.normal_(self.type_identifiers, std=self.type_identifiers.shape[1] ** -0.5)
+
     def forward(
         self,
         projected: Float[Tensor, "listed features"],
@@ -214,6 +222,11 @@ class _Tokenizer(nn.Module):
             dtype=dtype,
         )
         self.graph_token = nn.Parameter(torch.randn(features, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        self.embedding.reset_parameters()
+        nn.init.normal_(self.graph_token)
 
     def _given_or_drawn(
         self, given: Tensor | None, nodes: int, batch: Tensor | None, edge_index: Tensor | None
@@ -307,6 +320,13 @@ class GraphTokenizer(_Tokenizer):
         self.of_nodes = _block(in_features, features, 2, in_features, device, dtype) if in_features else None
         self.of_edges = _block(edge_features, features, 2, edge_features, device, dtype) if edge_features else None
 
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        super().reset_parameters()
+        for linear in (self.of_nodes, self.of_edges):
+            if linear is not None:
+                _draw(linear, 2, linear.in_features)
+
     def forward(
         self,
         x: Float[Tensor, "nodes dim"],
@@ -393,6 +413,12 @@ class HyperedgeTokenizer(_Tokenizer):
         self.in_features = _size("in_features", in_features)
         self.of_hyperedges = _block(in_features, features, order, in_features, device, dtype) if in_features else None
 
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        super().reset_parameters()
+        if self.of_hyperedges is not None:
+            _draw(self.of_hyperedges, self.order, self.in_features)
+
     def forward(
         self,
         indices: Int[Tensor, "edges order"],
@@ -447,8 +473,12 @@ def _block(
 ) -> nn.Linear:
     """Rows of :math:`w^{in}`: k + 2 parts of one variance, this one of vectors of squared length ``square``."""
     linear = nn.Linear(width, features, bias=False, device=device, dtype=dtype)
-    nn.init.normal_(linear.weight, std=((order + 2) * square) ** -0.5)
+    _draw(linear, order, square)
     return linear
+
+
+def _draw(linear: nn.Linear, order: int, square: int) -> None:
+    nn.init.normal_(linear.weight, std=((order + 2) * square) ** -0.5)
 
 
 def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int) -> None:

@@ -107,6 +107,12 @@ class TokenAttention(nn.Module):
             projection = orthogonal_projection(count, width, device=device, dtype=dtype)
         self.register_buffer("projection", projection)
 
+    def reset_parameters(self) -> None:
+        """Draw everything anew, random features among it."""
+        for linear in (self.query, self.key, self.value, self.out):
+            linear.reset_parameters()
+        self.redraw()
+
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw other random features; nothing where the kernel is ``"softmax"``.
 
