@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import networkx as nx
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from holonomy.layers import NodeBatchNorm, edge_categories
+from holonomy.layers import ChromaticEncoderLayer, NodeBatchNorm, edge_categories
 from holonomy.models import ChromaticGraphTransformer
 from holonomy.structures import join_graphs
 
@@ -316,6 +317,21 @@ def test_batch_norm_that_does_not_track_is_that_of_torch(forgotten):
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("nodes", [5, 6])
+def test_norms_that_are_synchronised_between_processes_are_those_of_the_nodes(masked, nodes):
+    """What torch puts in their place took the nodes for channels, where there are as many."""
+    layer = ChromaticEncoderLayer(6, 2, 3, dtype=D)
+    synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(layer))
+    x, edges = torch.randn(4, nodes, 6, dtype=D), torch.randn(4, nodes, nodes, 3, dtype=D)
+    mask = torch.rand(4, nodes) < 0.6 if masked else None
+    for training in (True, False):
+        expected = layer.train(training)(x, edges, mask)
+        torch.testing.assert_close(synchronised.train(training)(x, edges, mask), expected)
+    for name, value in layer.state_dict().items():
+        torch.testing.assert_close(synchronised.state_dict()[name], value)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

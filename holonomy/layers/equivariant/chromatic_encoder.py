@@ -110,7 +110,8 @@ class ChromaticEncoderLayer(nn.Module):
         feedforward: width between the two maps, 2 d if left out.
         mode: see :class:`~holonomy.layers.ChromaticAttention`.
         edge_values: see there.
-        norm: ``"batch"``, over the nodes of all graphs, or ``"layer"``, over the channels of each node.
+        norm: ``"batch"``, over the nodes of all graphs (of all processes after
+            :meth:`torch.nn.SyncBatchNorm.convert_sync_batchnorm`), or ``"layer"``, over the channels of each node.
         activation: :math:`\sigma`.
         dropout: probability that an entry of what is added, or between the two maps, is dropped.
         attention_dropout: of the filters.
@@ -127,8 +128,8 @@ class ChromaticEncoderLayer(nn.Module):
     torch.Size([4, 5, 8])
     """
 
-    norm_attention: NodeBatchNorm | nn.LayerNorm
-    norm_feedforward: NodeBatchNorm | nn.LayerNorm
+    norm_attention: NodeBatchNorm | nn.SyncBatchNorm | nn.LayerNorm
+    norm_feedforward: NodeBatchNorm | nn.SyncBatchNorm | nn.LayerNorm
 
     def __init__(
         self,
@@ -202,8 +203,13 @@ class ChromaticEncoderLayer(nn.Module):
         return functional.dropout(x, self.dropout, self.training)
 
     @staticmethod
-    def _normalised(norm: NodeBatchNorm | nn.LayerNorm, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _normalised(norm: NodeBatchNorm | nn.SyncBatchNorm | nn.LayerNorm, x: Tensor, mask: Tensor | None) -> Tensor:
         if isinstance(norm, NodeBatchNorm):
             return norm(x, mask)
+        if isinstance(norm, nn.SyncBatchNorm):
+            # What torch puts in the other's place; it takes rows of nodes.
+            there = x.new_ones(x.shape[:-1], dtype=torch.bool) if mask is None else mask
+            rows = norm(x[there])
+            return torch.zeros_like(x, dtype=rows.dtype).index_put((there,), rows)
         out = norm(x)
         return out if mask is None else out.masked_fill(~mask[..., None], 0.0)
