@@ -134,6 +134,10 @@ def linear_attention(
         value = value.masked_fill(mask[..., None], 0.0)
     if key.shape[-2] == 0:
         return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
+    if torch.float16 in (query.dtype, key.dtype, value.dtype):
+        # Whose root of the smallest number is a hundredth: the weights of most rows would count as zero.
+        with torch.autocast(autograd.autocast_device(value), enabled=False):
+            return linear_attention(query.float(), key.float(), value.float()).to(value.dtype)
     # A common factor of the keys cancels; with this one no sum over them exceeds the largest value.
     largest = key.detach().abs().amax((-2, -1), keepdim=True)
     key = key * numerics.safe_div(torch.full_like(largest, 1 / (key.shape[-2] * key.shape[-1])), largest)
