@@ -254,6 +254,16 @@ def test_padding_has_no_effect(order_in, order_out, filling, device):
     assert result.isfinite().all()
 
 
+@pytest.mark.parametrize("order_out", [0, 1, 2])
+def test_means_over_many_pairs_in_float16(order_out):
+    """Their number is none of float16; the mean was zero."""
+    layer = EquivariantLinear(2, order_out, 2, 3, normalise="counts")
+    x = torch.randn(300, 300, 2)
+    expected = layer(x)
+    result = layer.half()(x.half())
+    assert (result.float() - expected).norm() < 0.02 * expected.norm()
+
+
 def test_graphs_of_a_batch_do_not_meet(device):
     """Each graph of a sparse batch alone gives the same rows."""
     layer = layer_of(2, 2, device, normalise="counts")

@@ -181,7 +181,9 @@ class EquivariantMap(Derived):
             steps = [(sizes - taken - step).clamp_min(0) for step in range(summed)]
             columns.append(torch.stack([torch.ones_like(sizes), *steps]).prod(0))
         terms = torch.stack(columns, -1)
-        return torch.where(terms > 0, 1 / terms.clamp_min(1).to(self.weight.dtype), 0)
+        # In float16 there is no number of the pairs of 300 nodes, but one over it.
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        return torch.where(terms > 0, 1 / terms.clamp_min(1).to(wide), 0).to(self.weight.dtype)
 
     def _biases(self) -> Sequence[tuple[int, Tensor]]:
         if self.bias is None:
