@@ -144,7 +144,7 @@ def settle(network: nn.Module, graphs: EncodedSet, train: Tensor, size: int, mos
         network: whose norms are settled; one without any stays as it is.
         graphs: what it reads.
         train: numbers of the training graphs.
-        size: graphs in a batch.
+        size: graphs in a batch at most; all are about as large, so that the last is not left with one small graph.
         most: batches at most, the first ones.
     """
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
@@ -154,7 +154,7 @@ def settle(network: nn.Module, graphs: EncodedSet, train: Tensor, size: int, mos
         # No momentum: every batch counts the same.
         norm.train().momentum = None
     if norms:
-        for some in train.split(size)[:most]:
+        for some in train.tensor_split(-(-len(train) // size))[:most]:
             ask(network, graphs, some)
     for norm, momentum in zip(norms, usual, strict=True):
         norm.eval().momentum = momentum

@@ -136,7 +136,7 @@ def corrupted(
 
 
 def prepare(train: np.ndarray, test: np.ndarray, types: Sequence[int], *, seed: int) -> Data:
-    """Hold a tenth of the training triples out, make the features, and draw the negatives.
+    """Hold a tenth of the training rows out, make the features, and draw the negatives.
 
     Args:
         train: training triples (m, 3), numbered within their types; repetitions count once, but as often as they
