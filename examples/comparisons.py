@@ -2,9 +2,10 @@
 
 An example says what its question is (a ``Question``): its data, its models, a loss, and how a model is measured.
 Here is the rest: every model is trained with every seed; its state at the first epoch of best validation value is
-kept, and only then measured on the test data. Where a hyper-parameter that every question has is given several
-values, each model runs all combinations with the first seed and goes on with the one of best validation value. The
-result is one JSON file with the command that made it.
+kept, and only then measured on the test data. Where the validation set is a part of the training set, the model is
+trained once more before that, on all of it. Where a hyper-parameter that every question has is given several values,
+each model runs all combinations with the first seed and goes on with the one of best validation value. The result is
+one JSON file with the command that made it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from examples.options import option
 RULE = (
     "the same epochs and the same search for every model, by the validation value of the first seed; "
     "test data measured once, with the state of the first epoch of best validation value"
+)
+AGAIN = (
+    "; before that trained once more from the start, as many epochs, with what was held out among the training examples"
 )
 
 
@@ -74,6 +78,8 @@ class Question:
             it is left out.
         usual: the models that are compared where none are named; all where it is left out.
         scores: in place of ``score``, for some datasets.
+        whole: makes data in which what was held out to validate is among the training examples; only where it is a
+            part of them.
     """
 
     module: str
@@ -94,6 +100,7 @@ class Question:
     batches: Callable[[Any, int], Sequence[Tensor]] | None = None
     usual: Sequence[str] = ()
     scores: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    whole: Callable[[Any], Any] | None = None
 
     def settings_for(self, dataset: str, given: Mapping[str, Any] | None = None) -> Any:
         """Return the settings of a dataset, with what is given on top."""
@@ -102,6 +109,11 @@ class Question:
     def score_of(self, dataset: str) -> tuple[str, str]:
         """Return the name of a dataset's main score, and how to call it."""
         return self.scores.get(dataset, self.score)
+
+    @property
+    def rule(self) -> str:
+        """How models are chosen and measured."""
+        return RULE + (AGAIN if self.whole is not None else "")
 
     def cut(self, data: Any, batch: int) -> Sequence[Tensor]:
         """Cut the training examples into the batches of an epoch."""
@@ -146,6 +158,58 @@ def fit(
     Returns:
         What JSON holds of it: scores, epochs, seconds, parameters, history.
     """
+    key = f"seed-{seed}"
+    common = {"run": run, "stream": stream, "checkpoint_every": checkpoint_every}
+
+    def validated(network: nn.Module, _: int) -> runs.Record:
+        return {"val": question.validate(network, data)}
+
+    network, trained = _trained(
+        question, model, settings, data, seed, validated, epochs=settings.epochs, key=key, label=label, **common
+    )
+    seconds = trained.seconds
+    if question.whole is not None:
+        data = question.whole(data)
+        network, again = _trained(
+            question,
+            model,
+            settings,
+            data,
+            seed,
+            lambda _, epoch: {"epoch": epoch},
+            watch="epoch",
+            epochs=trained.best_epoch,
+            key=f"{key}-whole",
+            label=f"{label}  whole",
+            **common,
+        )
+        seconds += again.seconds
+    if run is not None:
+        run.write_state(f"part-{key}.model.pt", network.state_dict())
+    network.eval()
+    with torch.no_grad():
+        scores = question.test(network, data)
+    return {
+        "seed": seed,
+        "val": trained.best["val"],
+        "scores": scores,
+        "best_epoch": trained.best_epoch,
+        "seconds": round(seconds, 1),
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "history": trained.history,
+    }
+
+
+def _trained(
+    question: Question,
+    model: str,
+    settings: Any,
+    data: Any,
+    seed: int,
+    measured: Callable[[nn.Module, int], runs.Record],
+    **training: Any,
+) -> tuple[nn.Module, runs.Trained]:
+    """Train a new network along the settings' schedule; what is measured after each epoch chooses one."""
     runs.seed_everything(seed)
     network = question.build(model, settings, data)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
@@ -168,37 +232,11 @@ def fit(
         return total / size
 
     @torch.no_grad()
-    def evaluate(_: int) -> runs.Record:
+    def evaluate(epoch: int) -> runs.Record:
         network.eval()
-        return {"val": question.validate(network, data)}
+        return measured(network, epoch)
 
-    key = f"seed-{seed}"
-    trained = runs.train(
-        network,
-        optimizer,
-        epoch_of_training,
-        evaluate,
-        epochs=settings.epochs,
-        run=run,
-        key=key,
-        label=label,
-        stream=stream,
-        checkpoint_every=checkpoint_every,
-    )
-    if run is not None:
-        run.write_state(f"part-{key}.model.pt", network.state_dict())
-    network.eval()
-    with torch.no_grad():
-        scores = question.test(network, data)
-    return {
-        "seed": seed,
-        "val": trained.best["val"],
-        "scores": scores,
-        "best_epoch": trained.best_epoch,
-        "seconds": round(trained.seconds, 1),
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "history": trained.history,
-    }
+    return network, runs.train(network, optimizer, epoch_of_training, evaluate, **training)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,7 +400,7 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
         "dataset": arguments.dataset,
         "note": question.datasets[arguments.dataset],
         "score": question.score_of(arguments.dataset)[0],
-        "rule": RULE,
+        "rule": question.rule,
         "command": command,
         "versions": runs.versions(),
         "models": {},

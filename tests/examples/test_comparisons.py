@@ -117,6 +117,43 @@ def test_the_test_data_are_measured_at_the_first_best_validation_epoch() -> None
     assert all(torch.equal(measured[0][key], states[1][key]) for key in states[1])
 
 
+def test_what_was_held_out_comes_back_over_as_many_epochs_as_were_best_and_along_the_same_schedule() -> None:
+    values = iter([0.1, 0.7, 0.2, 0.2])
+    taught: list[tuple[int, float]] = []
+    measured: list[Line] = []
+
+    def test(network: nn.Module, data: Line) -> dict[str, float]:
+        measured.append(data)
+        return LINE.test(network, data)
+
+    class Recorded(torch.optim.AdamW):
+        def step(self, closure: None = None) -> None:
+            taught[-1] = (taught[-1][0], self.param_groups[0]["lr"])
+            super().step(closure)
+
+    def loss(network: nn.Module, data: Line, chosen: Tensor) -> Tensor:
+        taught.append((len(data.x), 0.0))
+        return LINE.loss(network, data, chosen)
+
+    def whole(data: Line) -> Line:
+        return dataclasses.replace(data, x=torch.cat([data.x, data.x]), y=torch.cat([data.y, data.y]))
+
+    question = dataclasses.replace(LINE, validate=lambda *_: next(values), loss=loss, test=test)
+    question = dataclasses.replace(
+        question, whole=whole, size=lambda data: len(data.x), batches=lambda *_: [torch.arange(3)]
+    )
+    settings = LINE.settings_for("noisy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "AdamW", Recorded)
+        record = fit(question, "line", settings, load("noisy", None, settings, 0), 0)
+    assert [rows for rows, _ in taught] == 4 * [24] + 2 * [48]
+    assert [rate for _, rate in taught[4:]] == [rate for _, rate in taught[:2]]
+    assert (record["best_epoch"], record["val"]) == (2, 0.7)
+    assert [len(data.x) for data in measured] == [48]
+    assert question.rule.startswith(LINE.rule)
+    assert "once more" in question.rule
+
+
 def test_every_example_is_seen_once_an_epoch() -> None:
     seen: list[int] = []
 

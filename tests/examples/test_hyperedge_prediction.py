@@ -23,6 +23,7 @@ from examples.hyperedge_prediction import (
     main,
     prepare,
     triples_of,
+    whole,
 )
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -87,6 +88,32 @@ def test_test_rows_are_the_same_for_every_seed_and_validation_rows_are_not() -> 
     assert torch.equal(first.test, second.test)
     assert not torch.equal(first.val, second.val)
     assert len(first.train) + int(first.val_truth.sum()) == len(generated()[0])
+
+
+def test_every_node_of_what_is_held_out_occurs_in_what_stays() -> None:
+    # Half of the places are nodes of two triples only.
+    rng = np.random.default_rng(0)
+    triples = np.concatenate([rng.integers(0, 4, (40, 3)), np.repeat(np.arange(4, 24)[:, None], 3, axis=1)])
+    triples[-20:, 2] = rng.integers(0, 4, 20)
+    data = prepare(triples, triples[:2], (24, 24, 4), seed=1)
+    stay, held = set(data.train.flatten().tolist()), set(data.val[data.val_truth].flatten().tolist())
+    assert held <= stay
+    assert int(data.val_truth.sum()) == 6
+
+
+def test_without_a_triple_that_can_be_held_out_one_sentence_says_so() -> None:
+    with pytest.raises(ValueError, match="no training triple can be held out"):
+        prepare(np.array([[0, 0, 0], [1, 1, 1]]), np.array([[0, 1, 1]]), (2, 2, 2), seed=0)
+
+
+def test_the_held_out_triples_come_back_to_learn_from_and_the_test_stays_as_it_is() -> None:
+    data = load("tastes", None, Settings(), 0)
+    every = whole(data)
+    assert rows(every.train) == rows(data.train) | rows(data.val[data.val_truth])
+    assert np.array_equal(every.known, np.sort(keys(every.train.numpy(), sum(data.types))))
+    assert torch.equal(every.test, data.test)
+    shared = every.features.to_dense()
+    assert all(shared[a, b] > 0 for a, b, _ in rows(data.val[data.val_truth]))
 
 
 def test_repeated_triples_count_once_in_training_and_as_often_as_they_occur_in_what_is_held_out() -> None:
