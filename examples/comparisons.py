@@ -31,7 +31,8 @@ RULE = (
     "test data measured once, with the state of the first epoch of best validation value"
 )
 AGAIN = (
-    "; before that trained once more from the start, as many epochs, with what was held out among the training examples"
+    "; before that trained once more from the start, with what was held out among the training examples and a schedule "
+    "of as many epochs"
 )
 
 
@@ -164,12 +165,12 @@ def fit(
     def validated(network: nn.Module, _: int) -> runs.Record:
         return {"val": question.validate(network, data)}
 
-    network, trained = _trained(
-        question, model, settings, data, seed, validated, epochs=settings.epochs, key=key, label=label, **common
-    )
+    network, trained = _trained(question, model, settings, data, seed, validated, key=key, label=label, **common)
     seconds = trained.seconds
     if question.whole is not None:
         data = question.whole(data)
+        # With a schedule that ends there: in the middle of a longer one, where the steps are long, nothing has settled.
+        settings = dataclasses.replace(settings, epochs=trained.best_epoch)
         network, again = _trained(
             question,
             model,
@@ -178,7 +179,6 @@ def fit(
             seed,
             lambda _, epoch: {"epoch": epoch},
             watch="epoch",
-            epochs=trained.best_epoch,
             key=f"{key}-whole",
             label=f"{label}  whole",
             **common,
@@ -236,7 +236,7 @@ def _trained(
         network.eval()
         return measured(network, epoch)
 
-    return network, runs.train(network, optimizer, epoch_of_training, evaluate, **training)
+    return network, runs.train(network, optimizer, epoch_of_training, evaluate, epochs=settings.epochs, **training)
 
 
 @dataclasses.dataclass(frozen=True)
