@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -160,29 +161,16 @@ def fit(
         What JSON holds of it: scores, epochs, seconds, parameters, history.
     """
     key = f"seed-{seed}"
-    common = {"run": run, "stream": stream, "checkpoint_every": checkpoint_every}
-
-    def validated(network: nn.Module, _: int) -> runs.Record:
-        return {"val": question.validate(network, data)}
-
-    network, trained = _trained(question, model, settings, data, seed, validated, key=key, label=label, **common)
+    train = functools.partial(
+        _trained, question, model, seed, run=run, stream=stream, checkpoint_every=checkpoint_every
+    )
+    network, trained = train(settings, data, question.validate, key=key, label=label)
     seconds = trained.seconds
     if question.whole is not None:
         data = question.whole(data)
         # With a schedule that ends there: in the middle of a longer one, where the steps are long, nothing has settled.
         settings = dataclasses.replace(settings, epochs=trained.best_epoch)
-        network, again = _trained(
-            question,
-            model,
-            settings,
-            data,
-            seed,
-            lambda _, epoch: {"epoch": epoch},
-            watch="epoch",
-            key=f"{key}-whole",
-            label=f"{label}  whole",
-            **common,
-        )
+        network, again = train(settings, data, None, key=f"{key}-whole", label=f"{label}  whole")
         seconds += again.seconds
     if run is not None:
         run.write_state(f"part-{key}.model.pt", network.state_dict())
@@ -203,13 +191,13 @@ def fit(
 def _trained(
     question: Question,
     model: str,
+    seed: int,
     settings: Any,
     data: Any,
-    seed: int,
-    measured: Callable[[nn.Module, int], runs.Record],
+    validate: Callable[[nn.Module, Any], float] | None,
     **training: Any,
 ) -> tuple[nn.Module, runs.Trained]:
-    """Train a new network along the settings' schedule; what is measured after each epoch chooses one."""
+    """Train a new network; keep the epoch of best validation value, or the last one where nothing is validated."""
     runs.seed_everything(seed)
     network = question.build(model, settings, data)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
@@ -234,9 +222,12 @@ def _trained(
     @torch.no_grad()
     def evaluate(epoch: int) -> runs.Record:
         network.eval()
-        return measured(network, epoch)
+        return {"epoch": epoch} if validate is None else {"val": validate(network, data)}
 
-    return network, runs.train(network, optimizer, epoch_of_training, evaluate, epochs=settings.epochs, **training)
+    watch = "epoch" if validate is None else "val"
+    return network, runs.train(
+        network, optimizer, epoch_of_training, evaluate, epochs=settings.epochs, watch=watch, **training
+    )
 
 
 @dataclasses.dataclass(frozen=True)
