@@ -5,8 +5,8 @@ The features of a node are its row of the row-normalised adjacency; orders 1 -> 
 triples only. Each positive comes with 5 negatives: one to three of its places are filled anew with nodes of the same
 type, so that the triple is not known; training negatives are drawn anew in every epoch, those of validation and test
 once. A tenth of the training rows is held out, from the features too, and chooses the epoch. They are drawn as the test
-rows were: every node still occurs in what stays, and a triple whose repetition stays is known. In as many
-epochs the model then learns from all training rows, and is measured.
+rows were: every node still occurs in what stays, and a triple whose repetition stays is known. In as many epochs the
+model then learns from all training rows, and is measured.
 
 The paper's figures, AUC / AUPR: gps 0.952 / 0.804, movielens 0.923 / 0.771 (0.792 the best of its table), drug 0.964
 / 0.901. Two thirds of the test triples of drug also stand in its training set: ``unseen`` counts the others alone.
@@ -141,18 +141,21 @@ def held_out(rows: np.ndarray, share: float, rng: np.random.Generator) -> np.nda
 
     Args:
         rows: triples (m, 3) of global node numbers; repetitions are rows of their own.
-        share: of the rows that are wanted; fewer where no other can go, at least one.
+        share: of the rows that are wanted, at least one row; fewer are chosen where no other can go.
         rng: random numbers.
 
     Returns:
         Which rows, (m,), boolean.
+
+    Raises:
+        ValueError: if no row can go.
     """
     left = np.bincount(rows.ravel())
     wanted, chosen = max(1, int(share * len(rows))), np.zeros(len(rows), dtype=bool)
     for row in rng.permutation(len(rows)):
-        nodes = rows[row]
-        if (left[nodes] > 1).all():
-            left[nodes] -= 1
+        triple = rows[row]
+        if (left[triple] > 1).all():
+            left[triple] -= 1
             chosen[row] = True
             wanted -= 1
             if not wanted:

@@ -11,7 +11,7 @@ here are small; the full setting is the last command, and wants a GPU's worth of
 
     python -m examples.set_to_graph
     python -m examples.set_to_graph --dataset delaunay-20-80 --seeds 3
-    python -m examples.set_to_graph --train 50000 --tests 5000 --epochs 100 --hidden 256 --layers 5
+    python -m examples.set_to_graph --train 50000 --tests 5000 --epochs 100 --hidden 256 --layers 5 --lr 0.001 0.006
 """
 
 from __future__ import annotations
