@@ -1,7 +1,7 @@
 """Chromatic attention again, from CSA's equations, as loops over nodes and channels.
 
-``reference(module, *inputs)`` reads the module's parameters by name and its options, nothing else of it. For
-evaluation mode: without dropout, batch norm by its running statistics.
+``reference(module, *inputs)`` reads the module's parameters by name and its options, nothing else of it. Each
+probability is handed in by the case, so that a dropout that the module lost is missed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from holonomy import layers, models
-from tests.reference.tokens import affine, dot, layer_norm, plus, stacked
+from tests.reference.tokens import affine, dot, entries_dropped, layer_norm, plus, stacked
 
 Matrix = list[list[Tensor]]
 
@@ -59,9 +60,18 @@ def attention(
     edges: Tensor | None = None,
     mask: Tensor | None = None,
     maps: layers.EdgeProjection | None = None,
+    *,
+    dropout: float = 0.0,
+    dropout_over: str = "edges",
 ) -> Tensor:
-    """CSA eq. 7 for a batch of graphs, the maps of edges being the module's own where none are given."""
+    """CSA eq. 7 for a batch of graphs, the maps of edges being the module's own where none are given.
+
+    A graph loses filters of single pairs, of all that attend to a node, or of a channel.
+    """
     maps = module.edges if maps is None else maps
+    over = {"edges": (x.shape[1], x.shape[1], 1), "nodes": (1, x.shape[1], 1), "channels": (1, 1, x.shape[2])}
+    kept = functional.dropout(x.new_ones(len(x), *over[dropout_over]), dropout, module.training)
+    kept = kept.expand(len(x), x.shape[1], x.shape[1], x.shape[2])
     out = torch.zeros_like(x)
     for g in range(len(x)):
         nodes = [i for i in range(x.shape[1]) if mask is None or bool(mask[g, i])]
@@ -78,7 +88,8 @@ def attention(
                 message = affine(module.value, x[g, j].unbind())
                 if values is not None:
                     message = plus(message, values[i, j])
-                total = plus(total, [a * m for a, m in zip(filters[i, j], message, strict=True)])
+                terms = zip(kept[g, i, j], filters[i, j], message, strict=True)
+                total = plus(total, [k * a * m for k, a, m in terms])
             out = out.index_put((torch.tensor(g), torch.tensor(i)), torch.stack(affine(module.out, total)))
     return out
 
@@ -158,13 +169,17 @@ def pair_vectors(
 
 
 def batch_norm(module: layers.NodeBatchNorm, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """By the running statistics."""
+    """By the mean and variance of the nodes of all graphs in training, by the running ones in evaluation."""
+    graphs, n, _ = x.shape
+    nodes = [(g, i) for g in range(graphs) for i in range(n) if mask is None or bool(mask[g, i])]
+    mean, variance = module.running_mean, module.running_var
+    if module.training:
+        mean = sum(x[node] for node in nodes) / len(nodes)
+        variance = sum((x[node] - mean) ** 2 for node in nodes) / len(nodes)
     out = torch.zeros_like(x)
-    for g in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            if mask is None or bool(mask[g, i]):
-                scaled = (x[g, i] - module.running_mean) / (module.running_var + module.eps).sqrt()
-                out = out.index_put((torch.tensor(g), torch.tensor(i)), scaled * module.weight + module.bias)
+    for g, i in nodes:
+        scaled = (x[g, i] - mean) / (variance + module.eps).sqrt()
+        out = out.index_put((torch.tensor(g), torch.tensor(i)), scaled * module.weight + module.bias)
     return out
 
 
@@ -177,56 +192,69 @@ def normalised(norm: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def encoder_layer(
-    module: layers.ChromaticEncoderLayer, x: Tensor, edges: Tensor | None = None, mask: Tensor | None = None
+    module: layers.ChromaticEncoderLayer,
+    x: Tensor,
+    edges: Tensor | None = None,
+    mask: Tensor | None = None,
+    maps: layers.EdgeProjection | None = None,
+    *,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    dropout_over: str = "edges",
 ) -> Tensor:
-    return block(module, x, attention(module.attention, x, edges, mask), mask)
-
-
-def block(module: layers.ChromaticEncoderLayer, x: Tensor, attended: Tensor, mask: Tensor | None) -> Tensor:
-    """What follows attention."""
     x = x if mask is None else torch.where(mask[..., None], x, 0.0)
-    y = normalised(module.norm_attention, x + attended, mask)
+    attended = attention(module.attention, x, edges, mask, maps, dropout=attention_dropout, dropout_over=dropout_over)
+    y = normalised(module.norm_attention, x + entries_dropped(attended, dropout, module), mask)
     rows = []
     for row in y.flatten(0, 1):
         hidden = [torch.clamp(entry, min=0) for entry in affine(module.expand, row.unbind())]
-        rows.append(plus(row.unbind(), affine(module.contract, hidden)))
-    return normalised(module.norm_feedforward, stacked(rows).reshape(y.shape), mask)
+        hidden = [functional.dropout(entry, dropout, module.training) for entry in hidden]
+        rows.append(affine(module.contract, hidden))
+    added = entries_dropped(stacked(rows).reshape(y.shape), dropout, module)
+    return normalised(module.norm_feedforward, y + added, mask)
 
 
 def model(
-    module: models.ChromaticGraphTransformer,
+    outer: nn.Module,
     nodes: Tensor,
     categories: Tensor,
     mask: Tensor,
     walks: Tensor,
     distances: Tensor,
     related: Tensor,
+    *,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    dropout_over: str = "edges",
 ) -> Tensor:
-    """Graph by graph, each without its padding."""
+    """Figure 1, layer by layer for all graphs, whose nodes share the statistics of a batch norm."""
+    module = outer.inner
+    edges = pair_vectors(module.pairs, categories, walks, distances, related)
+    h = []
+    for g in range(len(nodes)):
+        for i in range(nodes.shape[1]):
+            row = affine(module.nodes, nodes[g, i].unbind())
+            if module.node_walks is not None:
+                row = row + affine(module.node_walks.walks, walks[g, i, i].unbind())
+            h.append(row)
+    h = stacked(h).reshape(*nodes.shape[:2], -1)
+    options = {"dropout": dropout, "attention_dropout": attention_dropout, "dropout_over": dropout_over}
+    for layer in module.layers:
+        h = encoder_layer(layer, h, edges, mask, module.shared, **options)
     results = []
     for g in range(len(nodes)):
-        there = mask[g].nonzero()[:, 0]
-        pick = [p[g][there][:, there][None] for p in (categories, walks, distances, related)]
-        edges = pair_vectors(module.pairs, *pick)
-        h = []
-        for i in range(len(there)):
-            row = affine(module.nodes, nodes[g, there[i]].unbind())
-            if module.node_walks is not None:
-                row = row + affine(module.node_walks.walks, pick[1][0, i, i].unbind())
-            h.append(row)
-        h = stacked(h)[None]
-        for layer in module.layers:
-            attended = attention(layer.attention, h, edges, None, module.shared)
-            h = block(layer, h, attended, None)
+        rows = [h[g, i] for i in range(nodes.shape[1]) if mask[g, i]]
         if module.level == "graph":
-            total = [sum(h[0, :, c]) for c in range(h.shape[2])]
-            h = torch.stack([t if module.pooling == "sum" else t / len(there) for t in total])[None, None]
-        first, _, last = module.head
-        rows = [affine(last, [torch.clamp(e, min=0) for e in affine(first, row.unbind())]) for row in h[0]]
-        results.append(stacked(rows))
+            rows = [sum(rows) / (1 if module.pooling == "sum" else len(rows))]
+        results.append(stacked([decoded(module, row) for row in rows]))
     if module.level == "graph":
         return torch.cat(results)
     return torch.stack([torch.cat([r, r.new_zeros(mask.shape[1] - len(r), r.shape[1])]) for r in results])
+
+
+def decoded(module: models.ChromaticGraphTransformer, row: Tensor) -> list[Tensor]:
+    first, _, last = module.head
+    return affine(last, [torch.clamp(entry, min=0) for entry in affine(first, row.unbind())])
 
 
 # Special cases, each from its own paper's formula.
@@ -258,7 +286,7 @@ REFERENCES: dict[type[nn.Module], Callable[..., Tensor]] = {
     layers.PairEncoder: lambda outer, *inputs: pair_vectors(outer.inner, *inputs),
     layers.NodeBatchNorm: batch_norm,
     layers.ChromaticEncoderLayer: encoder_layer,
-    models.ChromaticGraphTransformer: lambda outer, *inputs: model(outer.inner, *inputs),
+    models.ChromaticGraphTransformer: model,
     # Registered inside a module that lays biases and values side by side.
     layers.EdgeProjection: lambda outer, edges: projection(outer.inner, edges),
 }

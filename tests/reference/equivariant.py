@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import layers
+from holonomy import layers, models
 
 Index = tuple[int, ...]
 
@@ -184,17 +184,49 @@ def phi(x: Tensor, projection: Tensor) -> Tensor:
     return torch.exp(x @ projection.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(projection))
 
 
-def encoder_layer(module: layers.HigherOrderEncoderLayer, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """HOT eqs. 8-9 with a norm before each branch; the input is added where the order stays."""
+def normed(layer: torch.nn.LayerNorm, t: Tensor) -> Tensor:
+    return functional.layer_norm(t, t.shape[-1:], layer.weight, layer.bias, layer.eps)
 
-    def normed(layer: torch.nn.LayerNorm, t: Tensor) -> Tensor:
-        return functional.layer_norm(t, t.shape[-1:], layer.weight, layer.bias, layer.eps)
 
+def encoder_layer(
+    module: layers.HigherOrderEncoderLayer, x: Tensor, mask: Tensor | None = None, *, dropout: float = 0.0
+) -> Tensor:
+    """HOT eqs. 8-9 with a norm before each branch, of which entries are dropped; the input is added where the order
+    stays. Padding starts as zeros."""
+    if mask is not None:
+        there = [here(mask, i, b) for b in range(len(x)) for i in indices(x.shape[1], module.order_in)]
+        x = torch.where(torch.tensor(there).reshape(x.shape[:-1])[..., None], x, 0.0)
     y = higher_order_attention(module.attention, normed(module.norm_attention, x), mask)
+    y = functional.dropout(y, dropout, module.training)
     if module.order_in == module.order_out:
         y = y + x
     hidden = module.activation(lightweight(module.expand, normed(module.norm_feedforward, y), mask))
-    return y + lightweight(module.contract, hidden, mask)
+    return y + functional.dropout(lightweight(module.contract, hidden, mask), dropout, module.training)
+
+
+def transformer(outer: torch.nn.Module, x: Tensor, mask: Tensor | None = None, *, dropout: float = 0.0) -> Tensor:
+    """HOT section 4: a lightweight map, encoder layers from order to order, a norm, a lightweight map."""
+    module = outer.inner
+    h = lightweight(module.embed, x, mask)
+    for layer in module.layers:
+        h = encoder_layer(layer, h, mask, dropout=dropout)
+    return lightweight(module.head, normed(module.norm, h), mask)
+
+
+def invariant_network(
+    outer: torch.nn.Module,
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    activation: Callable[[Tensor], Tensor] = torch.relu,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Maron et al. 2019: equivariant linear maps, each with an activation and dropout behind it."""
+    module = outer.inner
+    h = lightweight(module.embed, x, mask)
+    for layer in module.layers:
+        h = functional.dropout(activation(equivariant_linear(layer.linear, h, mask)), dropout, module.training)
+    return lightweight(module.head, h, mask)
 
 
 def lightweight(module: torch.nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -213,4 +245,7 @@ REFERENCES = {
     layers.EquivariantLinear: equivariant_linear,
     layers.HigherOrderAttention: higher_order_attention,
     layers.HigherOrderEncoderLayer: encoder_layer,
+    # Registered inside a module that calls them with dense tensors.
+    models.HigherOrderTransformer: transformer,
+    models.InvariantGraphNetwork: invariant_network,
 }

@@ -16,17 +16,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from holonomy import layers
+from holonomy import layers, manifolds
 
 Vector = list[Tensor]
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    total = a[0].new_zeros(())
-    for left, right in zip(a, b, strict=True):
-        total = total + left * right
-    return total
+    return torch.stack(list(a)) @ torch.stack(list(b))
 
 
 def length(a: Sequence[Tensor]) -> Tensor:
@@ -43,7 +41,8 @@ def plus(a: Sequence[Tensor], b: Sequence[Tensor]) -> Vector:
 
 
 def affine(weight: Tensor, bias: Tensor | None, x: Sequence[Tensor]) -> Vector:
-    out = [dot(row.unbind(), x) for row in weight.unbind()]
+    vector = torch.stack(list(x))
+    out = [row @ vector for row in weight.unbind()]
     return out if bias is None else plus(out, bias.unbind())
 
 
@@ -161,7 +160,7 @@ def hrc(module: layers.HRC, x: Tensor) -> Tensor:
     return rowwise(lambda s: change(s, module), space)
 
 
-def layer_norm(module: layers.HypLayerNorm, x: Tensor) -> Tensor:
+def layer_norm(module: layers.HypLayerNorm, x: Tensor, *, eps: float = 1e-5) -> Tensor:
     """Eqs. 13 and 21 with layer normalisation."""
     norm = module.function.norm
 
@@ -169,7 +168,7 @@ def layer_norm(module: layers.HypLayerNorm, x: Tensor) -> Tensor:
         space = p[1:]
         mean = sum(space) / len(space)
         variance = sum((s - mean) ** 2 for s in space) / len(space)
-        out = [(s - mean) / (variance + norm.eps).sqrt() for s in space]
+        out = [(s - mean) / (variance + eps).sqrt() for s in space]
         if norm.weight is not None:
             scaled = [w * s for w, s in zip(norm.weight.unbind(), out, strict=True)]
             out = plus(scaled, norm.bias.unbind())
@@ -197,10 +196,9 @@ def batch_norm(module: layers.HypBatchNorm, x: Tensor) -> Tensor:
     return rowwise(lambda s: change(s, module), space)
 
 
-def dropout(module: layers.HypDropout, x: Tensor) -> Tensor:
-    """Eqs. 13 and 21 with dropout; in training with the mask that torch draws from the same seed."""
-    kept = nn.functional.dropout(torch.ones_like(x[..., 1:]), module.function.p, module.training)
-    return rowwise(lambda p, k: change([s * m for s, m in zip(p[1:], k, strict=True)], module), x, kept)
+def dropout(module: layers.HypDropout, x: Tensor, *, p: float) -> Tensor:
+    """Eqs. 13 and 21 with dropout."""
+    return rowwise(lambda row: change([functional.dropout(s, p, module.training) for s in row[1:]], module), x)
 
 
 def activation(module: layers.HypActivation, x: Tensor) -> Tensor:
@@ -256,7 +254,7 @@ def heads(module: nn.Module, projection: layers.HTC, x: Tensor) -> list[list[Vec
 
 
 def over_graphs(
-    attend: Callable[[nn.Module, Tensor], Tensor],
+    attend: Callable[[nn.Module, Tensor, list[int]], Tensor],
     module: nn.Module,
     x: Tensor,
     mask: Tensor | None,
@@ -272,7 +270,7 @@ def over_graphs(
         rows = [origin] * nodes
         kept = [i for i in range(nodes) if not padding[i]]
         if kept:
-            for i, row in zip(kept, attend(module, graph[kept]).unbind(), strict=True):
+            for i, row in zip(kept, attend(module, graph[kept], kept).unbind(), strict=True):
                 rows[i] = row
         out.append(torch.stack(rows))
     return torch.stack(out).reshape(*batch, nodes, -1)
@@ -283,7 +281,7 @@ def linear_attention(module: layers.HypLinearAttention, x: Tensor, key_padding_m
     return over_graphs(_linear_attention, module, x, key_padding_mask)
 
 
-def _linear_attention(module: layers.HypLinearAttention, x: Tensor) -> Tensor:
+def _linear_attention(module: layers.HypLinearAttention, x: Tensor, _: list[int]) -> Tensor:
     scale, kappa = module.log_scale.exp().reshape(()), curvature(module.manifold_hidden)
     nodes = x.shape[0]
     average: list[Vector] = [[] for _ in range(nodes)]
@@ -310,24 +308,37 @@ def _linear_attention(module: layers.HypLinearAttention, x: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def softmax_attention(module: layers.HypSoftmaxAttention, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Eqs. 3-5, without dropout of weights."""
-    return over_graphs(_softmax_attention, module, x, key_padding_mask)
+def softmax_attention(
+    module: layers.HypSoftmaxAttention, x: Tensor, key_padding_mask: Tensor | None = None, *, dropout: float = 0.0
+) -> Tensor:
+    """Eqs. 3-5; in training a query loses each key with the probability ``dropout``, and has the midpoint of others."""
+    *batch, nodes, _ = x.shape
+    lost = torch.zeros(*batch, module.heads, nodes, nodes, dtype=torch.bool)
+    if dropout and module.training:
+        lost = torch.rand_like(lost, dtype=torch.float32) < dropout
+    each = iter(lost.reshape(-1, module.heads, nodes, nodes))
+
+    def attend(module: layers.HypSoftmaxAttention, graph: Tensor, kept: list[int]) -> Tensor:
+        return _softmax_attention(module, graph, next(each)[:, kept][:, :, kept])
+
+    return over_graphs(attend, module, x, key_padding_mask)
 
 
-def _softmax_attention(module: layers.HypSoftmaxAttention, x: Tensor) -> Tensor:
+def _softmax_attention(module: layers.HypSoftmaxAttention, x: Tensor, lost: Tensor) -> Tensor:
     kappa, nodes = curvature(module.manifold_hidden), x.shape[0]
     result: list[Vector] = [[] for _ in range(nodes)]
     projected = [heads(module, htc, x) for htc in (module.query, module.key, module.value)]
-    for q, k, v in zip(*projected, strict=True):
+    for q, k, v, gone in zip(*projected, lost, strict=True):
         q, k, v = ([point(row, kappa) for row in rows] for rows in (q, k, v))  # noqa: PLW2901
         root = math.sqrt(len(q[0]) - 1)
         for i in range(nodes):
-            logits = [-dissimilarity(q[i], k[j], kappa, module.similarity) / root for j in range(nodes)]
-            largest = max(float(logit.detach()) for logit in logits)
+            seen = [j for j in range(nodes) if not gone[i, j]]
+            logits = [-dissimilarity(q[i], k[j], kappa, module.similarity) / root for j in seen]
+            largest = max((float(logit.detach()) for logit in logits), default=0.0)
             raw = [torch.exp(logit - largest) for logit in logits]
             weights = [value / sum(raw) for value in raw]
-            result[i] = result[i] + midpoint(v, weights, kappa)[1:]
+            mean = midpoint([v[j] for j in seen], weights, kappa)[1:] if seen else times(0.0, v[i][1:])
+            result[i] = result[i] + mean
     return torch.stack([torch.stack(change(row, module, "manifold_hidden")) for row in result])
 
 
@@ -392,13 +403,18 @@ def propagate(matrix: list[list[Tensor]], rows: list[Vector]) -> list[Vector]:
     return out
 
 
-def gcn(module: layers.GCN, x: Tensor, edge_index: Tensor) -> Tensor:
-    """Kipf and Welling 2017, without dropout."""
+def entries_dropped(rows: list[Vector], dropout: float, module: nn.Module) -> list[Vector]:
+    return [[functional.dropout(entry, dropout, module.training) for entry in row] for row in rows]
+
+
+def gcn(module: layers.GCN, x: Tensor, edge_index: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Kipf and Welling 2017, with dropout of what enters each convolution."""
     x = x.to_dense() if x.layout != torch.strided else x
     matrix = adjacency(edge_index, x.shape[0], x)
     rows = [list(row.unbind()) for row in x]
     last = len(module.convolutions) - 1
     for i, (convolution, bias) in enumerate(zip(module.convolutions, module.biases, strict=True)):
+        rows = entries_dropped(rows, dropout, module)
         convolved = propagate(matrix, [affine(convolution.weight, None, row) for row in rows])
         convolved = [plus(row, bias.unbind()) for row in convolved]
         if len(module.skips):
@@ -409,15 +425,14 @@ def gcn(module: layers.GCN, x: Tensor, edge_index: Tensor) -> Tensor:
     return torch.stack([torch.stack(row) for row in rows])
 
 
-def appnp(module: layers.Propagation, x: Tensor, edge_index: Tensor) -> Tensor:
-    """Gasteiger et al. 2019, eq. 4, without dropout."""
+def appnp(module: layers.Propagation, x: Tensor, edge_index: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Gasteiger et al. 2019, eq. 4, with dropout of what enters each map."""
     x = x.to_dense() if x.layout != torch.strided else x
     matrix = adjacency(edge_index, x.shape[0], x)
-    start = []
-    for row in x:
-        hidden = affine(module.first.weight, module.first.bias, row.unbind())
-        start.append(affine(module.second.weight, module.second.bias, [torch.relu(h) for h in hidden]))
-    rows = start
+    rows = entries_dropped([list(row.unbind()) for row in x], dropout, module)
+    hidden = [[torch.relu(h) for h in affine(module.first.weight, module.first.bias, row)] for row in rows]
+    hidden = entries_dropped(hidden, dropout, module)
+    rows = start = [affine(module.second.weight, module.second.bias, row) for row in hidden]
     for _ in range(module.steps):
         moved = propagate(matrix, rows)
         rows = [
@@ -425,6 +440,14 @@ def appnp(module: layers.Propagation, x: Tensor, edge_index: Tensor) -> Tensor:
             for row, first in zip(moved, start, strict=True)
         ]
     return torch.stack([torch.stack(row) for row in rows])
+
+
+def learned_points(module: manifolds.LorentzPoints, index: Tensor | None = None) -> Tensor:
+    """Rows held on the unit hyperboloid, times the radius of the manifold's."""
+    kappa = curvature(module.manifold)
+    unit = module.unit.as_subclass(Tensor)
+    rows = unit if index is None else unit[index]
+    return rowwise(lambda p: point(times(1 / (-kappa).sqrt(), p[1:]), kappa), rows)
 
 
 REFERENCES: dict[type[nn.Module], Callable[..., Tensor]] = {
@@ -446,4 +469,6 @@ REFERENCES: dict[type[nn.Module], Callable[..., Tensor]] = {
     layers.HypSoftmaxAttention: softmax_attention,
     layers.Propagation: appnp,
     layers.TangentLinear: tangent_linear,
+    manifolds.LorentzEmbedding: learned_points,
+    manifolds.LorentzPoints: learned_points,
 }

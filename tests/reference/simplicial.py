@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from holonomy import layers, models
 from tests.reference.hyperbolic import change, htc
-from tests.reference.tokens import affine, gelu, layer_norm, plus, stacked
+from tests.reference.tokens import affine, entries_dropped, layer_norm, mlp, stacked
 
 Takes = Callable[[int, tuple[int, ...]], bool]
 
@@ -251,15 +251,14 @@ def chosen_only(module: layers.ExpertChoice, x: Tensor, padding: Tensor | None) 
     return torch.stack(out)
 
 
-def fed_forward(module: layers.SimplicialEncoderLayer, x: Tensor) -> Tensor:
-    rows = []
-    for row in x:
-        hidden = affine(module.expand, layer_norm(module.norm_feedforward, row.unbind()))
-        rows.append(plus(row.unbind(), affine(module.contract, [gelu(entry) for entry in hidden])))
-    return stacked(rows)
-
-
-def encoder_layer(module: layers.SimplicialEncoderLayer, x: Tensor, padding: Tensor | None, before: Tensor | None):
+def encoder_layer(
+    module: layers.SimplicialEncoderLayer,
+    x: Tensor,
+    padding: Tensor | None,
+    before: Tensor | None,
+    pairs: Tensor | None,
+    dropout: float,
+):
     """One graph; ``before`` are the normed tokens of the layer before, with its attention."""
     if padding is not None:
         x = torch.where(padding[:, None], 0.0, x)
@@ -269,29 +268,46 @@ def encoder_layer(module: layers.SimplicialEncoderLayer, x: Tensor, padding: Ten
     elif module.router is not None:
         query, key = before
         attended = along_paths(module.attention, module.router, normed, query, key, padding)
+    elif pairs is not None:
+        allowed = lambda i, simplex: not any(pairs[i, k] for k in simplex)  # noqa: E731
+        attended = simplicial(module.attention, normed, padding, allowed)
     else:
         attended = simplicial(module.attention, normed, padding)
     handed = None
     if not isinstance(module.attention, layers.ExpertChoice):
         keys, _ = projections(module.attention, normed)
         handed = torch.stack(keys[0]), torch.stack(keys[1])
-    return fed_forward(module, x + attended), handed
+    middle = x + entries_dropped(attended, dropout, module)
+    return middle + mlp(module, middle, dropout), handed
 
 
-def one_layer(module: layers.SimplicialEncoderLayer, x: Tensor, padding: Tensor | None = None) -> Tensor:
+def one_layer(
+    module: layers.SimplicialEncoderLayer, x: Tensor, padding: Tensor | None = None, *, dropout: float = 0.0
+) -> Tensor:
     if x.ndim == 3:
         paddings = [None] * len(x) if padding is None else padding
-        return torch.stack([one_layer(module, graph, one) for graph, one in zip(x, paddings, strict=True)])
-    return encoder_layer(module, x, padding, None)[0]
+        graphs = zip(x, paddings, strict=True)
+        return torch.stack([one_layer(module, graph, one, dropout=dropout) for graph, one in graphs])
+    return encoder_layer(module, x, padding, None, None, dropout)[0]
 
 
-def transformer(module: models.SimplicialTransformer, x: Tensor, padding: Tensor | None = None) -> Tensor:
+def transformer(
+    module: models.SimplicialTransformer,
+    x: Tensor,
+    mask: Tensor | None = None,
+    padding: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+) -> Tensor:
+    """``mask`` is True where a token must not attend to another."""
     if x.ndim == 3:
+        masks = [None] * len(x) if mask is None else mask
         paddings = [None] * len(x) if padding is None else padding
-        return torch.stack([transformer(module, graph, one) for graph, one in zip(x, paddings, strict=True)])
+        graphs = zip(x, masks, paddings, strict=True)
+        return torch.stack([transformer(module, *graph, dropout=dropout) for graph in graphs])
     handed = None
     for layer in module.layers:
-        x, handed = encoder_layer(layer, x, padding, handed)
+        x, handed = encoder_layer(layer, x, padding, handed, mask, dropout)
     return stacked([layer_norm(module.norm, row.unbind()) for row in x])
 
 

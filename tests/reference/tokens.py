@@ -1,7 +1,8 @@
 """Tokens, their transformer and random features again, from TokenGT's and Performer's equations, as loops.
 
 ``reference(module, *inputs)`` reads the module's parameters by name and its options, nothing else of it. Numbers on the
-way are 0-d tensors, so that autograd gives the reference gradients. For evaluation mode: without dropout.
+way are 0-d tensors, so that autograd gives the reference gradients. Each probability is handed in by the case, so that
+a dropout that the module lost is missed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import product
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from holonomy import layers, models
 
@@ -19,10 +21,7 @@ Vector = list[Tensor]
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    total = a[0].new_zeros(())
-    for left, right in zip(a, b, strict=True):
-        total = total + left * right
-    return total
+    return torch.stack(list(a)) @ torch.stack(list(b))
 
 
 def plus(a: Sequence[Tensor], b: Sequence[Tensor]) -> Vector:
@@ -30,7 +29,8 @@ def plus(a: Sequence[Tensor], b: Sequence[Tensor]) -> Vector:
 
 
 def affine(linear: nn.Linear, x: Sequence[Tensor]) -> Vector:
-    out = [dot(row.unbind(), x) for row in linear.weight.unbind()]
+    vector = torch.stack(list(x))
+    out = [row @ vector for row in linear.weight.unbind()]
     return out if linear.bias is None else plus(out, linear.bias.unbind())
 
 
@@ -57,13 +57,20 @@ def kernel_attention(query: Tensor, key: Tensor, value: Tensor, projection: Tens
     return torch.stack(rows)
 
 
-def softmax_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """One head, axes (n, d): query i averages the values with weights exp(q_i.k_j / sqrt d)."""
+def softmax_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """One head, axes (n, d): query i averages the values by exp(q_i.k_j / sqrt d), some of the weights dropped."""
+    there = [j for j in range(len(key)) if not mask[j]]
     rows = []
     for q in query:
-        logits = [scale * dot(q.unbind(), k.unbind()) for k in key]
-        largest = max(float(logit.detach()) for logit in logits)
-        rows.append(average([torch.exp(logit - largest) for logit in logits], value, mask))
+        logits = [scale * dot(q.unbind(), key[j].unbind()) for j in there]
+        largest = max((float(logit.detach()) for logit in logits), default=0.0)
+        raw = [torch.exp(logit - largest) for logit in logits]
+        row = value.new_zeros(value.shape[-1])
+        for j, weight in zip(there, raw, strict=True):
+            row = row + functional.dropout(weight / sum(raw), dropout) * value[j]
+        rows.append(row)
     return torch.stack(rows)
 
 
@@ -75,11 +82,14 @@ def average(weights: Sequence[Tensor], value: Tensor, mask: Tensor) -> Tensor:
     return numerator / denominator if denominator > 0 else numerator
 
 
-def token_attention(module: layers.TokenAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+def token_attention(
+    module: layers.TokenAttention, x: Tensor, mask: Tensor | None = None, *, dropout: float = 0.0
+) -> Tensor:
     """TokenGT eq. 6."""
     if x.ndim == 3:
         masks = [None] * len(x) if mask is None else mask
-        return torch.stack([token_attention(module, graph, one) for graph, one in zip(x, masks, strict=True)])
+        graphs = zip(x, masks, strict=True)
+        return torch.stack([token_attention(module, graph, one, dropout=dropout) for graph, one in graphs])
     hidden = torch.zeros(len(x), dtype=torch.bool) if mask is None else mask
     x = torch.where(hidden[:, None], 0.0, x)
     query, key, value = (
@@ -93,7 +103,7 @@ def token_attention(module: layers.TokenAttention, x: Tensor, mask: Tensor | Non
         if module.kernel == "performer":
             heads.append(kernel_attention(q, k, v, module.projection, hidden, scale))
         else:
-            heads.append(softmax_attention(q, k, v, hidden, scale))
+            heads.append(softmax_attention(q, k, v, hidden, scale, dropout if module.training else 0.0))
     return stacked([affine(module.out, row.unbind()) for row in torch.cat(heads, 1)])
 
 
@@ -113,20 +123,43 @@ def gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
-def encoder_layer(module: layers.TokenEncoderLayer, x: Tensor, mask: Tensor | None = None) -> Tensor:
+def encoder_layer(
+    module: layers.TokenEncoderLayer,
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+) -> Tensor:
     """TokenGT eqs. 7-8 (appendix A.1), with a layer normalisation before attention and before the MLP."""
-    if x.ndim == 3:
-        masks = [None] * len(x) if mask is None else mask
-        return torch.stack([encoder_layer(module, graph, one) for graph, one in zip(x, masks, strict=True)])
-    if mask is not None:
-        x = torch.where(mask[:, None], 0.0, x)
-    normed = stacked([layer_norm(module.norm_attention, row.unbind()) for row in x])
-    middle = x + token_attention(module.attention, normed, mask)
+    graphs = x[None] if x.ndim == 2 else x
+    masks = [None] * len(graphs) if mask is None else mask.reshape(graphs.shape[:2])
+    ones = x.new_ones(len(graphs))
+    # A graph passes by attention, and by the MLP, with the same probability.
+    by_attention, by_mlp = (functional.dropout(ones, stochastic_depth, module.training) for _ in range(2))
+    out = []
+    for graph, one, first, second in zip(graphs, masks, by_attention, by_mlp, strict=True):
+        kept = graph if one is None else torch.where(one[:, None], 0.0, graph)
+        normed = stacked([layer_norm(module.norm_attention, row.unbind()) for row in kept])
+        attended = token_attention(module.attention, normed, one, dropout=attention_dropout)
+        middle = kept + first * entries_dropped(attended, dropout, module)
+        out.append(middle + second * mlp(module, middle, dropout))
+    return torch.stack(out).reshape(x.shape)
+
+
+def entries_dropped(x: Tensor, dropout: float, module: nn.Module) -> Tensor:
+    return functional.dropout(x, dropout, module.training)
+
+
+def mlp(module: nn.Module, x: Tensor, dropout: float) -> Tensor:
+    """What the MLP of a layer with a norm before it adds."""
     rows = []
-    for row in middle:
+    for row in x:
         hidden = affine(module.expand, layer_norm(module.norm_feedforward, row.unbind()))
-        rows.append(plus(row.unbind(), affine(module.contract, [gelu(entry) for entry in hidden])))
-    return stacked(rows)
+        hidden = [functional.dropout(gelu(entry), dropout, module.training) for entry in hidden]
+        rows.append(affine(module.contract, hidden))
+    return entries_dropped(stacked(rows), dropout, module)
 
 
 # Tokens.
@@ -158,15 +191,34 @@ def token(module: nn.Module, x: Vector | None, linear: nn.Linear | None, index: 
 
 
 def graph_tokens(
-    module: layers.GraphTokenizer, x: Tensor, edge_index: Tensor, edge_attr: Tensor, identifiers: Tensor
+    module: layers.GraphTokenizer,
+    x: Tensor,
+    edge_index: Tensor,
+    edge_attr: Tensor,
+    identifiers: Tensor,
+    *,
+    eigenvector_dropout: float = 0.0,
 ) -> Tensor:
-    """One graph: [graph], nodes, edges."""
+    """One graph: [graph], nodes, edges. In training each eigenvector has a random sign, and some are dropped."""
+    if module.training and module.identifiers in {"laplacian", "laplacian_both"}:
+        width = identifiers.shape[1]
+        identifiers = identifiers * (2 * torch.randint(2, (1, width))[0] - 1)
+        if eigenvector_dropout:
+            identifiers = (
+                identifiers
+                * (torch.rand(1, width, dtype=torch.float32)[0] >= eigenvector_dropout)
+                / (1 - eigenvector_dropout)
+            )
     rows = [list(module.graph_token.unbind())]
     rows += [token(module, list(node.unbind()), module.of_nodes, (v, v), identifiers) for v, node in enumerate(x)]
     for e, (u, v) in enumerate(edge_index.t().tolist()):
         edge = list(edge_attr[e].unbind()) if module.of_edges is not None else None
         rows.append(token(module, edge, module.of_edges, (u, v), identifiers))
     return stacked(rows)[None]
+
+
+def one_graph(outer: nn.Module, *inputs: Tensor, eigenvector_dropout: float = 0.0) -> Tensor:
+    return graph_tokens(outer.inner, *inputs, eigenvector_dropout=eigenvector_dropout)
 
 
 def hyperedge_tokens(module: layers.HyperedgeTokenizer, indices: Tensor, values: Tensor, identifiers: Tensor) -> Tensor:
@@ -187,11 +239,28 @@ def with_basis_residual(rows: Tensor, nodes: int, edge_index: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-def tokengt(module: models.TokenGT, x: Tensor, edge_index: Tensor, edge_attr: Tensor, identifiers: Tensor) -> Tensor:
-    """One graph through TokenGT, section 2."""
-    rows = graph_tokens(module.tokenizer, x, edge_index, edge_attr, identifiers)[0]
-    for layer in module.layers:
-        rows = encoder_layer(layer, rows)
+def tokengt(
+    outer: nn.Module,
+    x: Tensor,
+    edge_index: Tensor,
+    *rest: Tensor,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    eigenvector_dropout: float = 0.0,
+) -> Tensor:
+    """One graph through TokenGT, section 2; a layer is passed by the more often the deeper it lies."""
+    module = outer.inner
+    rows = graph_tokens(module.tokenizer, x, edge_index, *rest, eigenvector_dropout=eigenvector_dropout)[0]
+    rows = entries_dropped(rows, dropout, module)
+    for depth, layer in enumerate(module.layers, start=1):
+        rows = encoder_layer(
+            layer,
+            rows,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            stochastic_depth=stochastic_depth * depth / len(module.layers),
+        )
         if module.basis_residual:
             rows = with_basis_residual(rows, len(x), edge_index)
     read = rows[:1] if module.level == "graph" else rows[1 : 1 + len(x)]
@@ -202,7 +271,7 @@ REFERENCES: dict[type[nn.Module], Callable[..., Tensor]] = {
     layers.TokenAttention: token_attention,
     layers.TokenEncoderLayer: encoder_layer,
     # Registered inside a module that hands identifiers in and takes one tensor out.
-    layers.GraphTokenizer: lambda outer, *inputs: graph_tokens(outer.inner, *inputs),
+    layers.GraphTokenizer: one_graph,
     layers.HyperedgeTokenizer: lambda outer, *inputs: hyperedge_tokens(outer.inner, *inputs),
-    models.TokenGT: lambda outer, *inputs: tokengt(outer.inner, *inputs),
+    models.TokenGT: tokengt,
 }
