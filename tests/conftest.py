@@ -3,11 +3,12 @@
 ``pytest --device cuda --dtype float32`` runs the same laws elsewhere. Tests that need CUDA are
 marked ``cuda``; where there is none, they and everything under ``--device cuda`` skip themselves.
 ``--hypothesis-profile=explore`` draws new examples; the default draws the same ones every time, so
-that a red suite is red for everybody.
+that a red suite is red for everybody; ``quick`` draws one. The summary says on how many cases each law ran.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import jaxtyping
@@ -28,6 +29,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("explore", settings.get_profile("suite"), derandomize=False)
+settings.register_profile("quick", settings.get_profile("suite"), max_examples=1)
 settings.load_profile("suite")
 
 
@@ -39,15 +41,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
+    config.addinivalue_line("markers", "slow: left out by make quick")
     config.addinivalue_line("markers", "cuda: needs a CUDA device, skips itself without one")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs CUDA where there is none."""
+    """Skip what needs CUDA where there is none; write down the case of a law for the summary."""
+    if "case" in getattr(getattr(item, "callspec", None), "params", {}):
+        item.user_properties.append(("law", (item.originalname, str(item.callspec.params["case"]))))
     wants = item.get_closest_marker("cuda") is not None
     wants = wants or item.config.getoption("--device").startswith("cuda")
     if wants and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say on how many cases each law ran."""
+    ran = defaultdict(set)
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, value in getattr(report, "user_properties", []):
+                if name == "law":
+                    ran[value[0]].add(value[1])
+    if ran:
+        terminalreporter.section("cases of each law")
+    for law, cases in sorted(ran.items(), key=lambda item: len(item[1])):
+        terminalreporter.line(f"{len(cases):4d} {law.removeprefix('test_').replace('_', ' ')}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

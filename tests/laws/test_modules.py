@@ -8,16 +8,50 @@ import pytest
 import torch
 from geoopt import ManifoldParameter
 
-from tests.laws.laws import assert_near, build, cases_where, every_case, gradients, output, twins
+from tests.laws.laws import (
+    assert_near,
+    build,
+    cases_where,
+    drawn_settings,
+    every_case,
+    gradients,
+    manifolds_of,
+    mask_of,
+    module_of,
+    named,
+    node_axes,
+    output,
+    padding_in,
+    result_axes,
+    richest_of_its_class,
+    twins,
+)
+
+# Arguments whose values are the numbers of nodes.
+NUMBERS = ("edge_index", "indices")
+
+
+def kept_options(case):
+    """The options of a case that parts of its module have as attributes, with all their values."""
+    parts = list(module_of(case).modules())
+    found = {
+        name: [getattr(part, name) for part in parts if type(getattr(part, name, None)) is type(value)]
+        for name, value in case.options.items()
+        if value is not None and "dropout" not in name  # which the loops are handed by the case
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+@cases_where(lambda case: bool(kept_options(case)))
+def test_options_are_kept(case):
+    """Loops read an option from the module: one that the constructor lost would be lost to both."""
+    for name, values in kept_options(case).items():
+        assert case.options[name] in values, name
 
 
 @every_case
 def test_state_dict_round_trip(case, device):
     _, module, inputs = build(case, device, torch.float64, seed=0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.requires_grad and not hasattr(parameter, "manifold"):
-                parameter.add_(0.1 * torch.randn_like(parameter))
     _, other, _ = build(case, device, torch.float64, seed=7)
     other.load_state_dict(copy.deepcopy(module.state_dict()))
     assert torch.equal(output(module, inputs), output(other, inputs))
@@ -74,10 +108,10 @@ def test_what_was_made_on_the_meta_device_takes_a_state(case, device):
         assert torch.equal(output(other, inputs), expected)
 
 
-@cases_where(lambda case: not {"hyp", "man"} & {part[:3] for part in case.kind.__module__.split(".")})
+@cases_where(lambda case: not manifolds_of(module_of(case)))
 def test_every_module_draws_its_own_parameters_anew(case, device):
     """As torch asks of modules that are made on the meta device, and as one model is trained several times."""
-    _, module, _ = build(case, device, torch.float64)
+    setting, module, _ = build(case, device, torch.float64)
     again = copy.deepcopy(module).to("meta")
     torch.use_deterministic_algorithms(True)  # then storage without content is nan
     try:
@@ -85,7 +119,8 @@ def test_every_module_draws_its_own_parameters_anew(case, device):
     finally:
         torch.use_deterministic_algorithms(False)
     again.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
-    theirs = dict([*module.named_parameters(), *module.named_buffers()])
+    new = case.make(setting, case.options)
+    theirs = dict([*new.named_parameters(), *new.named_buffers()])
     for name, ours in [*again.named_parameters(), *again.named_buffers()]:
         assert ours.isfinite().all(), name
         if theirs[name].numel() > 1 == theirs[name].unique().numel():
@@ -96,22 +131,28 @@ def test_every_module_draws_its_own_parameters_anew(case, device):
 def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
     """A tensor is made from a neighbour; torch.set_default_device moves nobody else's. Meta stands in for any other."""
     _, module, inputs = build(case, device, torch.float32)
-    expected, expected_grads = gradients(module, inputs)
     dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta"):
-            result, grads = gradients(module, inputs)
-    finally:
-        torch.set_default_dtype(dtype)
-    assert torch.equal(result, expected)
-    for name, grad in expected_grads.items():
-        assert torch.equal(grads[name], grad), name
+    for mode in twins(module):
+        twin = copy.deepcopy(mode)
+        expected, expected_grads = gradients(mode, inputs)
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.device("meta"):
+                result, grads = gradients(twin, inputs)
+        finally:
+            torch.set_default_dtype(dtype)
+        assert torch.equal(result, expected)
+        for name, grad in expected_grads.items():
+            assert torch.equal(grads[name], grad), name
+        for name, value in mode.state_dict().items():
+            assert torch.equal(twin.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_shape_checks")
-@every_case
+@cases_where(richest_of_its_class)
 def test_compiles_without_a_graph_break(case, device):
+    """One case of each class, for each takes seconds."""
     _, module, inputs = build(case, device, torch.float64)
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -139,23 +180,66 @@ def test_the_same_seed_gives_the_same_result(case, device, dtype):
         assert not torch.equal(output(first, inputs, seed=5), output(second, inputs, seed=6))
 
 
-@cases_where(lambda case: case.nodewise)
-def test_permuting_the_nodes_permutes_the_result(case, device):
-    _, module, inputs = build(case, device, torch.float64)
-    order = torch.tensor([3, 0, 4, 1, 2], device=device)
-    permuted = tuple(x[order] for x in inputs)
-    assert_near(output(module, permuted), output(module, inputs)[order], 1e-10, "result")
+@cases_where(lambda case: any(node_axes(case).values()) and not case.ordered)
+@drawn_settings(2)
+def test_permuting_the_nodes_permutes_the_result(case, drawn, device):
+    """In every argument along every axis of nodes, pairs and tuples too; edges and hyperedges are numbered anew."""
+    setting, module, inputs = build(case, device, torch.float64, **drawn)
+    order = torch.randperm(setting.nodes, device=device)
+    permuted = []
+    for (name, x), axes in zip(named(module, inputs).items(), node_axes(case).values(), strict=True):
+        permuted.append(order.argsort()[x] if name in NUMBERS else along(x, axes, order))
+    expected = output(module, inputs)
+    if case.first_node is None:
+        expected = along(expected, result_axes(case), order)
+    else:
+        rows = torch.arange(expected.shape[-2], device=device)
+        rows[case.first_node : case.first_node + setting.nodes] = case.first_node + order
+        expected = expected[..., rows, :]
+    assert_near(output(module, tuple(permuted)), expected, 1e-9, "result")
 
 
-@cases_where(lambda case: "padded" in case.name and "padded=False" not in case.name)
-@pytest.mark.parametrize("filling", [0.0, 1e30, float("inf"), float("nan")])
-def test_padding_has_no_effect(case, filling, device):
-    _, module, (points, mask) = build(case, device, torch.float64)
-    spoiled = points.masked_fill(mask[..., None], filling)
+def along(x, axes, order):
+    for axis in axes:
+        x = x.index_select(axis, order)
+    return x
+
+
+@cases_where(lambda case: mask_of(case) is not None)
+@drawn_settings(2)
+def test_padding_has_no_effect(case, drawn, device):
+    """Whatever stands where a node, or one of a pair or tuple, is padding: numbers, infinities, nan, other codes."""
+    _, module, inputs = build(case, device, torch.float64, **drawn)
+    padding = padding_in(case, module, inputs)
+    arguments = zip(named(module, inputs).items(), node_axes(case).values(), strict=True)
+    hidden = [axes if name != mask_of(case) else () for (name, _), axes in arguments]
     for mode in twins(module):
-        expected, ours = output(mode, (points, mask)), output(mode, (spoiled, mask))
-        assert torch.equal(ours[~mask], expected[~mask])
-        assert ours.isfinite().all()
+        expected = output(mode, inputs)
+        there = ~spread(padding, expected, result_axes(case))
+        for filling in (0.0, 1e30, float("inf"), float("nan")):
+            spoiled = tuple(
+                torch.where(spread(padding, x, axes), at_padding(x, filling), x)
+                for x, axes in zip(inputs, hidden, strict=True)
+            )
+            ours = output(mode, spoiled)
+            assert torch.equal(ours[there], expected[there])
+            assert ours.isfinite().all()
+
+
+def at_padding(x, filling):
+    """The filling, for codes and truth values the least or the largest that there is."""
+    if x.is_floating_point():
+        return torch.full_like(x, filling)
+    return x.amin().expand_as(x) if filling == 0.0 else x.amax().expand_as(x)
+
+
+def spread(padding, x, axes):
+    """Which entries of a tensor, whose first axis is the graphs, belong to a node that is padding."""
+    hidden = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+    for axis in axes:
+        shape = [len(padding) if a == 0 else padding.shape[1] if a == axis else 1 for a in range(x.ndim)]
+        hidden = hidden | padding.reshape(shape)
+    return hidden
 
 
 @every_case

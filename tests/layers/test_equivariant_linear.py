@@ -123,7 +123,7 @@ def test_a_map_from_order_zero_broadcasts(device):
 
 
 @every_order
-@given(nodes=st.integers(1, 4), seed=st.integers(0, 99), normalise=st.sampled_from([None, "counts"]))
+@given(nodes=st.sampled_from([4, 3, 2, 1]), seed=st.integers(0, 99), normalise=st.sampled_from([None, "counts"]))
 @settings(max_examples=4)
 def test_permuting_the_nodes_permutes_the_result(order_in, order_out, nodes, seed, normalise, device):
     if not order_in:
@@ -137,7 +137,7 @@ def test_permuting_the_nodes_permutes_the_result(order_in, order_out, nodes, see
 
 
 @every_order
-@given(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.3, 1.0]), light=st.booleans())
+@given(seed=st.integers(0, 99), share=st.sampled_from([0.3, 1.0, 0.0]), light=st.booleans())
 @settings(max_examples=3)
 def test_sparse_equals_dense_masked(order_in, order_out, seed, share, light, device, dtype):
     """Any hyperedges, in any order, loops anywhere; all tuples of the output that are asked for, and no others."""

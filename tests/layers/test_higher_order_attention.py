@@ -7,8 +7,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.classes import extensions, pairs
@@ -52,27 +50,23 @@ def test_every_pair_of_orders_agrees_with_the_loops(order_in, order_out, form, d
 
 @every_order
 @every_sparse_form
-@given(seed=st.integers(0, 99), share=st.sampled_from([0.0, 0.4, 1.0]), local=st.booleans())
-@settings(max_examples=2)
-def test_sparse_equals_dense_with_the_support(order_in, order_out, form, seed, share, local, device, dtype):
-    if local and not order_out:
-        return
-    torch.manual_seed(seed)
-    layer = attention_of(order_in, order_out, device, dtype, local=local, **form)
+@pytest.mark.parametrize(("share", "local"), [(0.4, True), (0.7, False)])
+def test_sparse_equals_dense_with_the_support(order_in, order_out, form, share, local, device):
+    """Where there is no hyperedge at all: test_one_node_no_edges_and_no_hyperedges."""
+    layer = attention_of(order_in, order_out, device, local=local and order_out > 0, **form)
     nodes = 4 if order_in + order_out < 5 else 3
     mask = torch.ones(2, nodes, dtype=torch.bool, device=device)
     mask[1, -1] = False
     support = joint(mask, order_in) & (torch.rand(2, *[nodes] * order_in, device=device) < share)
-    x = torch.randn(2, *[nodes] * order_in, 4, dtype=dtype, device=device)
+    x = torch.randn(2, *[nodes] * order_in, 4, dtype=torch.float64, device=device)
     whole = Hyperedges.from_dense(x, mask)
-    here = Hyperedges.from_dense(support[..., None].to(dtype), mask).values[:, 0] > 0
+    here = Hyperedges.from_dense(support[..., None].double(), mask).values[:, 0] > 0
     shuffle = torch.randperm(int(here.sum())).to(device)
     edges = Hyperedges(whole.indices[here][shuffle], whole.values[here][shuffle], whole.num_nodes, whole.batch, 2)
     to = Hyperedges.from_dense(x.new_zeros(2, *[nodes] * order_out, 1), mask).indices if order_out else None
     sparse, dense = layer(edges, to=to), layer(x, mask, support=support)
     ours = sparse.to_dense()[0] if order_out else sparse.values
-    tolerance = 1e-8 if dtype == torch.float64 else 2e-4
-    torch.testing.assert_close(ours, dense, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours, dense, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(("order_in", "order_out"), [(1, 2), (2, 2), (2, 0), (3, 1)], ids=str)
@@ -93,13 +87,10 @@ def test_sparse_gradients_equal_dense_ones(order_in, order_out, form, device):
 
 @every_order
 @every_form
-@given(nodes=st.integers(1, 3), seed=st.integers(0, 99))
-@settings(max_examples=2)
-def test_permuting_the_nodes_permutes_the_result(order_in, order_out, form, nodes, seed, device):
-    torch.manual_seed(seed)
+def test_permuting_the_nodes_permutes_the_result(order_in, order_out, form, device):
     layer = attention_of(order_in, order_out, device, **form)
-    x = torch.randn(1, *[nodes] * order_in, 4, dtype=torch.float64, device=device)
-    permutation = torch.randperm(nodes).to(device)
+    x = torch.randn(1, *[3] * order_in, 4, dtype=torch.float64, device=device)
+    permutation = torch.tensor([1, 2, 0], device=device)
     ours = layer(permuted(x, order_in, permutation))
     torch.testing.assert_close(ours, permuted(layer(x), order_out, permutation), rtol=1e-8, atol=1e-8)
 

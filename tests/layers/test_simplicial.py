@@ -193,6 +193,7 @@ def test_gradcheck_of_tiles(order, device):
                 x[: order + 1], x[order + 1 :], form=form, tile=5, causal=True, lower_orders=True
             ),
             (*keys, *values),
+            fast_mode=True,
         )
 
 

@@ -142,12 +142,12 @@ def test_a_curvature_that_its_dtype_could_not_follow_is_refused(value: float, ki
 
 
 @pytest.mark.parametrize("name", ["RiemannianAdam", "RiemannianSGD"])
-@pytest.mark.parametrize("kappa", [-0.25, -1.0, -4.0])
-def test_geoopt_optimizes_on_it(name: str, kappa: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kappa", [-0.25, -4.0])
+def test_geoopt_optimizes_on_it(name: str, kappa: float) -> None:
     """Geoopt finds the point nearest to two others: the middle of their geodesic."""
-    manifold = Lorentz(kappa, dtype=dtype)
-    targets = manifold.lift(torch.tensor([[0.9, -0.3], [-0.4, 0.8]], dtype=dtype)).detach()
-    start = manifold.lift(torch.tensor([1.5, 2.0], dtype=dtype)).detach()
+    manifold = Lorentz(kappa)
+    targets = manifold.lift(torch.tensor([[0.9, -0.3], [-0.4, 0.8]])).detach()
+    start = manifold.lift(torch.tensor([1.5, 2.0])).detach()
     point = geoopt.ManifoldParameter(start, manifold=manifold)
     rates = {"RiemannianAdam": 0.1, "RiemannianSGD": 0.2}
     optimizer = getattr(geoopt.optim, name)([point], lr=rates[name])

@@ -1,16 +1,21 @@
-"""What a registered case is, and the setting (sizes, curvatures, dtype, device) that it is built in."""
+"""What a registered case is, the setting (sizes, curvatures, dtype, device) it is built in, and how it is shaken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+from geoopt import ManifoldParameter
 from torch import Tensor, nn
 
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, hyperboloid
 from tests.reference import REFERENCES
+
+__all__ = ["Case", "Inputs", "Make", "Setting", "shaken"]
 
 
 @dataclass
@@ -63,48 +68,101 @@ class Setting:
         return mask
 
 
-def described(options: dict[str, Any]) -> str:
-    """Name options for a report, functions by their names: an address would differ from one process to the next."""
-    return ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items())
-
-
-Make = Callable[[Setting], nn.Module]
+Options = Mapping[str, Any]
+Make = Callable[[Setting, Options], nn.Module]
 Inputs = Callable[[Setting], tuple[Tensor, ...]]
 
+# Options that make training draw random numbers, and options by which the order of the nodes has a meaning.
+_DRAWN = ("p", "dropout", "attention_dropout", "output_dropout", "stochastic_depth")
+_ORDERED = ("causal", "window", "rope", "steps")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Case:
     """One public class at one value of each option.
 
     Attributes:
-        name: what the test report shows.
         kind: the class.
-        make: the module, from a setting.
-        inputs: its inputs.
-        source: index of the manifold that the input lies on, None for raw features.
-        target: index of the manifold that the output lies on, None where it is no point.
-        random: whether training mode draws random numbers.
-        nodewise: whether the rows of the input may be permuted, and the output's follow.
-        true_gradient: whether the gradient is the derivative; a router's is not, by its docstring.
+        options: what its constructor is given beside sizes and manifolds.
+        make: the module, from a setting and the options.
+        inputs: its inputs, from a setting.
+        note: what else tells this case from others of the class.
+        target: the attribute of the module that is the manifold of the output, None where the output is no point.
+        random: whether training mode draws random numbers, though no option says so.
+        routed: whether paths are chosen by scores, of which many are zero and the first of equal ones counts.
         any_radius: whether every finite input must give a finite output; else only those of logits up to 1e4.
+        most_nodes: the largest number of nodes that this case is built with.
+        first_node: where in the rows of the result those of the nodes begin, None where axes of it are theirs alone.
+        formula: the loop-written formula, where the module is not called as its class is.
     """
 
-    name: str
     kind: type[nn.Module]
+    options: Options
     make: Make
     inputs: Inputs
-    source: int | None = 0
-    target: int | None = 0
+    note: str = ""
+    target: str | None = None
     random: bool = False
-    nodewise: bool = True
-    true_gradient: bool = True
-    any_radius: bool = True
+    routed: bool = False
+    any_radius: bool = False
+    most_nodes: int = 9
+    first_node: int | None = None
+    formula: Callable[..., Tensor] | None = None
 
-    def build(self, setting: Setting) -> tuple[nn.Module, tuple[Tensor, ...]]:
-        """Return module and inputs, drawn from the seed that is set."""
-        return self.make(setting).to(setting.device), self.inputs(setting)
+    @cached_property
+    def name(self) -> str:
+        """What the test report shows; functions by their names, for an address differs between processes."""
+        options = [f"{name}={getattr(value, '__name__', value)}" for name, value in self.options.items()]
+        return f"{self.kind.__name__}[{', '.join([*options, *([self.note] if self.note else [])])}]"
+
+    def __repr__(self) -> str:
+        """The name, for a falsifying example."""
+        return self.name
+
+    @property
+    def drawn(self) -> bool:
+        """Whether training mode draws random numbers."""
+        return self.random or any(self.options.get(name) for name in _DRAWN)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of the nodes has a meaning, so that a permutation changes more than the order."""
+        return self.routed or any(self.options.get(name) for name in _ORDERED)
 
     @property
     def reference(self) -> Callable[..., Tensor] | None:
-        """The loop-written formula, where there is one."""
-        return REFERENCES.get(self.kind)
+        """The loop-written formula, which has probabilities from the case: the module may have lost them."""
+        formula = self.formula or REFERENCES.get(self.kind)
+        if formula is None:
+            return None
+        parameters = inspect.signature(formula).parameters.values()
+        asked = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        return partial(formula, **{name: self.options[name] for name in asked if name in self.options})
+
+    def build(self, setting: Setting) -> tuple[nn.Module, tuple[Tensor, ...]]:
+        """Return the shaken module and inputs, drawn from the seed that is set."""
+        setting.nodes = min(setting.nodes, self.most_nodes)
+        module = shaken(self.make(setting, self.options).to(setting.device))
+        return module, self.inputs(setting)
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    """Move every parameter and running statistic at random within its domain: as initialised, many are zero or one.
+
+    Curvatures are moved with the rest, so a setting's curvatures are only about those of the module.
+    """
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if isinstance(parameter, ManifoldParameter):  # on the unit hyperboloid
+                space = parameter[..., 1:] + 0.3 * torch.randn_like(parameter[..., 1:])
+                parameter.copy_(hyperboloid.lift(space, space.new_tensor([-1.0])))
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.normal_()
+            elif name.endswith("running_var"):
+                buffer.uniform_(0.5, 2.0)
+            elif name.endswith("num_batches_tracked"):
+                buffer.fill_(3)
+    return module

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting, described
+from tests.registry.case import Case, Inputs, Make, Options, Setting
 
 __all__ = ["CASES"]
 
@@ -103,9 +103,11 @@ def _masked(setting: Setting) -> tuple[Tensor, ...]:
 CASES: list[Case] = []
 
 
-def _register(kind: type[nn.Module], options: str, make: Make, inputs: Inputs, **flags: Any) -> None:
-    flags = {"source": None, "target": None, "nodewise": False, "any_radius": False} | flags
-    CASES.append(Case(f"{kind.__name__}[{options}]", kind, make, inputs, **flags))
+def _register(
+    kind: type[nn.Module], options: Options, make: Make, inputs: Inputs, note: str = "", **flags: Any
+) -> None:
+    note += "masked" * (inputs is _masked)
+    CASES.append(Case(kind, options, make, inputs, note, **flags))
 
 
 for options, inputs in (
@@ -119,22 +121,18 @@ for options, inputs in (
     ({"edge_features": 0}, _nodes),
     *(({"dropout": 0.5, "dropout_over": over}, _masked) for over in ("edges", "nodes", "channels")),
 ):
-    given = {"edge_features": EDGE_FEATURES} | options
     _register(
         layers.ChromaticAttention,
-        described(options) + f" on{inputs.__name__}",
-        lambda s, given=given: layers.ChromaticAttention(s.features, 3, **given, **s.factory),
+        options,
+        lambda s, o: layers.ChromaticAttention(s.features, 3, **{"edge_features": EDGE_FEATURES} | o, **s.factory),
         inputs,
-        random="dropout" in options,
     )
 
 for mode, values in (("chromatic", True), ("mono", True), ("additive", False)):
     _register(
         layers.EdgeProjection,
-        f"{mode}, edge_values={values}",
-        lambda s, m=mode, v=values: SideBySide(
-            layers.EdgeProjection(EDGE_FEATURES, s.features, 3, mode=m, edge_values=v, **s.factory)
-        ),
+        {"mode": mode, "edge_values": values},
+        lambda s, o: SideBySide(layers.EdgeProjection(EDGE_FEATURES, s.features, 3, **o, **s.factory)),
         _pairs,
     )
 
@@ -145,20 +143,20 @@ for options, chosen in (
 ):
     _register(
         layers.EdgeTypeEncoder,
-        str(options),
-        lambda s, o=options: layers.EdgeTypeEncoder(EDGE_TYPES, s.features, **o, **s.factory),
+        options,
+        lambda s, o: layers.EdgeTypeEncoder(EDGE_TYPES, s.features, **o, **s.factory),
         lambda s, chosen=chosen: tuple(_encodings(s)[index] for index in chosen),
     )
 _register(
     layers.RandomWalkEncoder,
-    "",
-    lambda s: layers.RandomWalkEncoder(STEPS, s.features, **s.factory),
+    {},
+    lambda s, _: layers.RandomWalkEncoder(STEPS, s.features, **s.factory),
     lambda s: (_encodings(s)[1],),
 )
 _register(
     layers.ShortestPathEncoder,
-    "",
-    lambda s: layers.ShortestPathEncoder(LIMIT, s.features, **s.factory),
+    {},
+    lambda s, _: layers.ShortestPathEncoder(LIMIT, s.features, **s.factory),
     lambda s: (_encodings(s)[2],),
 )
 for options in (
@@ -169,18 +167,18 @@ for options in (
 ):
     _register(
         layers.PairEncoder,
-        described(options),
-        lambda s, o=options: Reading(layers.PairEncoder(s.features, **o, **s.factory)),
+        options,
+        lambda s, o: Reading(layers.PairEncoder(s.features, **o, **s.factory)),
         _encodings,
     )
 
-_register(layers.NodeBatchNorm, "", lambda s: layers.NodeBatchNorm(s.features, **s.factory), _nodes)
-_register(
-    layers.NodeBatchNorm,
-    "masked",
-    lambda s: layers.NodeBatchNorm(s.features, **s.factory),
-    lambda s: (*_nodes(s), ~s.padding()),
-)
+for options, inputs, note in (
+    ({}, _nodes, ""),
+    ({"eps": 0.1}, lambda s: (*_nodes(s), ~s.padding()), "masked"),
+):
+    _register(
+        layers.NodeBatchNorm, options, lambda s, o: layers.NodeBatchNorm(s.features, **o, **s.factory), inputs, note
+    )
 for options in (
     {},
     {"norm": "layer", "mode": "mono", "feedforward": 5},
@@ -189,10 +187,9 @@ for options in (
 ):
     _register(
         layers.ChromaticEncoderLayer,
-        described(options),
-        lambda s, o=options: layers.ChromaticEncoderLayer(s.features, 3, EDGE_FEATURES, **o, **s.factory),
+        options,
+        lambda s, o: layers.ChromaticEncoderLayer(s.features, 3, EDGE_FEATURES, **o, **s.factory),
         _masked,
-        random="dropout" in options,
     )
 
 
@@ -214,10 +211,9 @@ for options in (
 ):  # fmt: skip
     _register(
         models.ChromaticGraphTransformer,
-        described(options),
-        lambda s, o=options: Padded(
+        options,
+        lambda s, o: Padded(
             models.ChromaticGraphTransformer(s.features, 6, 3, layers=2, heads=2, feedforward=5, **o, **s.factory)
         ),
         _graphs,
-        random="dropout" in options,
     )

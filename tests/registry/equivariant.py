@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting, described
+from tests.registry.case import Case, Inputs, Make, Options, Setting
 
 __all__ = ["CASES"]
 
@@ -20,16 +18,16 @@ class OfTensors(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner.tensor(x)
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.inner.tensor(x, mask)
 
 
-def _tensor(order_in: int, order_out: int) -> Inputs:
-    """Two tensors, of no more nodes than it takes for every class to have a choice."""
+def _tensors(order: int, *, masked: bool) -> Inputs:
+    """Two tensors of an order, and which of their nodes are there."""
 
     def inputs(setting: Setting) -> tuple[Tensor, ...]:
-        nodes = min(setting.nodes, order_in + order_out + 1)
-        return (setting.vectors(2, *[nodes] * order_in, setting.features),)
+        x = setting.vectors(2, *[setting.nodes] * order, setting.features)
+        return (x, ~setting.padding()) if masked else (x,)
 
     return inputs
 
@@ -37,78 +35,76 @@ def _tensor(order_in: int, order_out: int) -> Inputs:
 CASES: list[Case] = []
 
 
-def _register(kind: type[nn.Module], options: str, make: Make, inputs: Inputs, **flags: Any) -> None:
-    flags = {"source": None, "target": None, "nodewise": False, "any_radius": False} | flags
-    CASES.append(Case(f"{kind.__name__}[{options}]", kind, make, inputs, **flags))
+def _register(
+    kind: type[nn.Module], orders: tuple[int, ...], options: Options, make: Make, *, masked: bool = False
+) -> None:
+    """Of no more nodes than it takes for every class to have a choice."""
+    note = " -> ".join(map(str, orders)) + ", masked" * masked
+    most = max(3, orders[0] + max(orders[1:]) + masked)
+    CASES.append(Case(kind, options, make, _tensors(orders[0], masked=masked), note, most_nodes=most))
 
 
 # Every pair of orders in tests/layers; here the ones that differ in kind.
-for order_in, order_out, options in (
-    (1, 1, {}),
-    (2, 2, {}),
-    (2, 0, {"bias": False}),
-    (1, 3, {"lightweight": True}),
-    (3, 1, {"normalise": "counts"}),
-    (2, 2, {"lightweight": True, "bias": False}),
-    (2, 1, {"normalise": "counts"}),
+for orders, options, masked in (
+    ((1, 1), {}, False),
+    ((2, 2), {}, False),
+    ((2, 0), {"bias": False}, True),
+    ((1, 3), {"lightweight": True}, False),
+    ((3, 1), {"normalise": "counts"}, False),
+    ((2, 2), {"lightweight": True, "bias": False}, True),
+    ((2, 1), {"normalise": "counts"}, True),
 ):
     _register(
         layers.EquivariantLinear,
-        f"{order_in} -> {order_out}, {described(options)}",
-        lambda s, ends=(order_in, order_out), o=options: layers.EquivariantLinear(
-            *ends, s.features, 3, **o, **s.factory
-        ),
-        _tensor(order_in, order_out),
+        orders,
+        options,
+        lambda s, o, ends=orders: layers.EquivariantLinear(*ends, s.features, 3, **o, **s.factory),
+        masked=masked,
     )
 
-for order_in, order_out, options in (
-    (1, 1, {}),
-    (1, 2, {"value_features": 2}),
-    (2, 0, {}),
-    (2, 1, {"local": True}),
-    (2, 2, {"query_features": 2}),
-    (1, 0, {"kernel": "performer"}),
-    (1, 2, {"kernel": "performer", "random_features": 3}),
-    (2, 1, {"kernel": "performer", "sums": "decoupled"}),
+for orders, options, masked in (
+    ((1, 1), {}, False),
+    ((1, 2), {"value_features": 2}, True),
+    ((2, 0), {}, False),
+    ((2, 1), {"local": True}, True),
+    ((2, 2), {"query_features": 2}, False),
+    ((1, 0), {"kernel": "performer"}, True),
+    ((1, 2), {"kernel": "performer", "random_features": 3}, False),
+    ((2, 1), {"kernel": "performer", "sums": "decoupled"}, True),
 ):
     _register(
         layers.HigherOrderAttention,
-        f"{order_in} -> {order_out}, {described(options)}",
-        lambda s, ends=(order_in, order_out), o=options: layers.HigherOrderAttention(
-            *ends, s.features, 2, **o, **s.factory
-        ),
-        _tensor(order_in, order_out),
+        orders,
+        options,
+        lambda s, o, ends=orders: layers.HigherOrderAttention(*ends, s.features, 2, **o, **s.factory),
+        masked=masked,
     )
 
-for order_in, order_out, options in (
-    (1, 1, {}),
-    (2, 1, {"dropout": 0.5, "activation": torch.tanh}),
-    (1, 2, {"kernel": "performer", "local": True}),
-    (2, 2, {"entrywise": True}),
+for orders, options, masked in (
+    ((1, 1), {"dropout": 0.4}, True),
+    ((2, 1), {"dropout": 0.5, "activation": torch.tanh}, False),
+    ((1, 2), {"kernel": "performer", "local": True}, True),
+    ((2, 2), {"entrywise": True}, False),
 ):
     _register(
         layers.HigherOrderEncoderLayer,
-        f"{order_in} -> {order_out}, {described(options)}",
-        lambda s, ends=(order_in, order_out), o=options: layers.HigherOrderEncoderLayer(
-            *ends, s.features, 2, 5, **o, **s.factory
-        ),
-        _tensor(order_in, order_out),
-        random="dropout" in options,
+        orders,
+        options,
+        lambda s, o, ends=orders: layers.HigherOrderEncoderLayer(*ends, s.features, 2, 5, **o, **s.factory),
+        masked=masked,
     )
 
-for kind, orders, options in (
-    (models.HigherOrderTransformer, (2, 1, 0), {"heads": 2}),
-    (models.HigherOrderTransformer, (1, 2), {"heads": 1, "kernel": "performer", "feedforward": 3}),
-    (models.HigherOrderTransformer, (1, 2), {"heads": 1, "entrywise": True}),
-    (models.InvariantGraphNetwork, (2, 2, 0), {"normalise": "counts"}),
-    (models.InvariantGraphNetwork, (1, 2), {"activation": torch.tanh, "dropout": 0.2, "entrywise": True}),
+for kind, orders, options, masked in (
+    (models.HigherOrderTransformer, (2, 1, 0), {"heads": 2, "dropout": 0.2}, True),
+    (models.HigherOrderTransformer, (1, 2), {"heads": 1, "kernel": "performer", "feedforward": 3}, False),
+    (models.HigherOrderTransformer, (1, 2), {"heads": 1, "entrywise": True}, True),
+    (models.InvariantGraphNetwork, (2, 2, 0), {"normalise": "counts"}, True),
+    (models.InvariantGraphNetwork, (1, 2), {"activation": torch.tanh, "dropout": 0.2, "entrywise": True}, False),
 ):
     _register(
         kind,
-        f"orders={orders}, {described(options)}",
-        lambda s, kind=kind, orders=orders, o=options: OfTensors(
-            kind(s.features, 6, 2, orders=orders, **o, **s.factory)
-        ),
-        _tensor(2 if orders[0] == 2 else 1, 2),
-        random="dropout" in options,
+        orders,
+        options,
+        lambda s, o, kind=kind, orders=orders: OfTensors(kind(s.features, 6, 2, orders=orders, **o, **s.factory)),
+        masked=masked,
     )

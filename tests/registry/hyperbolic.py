@@ -10,9 +10,26 @@ from torch import Tensor, nn
 
 from holonomy import layers, manifolds, models
 from holonomy.manifolds import Lorentz
-from tests.registry.case import Case, Inputs, Make, Setting
+from tests.reference.hypformer import hypformer_points
+from tests.registry.case import Case, Inputs, Make, Options, Setting
 
 __all__ = ["CASES"]
+
+
+class Points(nn.Module):
+    """A model asked for the points that its decoder reads."""
+
+    def __init__(self, inner: models.Hypformer) -> None:
+        super().__init__()
+        self.inner = inner
+        inner.decoder = nn.Identity()  # not asked
+
+    @property
+    def manifold_out(self) -> Lorentz:
+        return self.inner.manifold_out
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.inner.embed(x, edge_index)
 
 
 def _points(setting: Setting) -> tuple[Tensor, ...]:
@@ -38,97 +55,88 @@ def _to(setting: Setting, target: int) -> Lorentz | None:
 CASES: list[Case] = []
 
 
-def _register(kind: type[nn.Module], options: str, make: Make, inputs: Inputs = _points, **flags: Any) -> None:
-    CASES.append(Case(f"{kind.__name__}[{options}]", kind, make, inputs, **flags))
+def _register(
+    kind: type[nn.Module], options: Options, make: Make, inputs: Inputs = _points, note: str = "", **flags: Any
+) -> None:
+    flags = {"target": "manifold_out", "any_radius": True} | flags
+    CASES.append(Case(kind, options, make, inputs, note + ", padded" * (inputs is _padded), **flags))
 
 
 # Linear maps: with and without bias, with and without a change of curvature.
 for kind, bias, target in itertools.product(
     (layers.HTC, layers.ExpMapHTC, layers.TangentLinear, layers.FullyLorentzLinear), (True, False), (0, 1)
 ):
-    raw = kind is layers.ExpMapHTC
     _register(
         kind,
-        f"bias={bias}, to={target}",
-        lambda s, kind=kind, bias=bias, target=target: kind(
-            s.features, 3, s.manifold(0), _to(s, target), bias=bias, **s.factory
-        ),
-        _raw if raw else _points,
-        source=None if raw else 0,
-        target=target,
+        {"bias": bias},
+        lambda s, o, kind=kind, t=target: kind(s.features, 3, s.manifold(0), _to(s, t), **o, **s.factory),
+        _raw if kind is layers.ExpMapHTC else _points,
+        f"to {target}",
     )
 _register(
     layers.FullyLorentzLinear,
-    "activation=tanh, scale=2",
-    lambda s: layers.FullyLorentzLinear(s.features, 3, s.manifold(0), activation=torch.tanh, scale=2.0, **s.factory),
+    {"activation": torch.tanh, "scale": 2.0},
+    lambda s, o: layers.FullyLorentzLinear(s.features, 3, s.manifold(0), **o, **s.factory),
 )
 
 # Refinements.
 for target in (0, 1):
-    to = f"to={target}"
-    _register(
-        layers.HRC, to, lambda s, t=target: layers.HRC(nn.functional.silu, s.manifold(0), _to(s, t)), target=target
-    )
+    to = f"to {target}"
+    _register(layers.HRC, {}, lambda s, _, t=target: layers.HRC(nn.functional.silu, s.manifold(0), _to(s, t)), note=to)
     for function in (torch.relu, torch.tanh):
         _register(
             layers.HypActivation,
-            f"{function.__name__}, {to}",
-            lambda s, f=function, t=target: layers.HypActivation(f, s.manifold(0), _to(s, t)),
-            target=target,
+            {},
+            lambda s, _, f=function, t=target: layers.HypActivation(f, s.manifold(0), _to(s, t)),
+            note=f"{function.__name__}, {to}",
         )
     for affine in (True, False):
         _register(
             layers.HypLayerNorm,
-            f"affine={affine}, {to}",
-            lambda s, a=affine, t=target: layers.HypLayerNorm(
-                s.features, s.manifold(0), _to(s, t), elementwise_affine=a, **s.factory
-            ),
-            target=target,
+            {"elementwise_affine": affine},
+            lambda s, o, t=target: layers.HypLayerNorm(s.features, s.manifold(0), _to(s, t), **o, **s.factory),
+            note=to,
         )
         _register(
             layers.HypBatchNorm,
-            f"affine={affine}, {to}",
-            lambda s, a=affine, t=target: layers.HypBatchNorm(
-                s.features, s.manifold(0), _to(s, t), affine=a, **s.factory
-            ),
-            target=target,
+            {"affine": affine},
+            lambda s, o, t=target: layers.HypBatchNorm(s.features, s.manifold(0), _to(s, t), **o, **s.factory),
+            note=to,
         )
     _register(
         layers.HypDropout,
-        to,
-        lambda s, t=target: layers.HypDropout(0.5, s.manifold(0), _to(s, t)),
-        target=target,
-        random=True,
+        {"p": 0.5},
+        lambda s, o, t=target: layers.HypDropout(o["p"], s.manifold(0), _to(s, t)),
+        note=to,
     )
     _register(
         layers.HypConcat,
-        to,
-        lambda s, t=target: layers.HypConcat(s.manifold(0), _to(s, t)),
+        {},
+        lambda s, _, t=target: layers.HypConcat(s.manifold(0), _to(s, t)),
         lambda s: (s.points(s.nodes, s.features), s.points(s.nodes, 2)),
-        target=target,
+        to,
     )
 _register(
     layers.HypBatchNorm,
-    "track_running_stats=False, momentum=0.5",
-    lambda s: layers.HypBatchNorm(s.features, s.manifold(0), momentum=0.5, track_running_stats=False, **s.factory),
+    {"track_running_stats": False, "momentum": 0.5},
+    lambda s, o: layers.HypBatchNorm(s.features, s.manifold(0), **o, **s.factory),
 )
 
 # Midpoints.
 for epsilon, target in itertools.product((1.0, 0.25), (0, 1)):
     _register(
         layers.HypResidual,
-        f"epsilon={epsilon}, to={target}",
-        lambda s, e=epsilon, t=target: layers.HypResidual(
-            s.manifold(0), _to(s, t), manifold_branch=s.manifold(2), epsilon=e
-        ),
+        {"epsilon": epsilon},
+        lambda s, o, t=target: layers.HypResidual(s.manifold(0), _to(s, t), manifold_branch=s.manifold(2), **o),
         lambda s: (s.points(s.nodes, s.features), s.points(s.nodes, s.features, index=2)),
-        target=target,
+        f"to {target}",
     )
 for epsilon in (1.0, 0.25):
     _register(
         layers.HypPositionalEncoding,
-        f"epsilon={epsilon}",
-        lambda s, e=epsilon: layers.HypPositionalEncoding(s.features, s.manifold(0), epsilon=e, **s.factory),
+        {"epsilon": epsilon},
+        lambda s, o: layers.HypPositionalEncoding(s.features, s.manifold(0), **o, **s.factory),
+        target="manifold",
     )
 
 # Attention: three curvatures, one graph and padded graphs.
@@ -142,128 +150,133 @@ for heads, power, average, target, inputs in (
 ):
     _register(
         layers.HypLinearAttention,
-        f"heads={heads}, power={power}, average={average}, to={target}, padded={inputs is _padded}",
-        lambda s, h=heads, p=power, a=average, t=target: layers.HypLinearAttention(
-            s.features, h, s.manifold(0), _to(s, t), manifold_hidden=s.manifold(2), power=p, average=a, **s.factory
+        {"heads": heads, "power": power, "average": average},
+        lambda s, o, t=target: layers.HypLinearAttention(
+            s.features,
+            manifold_in=s.manifold(0),
+            manifold_out=_to(s, t),
+            manifold_hidden=s.manifold(2),
+            **o,
+            **s.factory,
         ),
         inputs,
-        target=target,
-        nodewise=inputs is _points,
+        f"to {target}",
     )
-for similarity, (heads, target, inputs) in itertools.product(
-    ("geodesic_squared", "lorentz_squared", "geodesic"), ((1, 0, _points), (2, 1, _padded))
+for options, target, inputs in (
+    *(({"similarity": name}, 0, _points) for name in ("geodesic_squared", "lorentz_squared", "geodesic")),
+    *(({"similarity": name, "heads": 2}, 1, _padded) for name in ("geodesic_squared", "lorentz_squared", "geodesic")),
+    ({"heads": 2, "dropout": 0.5}, 0, _points),
+    ({"similarity": "lorentz_squared", "heads": 2, "dropout": 0.3}, 1, _padded),
 ):
     _register(
         layers.HypSoftmaxAttention,
-        f"{similarity}, heads={heads}, to={target}, padded={inputs is _padded}",
-        lambda s, sim=similarity, h=heads, t=target: layers.HypSoftmaxAttention(
-            s.features, h, s.manifold(0), _to(s, t), manifold_hidden=s.manifold(2), similarity=sim, **s.factory
+        options,
+        lambda s, o, t=target: layers.HypSoftmaxAttention(
+            s.features,
+            **{"heads": 1} | o,
+            manifold_in=s.manifold(0),
+            manifold_out=_to(s, t),
+            manifold_hidden=s.manifold(2),
+            **s.factory,
         ),
         inputs,
-        target=target,
-        nodewise=inputs is _points,
+        f"to {target}",
     )
-_register(
-    layers.HypSoftmaxAttention,
-    "dropout=0.5",
-    lambda s: layers.HypSoftmaxAttention(s.features, 2, s.manifold(0), dropout=0.5, **s.factory),
-    random=True,
-)
 
 # Classifiers.
 for kind in (layers.HypMLR, layers.HypPrototypes):
-    _register(kind, "", lambda s, kind=kind: kind(s.features, 3, s.manifold(0), **s.factory), target=None)
+    _register(kind, {}, lambda s, _, kind=kind: kind(s.features, 3, s.manifold(0), **s.factory), target=None)
 
 # Euclidean graph encoders.
-for depth, residual in ((1, False), (2, False), (3, True)):
-    _register(
-        layers.GCN,
-        f"layers={depth}, residual={residual}",
-        lambda s, n=depth, r=residual: layers.GCN(s.features, 4, 3, layers=n, residual=r, **s.factory),
-        _graph,
-        source=None,
-        target=None,
-        nodewise=False,
-    )
-for steps, teleport in ((1, 0.1), (4, 0.5)):
+for options in (
+    {"layers": 1},
+    {"layers": 2},
+    {"layers": 3, "residual": True},
+    {"layers": 2, "dropout": 0.4},
+    {"layers": 3, "residual": True, "dropout": 0.3},
+):
+    _register(layers.GCN, options, lambda s, o: layers.GCN(s.features, 4, 3, **o, **s.factory), _graph, target=None)
+for options in ({"steps": 1, "teleport": 0.1}, {"steps": 4, "teleport": 0.5}, {"steps": 2, "dropout": 0.4}):
     _register(
         layers.Propagation,
-        f"steps={steps}, teleport={teleport}",
-        lambda s, n=steps, t=teleport: layers.Propagation(s.features, 4, 3, steps=n, teleport=t, **s.factory),
+        options,
+        lambda s, o: layers.Propagation(s.features, 4, 3, **o, **s.factory),
         _graph,
-        source=None,
         target=None,
-        nodewise=False,
     )
 
 # Learned points.
 _register(
     manifolds.LorentzPoints,
-    "",
-    lambda s: manifolds.LorentzPoints(s.nodes, s.features, s.manifold(1), std=s.radius, **s.factory),
+    {},
+    lambda s, _: manifolds.LorentzPoints(s.nodes, s.features, s.manifold(1), std=s.radius, **s.factory),
     lambda _: (),
-    source=None,
-    target=1,
-    nodewise=False,
+    target="manifold",
 )
 _register(
     manifolds.LorentzEmbedding,
-    "",
-    lambda s: manifolds.LorentzEmbedding(s.nodes, s.features, s.manifold(1), **s.factory),
+    {},
+    lambda s, _: manifolds.LorentzEmbedding(s.nodes, s.features, s.manifold(1), **s.factory),
     lambda s: (torch.arange(s.nodes, device=s.device).flip(0)[:, None],),
-    source=None,
-    target=1,
-    nodewise=False,
+    target="manifold",
 )
 
 # Models.
-for attention, target in (("linear", 0), ("softmax", 1)):
+for options, target, inputs in (
+    ({"attention": "linear"}, 0, _points),
+    ({"attention": "softmax"}, 1, _points),
+    ({"attention": "linear", "heads": 1, "power": 3.0, "activation": nn.functional.gelu}, 1, _padded),
+    ({"attention": "linear", "average": "midpoint", "dropout": 0.3}, 1, _padded),
+    ({"attention": "softmax", "similarity": "geodesic", "heads": 1, "dropout": 0.5, "norm_eps": 0.1}, 0, _padded),
+):
     _register(
         models.HypformerBlock,
-        f"{attention}, to={target}",
-        lambda s, a=attention, t=target: models.HypformerBlock(
+        options,
+        lambda s, o, t=target: models.HypformerBlock(
             s.features,
-            2,
-            s.manifold(0),
-            _to(s, t),
+            manifold_in=s.manifold(0),
+            manifold_out=_to(s, t),
             manifold_attention=s.manifold(2),
             manifold_feedforward=s.manifold(1),
-            feedforward=5,
-            attention=a,
+            **{"heads": 2, "feedforward": 5} | o,
             **s.factory,
         ),
-        target=target,
+        inputs,
+        f"to {target}",
     )
-_register(
-    models.HypformerBlock,
-    "similarity=geodesic, dropout=0.5, padded",
-    lambda s: models.HypformerBlock(
-        s.features, 1, s.manifold(0), attention="softmax", similarity="geodesic", dropout=0.5, norm_eps=0.1, **s.factory
+for options, inputs in (
+    ({}, _graph),
+    ({"attention": "softmax", "decoder": "mlr", "layers": 1}, _graph),
+    (
+        {
+            "attention": "softmax",
+            "similarity": "lorentz_squared",
+            "decoder": "prototypes",
+            "heads": 2,
+            "layers": 1,
+        },
+        _graph,
     ),
-    _padded,
-    random=True,
-    nodewise=False,
-)
-for name, options, graph in (
-    ("default", {}, True),
-    ("softmax, mlr", {"attention": "softmax", "decoder": "mlr", "layers": 1}, True),
-    ("lorentz_squared, prototypes, heads=2", {
-        "attention": "softmax", "similarity": "lorentz_squared", "decoder": "prototypes", "heads": 2, "layers": 1,
-    }, True),
-    ("no graph, power=3, gelu", {
-        "graph_encoder": None, "power": 3.0, "layers": 1, "activation": nn.functional.gelu, "curvature": -0.2,
-    }, False),
-    ("no transformer, mlr", {"transformer": False, "decoder": "mlr"}, True),
-    ("dropout", {"dropout": 0.3, "output_dropout": 0.5, "graph_weight": 0.9, "layers": 1}, True),
-    ("fixed curvature", {"learnable_curvature": False, "feedforward": 3, "norm_eps": 0.1, "layers": 1}, True),
-):  # fmt: skip
+    (
+        {"graph_encoder": None, "power": 3.0, "layers": 1, "activation": nn.functional.gelu, "curvature": -0.2},
+        _raw,
+    ),
+    ({"transformer": False, "decoder": "mlr"}, _graph),
+    ({"dropout": 0.3, "output_dropout": 0.5, "graph_weight": 0.7, "layers": 1}, _graph),
+    ({"learnable_curvature": False, "feedforward": 3, "norm_eps": 0.1, "layers": 1}, _graph),
+):
     _register(
         models.Hypformer,
-        name,
-        lambda s, options=options: models.Hypformer(s.features, 8, 3, **options, **s.factory),
-        _graph if graph else _raw,
-        source=None,
+        options,
+        lambda s, o: models.Hypformer(s.features, 8, 3, **o, **s.factory),
+        inputs,
         target=None,
-        random=name == "dropout",
-        nodewise=not graph,
     )
+_register(
+    models.Hypformer,
+    {"layers": 1, "dropout": 0.2, "output_dropout": 0.3, "average": "midpoint"},
+    lambda s, o: Points(models.Hypformer(s.features, 8, 3, **o, **s.factory)),
+    _graph,
+    "points",
+    formula=hypformer_points,
+)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting, described
+from tests.registry.case import Case, Inputs, Make, Options, Setting
 
 __all__ = ["CASES"]
 
@@ -34,6 +35,13 @@ def _padded(setting: Setting) -> tuple[Tensor, ...]:
     return setting.vectors(2, setting.nodes, setting.features), setting.padding()
 
 
+def _masked(setting: Setting) -> tuple[Tensor, ...]:
+    """Pairs that must not attend, beside padding; every token may attend to itself."""
+    x, padding = _padded(setting)
+    pairs = torch.rand(2, setting.nodes, setting.nodes, device=setting.device) < 0.3
+    return x, pairs & ~torch.eye(setting.nodes, dtype=torch.bool, device=setting.device), padding
+
+
 def _repeated(setting: Setting) -> tuple[Tensor, ...]:
     x = setting.vectors(2, setting.nodes, setting.features)
     return x[:, [max(0, node - 2) // 2 for node in range(setting.nodes)]], setting.padding()
@@ -50,105 +58,100 @@ def _padded_points(setting: Setting) -> tuple[Tensor, ...]:
 CASES: list[Case] = []
 
 
-def _register(kind: type[nn.Module], options: str, make: Make, inputs: Inputs, **flags: Any) -> None:
-    flags = {"source": None, "target": None, "nodewise": False, "any_radius": False} | flags
-    CASES.append(Case(f"{kind.__name__}[{options}]", kind, make, inputs, **flags))
+def _register(
+    kind: type[nn.Module], options: Options, make: Make, inputs: Inputs, note: str = "", **flags: Any
+) -> None:
+    note += ", padded" * (inputs in {_padded, _padded_points})
+    CASES.append(Case(kind, options, make, inputs, note.removeprefix(", "), **flags))
 
 
-for options in (
-    {"order": 1},
-    {"order": 1, "rope": True},
-    {"order": 1, "form": "determinant"},
-    {"order": 2},
-    {"order": 2, "causal": True},
-    {"order": 2, "window": 2},
-    {"order": 2, "window": (3, 2), "causal": True, "lower_orders": True},
-    {"order": 2, "form": "determinant"},
-    {"order": 2, "form": "determinant", "rope": True, "causal": True},
-    {"order": 2, "lower_orders": True, "causal": True},
-    {"order": 3},
-    {"order": 3, "causal": True},
+for options, inputs in (
+    *(
+        (options, _raw)
+        for options in (
+            {"order": 1},
+            {"order": 1, "rope": True},
+            {"order": 1, "form": "determinant"},
+            {"order": 2},
+            {"order": 2, "causal": True},
+            {"order": 2, "window": 2},
+            {"order": 2, "window": (3, 2), "causal": True, "lower_orders": True},
+            {"order": 2, "form": "determinant"},
+            {"order": 2, "form": "determinant", "rope": True, "causal": True},
+            {"order": 2, "lower_orders": True, "causal": True},
+            {"order": 3},
+            {"order": 3, "causal": True},
+        )
+    ),
+    ({"heads": 1, "order": 3, "form": "determinant"}, _padded),
+    ({"heads": 1, "order": 2, "lower_orders": True, "form": "determinant"}, _padded),
 ):
     _register(
         layers.SimplicialAttention,
-        described(options),
-        lambda s, options=options: layers.SimplicialAttention(s.features, 2, **options, **s.factory),
-        _raw,
-        nodewise=not any(options.get(name) for name in ("causal", "window", "rope")),
-    )
-for options in ({"order": 3, "form": "determinant"}, {"order": 2, "lower_orders": True, "form": "determinant"}):
-    _register(
-        layers.SimplicialAttention,
-        f"one head, padded, {described(options)}",
-        lambda s, options=options: layers.SimplicialAttention(s.features, 1, **options, **s.factory),
-        _padded,
+        options,
+        lambda s, o: layers.SimplicialAttention(s.features, **{"heads": 2} | o, **s.factory),
+        inputs,
     )
 
-for options, causal in (({"order": 2}, True), ({"order": 3, "form": "determinant"}, False)):
-    for inputs in (_raw, _padded):
-        _register(
-            layers.PathRouter,
-            f"{described(options)}, causal={causal}, padded={inputs is _padded}",
-            lambda s, options=options, causal=causal: OnPaths(
-                layers.SimplicialAttention(s.features, 1, **options, **s.factory),
-                layers.PathRouter(s.features, 1, 2, causal=causal, **s.factory),
-            ),
-            inputs,
-            true_gradient=False,
-            nodewise=inputs is _raw and not causal,
-        )
-
-for causal in (False, True):
+for options, inputs, distinct in (
+    *(
+        (options, inputs, False)
+        for options in ({"order": 2, "causal": True}, {"order": 3, "form": "determinant"})
+        for inputs in (_raw, _padded)
+    ),
+    ({}, _repeated, True),
+    ({"causal": True}, _repeated, True),
+):
     _register(
         layers.PathRouter,
-        f"distinct, causal={causal}",
-        lambda s, causal=causal: OnPaths(
-            layers.SimplicialAttention(s.features, 1, **s.factory),
-            layers.PathRouter(s.features, 1, 2, causal=causal, distinct=True, **s.factory),
+        options,
+        lambda s, o, distinct=distinct: OnPaths(
+            layers.SimplicialAttention(
+                s.features, 1, **{name: value for name, value in o.items() if name != "causal"}, **s.factory
+            ),
+            layers.PathRouter(s.features, 1, 2, causal="causal" in o, distinct=distinct, **s.factory),
         ),
-        _repeated,
-        true_gradient=False,
+        inputs,
+        "distinct" * distinct,
+        routed=True,
     )
 
 for inputs in (_raw, _padded):
     _register(
         layers.ExpertChoice,
-        f"capacity=2, padded={inputs is _padded}",
-        lambda s: layers.ExpertChoice(
-            s.features, 2, layers.SimplicialAttention(s.features, 2, **s.factory), **s.factory
+        {"capacity": 2},
+        lambda s, o: layers.ExpertChoice(
+            s.features, inner=layers.SimplicialAttention(s.features, 2, **s.factory), **o, **s.factory
         ),
         inputs,
-        nodewise=inputs is _raw,
     )
 
-for options in ({"order": 2}, {"order": 2, "capacity": 3}, {"order": 1, "rope": True, "causal": True}):
+for options, inputs in (
+    ({"order": 2}, _padded),
+    ({"order": 2, "capacity": 3}, _padded),
+    ({"order": 1, "rope": True, "causal": True}, _padded),
+    ({"dropout": 0.3}, _raw),
+):
     _register(
         layers.SimplicialEncoderLayer,
-        f"padded, {described(options)}",
-        lambda s, options=options: layers.SimplicialEncoderLayer(s.features, 2, feedforward=5, **options, **s.factory),
-        _padded,
+        options,
+        lambda s, o: layers.SimplicialEncoderLayer(s.features, 2, feedforward=5, **o, **s.factory),
+        inputs,
     )
-_register(
-    layers.SimplicialEncoderLayer,
-    "dropout=0.3",
-    lambda s: layers.SimplicialEncoderLayer(s.features, 2, feedforward=5, dropout=0.3, **s.factory),
-    _raw,
-    random=True,
-)
 
-for options in (
-    {"orders": (1, 2), "causal": True, "rope": True},
-    {"orders": (1, 2), "steps": 2},
-    {"orders": (1, 2), "steps": 2, "distinct": True},
-    {"orders": (2,), "capacity": 2, "form": "determinant"},
+for options, inputs in (
+    ({"orders": (1, 2), "causal": True, "rope": True}, _raw),
+    ({"orders": (1, 2), "steps": 2}, _raw),
+    ({"orders": (1, 2), "steps": 2, "distinct": True}, _raw),
+    ({"orders": (2,), "capacity": 2, "form": "determinant"}, _raw),
+    ({"orders": (1, 2), "dropout": 0.2}, _masked),
 ):
     _register(
         models.SimplicialTransformer,
-        described(options),
-        lambda s, options=options: models.SimplicialTransformer(s.features, 2, feedforward=5, **options, **s.factory),
-        _raw,
-        true_gradient="steps" not in options,
-        nodewise=not options.get("causal"),
+        options,
+        lambda s, o: models.SimplicialTransformer(s.features, 2, feedforward=5, **o, **s.factory),
+        inputs,
+        "masked" * (inputs is _masked),
     )
 
 for options in (
@@ -160,12 +163,10 @@ for options in (
     for inputs in (_points, _padded_points):
         _register(
             layers.HypSimplicialAttention,
-            f"{described(options)}, padded={inputs is _padded_points}",
-            lambda s, options=options: layers.HypSimplicialAttention(
-                s.features, 2, s.manifold(0), s.manifold(2), manifold_hidden=s.manifold(1), **options, **s.factory
+            options,
+            lambda s, o: layers.HypSimplicialAttention(
+                s.features, 2, s.manifold(0), s.manifold(2), manifold_hidden=s.manifold(1), **o, **s.factory
             ),
             inputs,
-            source=0,
-            target=2,
-            nodewise=inputs is _points and not options.get("causal"),
+            target="manifold_out",
         )

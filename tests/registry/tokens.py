@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
-from tests.registry.case import Case, Inputs, Make, Setting, described
+from holonomy.manifolds import Lorentz
+from tests.reference.hypformer import hyp_tokengt_points
+from tests.registry.case import Case, Inputs, Make, Options, Setting
 
 __all__ = ["CASES"]
 
@@ -23,6 +25,10 @@ class OneGraph(nn.Module):
         super().__init__()
         self.inner = inner
 
+    @property
+    def manifold_out(self) -> Lorentz:
+        return self.inner.manifold_out
+
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, identifiers: Tensor) -> Tensor:
         tokenizer = getattr(self.inner, "tokenizer", self.inner)
         result = self.inner(
@@ -32,6 +38,26 @@ class OneGraph(nn.Module):
             identifiers=None if tokenizer.identifiers is None else identifiers,
         )
         return result if isinstance(result, Tensor) else result.values
+
+
+class Points(nn.Module):
+    """HypTokenGT asked for the points that its decoder reads."""
+
+    def __init__(self, inner: models.HypTokenGT) -> None:
+        super().__init__()
+        self.inner = inner
+        inner.decoder = nn.Identity()  # not asked
+
+    @property
+    def tokenizer(self) -> nn.Module:
+        return self.inner.tokenizer
+
+    @property
+    def manifold_out(self) -> Lorentz:
+        return self.inner.manifold_out
+
+    def forward(self, *inputs: Tensor | None, identifiers: Tensor | None) -> Tensor:
+        return self.inner.embed(*inputs, identifiers=identifiers)
 
 
 class OneHypergraph(nn.Module):
@@ -70,12 +96,16 @@ def _hypergraph(order: int) -> Inputs:
     return inputs
 
 
+def _hyp_tokengt(s: Setting, options: Options) -> models.HypTokenGT:
+    sizes = {"heads": 2, "layers": 1, "feedforward": 5, "identifier_dim": IDENTIFIERS}
+    return models.HypTokenGT(s.features, 12, 3, **sizes, **options, **s.factory)
+
+
 CASES: list[Case] = []
 
 
-def _register(kind: type[nn.Module], options: str, make: Make, inputs: Inputs, **flags: Any) -> None:
-    flags = {"source": None, "target": None, "nodewise": False, "any_radius": False} | flags
-    CASES.append(Case(f"{kind.__name__}[{options}]", kind, make, inputs, **flags))
+def _register(kind: type[nn.Module], options: Options, make: Make, inputs: Inputs, **flags: Any) -> None:
+    CASES.append(Case(kind, options, make, inputs, **flags))
 
 
 for options in (
@@ -83,41 +113,31 @@ for options in (
     {"kernel": "softmax", "head_features": 4},
     {"kernel": "performer"},
     {"kernel": "performer", "random_features": 5},
+    {"dropout": 0.5},
 ):
     for inputs in (_raw, _padded):
         _register(
             layers.TokenAttention,
-            ", ".join(map(str, options.values())) + f", padded={inputs is _padded}",
-            lambda s, options=options: layers.TokenAttention(s.features, 3, **options, **s.factory),
+            options,
+            lambda s, o: layers.TokenAttention(s.features, 3, **o, **s.factory),
             inputs,
-            nodewise=inputs is _raw,
+            note="padded" * (inputs is _padded),
         )
-_register(
-    layers.TokenAttention,
-    "dropout=0.5",
-    lambda s: layers.TokenAttention(s.features, 2, dropout=0.5, **s.factory),
-    _raw,
-    random=True,
-)
 
-for attention in ("softmax", "performer"):
-    for inputs in (_raw, _padded):
-        _register(
-            layers.TokenEncoderLayer,
-            f"{attention}, padded={inputs is _padded}",
-            lambda s, a=attention: layers.TokenEncoderLayer(s.features, 2, feedforward=5, attention=a, **s.factory),
-            inputs,
-            nodewise=inputs is _raw,
-        )
-_register(
-    layers.TokenEncoderLayer,
-    "every dropout, padded",
-    lambda s: layers.TokenEncoderLayer(
-        s.features, 2, dropout=0.3, attention_dropout=0.2, stochastic_depth=0.1, **s.factory
-    ),
-    _padded,
-    random=True,
-)
+for options, inputs in (
+    ({"attention": "softmax"}, _padded),
+    ({"attention": "performer"}, _raw),
+    ({"attention": "performer"}, _padded),
+    ({"dropout": 0.3, "attention_dropout": 0.2, "stochastic_depth": 0.1}, _padded),
+    ({"dropout": 0.3}, _raw),
+):
+    _register(
+        layers.TokenEncoderLayer,
+        options,
+        lambda s, o: layers.TokenEncoderLayer(s.features, 2, feedforward=5, **o, **s.factory),
+        inputs,
+        note="padded" * (inputs is _padded),
+    )
 
 for options in (
     {"identifiers": "laplacian"},
@@ -129,66 +149,71 @@ for options in (
     dim = None if options["identifiers"] is None else IDENTIFIERS
     _register(
         layers.GraphTokenizer,
-        described(options),
-        lambda s, options=options, dim=dim: OneGraph(
-            layers.GraphTokenizer(s.features, 5, identifier_dim=dim, **options, **s.factory)
-        ),
+        options,
+        lambda s, o, dim=dim: OneGraph(layers.GraphTokenizer(s.features, 5, identifier_dim=dim, **o, **s.factory)),
         _graph,
         random=str(options["identifiers"]).startswith("laplacian"),
+        first_node=1,
     )
 
 for order, identifiers in ((1, "near_orthogonal"), (2, "orthogonal"), (3, "orthogonal")):
     _register(
         layers.HyperedgeTokenizer,
-        f"order={order}, {identifiers}",
-        lambda s, order=order, kind=identifiers: OneHypergraph(
+        {"order": order, "identifiers": identifiers},
+        lambda s, o: OneHypergraph(
             layers.HyperedgeTokenizer(
-                order, s.features, 5, identifiers=kind, identifier_dim=IDENTIFIERS, type_features=3, **s.factory
+                in_features=s.features, features=5, identifier_dim=IDENTIFIERS, type_features=3, **o, **s.factory
             )
         ),
         _hypergraph(order),
     )
 
-for name, options in (
-    ("graph, softmax", {"layers": 2, "identifiers": "orthogonal"}),
-    ("node, softmax, laplacian", {"layers": 1, "level": "node", "edge_features": EDGE_FEATURES}),
-    ("node, performer, basis residual", {
+for options in (
+    {"layers": 2, "identifiers": "orthogonal"},
+    {"layers": 1, "level": "node", "edge_features": EDGE_FEATURES},
+    {
         "layers": 1, "level": "node", "attention": "performer", "random_features": 6, "basis_residual": True,
         "identifiers": "near_orthogonal", "edge_features": EDGE_FEATURES,
-    }),
-    ("graph, every dropout", {
-        "layers": 1, "dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.2, "eigenvector_dropout": 0.2,
+    },
+    {
+        "layers": 2, "dropout": 0.1, "attention_dropout": 0.1, "stochastic_depth": 0.2, "eigenvector_dropout": 0.2,
         "edge_features": EDGE_FEATURES,
-    }),
+    },
 ):  # fmt: skip
     _register(
         models.TokenGT,
-        name,
-        lambda s, options=options: OneGraph(
-            models.TokenGT(s.features, 6, 3, heads=2, feedforward=5, identifier_dim=IDENTIFIERS, **options, **s.factory)
-        ),
-        _graph,
-        random=options.get("identifiers", "laplacian") == "laplacian",
-    )
-
-for name, options in (
-    ("graph, linear", {"identifiers": "orthogonal"}),
-    ("node, softmax, mlr", {
-        "level": "node", "attention": "softmax", "decoder": "mlr", "identifiers": "near_orthogonal",
-        "edge_features": EDGE_FEATURES,
-    }),
-    ("node, every dropout", {
-        "level": "node", "dropout": 0.1, "eigenvector_dropout": 0.2, "edge_features": EDGE_FEATURES,
-    }),
-):  # fmt: skip
-    _register(
-        models.HypTokenGT,
-        name,
-        lambda s, options=options: OneGraph(
-            models.HypTokenGT(
-                s.features, 12, 3, heads=2, layers=1, feedforward=5, identifier_dim=IDENTIFIERS, **options, **s.factory
-            )
+        options,
+        lambda s, o: OneGraph(
+            models.TokenGT(s.features, 6, 3, heads=2, feedforward=5, identifier_dim=IDENTIFIERS, **o, **s.factory)
         ),
         _graph,
         random="identifiers" not in options,
     )
+
+for options in (
+    {"identifiers": "orthogonal"},
+    {
+        "level": "node", "attention": "softmax", "decoder": "mlr", "identifiers": "near_orthogonal",
+        "edge_features": EDGE_FEATURES,
+    },
+    {
+        "level": "node", "dropout": 0.1, "eigenvector_dropout": 0.2, "edge_features": EDGE_FEATURES,
+        "activation": torch.tanh,
+    },
+):  # fmt: skip
+    _register(
+        models.HypTokenGT,
+        options,
+        lambda s, o: OneGraph(_hyp_tokengt(s, o)),
+        _graph,
+        random="identifiers" not in options,
+    )
+_register(
+    models.HypTokenGT,
+    {"identifiers": "orthogonal", "level": "node", "dropout": 0.2},
+    lambda s, o: OneGraph(Points(_hyp_tokengt(s, o))),
+    _graph,
+    note="points",
+    target="manifold_out",
+    formula=hyp_tokengt_points,
+)

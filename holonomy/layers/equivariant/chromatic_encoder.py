@@ -90,11 +90,11 @@ class NodeBatchNorm(nn.BatchNorm1d):
         """Draw the running statistics towards those of the batch, the variance without its bias."""
         running_mean, running_variance = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
         batches = cast("Tensor", self.num_batches_tracked).add_(1)
-        rate = batches.reciprocal() if self.momentum is None else self.momentum
         kind = running_mean.dtype
-        running_mean.lerp_(mean.to(kind), ((count > 0) * rate).to(kind))
+        rate = batches.to(kind).reciprocal() if self.momentum is None else self.momentum
+        running_mean.lerp_(mean.to(kind), (count > 0).to(kind) * rate)
         variance = squares / (count - 1).clamp(min=1)
-        running_variance.lerp_(variance.to(kind), ((count > 1) * rate).to(kind))
+        running_variance.lerp_(variance.to(kind), (count > 1).to(kind) * rate)
 
 
 class ChromaticEncoderLayer(nn.Module):

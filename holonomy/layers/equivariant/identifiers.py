@@ -214,7 +214,8 @@ def perturb_identifiers(
         signs = torch.randint(2, factor.shape, generator=generator, device=_drawn_on(identifiers, generator))
         factor = factor * (2 * signs - 1).to(identifiers)
     if dropout > 0.0:
-        uniform = torch.rand(factor.shape, generator=generator, device=_drawn_on(identifiers, generator))
+        drawn = _drawn_on(identifiers, generator)
+        uniform = torch.rand(factor.shape, generator=generator, device=drawn, dtype=torch.float32)
         kept = (uniform >= dropout).to(identifiers)
         factor = factor * kept / (1 - dropout) if dropout < 1.0 else factor * kept
     return identifiers * (factor if batch is None else factor[batch])
