@@ -1,6 +1,7 @@
 # The commands do all the set-up: Python 3.11 and make are enough.
 #
 #   make demo    the environment, then the main job: a hyperbolic transformer trained on a tree
+#   make quick   the environment, then lint, types and one draw of every law but that of torch.compile
 #   make test    the environment, then lint, types, documentation and the whole suite
 #   make bench   the environment, then every benchmark with its target; ONLY="cdist simplicial" some of them
 
@@ -17,11 +18,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench check docs suite clean
+.PHONY: help demo quick test bench check docs suite clean
 .NOTPARALLEL:
 
 help:
-	@sed -n '3,5s/^# *//p' Makefile
+	@sed -n '3,6s/^# *//p' Makefile
 
 # Made once, and again only when what is to be installed changed. The build backend is installed from
 # the same constraints as everything else, hence no build isolation.
@@ -37,6 +38,9 @@ demo: $(STAMP)
 	@$(BIN)/python -m examples.node_classification
 
 test: check docs suite
+
+quick: check
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto --hypothesis-profile=quick -m "not slow" tests/laws $(PYTEST_ARGS)
 
 # The order is from the quickest to the slowest, and the suite's closing line comes last.
 check: $(STAMP)
