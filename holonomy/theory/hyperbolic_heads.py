@@ -15,10 +15,9 @@ from torch import Tensor
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.layers.kernels.linear_attention import power_features
 from holonomy.manifolds import hyperboloid
-from holonomy.theory.hyperbolic_affine import reach
 from holonomy.theory.hyperbolic_attention import Extent, local_softmax_stretch, softmax_stretch, unit_scale
 from holonomy.theory.hyperbolic_functions import power_slope
-from holonomy.theory.hyperbolic_layers import rows_stretch, transformation, unit_bias
+from holonomy.theory.hyperbolic_layers import rows_stretch, transformation
 from holonomy.theory.hyperbolic_linear import Features, euclidean_stretch, linear_stretch_with_eps, local_linear
 from holonomy.theory.hyperbolic_midpoint import concatenation_stretch, unit_curvature
 from holonomy.theory.lipschitz import lipschitz_bound
@@ -74,34 +73,19 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
 def _head(
     layer: HypSoftmaxAttention, rows: slice, region: Region, setting: Setting, scale: float
 ) -> tuple[float, float]:
-    maps = [_rows(htc, rows, region) for htc in (layer.query, layer.key, layer.value)]
-    (l_query, r_query), (l_key, r_key), (l_value, r_value) = maps
-    extent = Extent(_width(r_key, l_key, region), r_query + r_key, _width(r_value, l_value, region))
-    extent = _about_points(layer, rows, region, (l_query, l_key, l_value), extent)
+    query, key, value = (transformation(htc, rows, region) for htc in (layer.query, layer.key, layer.value))
+    constants = (query.constant, key.constant, value.constant)
+    extent = Extent(key.diameter, query.radius + key.radius, value.diameter)
     bound = softmax_stretch(
-        l_query,
-        l_key,
-        l_value,
-        extent,
+        *constants,
+        _about_points(layer, rows, region, constants, extent),
         scale=scale,
         similarity=layer.similarity,
         metric=setting.metric,
         tokens=setting.tokens if region.points is None else region.points.shape[0],
         masked=layer.training and layer.dropout > 0,
     )
-    return bound, r_value
-
-
-def _width(reached: float, constant: float, region: Region) -> float:
-    """The diameter of an image: at most that of the ball times the constant, or of the ball that holds it."""
-    return min(2 * reached, 2 * region.radius * constant) if constant else 0.0
-
-
-def _rows(htc: HTC, rows: slice, region: Region) -> tuple[float, float]:
-    """Constant and reach of some rows."""
-    constant, _ = transformation(htc, rows, region)
-    bias = unit_bias(htc)
-    return constant, reach(htc.weight[rows], None if bias is None else bias[rows], region.radius, constant)
+    return bound, value.radius
 
 
 def _projected(layer: HypSoftmaxAttention, rows: slice, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,8 +215,7 @@ def _features(layer: HypLinearAttention, region: Region) -> Features:
     stretches: list[float] = []
     radii: list[float] = []
     for htc, factor in ((layer.query, 1.0), (layer.key, 1.0), (layer.value, shrink)):
-        constant, _ = transformation(htc, slice(None), Region(region.radius))
-        far = reach(htc.weight, unit_bias(htc), region.radius, constant)
+        far = transformation(htc, slice(None), Region(region.radius)).radius
         stretches.append(factor * slope * euclidean_stretch(htc.weight, region.radius))
         radii.append(factor * math.sinh(far) if far < 700 else math.inf)
     residual = torch.linalg.matrix_norm(layer.residual.weight.detach().double(), 2).item()

@@ -8,7 +8,7 @@ ray) and :math:`2 s (\sum_k (\rho + r_k)^2)^{1/2}` (H13).
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.regions import Region, Setting, Step, bound_of, follow, outputs, root, token_stretch
 from holonomy.theory.stretching import Ends, ends_of, stretch
 
-__all__ = ["follow_transformation", "transformation"]
+__all__ = ["Image", "follow_transformation", "transformation"]
 
 
 def unit_bias(layer: HTC) -> Tensor | None:
@@ -38,8 +38,30 @@ def unit_bias(layer: HTC) -> Tensor | None:
     return None if bias is None else bias.detach() * root(layer.manifold_in)
 
 
-def transformation(layer: HTC, rows: slice, region: Region) -> tuple[float, str]:
-    """The constant of some rows of HTC, such as a head's, and by which theorem.
+class Image(NamedTuple):
+    """What some rows of HTC make of a region, in unit coordinates.
+
+    Attributes:
+        constant: their stretch on the region.
+        radius: of a ball about the origin that holds the image.
+        diameter: of the image, or more.
+        theorem: by which the constant was found.
+
+    >>> Image(0.0, 1.0, 0.0, "H1").diameter
+    0.0
+    """
+
+    constant: float
+    radius: float
+    diameter: float
+    theorem: str
+
+
+def transformation(layer: HTC, rows: slice, region: Region) -> Image:
+    """Bound the stretch of some rows of HTC, such as a head's, and find where their image lies.
+
+    Radius and diameter follow from the constant on the whole ball that holds the region: how far a point is sent
+    depends on the way to it from the origin, which balls about tokens do not contain.
 
     Args:
         layer: the transformation.
@@ -47,21 +69,24 @@ def transformation(layer: HTC, rows: slice, region: Region) -> tuple[float, str]
         region: of its inputs.
 
     Returns:
-        The constant, and the theorem's name.
+        The image.
 
     >>> from holonomy.manifolds import Lorentz
-    >>> transformation(HTC(2, 2, Lorentz(-1.0)), slice(0, 1), Region(math.inf))[1]
+    >>> transformation(HTC(2, 2, Lorentz(-1.0)), slice(0, 1), Region(math.inf)).theorem
     'H1'
     """
     bias = unit_bias(layer)
     bias = None if bias is None else bias[rows]
     weight = layer.weight.detach()[rows]
-    constant = transformation_stretch(weight, bias, region.radius)
+    whole = transformation_stretch(weight, bias, region.radius)
+    radius = reach(weight, bias, region.radius, whole)
+    diameter = 2 * min(radius, whole * region.radius) if whole else 0.0
     if region.points is None:
-        return constant, "H1" if not layer.weight[rows, 0].any() else "H2"
+        return Image(whole, radius, diameter, "H2" if weight[:, 0].any() else "H1")
     at = rows_stretch(layer, rows, region.points)
     length = 0.0 if bias is None else bias.norm().item()
-    return min(constant, max(ball_stretch(s, length, region.spread) for s in at.tolist())), "H2'"
+    constant = min(whole, max(ball_stretch(s, length, region.spread) for s in at.tolist()))
+    return Image(constant, radius, diameter, "H2'")
 
 
 def rows_stretch(layer: HTC, rows: slice, points: Tensor) -> Tensor:
@@ -92,9 +117,9 @@ def follow_transformation(layer: HTC, region: Region, setting: Setting) -> Step:
     """
     if isinstance(layer, ExpMapHTC):
         return _embedded(layer, region, setting)
-    constant, out = transformation(layer, slice(None), region)
-    radius = reach(layer.weight, unit_bias(layer), region.radius, constant)
-    return Step(constant, outputs(layer, region, constant, radius, layer.out_features), out)
+    image = transformation(layer, slice(None), region)
+    region = outputs(layer, region, image.constant, image.radius, layer.out_features)
+    return Step(image.constant, region, image.theorem)
 
 
 def _embedded(layer: ExpMapHTC, region: Region, setting: Setting) -> Step:

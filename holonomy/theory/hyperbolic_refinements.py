@@ -65,7 +65,9 @@ def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
     constant, theorems, here = 1.0, list[str](), region
     for function in parts(layer.function):
         step = _refine(function, here, layer.manifold_in)
-        constant, here = _product(constant, step.constant), step.region
+        constant = _product(constant, step.constant)
+        # The next function meets balls that those before it have stretched.
+        here = replace(step.region, spread=_product(region.spread, constant))
         theorems.append(step.theorem)
     theorem = ", ".join(dict.fromkeys(t for t in theorems if t)) or "identity"
     return Step(constant, outputs(layer, region, constant, here.radius, here.features), theorem)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holonomy.layers import (
+    HRC,
     HTC,
     HypActivation,
     HypBatchNorm,
@@ -88,6 +89,46 @@ def test_runs_of_layers_keep_their_alignment():
     rows = certify(model, x=origin).rows
     assert [round(row.constant, 6) for row in rows] == [2, 2, 2]
     assert [row.branch for row in rows] == [True, True, False]
+
+
+def scaled(m, size, features=1):
+    """HTC that multiplies space parts."""
+    layer = HTC(features, features, m, bias=False, **DOUBLE)
+    with torch.no_grad():
+        layer.weight.copy_(torch.cat([torch.zeros(features, 1), size * torch.eye(features)], 1))
+    return layer
+
+
+def test_what_contracts_at_an_input_sends_it_no_nearer_to_the_origin():
+    """The second map contracts at the origin alone, which the constant of the first at a far point said was near."""
+    m = Lorentz(-1.0, **DOUBLE)
+    model = nn.Sequential(scaled(m, 10.0), scaled(m, 0.1))
+    x = m.lift(torch.tensor([[math.sinh(1.0)]], **DOUBLE))
+    for radius in (1e-6, 0.1):
+        assert certify(model, radius, x=x, starts=0).constant >= certify(model, x=x).measured == pytest.approx(1)
+
+
+def test_attention_about_an_input_knows_how_far_out_its_values_are():
+    m = Lorentz(-1.0, **DOUBLE)
+    layer = HypSoftmaxAttention(2, 2, m, similarity="geodesic", **DOUBLE).eval()
+    for name, size in (("query", 1e-6), ("key", 1e-6), ("value", 100.0)):
+        setattr(layer, name, scaled(m, size, 2))
+    x = m.lift(torch.full((1, 2), math.sinh(1) / math.sqrt(2), **DOUBLE))
+    truth = certify(layer, x=x).measured
+    assert truth == pytest.approx(100)
+    assert certify(layer, 1e-6, x=x, starts=0).constant >= truth
+
+
+def test_functions_of_one_refinement_hand_on_stretched_balls():
+    """The linear map carries points of the ball to where the variance is small: LayerNorm must know."""
+    m = Lorentz(-1.0, **DOUBLE)
+    linear, norm = nn.Linear(2, 2, bias=False, **DOUBLE), nn.LayerNorm(2, eps=1e-4, **DOUBLE)
+    with torch.no_grad():
+        linear.weight.copy_(10 * torch.eye(2))
+    layer = HRC(nn.Sequential(linear, norm), m)
+    x, near = (m.lift(torch.tensor([[0.2 + gap, 0.2 - gap]], **DOUBLE)) for gap in (0.02, 0.0))
+    radius = m.dist(x, near).item()
+    assert certify(layer, x=near).measured <= certify(layer, radius * (1 + 1e-9), x=x, starts=0).constant
 
 
 def test_the_documented_choices_make_it_smaller():
