@@ -98,15 +98,18 @@ def distance_gradients(
     -1.0
     """
     x, y = numerics.finite(x * scale), numerics.finite(y * scale)
+    x_time, y_time = polar(x)[1], polar(y)[1]
     rapidity = distances * scale
-    sinh = numerics.finite(rapidity.sinh())
-    weights = numerics.safe_div(grad, sinh)
+    # sinh(d) = 2 sinh(d/2) cosh(d/2), divided by in turn: far out sinh(d) overflows where x_t / sinh(d) is ordinary.
+    cosh, twice_sinh = torch.cosh(rapidity / 2), 2 * torch.sinh(rapidity / 2)
+    of_x = grad * numerics.safe_div(y_time.mT / cosh, twice_sinh)
+    of_y = (grad * numerics.safe_div(x_time / cosh, twice_sinh)).mT
     grad_scale = None
     if of_scale:
         # All points moved along their rays, distances change at the rate E of holonomy.manifolds.geodesics.
-        rate = numerics.safe_div(_klein_gap(x, y), sinh)
+        rate = (x_time / cosh) * (_klein_gap(x, y) * numerics.safe_div(y_time.mT, twice_sinh))
         grad_scale = (grad * (rate - rapidity)).sum() / scale.square()
-    return _weighted_gap(x, y, weights), _weighted_gap(y, x, weights.mT), grad_scale
+    return _weighted_gap(x, y, of_x), _weighted_gap(y, x, of_y), grad_scale
 
 
 class _PairwiseDistance(torch.autograd.Function):
@@ -163,13 +166,13 @@ class _Centroid(torch.autograd.Function):
         middle, length = _middle(x, weights)
         cotangent = numerics.safe_div(grad_outputs[0], length)
         radial = (cotangent * middle).sum(-1, keepdim=True)
-        grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial).mT)
+        grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial * polar(middle)[1]).mT)
         grad_weights = (cotangent @ x.mT - radial * _cosh(middle, x)) / scale
         grad_scale = None
         if ctx.needs_input_grad[2]:
             # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
-            lag = (weights * _klein_gap(middle, x)).sum(-1, keepdim=True)
-            grad_scale = -(radial * lag).sum() / scale.square()
+            lag = (weights * _klein_gap(middle, x) * polar(x)[1].mT).sum(-1, keepdim=True)
+            grad_scale = -(radial * polar(middle)[1] * lag).sum() / scale.square()
         return grad_x, grad_weights, grad_scale
 
 
@@ -204,14 +207,13 @@ def _cosh(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _klein_gap(x: Tensor, y: Tensor) -> Tensor:
-    """``x_t y_t |p - q|^2`` for all pairs, p and q their points of the Klein ball."""
+    """``|p - q|^2`` for all pairs, p and q their points of the Klein ball."""
     (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
-    straight = _chord(x / x_time, y / y_time)
     chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
     a, b = x_norm.clamp(min=1), y_norm.clamp(min=1)
-    radial = _sinh_difference(a, _time(a), b, _time(b))
-    far = (radial / x_time) * (radial / y_time.mT) + a * chord * b.mT * chord
-    return torch.where(_near(x_norm, y_norm), (x_time * straight) * (y_time.mT * straight), far)
+    radial = _sinh_difference(a, _time(a), b, _time(b)) / x_time / y_time.mT
+    far = radial.square() + (a / x_time * chord) * (b / y_time).mT * chord
+    return torch.where(_near(x_norm, y_norm), _chord(x / x_time, y / y_time).square(), far)
 
 
 def _middle(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,8 +238,8 @@ def _half_sinh(x: Tensor, y: Tensor) -> Tensor:
     (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
     chord = _chord(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
     radial = _sinh_difference(x_norm, x_time, y_norm, y_time)
-    radial = radial / (2 * (1 + torch.hypot(radial, torch.ones_like(radial)))).sqrt()
-    return torch.hypot(radial, x_norm.sqrt() * y_norm.mT.sqrt() * chord / 2)
+    radial = radial / ((1 + torch.hypot(radial, torch.ones_like(radial))) / 2).sqrt() / 2
+    return torch.hypot(radial, x_norm.sqrt() * y_norm.mT.sqrt() * (chord / 2))
 
 
 def _sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tensor) -> Tensor:
@@ -250,19 +252,21 @@ def _sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Ten
 
 
 def _weighted_gap(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    r"""``sum_j w_ij (y_t_j / x_t_i x_i - y_j)``: the gradient of ``sum_j w_ij cosh d(x_i, y_j)`` in x.
+    r"""``sum_j w_ij (x_i / x_t_i - y_j / y_t_j)``: for w = u y_t the gradient of ``sum_j u_ij cosh d(x_i, y_j)`` in x.
 
     Away from the origin the radial component is summed by itself, from ``sinh(a - b) + cosh(a) |y| (1 - cos)``, and the
     rest projected off the ray, since their difference is too small to survive the subtraction.
     """
     (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
-    pull = weights @ y
-    plain = (weights @ y_time) / x_time * x - pull
+    klein = y / y_time
+    pull = weights @ klein
+    plain = weights.sum(-1, keepdim=True) * (x / x_time) - pull
     direction = numerics.unit_vector(x, x_norm)
     chord = _chord(direction, numerics.unit_vector(y, y_norm))
     held = y_norm.clamp(min=1)
-    far = _sinh_difference(x_norm, x_time, held, _time(held)) / x_time + held.mT * chord.square() / 2
-    radial = torch.where(y_norm.mT <= 1, x_norm / x_time * y_time.mT - direction @ y.mT, far)
+    far = _sinh_difference(x_norm, x_time, held, _time(held)) / x_time / y_time.mT
+    far = far + (held / y_time).mT * chord.square() / 2
+    radial = torch.where(y_norm.mT <= 1, x_norm / x_time - direction @ klein.mT, far)
     split = direction * (weights * radial).sum(-1, keepdim=True) - (
         pull - direction * (direction * pull).sum(-1, keepdim=True)
     )

@@ -7,6 +7,8 @@ random directions. ``python -m tests.manifolds.accuracy_table`` prints the worst
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -114,3 +116,19 @@ def test_coincident_points_have_zero_gradients(kappa: float, dtype: torch.dtype)
     assert (log == 0).all()
     for gradient in torch.autograd.grad(log.sum(), [x, y]):
         assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("other", [0.3, 2.0, -1.27e308, 0.0, 1e-300])
+def test_distances_to_the_farthest_points_that_float64_holds(other: float) -> None:
+    """On a line a distance is a difference of rapidities, here up to 1420."""
+    manifold = Lorentz(-1.0, learnable=True, dtype=torch.float64)
+    parameter, _ = accuracy.curvature_of(manifold)
+    spaces = (torch.tensor([[value]], dtype=torch.float64) for value in (1.27e308, other))
+    far, near = (manifold.lift(space).detach().requires_grad_() for space in spaces)
+    distance = manifold.cdist(far, near)
+    assert distance.item() == pytest.approx(math.asinh(1.27e308) - math.asinh(other), rel=1e-14)
+    of_far, of_near, of_parameter = torch.autograd.grad(distance, [far, near, parameter])
+    assert of_far[0, 1].item() == pytest.approx(1 / 1.27e308, rel=1e-12, abs=1e-308)
+    assert of_near[0, 1].item() == pytest.approx(-1 / math.hypot(1.0, other), rel=1e-12, abs=1e-320)
+    rate = 1 - math.tanh(math.asinh(other))
+    assert of_parameter.item() == pytest.approx((rate - distance.item()) / 2, rel=1e-12)
