@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy import checks
+from holonomy import autograd, checks
 from holonomy.layers.kernels.sparse import as_csr, csr, is_sparse, multiply, row_pointer, sparse_dropout
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
 
     Built anew for each forward pass and kept for its layers, never longer: nothing can go stale. The entries are
     sorted once, into CSR and, for the way back, into CSR of the transpose; the sum over a node's neighbours has
-    one order, so that CPU results repeat bit for bit. Under ``torch.compile``, and on the meta device, it is gather and
-    ``index_add``.
+    one order, so that CPU results repeat bit for bit. Under ``torch.compile`` and ``torch.func``, which transforms no
+    CSR tensor, and on the meta device, it is gather and ``index_add``.
 
     Args:
         edge_index: ``(2, m)``, sources and targets.
@@ -74,7 +74,7 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
             [0., 1.]])
     """
     source, target, weight = normalised_edges(edge_index, nodes, dtype)
-    if torch.compiler.is_compiling() or edge_index.is_meta:
+    if torch.compiler.is_compiling() or autograd.transformed() or edge_index.is_meta:
         return partial(_gather, source=source, target=target, weight=weight)
     forward = _sorted_csr(target, source, weight, nodes)
     # Sorted when a gradient first goes back, and for all layers.

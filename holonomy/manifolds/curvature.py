@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +69,7 @@ class Curvature(nn.Module):
                 f"got {value}."
             )
         initial = torch.full((1,), value, device=device, dtype=dtype)
+        self._parameters = _OneReplacement()
         self.register_buffer("initial", initial)
         self.log_ratio = nn.Parameter(torch.zeros_like(initial), requires_grad=learnable)
 
@@ -78,6 +80,23 @@ class Curvature(nn.Module):
             return _value(self.initial, self.log_ratio)
         return autograd.apply_function(_Value, self.initial, self.log_ratio)
 
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", *_: Any, **__: Any
+    ) -> Generator[tuple[str, nn.Module], Any, None]:
+        """This module once, under the first of its names, even where torch asks for duplicates.
+
+        ``torch.func.functional_call`` swaps tensors under every name and restores them in the same order. Under the
+        second name of a shared module it finds, and later restores, the tensor that it swapped in under the first.
+
+        Args:
+            memo: modules that are listed already.
+            prefix: the name of this module.
+
+        Returns:
+            The name and the module.
+        """
+        return super().named_modules(memo, prefix)
+
     def extra_repr(self) -> str:
         """The value now and whether it learns.
 
@@ -86,6 +105,18 @@ class Curvature(nn.Module):
         """
         value = "on the meta device" if self.initial.is_meta else f"{self.value.item():.6g}"
         return f"value={value}, learnable={self.log_ratio.requires_grad}"
+
+
+class _OneReplacement(dict[str, Any]):
+    """Parameters of which none is replaced twice: ``functional_call`` could not restore it."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self and not isinstance(self[name], nn.Parameter) and not isinstance(value, nn.Parameter):
+            raise ValueError(
+                f"functional_call must be given {name} of a shared curvature under one name, that of "
+                "named_parameters(), got two."
+            )
+        super().__setitem__(name, value)
 
 
 def _value(initial: Tensor, log_ratio: Tensor) -> Tensor:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 
-import pytest
 import torch
 
-from holonomy.layers import GCN, Propagation
 from tests.laws.dropout import decided_dropout
 from tests.laws.laws import (
     assert_near,
@@ -115,10 +113,7 @@ def test_every_learnable_parameter_receives_a_gradient(case, device):
 
 @every_case
 def test_forward_mode_agrees_with_backward_mode(case, device):
-    """The derivative along a random direction, of inputs and parameters together, by both modes.
-
-    Products with sparse matrices, which graph convolutions are, torch has under no transformation of ``torch.func``.
-    """
+    """The derivative along a random direction, of inputs and parameters together, by both modes."""
     _, module, inputs = build(case, device, torch.float64)
     result, grads = gradients(module, inputs)
     named = leaves(module, differentiable(inputs))
@@ -131,10 +126,6 @@ def test_forward_mode_agrees_with_backward_mode(case, device):
         torch.manual_seed(1)
         return torch.func.functional_call(module, {n: x for n, x in named.items() if n in grads}, filled)
 
-    if any(isinstance(part, (GCN, Propagation)) for part in module.modules()):
-        with pytest.raises(RuntimeError, match="Sparse CSR"):
-            torch.func.jvp(call, (plain,), (tangents,))
-        return
     value, pushed = torch.func.jvp(call, (plain,), (tangents,))
     assert_near(value, result, 1e-10, "result")
     pulled = sum((grads[name] * tangents[name]).sum() for name in named)

@@ -1,0 +1,91 @@
+"""Modules as functions of their tensors: ``torch.func.functional_call`` and the transformations of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.laws.laws import (
+    assert_near,
+    build,
+    cases_where,
+    cotangent,
+    every_case,
+    gradients,
+    module_of,
+    output,
+    richest_of_its_class,
+)
+
+
+def tensors_of(module):
+    """Parameters and buffers, each under its first name."""
+    return dict([*module.named_parameters(), *module.named_buffers()])
+
+
+def other_values(module, factor=1.25):
+    """Parameters times a factor, and buffers."""
+    changed = {name: factor * x.detach().as_subclass(torch.Tensor) for name, x in module.named_parameters()}
+    return changed | {name: x.clone() for name, x in module.named_buffers()}
+
+
+def loaded(module, values):
+    """A copy that holds values."""
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        for name, x in tensors_of(twin).items():
+            x.copy_(values[name])
+    return twin
+
+
+def called(module, values, inputs):
+    torch.manual_seed(1)
+    return torch.func.functional_call(module, dict(values), inputs)
+
+
+@every_case
+def test_functional_call_computes_with_other_values_and_leaves_the_module_as_it_was(case, device):
+    _, module, inputs = build(case, device, torch.float64)
+    for training in (False, True):
+        module.train(training)
+        held, before, values = tensors_of(module), copy.deepcopy(module.state_dict()), other_values(module)
+        expected = output(loaded(module, values), inputs)
+        assert torch.equal(called(module, values, inputs), expected)
+        assert all(x is held[name] for name, x in tensors_of(module).items())
+        assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+        assert all(isinstance(x, nn.Parameter) for x in module.parameters())
+
+
+@cases_where(lambda case: len(module_of(case).state_dict()) > len(tensors_of(module_of(case))))
+def test_a_shared_curvature_is_refused_under_two_names(case, device):
+    """As ``state_dict`` has it, and torch would restore it wrongly; the module is as it was."""
+    _, module, inputs = build(case, device, torch.float64)
+    held = tensors_of(module)
+    with pytest.raises(ValueError, match=r"under one name, that of named_parameters"):
+        torch.func.functional_call(module, module.state_dict(), inputs)
+    assert all(x is held[name] for name, x in tensors_of(module).items())
+
+
+@cases_where(richest_of_its_class)
+def test_grad_agrees_with_autograd(case, device):
+    _, module, inputs = build(case, device, torch.float64)
+    result, expected = gradients(module, inputs)
+    values = {name: x.detach().as_subclass(torch.Tensor) for name, x in module.named_parameters()}
+    grads = torch.func.grad(lambda values: (called(module, values, inputs) * cotangent(result)).sum())(values)
+    for name in grads.keys() & expected.keys():
+        assert_near(grads[name], expected[name], 1e-8, name)
+
+
+# torch has no batching rule for its own attention on a CPU, and loops.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@cases_where(lambda case: richest_of_its_class(case) and bool(tensors_of(module_of(case))))
+def test_an_ensemble_by_vmap_agrees_with_its_members(case, device):
+    _, module, inputs = build(case, device, torch.float64)
+    members = [other_values(module, factor) for factor in (1.0, 1.25)]
+    stacked = {name: torch.stack([values[name] for values in members]) for name in members[0]}
+    results = torch.func.vmap(lambda values: called(module, values, inputs))(stacked)
+    for values, result in zip(members, results, strict=True):
+        assert_near(result, called(module, values, inputs), 1e-10, "member")
