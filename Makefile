@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/python -m examples.node_classification
+	@$(BIN)/python -m examples.node_classification --out runs/demo --overwrite
 
 test: check docs suite
 

@@ -5,7 +5,7 @@ differ most, from the nearest to the farthest view: above the whole map, row i f
 rows on the molecule, the atom that attends ringed in red. The table says how the attention of each channel is shared
 out, averaged over molecules: to the atom itself, to its neighbours, to other atoms of its rings, to the rest.
 
-The model is one that ``examples.molecules`` trained (``--run``, the folder with its ``config.json``), or a small one
+The model is one that ``examples.molecules`` trained (``--run``, the folder with its ``run.json``), or a small one
 that is trained first, on generated molecules.
 
     python -m examples.attention_in_colors
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from examples import comparisons, encoded_graphs, molecules, options, plots, runs
+from examples.options import RefusedError
 from holonomy.layers import ring_membership, shortest_path_encoding
 from holonomy.models import ChromaticGraphTransformer
 
@@ -182,32 +183,34 @@ def _molecule(panel: Axes, seen: Attention, places: Tensor, row: int, weights: T
     panel.set_axis_off()
 
 
-def trained(arguments: argparse.Namespace) -> tuple[ChromaticGraphTransformer, molecules.Data, str]:
+def trained(arguments: argparse.Namespace, base: runs.Run) -> tuple[ChromaticGraphTransformer, molecules.Data, str]:
     """Load the model of a run, or train a small one; return it with its molecules and the name of their set."""
     question = molecules.QUESTION
     if arguments.run is None:
         settings = question.settings_for("generated", options.given_settings(arguments, molecules.Settings))
         data = molecules.load("generated", None, settings, 0)
-        run = runs.Run(arguments.out / "model", {"model": "csa-rings", "settings": dataclasses.asdict(settings)})
+        run = base.child("model", {"model": "csa-rings", "settings": dataclasses.asdict(settings)})
         stream = None if arguments.quiet else sys.stderr
-        comparisons.fit(question, "csa-rings", settings, data, 0, run, label="csa-rings", stream=stream)
+        train = functools.partial(comparisons.fit, question, "csa-rings", settings, data, 0, run)
+        run.part("seed-0", lambda: train(label="csa-rings", stream=stream, checkpoint_every=arguments.checkpoint_every))
         network = molecules.build("csa-rings", settings, data)
-        network.load_state_dict(run.read_state("part-seed-0.model.pt") or {})
+        network.load_state_dict(run.read_state("part-seed-0.model.pt"))
         return network, data, "generated"
-    path = arguments.run / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{arguments.run} holds no config.json: --run takes the folder of one model of a run")
-    config = json.loads(path.read_text())
+    path = arguments.run / "part-seed-0.model.pt"
+    config = (runs.listed(arguments.run) or {"config": {}})["config"]
+    if "model" not in config or not path.is_file():
+        raise RefusedError(f"--run must be the folder of one model of a run that is finished, got {arguments.run}")
     if config["model"] not in molecules.OPTIONS:
-        raise ValueError(f"--run must hold a chromatic model, got {config['model']!r}")
+        raise RefusedError(f"--run must hold a chromatic model, got {config['model']!r}")
     # It may have been trained on a device that is not here.
     settings = dataclasses.replace(molecules.Settings(**config["settings"]), device="cpu")
     if config["dataset"] != "generated":
         # The test molecules only; two to train with stand for the scale, which nothing here reads.
         settings = dataclasses.replace(settings, train=2, tests=max(arguments.molecule + 1, arguments.molecules))
     data = molecules.load(config["dataset"], arguments.data, settings, 0)
-    comparison = comparisons.Comparison(question, config["dataset"], arguments.data, arguments.run.parent)
-    return comparison.first_network(config["model"], settings, data, 0), data, config["dataset"]
+    network = molecules.build(config["model"], settings, data)
+    network.load_state_dict(runs.read_state(path))
+    return network, data, config["dataset"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -226,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     add("--molecules", type=int, default=50, metavar="N", help="test molecules that choose the channels (default 50)")
     add("--layer", type=int, default=-1, metavar="N", help="which layer, from 0; -1 is the last (default -1)")
     add("--channels", type=int, default=3, metavar="N", help="channels that are drawn (default 3)")
-    add("--out", type=Path, default=Path("runs/attention_in_colors"), metavar="FOLDER", help="where pictures go")
+    options.add_folder(out, "runs/attention_in_colors", checkpoint_every=5)
     add("--quiet", action="store_true", help="no progress lines")
     options.add_settings(out, molecules.Settings, remark="of the model that is trained where there is no --run")
     return out
@@ -242,19 +245,26 @@ def table(channels: Sequence[int], given: Tensor) -> str:
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "molecules", "channels")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    network, data, dataset = trained(arguments)
+    options.at_least_one(arguments, "molecules", "channels", "checkpoint_every")
+    base = runs.Run(
+        arguments.out or Path("runs/attention_in_colors"),
+        {"question": "attention_in_colors", "run": arguments.run and str(arguments.run)},
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+    )
+    network, data, dataset = trained(arguments, base)
     if not 0 <= arguments.molecule < len(data.test):
-        raise ValueError(f"--molecule must be less than the {len(data.test)} test molecules, got {arguments.molecule}")
+        raise RefusedError(
+            f"--molecule must be less than the {len(data.test)} test molecules, got {arguments.molecule}"
+        )
     if not -len(network.layers) <= arguments.layer < len(network.layers):
-        raise ValueError(f"--layer must be one of {len(network.layers)} layers, got {arguments.layer}")
+        raise RefusedError(f"--layer must be one of {len(network.layers)} layers, got {arguments.layer}")
     many = range(min(arguments.molecules, len(data.test)))
     seen = [attention(network, data, number, arguments.layer) for number in many]
     channels = diverse(seen, arguments.channels)
     given = shares(seen)
     shown = attention(network, data, arguments.molecule, arguments.layer)
-    draw(shown, channels, ATOMS[dataset], arguments.out / "channels.png")
+    draw(shown, channels, ATOMS[dataset], base.own("channels.png"))
     content: Mapping[str, object] = {
         "command": command,
         "versions": runs.versions(),
@@ -267,9 +277,10 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
             "channels": np.round(given.tolist(), 4).tolist(),
         },
     }
-    runs.write_json(arguments.out / "channels.json", content)
+    base.write_json("channels.json", content)
+    base.finish()
     print(table(channels, given))
-    print(f"\nnumbers and pictures in {arguments.out}")
+    print(f"\nnumbers and pictures in {base.folder}")
     return 0
 
 

@@ -75,7 +75,7 @@ class Question:
         score: name of the main one, and how to call it on a picture.
         percent: whether scores are shares, to be shown in percent.
         defaults: settings of a dataset that differ from those of the dataclass.
-        draw: draws more pictures, from models of the first seed by name, their data and the folder.
+        draw: draws more pictures, from models of the first seed by name, their data and the run whose files they are.
         batches: cuts the training examples into batches of about the given size, anew for each epoch; at random where
             it is left out.
         usual: the models that are compared where none are named; all where it is left out.
@@ -98,7 +98,7 @@ class Question:
     score: tuple[str, str]
     percent: bool = True
     defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    draw: Callable[[Mapping[str, nn.Module], Any, Path], object] | None = None
+    draw: Callable[[Mapping[str, nn.Module], Any, runs.Run], object] | None = None
     batches: Callable[[Any, int], Sequence[Tensor]] | None = None
     usual: Sequence[str] = ()
     scores: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
@@ -238,8 +238,7 @@ class Comparison:
         question: what is asked.
         dataset: of which data.
         data: the folder of the files, or None.
-        base: where the runs lie.
-        resume: take up what lies there.
+        base: the run whose parts these are.
         checkpoint_every: epochs between checkpoints.
         stream: where progress goes, or None.
         searched: names of the settings that have several values; the learning rate names a run without them, too.
@@ -248,9 +247,8 @@ class Comparison:
     question: Question
     dataset: str
     data: Path | None
-    base: Path
+    base: runs.Run
     searched: Sequence[str] = ("lr",)
-    resume: bool = False
     checkpoint_every: int = 5
     stream: TextIO | None = None
 
@@ -258,14 +256,14 @@ class Comparison:
         """Return what is searched, such as ``lr-0.001`` or ``lr-0.001-dropout-0.5``."""
         return "-".join(f"{name.replace('_', '-')}-{getattr(settings, name):g}" for name in self.searched)
 
-    def folder(self, model: str, settings: Any) -> Path:
-        """Return the folder of a model with these settings."""
-        return self.base / f"{model}-{self.name(settings)}"
-
-    def cell(self, model: str, settings: Any, seeds: Sequence[int], *, resume: bool) -> list[dict[str, Any]]:
-        """Return the records of some seeds of a model, computed now or before."""
+    def run(self, model: str, settings: Any) -> runs.Run:
+        """Return the run of a model with these settings."""
         config = {"dataset": self.dataset, "model": model, "settings": dataclasses.asdict(settings)}
-        run = runs.Run(self.folder(model, settings), config, resume=resume)
+        return self.base.child(f"{model}-{self.name(settings)}", config)
+
+    def cell(self, model: str, settings: Any, seeds: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the records of some seeds of a model, computed now or before."""
+        run = self.run(model, settings)
         records = []
         for seed in seeds:
 
@@ -287,9 +285,9 @@ class Comparison:
 
     def row(self, model: str, tried: Sequence[Any], seeds: Sequence[int]) -> dict[str, Any]:
         """Try these settings with the first seed, and run the best with all seeds."""
-        searched = [self.cell(model, one, seeds[:1], resume=self.resume)[0]["val"] for one in tried]
+        searched = [self.cell(model, one, seeds[:1])[0]["val"] for one in tried]
         chosen = tried[max(range(len(tried)), key=searched.__getitem__)]
-        records = self.cell(model, chosen, seeds, resume=True)
+        records = self.cell(model, chosen, seeds)
         names = list(records[0]["scores"])
         return {
             "title": self.question.models[model],
@@ -307,8 +305,7 @@ class Comparison:
     def first_network(self, model: str, settings: Any, data: Any, seed: int) -> nn.Module:
         """Return a trained model of a seed, as it was measured."""
         network = self.question.build(model, settings, data)
-        path = self.folder(model, settings) / f"part-seed-{seed}.model.pt"
-        network.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+        network.load_state_dict(self.run(model, settings).read_state(f"part-seed-{seed}.model.pt"))
         return network.eval()
 
 
@@ -340,10 +337,8 @@ def parser(question: Question) -> argparse.ArgumentParser:
         help=f"of {', '.join(question.models)} (default {', '.join(question.usual) or 'all'})",
     )
     add("--seeds", type=int, default=2, metavar="N", help="run seeds 0 .. N-1 (default 2)")
-    add("--out", type=Path, metavar="FOLDER", help="folder of the runs (default runs/EXAMPLE-DATASET)")
-    add("--json", type=Path, metavar="FILE", help="also write the table there, without the histories")
-    add("--resume", action="store_true", help="go on with the runs in that folder; finished seeds are kept")
-    add("--checkpoint-every", type=int, default=5, metavar="K", help="epochs between checkpoints (default 5)")
+    options.add_folder(out, "runs/EXAMPLE-DATASET", checkpoint_every=5)
+    add("--json", type=Path, metavar="FILE", help="at the end also write the table there, without the histories")
     add("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
     add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the runs")
     add("--quiet", action="store_true", help="no progress lines")
@@ -374,15 +369,21 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
         for settings in tried:
             if not getattr(settings, name) > 0:
                 raise ValueError(f"--{name} must be positive, got {getattr(settings, name)}")
+    runs.check_result(arguments.json, overwrite=arguments.overwrite)
     data = question.load(arguments.dataset, arguments.data, tried[0], 0)
     name = question.module.rpartition(".")[2]
+    base = runs.Run(
+        arguments.out or Path("runs") / f"{name}-{arguments.dataset}",
+        {"question": name, "dataset": arguments.dataset},
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+    )
     comparison = Comparison(
         question,
         arguments.dataset,
         arguments.data,
-        arguments.out or Path("runs") / f"{name}-{arguments.dataset}",
+        base,
         searched=list(dict.fromkeys(["lr", *(name for name, values in several.items() if len(values) > 1)])),
-        resume=arguments.resume,
         checkpoint_every=arguments.checkpoint_every,
         stream=None if arguments.quiet else sys.stderr,
     )
@@ -398,14 +399,14 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
     }
     for model in arguments.models:
         content["models"][model] = comparison.row(model, tried, range(arguments.seeds))
-        runs.write_json(comparison.base / "table.json", content)
-        if arguments.json:
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            runs.write_json(arguments.json, without_histories(content))
+        base.write_json("table.json", content)
+    if arguments.json:
+        runs.write_json(arguments.json, without_histories(content))
     if arguments.pictures:
         draw(comparison, content, data)
+    base.finish()
     print(text(content, percent=question.percent))
-    print(f"\nnumbers{' and pictures' if arguments.pictures else ''} in {comparison.base}")
+    print(f"\nnumbers{' and pictures' if arguments.pictures else ''} in {base.folder}")
     return 0
 
 
@@ -425,7 +426,7 @@ def draw(comparison: Comparison, content: Mapping[str, Any], data: Any) -> None:
     title = f"{question.module.rpartition('.')[2].replace('_', ' ')}: {comparison.dataset}"
     plots.comparison(
         {row["title"]: (row["summary"][score]["mean"], row["summary"][score]["std"]) for row in rows.values()},
-        comparison.base / "table.png",
+        comparison.base.own("table.png"),
         title=title,
         label=label,
         factor=100.0 if question.percent else 1.0,
@@ -434,7 +435,7 @@ def draw(comparison: Comparison, content: Mapping[str, Any], data: Any) -> None:
     )
     plots.validation_curves(
         {row["title"]: [history["val"] for history in row["history"]] for row in rows.values()},
-        comparison.base / "training.png",
+        comparison.base.own("training.png"),
         title=title,
     )
     if question.draw is not None:

@@ -50,7 +50,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples import comparisons, plots
+from examples import comparisons, plots, runs
 from examples.options import option
 from holonomy.layers import GraphTokenizer, HyperedgeTokenizer, TokenAttention, laplacian_identifiers, set_partitions
 from holonomy.layers.equivariant.tokens import Tokens, equality_classes
@@ -289,7 +289,7 @@ def test(network: nn.Module, data: Data) -> dict[str, float]:
     }
 
 
-def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
+def draw(networks: Mapping[str, nn.Module], data: Data, run: runs.Run) -> Path:
     """Draw the attention matrices of a test graph beneath the 15 basis tensors, as figure 2 of the paper does."""
     graph = min(data.test, key=lambda one: len(one.classes))
     # The paper cuts entries at 0.01, so that small ones can be seen; for small graphs, the mean entry does it.
@@ -314,7 +314,7 @@ def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
             line[0].set_ylabel(title.replace(" + ", "\n+ ").replace(" (", "\n("), fontsize=9, rotation=0, ha="right")
         caption = f"a test graph of {graph.nodes} nodes, {len(graph.classes)} tokens; entries cut at {limit:.2g}"
         figure.supxlabel(caption, fontsize=12, color="#444444")
-        return plots.save(figure, folder / "attention.png")
+        return plots.save(figure, run.own("attention.png"))
 
 
 QUESTION = comparisons.Question(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples import comparisons, graph_sets, plots
+from examples import comparisons, graph_sets, plots, runs
 from examples.graph_sets import Batch, GraphSet, Parts
 from examples.message_passing import MessagePassing
 from examples.options import option
@@ -169,19 +169,19 @@ def attention_distances(model: TokenGT, graphs: GraphSet) -> Tensor:
     return total / len(graphs)
 
 
-def draw(networks: Mapping[str, nn.Module], data: Parts, folder: Path) -> list[Path]:
+def draw(networks: Mapping[str, nn.Module], data: Parts, run: runs.Run) -> list[Path]:
     """Draw predictions against the truth, a panel for each model, and how far TokenGT's heads look."""
     truth = data.mean + data.deviation * data.test.y[:, 0]
     said = {
         MODELS[model]: data.mean + data.deviation * predictions(network, data.test)[:, 0]
         for model, network in networks.items()
     }
-    made = [plots.predictions(said, truth, folder / "predictions.png")]
+    made = [plots.predictions(said, truth, run.own("predictions.png"))]
     readers = {MODELS[model]: network for model, network in networks.items() if isinstance(network, TokenGT)}
-    return made + ([_draw_distances(readers, data.test, folder)] if readers else [])
+    return made + ([_draw_distances(readers, data.test, run)] if readers else [])
 
 
-def _draw_distances(models: Mapping[str, TokenGT], graphs: GraphSet, folder: Path) -> Path:
+def _draw_distances(models: Mapping[str, TokenGT], graphs: GraphSet, run: runs.Run) -> Path:
     some = graphs.subset(torch.arange(min(50, len(graphs))))
     with mpl.rc_context(plots.STYLE):
         figure, panels = plots.figure_of(5 * len(models), 4.6, panels=len(models))
@@ -191,7 +191,7 @@ def _draw_distances(models: Mapping[str, TokenGT], graphs: GraphSet, folder: Pat
             panel.set(xlabel="layer", ylim=(0, None), title=title, xticks=range(1, len(model.layers) + 1))
         panels[0].set_ylabel("mean attention distance (hops)")
         figure.supxlabel("a dot is a head; 50 test molecules", fontsize=12, color="#444444")
-        return plots.save(figure, folder / "attention_distance.png")
+        return plots.save(figure, run.own("attention_distance.png"))
 
 
 QUESTION = comparisons.Question(

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime as dt
+import io
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -498,15 +499,12 @@ def cell(
     settings: Settings,
     hierarchy: Hierarchy,
     seeds: Sequence[int],
-    folder: Path,
+    run: runs.Run,
     *,
-    resume: bool = False,
     stream: TextIO | None = None,
     checkpoint_every: int = 10,
 ) -> dict[str, Any]:
-    """Run a model in one dimension over several seeds; what is finished in the folder is not run again on resume."""
-    config = {"dataset": hierarchy.name, "nodes": hierarchy.num_nodes, "model": model}
-    run = runs.Run(folder, config | {"settings": dataclasses.asdict(settings)}, resume=resume)
+    """Run a model in one dimension over several seeds; a seed that is finished in the run is not run again."""
     records: list[dict[str, Any]] = []
     for seed in seeds:
         key = f"seed-{seed}"
@@ -584,11 +582,12 @@ def draw_disk(
         if points.shape[-1] > 3:
             caption += f"; two of {points.shape[-1] - 1} directions, {share:.0%} of the squared length"
         figure.supxlabel(caption, fontsize=12, color="#444444")
-        figure.savefig(path, dpi=100)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=100)
     # A thousand translucent arcs compress badly: a palette makes the file four times smaller.
-    with Image.open(path) as image:
-        image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
-    return path
+    with Image.open(drawn) as image:
+        small = image.convert("RGB").quantize(256, method=Image.Quantize.MAXCOVERAGE)
+    return runs.write_atomically(path, lambda stream: small.save(stream, format="png", optimize=True))
 
 
 def _write_names(axes: Axes, xy: Tensor, sizes: Tensor, names: Sequence[str], texts: int) -> None:
@@ -689,9 +688,8 @@ def parser() -> argparse.ArgumentParser:
     add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"run these instead, of {', '.join(MODELS)}")
     add("--seeds", type=int, default=1, metavar="N", help="run seeds 0 .. N-1 (default 1)")
     add("--lrs", type=float, nargs="+", metavar="X", help="several learning rates: the best MAP of seed 0 is taken")
-    add("--out", type=Path, metavar="FOLDER", help="folder of the run (default runs/hierarchy-DATASET-MODEL)")
-    add("--json", type=Path, metavar="FILE", help="also write the table there, without the histories")
-    add("--resume", action="store_true", help="go on with the run in that folder; finished seeds are kept")
+    options.add_folder(out, "runs/hierarchy-DATASET-MODEL", checkpoint_every=None)
+    add("--json", type=Path, metavar="FILE", help="at the end also write the table there, without the histories")
     add("--checkpoint-every", type=int, metavar="K", help="epochs between checkpoints (default 10; nouns 1)")
     add("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
     add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the run")
@@ -743,23 +741,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
-    for name in ("seeds", "checkpoint_every", "threads"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    options.at_least_one(arguments, "seeds", "checkpoint_every", "threads")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     if arguments.models and (arguments.baseline or arguments.fixed_curvature):
         raise ValueError("--models says which: leave --baseline and --fixed-curvature out")
     stream = None if arguments.quiet else sys.stderr
+    runs.check_result(arguments.json, overwrite=arguments.overwrite)
     hierarchy = load(arguments.dataset, arguments.data, nodes=arguments.nodes)
     curvature = "fixed" if arguments.fixed_curvature else "learned"
     single = {None: curvature, "geoopt": f"geoopt-{curvature}", "euclidean": "euclidean"}
     models = arguments.models or (MODELS if arguments.baseline == "all" else [single[arguments.baseline]])
     named = "all" if arguments.baseline == "all" else "-".join(models)
-    base = arguments.out or Path("runs") / f"hierarchy-{arguments.dataset}-{named}"
+    dims = arguments.dims or [2 if arguments.dataset == "tree" else 5]
+    settings_of = {dim: settings_for(arguments, dim) for dim in dims}
+    identity = {"dataset": hierarchy.name, "nodes": hierarchy.num_nodes}
+    base = runs.Run(
+        arguments.out or Path("runs") / f"hierarchy-{arguments.dataset}-{named}",
+        identity,
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+    )
+
+    def part(name: str, model: str, settings: Settings) -> runs.Run:
+        return base.child(name, identity | {"model": model, "settings": dataclasses.asdict(settings)})
+
     common: dict[str, Any] = {
-        "resume": arguments.resume,
         "stream": stream,
         "checkpoint_every": arguments.checkpoint_every or (1 if arguments.dataset == "nouns" else 10),
     }
@@ -773,29 +780,28 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         "rule": "measured after the last epoch; of several learning rates the one with the best MAP of seed 0",
         "rows": [],
     }
-    for dim in arguments.dims or [2 if arguments.dataset == "tree" else 5]:
-        settings = settings_for(arguments, dim)
+    for dim, settings in settings_of.items():
         for model in models:
-            folder, searched = base / f"{model}-{dim}", {}
-            chosen = settings
+            name, searched, chosen = f"{model}-{dim}", {}, settings
             for lr in arguments.lrs or ():
                 tried = dataclasses.replace(settings, lr=lr)
-                row = cell(model, tried, hierarchy, [0], folder.with_name(f"{folder.name}-lr-{lr:g}"), **common)
+                row = cell(model, tried, hierarchy, [0], part(f"{name}-lr-{lr:g}", model, tried), **common)
                 searched[f"{lr:g}"] = row["summary"]["map"]["mean"]
             if searched:
                 chosen = dataclasses.replace(settings, lr=float(max(searched, key=searched.__getitem__)))
-            row = cell(model, chosen, hierarchy, range(arguments.seeds), folder, **common)
+            run = part(name, model, chosen)
+            row = cell(model, chosen, hierarchy, range(arguments.seeds), run, **common)
             content["rows"].append(row | ({"search": searched} if searched else {}))
             if arguments.pictures and model in {"learned", "fixed"} and hierarchy.num_nodes <= 5000:
-                _draw(row, hierarchy, folder)
-            runs.write_json(base / "table.json", _without_histories(content))
-            if arguments.json:
-                arguments.json.parent.mkdir(parents=True, exist_ok=True)
-                runs.write_json(arguments.json, _without_histories(content))
+                _draw(row, hierarchy, run)
+            base.write_json("table.json", _without_histories(content))
+    if arguments.json:
+        runs.write_json(arguments.json, _without_histories(content))
     if arguments.pictures and len(content["rows"]) > 1:
-        draw_comparison(content["rows"], base / "table.png", title=f"{hierarchy.name}: MAP of the reconstruction")
+        draw_comparison(content["rows"], base.own("table.png"), title=f"{hierarchy.name}: MAP of the reconstruction")
+    base.finish()
     print(report(content))
-    print(f"numbers{' and pictures' if arguments.pictures else ''} in {base}")
+    print(f"numbers{' and pictures' if arguments.pictures else ''} in {base.folder}")
     return 0
 
 
@@ -807,17 +813,17 @@ def _without_histories(content: Mapping[str, Any]) -> dict[str, Any]:
     return dict(content) | {"rows": rows}
 
 
-def _draw(row: Mapping[str, Any], hierarchy: Hierarchy, folder: Path) -> None:
+def _draw(row: Mapping[str, Any], hierarchy: Hierarchy, run: runs.Run) -> None:
     """Draw the first seed on the disk, and MAP and curvature over the epochs."""
     settings = Settings(**row["settings"])
     record = row["seeds"][0]
     space = Hyperbolic(hierarchy.num_nodes, settings, learnable=row["model"] == "learned")
-    space.load_state_dict(torch.load(folder / f"part-seed-{record['seed']}.model.pt", weights_only=True))
+    space.load_state_dict(run.read_state(f"part-seed-{record['seed']}.model.pt"))
     title = (
         f"{hierarchy.name} in {settings.dim} dimensions: MAP {record['map']:.3f}, mean rank {record['mean_rank']:.1f}"
     )
     with torch.no_grad():
-        draw_disk(space.points(), space.points.manifold, hierarchy, folder / "disk.png", title=title)
+        draw_disk(space.points(), space.points.manifold, hierarchy, run.own("disk.png"), title=title)
     with mpl.rc_context(plots.STYLE):
         figure, (left, middle, right) = plots.figure_of(15, 4.6, panels=3)
         for seed, one in enumerate(row["seeds"]):
@@ -829,7 +835,7 @@ def _draw(row: Mapping[str, Any], hierarchy: Hierarchy, folder: Path) -> None:
         middle.set(xlabel="epoch", ylabel="MAP", ylim=(0, 1))
         right.set(xlabel="epoch", ylabel=r"curvature $\kappa$")
         figure.suptitle(f"{hierarchy.name}, {TITLES[row['model']]}, dimension {settings.dim}", fontsize=18)
-        plots.save(figure, folder / "training.png")
+        plots.save(figure, run.own("training.png"))
 
 
 if __name__ == "__main__":

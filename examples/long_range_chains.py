@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples import comparisons, plots
+from examples import comparisons, plots, runs
 from examples.graph_sets import GraphSet, chains
 from examples.message_passing import MessagePassing
 from examples.options import option
@@ -127,7 +127,7 @@ def test(network: nn.Module, data: Data) -> dict[str, float]:
     return {"micro F1": micro, "macro F1": macro, "micro F1 at training length": short}
 
 
-def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
+def draw(networks: Mapping[str, nn.Module], data: Data, run: runs.Run) -> Path:
     """Draw the share of right answers against the distance from the node that knows."""
     length = int(data.test.nodes[0])
     with mpl.rc_context(plots.STYLE):
@@ -141,7 +141,7 @@ def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
         axes.set(ylim=(-3, 103), xlim=(0, length - 1))
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         axes.set_title("Chains: right answers by distance, first seed")
-        return plots.save(figure, folder / "distance.png")
+        return plots.save(figure, run.own("distance.png"))
 
 
 QUESTION = comparisons.Question(

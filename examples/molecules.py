@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples import comparisons, encoded_graphs, graph_sets, plots
+from examples import comparisons, encoded_graphs, graph_sets, plots, runs
 from examples.encoded_graphs import EncodedSet
 from examples.options import option
 
@@ -151,13 +151,13 @@ def test(network: nn.Module, data: Data) -> dict[str, float]:
     return errors(network, data, data.test)
 
 
-def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
+def draw(networks: Mapping[str, nn.Module], data: Data, run: runs.Run) -> Path:
     """Draw predictions against the truth."""
     said, truth = {}, torch.zeros(0)
     for model, network in networks.items():
         scaled, y = encoded_graphs.answers(network, data.graphs, data.test)
         said[MODELS[model]], truth = (data.mean + data.deviation * value[:, 0] for value in (scaled, y))
-    return plots.predictions(said, truth, folder / "predictions.png")
+    return plots.predictions(said, truth, run.own("predictions.png"))
 
 
 QUESTION = comparisons.Question(

@@ -430,7 +430,7 @@ def draw(results: Mapping[str, Any], data: NodeData, run: runs.Run) -> list[Path
         plots.confusion(
             torch.tensor([record["confusion"] for record in records]).sum(dim=0),
             class_names(data),
-            run.path("confusion.png"),
+            run.own("confusion.png"),
             title=title,
             caption=f"test nodes, {len(records)} seed{'s' * (len(records) > 1)}",
         )
@@ -442,21 +442,21 @@ def draw(results: Mapping[str, Any], data: NodeData, run: runs.Run) -> list[Path
         plots.training_curves(
             histories,
             [record["best_epoch"] for record in records],
-            run.path("training.png"),
+            run.own("training.png"),
             title=title,
             metric=METRIC_NAMES[data.metric],
         )
     )
     if records[0]["curvature"]:
         made.append(
-            plots.curvatures([record["curvature"] for record in records], run.path("curvature.png"), title=title)
+            plots.curvatures([record["curvature"] for record in records], run.own("curvature.png"), title=title)
         )
     data = datasets.prepared(data, settings.features, settings.scale)
     network = build(model, settings, data)
     network.load_state_dict(run.read_state(f"part-seed-{records[0]['seed']}.model.pt"))
     network.eval()
     with torch.no_grad():
-        made.append(_draw_embedding(network, data, run.path("embedding.png"), title))
+        made.append(_draw_embedding(network, data, run.own("embedding.png"), title))
     return made
 
 
@@ -566,24 +566,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="run seeds 0 .. N-1 and give mean and deviation (default 3)",
     )
-    out.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of the run (default runs/DATASET-PROTOCOL-MODEL); without --resume it is begun anew",
-    )
-    out.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the run in that folder; finished seeds are kept",
-    )
-    out.add_argument(
-        "--checkpoint-every",
-        type=int,
-        default=25,
-        metavar="K",
-        help="epochs between checkpoints (default 25)",
-    )
+    options.add_folder(out, "runs/DATASET-PROTOCOL-MODEL", checkpoint_every=25)
     out.add_argument("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
     out.add_argument(
         "--pictures",
@@ -615,16 +598,22 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         return datasets.load(arguments.dataset, arguments.data, protocol=arguments.protocol, seed=seed)
 
     first = data(0)
-    base = arguments.out or Path("runs") / "-".join(
-        [first.name.replace("/", "-"), arguments.baseline or "hypformer", *(arguments.ablate or ())]
-    )
     models: Sequence[Model] = MODELS if arguments.baseline == "all" else [arguments.baseline or "hypformer"]
+    chosen = {model: settings_for(arguments.dataset, model, given) for model in models}
+    configs: dict[str, dict[str, Any]] = {
+        model: {"dataset": first.name, "model": model, "settings": dataclasses.asdict(settings)}
+        for model, settings in chosen.items()
+    }
+    words = [first.name.replace("/", "-"), arguments.baseline or "hypformer", *(arguments.ablate or ())]
+    base = runs.Run(
+        arguments.out or Path("runs") / "-".join(words),
+        configs[models[0]] if len(models) == 1 else {"dataset": first.name, "models": list(models)},
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+    )
     table = {}
-    for model in models:
-        settings = settings_for(arguments.dataset, model, given)
-        folder = base / model if len(models) > 1 else base
-        config = {"dataset": first.name, "model": model, "settings": dataclasses.asdict(settings)}
-        run = runs.Run(folder, config, resume=arguments.resume)
+    for model, settings in chosen.items():
+        run = base.child(model, configs[model]) if len(models) > 1 else base
         results = classify(
             data,
             model,
@@ -648,18 +637,19 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
             "command": command,
             "summary": rows,
         }
-        runs.write_json(base / "table.json", content)
+        base.write_json("table.json", content)
         if arguments.pictures:
             plots.comparison(
                 {TITLES[model]: (row["test"]["mean"], row["test"]["std"]) for model, row in rows.items()},
-                base / "table.png",
+                base.own("table.png"),
                 title=f"Test {METRIC_NAMES[first.metric]} on {first.name}",
                 label=f"{METRIC_NAMES[first.metric]} (%)",
                 caption=f"mean and standard deviation of {arguments.seeds} seeds"
                 if arguments.seeds > 1
                 else "one seed",
             )
-    print(f"numbers{' and pictures' if arguments.pictures else ''} in {base}")
+    base.finish()
+    print(f"numbers{' and pictures' if arguments.pictures else ''} in {base.folder}")
     return 0
 
 

@@ -11,7 +11,12 @@ import dataclasses
 import sys
 import typing
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, Literal
+
+
+class RefusedError(ValueError):
+    """What was asked for cannot be done; the message is one sentence for whoever typed the command."""
 
 
 def option(text: str, *, default: Any) -> Any:
@@ -43,6 +48,21 @@ def add_settings(
         else:
             metavar, nargs = "N" if kind is int else "X", "+" if field.name in several else None
             group.add_argument(flag, type=kind, nargs=nargs, metavar=metavar, help=text)
+
+
+def add_folder(parser: argparse.ArgumentParser, default: str, *, checkpoint_every: int | None) -> None:
+    """Give a parser the options of a run's folder."""
+    add = parser.add_argument
+    add("--out", type=Path, metavar="FOLDER", help=f"folder of the run (default {default})")
+    add("--resume", action="store_true", help="go on with the run in that folder; finished seeds are kept")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="begin anew: remove the run in that folder (the files that it wrote, no others)",
+    )
+    if checkpoint_every is not None:
+        text = f"epochs between checkpoints (default {checkpoint_every})"
+        add("--checkpoint-every", type=int, default=checkpoint_every, metavar="K", help=text)
 
 
 def given_settings(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from torch import Tensor
 
+from examples import runs
 from holonomy.manifolds import Lorentz
 
 # Okabe and Ito's palette, told apart with every kind of colour vision; its yellow, weak on white, comes last.
@@ -40,8 +41,7 @@ STYLE = {
 
 def save(figure: Figure, path: Path) -> Path:
     """Save a figure; the suffix of the path chooses the format."""
-    figure.savefig(path)
-    return path
+    return runs.write_atomically(path, lambda stream: figure.savefig(stream, format=path.suffix[1:]))
 
 
 def figure_of(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:

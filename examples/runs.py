@@ -8,7 +8,11 @@ the same bits on a CPU.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
+import hashlib
+import io
 import json
 import os
 import pickle
@@ -27,82 +31,126 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from examples.options import RefusedError
+
 Record = dict[str, float]
 # What a JSON file or a checkpoint holds: plain values (tensors too), lists and dictionaries.
 Plain = Any
 
 
-class StaleError(ValueError):
+class StaleError(RefusedError):
     """A file of a run does not belong to what is asked of it; the message is one clear sentence."""
 
 
+LIST = "run.json"
+# What every run writes sooner or later: files of these names that no run wrote are noticed before the work begins.
+USUAL_FILES = ("part-*", "results.json", "table.json")
+
+
 class Run:
-    """The folder of one run.
+    """The folder of one run. Its ``run.json`` says what the run is and lists the files that the run wrote.
+
+    A run removes and replaces files of that list only. Runs within the run lie in folders of its own (``child``).
 
     Args:
         folder: created if it is not there.
         config: what the run is; a finished or half-finished part is only taken up by the same
             config.
-        resume: take up what lies there; otherwise what lies there from an earlier run is removed.
+        resume: take up the run that lies there.
+        overwrite: remove the run that lies there; ``resume`` goes before it.
 
     Raises:
-        StaleError: if ``resume`` finds the run of another config.
-        NotADirectoryError: if there is a file in the way.
+        StaleError: if the folder holds a run and nothing says what to do with it, if ``resume`` finds the run of
+            another config, or if a file is in the way that no run wrote.
+        NotADirectoryError: if there is a file in place of the folder.
     """
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, config: Mapping[str, Any], *, resume: bool = False, overwrite: bool = False
+    ) -> None:
         self.folder = Path(folder)
         self.config = json.loads(json.dumps(config))
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file, a run needs a folder")
+        before = listed(self.folder)
+        if before and resume:
+            self._check_config(before["config"])
+        elif before and (overwrite or _nothing_done(self.folder)):
+            _remove(self.folder)
+            before = None
+        elif before:
+            state = "a finished" if before["finished"] else "an unfinished"
+            follow = "shows its results" if before["finished"] else "goes on with it"
+            raise StaleError(
+                f"{self.folder} holds {state} run: --resume {follow}, --overwrite removes it, or choose another folder"
+            )
+        self.files: list[str] = before["files"] if before else []
+        for path in sorted(found for pattern in USUAL_FILES for found in self.folder.glob(pattern)):
+            self._refuse_foreign(path)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if resume:
-            self._check_config()
-        else:
-            for pattern in ("part-*.json", "part-*.pt", "results.json", "*.tmp"):
-                for path in self.folder.glob(pattern):
-                    path.unlink()
-        self.write_json("config.json", self.config)
+        for path in _leftovers(self.folder, self.files):
+            path.unlink(missing_ok=True)
+        self._write_list(finished=False)
 
-    def _check_config(self) -> None:
-        try:
-            before = self.read_json("config.json")
-        except FileNotFoundError:
-            return
+    def _check_config(self, before: Mapping[str, Any]) -> None:
         changed = sorted(key for key in {*before, *self.config} if before.get(key) != self.config.get(key))
         if changed:
             said = "; ".join(f"{key} was {before.get(key)!r} and is now {self.config.get(key)!r}" for key in changed)
             raise StaleError(f"{self.folder} holds another run ({said}): resume it as it was, or choose another folder")
 
+    def _refuse_foreign(self, path: Path) -> None:
+        if path.name not in self.files and path not in _leftovers(self.folder, self.files):
+            raise StaleError(f"{path} is there already, and not from this run: move it away, or choose another folder")
+
+    def _write_list(self, *, finished: bool) -> None:
+        # Another process may be at work on other parts of the same run.
+        there = listed(self.folder) or {"files": []}
+        self.files = list(dict.fromkeys([*there["files"], *self.files]))
+        write_json(self.folder / LIST, {"config": self.config, "files": self.files, "finished": finished})
+
+    def own(self, name: str) -> Path:
+        """Put a file or folder on the list of what the run writes, and return its path."""
+        path = self.folder / name
+        if name not in self.files:
+            if path.exists():
+                self._refuse_foreign(path)
+            self.files.append(name)
+            self._write_list(finished=False)
+        return path
+
+    def finish(self) -> None:
+        """Mark the run as finished."""
+        self._write_list(finished=True)
+
+    def child(self, name: str, config: Mapping[str, Any]) -> Run:
+        """Open a run in a folder of its own within this one; taken up if it is there."""
+        if name not in self.files:
+            if listed(self.folder / name):
+                raise StaleError(
+                    f"{self.folder / name} holds a run that is not part of this one: choose another folder"
+                )
+            self.files.append(name)
+            self._write_list(finished=False)
+        return Run(self.folder / name, config, resume=True)
+
     def path(self, name: str) -> Path:
-        """Path of a file in the folder."""
+        """Path of a file in the folder, to be read."""
         return self.folder / name
 
     def write_json(self, name: str, content: Plain) -> Path:
         """Write a JSON file whole or not at all."""
-        return write_json(self.path(name), content)
-
-    def read_json(self, name: str) -> Plain:
-        """Read a JSON file back; ``FileNotFoundError`` if it is not there."""
-        try:
-            return json.loads(self.path(name).read_text())
-        except json.JSONDecodeError as error:
-            raise StaleError(f"{self.path(name)} is not JSON: {error}") from None
+        return write_json(self.own(name), content)
 
     def write_state(self, name: str, state: Plain) -> Path:
-        """Write tensors and plain values whole or not at all."""
-        return write_atomically(self.path(name), lambda stream: torch.save(state, stream))
+        """Write tensors and plain values whole or not at all, with a checksum at the end."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        content = buffer.getvalue()
+        return write_atomically(self.own(name), lambda stream: stream.write(content + hashlib.sha256(content).digest()))
 
     def read_state(self, name: str) -> Plain | None:
         """Read them back, or None if the file is not there; no code in the file is run."""
-        path = self.path(name)
-        if not path.exists():
-            return None
-        try:
-            return torch.load(path, weights_only=True, map_location="cpu")
-        except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise StaleError(f"{path} is not a checkpoint of this program ({first})") from None
+        return read_state(self.path(name)) if self.path(name).exists() else None
 
     def part(self, key: str, compute: Callable[[], Plain]) -> Plain:
         """Return a finished part from the folder, or compute it, keep it, and drop its checkpoint.
@@ -116,9 +164,86 @@ class Run:
         """
         name = f"part-{key}.json"
         if not self.path(name).exists():
-            self.write_json(name, compute())
-        self.path(f"part-{key}.checkpoint.pt").unlink(missing_ok=True)
-        return self.read_json(name)
+            result = compute()
+            self.write_json(name, {"sha256": _digest(result), "result": result})
+        for other in self.files:
+            if other.startswith((f"part-{key}.", f"part-{key}-")) and other.endswith(".checkpoint.pt"):
+                self.path(other).unlink(missing_ok=True)
+        kept = read_json(self.path(name))
+        if not isinstance(kept, dict) or kept.get("sha256") != _digest(kept.get("result")):
+            raise StaleError(f"{self.path(name)} is not what this program wrote: delete it to go on")
+        return kept["result"]
+
+
+def _digest(content: Plain) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def listed(folder: Path) -> dict[str, Any] | None:
+    """Return what the list of a run's folder says, or None where there is none."""
+    path = folder / LIST
+    if not path.exists():
+        return None
+    said = read_json(path)
+    kinds = {"config": dict, "files": list, "finished": bool}
+    if not isinstance(said, dict) or {key: type(value) for key, value in said.items()} != kinds:
+        raise StaleError(f"{path} is not the list of a run's files: move it away, or choose another folder")
+    # A list that somebody changed must not lead out of the folder.
+    if not all(isinstance(name, str) and Path(name).name == name not in {"", ".."} for name in said["files"]):
+        raise StaleError(f"{path} names files outside its folder: move it away, or choose another folder")
+    return said
+
+
+def _leftovers(folder: Path, files: Sequence[str]) -> set[Path]:
+    """Temporary files of a killed run."""
+    return {path for name in (LIST, *files) for path in folder.glob(f"{glob.escape(name)}.*.tmp")}
+
+
+def _nothing_done(folder: Path) -> bool:
+    """Tell whether a run stopped before it wrote anything but its list."""
+    paths = [folder / name for name in (listed(folder) or {"files": []})["files"]]
+    return all(_nothing_done(path) if path.is_dir() else not path.exists() for path in paths)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the files that a run's list names, the runs within it, and the folders that this leaves empty."""
+    files = (listed(folder) or {"files": []})["files"]
+    for path in (*(folder / name for name in files), *_leftovers(folder, files)):
+        if path.is_dir():
+            _remove(path)
+        else:
+            path.unlink(missing_ok=True)
+    (folder / LIST).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def read_json(path: Path) -> Plain:
+    """Read a JSON file."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise StaleError(f"{path} is not JSON, or not a whole file: {error}") from None
+
+
+def read_state(path: Path) -> Plain:
+    """Read tensors and plain values that a run wrote; no code in the file is run."""
+    # Torch does not compare the checksums within its own files.
+    raw, bytes_of_checksum = path.read_bytes(), hashlib.sha256().digest_size
+    content, checksum = raw[:-bytes_of_checksum], raw[-bytes_of_checksum:]
+    if hashlib.sha256(content).digest() != checksum:
+        raise StaleError(f"{path} is not a checkpoint of this program, or not a whole one: delete it to go on")
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StaleError(f"{path} is not a checkpoint of this program ({first})") from None
+
+
+def check_result(path: Path | None, *, overwrite: bool) -> None:
+    """Refuse to put a result in the place of one that is there; called before the work begins."""
+    if path is not None and path.exists() and not overwrite:
+        raise StaleError(f"{path} holds a result already: --overwrite replaces it, or choose another name")
 
 
 def write_json(path: Path, content: Plain) -> Path:
@@ -128,16 +253,24 @@ def write_json(path: Path, content: Plain) -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> Path:
-    """Call ``write`` on a temporary file beside ``path``, flush it to disk, and rename it."""
+    """Call ``write`` on a temporary file beside ``path``, flush it to disk, and rename it.
+
+    Raises:
+        OSError: if it cannot be written; what was there before stays.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as stream:
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return path
 
 

@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples import comparisons, plots
+from examples import comparisons, plots, runs
 from examples.datasets import both_directions
 from examples.message_passing import MessagePassing, mlp
 from examples.options import option
@@ -259,7 +259,7 @@ def test(network: nn.Module, data: Data) -> dict[str, float]:
     return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
 
 
-def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
+def draw(networks: Mapping[str, nn.Module], data: Data, run: runs.Run) -> Path:
     """Draw the triangulations of the first test sets: the true one, then each model's."""
     rows = min(2, len(data.test))
     shown = data.test.take(torch.arange(rows))
@@ -288,7 +288,7 @@ def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
                 if row == 0:
                     panel.set_title(name)
         figure.supxlabel("grey: right; red: too many; light blue: missing", fontsize=14)
-        return plots.save(figure, folder / "triangulations.png")
+        return plots.save(figure, run.own("triangulations.png"))
 
 
 QUESTION = comparisons.Question(

@@ -241,6 +241,7 @@ def parser() -> argparse.ArgumentParser:
     add("--work", type=Path, default=Path("runs/table"), metavar="FOLDER", help="where the runs lie")
     add("--out", type=Path, default=Path("runs/table"), metavar="FOLDER", help="where the table goes")
     add("--name", metavar="NAME", help="name of the table (default DATASET-PROTOCOL)")
+    add("--overwrite", action="store_true", help="replace the table of that name")
     add("--threads", type=int, metavar="N", help="threads of torch")
     add("--quiet", action="store_true", help="no progress lines")
     add_settings(out)
@@ -275,6 +276,8 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         return datasets.load(arguments.dataset, arguments.data, protocol=arguments.protocol, seed=seed)
 
     first, seeds = data(0), range(arguments.seeds)
+    path = arguments.out / f"{arguments.name or first.name.replace('/', '-')}.json"
+    runs.check_result(path, overwrite=arguments.overwrite)
     table = Table(arguments.dataset, data, arguments.work, given, quiet=arguments.quiet)
     several = arguments.search_seeds > 1
     chosen_by = f"mean validation score of {arguments.search_seeds} seeds" if several else "validation score of seed 0"
@@ -290,16 +293,12 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         "models": {},
         "ablations": {},
     }
-    name = arguments.name or first.name.replace("/", "-")
-    path = arguments.out / f"{name}.json"
-    arguments.out.mkdir(parents=True, exist_ok=True)
     for model in arguments.models:
         content["models"][model] = table.row(model, grids[model], seeds, arguments.search_seeds)
-        runs.write_json(path, content)
     if arguments.ablations is not None and "hypformer" in content["models"]:
         parts = arguments.ablations or list(ABLATIONS)
         content["ablations"] = table.ablations(content["models"]["hypformer"], seeds, parts)
-        runs.write_json(path, content)
+    runs.write_json(path, content)
     print(text(content))
     print(f"\nin {path}")
     return 0

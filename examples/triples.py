@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples import comparisons, plots
+from examples import comparisons, plots, runs
 from examples.options import option
 from holonomy.models import SimplicialTransformer
 
@@ -200,7 +200,7 @@ def seconds(network: nn.Module, x: Tensor, rounds: int = 3) -> float:
     return min(found)
 
 
-def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
+def draw(networks: Mapping[str, nn.Module], data: Data, run: runs.Run) -> Path:
     """Draw the time of a step against the number of tokens, in multiples of the pairwise model's at the first."""
     lengths = [16, 32, 64, 128]
     times: dict[str, list[float]] = {}
@@ -217,7 +217,7 @@ def draw(networks: Mapping[str, nn.Module], data: Data, folder: Path) -> Path:
         axes.minorticks_off()
         axes.legend(loc="upper left", frameon=False)
         axes.set_title("A training step of 2 sequences")
-        return plots.save(figure, folder / "time.png")
+        return plots.save(figure, run.own("time.png"))
 
 
 QUESTION = comparisons.Question(

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from examples import attention_in_colors, molecules
+from examples import attention_in_colors, molecules, runs
 from examples.attention_in_colors import ATOMS, Attention, attention, diverse, layout, main, shares, spread
 from holonomy.layers import ring_membership, shortest_path_encoding
 
@@ -110,8 +110,8 @@ def test_the_model_of_a_run_is_drawn(
     assert molecules.main(words) == 0
     seen: list[list[Tensor]] = []
 
-    def trained(arguments: object) -> tuple[object, object, str]:
-        found = real(arguments)
+    def trained(*arguments: object) -> tuple[object, object, str]:
+        found = real(*arguments)
         seen.append(list(found[0].state_dict().values()))
         return found
 
@@ -119,15 +119,15 @@ def test_the_model_of_a_run_is_drawn(
     monkeypatch.setattr(attention_in_colors, "trained", trained)
     folder = tmp_path / "run" / "csa-lr-0.002"
     assert main(["--run", str(folder), "--out", str(tmp_path / "out"), "--layer", "0", "--molecule", "1"]) == 0
-    kept = torch.load(folder / "part-seed-0.model.pt", weights_only=True)
+    kept = runs.read_state(folder / "part-seed-0.model.pt")
     assert all(torch.equal(a, b) for a, b in zip(kept.values(), seen[0], strict=True))
     for words, sentence in (
-        (["--run", str(tmp_path)], "holds no config.json"),
+        (["--run", str(tmp_path)], "--run must be the folder of one model of a run that is finished"),
         (["--run", str(tmp_path / "run" / "gin-lr-0.002")], "--run must hold a chromatic model, got 'gin'"),
         (["--run", str(folder), "--layer", "2"], "--layer must be one of 2 layers, got 2"),
         (["--run", str(folder), "--molecule", "4"], "--molecule must be less than the 4 test molecules, got 4"),
         (["--run", str(folder), "--channels", "0"], "--channels must be at least 1, got 0"),
     ):
         capsys.readouterr()
-        assert main([*words, "--out", str(tmp_path / "out")]) == 2
+        assert main([*words, "--out", str(tmp_path / "other")]) == 2
         assert sentence in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from examples import comparisons
+from examples import comparisons, runs
 from examples.comparisons import Question, Settings, fit, main, schedule
 
 
@@ -310,8 +310,8 @@ def test_the_help_names_every_setting_and_dataset(capsys: pytest.CaptureFixture[
 def test_more_pictures_are_drawn_from_the_trained_models(tmp_path: Path) -> None:
     seen: dict[str, float] = {}
 
-    def draw(networks: dict[str, nn.Module], data: Line, folder: Path) -> None:
-        assert folder == tmp_path
+    def draw(networks: dict[str, nn.Module], data: Line, run: runs.Run) -> None:
+        assert run.folder == tmp_path
         seen.update({name: test_scores(network, data)["error"] for name, network in networks.items()})
 
     content = table(tmp_path, ["--seeds", "1"], dataclasses.replace(LINE, draw=draw))

@@ -261,7 +261,7 @@ def test_nearest_neighbours_vote_and_the_nearest_breaks_a_tie() -> None:
         nearest_neighbours(x, y, known, asked, k=5, classes=3)
 
 
-FINISHED = {"confusion.png", "config.json", "part-seed-0.json", "results.json"}
+FINISHED = {"confusion.png", "run.json", "part-seed-0.json", "results.json"}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -402,7 +402,9 @@ def test_a_table_searches_alike_and_keeps_what_is_finished(tmp_path, capsys, mon
         raise AssertionError("a finished cell was computed again")
 
     monkeypatch.setattr(node_classification, "fit", never)
-    assert table.main(words) == 0
+    assert table.main(words) == 2
+    assert "tree.json holds a result already: --overwrite replaces it" in capsys.readouterr().err
+    assert table.main([*words, "--overwrite"]) == 0
     again = json.loads((tmp_path / "tree.json").read_text())
     assert again["models"] == content["models"]
 
