@@ -8,7 +8,7 @@ constant is lost.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,12 +37,11 @@ class Certificate:
     """A model's Lipschitz constant, layer by layer.
 
     Attributes:
-        constant: the certified value: the product of the rows whose ``branch`` is false; nan if a part is not covered.
+        constant: the certified value: the product of the rows whose ``branch`` is false.
         measured: a lower bound by ascent, or the stretch at the input; nan where it was not asked for.
         rows: the layers in the order of the computation.
         scope: for which inputs it holds.
         metric: of configurations of tokens.
-        not_covered: the parts that no theorem covers, by name.
 
     >>> Certificate(2.0, 1.0, (), "a priori", "sup").slack
     2.0
@@ -53,7 +52,6 @@ class Certificate:
     rows: tuple[Row, ...]
     scope: Scope
     metric: Metric
-    not_covered: tuple[str, ...] = ()
 
     @property
     def slack(self) -> float:
@@ -69,7 +67,6 @@ class Certificate:
             for row in self.rows
         ]
         lines.append(f"{self.scope}, {self.metric}: certified {self.constant:.4g}, measured {self.measured:.4g}")
-        lines += [f"not covered: {name}" for name in self.not_covered]
         return "\n".join(lines)
 
 
@@ -119,17 +116,16 @@ def _(layer: HypformerBlock, tape: Tape, prefix: str) -> None:
 @_compose.register
 def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
     as_stated(layer, Hypformer)
-    if layer.encoder is None:
-        tape.skip(prefix + "graph encoder")
-        return
+    if layer.graph_encoder is not None or layer.encoder is None:
+        raise NotCoveredError(
+            f"model must be a Hypformer with graph_encoder=None: no theorem covers {prefix}graph_encoder, "
+            f"a {type(layer.graph_encoder).__name__}."
+        )
     tape.take(prefix + "embedding", layer.encoder.embedding)
     tape.take(prefix + "refine", layer.encoder.refine)
     for index, block in enumerate(layer.encoder.blocks):
         _compose(block, tape, f"{prefix}block{index}.")
     tape.take(prefix + "drop", layer.encoder.drop)
-    if layer.graph_encoder is not None:
-        tape.skip(prefix + "graph encoder")
-        return
     manifold = layer.manifold_out
     if isinstance(layer.decoder, nn.Linear):
         linear = layer.decoder
@@ -139,10 +135,11 @@ def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
             return linear(manifold.space(manifold.logmap0(x)))
 
         ends = Ends(manifold, None)
+        prior = step = Step(constant, Region(math.inf), "H11")
         if tape.local and tape.region.points is not None:
-            constant = stretch(decode, tape.region.points, ends=ends).amax().item() / root(manifold)
-        step = Step(constant, Region(math.inf), "H11")
-        tape.write(prefix + "logarithm, decoder", step, (root(manifold), 1.0), decode, ends)
+            at = stretch(decode, tape.region.points, ends=ends).amax().item() / root(manifold)
+            step = replace(prior, constant=at)
+        tape.write(prefix + "logarithm, decoder", step, (root(manifold), 1.0), decode, ends, prior)
     else:
         tape.take(prefix + "decoder", layer.decoder)
 
@@ -153,6 +150,7 @@ def certify(
     *,
     x: Float[Tensor, "tokens dim"] | None = None,
     tokens: int | None = None,
+    features: int | None = None,
     metric: Metric = "sup",
     starts: int = 8,
     steps: int = 30,
@@ -164,11 +162,13 @@ def certify(
     * With ``x`` and ``radius = 0``: the stretch at that input, from exact stretches of its tokens.
     * With ``x`` and a radius: for all inputs whose tokens are within it of those of ``x``.
 
+    Every row about an input is at most the row of the ball about the origin that holds it.
+
     The graph encoder of a Hypformer is not covered, nor is linear attention about an input; linear attention a priori
     has no constant, and its row is infinite. Pooling (``batch``) is left out: the certificate is one of node outputs.
     Everything is computed in float64, from a copy of a model that is not: the certificate is one of the function that
-    the weights define. Rows at an input are multiplied by :math:`1 + 8 \epsilon e^{\rho}`, more than rounding can have
-    taken from them; functions of one's own that are no modules must take float64.
+    the weights define. What is computed at an input is multiplied by :math:`1 + 8 \epsilon e^{\rho}`, more than
+    rounding can have taken from it; functions of one's own that are no modules must take float64.
     What keeps constants small: ``attention="softmax"`` with ``similarity="geodesic"``, a larger ``norm_eps``.
 
     Args:
@@ -176,6 +176,7 @@ def certify(
         radius: of the ball, in the distance where the model starts.
         x: one input, ``(n, in_features)`` of a Hypformer, points ``(n, d + 1)`` of a layer.
         tokens: n, where there is no ``x``; needed by the l2 metric, and by the measurement.
+        features: d of the input, where neither ``x`` nor a layer tells, as an activation alone.
         metric: ``"sup"`` or ``"l2"``.
         starts: of the ascent that measures; 0 leaves the measurement out.
         steps: of each.
@@ -185,6 +186,7 @@ def certify(
         The certificate, with one row a layer.
 
     Raises:
+        TypeError: if the radius is a tensor.
         NotCoveredError: if a layer is covered by no theorem, or an input is given and a layer drops entries or
             normalises tokens together.
         ValueError: if the radius is negative, or zero without ``x``, if ``x`` has another shape, or if layers of a
@@ -196,12 +198,16 @@ def certify(
     ['H11, H1', 'H3', 'H7, H1']
     """
     checks.one_of("metric", metric, METRICS)
+    if features is not None:
+        checks.positive_int("features", features)
     if starts < 0:
         raise ValueError(f"starts must not be negative, got {starts}.")
     if tokens is not None:
         checks.positive_int("tokens", tokens)
     if x is not None and (x.ndim != 2 or x.shape[0] == 0):
         raise ValueError(f"x must have shape (tokens, dim), with one token at least, got {tuple(x.shape)}.")
+    if isinstance(radius, Tensor):
+        raise TypeError(f"radius must be a number, got a tensor of shape {tuple(radius.shape)}: an input goes to x=.")
     if not (radius > 0 or (radius == 0 and x is not None)):
         raise ValueError(f"radius must be positive where no input is given, and never negative, got {radius}.")
     model = widened(model)
@@ -210,7 +216,7 @@ def certify(
         refuse_training(model)
         # A point's time, made again, is that of its space part in float64 too.
         x = x.detach().double() if ends.source is None else ends.source.lift(ends.source.space(x.detach().double()))
-    features = _features(model)
+    features = _features(model) if features is None else features
     if x is None:
         scope: Scope = "a priori"
         region = Region(radius * begin, features)
@@ -223,12 +229,12 @@ def certify(
     _compose(model, tape, "")
     tape.close()
     measured = math.nan
-    if starts and not tape.missing:
+    if starts:
         if x is None:
             measured = _ascend(model, radius, features, tokens, metric, ends, (starts, steps), generator)
         else:
             measured = stretch(model, x, ends=ends, joint=True, metric=metric).item()
-    return Certificate(tape.constant * begin / end, measured, tuple(tape.rows), scope, metric, tuple(tape.missing))
+    return Certificate(tape.constant * begin / end, measured, tuple(tape.rows), scope, metric)
 
 
 def _ascend(
@@ -293,13 +299,15 @@ def _features(model: nn.Module) -> int | None:
 
 
 def _of_model(
-    model: nn.Module, radius: float = math.inf, *, tokens: int | None = None, metric: Metric = "sup"
+    model: nn.Module,
+    radius: float = math.inf,
+    *,
+    tokens: int | None = None,
+    metric: Metric = "sup",
+    features: int | None = None,
 ) -> float:
     """A model's constant alone."""
-    found = certify(model, radius, tokens=tokens, metric=metric, starts=0)
-    if found.not_covered:
-        raise NotCoveredError(f"model must have covered parts only, got {', '.join(found.not_covered)}.")
-    return found.constant
+    return certify(model, radius, tokens=tokens, metric=metric, features=features, starts=0).constant
 
 
 def _of_sequence(
@@ -308,6 +316,7 @@ def _of_sequence(
     *,
     tokens: int | None = None,
     metric: Metric | None = None,
+    features: int | None = None,
     mask: Tensor | None = None,
     theorem: Theorem = "L+",
 ) -> float:
@@ -320,7 +329,7 @@ def _of_sequence(
         return lipschitz_bound(layers, radius, tokens=tokens, mask=mask, theorem=theorem)
     if mask is not None or theorem != "L+":
         raise NotCoveredError("mask and theorem must be left out for hyperbolic layers: H12 is what holds for them.")
-    return _of_model(model, radius, tokens=tokens, metric=metric or "sup")
+    return _of_model(model, radius, tokens=tokens, metric=metric or "sup", features=features)
 
 
 def _is_hyperbolic(layer: nn.Module) -> bool:

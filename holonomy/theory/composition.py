@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from holonomy.layers import HypLinearAttention, HypResidual, HypSoftmaxAttention
 from holonomy.theory.hyperbolic_midpoint import midpoint_shares, residual_stretch
+from holonomy.theory.projections import NotCoveredError
 from holonomy.theory.regions import Region, Setting, Step, follow, refuse_own, root, rounding, units_of
 from holonomy.theory.stretching import Ends, Metric, ends_of, stretch
 
@@ -25,7 +27,7 @@ class Row:
 
     Attributes:
         name: of the layer.
-        constant: by how much it can stretch on its region; nan where it is not covered.
+        constant: by how much it can stretch on its region.
         radius_in: within which its inputs lie about the origin.
         radius_out: its outputs.
         theorem: by which the constant was found.
@@ -56,7 +58,6 @@ class Tape:
         self.setting = setting
         self.constant = 1.0
         self.rows: list[Row] = []
-        self.missing: list[str] = []
         self.run: list[tuple[Callable[[Tensor], Tensor], Row, Ends, tuple[float, float]]] = []
         self.start: Region | None = None
         self.inside = 0
@@ -69,9 +70,13 @@ class Tape:
     def take(self, name: str, layer: Any) -> None:
         """Let one layer act."""
         refuse_own(layer)
-        step = follow(layer, self.region, self.setting)
+        step, prior = follow(layer, self.region, self.setting), None
+        if self.region.points is not None:
+            # At an input some layers are covered that have no constant on a ball.
+            with suppress(NotCoveredError):
+                prior = follow(layer, Region(self.region.radius, self.region.features), self.setting)
         joint = isinstance(layer, HypLinearAttention | HypSoftmaxAttention)
-        self.write(name, step, units_of(layer), None if joint else layer, ends_of(layer))
+        self.write(name, step, units_of(layer), None if joint else layer, ends_of(layer), prior)
 
     def write(
         self,
@@ -80,11 +85,15 @@ class Tape:
         units: tuple[float, float],
         function: Callable[[Tensor], Tensor] | None,
         ends: Ends,
+        prior: Step | None,
     ) -> None:
-        """Write a step down; ``function`` is what it does to each token, ``None`` if tokens influence each other."""
+        """Write a step down.
+
+        ``function`` is what it does to each token, ``None`` if tokens influence each other; ``prior`` the step on the
+        whole ball about the origin, which caps one at or about points.
+        """
         if self.region.points is not None:
-            far = max(self.region.radius, step.region.radius if math.isfinite(step.region.radius) else 0.0)
-            step = replace(step, constant=step.constant * rounding(far))
+            step = self._capped(step, prior)
         row = Row(
             name,
             step.constant * units[0] / units[1],
@@ -105,6 +114,15 @@ class Tape:
             self.rows.append(row)
         self.region = step.region
 
+    def _capped(self, step: Step, prior: Step | None) -> Step:
+        """Room for rounding, which only differences at a point need, and the cap of what holds on the whole ball."""
+        constant = step.constant * rounding(_farthest(self.region.radius, step.region.radius))
+        radius = step.region.radius
+        if prior is not None:
+            constant, radius = min(constant, prior.constant), min(radius, prior.region.radius)
+        spread = self.region.spread * constant if self.region.spread else 0.0
+        return replace(step, constant=constant, region=replace(step.region, radius=radius, spread=spread))
+
     def close(self) -> None:
         """End a run of layers: its stretch is taken as a whole, and never above the product."""
         if self.start is None or self.start.points is None:
@@ -115,8 +133,7 @@ class Tape:
         def whole(x: Tensor) -> Tensor:
             return reduce(lambda y, function: function(y), functions, x)
 
-        # In the rows' own units the radii differ; they need not: the factor is of the farthest of them.
-        far = max(row.radius_in * unit[0] for row, unit in zip(rows, units, strict=True))
+        far = _farthest(*(row.radius_in * unit[0] for row, unit in zip(rows, units, strict=True)), self.region.radius)
         constant = stretch(whole, self.start.points, ends=Ends(first, last)).amax().item() * rounding(far)
         constant = min(constant, math.prod(row.constant for row in rows))
         name = rows[0].name if len(rows) == 1 else f"{rows[0].name} .. {rows[-1].name}"
@@ -126,12 +143,6 @@ class Tape:
 
     def _multiply(self, constant: float) -> None:
         self.constant = 0.0 if 0.0 in {self.constant, constant} else self.constant * constant
-
-    def skip(self, name: str) -> None:
-        """Write down what no theorem covers."""
-        self.rows.append(Row(name, math.nan, math.nan, math.nan, "not covered"))
-        self.missing.append(name)
-        self.constant = math.nan
 
     def residual(
         self,
@@ -148,15 +159,23 @@ class Tape:
         branch(self)
         inner, end = self.constant, self.region
         self.constant, self.region, self.inside = product, start, self.inside - 1
-        constant = residual_stretch(inner, layer.epsilon)
-        region = Region(max(start.radius, end.radius), start.features)
+        prior = Step(
+            residual_stretch(inner, layer.epsilon), Region(max(start.radius, end.radius), start.features), "H7"
+        )
+        step = prior
         if start.points is not None and end.points is not None:
-            points = layer(start.points, end.points).detach()
+            constant = prior.constant
             if start.spread == 0:
                 constant = _local_residual(layer, start.points, end.points, inner, self.setting.metric)
-            about = Region.about(points, layer.manifold_out, start.spread * constant if start.spread else 0.0)
-            region = replace(about, radius=min(about.radius, region.radius) if start.spread else about.radius)
-        self.write(name, Step(constant, region, "H7"), units_of(layer), function, ends_of(layer))
+            points = layer(start.points, end.points).detach()
+            spread = start.spread * constant if start.spread else 0.0
+            step = Step(constant, Region.about(points, layer.manifold_out, spread), "H7")
+        self.write(name, step, units_of(layer), function, ends_of(layer), prior)
+
+
+def _farthest(*radii: float) -> float:
+    """The largest radius; what leaves for Euclidean space has none."""
+    return max((radius for radius in radii if math.isfinite(radius)), default=math.inf)
 
 
 def _local_residual(layer: HypResidual, x: Tensor, branch: Tensor, inside: float, metric: Metric) -> float:

@@ -22,7 +22,7 @@ from holonomy.theory.hyperbolic_linear import Features, euclidean_stretch, linea
 from holonomy.theory.hyperbolic_midpoint import concatenation_stretch, unit_curvature
 from holonomy.theory.lipschitz import lipschitz_bound
 from holonomy.theory.projections import NotCoveredError
-from holonomy.theory.regions import Region, Setting, Step, bound_of, follow, refuse_training, root
+from holonomy.theory.regions import Region, Setting, Step, bound_of, follow, outputs, refuse_training, root
 from holonomy.theory.stretching import Ends, stretch
 
 __all__ = ["attend_linear", "attend_softmax"]
@@ -67,7 +67,8 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     if layer.heads > 1:
         constant = math.hypot(*(concatenation_stretch(r) * b if b else 0.0 for r, b in zip(radii, bounds, strict=True)))
         radius = _together(radii)
-    return Step(constant, _outputs(layer, region, constant, radius), "H8 local" if local else "H8")
+    region = outputs(layer, region, constant, radius, layer.query.out_features)
+    return Step(constant, region, "H8 local" if local else "H8")
 
 
 def _head(
@@ -140,14 +141,6 @@ def _together(radii: list[float]) -> float:
     return math.asinh(math.hypot(*(math.sinh(r) for r in radii))) if max(radii) < 700 else math.inf
 
 
-def _outputs(layer: HypSoftmaxAttention | HypLinearAttention, region: Region, constant: float, radius: float) -> Region:
-    if region.points is None:
-        return Region(radius, layer.query.out_features)
-    with torch.no_grad():
-        points = layer(region.points)
-    return Region.about(points, layer.manifold_out, region.spread * constant if region.spread else 0.0)
-
-
 @follow.register
 def attend_linear(layer: HypLinearAttention, region: Region, setting: Setting) -> Step:
     r"""H10: infinite over a ball, where the layer is discontinuous; its local form at an input.
@@ -180,7 +173,7 @@ def attend_linear(layer: HypLinearAttention, region: Region, setting: Setting) -
         raise NotCoveredError("layer must be softmax attention for balls about points: H10 has no such form.")
     refuse_training(layer)
     constant = _local_linear(layer, region.points, setting) * root(layer.manifold_hidden) / root(layer.manifold_in)
-    return Step(constant, _outputs(layer, region, constant, math.inf), "H10 local")
+    return Step(constant, outputs(layer, region, constant, math.inf, layer.query.out_features), "H10 local")
 
 
 def _local_linear(layer: HypLinearAttention, points: Tensor, setting: Setting) -> float:

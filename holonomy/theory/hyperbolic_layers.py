@@ -8,6 +8,7 @@ ray) and :math:`2 s (\sum_k (\rho + r_k)^2)^{1/2}` (H13).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
@@ -144,7 +145,8 @@ def _embedded(layer: ExpMapHTC, region: Region, setting: Setting) -> Step:
         return Step(constant / root(source), Region.about(layer(region.points).detach(), layer.manifold_out), "Lemma 0")
     start = source.expmap0(nn.functional.pad(region.points, (1, 0)))
     # Moved by at most the spread, a vector's point stays in the ball of the radius, whose stretch bounds its path.
-    step = follow(inner, Region.about(start, source, region.spread * wide), setting)
+    about = replace(Region.about(start, source, region.spread * wide), radius=region.radius)
+    step = follow(inner, about, setting)
     return Step(wide * step.constant, step.region, "H11, " + step.theorem)
 
 
