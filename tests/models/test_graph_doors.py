@@ -7,35 +7,15 @@ import re
 import pytest
 import torch
 
-from holonomy.models import (
-    ChromaticGraphTransformer,
-    HigherOrderTransformer,
-    Hypformer,
-    HypTokenGT,
-    InvariantGraphNetwork,
-    TokenGT,
-)
+from holonomy.models import ChromaticGraphTransformer, Hypformer
+from tests.registry import graphs
+from tests.registry.graphs import MODELS
 
-SIZES = {"edge_features": 2, "dtype": torch.float64}
-MODELS = {
-    "TokenGT": lambda: TokenGT(3, 8, 2, heads=2, **SIZES),
-    "TokenGT, performer": lambda: TokenGT(3, 8, 2, heads=2, attention="performer", **SIZES),
-    "HypTokenGT": lambda: HypTokenGT(3, 8, 2, heads=2, **SIZES),
-    "HypTokenGT, softmax": lambda: HypTokenGT(3, 8, 2, heads=2, attention="softmax", **SIZES),
-    "HOT": lambda: HigherOrderTransformer(3, 8, 2, heads=2, **SIZES),
-    "HOT, coupled": lambda: HigherOrderTransformer(3, 8, 2, heads=2, kernel="performer", **SIZES),
-    "HOT, decoupled": lambda: HigherOrderTransformer(3, 8, 2, heads=2, kernel="performer", sums="decoupled", **SIZES),
-    "IGN": lambda: InvariantGraphNetwork(3, 8, 2, **SIZES),
-    "IGN, counts": lambda: InvariantGraphNetwork(3, 8, 2, normalise="counts", **SIZES),
-    "CGT": lambda: ChromaticGraphTransformer(3, 8, 2, heads=2, **SIZES),
-    "CGT, mono": lambda: ChromaticGraphTransformer(3, 8, 2, heads=2, mode="mono", share_edges=True, **SIZES),
-}
 TOKENS = [name for name in MODELS if "Token" in name]
 
 
 def made(name):
-    torch.manual_seed(0)
-    return MODELS[name]().eval()
+    return graphs.made(name, dtype=torch.float64)
 
 
 def graph():

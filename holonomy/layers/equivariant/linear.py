@@ -170,7 +170,7 @@ class EquivariantMap(Derived):
         counts, _, targets = weight.shape[:3]
         matrix = weight.permute(1, 3, 0, 2, 4).reshape(-1, counts * targets * self.out_features)
         product = (table.flatten(-2) @ matrix).unflatten(-1, (counts, targets, self.out_features))
-        return product[..., 0, :, :] if scale is None else (product * scale[..., None, None]).sum(-3)
+        return product[..., 0, :, :] if scale is None else (product * scale[..., None, None]).sum(-3).to(product.dtype)
 
     def _scale(self, sizes: Tensor) -> Tensor | None:
         """One over the number of terms of a class in graphs of these sizes, zero where there is none."""
@@ -258,7 +258,8 @@ class EquivariantMap(Derived):
         sparse.check_hyperedges(x, self.order_in, self.in_features, to, self.order_out)
         plans = sparse.met(x, to, self.groups)
         scale = self._scale(torch.bincount(x.membership, minlength=x.num_graphs))
-        result = x.values.new_zeros(to.shape[0], self.out_features)
+        # An empty product has the dtype that autocast gives products, whatever hyperedges there are.
+        result = (x.values[:0] @ self.weight[0]).new_zeros(to.shape[0], self.out_features)
         for (planned, sources, targets), every in zip(plans, self._weights(), strict=True):
             if not sources or not targets:
                 continue
@@ -276,7 +277,7 @@ class EquivariantMap(Derived):
                     result = target.added(result, table.flatten(1).index_select(0, target.slots) @ matrix)
             else:
                 product = self._multiply(table, weight, None if scale is None else scale[planned.graphs])
-                result = sparse.distribute(product, planned, result.to(product.dtype))
+                result = sparse.distribute(product, planned, result)
         for index, row in self._biases():
             fits = sparse.in_pattern(to, self.patterns[index], exactly=False)
             result = result + fits[:, None].to(result.dtype) * row.to(result.dtype)

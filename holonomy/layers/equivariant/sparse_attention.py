@@ -143,6 +143,8 @@ def softmax_class(
     tensor([3., 1.])
     """
     key_rows, query_rows = matching_rows(keys, queries, pair)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    query, key = query.to(wide), key.to(wide)
     logits = (query.index_select(0, query_rows) * key.index_select(0, key_rows)).sum(-1) / math.sqrt(query.shape[-1])
     where = query_rows[:, None].expand_as(logits)
     top = torch.full_like(query[..., 0], -math.inf).scatter_reduce(0, where, logits.detach(), "amax")
