@@ -30,7 +30,7 @@ from torch import Tensor
 
 from holonomy import autograd, numerics
 
-__all__ = ["carry", "distance", "logarithm", "logarithm0", "shoot", "shoot0"]
+__all__ = ["carry", "distance", "logarithm", "logarithm0", "shoot", "shoot0", "squared_chord"]
 
 
 class Ray(NamedTuple):
@@ -39,6 +39,23 @@ class Ray(NamedTuple):
     unit: Tensor
     length: Tensor
     time: Tensor
+
+
+class Gap(NamedTuple):
+    """Sinh D over Y_t times the unit direction from X to Y, as parts across and along the ray of X, and both rays."""
+
+    ray: Ray
+    other: Ray
+    across: Tensor
+    along: Tensor
+
+    def covector(self) -> Tensor:
+        """Minus the derivative of cosh D in the space part of X.
+
+        Returns:
+            Covectors ``(..., d)``; zero, and smooth, where the points coincide.
+        """
+        return (self.across + self.ray.unit * (self.along / self.ray.time)) * self.other.time
 
 
 class View(NamedTuple):
@@ -67,6 +84,26 @@ def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     x, y = torch.broadcast_tensors(x, y)
     result: Tensor = autograd.apply_function(_Distance, x, y, scale)
     return result.squeeze(-1)
+
+
+def squared_chord(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    r""":math:`|\kappa| \langle x - y, x - y\rangle = 4 \sinh^2(D/2)`, smooth where the points coincide.
+
+    Args:
+        x: space parts ``(..., d)``.
+        y: space parts ``(..., d)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Squares ``(..., 1)``.
+
+    >>> zero, scale = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    >>> round(squared_chord(zero, scale.sinh().reshape(1), scale).item(), 5)
+    1.08616
+    """
+    x, y = torch.broadcast_tensors(x, y)
+    function = _TracedSquaredChord if torch.compiler.is_compiling() else _SquaredChord
+    return autograd.apply_function(function, x, y, scale)
 
 
 def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -189,6 +226,48 @@ class _Distance(torch.autograd.Function):
             kept(-grad * _covector(ray_y, from_y)),
             -kept(grad * slack).sum() / scale.square(),
         )
+
+
+class _SquaredChord(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        sinh = _sinh(_gap(x, y, scale))
+        return sinh * (2 * (sinh / (1 + numerics.hypot(sinh, torch.ones_like(sinh)))))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, scale = ctx.saved_tensors
+        (grad,) = grad_outputs
+        from_x, from_y = _gap(x, y, scale), _gap(y, x, scale)
+        # sinh(D) E; see the head of this file.
+        x_length, x_time, y_time = from_x.ray.length, from_x.ray.time, from_x.other.time
+        stretch = (_sinh(from_x) / x_time) * (_sinh(from_x) / y_time)
+        turned = numerics.norm(from_x.across, keepdim=True) * x_length
+        stretch = stretch + turned / x_time * (turned * y_time)
+        kept = _keeper(x, y, grad)
+        return (
+            kept(-2 * scale * grad * from_x.covector()),
+            kept(-2 * scale * grad * from_y.covector()),
+            2 * kept(grad * stretch).sum() / scale,
+        )
+
+
+class _TracedSquaredChord(torch.autograd.Function):
+    """The same in the form that dynamo traces into whatever decorates the functions it calls; without vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, scale)
+        return _SquaredChord.forward(x, y, scale)
+
+    backward = staticmethod(_SquaredChord.backward)
 
 
 class _Logarithm(torch.autograd.Function):
@@ -385,7 +464,7 @@ def _across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
     return reduced - unit * _dot(unit, reduced)
 
 
-def _view(x: Tensor, y: Tensor, scale: Tensor) -> View:
+def _gap(x: Tensor, y: Tensor, scale: Tensor) -> Gap:
     ray, other = _ray(x, scale), _ray(y, scale)
     # All divided by Y_t, so that no product of two large numbers is formed that is not itself the answer.
     across = _across(x, ray.unit, y) * (scale / other.time)
@@ -401,11 +480,18 @@ def _view(x: Tensor, y: Tensor, scale: Tensor) -> View:
     ahead = numerics.finite(numerator) / ((ray.time / length) * forward + other.time)
     far = torch.where(along > 0, ahead, plain)
     near = torch.where(other.length <= 2, both_near, plain)
-    radial = torch.where(ray.length > 1, far, near)
+    return Gap(ray, other, across, torch.where(ray.length > 1, far, near))
 
-    size = torch.hypot(width, radial)
-    apart = torch.asinh(numerics.finite(size * other.time))
-    return View(apart, numerics.safe_div(across, size), numerics.safe_div(radial, size))
+
+def _sinh(gap: Gap) -> Tensor:
+    """The hyperbolic sine of the distance."""
+    return numerics.finite(torch.hypot(numerics.norm(gap.across, keepdim=True), gap.along) * gap.other.time)
+
+
+def _view(x: Tensor, y: Tensor, scale: Tensor) -> View:
+    gap = _gap(x, y, scale)
+    size = torch.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
+    return View(torch.asinh(_sinh(gap)), numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size))
 
 
 def _step(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> View:

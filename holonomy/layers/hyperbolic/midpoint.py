@@ -11,7 +11,7 @@ The norm under the root is never taken as the difference of two large squares: w
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ from holonomy import autograd, checks, numerics
 from holonomy.layers.hyperbolic.refinement import HypLayerNorm, normalised, rescale_space, resolve
 from holonomy.layers.kernels.lifted import pays
 from holonomy.layers.kernels.lifted_rows import LiftedMidpoint, LiftedMidpointNorm
-from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds import Lorentz, geodesics, hyperboloid
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypResidual", "lifted_midpoint", "midpoint", "normalised_residual", "positive_weight", "squared_chord"]
+__all__ = ["HypResidual", "lifted_midpoint", "midpoint", "normalised_residual", "positive_weight"]
 
 
 def midpoint(
@@ -51,10 +51,11 @@ def midpoint(
     >>> midpoint(x, -x, 1.0, torch.tensor([-1.0])).tolist()
     [[0.0, 0.0]]
     """
-    chord = squared_chord(x, y, curvature)
-    norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * chord)
-    # Divided before the sum, which might not fit the dtype where the midpoint does.
-    return x * (1 / norm).to(x.dtype) + y * (epsilon / norm).to(x.dtype)
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    x, y, scale = numerics.widen(x), numerics.widen(y), numerics.widen(curvature.reshape(()).neg()).sqrt()
+    norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * geodesics.squared_chord(x, y, scale))
+    # Divided before the sum, which might not fit float64 where the midpoint does.
+    return numerics.narrow(x * (1 / norm) + y * (epsilon / norm), dtype)
 
 
 def lifted_midpoint(
@@ -83,8 +84,8 @@ def lifted_midpoint(
     if not _in_parts(x, y):
         return _lifted_midpoint(x, y, curvature, epsilon)
     rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
-    found: tuple[Tensor, ...] = autograd.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
-    return found[0].view_as(x)
+    found: Tensor = autograd.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
+    return found.view_as(x)
 
 
 def _lifted_midpoint(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
@@ -142,119 +143,6 @@ def _in_parts(x: Tensor, y: Tensor) -> bool:
         and x.shape[:-1] == y.shape[:-1]
         and x.dtype == y.dtype
     )
-
-
-def squared_chord(
-    x: Float[Tensor, "*batch dim"],
-    y: Float[Tensor, "*batch dim"],
-    curvature: Float[Tensor, "*one"],
-) -> Float[Tensor, "*batch 1"]:
-    r""":math:`|\kappa| \langle x - y, x - y\rangle` of two points given by their space parts, in float64.
-
-    From radii a, b and the chord of the two directions, a sum of positive terms that lose no digits:
-    :math:`4 \sinh^2((a-b)/2) + \sinh a \sinh b\, |\hat x - \hat y|^2`. The gradient is the smooth
-    :math:`2 |\kappa| (y_t / x_t\, x_s - y_s)`, right at the origin and at coincident points (zero there).
-
-    Args:
-        x: space parts ``(*batch, d)``.
-        y: space parts ``(*batch, d)``.
-        curvature: one negative number.
-
-    Returns:
-        Squares ``(*batch, 1)``, float64.
-
-    >>> x = torch.tensor([[0.0, 0.0]])
-    >>> round(squared_chord(x, torch.tensor([[0.0, 1.1752012]]), torch.tensor([-1.0])).item(), 5)
-    1.08616
-    """
-    x, y = torch.broadcast_tensors(x, y)
-    function = _TracedSquaredChord if torch.compiler.is_compiling() else _SquaredChord
-    return autograd.apply_function(function, x, y, numerics.widen(curvature.reshape(()).neg()))
-
-
-class _SquaredChord(torch.autograd.Function):
-    r"""Vectors are in the caller's dtype, numbers per row in float64.
-
-    With the unit vectors u, v of x, y the gradient is
-    :math:`y_t/x_t\, x_s - y_s = \sinh(a-b)/(\sqrt{|\kappa|}\, x_t)\, u + |y_s| (u - v)`: nothing cancels.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
-        return _chord(x, y, c)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return _chord_gradients(ctx, grad_outputs[0])
-
-
-class _TracedSquaredChord(torch.autograd.Function):
-    """The same in the form that dynamo traces into whatever decorates the functions it calls; without vmap."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, c: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y, c)
-        return _chord(x, y, c)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        return _chord_gradients(ctx, grad_outputs[0])
-
-
-def _chord(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
-    x_norm, x_time, y_norm, y_time = _polar(x, y, c)
-    half = _half(_sinh_difference(x_norm, x_time, y_norm, y_time, c))
-    turn = numerics.widen(numerics.norm(_unit(x, x_norm) - _unit(y, y_norm), keepdim=True))
-    return numerics.finite(half.square() + (c.sqrt() * x_norm.sqrt() * turn * y_norm.sqrt()).square())
-
-
-def _chord_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    x, y, c = ctx.saved_tensors
-    # Made again, so that a second derivative sees them depend on x and y.
-    x_norm, x_time, y_norm, y_time = _polar(x, y, c)
-    radial = _sinh_difference(x_norm, x_time, y_norm, y_time, c)
-    x_unit, y_unit = _unit(x, x_norm), _unit(y, y_norm)
-    turn = x_unit - y_unit
-    factor = 2 * c * grad
-    rise = factor * radial / c.sqrt()
-    grad_x = numerics.narrow(rise / x_time, x.dtype) * x_unit + numerics.narrow(factor * y_norm, x.dtype) * turn
-    grad_y = numerics.narrow(-rise / y_time, y.dtype) * y_unit - numerics.narrow(factor * x_norm, y.dtype) * turn
-    if not ctx.needs_input_grad[2]:
-        return grad_x, grad_y, None
-    turned = x_norm.sqrt() * numerics.widen(numerics.norm(turn, keepdim=True)) * y_norm.sqrt()
-    slope = radial / x_time * (radial / y_time) / c + turned.square()
-    return grad_x, grad_y, (grad * slope).sum()
-
-
-def _polar(x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Lengths, and times in units of the radius of curvature."""
-    x_norm, y_norm = (numerics.widen(numerics.norm(z, keepdim=True)) for z in (x, y))
-    one, root = torch.ones_like(x_norm), c.sqrt()
-    return x_norm, numerics.hypot(root * x_norm, one), y_norm, numerics.hypot(root * y_norm, one)
-
-
-def _sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tensor, c: Tensor) -> Tensor:
-    """The hyperbolic sine of the difference of the radii, no product of two large numbers on the way."""
-    slope = x_norm / x_time + y_norm / y_time
-    sum_of_radii = x_norm / x_time / y_time + y_norm / y_time / x_time
-    return c.sqrt() * numerics.safe_div((x_norm - y_norm) * sum_of_radii, slope)
-
-
-def _half(sinh: Tensor) -> Tensor:
-    """2 sinh(a/2) from sinh(a)."""
-    return sinh / ((1 + numerics.hypot(sinh, torch.ones_like(sinh))) / 2).sqrt()
-
-
-def _unit(x: Tensor, length: Tensor) -> Tensor:
-    """The direction of x in its dtype; the zero vector has none."""
-    return x * numerics.narrow(numerics.safe_div(torch.ones_like(length), length), x.dtype)
 
 
 def positive_weight(name: str, value: float) -> float:

@@ -6,7 +6,8 @@ direct formulas here lose some far out; parts of the table that hold such a row 
 one number to be read back, so that these forms are for the CPU.
 
 With :math:`c = |\kappa|`, :math:`\delta = x - y`, :math:`\theta = x_t - y_t` the midpoint is
-:math:`m = (x + \epsilon y)/\nu`, :math:`\nu^2 = (1+\epsilon)^2 + \epsilon q`, :math:`q = c(|\delta|^2 - \theta^2)`.
+:math:`m = (x + \epsilon y)/\nu`, :math:`\nu^2 = (1+\epsilon)^2 + \epsilon q`, :math:`q = c(|\delta|^2 - \theta^2)`,
+in float64, which leaves float32 digits where :math:`q \ge` 1e-8 :math:`c|\delta|^2`.
 From a gradient g of its space part, with :math:`\sigma = \epsilon c\, (g \cdot m) / \nu^2`,
 
 .. math::
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from holonomy import autograd
+from holonomy import autograd, numerics
 from holonomy.layers.kernels.lifted import curvature_gradient, space_gradient, time_of
 from holonomy.manifolds.rows import portions
 
@@ -31,50 +32,59 @@ __all__ = ["LiftedLayerNorm", "LiftedMidpoint", "LiftedMidpointNorm"]
 
 
 class _Pair(NamedTuple):
-    """Rows of x and y, their times, and their difference."""
+    """Rows of x and y, their times, the difference of both, and q; all float64."""
 
     x: Tensor
     y: Tensor
     x_time: Tensor
     y_time: Tensor
     difference: Tensor
+    gap: Tensor
+    chord: Tensor
 
-    @property
-    def gap(self) -> Tensor:
-        return self.x_time - self.y_time
-
-    def inverse(self, c: Tensor, epsilon: float) -> Tensor:
+    def inverse(self, epsilon: float) -> Tensor:
         """One over nu."""
-        square = torch.linalg.vector_norm(self.difference, dim=-1, keepdim=True).square_()
-        chord = square.sub_(self.gap.square_()).mul_(c).clamp_(min=0)
-        return chord.mul_(epsilon).add_((1 + epsilon) ** 2).rsqrt_()
+        return self.chord.mul(epsilon).add_((1 + epsilon) ** 2).rsqrt_()
 
-    def pull_back(
-        self, g: Tensor, middle: Tensor, inverse: Tensor, c: Tensor, epsilon: float, of_x: Tensor, of_y: Tensor
-    ) -> Tensor:
+    def middle(self, epsilon: float) -> Tensor:
+        """Space parts of the midpoints."""
+        return torch.add(self.x, self.y, alpha=epsilon).mul_(self.inverse(epsilon))
+
+    def pull_back(self, g: Tensor, c: Tensor, epsilon: float, of_x: Tensor, of_y: Tensor) -> Tensor:
         """Write the gradients of x and y, from the one of the space part of the midpoint; return that of -c."""
-        pull = (g * middle).sum(-1, keepdim=True).mul_(inverse.square()).mul_(epsilon)  # sigma / c
-        bend, dim = pull * c, g.shape[1]
-        turned = self.difference.mul_(bend)
+        inverse, dim = self.inverse(epsilon), g.shape[1]
+        pull = (g * self.middle(epsilon)).sum(-1, keepdim=True).mul_(inverse.square()).mul_(epsilon)  # sigma / c
+        bend = pull * c
+        turned = self.difference * bend
         bend.mul_(self.gap)
         for into, rows, time, weight, sign in (
             (of_x, self.x, self.x_time, 1.0, -1), (of_y, self.y, self.y_time, epsilon, 1)
         ):  # fmt: skip
-            space = torch.mul(g, inverse * weight, out=into[:, into.shape[1] - dim :])
-            space.add_(turned, alpha=sign).addcmul_(rows, bend / time, value=-sign)
+            space = (g * (inverse * weight)).add_(turned, alpha=sign).addcmul_(rows, bend / time, value=-sign)
+            into[:, into.shape[1] - dim :] = space
             into[:, : into.shape[1] - dim] = 0
-        chord = (inverse.square().reciprocal() - (1 + epsilon) ** 2) / epsilon
-        lag = chord - self.gap.square() / (self.x_time * self.y_time)
+        lag = self.chord - self.gap.square() / (self.x_time * self.y_time)
         return (pull * lag).sum() / (2 * c)
 
 
-def _pair(x: Tensor, y: Tensor, radius: Tensor) -> _Pair | None:
+def _pair(x: Tensor, y: Tensor, c: Tensor) -> _Pair | None:
     """None where rounding, which a far point stretches, might leave less than half of the digits."""
+    most = numerics.ROW_WIDEST if x.dtype == torch.float32 else torch.finfo(x.dtype).eps ** -0.25
+    x, y, radius = x.double(), y.double(), c.rsqrt()
     x_time, y_time = (torch.hypot(torch.linalg.vector_norm(z, dim=-1, keepdim=True), radius) for z in (x, y))
-    stretch = x_time.amax() * y_time.amax()
-    if not bool(stretch <= radius.square() * torch.finfo(x.dtype).eps ** -0.5):
+    difference = x - y
+    gap = (difference * (x + y)).sum(-1, keepdim=True) / (x_time + y_time)
+    square = torch.linalg.vector_norm(difference, dim=-1, keepdim=True).square_()
+    chord = (square - gap.square()).clamp_(min=0)
+    ordinary = torch.maximum(x_time.amax(), y_time.amax()) <= most * radius
+    if not bool(ordinary & (chord >= numerics.PRODUCT_NEAR * square).all()):
         return None
-    return _Pair(x, y, x_time, y_time, x - y)
+    return _Pair(x, y, x_time, y_time, difference, gap, chord * c)
+
+
+def _positive(curvature: Tensor) -> Tensor:
+    """Minus the curvature, in float64 and without axes."""
+    return curvature.reshape(()).neg().double()
 
 
 class LiftedMidpoint(torch.autograd.Function):
@@ -87,9 +97,7 @@ class LiftedMidpoint(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        x: Tensor, y: Tensor, curvature: Tensor, epsilon: float, definition: Callable[..., Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float, definition: Callable[..., Tensor]) -> Tensor:
         """Midpoints.
 
         Args:
@@ -100,23 +108,20 @@ class LiftedMidpoint(torch.autograd.Function):
             definition: of these arguments.
 
         Returns:
-            Points ``(rows, d + 1)``, and one over the lengths of the sums.
+            Points ``(rows, d + 1)``.
         """
-        out, inverse = torch.empty_like(x), x.new_empty(x.shape[0], 1)
-        dim, c = x.shape[1] - 1, curvature.reshape(()).neg()
-        radius = c.rsqrt()
-        for part in portions(x):
-            pair = _pair(x[part, 1:], y[part, -dim:], radius)
+        out, dim, c = torch.empty_like(x), x.shape[1] - 1, _positive(curvature)
+        for part in portions(x, torch.float64):
+            pair = _pair(x[part, 1:], y[part, -dim:], c)
             if pair is None:
                 out[part] = definition(x[part], y[part], curvature, epsilon)
-                continue
-            inverse[part] = pair.inverse(c, epsilon)
-            space = torch.add(pair.x, pair.y, alpha=epsilon, out=out[part, 1:]).mul_(inverse[part])
-            out[part, :1] = torch.hypot(torch.linalg.vector_norm(space, dim=-1, keepdim=True), radius)
-        return out, inverse
+            else:
+                out[part, 1:] = pair.middle(epsilon)
+                out[part, :1] = time_of(out[part, 1:], curvature)
+        return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keep inputs and results.
 
         Args:
@@ -125,8 +130,7 @@ class LiftedMidpoint(torch.autograd.Function):
             output: of :meth:`forward`.
         """
         *tensors, ctx.epsilon, ctx.definition = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -134,19 +138,19 @@ class LiftedMidpoint(torch.autograd.Function):
 
         Args:
             ctx: of autograd.
-            *grad_outputs: of the points, and of what has none.
+            *grad_outputs: of the points.
 
         Returns:
             A gradient for each input that wants one.
         """
-        x, y, curvature, out, inverse = ctx.saved_tensors
+        x, y, curvature, out = ctx.saved_tensors
         grad, wanted = grad_outputs[0], ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():
             return *autograd.by_definition(ctx.definition, (x, y, curvature, ctx.epsilon), grad, wanted), None
-        c = curvature.reshape(()).neg()
+        c = _positive(curvature)
         of_x, of_y, of_curvature = torch.empty_like(x), torch.empty_like(y), torch.zeros_like(curvature)
-        for part in portions(x):
-            pair = _pair(x[part, 1:], y[part, 1 - x.shape[1] :], c.rsqrt())
+        for part in portions(x, torch.float64):
+            pair = _pair(x[part, 1:], y[part, 1 - x.shape[1] :], c)
             if pair is None:
                 rows = (x[part], y[part], curvature, ctx.epsilon)
                 of_x[part], of_y[part], more, _ = autograd.by_definition(
@@ -155,7 +159,7 @@ class LiftedMidpoint(torch.autograd.Function):
                 of_curvature += more
                 continue
             g = space_gradient(grad[part], out[part])
-            of_curvature += pair.pull_back(g, out[part, 1:], inverse[part], c, ctx.epsilon, of_x[part], of_y[part])
+            of_curvature += pair.pull_back(g, c, ctx.epsilon, of_x[part], of_y[part])
             of_curvature += curvature_gradient(grad[part], out[part], curvature)
         return of_x, of_y, of_curvature, None, None
 
@@ -198,23 +202,20 @@ class LiftedMidpointNorm(torch.autograd.Function):
             definition: of these arguments.
 
         Returns:
-            Points ``(rows, d + 1)``; one over the lengths of the sums, means, one over the deviations of the rows.
+            Points ``(rows, d + 1)``; means, one over the deviations of the rows.
         """
-        out = torch.empty_like(x)
-        lengths, mean, inverse = x.new_empty(3, x.shape[0], 1).unbind()
-        c = curvature.reshape(()).neg()
-        for part in portions(x):
-            pair = _pair(x[part, 1:], y[part, 1:], c.rsqrt())
+        out, c = torch.empty_like(x), _positive(curvature)
+        mean, inverse = x.new_empty(2, x.shape[0], 1).unbind()
+        for part in portions(x, torch.float64):
+            pair = _pair(x[part, 1:], y[part, 1:], c)
             if pair is not None:
-                lengths[part] = pair.inverse(c, epsilon)
-                middle = torch.add(pair.x, pair.y, alpha=epsilon).mul_(lengths[part])
+                middle = pair.middle(epsilon).to(x.dtype)
                 space, mean[part], inverse[part] = torch.native_layer_norm(middle, gain.shape, gain, shift, eps)
                 out[part, 1:] = space
                 out[part, :1] = time_of(space, last)
             if pair is None or not _ordinary(inverse[part]):
-                lengths[part] = 0
                 out[part] = definition(x[part], y[part], curvature, gain, shift, last, epsilon, eps)
-        return out, lengths, mean, inverse
+        return out, mean, inverse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -240,28 +241,27 @@ class LiftedMidpointNorm(torch.autograd.Function):
         Returns:
             A gradient for each input that wants one.
         """
-        *inputs, out, lengths, mean, inverse = ctx.saved_tensors
+        *inputs, out, mean, inverse = ctx.saved_tensors
         x, y, curvature, gain, shift, last = inputs
         grad, numbers = grad_outputs[0], (ctx.epsilon, ctx.eps)
         if torch.is_grad_enabled():
             return *autograd.by_definition(ctx.definition, (*inputs, *numbers), grad, ctx.needs_input_grad[:8]), None
-        c = curvature.reshape(()).neg()
+        c = _positive(curvature)
         of_x, of_y = torch.empty_like(x), torch.empty_like(y)
         found = [torch.zeros_like(t) for t in inputs[2:]]
-        for part in portions(x):
-            scale, rows = lengths[part], x[part, 1:]
-            pair = _pair(rows, y[part, 1:], c.rsqrt()) if bool(scale.amin() > 0) else None
-            if pair is None:
+        for part in portions(x, torch.float64):
+            pair = _pair(x[part, 1:], y[part, 1:], c)
+            if pair is None or not _ordinary(inverse[part]):
                 rows = (x[part], y[part], *inputs[2:], *numbers)
                 wanted = (True,) * 6 + (False,) * 2
                 of_x[part], of_y[part], *more = autograd.by_definition(ctx.definition, rows, grad[part], wanted)[:6]
             else:
-                middle = torch.add(pair.x, pair.y, alpha=ctx.epsilon).mul_(scale)
+                middle = pair.middle(ctx.epsilon).to(x.dtype)
                 g, *more = torch.ops.aten.native_layer_norm_backward(
                     space_gradient(grad[part], out[part]), middle, gain.shape, mean[part], inverse[part], gain, shift,
                     [True] * 3,
                 )  # fmt: skip
-                of_curvature = pair.pull_back(g, middle, scale, c, ctx.epsilon, of_x[part], of_y[part])
+                of_curvature = pair.pull_back(g, c, ctx.epsilon, of_x[part], of_y[part])
                 more = [of_curvature, *more, curvature_gradient(grad[part], out[part], last)]
             found = [total + one for total, one in zip(found, more, strict=True)]
         return of_x, of_y, *found, None, None, None
