@@ -101,13 +101,13 @@ def distance_gradients(
     x_time, y_time = polar(x)[1], polar(y)[1]
     rapidity = distances * scale
     # sinh(d) = 2 sinh(d/2) cosh(d/2), divided by in turn: far out sinh(d) overflows where x_t / sinh(d) is ordinary.
-    cosh, twice_sinh = torch.cosh(rapidity / 2), 2 * torch.sinh(rapidity / 2)
-    of_x = grad * numerics.safe_div(y_time.mT / cosh, twice_sinh)
-    of_y = (grad * numerics.safe_div(x_time / cosh, twice_sinh)).mT
+    cosh, sinh = torch.cosh(rapidity / 2), torch.sinh(rapidity / 2)
+    of_x = grad / 2 * numerics.safe_div(y_time.mT / cosh, sinh)
+    of_y = (grad / 2 * numerics.safe_div(x_time / cosh, sinh)).mT
     grad_scale = None
     if of_scale:
         # All points moved along their rays, distances change at the rate E of holonomy.manifolds.geodesics.
-        rate = (x_time / cosh) * (_klein_gap(x, y) * numerics.safe_div(y_time.mT, twice_sinh))
+        rate = (x_time / cosh) * (_klein_gap(x, y) / 2 * numerics.safe_div(y_time.mT, sinh))
         grad_scale = (grad * (rate - rapidity)).sum() / scale.square()
     return _weighted_gap(x, y, of_x), _weighted_gap(y, x, of_y), grad_scale
 
