@@ -3,6 +3,7 @@
 #   make demo    the environment, then the main job: a hyperbolic transformer trained on a tree
 #   make quick   the environment, then lint, types and one draw of every law but that of torch.compile
 #   make test    the environment, then lint, types, documentation and the whole suite
+#   make mutation  a thousand small errors put into the library, one at a time: do the tests notice? (hours)
 #   make bench   the environment, then every benchmark with its target; ONLY="cdist simplicial" some of them
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -18,11 +19,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test bench check docs suite clean
+.PHONY: help demo quick test mutation bench check docs suite clean
 .NOTPARALLEL:
 
 help:
-	@sed -n '3,6s/^# *//p' Makefile
+	@sed -n '3,7s/^# *//p' Makefile
 
 # Made once, and again only when what is to be installed changed. The build backend is installed from
 # the same constraints as everything else, hence no build isolation.
@@ -55,6 +56,12 @@ docs: $(STAMP)
 
 suite: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto $(PYTEST_ARGS)
+
+# The map is drawn anew; a run that was stopped goes on with `python -m tests.mutation run`.
+mutation: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation map
+	@rm -f runs/mutation/outcomes.jsonl
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation run --write
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks $(ONLY) $(BENCH_ARGS)

@@ -15,7 +15,7 @@ import jaxtyping
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -30,6 +30,8 @@ settings.register_profile(
 )
 settings.register_profile("explore", settings.get_profile("suite"), derandomize=False)
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=1)
+# An example that fails is not made smaller: what a mutant breaks nobody reads.
+settings.register_profile("mutation", settings.get_profile("suite"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("suite")
 
 
