@@ -191,7 +191,9 @@ def trained(arguments: argparse.Namespace, base: runs.Run) -> tuple[ChromaticGra
         data = molecules.load("generated", None, settings, 0)
         run = base.child("model", {"model": "csa-rings", "settings": dataclasses.asdict(settings)})
         stream = None if arguments.quiet else sys.stderr
-        train = functools.partial(comparisons.fit, question, "csa-rings", settings, data, 0, run)
+        train = functools.partial(
+            comparisons.fit, question, "csa-rings", settings, data, 0, run, device=arguments.device
+        )
         run.part("seed-0", lambda: train(label="csa-rings", stream=stream, checkpoint_every=arguments.checkpoint_every))
         network = molecules.build("csa-rings", settings, data)
         network.load_state_dict(run.read_state("part-seed-0.model.pt"))
@@ -202,8 +204,7 @@ def trained(arguments: argparse.Namespace, base: runs.Run) -> tuple[ChromaticGra
         raise RefusedError(f"--run must be the folder of one model of a run that is finished, got {arguments.run}")
     if config["model"] not in molecules.OPTIONS:
         raise RefusedError(f"--run must hold a chromatic model, got {config['model']!r}")
-    # It may have been trained on a device that is not here.
-    settings = dataclasses.replace(molecules.Settings(**config["settings"]), device="cpu")
+    settings = molecules.Settings(**config["settings"])
     if config["dataset"] != "generated":
         # The test molecules only; two to train with stand for the scale, which nothing here reads.
         settings = dataclasses.replace(settings, train=2, tests=max(arguments.molecule + 1, arguments.molecules))
@@ -230,6 +231,7 @@ def parser() -> argparse.ArgumentParser:
     add("--layer", type=int, default=-1, metavar="N", help="which layer, from 0; -1 is the last (default -1)")
     add("--channels", type=int, default=3, metavar="N", help="channels that are drawn (default 3)")
     options.add_folder(out, "runs/attention_in_colors", checkpoint_every=5)
+    options.add_machine(out)
     add("--quiet", action="store_true", help="no progress lines")
     options.add_settings(out, molecules.Settings, remark="of the model that is trained where there is no --run")
     return out
@@ -246,6 +248,7 @@ def table(channels: Sequence[int], given: Tensor) -> str:
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
     options.at_least_one(arguments, "molecules", "channels", "checkpoint_every")
+    runs.use_machine(arguments.threads, arguments.device)
     base = runs.Run(
         arguments.out or Path("runs/attention_in_colors"),
         {"question": "attention_in_colors", "run": arguments.run and str(arguments.run)},

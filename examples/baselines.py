@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from examples.options import RefusedError
 from holonomy import checks
 from holonomy.layers.graph import propagation
 from holonomy.layers.kernels.linear_attention import linear_attention, power_features
@@ -35,7 +36,7 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [in_features] + [hidden] * (layers - 1) + [out_features]
         self.maps = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        self.dropout = dropout
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Classify each node by its own features."""
@@ -104,7 +105,7 @@ def nearest_neighbours(x: Tensor, y: Tensor, known: Tensor, asked: Tensor, *, k:
     """
     known = known.unique()
     if not 1 <= k <= len(known):
-        raise ValueError(f"k must lie between 1 and the {len(known)} known nodes, got {k}")
+        raise RefusedError(f"k must lie between 1 and the {len(known)} known nodes, got {k}")
     x = x if x.layout == torch.strided else x.to_dense()
     # From differences, not from the Gram matrix: rows that are nearly equal decide here.
     distances = torch.cdist(x[asked], x[known], compute_mode="donot_use_mm_for_euclid_dist")
@@ -120,7 +121,7 @@ class EuclideanAttention(nn.Module):
     def __init__(self, features: int, heads: int, *, attention: str = "linear", power: float = 2.0) -> None:
         super().__init__()
         if features % heads:
-            raise ValueError(f"features must be a multiple of heads={heads}, got {features}")
+            raise RefusedError(f"features must be a multiple of heads={heads}, got {features}")
         self.heads, self.power = heads, power
         self.query, self.key, self.value = (nn.Linear(features, features) for _ in range(3))
         self.residual = nn.Linear(features, features) if attention == "linear" else None
@@ -214,7 +215,7 @@ class EuclideanFormer(nn.Module):
     ) -> None:
         super().__init__()
         if not transformer and graph_encoder is None:
-            raise ValueError("a model needs the transformer, a graph encoder, or both")
+            raise RefusedError("a model needs the transformer, a graph encoder, or both")
         self.entry = nn.Linear(in_features, hidden_features) if transformer else None
         self.blocks = nn.ModuleList(
             EuclideanBlock(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from examples import options, plots, runs
-from examples.options import option
+from examples.options import RefusedError, option
 
 RULE = (
     "the same epochs and the same search for every model, by the validation value of the first seed; "
@@ -80,6 +80,7 @@ class Question:
             it is left out.
         usual: the models that are compared where none are named; all where it is left out.
         scores: in place of ``score``, for some datasets.
+        place: puts data on a device; where they stay, the loss moves what a batch needs.
         whole: makes data in which what was held out to validate is among the training examples; only where it is a
             part of them.
     """
@@ -102,6 +103,7 @@ class Question:
     batches: Callable[[Any, int], Sequence[Tensor]] | None = None
     usual: Sequence[str] = ()
     scores: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    place: Callable[[Any, str], Any] = runs.moved
     whole: Callable[[Any], Any] | None = None
 
     def settings_for(self, dataset: str, given: Mapping[str, Any] | None = None) -> Any:
@@ -143,6 +145,7 @@ def fit(
     label: str = "",
     stream: TextIO | None = None,
     checkpoint_every: int = 5,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train one model with one seed, and measure it once, at its best validation epoch.
 
@@ -156,13 +159,14 @@ def fit(
         label: beginning of the progress line.
         stream: where progress goes, or None.
         checkpoint_every: epochs between checkpoints.
+        device: where it is trained.
 
     Returns:
         What JSON holds of it: scores, epochs, seconds, parameters, history.
     """
     key = f"seed-{seed}"
     train = functools.partial(
-        _trained, question, model, seed, run=run, stream=stream, checkpoint_every=checkpoint_every
+        _trained, question, model, seed, device, run=run, stream=stream, checkpoint_every=checkpoint_every
     )
     network, trained = train(settings, data, question.validate, key=key, label=label)
     seconds = trained.seconds
@@ -176,7 +180,7 @@ def fit(
         run.write_state(f"part-{key}.model.pt", network.state_dict())
     network.eval()
     with torch.no_grad():
-        scores = question.test(network, data)
+        scores = question.test(network, question.place(data, device))
     return {
         "seed": seed,
         "val": trained.best["val"],
@@ -192,6 +196,7 @@ def _trained(
     question: Question,
     model: str,
     seed: int,
+    device: str,
     settings: Any,
     data: Any,
     validate: Callable[[nn.Module, Any], float] | None,
@@ -199,8 +204,10 @@ def _trained(
 ) -> tuple[nn.Module, runs.Trained]:
     """Train a new network; keep the epoch of best validation value, or the last one where nothing is validated."""
     runs.seed_everything(seed)
-    network = question.build(model, settings, data)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    with options.of_the_command():
+        network = question.build(model, settings, data).to(device)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    data = question.place(data, device)
     size = question.size(data)
 
     def epoch_of_training(epoch: int) -> float:
@@ -241,6 +248,7 @@ class Comparison:
         base: the run whose parts these are.
         checkpoint_every: epochs between checkpoints.
         stream: where progress goes, or None.
+        device: where models are trained.
         searched: names of the settings that have several values; the learning rate names a run without them, too.
     """
 
@@ -251,6 +259,7 @@ class Comparison:
     searched: Sequence[str] = ("lr",)
     checkpoint_every: int = 5
     stream: TextIO | None = None
+    device: str = "cpu"
 
     def name(self, settings: Any) -> str:
         """Return what is searched, such as ``lr-0.001`` or ``lr-0.001-dropout-0.5``."""
@@ -278,6 +287,7 @@ class Comparison:
                     label=f"{self.dataset}  {model}  {self.name(settings)}  seed {seed}",
                     stream=self.stream,
                     checkpoint_every=self.checkpoint_every,
+                    device=self.device,
                 )
 
             records.append(run.part(f"seed-{seed}", compute))
@@ -339,7 +349,7 @@ def parser(question: Question) -> argparse.ArgumentParser:
     add("--seeds", type=int, default=2, metavar="N", help="run seeds 0 .. N-1 (default 2)")
     options.add_folder(out, "runs/EXAMPLE-DATASET", checkpoint_every=5)
     add("--json", type=Path, metavar="FILE", help="at the end also write the table there, without the histories")
-    add("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
+    options.add_machine(out)
     add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the runs")
     add("--quiet", action="store_true", help="no progress lines")
     remark = "of every model; of several values each model gets the one of best validation value"
@@ -356,9 +366,8 @@ def main(question: Question, argv: Sequence[str] | None = None) -> int:
 
 
 def _main(question: Question, arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "seeds", "checkpoint_every", "threads")
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    options.at_least_one(arguments, "seeds", "checkpoint_every")
+    runs.use_machine(arguments.threads, arguments.device)
     given = options.given_settings(arguments, question.settings)
     several = {name: given.pop(name) for name in SEARCHED if name in given}
     tried = [
@@ -368,9 +377,13 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
     for name in ("hidden", "layers", "heads", "lr", "clip", "batch", "epochs"):
         for settings in tried:
             if not getattr(settings, name) > 0:
-                raise ValueError(f"--{name} must be positive, got {getattr(settings, name)}")
+                raise RefusedError(f"--{name} must be positive, got {getattr(settings, name)}")
+    for settings in tried:
+        if not 0 <= settings.dropout <= 1:
+            raise RefusedError(f"--dropout must lie in [0, 1], got {settings.dropout}")
     runs.check_result(arguments.json, overwrite=arguments.overwrite)
-    data = question.load(arguments.dataset, arguments.data, tried[0], 0)
+    with options.of_the_command():
+        data = question.load(arguments.dataset, arguments.data, tried[0], 0)
     name = question.module.rpartition(".")[2]
     base = runs.Run(
         arguments.out or Path("runs") / f"{name}-{arguments.dataset}",
@@ -386,6 +399,7 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
         searched=list(dict.fromkeys(["lr", *(name for name, values in several.items() if len(values) > 1)])),
         checkpoint_every=arguments.checkpoint_every,
         stream=None if arguments.quiet else sys.stderr,
+        device=arguments.device,
     )
     content: dict[str, Any] = {
         "question": name,

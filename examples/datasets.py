@@ -2,7 +2,7 @@
 
 Node indices run over rows of ``x``; every edge stands in ``edge_index`` in both directions. The
 real files and their protocols are described in the ``README.md`` beside them. Everything a file can
-get wrong ends in one sentence (``FileNotFoundError`` or ``ValueError``).
+get wrong ends in one sentence (``FileNotFoundError`` or ``RefusedError``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+
+from examples.options import RefusedError
 
 Metric = Literal["accuracy", "f1"]
 
@@ -80,17 +82,17 @@ class NodeData:
     def __post_init__(self) -> None:
         n = self.num_nodes
         if self.metric not in METRICS:
-            raise ValueError(f"metric must be one of {METRICS}, got {self.metric!r}")
+            raise RefusedError(f"metric must be one of {METRICS}, got {self.metric!r}")
         if self.edge_index.dim() != 2 or self.edge_index.shape[0] != 2:
-            raise ValueError(f"edge_index must have shape (2, m), got {tuple(self.edge_index.shape)}")
+            raise RefusedError(f"edge_index must have shape (2, m), got {tuple(self.edge_index.shape)}")
         if tuple(self.y.shape) != (n,):
-            raise ValueError(f"y must have shape ({n},), one class a node, got {tuple(self.y.shape)}")
+            raise RefusedError(f"y must have shape ({n},), one class a node, got {tuple(self.y.shape)}")
         _check_range(self.name, "edge_index", self.edge_index, n)
         _check_range(self.name, "y", self.y, self.num_classes)
         lists = {"train": self.train, "val": self.val, "test": self.test, **self.also}
         for key, nodes in lists.items():
             if nodes.numel() == 0:
-                raise ValueError(f"{self.name}: the list of {key} nodes is empty")
+                raise RefusedError(f"{self.name}: the list of {key} nodes is empty")
             _check_range(self.name, key, nodes, n)
 
     def score(self, logits: Tensor, nodes: Tensor) -> float:
@@ -123,7 +125,7 @@ def standardise(x: Tensor, factor: float = 1.0, *, indicators: bool = False) -> 
     becomes 0. All nodes count, test nodes too: the task is transductive, and no label is read.
     """
     if x.layout != torch.strided:
-        raise ValueError("features='standard' needs dense features: centring would fill the zeros of sparse ones")
+        raise RefusedError("features='standard' needs dense features: centring would fill the zeros of sparse ones")
     centred = x.double() - x.double().mean(dim=0)
     spread = centred.square().mean(dim=0).sqrt()
     # A constant column leaves rounding noise after centring; dividing by it would blow the noise up.
@@ -153,7 +155,7 @@ def prepared(data: NodeData, features: str = "raw", scale: float = 1.0) -> NodeD
         case "standard" | "columns":
             return dataclasses.replace(data, x=standardise(data.x, scale, indicators=features == "columns"))
         case _:
-            raise ValueError(f"features must be raw, row, standard or columns, got {features!r}")
+            raise RefusedError(f"features must be raw, row, standard or columns, got {features!r}")
     if scale != 1.0:
         x = x * scale
     return dataclasses.replace(data, x=x)
@@ -209,7 +211,7 @@ def sir_tree(
         ValueError: if the tree is too small, or the infection never reaches a share in these bounds.
     """
     if nodes < 20:
-        raise ValueError(f"nodes must be at least 20, got {nodes}")
+        raise RefusedError(f"nodes must be at least 20, got {nodes}")
     rng = np.random.default_rng(seed)
     parent = _random_tree(nodes, children, rng)
     child = np.arange(1, nodes)
@@ -224,7 +226,7 @@ def sir_tree(
         if 0.25 <= reached.mean() <= 0.6:
             break
     else:
-        raise ValueError(
+        raise RefusedError(
             f"infection={infection} and recovery={recovery} never reached between 25 and 60 % "
             f"of a tree of {nodes} nodes; choose them nearer to 0.9 and 0.3"
         )
@@ -316,10 +318,10 @@ def load(name: str, folder: str | Path | None = None, *, protocol: str | None = 
         ValueError: if the name or protocol is unknown, or the file is not what it should be.
     """
     if name not in PROTOCOLS:
-        raise ValueError(f"dataset must be one of {', '.join(PROTOCOLS)}, got {name!r}")
+        raise RefusedError(f"dataset must be one of {', '.join(PROTOCOLS)}, got {name!r}")
     protocol = protocol or PROTOCOLS[name][0]
     if protocol not in PROTOCOLS[name]:
-        raise ValueError(f"protocol of {name} must be one of {', '.join(PROTOCOLS[name])}, got {protocol!r}")
+        raise RefusedError(f"protocol of {name} must be one of {', '.join(PROTOCOLS[name])}, got {protocol!r}")
     if name == "tree":
         return sir_tree(split_seed=seed)
     if folder is None:
@@ -366,7 +368,7 @@ def _citation(name: str, folder: Path, protocol: str) -> NodeData:
         note = "the released scripts' random split (20 per class / 500 / 1000), one for every run"
     y = torch.from_numpy(raw["y"].astype(np.int64))
     if labelled.shape != y.shape:
-        raise ValueError(f"{path}: labelled must have the shape {tuple(y.shape)} of y, got {tuple(labelled.shape)}")
+        raise RefusedError(f"{path}: labelled must have the shape {tuple(y.shape)} of y, got {tuple(labelled.shape)}")
     train, val, test = (torch.from_numpy(part.astype(np.int64)) for part in lists)
     for part, nodes in {"train": train, "val": val, "test": test}.items():
         _check_range(str(path), part, nodes, len(y))
@@ -399,7 +401,7 @@ def _airport(folder: Path, protocol: str, seed: int) -> NodeData:
     position = torch.nn.functional.one_hot(degree.clamp(max=5), 6).float()
     numbers = torch.from_numpy(raw["x"].astype(np.float32))
     if numbers.shape[0] != len(y):
-        raise ValueError(f"{path}: x must have {len(y)} rows, one for each entry of y, got {numbers.shape[0]}")
+        raise RefusedError(f"{path}: x must have {len(y)} rows, one for each entry of y, got {numbers.shape[0]}")
     x = torch.cat([numbers, position, torch.ones(len(y), 1)], dim=1)
     also: dict[str, Tensor] = {}
     if protocol == "clean":
@@ -475,12 +477,12 @@ def _from_file(path: Path, **fields: Plain) -> NodeData:
     try:
         return NodeData(**fields)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise RefusedError(f"{path}: {error}") from None
 
 
 def _numbered_split(path: Path, split: np.ndarray, seed: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     if split.shape[1] != nodes or split.shape[0] == 0 or not np.isin(split, (0, 1, 2)).all():
-        raise ValueError(
+        raise RefusedError(
             f"{path}: split must have shape (seeds, {nodes}) and hold 0, 1 or 2 (train, val, test), "
             f"got shape {split.shape} with values {split.min(initial=0)} to {split.max(initial=0)}"
         )
@@ -494,22 +496,19 @@ def _csr(path: Path, raw: Mapping[str, np.ndarray]) -> Tensor:
     indptr, indices = (raw[key].astype(np.int64) for key in ("x_indptr", "x_indices"))
     values = raw["x_data"].astype(np.float32) if "x_data" in raw else np.ones(len(indices), np.float32)
     if len(shape) != 2 or len(indptr) != shape[0] + 1 or len(values) != len(indices):
-        raise ValueError(
+        raise RefusedError(
             f"{path}: the sparse features do not fit together: x_shape {shape}, x_indptr of length "
             f"{len(indptr)}, x_indices of length {len(indices)}, {len(values)} values"
         )
     # torch wants the columns of each row in order; the files do not promise it.
     rows = np.repeat(np.arange(shape[0]), np.clip(np.diff(indptr), 0, len(indices) + 1)) if len(indptr) else indptr
     if len(rows) != len(indices) or indptr[0] != 0 or (len(indices) and indices.max() >= shape[1]):
-        raise ValueError(f"{path}: x_indptr and x_indices do not describe a sparse matrix of shape {shape}")
+        raise RefusedError(f"{path}: x_indptr and x_indices do not describe a sparse matrix of shape {shape}")
     order = np.lexsort((indices, rows))
     try:
         return sparse_rows(*(torch.from_numpy(part) for part in (indptr, indices[order], values[order])), shape)
     except RuntimeError as error:
-        raise ValueError(f"{path}: x_indptr and x_indices do not describe a sparse matrix: {error}") from None
-
-
-_KINDS = {"i": "an integer", "f": "a floating-point", "b": "a boolean"}
+        raise RefusedError(f"{path}: x_indptr and x_indices do not describe a sparse matrix: {error}") from None
 
 
 def read_npz(
@@ -543,14 +542,14 @@ def read_npz(
             arrays = {key: archive[key] for key in wanted if key in archive}
     except _BROKEN as error:
         reason = str(error) or type(error).__name__
-        raise ValueError(
+        raise RefusedError(
             f"{path} cannot be read: it is truncated or not an npz file of plain arrays ({reason})"
         ) from None
     for key, form in wanted.items():
         if key in arrays:
             _check_array(path, key, arrays[key], form)
         elif key in required:
-            raise ValueError(f"{path}: the array {key!r} is missing")
+            raise RefusedError(f"{path}: the array {key!r} is missing")
     return arrays
 
 
@@ -575,18 +574,18 @@ _KINDS: dict[str, tuple[str, type]] = {
 def _check_array(path: Path, key: str, array: np.ndarray, form: str) -> None:
     said, kind = _KINDS[form[0]]
     if not np.issubdtype(array.dtype, kind) or array.ndim != int(form[1:]):
-        raise ValueError(
+        raise RefusedError(
             f"{path}: {key} must be {said} array with {form[1:]} axes, got {array.dtype} of shape {array.shape}"
         )
     if key == "edge_index" and array.shape[0] != 2:
-        raise ValueError(f"{path}: edge_index must have shape (2, edges), got {array.shape}")
+        raise RefusedError(f"{path}: edge_index must have shape (2, edges), got {array.shape}")
     if form[0] == "f" and not np.isfinite(array).all():
-        raise ValueError(f"{path}: {key} holds values that are not finite")
+        raise RefusedError(f"{path}: {key} holds values that are not finite")
 
 
 def _check_range(where: str, key: str, values: Tensor, limit: int) -> None:
     if values.numel() and (int(values.min()) < 0 or int(values.max()) >= limit):
-        raise ValueError(
+        raise RefusedError(
             f"{where}: {key} must lie between 0 and {limit - 1}, got {int(values.min())} to {int(values.max())}"
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from examples import comparisons
 from examples.graph_sets import GraphSet, ranges
 from examples.message_passing import MessagePassing
-from examples.options import option
+from examples.options import RefusedError, option
 from holonomy.layers import random_walk_encoding, ring_membership, shortest_path_encoding
 from holonomy.models import ChromaticGraphTransformer
 from holonomy.structures import batches_by_size
@@ -31,7 +31,6 @@ class Settings(comparisons.Settings):
     walk_features: int = option("channels of a node for the walks that return to it", default=16)
     attention_dropout: float = option("share of pairs dropped from the attention", default=0.0)
     share_edges: bool = option("one map of pairs for all layers", default=True)
-    device: str = option("where the models are trained, such as cuda", default="cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +171,7 @@ def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **optio
         options: what is different from the settings, as ``ChromaticGraphTransformer`` names it.
 
     Returns:
-        The model, on the device of the settings.
+        The model.
     """
     x, edge_attr = graphs.graphs.x, graphs.graphs.edge_attr
     walks = options.get("steps", settings.steps) > 0
@@ -204,7 +203,7 @@ def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **optio
         least = (settings.walk_features if walks else 0) // heads + 1
         width = heads * largest(lambda n: make(n * heads, 2 * n * heads), settings.budget, least)
         feedforward = largest(lambda n: make(width, n), settings.budget, 2 * width)
-    return make(width, feedforward).to(settings.device)
+    return make(width, feedforward)
 
 
 def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: Settings) -> nn.Module:
@@ -222,7 +221,7 @@ def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: 
             dropout=settings.dropout,
         )
 
-    return make(largest(make, settings.budget, 1) if settings.budget else settings.hidden).to(settings.device)
+    return make(largest(make, settings.budget, 1) if settings.budget else settings.hidden)
 
 
 def largest(make: Callable[[int], nn.Module], budget: int, least: int) -> int:
@@ -238,7 +237,7 @@ def largest(make: Callable[[int], nn.Module], budget: int, least: int) -> int:
             return sum(parameter.numel() for parameter in make(number).parameters())
 
     if size(least) > budget:
-        raise ValueError(f"--budget must be at least {size(least)} for the smallest model, got {budget}")
+        raise RefusedError(f"--budget must be at least {size(least)} for the smallest model, got {budget}")
     low, high = least, 2 * least
     while size(high) <= budget:
         low, high = high, 2 * high

@@ -51,7 +51,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples import comparisons, plots, runs
-from examples.options import option
+from examples.options import RefusedError, option
 from holonomy.layers import GraphTokenizer, HyperedgeTokenizer, TokenAttention, laplacian_identifiers, set_partitions
 from holonomy.layers.equivariant.tokens import Tokens, equality_classes
 
@@ -172,11 +172,11 @@ def _drawn(dataset: str, settings: Settings, seed: int) -> Data:
 def load(dataset: str, folder: Path | None, settings: Settings, seed: int) -> Data:
     """Draw the graphs of a seed."""
     if folder is not None:
-        raise ValueError(f"--data must be left out, the graphs are drawn, got {folder}")
+        raise RefusedError(f"--data must be left out, the graphs are drawn, got {folder}")
     if (settings.layers, settings.heads) != (1, HEADS):
-        raise ValueError(f"--layers and --heads must be 1 and {HEADS}, got {settings.layers} and {settings.heads}")
+        raise RefusedError(f"--layers and --heads must be 1 and {HEADS}, got {settings.layers} and {settings.heads}")
     if not 4 <= settings.least <= settings.most:
-        raise ValueError(f"--least must lie in [4, --most = {settings.most}], got {settings.least}")
+        raise RefusedError(f"--least must lie in [4, --most = {settings.most}], got {settings.least}")
     # The learning rate and the like do not change the graphs, which take longer than an epoch.
     fixed = Settings(
         **{name: getattr(settings, name) for name in ("least", "most", "graphs", "tests", "laplacian_dim")}
@@ -210,21 +210,23 @@ class Basis(nn.Module):
 
     def tokens(self, graphs: Sequence[Graph]) -> Tokens:
         """Return the tokens of some graphs, [null] first."""
-        sizes = torch.tensor([graph.nodes for graph in graphs])
+        device = graphs[0].pairs.device
+        sizes = torch.tensor([graph.nodes for graph in graphs], device=device)
         batch = torch.repeat_interleave(sizes)
         starts = sizes.cumsum(0) - sizes
         pairs = torch.cat([graph.pairs + start for graph, start in zip(graphs, starts, strict=True)], dim=1)
         if isinstance(self.tokenizer, HyperedgeTokenizer):
             member = torch.cat([batch, batch[pairs[0]]])
-            kind = (torch.arange(len(member)) >= len(batch)).long()
-            given = self._random(len(member)) if self.row.identifiers == "random" else None
+            place = torch.arange(len(member), device=device)
+            kind = (place >= len(batch)).long()
+            given = self._random(len(member), device) if self.row.identifiers == "random" else None
             values = functional.one_hot(kind, 2).to(self.tokenizer.graph_token)
-            return self.tokenizer(torch.arange(len(member))[:, None], values, len(member), member, given)
+            return self.tokenizer(place[:, None], values, len(member), member, given)
         given = {
-            "random": lambda: self._random(len(batch)),
+            "random": lambda: self._random(len(batch), device),
             "lap": lambda: torch.cat([graph.laplacian for graph in graphs]),
         }.get(self.row.identifiers, lambda: None)()
-        return self.tokenizer(torch.zeros(len(batch), 0), pairs, batch=batch, identifiers=given)
+        return self.tokenizer(torch.zeros(len(batch), 0, device=device), pairs, batch=batch, identifiers=given)
 
     def forward(self, graphs: Sequence[Graph]) -> Tensor:
         """Return the attention matrices (graphs, 15, 1 + tokens, 1 + tokens)."""
@@ -232,14 +234,14 @@ class Basis(nn.Module):
         dropped = functional.dropout(tokens.values, self.dropout, self.training)
         return self.attention.weights(dropped, tokens.padding)
 
-    def _random(self, count: int) -> Tensor:
-        return torch.randn(count, self.dim) / self.dim**0.5
+    def _random(self, count: int, device: torch.device) -> Tensor:
+        return torch.randn(count, self.dim).to(device) / self.dim**0.5
 
 
 def targets(graphs: Sequence[Graph]) -> Tensor:
     """Return the normalised basis tensors (graphs, 15, tokens, 1 + tokens), [null] first; zero at padding."""
     most = max(len(graph.classes) for graph in graphs)
-    out = torch.zeros(len(graphs), HEADS, most, 1 + most)
+    out = torch.zeros(len(graphs), HEADS, most, 1 + most, device=graphs[0].pairs.device)
     for place, graph in enumerate(graphs):
         count = len(graph.classes)
         basis = functional.one_hot(graph.classes.long(), HEADS).permute(2, 0, 1).float()

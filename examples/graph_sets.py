@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from examples.datasets import both_directions, read_npz
+from examples.options import RefusedError
 from holonomy.layers import laplacian_identifiers
 
 HARTREE_IN_MEV = 27211.386
@@ -64,20 +65,21 @@ class GraphSet:
     def __post_init__(self) -> None:
         rows = self.x.shape[0] if self.per_node else len(self.nodes)
         if int(self.nodes.sum()) != self.x.shape[0] or int(self.nodes.min()) < 1:
-            raise ValueError(f"nodes must be positive and sum up to the {self.x.shape[0]} rows of x")
+            raise RefusedError(f"nodes must be positive and sum up to the {self.x.shape[0]} rows of x")
         if int(self.edges.sum()) != self.edge_index.shape[1] or self.edge_index.shape[1] != self.edge_attr.shape[0]:
-            raise ValueError(f"edges must sum up to the {self.edge_index.shape[1]} columns of edge_index")
+            raise RefusedError(f"edges must sum up to the {self.edge_index.shape[1]} columns of edge_index")
         if self.y.shape[0] != rows:
-            raise ValueError(f"y must have {rows} rows, got {self.y.shape[0]}")
+            raise RefusedError(f"y must have {rows} rows, got {self.y.shape[0]}")
         limit = self.nodes.repeat_interleave(self.edges)
         if bool((self.edge_index < 0).any() | (self.edge_index >= limit).any()):
-            raise ValueError("edge_index must hold node numbers within each graph")
+            raise RefusedError("edge_index must hold node numbers within each graph")
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def take(self, chosen: Tensor) -> Batch:
         """Cut out the graphs with the given numbers (b,), in this order."""
+        chosen = chosen.to(self.nodes.device)
         rows, batch = ranges(self.nodes, chosen)
         columns, owner = ranges(self.edges, chosen)
         count = self.nodes[chosen]
@@ -114,8 +116,8 @@ class GraphSet:
 def ranges(counts: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of the chosen parts where parts of these sizes follow each other, and each row's part."""
     start, size = (counts.cumsum(0) - counts)[chosen], counts[chosen]
-    owner = torch.arange(len(chosen)).repeat_interleave(size)
-    return start[owner] + torch.arange(len(owner)) - (size.cumsum(0) - size)[owner], owner
+    owner = torch.arange(len(chosen), device=size.device).repeat_interleave(size)
+    return start[owner] + torch.arange(len(owner), device=size.device) - (size.cumsum(0) - size)[owner], owner
 
 
 def chains(count: int, length: int, *, seed: int) -> GraphSet:

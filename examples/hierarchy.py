@@ -46,6 +46,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from examples import datasets, options, plots, runs
+from examples.options import RefusedError
 from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.optim import RiemannianAdam
 
@@ -81,9 +82,9 @@ class Hierarchy:
     def __post_init__(self) -> None:
         n = len(self.names)
         if self.direct.dim() != 2 or self.direct.shape[0] != 2 or self.direct.numel() == 0:
-            raise ValueError(f"{self.name}: direct must have shape (2, m), m > 0, got {tuple(self.direct.shape)}")
+            raise RefusedError(f"{self.name}: direct must have shape (2, m), m > 0, got {tuple(self.direct.shape)}")
         if int(self.direct.min()) < 0 or int(self.direct.max()) >= n:
-            raise ValueError(f"{self.name}: direct must hold node numbers from 0 to {n - 1}")
+            raise RefusedError(f"{self.name}: direct must hold node numbers from 0 to {n - 1}")
         pairs = transitive_closure(self.direct, n)
         counts = torch.bincount(pairs[0], minlength=n)
         place = torch.arange(pairs.shape[1]) - (counts.cumsum(0) - counts)[pairs[0]]
@@ -123,7 +124,7 @@ def transitive_closure(direct: Tensor, n: int) -> Tensor:
         reach = reach + reach @ step + step
         reach.data[:] = 1
         if reach.diagonal().any():
-            raise ValueError("direct must have no cycle: some node is its own ancestor")
+            raise RefusedError("direct must have no cycle: some node is its own ancestor")
     found = reach.tocoo()
     order = np.lexsort((found.col, found.row))
     return torch.from_numpy(np.stack([found.row[order], found.col[order]]).astype(np.int64))
@@ -132,7 +133,7 @@ def transitive_closure(direct: Tensor, n: int) -> Tensor:
 def random_tree(nodes: int = 300, *, children: int = 6, seed: int = 0) -> Hierarchy:
     """Return a tree in which every node draws 1 to ``children`` children, until it is full; node 0 is the root."""
     if nodes < 2:
-        raise ValueError(f"nodes must be at least 2, got {nodes}")
+        raise RefusedError(f"nodes must be at least 2, got {nodes}")
     rng = np.random.default_rng(seed)
     parent = [-1]
     owner = 0
@@ -163,7 +164,7 @@ def load(name: str, folder: Path | None = None, *, nodes: int = 300) -> Hierarch
     direct = datasets.read_npz(path, {"direct": "i2"})["direct"]
     with np.load(path, allow_pickle=False) as archive:
         if "name" not in archive or archive["name"].ndim != 1 or archive["name"].dtype.kind not in "SU":
-            raise ValueError(f"{path}: the array 'name' must hold one text a node")
+            raise RefusedError(f"{path}: the array 'name' must hold one text a node")
         names = archive["name"].astype(str)
     shown = [text.split("#")[0].replace("_", " ") for text in names.tolist()]
     return Hierarchy(name, torch.from_numpy(direct.astype(np.int64)), shown)
@@ -313,18 +314,18 @@ class EuclideanPoints(nn.Module):
         return 0.0
 
 
-def build(model: str, n: int, settings: Settings) -> tuple[Any, Optimizer]:
+def build(model: str, n: int, settings: Settings, device: str = "cpu") -> tuple[Any, Optimizer]:
     """Return a space of ``n`` points and its optimizer."""
     learnable = model.endswith("learned")
     if model == "euclidean":
-        space = EuclideanPoints(n, settings)
+        space = EuclideanPoints(n, settings).to(device)
         return space, torch.optim.Adam(space.parameters(), lr=settings.lr)
     if model.startswith("geoopt"):
-        space = GeooptPoints(n, settings, learnable=learnable)
+        space = GeooptPoints(n, settings, learnable=learnable).to(device)
         # Where its k learns, Geoopt's points leave the manifold at once unless they are projected at every step.
         steady = 1 if learnable else None
         return space, geoopt.optim.RiemannianAdam(parameter_groups(space, settings), lr=settings.lr, stabilize=steady)
-    space = Hyperbolic(n, settings, learnable=learnable)
+    space = Hyperbolic(n, settings, learnable=learnable).to(device)
     return space, RiemannianAdam(parameter_groups(space, settings), lr=settings.lr)
 
 
@@ -351,7 +352,7 @@ def loss_of_rows(space: Space, hierarchy: Hierarchy, rows: Tensor, heat: float) 
 def loss_of_pairs(space: Space, hierarchy: Hierarchy, pairs: Tensor, negatives: int, heat: float) -> Tensor:
     """Mean loss over pairs (2, b), each against its own sample of nodes; ancestors drawn are left out."""
     child, ancestor = pairs
-    drawn = torch.randint(hierarchy.num_nodes, (len(child), negatives))
+    drawn = torch.randint(hierarchy.num_nodes, (len(child), negatives)).to(child.device)
     energy = -space.listed(child, torch.cat([ancestor[:, None], drawn], 1)) / heat
     barred = hierarchy.related(child[:, None], drawn)
     barred = torch.cat([torch.zeros_like(barred[:, :1]), barred], 1)
@@ -376,7 +377,7 @@ def reconstruction(distances: Tensor, nodes: Tensor, ancestors: Tensor) -> tuple
     near = distances.gather(1, inside).masked_fill(~real, float("inf")).sort(1).values
     wrong = distances.scatter(1, torch.cat([inside, itself], 1), float("inf")).sort(1).values
     before = torch.searchsorted(wrong, near.contiguous(), right=True)
-    place = torch.arange(1, near.shape[1] + 1)
+    place = torch.arange(1, near.shape[1] + 1, device=near.device)
     counts = real.sum(1, keepdim=True)
     real = place <= counts
     precision = torch.where(real, place / (place + before), 0.0).sum(1) / counts[:, 0]
@@ -414,6 +415,7 @@ def fit(
     label: str = "",
     stream: TextIO | None = None,
     checkpoint_every: int = 10,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train one model with one seed, and measure it after the last epoch.
 
@@ -427,6 +429,7 @@ def fit(
         label: beginning of the progress line.
         stream: where progress goes, or None.
         checkpoint_every: epochs between checkpoints.
+        device: where it is trained.
 
     Returns:
         What JSON holds of it.
@@ -435,14 +438,15 @@ def fit(
         FloatingPointError: if the loss is not finite.
     """
     runs.seed_everything(seed)
-    space, optimizer = build(model, hierarchy.num_nodes, settings)
+    hierarchy = runs.moved(hierarchy, device)
+    space, optimizer = build(model, hierarchy.num_nodes, settings, device)
     total = hierarchy.closure.shape[1] if settings.negatives else hierarchy.num_nodes
     processor = time.process_time()
 
     def step(epoch: int) -> float:
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(epoch) * group.get("share", 1.0)
-        batches = torch.randperm(total).split(settings.batch)
+        batches = torch.randperm(total).to(device).split(settings.batch)
         progress = Batches(f"{label}  epoch {epoch}", len(batches), stream=stream)
         summed = 0.0
         for number, batch in enumerate(batches, 1):
@@ -503,6 +507,7 @@ def cell(
     *,
     stream: TextIO | None = None,
     checkpoint_every: int = 10,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Run a model in one dimension over several seeds; a seed that is finished in the run is not run again."""
     records: list[dict[str, Any]] = []
@@ -511,7 +516,7 @@ def cell(
 
         def compute(seed: int = seed, key: str = key) -> dict[str, Any]:
             label = f"{hierarchy.name}  {TITLES[model]}  dim {settings.dim}  seed {seed}"
-            common: dict[str, Any] = {"key": key, "label": label, "stream": stream}
+            common: dict[str, Any] = {"key": key, "label": label, "stream": stream, "device": device}
             try:
                 return fit(model, settings, hierarchy, seed, run, checkpoint_every=checkpoint_every, **common)
             except FloatingPointError as error:
@@ -691,7 +696,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_folder(out, "runs/hierarchy-DATASET-MODEL", checkpoint_every=None)
     add("--json", type=Path, metavar="FILE", help="at the end also write the table there, without the histories")
     add("--checkpoint-every", type=int, metavar="K", help="epochs between checkpoints (default 10; nouns 1)")
-    add("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
+    options.add_machine(out)
     add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the run")
     add("--quiet", action="store_true", help="no progress lines")
     differ = "; ".join(
@@ -726,10 +731,10 @@ def settings_for(arguments: argparse.Namespace, dim: int) -> Settings:
     positive |= {"evaluate-every": settings.evaluate_every}
     for name, value in positive.items():
         if not value > 0:
-            raise ValueError(f"--{name} must be positive, got {value}")
+            raise RefusedError(f"--{name} must be positive, got {value}")
     for name in ("negatives", "burn_in", "sample", "growth", "curvature_share"):
         if getattr(settings, name) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} must not be negative, got {getattr(settings, name)}")
+            raise RefusedError(f"--{name.replace('_', '-')} must not be negative, got {getattr(settings, name)}")
     return settings
 
 
@@ -741,11 +746,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "seeds", "checkpoint_every", "threads")
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    options.at_least_one(arguments, "seeds", "checkpoint_every")
+    runs.use_machine(arguments.threads, arguments.device)
     if arguments.models and (arguments.baseline or arguments.fixed_curvature):
-        raise ValueError("--models says which: leave --baseline and --fixed-curvature out")
+        raise RefusedError("--models says which: leave --baseline and --fixed-curvature out")
     stream = None if arguments.quiet else sys.stderr
     runs.check_result(arguments.json, overwrite=arguments.overwrite)
     hierarchy = load(arguments.dataset, arguments.data, nodes=arguments.nodes)
@@ -768,6 +772,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
 
     common: dict[str, Any] = {
         "stream": stream,
+        "device": arguments.device,
         "checkpoint_every": arguments.checkpoint_every or (1 if arguments.dataset == "nouns" else 10),
     }
     content: dict[str, Any] = {

@@ -34,7 +34,7 @@ from torch.nn import functional
 from examples import comparisons
 from examples.datasets import read_npz, row_normalise, sparse_rows
 from examples.message_passing import mlp
-from examples.options import option
+from examples.options import RefusedError, option
 from examples.scores import average_precision, roc_auc
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork
 
@@ -122,11 +122,16 @@ def corrupted(
 
     Returns:
         Triples (times * m, 3): the negatives of the first positive, then those of the second.
+
+    Raises:
+        RefusedError: if every triple is known.
     """
     sizes = np.asarray(types)
     start, nodes = np.cumsum(sizes) - sizes, int(sizes.sum())
     out = np.repeat(positives, times, axis=0)
     wrong = np.arange(len(out))
+    if len(known) and 1 + np.count_nonzero(np.diff(known)) >= sizes.prod():
+        raise RefusedError(f"all of the {sizes.prod()} triples of these nodes are known: no negative can be drawn")
     source = out.copy()
     while len(wrong):
         change = (rng.integers(1, 8, len(wrong))[:, None] >> np.arange(3)) & 1
@@ -161,7 +166,7 @@ def held_out(rows: np.ndarray, share: float, rng: np.random.Generator) -> np.nda
             if not wanted:
                 break
     if not chosen.any():
-        raise ValueError("no training triple can be held out: each has a node that occurs in no other")
+        raise RefusedError("no training triple can be held out: each has a node that occurs in no other")
     return chosen
 
 
@@ -257,7 +262,7 @@ def _load(dataset: str, folder: Path | None, seed: int) -> Data:
         train, test, types = raw["train"], raw["test"], raw["nums_type"].tolist()
         for name in ("train", "test"):
             if raw[name].shape[1] != 3 or len(types) != 3 or (raw[name] >= raw["nums_type"]).any():
-                raise ValueError(f"hot_{dataset}.npz: {name} must hold triples of numbers below nums_type")
+                raise RefusedError(f"hot_{dataset}.npz: {name} must hold triples of numbers below nums_type")
     return prepare(train, test, types, seed=seed)
 
 
@@ -336,9 +341,10 @@ def loss(network: nn.Module, data: Data, chosen: Tensor) -> Tensor:
     positives = data.train[chosen]
     # Torch's random numbers seed numpy's: the checkpoint holds them, so that a resumed run draws the same.
     rng = np.random.default_rng(int(torch.randint(2**31, ())))
-    negatives = torch.from_numpy(corrupted(positives.numpy(), data.types, data.known, rng))
-    truth = (torch.arange(len(positives) + len(negatives)) < len(positives)).float()
-    logits = network(data.features, torch.cat([positives, negatives]))
+    drawn = corrupted(positives.cpu().numpy(), data.types, data.known, rng)
+    triples, truth = (part.to(positives.device) for part in _rows(positives.cpu().numpy(), drawn))
+    truth = truth.float()
+    logits = network(data.features, triples)
     return functional.binary_cross_entropy_with_logits(logits, truth)
 
 

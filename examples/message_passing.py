@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from examples.options import RefusedError
 from holonomy.layers.graph import normalised_edges
 
 Kind = Literal["gcn", "gin", "gat", "mlp"]
@@ -66,7 +67,7 @@ class GATLayer(nn.Module):
     def __init__(self, features: int, edge_features: int, heads: int) -> None:
         super().__init__()
         if features % heads:
-            raise ValueError(f"features must be a multiple of heads={heads}, got {features}")
+            raise RefusedError(f"features must be a multiple of heads={heads}, got {features}")
         self.heads = heads
         self.node = nn.Linear(features, features)
         self.edge = nn.Linear(edge_features, features, bias=False) if edge_features else None
@@ -77,7 +78,7 @@ class GATLayer(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
         h = self.node(x)
-        loops = torch.arange(x.shape[0])
+        loops = torch.arange(x.shape[0], device=x.device)
         source, target = torch.cat([edge_index, loops.expand(2, -1)], dim=1)
         split = h.unflatten(1, (self.heads, -1))
         values = split[source]
@@ -169,11 +170,16 @@ def _layer(kind: Kind, features: int, edge_features: int, heads: int) -> nn.Modu
 
 
 def readout(x: Tensor, batch: Tensor | None) -> Tensor:
-    """Return sum / 10 and mean of the nodes of each graph, (graphs, 2 d); the tenth keeps both of one size."""
-    batch = torch.zeros(len(x), dtype=torch.int64) if batch is None else batch
-    count = torch.bincount(batch)
-    total = x.new_zeros(len(count), x.shape[1]).index_add(0, batch, x)
-    return torch.cat([total / 10, total / count[:, None]], dim=1)
+    """Return sum / 10 and mean of the nodes of each graph, (graphs, 2 d); the tenth keeps both of one size.
+
+    A graph without nodes has zeros; without ``batch`` there is one graph.
+    """
+    if batch is None:
+        total, count = x.sum(dim=0, keepdim=True), x.new_tensor([len(x)])
+    else:
+        count = torch.bincount(batch)
+        total = x.new_zeros(len(count), x.shape[1]).index_add(0, batch, x)
+    return torch.cat([total / 10, total / count[:, None].clamp(min=1)], dim=1)
 
 
 def mlp(*sizes: int) -> nn.Sequential:

@@ -171,6 +171,8 @@ QUESTION = comparisons.Question(
     },
     settings=Settings,
     load=load,
+    # The encodings of all pairs may take more memory than the device has.
+    place=lambda data, _: data,
     size=lambda data: len(data.train),
     build=build,
     loss=loss,

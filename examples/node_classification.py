@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from examples import datasets, options, plots, runs
 from examples.baselines import MLP, EuclideanFormer, LinearPropagation, nearest_neighbours
 from examples.datasets import NodeData
-from examples.options import option
+from examples.options import RefusedError, option
 from holonomy.layers import GCN, Propagation
 from holonomy.models import Hypformer
 from holonomy.optim import RiemannianAdam
@@ -171,7 +171,7 @@ def build(model: Model, settings: Settings, data: NodeData) -> nn.Module:
         case "mlp":
             return MLP(*sizes, dropout=settings.dropout)
         case "knn":
-            raise ValueError("nearest neighbours has nothing to train")
+            raise RefusedError("nearest neighbours has nothing to train")
         case _:
             pass
     common: dict[str, Any] = {
@@ -225,7 +225,7 @@ class RunningMean(nn.Module):
     def __init__(self, network: nn.Module, share: float) -> None:
         super().__init__()
         if not 0 <= share < 1:
-            raise ValueError(f"average must lie in [0, 1), got {share}")
+            raise RefusedError(f"average must lie in [0, 1), got {share}")
         self.network, self.share = network, share
         self.mean = copy.deepcopy(network).requires_grad_(requires_grad=False)
 
@@ -257,6 +257,7 @@ def fit(
     label: str = "",
     stream: TextIO | None = None,
     checkpoint_every: int = 50,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train one model with one seed and measure it at its best validation epoch.
 
@@ -269,20 +270,22 @@ def fit(
         label: beginning of the progress line.
         stream: where progress goes, or None.
         checkpoint_every: epochs between checkpoints.
+        device: where it is trained.
 
     Returns:
         What JSON holds of it: scores, epochs, histories, and the confusion matrix of the test
         nodes.
     """
-    data = datasets.prepared(data, settings.features, settings.scale)
+    data = runs.moved(datasets.prepared(data, settings.features, settings.scale), device)
     lists = {"val": data.val, "test": data.test, **data.also}
     runs.seed_everything(seed)
     if model == "knn":
         logits = _neighbour_votes(data, settings)
         best = {key: data.score(logits, nodes) for key, nodes in lists.items()}
         return _record(seed, best, runs.Trained(0, best, {}, 0, stopped=False, seconds=0.0), 0, data, logits)
-    network = build(model, settings, data)
-    optimizer = optimizer_for(network, settings)
+    with options.of_the_command():
+        network = build(model, settings, data).to(device)
+        optimizer = optimizer_for(network, settings)
     averaged = RunningMean(network, settings.average) if settings.average else None
     measured = averaged.mean if averaged else network
 
@@ -330,7 +333,7 @@ def fit(
 
 def _neighbour_votes(data: NodeData, settings: Settings) -> Tensor:
     asked = torch.cat([data.val, data.test, *data.also.values()]).unique()
-    votes = torch.zeros(data.num_nodes, data.num_classes)
+    votes = torch.zeros(data.num_nodes, data.num_classes, device=data.y.device)
     votes[asked] = nearest_neighbours(
         data.x, data.y, data.train, asked, k=settings.neighbours, classes=data.num_classes
     )
@@ -367,6 +370,7 @@ def classify(
     command: str = "",
     stream: TextIO | None = None,
     checkpoint_every: int = 50,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Run a model over several seeds; with a run, a seed that is finished there is not run again.
 
@@ -379,6 +383,7 @@ def classify(
         command: the command line, to be kept beside the numbers.
         stream: where progress goes, or None.
         checkpoint_every: epochs between checkpoints.
+        device: where models are trained.
 
     Returns:
         What ``results.json`` holds: settings, versions, each seed, and mean and deviation over
@@ -400,6 +405,7 @@ def classify(
                 label=label,
                 stream=stream,
                 checkpoint_every=checkpoint_every,
+                device=device,
             )
 
         records.append(compute() if run is None else run.part(f"seed-{seed}", compute))
@@ -567,7 +573,7 @@ def parser() -> argparse.ArgumentParser:
         help="run seeds 0 .. N-1 and give mean and deviation (default 3)",
     )
     options.add_folder(out, "runs/DATASET-PROTOCOL-MODEL", checkpoint_every=25)
-    out.add_argument("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
+    options.add_machine(out)
     out.add_argument(
         "--pictures",
         action=argparse.BooleanOptionalAction,
@@ -587,11 +593,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "seeds", "checkpoint_every", "threads")
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    options.at_least_one(arguments, "seeds", "checkpoint_every")
+    runs.use_machine(arguments.threads, arguments.device)
     if arguments.ablate and arguments.baseline:
-        raise ValueError("--ablate takes parts of Hypformer away: leave --baseline out")
+        raise RefusedError("--ablate takes parts of Hypformer away: leave --baseline out")
     given, stream = given_settings(arguments), None if arguments.quiet else sys.stderr
 
     def data(seed: int) -> NodeData:
@@ -623,6 +628,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
             command=command,
             stream=stream,
             checkpoint_every=arguments.checkpoint_every,
+            device=arguments.device,
         )
         table[model] = results
         if arguments.pictures:

@@ -7,10 +7,12 @@ one option for each field, ``given_settings`` reads back those that were typed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
+import traceback
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +67,12 @@ def add_folder(parser: argparse.ArgumentParser, default: str, *, checkpoint_ever
         add("--checkpoint-every", type=int, default=checkpoint_every, metavar="K", help=text)
 
 
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options that say what computes."""
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of torch (default: torch's choice)")
+    parser.add_argument("--device", default="cpu", help="where models are trained, such as cuda (default cpu)")
+
+
 def given_settings(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
     """Return the hyper-parameters that the command line gives, by name: lists of those that may have several values."""
     names = [field.name for field in dataclasses.fields(settings)]
@@ -76,7 +84,19 @@ def at_least_one(arguments: argparse.Namespace, *names: str) -> None:
     for name in names:
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+            raise RefusedError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+@contextlib.contextmanager
+def of_the_command() -> Iterator[None]:
+    """Refuse hyper-parameters that a constructor of this library or of torch refuses; other errors pass."""
+    try:
+        yield
+    except ValueError as error:
+        raised_in = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+        if raised_in.partition(".")[0] in {"holonomy", "torch"}:
+            raise RefusedError(str(error)) from error
+        raise
 
 
 def guarded(
@@ -88,7 +108,7 @@ def guarded(
     except FloatingPointError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (RefusedError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

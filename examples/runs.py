@@ -9,6 +9,7 @@ the same bits on a CPU.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import glob
 import hashlib
@@ -28,7 +29,7 @@ from typing import Any, BinaryIO, TextIO
 import geoopt
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from examples.options import RefusedError
@@ -435,7 +436,7 @@ def train(
         StaleError: if the checkpoint does not fit the model.
     """
     if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}")
+        raise RefusedError(f"epochs must be at least 1, got {epochs}")
     name = f"part-{key}.checkpoint.pt"
     history: dict[str, list[float]] = {}
     best_epoch, best, best_state, done, spent = 0, {}, {}, 0, 0.0
@@ -488,6 +489,34 @@ def train(
     shown = {entry: best[entry] for entry in show if entry in best}
     progress.close(done, shown, f"best at epoch {best_epoch}")
     return Trained(best_epoch, best, history, done, stopped, time.monotonic() - start)
+
+
+def use_machine(threads: int | None, device: str) -> None:
+    """Set the number of threads, if one is given, and check that the device is there."""
+    if threads is not None:
+        if threads < 1:
+            raise RefusedError(f"--threads must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise RefusedError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def moved(thing: Any, device: str) -> Any:
+    """Return a copy of tensors, and of dataclasses, lists and dictionaries that hold some, on a device."""
+    if isinstance(thing, Tensor):
+        return thing.to(device)
+    if isinstance(thing, dict):
+        return {name: moved(value, device) for name, value in thing.items()}
+    if isinstance(thing, list):
+        return [moved(value, device) for value in thing]
+    if not dataclasses.is_dataclass(thing):
+        return thing
+    out = copy.copy(thing)
+    for field in dataclasses.fields(thing):
+        object.__setattr__(out, field.name, moved(getattr(thing, field.name), device))
+    return out
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int]:

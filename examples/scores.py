@@ -41,11 +41,16 @@ def best_f1(score: Tensor, truth: Tensor) -> tuple[float, float]:
     """Return the largest F1 that a threshold reaches, and the threshold; ``score >= threshold`` is positive."""
     values, order = score.double().sort(descending=True, stable=True)
     hits = truth[order].double().cumsum(0)
-    f1 = 2 * hits / (torch.arange(1, len(hits) + 1) + truth.sum())
+    f1 = 2 * hits / (torch.arange(1, len(hits) + 1, device=hits.device) + truth.sum())
     # A threshold cannot part a tie.
-    f1 = torch.where(torch.cat([values[1:] != values[:-1], torch.ones(1, dtype=torch.bool)]), f1, -1.0)
+    f1 = torch.where(_ends(values), f1, -1.0)
     best = int(f1.argmax())
     return float(f1[best]), float(values[best])
+
+
+def _ends(values: Tensor) -> Tensor:
+    """Tell which of the sorted values are the last of their ties."""
+    return torch.cat([values[1:] != values[:-1], torch.ones_like(values[-1:], dtype=torch.bool)])
 
 
 def roc_auc(score: Tensor, truth: Tensor) -> float:
@@ -70,7 +75,7 @@ def average_precision(score: Tensor, truth: Tensor) -> float:
     """Return the sum over thresholds of precision times the growth of recall; ties share a threshold."""
     values, order = score.double().sort(descending=True, stable=True)
     hits = truth[order].double().cumsum(0)
-    last = torch.cat([values[1:] != values[:-1], torch.ones(1, dtype=torch.bool)]).nonzero().flatten()
+    last = _ends(values).nonzero().flatten()
     hits = hits[last]
     precision = hits / (last + 1)
     growth = torch.diff(hits, prepend=hits.new_zeros(1)) / truth.sum()

@@ -89,7 +89,7 @@ class PointSets:
     def pairs(self) -> Tensor:
         """Tell which pairs (sets, n, n) are asked for: two different points, each pair once."""
         both = self.mask[:, :, None] & self.mask[:, None, :]
-        return both & torch.ones(both.shape[1:], dtype=torch.bool).triu(1)
+        return both & torch.ones_like(both).triu(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +176,9 @@ class Neighbours(nn.Module):
     def forward(self, points: Tensor, mask: Tensor) -> Tensor:
         sets, n, _ = points.shape
         distance = torch.cdist(points, points)
-        absent = ~(mask[:, :, None] & mask[:, None, :]) | torch.eye(n, dtype=torch.bool)
+        absent = ~(mask[:, :, None] & mask[:, None, :]) | torch.eye(n, dtype=torch.bool, device=mask.device)
         near = distance.masked_fill(absent, torch.inf).topk(min(self.neighbours, n - 1), largest=False)
-        number = torch.arange(sets * n).reshape(sets, n)
+        number = torch.arange(sets * n, device=mask.device).reshape(sets, n)
         start = number[:, :, None].expand(-1, -1, near.indices.shape[2])
         end = torch.gather(number[:, None].expand(-1, n, -1), 2, near.indices)
         once = torch.stack([start, end])[:, near.values.isfinite()]

@@ -203,6 +203,8 @@ QUESTION = comparisons.Question(
     datasets={"pattern": "generated, a hidden pattern or not", "cluster": "generated, six blocks"},
     settings=Settings,
     load=load,
+    # The encodings of all pairs may take more memory than the device has.
+    place=lambda data, _: data,
     size=lambda data: len(data.train),
     build=build,
     loss=loss,

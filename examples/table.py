@@ -23,8 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from examples import datasets, options, runs
 from examples.datasets import NodeData
 from examples.node_classification import (
@@ -39,6 +37,7 @@ from examples.node_classification import (
     given_settings,
     settings_for,
 )
+from examples.options import RefusedError
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -103,7 +102,7 @@ def grid_of(words: Sequence[str]) -> dict[str, Grid]:
         left, equals, right = word.partition("=")
         model, _, name = left.rpartition(":")
         if not equals or name not in kinds or (model and model not in own):
-            raise ValueError(f"--grid must be words such as lr=0.01,0.02 or gcn:hidden=32,64, got {word!r}")
+            raise RefusedError(f"--grid must be words such as lr=0.01,0.02 or gcn:hidden=32,64, got {word!r}")
         (own[model] if model else shared)[name] = [_value(name, kinds[name], text) for text in right.split(",")]
     return {model: shared | own[model] for model in trained}
 
@@ -112,12 +111,12 @@ def _value(name: str, kind: Any, text: str) -> Any:
     allowed = ("false", "true") if kind is bool else typing.get_args(kind)
     if allowed:
         if text not in allowed:
-            raise ValueError(f"--grid: {name} must be one of {', '.join(allowed)}, got {text!r}")
+            raise RefusedError(f"--grid: {name} must be one of {', '.join(allowed)}, got {text!r}")
         return text == "true" if kind is bool else text
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"--grid: {name} must be a number, got {text!r}") from None
+        raise RefusedError(f"--grid: {name} must be a number, got {text!r}") from None
 
 
 class Table:
@@ -129,6 +128,7 @@ class Table:
         work: where the runs lie.
         given: hyper-parameters set for every model.
         quiet: whether to leave the progress lines out.
+        device: where models are trained.
     """
 
     def __init__(
@@ -139,8 +139,9 @@ class Table:
         given: Mapping[str, Any],
         *,
         quiet: bool = False,
+        device: str = "cpu",
     ) -> None:
-        self.dataset, self.data, self.given, self.quiet = dataset, data, given, quiet
+        self.dataset, self.data, self.given, self.quiet, self.device = dataset, data, given, quiet, device
         self.name = data(0).name
         self.work = work / self.name.replace("/", "-")
 
@@ -150,7 +151,7 @@ class Table:
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
         run = runs.Run(self.work / f"{model}-{digest}", config, resume=True)
         stream = None if self.quiet else sys.stderr
-        return classify(self.data, model, settings, seeds=seeds, run=run, stream=stream)["seeds"]
+        return classify(self.data, model, settings, seeds=seeds, run=run, stream=stream, device=self.device)["seeds"]
 
     def row(self, model: Model, grid: Grid, seeds: Sequence[int], search: int = 1) -> dict[str, Any]:
         """Search a grid by the mean validation score of the first seeds, and run the best point with all seeds."""
@@ -242,7 +243,7 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("runs/table"), metavar="FOLDER", help="where the table goes")
     add("--name", metavar="NAME", help="name of the table (default DATASET-PROTOCOL)")
     add("--overwrite", action="store_true", help="replace the table of that name")
-    add("--threads", type=int, metavar="N", help="threads of torch")
+    options.add_machine(out)
     add("--quiet", action="store_true", help="no progress lines")
     add_settings(out)
     return out
@@ -259,18 +260,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
     options.at_least_one(arguments, "seeds", "search_seeds")
+    runs.use_machine(arguments.threads, arguments.device)
     if arguments.search_seeds > arguments.seeds:
-        raise ValueError(f"--search-seeds must be at most --seeds={arguments.seeds}, got {arguments.search_seeds}")
+        raise RefusedError(f"--search-seeds must be at most --seeds={arguments.seeds}, got {arguments.search_seeds}")
     grids, given = GRIDS[arguments.dataset], given_settings(arguments)
     if arguments.grid:
         own = grid_of(arguments.grid)
         # What is given is left out of the dataset's grid; words that contradict each other are a mistake.
         if both := sorted({name for grid in own.values() for name in grid} & given.keys()):
             flag = "--" + both[0].replace("_", "-")
-            raise ValueError(f"--grid must not search what is given, got {both[0]} and {flag}")
+            raise RefusedError(f"--grid must not search what is given, got {both[0]} and {flag}")
         grids = grids | own
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
 
     def data(seed: int) -> NodeData:
         return datasets.load(arguments.dataset, arguments.data, protocol=arguments.protocol, seed=seed)
@@ -278,7 +278,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     first, seeds = data(0), range(arguments.seeds)
     path = arguments.out / f"{arguments.name or first.name.replace('/', '-')}.json"
     runs.check_result(path, overwrite=arguments.overwrite)
-    table = Table(arguments.dataset, data, arguments.work, given, quiet=arguments.quiet)
+    table = Table(arguments.dataset, data, arguments.work, given, quiet=arguments.quiet, device=arguments.device)
     several = arguments.search_seeds > 1
     chosen_by = f"mean validation score of {arguments.search_seeds} seeds" if several else "validation score of seed 0"
     content: dict[str, Any] = {

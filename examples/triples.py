@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples import comparisons, plots, runs
-from examples.options import option
+from examples.options import RefusedError, option
 from holonomy.models import SimplicialTransformer
 
 MODELS = {
@@ -124,9 +124,9 @@ def load(dataset: str, _: Path | None, settings: Settings, seed: int) -> Data:
 
     full = settings.tokens - settings.blanks
     if not 0 <= settings.blanks < settings.tokens:
-        raise ValueError(f"--blanks must lie in 0 .. {settings.tokens - 1}, below the tokens, got {settings.blanks}")
+        raise RefusedError(f"--blanks must lie in 0 .. {settings.tokens - 1}, below the tokens, got {settings.blanks}")
     if not 0 < settings.pool <= settings.modulus:
-        raise ValueError(f"--pool must lie in 1 .. {settings.modulus}, the residues, got {settings.pool}")
+        raise RefusedError(f"--pool must lie in 1 .. {settings.modulus}, the residues, got {settings.pool}")
     classes = settings.tokens if dataset == "sorting" else 2
     parts = (drawn(count) for count in (settings.sequences, settings.tests, settings.tests))
     return Data(*parts, settings.modulus + (settings.blanks > 0), classes)

@@ -25,6 +25,7 @@ from examples.hyperedge_prediction import (
     triples_of,
     whole,
 )
+from examples.options import RefusedError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")
@@ -49,6 +50,15 @@ def test_negatives_are_unknown_of_the_same_types_and_near_their_positives() -> N
     # One place is kept in most of them: 6 of the 7 choices.
     assert set(changed.tolist()) == {1, 2, 3}
     assert (changed < 3).mean() > 0.7
+
+
+def test_negatives_are_refused_where_every_triple_is_known() -> None:
+    positives = np.stack(np.meshgrid([0, 1], [2, 3], [4]), axis=-1).reshape(-1, 3)
+    known = np.sort(keys(np.concatenate([positives, positives]), 5))
+    with pytest.raises(RefusedError, match="all of the 4 triples of these nodes are known"):
+        corrupted(positives, (2, 2, 1), known, np.random.default_rng(0))
+    left = corrupted(positives, (2, 2, 1), np.delete(known, [2, 3]), np.random.default_rng(0))
+    assert {tuple(row) for row in left.tolist()} == {(0, 3, 4)}
 
 
 def test_numbers_of_triples_give_them_back() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples.graph_sets import random_molecules
-from examples.message_passing import GATLayer, GCNLayer, GINLayer, MessagePassing, neighbour_softmax
+from examples.message_passing import GATLayer, GCNLayer, GINLayer, MessagePassing, neighbour_softmax, readout
 
 KINDS = ("gcn", "gin", "gat", "mlp")
 
@@ -115,3 +115,16 @@ def test_every_parameter_is_trained() -> None:
         assert [name for name, value in model.named_parameters() if value.grad is None] == []
     with pytest.raises(ValueError, match="features must be a multiple of heads=3, got 8"):
         GATLayer(8, 0, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_are_made_where_the_features_are(kind: str, graph: tuple[Tensor, Tensor, Tensor | None]) -> None:
+    inputs = (None if part is None else part.to("meta") for part in graph)
+    network = MessagePassing(kind, 4, 8, 3, layers=2, edge_features=0 if graph[2] is None else 3).to("meta")
+    assert network(*inputs).device.type == "meta"
+
+
+def test_a_graph_without_nodes_reads_zeros() -> None:
+    x = 10 * torch.arange(6.0).reshape(3, 2)
+    assert readout(x, torch.tensor([0, 2, 2])).tolist() == [[0, 1, 0, 10], [0, 0, 0, 0], [6, 8, 30, 40]]
+    assert readout(x[:0], None).tolist() == [[0, 0, 0, 0]]

@@ -1,0 +1,80 @@
+"""Command lines: what they refuse is one sentence, an error of the program keeps its traceback, devices are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples import comparisons, long_range_chains, node_classification, options, runs
+from examples.graph_sets import chains
+from examples.options import RefusedError
+from holonomy.layers import HypLinearAttention
+from holonomy.manifolds import Lorentz
+from tests.examples.test_help import SCRIPTS
+
+CHAINS = ["--chains", "4", "--epochs", "1", "--seeds", "1", "--hidden", "4", "--quiet", "--no-pictures"]
+
+
+def test_an_error_of_the_program_keeps_its_traceback(tmp_path: Path) -> None:
+    def loss(*_: object) -> Tensor:
+        raise ValueError("a mistake in one's own loss")
+
+    def build(*_: object) -> torch.nn.Module:
+        return HypLinearAttention(8, 3, Lorentz(-1.0))
+
+    own = dataclasses.replace(long_range_chains.QUESTION, loss=loss)
+    with pytest.raises(ValueError, match="a mistake in one's own loss"):
+        comparisons.main(own, [*CHAINS, "--models", "gcn", "--out", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="invalid literal"):
+        options.guarded(lambda: int("one's own"))
+    with pytest.raises(ValueError, match="invalid literal"), options.of_the_command():
+        int("one's own")
+    with pytest.raises(RefusedError, match="heads"), options.of_the_command():
+        build()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--models", "hot", "--hidden", "6", "--heads", "4"], "heads"),
+        (["--models", "gat", "--hidden", "6", "--heads", "4"], "features must be a multiple of heads=4, got 6"),
+        (["--models", "gcn", "--dropout", "2"], "--dropout must lie in [0, 1], got 2.0"),
+        (["--models", "gcn", "--weight-decay", "-1"], "weight_decay"),
+    ],
+)
+def test_a_hyper_parameter_that_cannot_be_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert long_range_chains.main([*CHAINS, *words, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("device", ["nowhere", "meta"])
+def test_every_script_takes_a_device_and_refuses_one_that_is_not_there(
+    name: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--device", device, "--out", str(tmp_path / "run")]
+    assert importlib.import_module(f"examples.{name}").main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --device {device} cannot be used here: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_move_to_a_device_as_a_whole() -> None:
+    data = node_classification.datasets.load("tree")
+    there = runs.moved({"graphs": [chains(2, 5, seed=0)], "tree": data, "other": 3}, "meta")
+    assert there["other"] == 3
+    for thing in (there["tree"], there["graphs"][0]):
+        tensors = [value for value in vars(thing).values() if isinstance(value, Tensor)]
+        assert tensors
+        assert all(tensor.device.type == "meta" for tensor in tensors)
+    assert data.x.device.type == "cpu"
