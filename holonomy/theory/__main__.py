@@ -13,8 +13,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from holonomy.theory.molecules import read_molecules
 from holonomy.theory.report import Run, as_html, as_json, as_table, said
 from holonomy.theory.verdict import Claim, Trial, Verdict
 from holonomy.theory.verify import PICTURES, select, verify
@@ -32,6 +34,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="float64")
     parser.add_argument("--budget", type=_positive, default=1.0, help="multiplies the number of draws")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=_qm9, metavar="FOLDER", help="with qm9_graphs.npz, for the claims on molecules")
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write theory.json and theory.html there")
     options = parser.parse_args(arguments)
     if options.out is not None and not options.list:
@@ -49,6 +52,13 @@ def _device(name: str) -> str:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise argparse.ArgumentTypeError(f"{name!r} is no device of this machine") from error
     return name
+
+
+def _qm9(text: str) -> Path:
+    folder = Path(text)
+    if not (folder / "qm9_graphs.npz").is_file():
+        raise argparse.ArgumentTypeError(f"must be a folder with qm9_graphs.npz, got {text}")
+    return folder
 
 
 def _positive(text: str) -> float:
@@ -84,9 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Tensors here are small: more threads gain nothing, and wait for each other where cores are shared.
     torch.set_num_threads(1)
     names = ("seed", "device", "dtype", "budget")
-    run = Run({name: getattr(options, name) for name in names})
+    run = Run({name: getattr(options, name) for name in names} | {"data": options.data and str(options.data)})
     started = time.perf_counter()
     last = started
+    molecules = None if options.data is None else read_molecules(np.load(options.data / "qm9_graphs.npz"))
 
     def watch(claim: Claim, verdict: Verdict, trials: list[Trial]) -> None:
         nonlocal last
@@ -103,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=options.device,
         dtype=_DTYPES[options.dtype],
         budget=options.budget,
+        molecules=molecules,
         watch=watch,
     )
     sys.stdout.write(f"\n{as_table(run.verdicts)}\n\n{len(claims)} claims in {time.perf_counter() - started:.0f} s\n")

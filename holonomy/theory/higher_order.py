@@ -8,15 +8,15 @@ Theorem 2 says that two sparse layers with kernel attention are any message pass
 (:func:`message_passing`); normalised they do not see a degree where features are constant: in :func:`chorded_cycle`
 nodes of degree 3 and 2 come out equal.
 
-Properties 1 to 3 are measured by :func:`operations`, which counts what a forward pass does, and :func:`growth`, the
-slope of its logarithm. A count that is a polynomial with positive coefficients has slopes below its degree, so that a
-slope above the printed exponent speaks against it.
+Properties 1 to 3 are measured by :func:`operations`, which counts what a forward pass does, and :func:`degree`, the
+degree of that count as a polynomial in the size, exact by differences.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -37,6 +37,7 @@ __all__ = [
     "attend_ones",
     "chorded_cycle",
     "class_sizes",
+    "degree",
     "growth",
     "message_passing",
     "operations",
@@ -222,6 +223,30 @@ def operations(function: Callable[[], object]) -> int:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
         function()
     return counter.total
+
+
+def degree(count: Callable[[int], int], least: int, most: int) -> int:
+    """The degree of a count that is a polynomial in the size, by its differences.
+
+    A slope between two sizes lies below the degree whatever it is, where the coefficients are positive; differences of
+    order p of a polynomial of degree p are constant, and those of order p + 1 are zero.
+
+    Args:
+        count: operations at a size.
+        least: the smallest size.
+        most: the largest degree that is told; two sizes more are counted.
+
+    Returns:
+        The degree, or ``most + 1`` where the count is no polynomial of degree ``most`` at these sizes.
+
+    >>> degree(lambda n: 3 * n**2 + 500 * n, 8, 3), degree(lambda n: 2**n, 8, 3)
+    (2, 4)
+    """
+    values = [count(size) for size in range(least, least + most + 2)]
+    found = 0
+    while any(step := [after - before for before, after in pairwise(values)]):
+        values, found = step, found + 1
+    return found
 
 
 def growth(count: Callable[[int], int], size: int) -> float:

@@ -24,7 +24,7 @@ import holonomy
 from holonomy.theory.pictures import Picture, ratios
 from holonomy.theory.verdict import Claim, Trial, Verdict
 
-__all__ = ["Run", "as_html", "as_json", "as_table", "said", "svg"]
+__all__ = ["Run", "as_html", "as_json", "as_table", "said", "statement", "svg"]
 
 
 @dataclass
@@ -83,6 +83,23 @@ def said(verdict: Verdict) -> str:
     return {True: "VIOLATED", False: "fails, as known", None: "fails"}[verdict.expected]
 
 
+def statement(claim: Claim, verdict: Verdict) -> str:
+    """Say what a claim states, and on which data it was judged.
+
+    Args:
+        claim: the claim.
+        verdict: its verdict.
+
+    Returns:
+        The sentence.
+
+    >>> claim = Claim("a.b", "", "1 <= 2", lambda draws: [])
+    >>> statement(claim, Verdict("a.b", "", True, 1.0, 2.0, 0.5, holds=True, note="", judged_on="two numbers"))
+    '1 <= 2; judged on two numbers'
+    """
+    return f"{claim.statement}; judged on {verdict.judged_on}" if verdict.judged_on else claim.statement
+
+
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.4g}"
 
@@ -135,7 +152,7 @@ def as_json(run: Run) -> str:
             {
                 "claim": claim.name,
                 "source": claim.source,
-                "statement": claim.statement,
+                "statement": statement(claim, verdict),
                 "verdict": said(verdict),
                 **{name: _finite(value) for name, value in vars(verdict).items() if name not in ("claim", "source")},
             }
@@ -224,7 +241,7 @@ def _html_table(run: Run) -> str:
         cells = [
             f"<code>{html.escape(claim.name)}</code>",
             html.escape(claim.source),
-            html.escape(claim.statement),
+            html.escape(statement(claim, verdict)),
             f"<span class='{word.split(',')[0].split(' ')[0]}'>{word}</span>",
             _number(verdict.ratio),
             _number(verdict.median),

@@ -89,6 +89,7 @@ class Verdict:
         trials: how many there were; ``counted`` of them count.
         counted: see ``trials``.
         seed: reproduces it.
+        judged_on: the data, where the claim is about data.
 
     >>> judge("sines", "trigonometry", [Trial(2.0, 1.0)]).surprising
     True
@@ -108,6 +109,7 @@ class Verdict:
     trials: int = 1
     counted: int = 1
     seed: int = 0
+    judged_on: str = ""
 
     @property
     def surprising(self) -> bool:
@@ -125,6 +127,7 @@ def judge(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     note: str = "",
+    judged_on: str = "",
 ) -> Verdict:
     """Let measurements decide.
 
@@ -137,6 +140,7 @@ def judge(
         dtype: in which was measured: float32 may exceed the truth by 1e-4, float64 by 1e-9.
         seed: reproduces the trials.
         note: the verdict's sentence, where no trial has its own.
+        judged_on: the data, where the claim is about data.
 
     Returns:
         The verdict, on the trial of the largest ratio among those that count, or the violation if there is one.
@@ -179,6 +183,7 @@ def judge(
         trials=len(results),
         counted=len(counted),
         seed=seed,
+        judged_on=judged_on,
     )
 
 
@@ -203,6 +208,8 @@ class Draws:
         device: of the tensors.
         dtype: of the tensors.
         budget: multiplies the number of trials: 1 for the default run.
+        molecules: bonds and number of atoms of each, for the claims on data; without them they are judged on generated
+            ones.
 
     >>> Draws(seed=3).uniform(0.0, 1.0) == Draws(seed=3).uniform(0.0, 1.0)
     True
@@ -212,6 +219,7 @@ class Draws:
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float64
     budget: float = 1.0
+    molecules: tuple[tuple[Tensor, int], ...] | None = None
 
     def __post_init__(self) -> None:
         """Seed the generator; it lives on the CPU, so that every device sees the same inputs."""
@@ -305,6 +313,7 @@ class Claim:
         expected: ``True`` it holds; ``False`` it is known to fail, and ``trials`` has a counterexample; ``None`` open.
         axis: the key of :attr:`Trial.at` over which a picture shows it; none if left out.
         note: one sentence for the verdict.
+        judged_on: names the data, where the claim is about data.
 
     >>> claim = Claim("numbers.half", "arithmetic", "u <= 1", lambda draws: [Trial(draws.uniform(0.0, 1.0), 1.0)])
     >>> claim.measure(Draws())[0].holds
@@ -319,6 +328,7 @@ class Claim:
     expected: bool | None = True
     axis: str | None = None
     note: str = ""
+    judged_on: Callable[[Draws], str] | None = None
 
     def measure(self, draws: Draws) -> tuple[Verdict, list[Trial]]:
         """Run the trials and judge them.
@@ -339,5 +349,6 @@ class Claim:
             dtype=draws.dtype,
             seed=draws.seed,
             note=self.note,
+            judged_on="" if self.judged_on is None else self.judged_on(draws),
         )
         return verdict, trials

@@ -31,7 +31,7 @@ def test_command_writes_what_it_measured(tmp_path, capsys):
     assert "[4/4]" in shown
     assert "fails, as known" in shown
     document = json.loads((tmp_path / "theory.json").read_text())
-    assert document["settings"] == {"seed": 0, "device": "cpu", "dtype": "float64", "budget": 0.5}
+    assert document["settings"] == {"seed": 0, "device": "cpu", "dtype": "float64", "budget": 0.5, "data": None}
     assert [entry["claim"] for entry in document["claims"]] == sorted(NAMES, key=[c.name for c in all_claims()].index)
     assert document["violated"] == []
     page = (tmp_path / "theory.html").read_text()
@@ -60,6 +60,7 @@ def test_command_lists_and_refuses(capsys):
         (["--budget", "nan"], "must be positive and finite, got nan"),
         (["--budget", "inf"], "must be positive and finite, got inf"),
         (["--out", __file__], "argument --out"),
+        (["--data", "nowhere"], "must be a folder with qm9_graphs.npz, got nowhere"),
     ],
 )
 def test_command_refuses_before_it_measures(arguments, sentence, capsys, monkeypatch):
