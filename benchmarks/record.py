@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.case import Case
 from benchmarks.measure import Measured, Row
+from examples.runs import commit
 
 __all__ = ["Record"]
 
@@ -30,7 +31,8 @@ class Record:
         self.path = path
         self.settings = settings
         head = {"machine": _machine(device), "versions": _versions()}
-        self.document: dict[str, Any] = head | {"unfinished": [], "cases": {}}
+        command = "python -m benchmarks NAME --seconds S, for each case with its own S"
+        self.document: dict[str, Any] = {"command": command} | head | {"unfinished": [], "cases": {}}
         if path.exists():
             before = json.loads(path.read_text(encoding="utf-8"))
             if all(before[key] == value for key, value in head.items()):
@@ -50,7 +52,8 @@ class Record:
                       for count, (found, rows) in threads.items()}  # fmt: skip
         today = dt.datetime.now(dt.UTC).date().isoformat()
         self.document["cases"][case.name] = {
-            "title": case.title, "unit": case.unit, "date": today, "settings": self.settings, "threads": of_threads
+            "title": case.title, "unit": case.unit, "date": today, "commit": commit(), "settings": self.settings,
+            "threads": of_threads,
         }  # fmt: skip
         self.document["unfinished"] = [name for name in self.document["unfinished"] if name != case.name]
         self._write()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import holonomy
+from examples.runs import command_line, versions
 from holonomy.theory import Draws, Projections, lipschitz_bound
 from holonomy.theory.chained_collapse import climb_constant, crowded, cubic_constant
 from holonomy.theory.claims_lipschitz import orthogonal_family
@@ -79,7 +80,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    document: dict[str, object] = {"holonomy": holonomy.__version__, "torch": torch.__version__, "steps": options.steps}
+    command = command_line("benchmarks.theory_open", sys.argv[1:])
+    document: dict[str, object] = {"command": command, "versions": versions(), "steps": options.steps}
     shares, slack = {}, {}
     for order in (1, 2, 3):
         shares[f"N={order}"] = constant(order, options.steps)

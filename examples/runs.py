@@ -20,6 +20,7 @@ import pickle
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -526,7 +527,7 @@ def summary(values: Sequence[float]) -> dict[str, float | int]:
 
 
 def versions() -> dict[str, str]:
-    """Return what numbers depend on: versions, processor kind, threads."""
+    """Return what numbers depend on: versions, processor kind, threads, commit."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -534,7 +535,18 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "machine": platform.machine(),
         "threads": str(torch.get_num_threads()),
+        "commit": commit(),
     }
+
+
+def commit() -> str:
+    """Return the commit of the source, ``-dirty`` behind it where files differ, or ``unknown`` outside a repository."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:
