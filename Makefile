@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/python -m examples.node_classification --out runs/demo --overwrite
+	@$(BIN)/python -m examples.node_classification --threads 1 --out runs/demo --overwrite
 
 test: check docs suite
 

@@ -414,11 +414,12 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
     for model in arguments.models:
         content["models"][model] = comparison.row(model, tried, range(arguments.seeds))
         base.write_json("table.json", content)
-    if arguments.json:
-        runs.write_json(arguments.json, without_histories(content))
     if arguments.pictures:
         draw(comparison, content, data)
     base.finish()
+    # Last: a run that is killed before can be resumed with the same words.
+    if arguments.json:
+        runs.write_json(arguments.json, without_histories(content))
     print(text(content, percent=question.percent))
     print(f"\nnumbers{' and pictures' if arguments.pictures else ''} in {base.folder}")
     return 0

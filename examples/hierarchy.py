@@ -800,11 +800,12 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
             if arguments.pictures and model in {"learned", "fixed"} and hierarchy.num_nodes <= 5000:
                 _draw(row, hierarchy, run)
             base.write_json("table.json", _without_histories(content))
-    if arguments.json:
-        runs.write_json(arguments.json, _without_histories(content))
     if arguments.pictures and len(content["rows"]) > 1:
         draw_comparison(content["rows"], base.own("table.png"), title=f"{hierarchy.name}: MAP of the reconstruction")
     base.finish()
+    # Last: a run that is killed before can be resumed with the same words.
+    if arguments.json:
+        runs.write_json(arguments.json, _without_histories(content))
     print(report(content))
     print(f"numbers{' and pictures' if arguments.pictures else ''} in {base.folder}")
     return 0

@@ -14,8 +14,8 @@ molecules; there seed s takes split s modulo 3.
 
 The full setting, for a GPU (10 GB of memory for the encodings of all pairs):
 
-    python -m examples.molecules --dataset zinc --data ../shared/data --train 0 --tests 0 --layers 10 --budget 500000 \
---walk-features 28 --attention-dropout 0.5 --weight-decay 1e-5 --epochs 2000 --warmup 0.025 --seeds 4 --device cuda
+    python -m examples.molecules --dataset zinc --data ../shared/data --train 0 --tests 0 --layers 10 --budget 350000 \
+--walk-features 28 --attention-dropout 0.5 --lr 0.001 --epochs 2000 --warmup 0.025 --seeds 10 --device cuda
 """
 
 from __future__ import annotations

@@ -198,7 +198,22 @@ def listed(folder: Path) -> dict[str, Any] | None:
 
 def _leftovers(folder: Path, files: Sequence[str]) -> set[Path]:
     """Temporary files of a killed run."""
-    return {path for name in (LIST, *files) for path in folder.glob(f"{glob.escape(name)}.*.tmp")}
+    return {path for name in (LIST, *files) for path in _abandoned(folder / name)}
+
+
+def _abandoned(path: Path) -> list[Path]:
+    """Temporary files beside a path whose process is gone."""
+    found: list[Path] = []
+    for temporary in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        process = temporary.name.removeprefix(f"{path.name}.").removesuffix(".tmp")
+        if process.isdecimal():
+            try:
+                os.kill(int(process), 0)
+            except ProcessLookupError:
+                found.append(temporary)
+            except (OSError, OverflowError):
+                continue
+    return found
 
 
 def _nothing_done(folder: Path) -> bool:
@@ -263,6 +278,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in _abandoned(path):
+            left.unlink(missing_ok=True)
         with temporary.open("wb") as stream:
             write(stream)
             stream.flush()

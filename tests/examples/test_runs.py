@@ -130,7 +130,7 @@ def test_a_run_removes_only_what_it_wrote(tmp_path: Path) -> None:
     run.write_json("results.json", {})
     run.child("inner", {}).write_state("part-seed-0.model.pt", {})
     run.finish()
-    (tmp_path / "results.json.123.tmp").write_text("what a kill left")
+    (tmp_path / f"results.json.{2**22 + 1}.tmp").write_text("what a kill left")
     (tmp_path / "inner" / "notes.txt").write_text("mine")
     (tmp_path / "picture.png").write_text("mine")
     Run(tmp_path, {}, overwrite=True)

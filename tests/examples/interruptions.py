@@ -1,0 +1,187 @@
+"""Kill every example at random moments, resume it, and compare what it leaves with an uninterrupted run, bit by bit.
+
+    python -m tests.examples.interruptions [--kills 24] [--seed 0] [--examples NAME ...] [--json FILE]
+
+Each example runs at toy size, in a process forked from this one, and gets ``kill -9`` at a moment drawn from the time
+that the uninterrupted run takes; then the same command goes on with ``--resume``, and is killed again, up to three
+times. What must agree is every file in the folder, the result that ``--json`` writes, and that nothing else is left:
+numbers to the last bit, without the seconds that were measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples import runs
+
+USUAL = "--seeds 2 --checkpoint-every 1 --no-pictures --quiet --threads 1"
+SMALL = "--hidden 8 --heads 2 --epochs 3"
+MOLECULES = "--train 12 --tests 6 --budget 0 --layers 1 --steps 4 --walk-features 4"
+NODES = "--hidden 8 --feedforward 8 --graph-hidden 8 --graph-layers 2 --quiet --threads 1"
+COMMANDS = {
+    "attention_in_colors": f"{SMALL} {MOLECULES} --molecules 4 --channels 2 --checkpoint-every 1 --quiet --threads 1",
+    "equivariant_basis": f"{USUAL} --hidden 16 --head-features 4 --epochs 3 --graphs 8 --tests 4 --least 4 --most 5 "
+    "--models lap-types random-first",
+    "graph_regression": f"{USUAL} {SMALL} --train 12 --tests 6 --models hot tokengt gin",
+    "hierarchy": f"{USUAL} --nodes 30 --epochs 6 --evaluate-every 3 --dims 2 --models learned euclidean --lrs 0.1 0.3",
+    "hyperedge_prediction": f"{USUAL} {SMALL} --models hot mlp",
+    "long_range_chains": f"{USUAL} {SMALL} --chains 6 --length 6 --test-length 9 --models hot gat --lr 0.001 0.003",
+    "molecules": f"{USUAL} {SMALL} {MOLECULES} --models csa-rings gin",
+    "node_classification": f"{NODES} --seeds 1 --epochs 20 --patience 20 --checkpoint-every 2 --no-pictures "
+    "--baseline all",
+    "node_tokens": f"{USUAL} {SMALL} --identifier 8 --models tokengt-seb gcn",
+    "set_to_graph": f"{USUAL} {SMALL} --dataset delaunay-30 --train 6 --tests 4 --models hot-performer gnn5",
+    "stochastic_blocks": f"{USUAL} {SMALL} --train 4 --tests 2 --patterns 2 --budget 0 --layers 1 --steps 4 "
+    "--walk-features 4 --models csa gcn",
+    # No option: the same command goes on.
+    "table": f"{NODES} --seeds 2 --epochs 60 --patience 60 --grid lr=0.003,0.01 --models hypformer gcn",
+    "triples": f"{USUAL} {SMALL} --sequences 64 --tests 16 --tokens 6 --models pairwise distinct",
+}
+MOST_KILLS_OF_A_RUN = 3
+MEASURED = {"seconds", "processor_seconds", "command", "sha256", "date"}
+
+
+def words_of(name: str, folder: Path) -> list[str]:
+    """The command line of an example that leaves everything in a folder."""
+    if name == "table":
+        return [*COMMANDS[name].split(), "--work", str(folder / "work"), "--out", str(folder)]
+    result = [] if name in {"attention_in_colors", "node_classification"} else ["--json", str(folder / "result.json")]
+    return [*COMMANDS[name].split(), "--out", str(folder / "run"), *result]
+
+
+def started(name: str, words: Sequence[str], log: Path) -> int:
+    """Fork a process that runs an example; return its number. Nothing was computed before that a fork could break."""
+    main = importlib.import_module(f"examples.{name}").main
+    process = os.fork()
+    if process == 0:
+        # Whatever happens, this process must not go on with what its parent does.
+        code = 1
+        try:
+            with log.open("w") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+                code = main(words)
+        finally:
+            os._exit(code)
+    return process
+
+
+def killed(name: str, words: Sequence[str], log: Path, after: float = math.inf) -> bool:
+    """Run an example and kill it after so many seconds; False if it came to its end before."""
+    process, start, status = started(name, words, log), time.monotonic(), None
+    while status is None:
+        ended, raw = os.waitpid(process, os.WNOHANG)
+        if ended:
+            status = os.waitstatus_to_exitcode(raw)
+        elif time.monotonic() - start > after:
+            os.kill(process, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        else:
+            time.sleep(0.001)
+    if status not in {0, -signal.SIGKILL}:
+        raise RuntimeError(f"{name} ended with {status}: {log.read_text('utf-8')[-1000:]}")
+    return status != 0
+
+
+def unmeasured(content: Any) -> Any:
+    """JSON content without what a clock measured, and without what names it."""
+    if isinstance(content, dict):
+        return {key: unmeasured(value) for key, value in content.items() if key not in MEASURED}
+    return [unmeasured(value) for value in content] if isinstance(content, list) else content
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Every file below a folder: JSON without what was measured, all else as it is."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        name: unmeasured(json.loads(path.read_text("utf-8"))) if path.suffix == ".json" else path.read_bytes()
+        for name, path in files.items()
+    }
+
+
+def interrupted(name: str, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
+    """Kill an example so many times, a few times in each run; say in which files a run ended otherwise."""
+    log, whole, part = folder / "log.txt", folder / "whole", folder / "part"
+    folder.mkdir()
+    start = time.monotonic()
+    killed(name, words_of(name, whole), log)
+    seconds, wanted = time.monotonic() - start, contents(whole)
+    resume = [] if name == "table" else ["--resume"]
+    done, ended, different = 0, 0, set[str]()
+    while done < kills:
+        words, most = words_of(name, part), rng.randint(1, MOST_KILLS_OF_A_RUN)
+        # The result is written last: where it is, the run came to its end, whether it was killed then or not.
+        while not any((part / result).exists() for result in ("result.json", "tree.json")):
+            after = rng.uniform(0, seconds) if most and done < kills else math.inf
+            if not killed(name, words, log, after):
+                break
+            done, most, words = done + 1, most - 1, words_of(name, part) + resume
+        found = contents(part)
+        different |= {file for file in {*wanted, *found} if found.get(file) != wanted.get(file)}
+        ended += 1
+        shutil.rmtree(part)
+    return {
+        "command": f"python -m examples.{name} {COMMANDS[name]}",
+        "kills": done,
+        "runs": ended,
+        "files": len(wanted),
+        "equal": not different,
+        "different": sorted(different),
+        "seconds_uninterrupted": round(seconds, 2),
+    }
+
+
+def interruptions(
+    kills: int = 24,
+    seed: int = 0,
+    names: Sequence[str] = tuple(COMMANDS),
+    say: Callable[[str], object] = lambda _: None,
+) -> dict[str, dict[str, Any]]:
+    """Kill each example so many times; return what came of it, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            # Each example has its own random numbers: others may be left out.
+            found[name] = interrupted(name, kills, random.Random(f"{seed} {name}"), Path(folder) / name)
+            row: Mapping[str, Any] = found[name]
+            verdict = "equal" if row["equal"] else f"DIFFERENT in {', '.join(row['different'])}"
+            say(f"{name:22s} {row['kills']} kills in {row['runs']} runs, {row['files']} files: {verdict}")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 if every run ended as an uninterrupted one."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m tests.examples.interruptions", description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=24, metavar="N", help="of each example (default 24)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
+    parser.add_argument("--examples", nargs="+", choices=list(COMMANDS), default=list(COMMANDS), metavar="NAME")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it there")
+    arguments = parser.parse_args(words)
+    found = interruptions(arguments.kills, arguments.seed, arguments.examples, say=print)
+    if arguments.json:
+        content = {
+            "command": runs.command_line("tests.examples.interruptions", words),
+            "versions": runs.versions(),
+            "kills": sum(row["kills"] for row in found.values()),
+            "equal": all(row["equal"] for row in found.values()),
+            "examples": found,
+        }
+        runs.write_json(arguments.json, content)
+    return 0 if all(row["equal"] for row in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
