@@ -75,7 +75,7 @@ def climbed(order: int, logits: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()

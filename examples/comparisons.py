@@ -315,7 +315,7 @@ class Comparison:
     def first_network(self, model: str, settings: Any, data: Any, seed: int) -> nn.Module:
         """Return a trained model of a seed, as it was measured."""
         network = self.question.build(model, settings, data)
-        network.load_state_dict(self.run(model, settings).read_state(f"part-seed-{seed}.model.pt"))
+        network.load_state_dict(runs.read_state(self.run(model, settings).path(f"part-seed-{seed}.model.pt")))
         return network.eval()
 
 

@@ -276,10 +276,9 @@ class GeooptPoints(nn.Module):
         super().__init__()
         # Geoopt's own random points do not have the spread they are asked for: ours, so that both start equal.
         start = Lorentz(-1.0).random(n, settings.dim + 1, std=settings.std)
-        self.points = geoopt.ManifoldParameter(
-            torch.Tensor(start.data), manifold=geoopt.Lorentz(k=1.0, learnable=learnable)
-        )
-        self.manifold = self.points.manifold
+        self.manifold: Any = geoopt.Lorentz(k=1.0, learnable=learnable)
+        parameter: Any = geoopt.ManifoldParameter
+        self.points = parameter(torch.Tensor(start.data), manifold=self.manifold)
 
     def pairwise(self, rows: Tensor) -> Tensor:
         """Distances (b, n)."""
@@ -551,7 +550,7 @@ def branches(hierarchy: Hierarchy, groups: int = 6) -> tuple[Tensor, list[str]]:
     for place in reversed(range(len(tops))):
         labels[hierarchy.closure[0][hierarchy.closure[1] == tops[place]]] = place
         labels[tops[place]] = place
-    return labels, [hierarchy.names[top] for top in tops.tolist()] + ["others"]
+    return labels, [hierarchy.names[int(top)] for top in tops] + ["others"]
 
 
 def draw_disk(
@@ -598,8 +597,9 @@ def draw_disk(
 def _write_names(axes: Axes, xy: Tensor, sizes: Tensor, names: Sequence[str], texts: int) -> None:
     """Write names where they cover no other name: the nearest free place around the node, joined to it by a line."""
     taken: list[tuple[float, float, float, float]] = []
-    for rank, node in enumerate(sizes.argsort(descending=True, stable=True)[:texts].tolist()):
+    for rank, node in enumerate(map(int, sizes.argsort(descending=True, stable=True)[:texts])):
         x, y = xy[node].tolist()
+        at, box = (x, y), (x, x, y, y)
         points = 15 if rank < 6 else 12
         # Measured widths of the default font: a disk of radius 1 is 428 pixels wide at 100 dots to the inch.
         half = (0.00098 if rank < 6 else 0.00094) * points * len(names[node]) + 0.012
@@ -722,10 +722,11 @@ def parser() -> argparse.ArgumentParser:
 def settings_for(arguments: argparse.Namespace, dim: int) -> Settings:
     """Return the settings that the command line gives, on top of those of the set."""
     given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(Settings)}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if "temperature" in chosen:
         chosen["temperature"] = tuple(chosen["temperature"])
-    settings = Settings(**(DEFAULTS[arguments.dataset] | chosen | {"dim": dim}))
+    chosen = DEFAULTS[arguments.dataset] | chosen | {"dim": dim}
+    settings = Settings(**chosen)
     positive = {"dims": dim, "epochs": settings.epochs, "batch": settings.batch, "lr": settings.lr}
     positive |= {"std": settings.std, "temperature": min(settings.temperature)}
     positive |= {"evaluate-every": settings.evaluate_every}
@@ -824,7 +825,7 @@ def _draw(row: Mapping[str, Any], hierarchy: Hierarchy, run: runs.Run) -> None:
     settings = Settings(**row["settings"])
     record = row["seeds"][0]
     space = Hyperbolic(hierarchy.num_nodes, settings, learnable=row["model"] == "learned")
-    space.load_state_dict(run.read_state(f"part-seed-{record['seed']}.model.pt"))
+    space.load_state_dict(runs.read_state(run.path(f"part-seed-{record['seed']}.model.pt")))
     title = (
         f"{hierarchy.name} in {settings.dim} dimensions: MAP {record['map']:.3f}, mean rank {record['mean_rank']:.1f}"
     )
@@ -833,7 +834,8 @@ def _draw(row: Mapping[str, Any], hierarchy: Hierarchy, run: runs.Run) -> None:
     with mpl.rc_context(plots.STYLE):
         figure, (left, middle, right) = plots.figure_of(15, 4.6, panels=3)
         for seed, one in enumerate(row["seeds"]):
-            history, look = one["history"], {"alpha": 1.0 if seed == 0 else 0.35}
+            history: dict[str, list[float]] = one["history"]
+            look: dict[str, Any] = {"alpha": 1.0 if seed == 0 else 0.35}
             left.plot(history["epoch"], history["loss"], color=plots.PALETTE[0], **look)
             middle.plot(history["measured_at"], history["map"], color=plots.PALETTE[2], marker="o", **look)
             right.plot(history["epoch"], history["curvature"], color=plots.PALETTE[5], **look)

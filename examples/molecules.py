@@ -110,12 +110,12 @@ def _encoded(
 def load(dataset: str, folder: Path | None, settings: Settings, seed: int) -> Data:
     """Read or draw the molecules and encode them, once for all models and seeds; a split for each seed, if several."""
     encoded, splits = _encoded(dataset, folder, settings.train, settings.tests, settings.steps)
-    parts = splits[seed % len(splits)]
+    train, val, test = splits[seed % len(splits)]
     y = encoded.graphs.y.double()
-    mean, deviation = float(y[parts[0]].mean()), float(y[parts[0]].std())
+    mean, deviation = float(y[train].mean()), float(y[train].std())
     scaled = dataclasses.replace(encoded.graphs, y=((y - mean) / deviation).float())
     metric = "RMSE" if dataset == "esol" else "MAE"
-    return Data(dataclasses.replace(encoded, graphs=scaled), *parts, mean, deviation, metric)
+    return Data(dataclasses.replace(encoded, graphs=scaled), train, val, test, mean, deviation, metric)
 
 
 def build(model: str, settings: Settings, data: Data) -> nn.Module:

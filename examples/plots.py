@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import torch
@@ -16,6 +17,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
+from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from examples import runs
@@ -24,7 +26,7 @@ from holonomy.manifolds import Lorentz
 # Okabe and Ito's palette, told apart with every kind of colour vision; its yellow, weak on white, comes last.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#333333", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 15,
     "axes.titlesize": 17,
     "axes.labelsize": 15,
@@ -79,7 +81,7 @@ def training_curves(
         for place, (history, best) in enumerate(zip(histories, best_epochs, strict=True)):
             epochs = range(1, len(history["loss"]) + 1)
             # One seed stands out, the others show the spread behind it.
-            look = {"alpha": 1.0, "zorder": 3} if place == 0 else {"alpha": 0.3, "linewidth": 1.0}
+            look: dict[str, Any] = {"alpha": 1.0, "zorder": 3} if place == 0 else {"alpha": 0.3, "linewidth": 1.0}
             left.plot(epochs, history["loss"], color=PALETTE[0], **look)
             for colour, (key, name) in zip((PALETTE[1], PALETTE[2]), evaluated.items(), strict=False):
                 right.plot(epochs, history[key], color=colour, label=name if place == 0 else None, **look)
@@ -110,7 +112,7 @@ def validation_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Pat
         figure, (axes,) = figure_of(11, 5.2)
         for place, (name, seeds) in enumerate(curves.items()):
             for number, values in enumerate(seeds):
-                look = {"linewidth": 1.0, "alpha": 0.25} if number else {"label": name}
+                look: dict[str, Any] = {"linewidth": 1.0, "alpha": 0.25} if number else {"label": name}
                 colour, dashes = PALETTE[place % 8], ("-", "--")[place // 8 % 2]
                 axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=dashes, **look)
         axes.set(xlabel="epoch", ylabel="validation")
@@ -133,7 +135,7 @@ def predictions(said: Mapping[str, Tensor], truth: Tensor, path: Path) -> Path:
     with mpl.rc_context(STYLE):
         figure, panels = figure_of(4 * len(said), 4.2, panels=len(said))
         for place, (panel, (name, values)) in enumerate(zip(panels, said.items(), strict=True)):
-            panel.axline((float(truth.mean()),) * 2, slope=1.0, color="#999999", linewidth=1.0)
+            panel.axline((float(truth.mean()), float(truth.mean())), slope=1.0, color="#999999", linewidth=1.0)
             panel.scatter(truth, values, s=6, alpha=0.4, color=PALETTE[place % 8], linewidths=0)
             panel.set(xlabel="true", title=name)
         panels[0].set_ylabel("predicted")
@@ -275,7 +277,7 @@ def embedding(
         for node, text in (texts or {}).items():
             axes.annotate(
                 text,
-                xy[node].tolist(),
+                (float(xy[node, 0]), float(xy[node, 1])),
                 xytext=(4, 4),
                 textcoords="offset points",
                 fontsize=12,
@@ -335,7 +337,8 @@ def confusion(counts: Tensor, names: Sequence[str], path: Path, *, title: str, c
     counts = counts.double()
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
     side = 3.6 + 0.85 * len(names)
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
+    style: dict[Any, Any] = {**STYLE, "axes.grid": False}
+    with mpl.rc_context(style):
         figure, (axes,) = figure_of(side + 1.2, side)
         image = axes.imshow(shares.numpy(), cmap="cividis", vmin=0, vmax=1)
         for row in range(len(names)):
@@ -356,7 +359,7 @@ def confusion(counts: Tensor, names: Sequence[str], path: Path, *, title: str, c
         axes.tick_params(length=0)
         axes.set(xlabel="predicted", ylabel="true")
         axes.set_title(title)
-        figure.colorbar(image, ax=axes, shrink=0.8, format=lambda value, _: f"{value:.0%}").set_label(
+        figure.colorbar(image, ax=axes, shrink=0.8, format=PercentFormatter(1.0, decimals=0)).set_label(
             "share of the true class"
         )
         if caption:

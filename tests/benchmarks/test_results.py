@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(RESULTS).with_suffix(""))
 
 
-def commits(document: dict) -> list[str]:
+def commits(document: dict[str, Any]) -> list[str]:
     """Every commit that a result names: its own, that of its versions, those of its cases."""
     holders = [document, document.get("versions") or {}, *(document.get("cases") or {}).values()]
     return [holder["commit"] for holder in holders if isinstance(holder, dict) and "commit" in holder]

@@ -164,7 +164,8 @@ def interruptions(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0 if every run ended as an uninterrupted one."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="python -m tests.examples.interruptions", description=__doc__.split("\n")[0])
+    described = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.examples.interruptions", description=described)
     parser.add_argument("--kills", type=int, default=24, metavar="N", help="of each example (default 24)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
     parser.add_argument("--examples", nargs="+", choices=list(COMMANDS), default=list(COMMANDS), metavar="NAME")

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def _same_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def scripted(scores: list[float], **options: object) -> tuple[runs.Trained, nn.Module]:
+def scripted(scores: list[float], **options: Any) -> tuple[runs.Trained, nn.Linear]:
     """Train one weight that counts the epochs, with given validation scores."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -79,7 +80,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path
     path = tmp_path / "x.json"
     write_atomically(path, lambda stream: stream.write(b"old"))
 
-    def half(stream: io.BufferedWriter) -> None:
+    def half(stream: BinaryIO) -> None:
         stream.write(b"ne")
         raise OSError("disk full")
 
@@ -254,7 +255,7 @@ TINY = [
 ]  # fmt: skip
 
 
-def bits(folder: Path) -> list[dict]:
+def bits(folder: Path) -> list[dict[str, Any]]:
     records = json.loads((folder / "results.json").read_text())["seeds"]
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
