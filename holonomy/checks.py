@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from numbers import Real
+from typing import SupportsIndex
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from holonomy.autograd import transformed
+from holonomy.autograd import autocast_device, transformed
 
 __all__ = [
     "codes",
@@ -21,6 +22,7 @@ __all__ = [
     "edges",
     "finite_negative",
     "floating",
+    "floating_dtype",
     "function",
     "graph",
     "in_range",
@@ -31,9 +33,12 @@ __all__ = [
     "nonnegative_int",
     "one_of",
     "padding_mask",
+    "positive",
     "positive_int",
     "rows",
     "sequence",
+    "size",
+    "vectors",
 ]
 
 
@@ -137,6 +142,48 @@ def finite_negative(name: str, value: float | Tensor) -> float:
     return float(value)
 
 
+def positive(name: str, value: float) -> float:
+    """``value``, if it is a positive finite number.
+
+    Args:
+        name: the argument's name, for the sentence.
+        value: what came.
+
+    Returns:
+        The value.
+
+    Raises:
+        TypeError: if it is no number; ``True`` is none.
+        ValueError: if it is zero, negative, infinite or ``nan``.
+
+    >>> positive("epsilon", 1.0)
+    1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a positive number, got {value!r}.")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value}.")
+    return value
+
+
+def size(shape: Sequence[int]) -> None:
+    """Refuse what is no shape of points: integers, of which the last is at least 1.
+
+    Args:
+        shape: what came, named ``size`` in the sentence.
+
+    Raises:
+        TypeError: if one is not an integer.
+        ValueError: if one is negative, or there is no positive last one.
+
+    >>> size((5, 3))
+    """
+    if not all(isinstance(entry, SupportsIndex) for entry in shape):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"size must be integers, got {tuple(shape)}.")
+    if not shape or min(shape) < 0 or shape[-1] < 1:
+        raise ValueError(f"size must be a shape (..., d + 1), got {tuple(shape)}.")
+
+
 def one_of(name: str, value: str, choices: Collection[str]) -> str:
     """``value``, if it is one of ``choices``.
 
@@ -175,17 +222,18 @@ def sequence(name: str, values: object) -> None:
         raise TypeError(f"{name} must be a sequence of integers, got {values!r}.")
 
 
-def last_axis(name: str, x: Tensor, size: int, meaning: str) -> None:
-    """Refuse a tensor whose last axis has not ``size`` entries.
+def last_axis(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None) -> None:
+    """Refuse a tensor whose last axis has not ``size`` entries, or that a layer cannot multiply with.
 
     Args:
         name: the argument's name, for the sentence.
         x: the tensor that came.
         size: the expected length of its last axis.
         meaning: what the axis holds, symbolically, as ``"features + 1"``.
+        layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
 
     Raises:
-        TypeError: if it is no tensor.
+        TypeError: if it is no tensor, or its dtype is not the layer's and autocast is off.
         ValueError: if the last axis has another length.
 
     >>> import torch
@@ -194,19 +242,21 @@ def last_axis(name: str, x: Tensor, size: int, meaning: str) -> None:
     _tensor(name, x)
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
+    _dtype_of(layer, name, x)
 
 
-def rows(name: str, x: Tensor, size: int, meaning: str) -> None:
-    """Refuse a tensor that has no axis of rows before a last axis of ``size`` entries.
+def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None) -> None:
+    """Refuse a tensor that has no axis of rows before a last axis of ``size`` entries, as :func:`last_axis` does.
 
     Args:
         name: the argument's name, for the sentence.
         x: the tensor that came.
         size: the expected length of its last axis.
         meaning: what the axis holds, symbolically, as ``"features + 1"``.
+        layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
 
     Raises:
-        TypeError: if it is no tensor.
+        TypeError: if it is no tensor, or its dtype is not the layer's and autocast is off.
         ValueError: if it has fewer than two axes, or the last one another length.
 
     >>> import torch
@@ -215,6 +265,7 @@ def rows(name: str, x: Tensor, size: int, meaning: str) -> None:
     _tensor(name, x)
     if x.ndim < 2 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (*batch, nodes, {meaning} = {size}), got {tuple(x.shape)}.")
+    _dtype_of(layer, name, x)
 
 
 def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
@@ -285,6 +336,48 @@ def floating(name: str, x: Tensor) -> None:
     _tensor(name, x)
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
+
+
+def floating_dtype(dtype: torch.dtype | None) -> None:
+    """Refuse a dtype that is not one of real floating-point numbers.
+
+    Args:
+        dtype: what came, named so in the sentence; None is torch's default.
+
+    Raises:
+        TypeError: if it is another one, or no dtype.
+
+    >>> floating_dtype(torch.float32)
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}.")
+
+
+def vectors(**named: Tensor) -> None:
+    """Refuse what are no floating-point vectors of one width, whose other axes broadcast.
+
+    Args:
+        **named: tensors ``(..., width)`` by the names of their arguments.
+
+    Raises:
+        TypeError: if one is no tensor, or its dtype is integer, boolean or complex.
+        ValueError: if one has no axis, or its shape does not fit the first one's.
+
+    >>> x = torch.zeros(4, 3)
+    >>> vectors(x=x, y=x[:1])
+    """
+    shape = None
+    for name, x in named.items():
+        floating(name, x)
+        if x.ndim == 0:
+            raise ValueError(f"{name} must have shape (..., width), got ().")
+        if shape is None:
+            shape = x.shape
+        elif x.shape[-1] != shape[-1] or not all(
+            a in (b, 1) or b == 1 for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
+        ):
+            wanted = f"(..., {shape[-1]}) that broadcasts with {tuple(shape)}"
+            raise ValueError(f"{name} must have a shape {wanted}, that of {next(iter(named))}, got {tuple(x.shape)}.")
 
 
 def integers(name: str, x: Tensor) -> None:
@@ -439,6 +532,12 @@ def _tensor(name: str, x: object) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
 
 
+def _dtype_of(layer: nn.Module | None, name: str, x: Tensor) -> None:
+    own = None if layer is None else next(layer.parameters(recurse=False), None)
+    if own is not None and x.dtype != own.dtype and not torch.is_autocast_enabled(autocast_device(x)):
+        raise TypeError(f"{name} must have the dtype of the layer, {own.dtype}, got {x.dtype}.")
+
+
 def _outside(x: Tensor, count: int) -> str:
     """The least and the largest number, where one is not in [0, count)."""
     if x.numel() == 0:
@@ -457,6 +556,7 @@ def _costs_nothing_to_read(x: Tensor) -> bool:
 
 
 def _boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str = "") -> None:
+    _tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
     if mask.shape != torch.Size(shape):

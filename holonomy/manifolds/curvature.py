@@ -61,6 +61,7 @@ class Curvature(nn.Module):
     ) -> None:
         super().__init__()
         value = checks.finite_negative("curvature", value)
+        checks.floating_dtype(dtype)
         kind = torch.empty(0, dtype=dtype).dtype
         limits, reach = torch.finfo(kind), math.exp(_LOG_RANGE)
         if not limits.smallest_normal * reach <= -value <= limits.max / reach:

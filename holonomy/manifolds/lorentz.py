@@ -9,6 +9,8 @@ sectional curvature. Geometry is :mod:`holonomy.manifolds.hyperboloid`; this cla
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import geoopt
@@ -23,7 +25,7 @@ from holonomy.manifolds.curvature import Curvature
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Lorentz"]
+__all__ = ["Lorentz", "require_lorentz"]
 
 
 class Lorentz(geoopt.Lorentz):
@@ -103,6 +105,7 @@ class Lorentz(geoopt.Lorentz):
         >>> Lorentz(-1.0).ratio(Lorentz(-4.0)).item()
         0.5
         """
+        require_lorentz("to", to)
         return torch.sqrt(self.curvature / to.curvature)
 
     def lift(self, space: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
@@ -117,6 +120,7 @@ class Lorentz(geoopt.Lorentz):
         >>> Lorentz(-1.0).lift(torch.zeros(2)).tolist()
         [1.0, 0.0, 0.0]
         """
+        checks.vectors(space=space)
         return hyperboloid.lift(space, self.curvature)
 
     def space(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
@@ -128,6 +132,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             A view.
         """
+        checks.vectors(x=x)
         return hyperboloid.space(x)
 
     def time(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... 1"]:
@@ -139,6 +144,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Times, made anew from the space parts.
         """
+        checks.vectors(x=x)
         return hyperboloid.time(hyperboloid.space(x), self.curvature)
 
     def dist(
@@ -158,6 +164,7 @@ class Lorentz(geoopt.Lorentz):
         >>> m.dist(m.origin(3), m.origin(3)).item()
         0.0
         """
+        checks.vectors(x=x, y=y)
         return _keep(hyperboloid.dist(x, y, self.curvature), keepdim=keepdim)
 
     def dist0(self, x: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
@@ -170,6 +177,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Distances ``(...)``.
         """
+        checks.vectors(x=x)
         return _keep(hyperboloid.dist0(x, self.curvature), keepdim=keepdim)
 
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
@@ -182,6 +190,10 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Distances ``(..., n, m)``.
         """
+        checks.vectors(x=x)
+        checks.rows("x", x, x.shape[-1], "d + 1")
+        checks.rows("y", y, x.shape[-1], "d + 1")
+        checks.vectors(y=y)
         return hyperboloid.cdist(x, y, self.curvature)
 
     def expmap(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -194,6 +206,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points ``(..., d+1)``.
         """
+        checks.vectors(x=x, u=u)
         return hyperboloid.expmap(x, u, self.curvature)
 
     def retr(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -221,6 +234,8 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points ``(..., d+1)``.
         """
+        if not isinstance(t, Real):
+            checks.floating("t", t)
         return self.expmap(x, t * u)
 
     def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -233,6 +248,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at ``x``.
         """
+        checks.vectors(x=x, y=y)
         return hyperboloid.logmap(x, y, self.curvature)
 
     def expmap0(self, u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -244,6 +260,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points ``(..., d+1)``.
         """
+        checks.vectors(u=u)
         return hyperboloid.expmap0(u, self.curvature)
 
     def logmap0(self, y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -255,6 +272,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at the origin ``(..., d+1)``, time zero.
         """
+        checks.vectors(y=y)
         return hyperboloid.logmap0(y, self.curvature)
 
     def logmap0back(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -266,6 +284,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at ``x``.
         """
+        checks.vectors(x=x)
         return hyperboloid.logmap(x, torch.zeros_like(x), self.curvature)
 
     def transp(
@@ -284,6 +303,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at ``y``.
         """
+        checks.vectors(x=x, y=y, v=v)
         return hyperboloid.transp(x, y, v, self.curvature)
 
     def transp0(self, y: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -296,6 +316,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at ``y``.
         """
+        checks.vectors(y=y, u=u)
         return hyperboloid.transp0(y, u, self.curvature)
 
     def transp0back(
@@ -310,6 +331,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at the origin.
         """
+        checks.vectors(x=x, u=u)
         return hyperboloid.transp0back(x, u, self.curvature)
 
     def transp_follow_expmap(
@@ -328,6 +350,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at ``expmap(x, u)``.
         """
+        checks.vectors(x=x, u=u, v=v)
         return self.transp(x, self.expmap(x, u), v)
 
     def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -339,6 +362,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points on the manifold.
         """
+        checks.vectors(x=x)
         return self.lift(hyperboloid.space(x))
 
     def proju(self, x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -351,6 +375,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at ``x``.
         """
+        checks.vectors(x=x, v=v)
         return hyperboloid.proju(x, v, self.curvature)
 
     def egrad2rgrad(
@@ -365,6 +390,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Tangent vectors at ``x``.
         """
+        checks.vectors(x=x, u=u)
         return hyperboloid.egrad2rgrad(x, u, self.curvature)
 
     def inner(
@@ -386,7 +412,9 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Inner products ``(...)``.
         """
-        return _keep(hyperboloid.inner(x, u, u if v is None else v, self.curvature), keepdim=keepdim)
+        v = u if v is None else v
+        checks.vectors(x=x, u=u, v=v)
+        return _keep(hyperboloid.inner(x, u, v, self.curvature), keepdim=keepdim)
 
     def norm(self, u: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Length of tangent vectors from their ambient coordinates, as Geoopt's method of this name.
@@ -403,6 +431,7 @@ class Lorentz(geoopt.Lorentz):
         >>> Lorentz(-1.0).norm(torch.tensor([0.0, 3.0, 4.0])).item()
         5.0
         """
+        checks.vectors(u=u)
         return _keep(hyperboloid.minkowski_norm(u), keepdim=keepdim)
 
     def random_normal(
@@ -434,7 +463,8 @@ class Lorentz(geoopt.Lorentz):
         torch.Size([5, 3])
         """
         shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
-        self._assert_check_shape(shape, "x")
+        checks.size(shape)
+        checks.in_range("std", std, 0.0, math.inf)
         like = self.curvature
         tangent = torch.randn(shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)
         with torch.no_grad():
@@ -466,6 +496,7 @@ class Lorentz(geoopt.Lorentz):
         del seed
         like = self.curvature
         shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
+        checks.size(shape)
         zeros = torch.zeros(shape, dtype=dtype or like.dtype, device=device or like.device)
         with torch.no_grad():
             return self._tensor(self.projx(zeros))
@@ -494,9 +525,12 @@ class Lorentz(geoopt.Lorentz):
         >>> m.centroid(m.lift(torch.tensor([[2.0], [-2.0]]))).tolist()
         [1.0, 0.0]
         """
+        checks.vectors(x=x)
+        checks.rows("x", x, x.shape[-1], "d + 1")
         if weights is None:
             weights = x.new_ones(x.shape[:-1])
         checks.floating("weights", weights)
+        checks.last_axis("weights", weights, x.shape[-2], "n")
         if weights.ndim < x.ndim:
             return hyperboloid.centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
         return hyperboloid.centroid(x, weights, self.curvature)
@@ -516,6 +550,8 @@ class Lorentz(geoopt.Lorentz):
         >>> Lorentz(-1.0).rescale(torch.tensor([1.0, 0.0]), Lorentz(-4.0)).tolist()
         [0.5, 0.0]
         """
+        checks.vectors(x=x)
+        require_lorentz("to", to)
         return hyperboloid.rescale(x, self.curvature, to.curvature)
 
     def to_poincare(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
@@ -527,6 +563,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points of the ball, Geoopt's ``PoincareBall(c=-curvature)``.
         """
+        checks.vectors(x=x)
         return charts.to_poincare(x, self.curvature)
 
     def from_poincare(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
@@ -538,6 +575,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points ``(..., d+1)``.
         """
+        checks.vectors(p=p)
         return charts.from_poincare(p, self.curvature)
 
     def to_klein(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
@@ -549,6 +587,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points of the ball.
         """
+        checks.vectors(x=x)
         return charts.to_klein(x, self.curvature)
 
     def from_klein(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
@@ -560,6 +599,7 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points ``(..., d+1)``.
         """
+        checks.vectors(p=p)
         return charts.from_klein(p, self.curvature)
 
     def _check_point_on_manifold(
@@ -590,6 +630,27 @@ class Lorentz(geoopt.Lorentz):
         if torch.allclose(u, expected, atol=atol, rtol=rtol):
             return True, None
         return False, "the time coordinate is not x_space . u_space / x_time"
+
+
+def require_lorentz(name: str, manifold: Lorentz) -> Lorentz:
+    """``manifold``, if it is one of this library: Geoopt's has another curvature, ``k``.
+
+    Args:
+        name: the argument's name, for the sentence.
+        manifold: what came.
+
+    Returns:
+        The manifold.
+
+    Raises:
+        TypeError: if it is another one.
+
+    >>> require_lorentz("to", Lorentz(-2.0))
+    Lorentz(value=-2, learnable=False) manifold
+    """
+    if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold)}.")
+    return manifold
 
 
 def _keep(x: Tensor, *, keepdim: bool) -> Tensor:

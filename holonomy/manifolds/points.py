@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.lorentz import Lorentz
+from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -65,9 +65,7 @@ class LorentzPoints(nn.Module):
         checks.positive_int("num", num)
         checks.positive_int("dim", dim)
         checks.in_range("std", std, 0.0, math.inf)
-        if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"manifold must be a holonomy.manifolds.Lorentz, got {type(manifold)}.")
-        self.manifold = manifold
+        self.manifold = require_lorentz("manifold", manifold)
         sheet = Lorentz(-1.0, device=device, dtype=dtype)
         points = sheet.random(num, dim + 1, std=std, generator=generator)
         self.unit = _on_the_unit_hyperboloid(points.requires_grad_())
@@ -154,7 +152,10 @@ class LorentzEmbedding(LorentzPoints):
         Returns:
             Points, the shape of ``index`` followed by ``embedding_dim + 1``.
         """
-        return self.read(self.unit if index is None else nn.functional.embedding(index, self.unit))
+        if index is None:
+            return self.read(self.unit)
+        checks.codes("index", index, self.unit.shape[0], "num_embeddings")
+        return self.read(nn.functional.embedding(index, self.unit))
 
 
 def _on_the_unit_hyperboloid(points: Tensor) -> geoopt.ManifoldParameter:

@@ -93,13 +93,14 @@ class HypLinearAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads = head_count(features, heads)
+        checks.in_range("power", power, -math.inf, math.inf)
         if not (math.isfinite(power) and power >= 1):
             raise ValueError(f"power must be finite and at least 1, got {power}.")
         self.power = power
         checks.one_of("average", average, AVERAGES)
         self.average: Average = average
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
-        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
+        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden, "manifold_hidden")
         self.query, self.key, self.value = (
             HTC(features, features, manifold_in, self.manifold_hidden, device=device, dtype=dtype) for _ in range(3)
         )
@@ -120,7 +121,7 @@ class HypLinearAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1")
+        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         if self.average == "midpoint":
             return self._by_midpoints(without_padding(x, key_padding_mask), key_padding_mask)
         before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
@@ -209,7 +210,7 @@ class HypSoftmaxAttention(nn.Module):
         self.similarity: Similarity = similarity
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
-        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
+        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden, "manifold_hidden")
         self.query, self.key, self.value = (
             HTC(features, features, manifold_in, self.manifold_hidden, device=device, dtype=dtype) for _ in range(3)
         )
@@ -228,7 +229,7 @@ class HypSoftmaxAttention(nn.Module):
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1")
+        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         x = without_padding(x, key_padding_mask)
         query, key, value = (split_heads(htc.space(x), self.heads) for htc in (self.query, self.key, self.value))
         space = merge_heads(

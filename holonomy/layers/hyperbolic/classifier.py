@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
-from holonomy.layers.hyperbolic.refinement import resolve
 from holonomy.layers.kernels.hyperplanes import hyperplane_distances
 from holonomy.manifolds import Lorentz, LorentzPoints
+from holonomy.manifolds.lorentz import require_lorentz
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -73,7 +73,7 @@ class HypMLR(nn.Module):
         super().__init__()
         self.features = checks.positive_int("features", features)
         self.classes = checks.positive_int("classes", classes)
-        self.manifold, _ = resolve(manifold, None)
+        self.manifold = require_lorentz("manifold", manifold)
         self.weight = nn.Parameter(torch.empty(classes, features, device=device, dtype=dtype))
         self.offset = nn.Parameter(torch.empty(classes, device=device, dtype=dtype))
         self.reset_parameters()
@@ -147,7 +147,7 @@ class HypPrototypes(nn.Module):
         super().__init__()
         self.features = checks.positive_int("features", features)
         checks.positive_int("classes", classes)
-        self.manifold, _ = resolve(manifold, None)
+        self.manifold = require_lorentz("manifold", manifold)
         self.prototypes = LorentzPoints(classes, features, manifold, device=device, dtype=dtype)
         self.log_scale = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
 

@@ -100,7 +100,7 @@ class HTC(nn.Module):
         Returns:
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
+        checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
         return functional.linear(x, *self.affine(factor))
 
     def affine(
@@ -131,7 +131,7 @@ class HTC(nn.Module):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
+        checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
         return lifted_linear(x, *self.affine(), self.manifold_out.curvature)
 
     def extra_repr(self) -> str:
@@ -194,8 +194,7 @@ class ExpMapHTC(HTC):
         Returns:
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.in_features, "in_features")
-        checks.floating("x", x)
+        checks.last_axis("x", x, self.in_features, "in_features", self)
         weight, bias = self.affine(factor)
         if is_sparse(x):
             matrix = as_csr(x)
@@ -276,7 +275,7 @@ class TangentLinear(nn.Module):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1")
+        checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1", self.linear)
         tangent = self.linear(self.manifold_in.logmap0(x)[..., 1:])
         return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
 
@@ -327,8 +326,7 @@ class FullyLorentzLinear(nn.Module):
         super().__init__()
         self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)
-        if not (scale > 0 and math.isfinite(scale)):
-            raise ValueError(f"scale must be positive and finite, got {scale}.")
+        checks.positive("scale", scale)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         if activation is not None:
             checks.function("activation", activation)
@@ -346,7 +344,7 @@ class FullyLorentzLinear(nn.Module):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.in_features + 1, "in_features + 1")
+        checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self.direction)
         affine = self.direction(x if self.activation is None else self.activation(x))
         length = self.log_scale.exp() * torch.sigmoid(self.length(x))
         unit = numerics.unit_vector(affine, numerics.norm(affine, keepdim=True))

@@ -10,7 +10,6 @@ The norm under the root is never taken as the difference of two large squares: w
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +24,7 @@ from holonomy.manifolds import Lorentz, geodesics, hyperboloid
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypResidual", "lifted_midpoint", "midpoint", "normalised_residual", "positive_weight"]
+__all__ = ["HypResidual", "lifted_midpoint", "midpoint", "normalised_residual"]
 
 
 def midpoint(
@@ -145,27 +144,6 @@ def _in_parts(x: Tensor, y: Tensor) -> bool:
     )
 
 
-def positive_weight(name: str, value: float) -> float:
-    """``value``, if it is positive and finite.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: if it is not.
-
-    >>> positive_weight("epsilon", 1.0)
-    1.0
-    """
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value}.")
-    return value
-
-
 class HypResidual(nn.Module):
     r"""The residual connection: the Lorentzian midpoint of x and :math:`\epsilon\, F(x)`.
 
@@ -196,8 +174,8 @@ class HypResidual(nn.Module):
     ) -> None:
         super().__init__()
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
-        _, self.manifold_branch = resolve(self.manifold_out, manifold_branch)
-        self.epsilon = positive_weight("epsilon", epsilon)
+        _, self.manifold_branch = resolve(self.manifold_out, manifold_branch, "manifold_branch")
+        self.epsilon = checks.positive("epsilon", epsilon)
 
     def forward(
         self, x: Float[Tensor, "*batch dim_plus_1"], branch: Float[Tensor, "*batch dim_plus_1"]
@@ -211,6 +189,7 @@ class HypResidual(nn.Module):
         Returns:
             Points ``(*batch, d + 1)`` on ``manifold_out``.
         """
+        checks.vectors(x=x)
         checks.last_axis("branch", branch, x.shape[-1], "features + 1")
         out = self.manifold_out
         # Only space parts are read: those of another manifold may come with its times.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
-from holonomy.layers.hyperbolic.midpoint import lifted_midpoint, positive_weight
+from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
 from holonomy.manifolds import Lorentz
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class HypPositionalEncoding(nn.Module):
         checks.positive_int("features", features)
         self.position = HTC(features, features, manifold, device=device, dtype=dtype)
         self.manifold = self.position.manifold_in
-        self.epsilon = positive_weight("epsilon", epsilon)
+        self.epsilon = checks.positive("epsilon", epsilon)
 
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
         """Move each point towards its position.

@@ -25,6 +25,7 @@ from holonomy import autograd, checks, numerics
 from holonomy.layers.kernels.lifted import lifted, pays
 from holonomy.layers.kernels.lifted_rows import LiftedLayerNorm
 from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds.lorentz import require_lorentz
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -44,12 +45,13 @@ __all__ = [
 ]
 
 
-def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None) -> tuple[Lorentz, Lorentz]:
+def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None, name: str = "manifold_out") -> tuple[Lorentz, Lorentz]:
     """The two manifolds of a layer, the second being the first where it is ``None``.
 
     Args:
         manifold_in: where the input lies.
         manifold_out: where the output lies, or ``None``.
+        name: of the second one, for the sentence.
 
     Returns:
         Both manifolds.
@@ -61,11 +63,8 @@ def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None) -> tuple[Lorentz
     >>> resolve(m, None) == (m, m)
     True
     """
-    out = manifold_in if manifold_out is None else manifold_out
-    for name, manifold in (("manifold_in", manifold_in), ("manifold_out", out)):
-        if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold)}.")
-    return manifold_in, out
+    require_lorentz("manifold_in", manifold_in)
+    return manifold_in, manifold_in if manifold_out is None else require_lorentz(name, manifold_out)
 
 
 def curvatures(*manifolds: Lorentz) -> list[Tensor]:
@@ -214,7 +213,7 @@ class HypLayerNorm(HRC):
         Returns:
             Points ``(*batch, d + 1)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.features + 1, "features + 1")
+        checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
         if x.device.type != "cpu" or not pays(x, x.numel() // x.shape[-1]):
             return super().forward(x)
         gain, shift, last, eps = self.affine(x)
@@ -277,6 +276,7 @@ class HypBatchNorm(HRC):
     ) -> None:
         checks.positive_int("features", features)
         checks.in_range("eps", eps, 0.0, math.inf)
+        checks.in_range("momentum", momentum, 0.0, 1.0)
         norm = nn.BatchNorm1d(
             features,
             eps=eps,
@@ -287,6 +287,19 @@ class HypBatchNorm(HRC):
             dtype=dtype,
         )
         super().__init__(_Rows(norm), manifold_in, manifold_out)
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Normalise.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``.
+        """
+        norm = cast("_Rows", self.function).norm
+        checks.last_axis("x", x, norm.num_features + 1, "features + 1", norm)
+        return super().forward(x)
 
 
 class HypDropout(HRC):
@@ -347,10 +360,16 @@ class HypConcat(nn.Module):
             Points ``(*batch, sum of d_i + 1)`` on ``manifold_out``.
 
         Raises:
-            ValueError: if there are none.
+            TypeError: if they are no tensors.
+            ValueError: if there are none, or their leading axes differ.
         """
         if not points:
-            raise ValueError("HypConcat needs at least one point, got none.")
+            raise ValueError("points must be at least one tensor, got none.")
+        for x in points:
+            checks.vectors(points=x)
+            if x.shape[:-1] != points[0].shape[:-1]:
+                leading = [tuple(each.shape) for each in points]
+                raise ValueError(f"points must agree in all axes but the last, got shapes {leading}.")
         space = torch.cat([self.manifold_in.space(x) for x in points], dim=-1)
         return change_curvature(space, self.manifold_in, self.manifold_out)
 

@@ -83,7 +83,7 @@ class HypSimplicialAttention(nn.Module):
         self.form: Form = form
         self.lower_orders, self.causal = lower_orders, causal
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
-        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden)
+        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden, "manifold_hidden")
         width = features // heads
         if form == "determinant":
             width = chunks(width, order) * (order + 1)
