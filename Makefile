@@ -3,6 +3,7 @@
 #   make demo    the environment, then the main job: a hyperbolic transformer trained on a tree
 #   make quick   the environment, then lint, types and one draw of every law but that of torch.compile
 #   make test    the environment, then lint, types, documentation and the whole suite
+#   make fuzz    the environment, then a million random calls of every public class and function (about 10 minutes)
 #   make mutation  a thousand small errors put into the library, one at a time: do the tests notice? (hours)
 #   make bench   the environment, then every benchmark with its target; ONLY="cdist simplicial" some of them
 
@@ -10,6 +11,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PYTEST_ARGS ?=
 ONLY ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?= --out benchmarks/results/fuzz.json
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -19,11 +21,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test mutation bench check docs suite clean
+.PHONY: help demo quick test fuzz mutation bench check docs suite clean
 .NOTPARALLEL:
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 # Made once, and again only when what is to be installed changed. The build backend is installed from
 # the same constraints as everything else, hence no build isolation.
@@ -56,6 +58,9 @@ docs: $(STAMP)
 
 suite: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto $(PYTEST_ARGS)
+
+fuzz: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 # The map is drawn anew; a run that was stopped goes on with `python -m tests.mutation run`.
 mutation: $(STAMP)

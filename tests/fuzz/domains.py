@@ -1,0 +1,382 @@
+"""What each kind of argument may be, and what it must not be.
+
+``valid`` values fit the others of a call, which the :class:`Scene` holds. ``wrong`` values must be refused by a
+sentence that names the argument. ``doubtful`` ones (half precision, infinities, other devices) may be refused so, or
+computed with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import geoopt
+import torch
+from torch import Tensor, nn
+
+from holonomy.manifolds import Lorentz, hyperboloid
+from tests.fuzz.source import Source
+
+__all__ = ["KINDS", "Kind", "Scene", "laid_out", "scene"]
+
+_GENERATOR = torch.Generator()
+# Powers of ten that rows are multiplied with, to the ends of what the dtype holds.
+_EXPONENTS = {
+    torch.float64: (0, -1, 1, -3, 3, 2, -8, 8, 16, -16, 30, -40, 75, 150, -160, 300, 306, -310),
+    torch.float32: (0, -1, 1, -3, 3, 2, -8, 8, 5, 12, 18, -20, -30, 30, 36, 37, -40, -44),
+}
+_CURVATURES = (-1.0, -0.3, -2.5, -0.01, -100.0, -1e-6, -1e6)
+
+
+@dataclass
+class Scene:
+    """Sizes and types that the arguments of one call share, and the arguments that were drawn before."""
+
+    source: Source
+    dtype: torch.dtype = torch.float64
+    dim: int = 2
+    lead: tuple[int, ...] = ()
+    nodes: int = 3
+    curvature: float = -1.0
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def manifold(self) -> Lorentz:
+        """The manifold of the points, learnable."""
+        return manifold(self.curvature, self.dtype)
+
+
+def scene(source: Source) -> Scene:
+    """Draw sizes, curvature and dtype."""
+    return Scene(
+        source,
+        source.pick((torch.float64, torch.float32)),
+        source.pick((2, 1, 3, 5, 7)),
+        source.pick(((), (1,), (3,), (2, 3), (0,), (5,), (2, 0), (2, 1, 3))),
+        source.pick((3, 2, 5, 4, 1, 7)),
+        source.pick(_CURVATURES),
+    )
+
+
+@cache
+def manifold(curvature: float, dtype: torch.dtype) -> Lorentz:
+    """Manifolds are made once."""
+    return Lorentz(curvature, learnable=True, dtype=dtype)
+
+
+Draw = Callable[[Scene], Any]
+Change = Callable[[Scene, Any], Any]
+
+
+class Kind(NamedTuple):
+    """One kind of argument: right values, and changes of a right value to one that is wrong or doubtful."""
+
+    valid: Draw
+    wrong: Mapping[str, Change]
+    doubtful: Mapping[str, Change] = {}
+
+
+# Tensors.
+
+
+def numbers(scene: Scene, *shape: int, moderate: bool = False) -> Tensor:
+    """Normal numbers, each row times a power of ten."""
+    content = scene.source.below(8)
+    x = torch.ones(shape, dtype=torch.float64)
+    if content == 1 and shape and shape[-1]:
+        x[..., 1:] = 0.0
+    elif content:
+        x.normal_(generator=_GENERATOR.manual_seed(content))
+    exponents = (0, -1, -3, -8, 1) if moderate else _EXPONENTS[scene.dtype]
+    rows = [10.0 ** scene.source.pick(exponents) for _ in range(math.prod(shape[:-1]))]
+    largest = torch.finfo(scene.dtype).max
+    x = x * torch.tensor(rows, dtype=torch.float64).reshape(*shape[:-1], 1)
+    return laid_out(x.clamp(-largest, largest).to(scene.dtype), scene.source)
+
+
+def laid_out(x: Tensor, source: Source) -> Tensor:
+    """The same numbers elsewhere in memory, or its first row repeated."""
+    layout = source.below(6)
+    if layout == 3:
+        return torch.stack([x, x], -1)[..., 0]
+    if layout == 4 and x.ndim > 1:
+        return x.mT.contiguous().mT
+    if layout == 5 and x.ndim > 1 and len(x):
+        return x[:1].expand_as(x)
+    return x
+
+
+def _clashing(scene: Scene, x: Tensor) -> Any:
+    """Rows of a number that broadcasts to none of the others."""
+    others = [y for y in scene.seen.values() if isinstance(y, Tensor) and y is not x and y.ndim > 1 and y.shape[-2] > 1]
+    return x[..., :1, :].expand(*x.shape[:-2], 11, x.shape[-1]) if others and x.ndim > 1 else NotImplemented
+
+
+def _lead(scene: Scene) -> tuple[int, ...]:
+    """Leading axes, the same as of the arguments before or some that broadcast to them."""
+    return scene.source.pick((scene.lead, scene.lead, tuple(1 for _ in scene.lead), ()))
+
+
+def _point(scene: Scene) -> Tensor:
+    return laid_out(_lifted(scene, numbers(scene, *scene.lead, scene.dim)), scene.source)
+
+
+def _lifted(scene: Scene, space: Tensor) -> Tensor:
+    return hyperboloid.lift(space, scene.manifold.curvature.detach())
+
+
+def _other_point(scene: Scene) -> Tensor:
+    """A point anywhere, or beside, on, behind or opposite the one before."""
+    relation = scene.source.below(8)
+    before = next((x for x in scene.seen.values() if isinstance(x, Tensor)), None)
+    if before is None or relation < 3:
+        return laid_out(_lifted(scene, numbers(scene, *_lead(scene), scene.dim)), scene.source)
+    factor = (1.0, 1.0 + 1e-6, -1.0, 2.0, 0.0)[relation - 3]
+    largest = torch.finfo(scene.dtype).max
+    return _lifted(scene, (before[..., 1:] * factor).clamp(-largest, largest))
+
+
+def _tangent(scene: Scene) -> Tensor:
+    """A vector at the point before, or any, of which only the space part is read."""
+    vector = numbers(scene, *_lead(scene), scene.dim)
+    return laid_out(nn.functional.pad(vector, (1, 0)), scene.source)
+
+
+def _unit(scene: Scene) -> Tensor:
+    """A unit tangent vector at the point before."""
+    x, kappa = scene.seen["x"].double(), scene.manifold.curvature.detach().double()
+    direction = torch.arange(1.0, scene.dim + 1.0, dtype=torch.float64)
+    u = nn.functional.pad(direction / direction.norm(), (1, 0)).expand_as(x)
+    return hyperboloid.transp0(x, u, kappa).to(scene.dtype)
+
+
+def _ball(scene: Scene) -> Tensor:
+    """Points of a ball of radius 1/sqrt(-curvature)."""
+    direction = numbers(scene, *scene.lead, scene.dim, moderate=True)
+    share = scene.source.pick((0.5, 0.0, 0.1, 0.9, 0.999, 1e-6))
+    length = direction.norm(dim=-1, keepdim=True).clamp_min(1e-300 if scene.dtype == torch.float64 else 1e-30)
+    return direction / length * share / math.sqrt(-scene.curvature)
+
+
+def _weights(scene: Scene) -> Tensor:
+    n, rows = scene.seen["x"].shape[-2], scene.source.pick((None, 1, 2))
+    shape = (*scene.lead, n) if rows is None else (*scene.lead, rows, n)
+    return numbers(scene, *shape).abs() * scene.source.pick((1.0, 1.0, 0.0))
+
+
+OBJECTS: dict[str, Change] = {
+    "text": lambda s, x: "text",
+    "number": lambda s, x: 1.5,
+    "object": lambda s, x: object(),
+    "dict": lambda s, x: {"x": x},
+}
+AS_LIST: dict[str, Change] = {
+    "list": lambda s, x: x.tolist(),
+    "array": lambda s, x: x.detach().numpy(),
+}
+NONE: dict[str, Change] = {"none": lambda s, x: None}
+NO_FLOAT: dict[str, Change] = {
+    "integers": lambda s, x: torch.ones(x.shape, dtype=torch.int64),
+    "booleans": lambda s, x: torch.ones(x.shape, dtype=torch.bool),
+    "complex": lambda s, x: x.to(torch.complex64),
+}
+LAST_AXIS: dict[str, Change] = {
+    "longer": lambda s, x: torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1),
+    "shorter": lambda s, x: x[..., :-1],
+    "no axis": lambda s, x: x.new_ones(()),
+}
+NO_AXIS: dict[str, Change] = {"no axis": lambda s, x: x.new_ones(())}
+LEADING: dict[str, Change] = {"other batch": _clashing}
+ODD: dict[str, Change] = {
+    "nan": lambda s, x: torch.full_like(x, math.nan),
+    "infinite": lambda s, x: torch.full_like(x, math.inf),
+    "float16": lambda s, x: x.half(),
+    "bfloat16": lambda s, x: x.bfloat16(),
+    "other dtype": lambda s, x: x.float() if x.dtype == torch.float64 else x.double(),
+    "meta": lambda s, x: x.to("meta"),
+    "sparse": lambda s, x: x.detach().to_sparse(),
+    "empty": lambda s, x: x[..., :0],
+    "more axes": lambda s, x: x[None, None],
+}
+
+ANY_TENSOR = OBJECTS | AS_LIST | NONE
+FLOATS = ANY_TENSOR | NO_FLOAT
+# Tensors whose last axis another one fixes, and those of any length.
+TIED, UNTIED = FLOATS | LAST_AXIS, FLOATS | NO_AXIS
+
+# Integers and masks.
+
+INTEGERS: dict[str, Change] = {
+    "floats": lambda s, x: x.double(),
+    "booleans": lambda s, x: x.bool(),
+} | ANY_TENSOR
+CODES = INTEGERS | {
+    "negative": lambda s, x: x - 1000 if x.numel() else NotImplemented,
+    "too large": lambda s, x: x + 1000 if x.numel() else NotImplemented,
+}
+ODD_INTEGERS: dict[str, Change] = {"int32": lambda s, x: x.int(), "meta": lambda s, x: x.to("meta")}
+EDGES = CODES | {
+    "three rows": lambda s, x: torch.cat([x, x[:1]]),
+    "one axis": lambda s, x: x[0],
+    "turned": lambda s, x: torch.ones(5, 2, dtype=torch.int64),
+}
+BATCH = INTEGERS | {
+    "longer": lambda s, x: torch.cat([x, x.new_zeros(1)]),
+    "negative": lambda s, x: x - 1000 if x.numel() else NotImplemented,
+    "two axes": lambda s, x: x[None],
+}
+MASK = ANY_TENSOR | {
+    "floats": lambda s, x: x.double(),
+    "integers": lambda s, x: x.long(),
+    "longer": lambda s, x: torch.cat([x, x[..., :1]], -1) if x.shape[-1:] != (0,) else x.new_ones(*x.shape[:-1], 1),
+}
+ODD_MASK: dict[str, Change] = {
+    "all": lambda s, x: torch.ones_like(x),
+    "none of them": lambda s, x: torch.zeros_like(x),
+    "meta": lambda s, x: x.to("meta"),
+}
+
+
+def _edges(scene: Scene) -> Tensor:
+    """Edges within graphs, loops and an isolated node among them, none twice."""
+    batch = scene.seen.setdefault("a batch", _batch(scene))
+    content = scene.source.below(6)
+    pairs = [(i, j) for i in range(scene.nodes) for j in range(scene.nodes) if batch[i] == batch[j]]
+    share = (0.0, 0.3, 0.5, 0.8, 1.0, 0.1)[content]
+    kept = torch.rand(len(pairs), generator=_GENERATOR.manual_seed(content)) < share
+    return torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)[kept].T.contiguous()
+
+
+def _symmetric(scene: Scene) -> Tensor:
+    edges = _edges(scene)
+    return torch.cat([edges, edges.flip(0)], 1).unique(dim=1)
+
+
+def _batch(scene: Scene) -> Tensor:
+    if "a batch" in scene.seen:
+        return scene.seen["a batch"]
+    content = scene.source.below(4)
+    if content < 2:
+        return torch.full((scene.nodes,), content // 2, dtype=torch.int64)
+    return torch.randint(0, 3, (scene.nodes,), generator=_GENERATOR.manual_seed(content))
+
+
+# Numbers, choices, functions.
+
+NO_NUMBER: dict[str, Change] = {
+    "text": lambda s, x: "1",
+    "none": lambda s, x: None,
+    "boolean": lambda s, x: True,
+    "list": lambda s, x: [1],
+    "complex": lambda s, x: 1j,
+    "nan": lambda s, x: math.nan,
+    "object": lambda s, x: object(),
+    "tensor of two": lambda s, x: torch.ones(2),
+}
+NO_INTEGER = NO_NUMBER | {"fraction": lambda s, x: 2.5, "float": lambda s, x: 2.0, "negative": lambda s, x: -1}
+SIZE = NO_INTEGER | {"zero": lambda s, x: 0}
+COUNT = NO_INTEGER
+PROBABILITY = NO_NUMBER | {
+    "negative": lambda s, x: -0.1,
+    "over one": lambda s, x: 1.1,
+    "infinite": lambda s, x: math.inf,
+}
+POSITIVE = NO_NUMBER | {"negative": lambda s, x: -1.0, "infinite": lambda s, x: -math.inf}
+CURVATURE = NO_NUMBER | {
+    "zero": lambda s, x: 0.0,
+    "positive": lambda s, x: 1.0,
+    "infinite": lambda s, x: -math.inf,
+    "learning": lambda s, x: nn.Parameter(torch.tensor(-1.0)),
+    "too small": lambda s, x: -1e-320,
+    "too large": lambda s, x: -1e305,
+}
+CHOICE: dict[str, Change] = {
+    "unknown": lambda s, x: "unknown",
+    "number": lambda s, x: 3,
+    "list": lambda s, x: ["a"],
+    "object": lambda s, x: object(),
+}
+FUNCTION: dict[str, Change] = {
+    "text": lambda s, x: "relu",
+    "class": lambda s, x: nn.ReLU,
+    "number": lambda s, x: 3,
+    "none": lambda s, x: None,
+}
+MANIFOLD: dict[str, Change] = {
+    "number": lambda s, x: -1.0,
+    "text": lambda s, x: "lorentz",
+    "Geoopt's": lambda s, x: geoopt.Lorentz(),
+    "class": lambda s, x: Lorentz,
+    "none": lambda s, x: None,
+}
+MODULE: dict[str, Change] = {"text": lambda s, x: "text", "number": lambda s, x: 3, "class": lambda s, x: nn.Linear}
+SEQUENCE: dict[str, Change] = {
+    "number": lambda s, x: 2,
+    "text": lambda s, x: "22",
+    "none": lambda s, x: None,
+    "negative": lambda s, x: (-1, 2),
+    "fractions": lambda s, x: (1.5, 2),
+    "empty": lambda s, x: (),
+}
+WINDOW: dict[str, Change] = {
+    "text": lambda s, x: "2",
+    "negative": lambda s, x: -1,
+    "fraction": lambda s, x: 1.5,
+}
+DTYPE: dict[str, Change] = {
+    "integer": lambda s, x: torch.int64,
+    "text": lambda s, x: "float32",
+    "number": lambda s, x: 3,
+}
+DEVICE: dict[str, Change] = {"unknown": lambda s, x: "nowhere", "number": lambda s, x: 1.5}
+GENERATOR: dict[str, Change] = {"number": lambda s, x: 3, "text": lambda s, x: "seed"}
+FLAG: dict[str, Change] = {"text": lambda s, x: "no", "number": lambda s, x: 2, "none": lambda s, x: None}
+
+
+def _generator(scene: Scene) -> torch.Generator:
+    return torch.Generator().manual_seed(scene.source.below(1000))
+
+
+def _sized(scene: Scene) -> tuple[int, ...]:
+    return (*scene.lead, scene.dim + 1)
+
+
+KINDS: dict[str, Kind] = {
+    "vector": Kind(lambda s: numbers(s, *s.lead, s.dim), UNTIED, ODD),
+    "point": Kind(_point, UNTIED, ODD),
+    "first": Kind(_point, TIED | LEADING, ODD),
+    "other": Kind(_other_point, TIED | LEADING, ODD),
+    "tangent": Kind(_tangent, TIED | LEADING, ODD),
+    "tangent0": Kind(_tangent, UNTIED, ODD),
+    "ambient": Kind(lambda s: numbers(s, *_lead(s), s.dim + 1), TIED | LEADING, ODD),
+    "loose_ambient": Kind(lambda s: numbers(s, *s.lead, s.dim + 1), UNTIED, ODD),
+    "unit": Kind(_unit, TIED | LEADING, ODD),
+    "ball": Kind(_ball, UNTIED, ODD),
+    "arc": Kind(lambda s: numbers(s, *s.lead, 1, moderate=True), FLOATS, ODD),
+    "points": Kind(lambda s: _lifted(s, numbers(s, *s.lead, s.source.pick((2, 1, 3, 0, 5)), s.dim)), TIED, ODD),
+    "some_points": Kind(lambda s: _lifted(s, numbers(s, *s.lead, s.source.pick((2, 1, 3, 5)), s.dim)), UNTIED, ODD),
+    "weights": Kind(
+        _weights,
+        FLOATS | LAST_AXIS | {"negative": lambda s, x: x - 1.0, "infinite": lambda s, x: torch.full_like(x, math.inf)},
+        ODD | {"infinite": lambda s, x: x},
+    ),
+    "manifold": Kind(lambda s: manifold(s.source.pick(_CURVATURES), s.dtype), MANIFOLD),
+    "flag": Kind(lambda s: s.source.pick((False, True)), {}, FLAG),
+    "size": Kind(
+        _sized,
+        {
+            "text": lambda s, x: ("a",),
+            "negative": lambda s, x: (-1, 2),
+            "fraction": lambda s, x: (2.5,),
+            "none": lambda s, x: (),
+        },
+    ),
+    "mean": Kind(lambda s: s.source.pick((0.0, 1.0, -3.0, 50.0)), NO_NUMBER, {"infinite": lambda s, x: math.inf}),
+    "std": Kind(lambda s: s.source.pick((1.0, 0.0, 0.1, 30.0)), POSITIVE),
+    "generator": Kind(_generator, GENERATOR),
+    "dtype": Kind(lambda s: s.dtype, DTYPE, {"half": lambda s, x: torch.float16}),
+    "device": Kind(lambda s: "cpu", DEVICE, {"meta": lambda s, x: "meta"}),
+}

@@ -1,0 +1,18 @@
+"""Failures that are known and being mended: the short form of the suite leaves them out, ``make fuzz`` does not."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["KNOWN", "is_known"]
+
+# Patterns of a failure's key, each with the reason.
+KNOWN = {
+    r": (accepts|raises \w+,|\w+ names no argument,)": "known: wrong arguments reach torch where nothing checks them",
+    r": .*(gradient|result) is not finite": "known: values at the end of the range",
+}
+
+
+def is_known(key: str) -> bool:
+    """Whether a failure of this key is expected."""
+    return any(re.search(pattern, key) for pattern in KNOWN)

@@ -1,0 +1,264 @@
+"""Constructors and forward passes of the public classes, from the cases that the laws run over."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.manifolds import Curvature, Lorentz
+from tests.cases import CASES, Case, Setting
+from tests.fuzz import domains
+from tests.fuzz.calls import Target, settle
+from tests.fuzz.domains import Change, Kind, Scene, laid_out
+from tests.fuzz.judge import Call
+from tests.fuzz.source import Source
+from tests.laws.laws import named
+
+__all__ = ["CONSTRUCTOR", "built", "constructor", "forward"]
+
+
+def _unused(scene: Scene) -> Any:
+    """Arguments are those of the cases."""
+    raise NotImplementedError
+
+
+# What the arguments of constructors must not be, by their names.
+_CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
+    (
+        (
+            "in_features out_features hidden hidden_features features heads layers num dim num_embeddings embedding_dim "
+            "classes capacity feedforward random_features identifier_dim query_features value_features head_features "
+            "walk_features pair_features edge_types k order"
+        ),
+        domains.SIZE,
+    ),
+    ("edge_features order_in order_out type_features steps limit", domains.COUNT),
+    (
+        (
+            "p dropout attention_dropout output_dropout stochastic_depth eigenvector_dropout teleport momentum epsilon "
+            "graph_weight"
+        ),
+        domains.PROBABILITY,
+    ),
+    ("std power eps norm_eps scale", domains.POSITIVE),
+    (
+        (
+            "mode kernel sums attention similarity average form decoder level pooling identifiers dropout_over norm "
+            "normalise substructures"
+        ),
+        domains.CHOICE,
+    ),
+    ("activation function", domains.FUNCTION),
+    (
+        "manifold manifold_in manifold_out manifold_hidden manifold_branch manifold_attention manifold_feedforward",
+        domains.MANIFOLD,
+    ),
+    ("curvature value", domains.CURVATURE),
+    ("inner graph_encoder", domains.MODULE),
+    ("orders", domains.SEQUENCE),
+    ("window", domains.WINDOW),
+    ("dtype", domains.DTYPE),
+    ("device", domains.DEVICE),
+    ("generator", domains.GENERATOR),
+)
+_FLAGS = (
+    "learnable bias residual edge_values product lightweight local entrywise affine track_running_stats "
+    "elementwise_affine lower_orders causal distinct rope share_edges learnable_curvature transformer basis_residual"
+)
+CONSTRUCTOR = {name: Kind(_unused, wrong) for names, wrong in _CONSTRUCTOR for name in names.split()}
+CONSTRUCTOR |= {name: Kind(_unused, {}, domains.FLAG) for name in _FLAGS.split()}
+# Layers of inputs of any width.
+ANY_WIDTH = {"HRC", "HypActivation", "HypDropout", "HypConcat"}
+_CURVATURES = ((-1.0, -0.3, -2.5), (-1.0, -1.0, -1.0), (-0.01, -100.0, -1.0), (-100.0, -0.01, -3.0))
+_RADII = (1.0, 0.1, 3.0, 0.0, 10.0, 1e-8, 1e4, 1e-30, 1e8, 1e18, 1e30, 1e37)
+_WITHIN = 4  # radii at which logits stay moderate
+
+
+class Built(NamedTuple):
+    """A module of a case, the public one inside of what the laws wrap around it, and its setting."""
+
+    case: Case
+    module: nn.Module
+    public: nn.Module
+    setting: Setting
+
+
+@lru_cache(maxsize=8)
+def built(name: str, nodes: int, curvatures: tuple[float, ...], dtype: torch.dtype, seed: int) -> Built:
+    """Build the module of a case."""
+    case = next(case for case in CASES if case.name == name)
+    torch.manual_seed(seed)
+    setting = Setting(nodes=nodes, features=6, curvatures=curvatures, dtype=dtype)
+    module, _ = case.build(setting)
+    public = next((part for part in module.modules() if type(part) is case.kind), module)
+    return Built(case, module, public, setting)
+
+
+class _FoundError(Exception):
+    """Carries what a module was called with, before it computes anything."""
+
+
+def _found(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    raise _FoundError(bound.arguments)
+
+
+def _inputs(made: Built) -> tuple[nn.Module, dict[str, Any]]:
+    """What to call, and new arguments for it."""
+    inputs = made.case.inputs(made.setting)
+    if made.public is not made.module:
+        hook = made.public.register_forward_pre_hook(_found, with_kwargs=True)
+        try:
+            with torch.no_grad():
+                made.module(*inputs)
+        except _FoundError as found:
+            return made.public, dict(found.args[0])
+        finally:
+            hook.remove()
+    return made.module, named(made.module, inputs)
+
+
+def forward(kind: type[nn.Module]) -> Target:
+    """The target of the forward pass of a public class."""
+    cases = [case for case in CASES if case.kind is kind]
+    name = f"{kind.__name__}.forward"
+
+    def opening(source: Source) -> tuple[Any, ...]:
+        case = source.pick(cases)
+        return (
+            case.name,
+            source.pick((3, 2, 5, 7)),
+            source.pick(_CURVATURES),
+            source.pick((torch.float64, torch.float32)),
+            source.below(4),
+        )
+
+    def draw(source: Source) -> Call:
+        key = opening(source)
+        made = built(*key)
+        fate = source.pick(("valid", "wrong", "doubtful", "wrong", "wrong", "wrong"))
+        made.setting.radius = source.pick(_RADII if made.case.any_radius else _RADII[:_WITHIN])
+        training = bool(source.below(2))
+        torch.manual_seed(source.below(100))
+        module, arguments = _inputs(made)
+        module.train(training)
+        for argument, value in arguments.items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                arguments[argument] = laid_out(value.detach(), source)
+        if "batch" in inspect.signature(module.forward).parameters and "edge_index" in arguments and source.below(2):
+            arguments = _twice(arguments)
+        call = Call(
+            name,
+            _by_position(module) if kind.__name__ == "HypConcat" else module,
+            arguments,
+            "module",
+            (
+                "from tests.fuzz.modules import built",
+                "",
+                f"module = built{key!r}.{'public' if module is made.public else 'module'}.train({training})",
+            ),
+            on=getattr(made.module, made.case.target) if made.case.target else None,
+            learned=tuple(module.parameters()),
+            restore=_restoring(module),
+        )
+        kinds = _kinds(kind, module, arguments)
+        settle(call, Scene(source, seen=arguments), kinds, fate, _optional(module.forward))
+        return call
+
+    return Target(name, draw, 0.5, opening)
+
+
+def _twice(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Two copies of a graph as a batch."""
+    n, edges = len(arguments["x"]), arguments["edge_index"]
+    joined = {name: torch.cat([x, x]) for name, x in arguments.items() if isinstance(x, Tensor)}
+    joined["edge_index"] = torch.cat([edges, edges + n], 1)
+    joined["batch"] = torch.arange(2).repeat_interleave(n)
+    return arguments | joined
+
+
+def _by_position(module: nn.Module) -> Callable[..., Any]:
+    return lambda **arguments: module(*arguments.values())
+
+
+def _restoring(module: nn.Module) -> Callable[[], None]:
+    """Undo what training mode does to running statistics."""
+    kept = [(x, x.clone()) for name, x in module.named_buffers() if "running" in name or "batches" in name]
+
+    def restore() -> None:
+        for x, before in kept:
+            x.copy_(before)
+
+    return restore
+
+
+def _optional(function: Callable[..., Any]) -> set[str]:
+    return {p.name for p in inspect.signature(function).parameters.values() if p.default is None}
+
+
+def _kinds(kind: type[nn.Module], module: nn.Module, arguments: dict[str, Any]) -> dict[str, Kind]:
+    return {name: _kind(kind, name, value) for name, value in arguments.items()}
+
+
+def _kind(kind: type[nn.Module], name: str, value: Any) -> Kind:
+    """The kind of an argument of a forward pass, by its name and value."""
+    if not isinstance(value, Tensor):
+        return Kind(_unused, domains.SIZE if isinstance(value, int) else domains.OBJECTS)
+    if name == "edge_index":
+        return Kind(_unused, domains.EDGES, domains.ODD_INTEGERS)
+    if name == "batch":
+        return Kind(_unused, domains.BATCH, domains.ODD_INTEGERS)
+    if value.dtype == torch.bool:
+        return Kind(_unused, domains.MASK, domains.ODD_MASK)
+    if not value.is_floating_point():
+        return Kind(_unused, domains.CODES, domains.ODD_INTEGERS)
+    return Kind(_unused, domains.UNTIED if kind.__name__ in ANY_WIDTH else domains.TIED, domains.ODD)
+
+
+def constructor(kind: type[nn.Module]) -> Target:
+    """The target of the constructor of a public class."""
+    cases = [case for case in CASES if case.kind is kind]
+    parameters = inspect.signature(kind).parameters
+    defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    alone = {next(iter(parameters)): -0.5}  # curvature and manifold have no case
+
+    def draw(source: Source) -> Call:
+        fate = source.pick(("valid", "wrong", "doubtful", *["wrong"] * 9))
+        dtype = source.pick((torch.float64, torch.float32))
+        arguments = dict(_constructed(source.pick(cases).name, dtype) if cases else alone)
+        if fate != "valid":
+            arguments |= {name: x for name, x in defaults.items() if name not in arguments and not source.below(4)}
+        call = Call(kind.__name__, kind, arguments, _home(kind))
+        kinds = {name: CONSTRUCTOR[name] for name in arguments}
+        settle(call, Scene(source, seen=arguments), kinds, fate, _optional(kind))
+        return call
+
+    return Target(kind.__name__, draw, 0.7)
+
+
+def _home(kind: type[nn.Module]) -> str:
+    package = kind.__module__.split(".")[1]
+    return kind.__name__ if kind in {Lorentz, Curvature} else f"{package}.{kind.__name__}"
+
+
+@cache
+def _constructed(case_name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """What the constructor of a case is given."""
+    case = next(case for case in CASES if case.name == case_name)
+    seen: list[dict[str, Any]] = []
+    initialise = case.kind.__init__
+
+    def record(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if type(self) is case.kind:
+            seen.append(dict(list(inspect.signature(initialise).bind(self, *args, **kwargs).arguments.items())[1:]))
+        initialise(self, *args, **kwargs)
+
+    with patch.object(case.kind, "__init__", record):
+        case.make(Setting(nodes=3, dtype=dtype), case.options)
+    return seen[0]
