@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
 
+import holonomy
 from tests.fuzz.domains import KINDS, Kind, Scene, scene
 from tests.fuzz.judge import Call
 from tests.fuzz.script import literal
 from tests.fuzz.source import Source
 
-__all__ = ["METHODS", "Target", "method", "settle"]
+__all__ = ["FUNCTIONS", "METHODS", "Target", "function", "method", "settle"]
 
 # Of each method of the manifold: the arguments with their kinds, the optional ones with a question mark, and whether
 # the result is points.
@@ -50,6 +52,39 @@ METHODS = {
     "random": "size:size mean:mean? std:std? generator:generator? dtype:dtype? device:device? -> points",
     "random_normal": "size:size mean:mean? std:std? generator:generator? dtype:dtype? device:device? -> points",
     "origin": "size:size dtype:dtype? device:device? -> points",
+}
+
+# Of each public function, the same, after the package that it is imported from.
+FUNCTIONS = {
+    "layers.bell": "m:lattice",
+    "layers.set_partitions": "m:lattice",
+    "layers.zeta_matrix": "m:lattice",
+    "layers.moebius_matrix": "m:lattice",
+    "layers.random_walk_encoding": "edge_index:symmetric n:nodes steps:count dtype:dtype?",
+    "layers.random_walk_node_encoding": "edge_index:symmetric n:nodes steps:count dtype:dtype?",
+    "layers.shortest_path_encoding": "edge_index:edges n:nodes limit:limit",
+    "layers.edge_categories": "edge_index:edges n:nodes edge_type:types?",
+    "layers.category_product": "categories:categories related:pairs",
+    "layers.ring_membership": "edge_index:symmetric n:nodes max_length:limit",
+    "layers.chordless_cycles": "edge_index:symmetric n:nodes max_length:limit",
+    "layers.substructure_membership": "edge_index:symmetric n:nodes patterns:patterns induced:flag?",
+    "layers.membership": "groups:groups n:nodes",
+    "layers.laplacian_identifiers": "edge_index:symmetric n:nodes dim:count which:which? batch:batch? dtype:dtype?",
+    "layers.orthogonal_identifiers": "n:nodes dim:count batch:batch? generator:generator? dtype:dtype? device:device?",
+    "layers.near_orthogonal_identifiers": "n:nodes dim:count generator:generator? dtype:dtype? device:device?",
+    "layers.perturb_identifiers": "identifiers:rows batch:batch? sign_flip:flag? dropout:probability? "
+    "generator:generator?",
+    "layers.simplicial_attention": "keys:keys values:values pair_mask:pairs? causal:flag? form:form? "
+    "lower_orders:flag?",
+    "layers.simplicial_path_attention": "keys:keys values:values neighbours:neighbours form:form?",
+    "structures.batches_by_size": "sizes:sizes batch_size:count padding:padding? generator:generator?",
+    "structures.join_graphs": "graphs:graphs",
+    "structures.joint": "mask:mask order:order",
+    "structures.on_features": "function:function x:vector",
+    "structures.PaddedGraphs.of": "x:rows batch:batch",
+    "structures.Hyperedges": "indices:tuples values:hyperedge_values num_nodes:nodes batch:batch?",
+    "structures.Hyperedges.from_graph": "x:rows edge_index:edges edge_attr:attributes? batch:batch?",
+    "structures.Hyperedges.from_dense": "x:dense mask:node_mask?",
 }
 
 
@@ -93,6 +128,23 @@ def method(name: str) -> Target:
         return call
 
     return Target(f"Lorentz.{name}", draw, 2.0)
+
+
+def function(path: str) -> Target:
+    """The target of a public function."""
+    row = FUNCTIONS[path]
+    called = attrgetter(path)(holonomy)
+    optional = {argument for argument, kind in _parsed(row).items() if kind.endswith("?")}
+
+    def draw(source: Source) -> Call:
+        fate = source.pick(("valid", "wrong", "doubtful", "valid", "wrong", "wrong"))
+        drawn = scene(source)
+        kinds = _drawn_arguments(drawn, row, every=fate != "valid")
+        call = Call(path.partition(".")[2], called, {argument: drawn.seen[argument] for argument in kinds}, path)
+        settle(call, drawn, kinds, fate, optional)
+        return call
+
+    return Target(path.partition(".")[2], draw)
 
 
 def settle(call: Call, drawn: Scene, kinds: Mapping[str, Kind], fate: str, optional: set[str]) -> None:

@@ -91,9 +91,10 @@ def numbers(scene: Scene, *shape: int, moderate: bool = False) -> Tensor:
     elif content:
         x.normal_(generator=_GENERATOR.manual_seed(content))
     exponents = (0, -1, -3, -8, 1) if moderate else _EXPONENTS[scene.dtype]
-    rows = [10.0 ** scene.source.pick(exponents) for _ in range(math.prod(shape[:-1]))]
-    largest = torch.finfo(scene.dtype).max
-    x = x * torch.tensor(rows, dtype=torch.float64).reshape(*shape[:-1], 1)
+    largest, rows = torch.finfo(scene.dtype).max, math.prod(shape[:-1])
+    sizes = [10.0 ** scene.source.pick(exponents) for _ in range(min(rows, 3))]
+    sizes = torch.tensor(sizes, dtype=torch.float64).repeat(rows)[:rows]
+    x = x * sizes.reshape(*shape[:-1], 1)
     return laid_out(x.clamp(-largest, largest).to(scene.dtype), scene.source)
 
 
@@ -344,6 +345,63 @@ def _sized(scene: Scene) -> tuple[int, ...]:
     return (*scene.lead, scene.dim + 1)
 
 
+def _types(scene: Scene) -> Tensor:
+    """A type of each edge."""
+    return torch.arange(scene.seen["edge_index"].shape[1]) % 3
+
+
+def _rows(scene: Scene) -> Tensor:
+    """Features of the nodes."""
+    return numbers(scene, scene.nodes, scene.dim)
+
+
+def _attributes(scene: Scene) -> Tensor:
+    return numbers(scene, scene.seen["edge_index"].shape[1], 2)
+
+
+def _tuples(scene: Scene) -> Tensor:
+    """Hyperedges of order two within graphs, none twice."""
+    return _edges(scene).T.contiguous()
+
+
+def _pairs(scene: Scene) -> Tensor:
+    content = scene.source.below(4)
+    return torch.rand(scene.nodes, scene.nodes, generator=_GENERATOR.manual_seed(content)) < content / 3
+
+
+def _mask(scene: Scene) -> Tensor:
+    content = scene.source.below(4)
+    return torch.rand(2, scene.nodes, generator=_GENERATOR.manual_seed(content)) < content / 3
+
+
+def _slots(scene: Scene, count: int) -> list[Tensor]:
+    """Keys or values of simplicial attention of two heads, of order two, with logits of order one."""
+    return [numbers(scene, 2, scene.nodes, 3, moderate=True) for _ in range(count)]
+
+
+def _graphs(scene: Scene) -> list[dict[str, Tensor]]:
+    return [{"x": _rows(scene), "edge_index": _edges(scene)} for _ in range(scene.source.pick((1, 2)))]
+
+
+def choice(*values: Any) -> Kind:
+    """One of several, and what is none of them."""
+    return Kind(lambda s: s.source.pick(values), CHOICE)
+
+
+def count(*values: int, zero: bool = False) -> Kind:
+    """A size or a number from zero on."""
+    return Kind(lambda s: s.source.pick(values), COUNT if zero else SIZE)
+
+
+LIST: dict[str, Change] = {
+    "number": lambda s, x: 3,
+    "text": lambda s, x: "text",
+    "none": lambda s, x: None,
+    "object": lambda s, x: object(),
+    "of text": lambda s, x: ["text"],
+    "of none": lambda s, x: [None],
+}
+
 KINDS: dict[str, Kind] = {
     "vector": Kind(lambda s: numbers(s, *s.lead, s.dim), UNTIED, ODD),
     "point": Kind(_point, UNTIED, ODD),
@@ -379,4 +437,46 @@ KINDS: dict[str, Kind] = {
     "generator": Kind(_generator, GENERATOR),
     "dtype": Kind(lambda s: s.dtype, DTYPE, {"half": lambda s, x: torch.float16}),
     "device": Kind(lambda s: "cpu", DEVICE, {"meta": lambda s, x: "meta"}),
+    "edges": Kind(_edges, EDGES, ODD_INTEGERS),
+    "symmetric": Kind(_symmetric, EDGES, ODD_INTEGERS),
+    "nodes": Kind(lambda s: s.nodes, NO_INTEGER, {"zero": lambda s, x: 0}),
+    "batch": Kind(_batch, BATCH, ODD_INTEGERS),
+    "types": Kind(_types, BATCH, ODD_INTEGERS),
+    "rows": Kind(_rows, FLOATS | NO_AXIS, ODD),
+    "attributes": Kind(_attributes, FLOATS | NO_AXIS, ODD),
+    "tuples": Kind(_tuples, INTEGERS | NO_AXIS, ODD_INTEGERS),
+    "hyperedge_values": Kind(lambda s: numbers(s, len(s.seen["indices"]), s.dim), FLOATS | NO_AXIS, ODD),
+    "pairs": Kind(_pairs, MASK, ODD_MASK),
+    "categories": Kind(lambda s: _pairs(s).long(), INTEGERS, ODD_INTEGERS),
+    "mask": Kind(_mask, MASK, ODD_MASK),
+    "dense": Kind(lambda s: numbers(s, 2, s.nodes, s.nodes, s.dim), FLOATS | NO_AXIS, ODD),
+    "node_mask": Kind(_mask, MASK, {}),
+    "lattice": count(3, 0, 1, 2, 4, zero=True),
+    "order": count(2, 0, 1, 3, zero=True),
+    "count": count(2, 1, 3, 4),
+    "limit": Kind(lambda s: s.source.pick((2, 1, 3, 4)), NO_INTEGER, {"zero": lambda s, x: 0}),
+    "probability": Kind(lambda s: s.source.pick((0.5, 0.0, 0.1, 1.0)), PROBABILITY),
+    "which": choice("lowest", "both"),
+    "form": choice("product", "determinant"),
+    "keys": Kind(lambda s: _slots(s, 3), LIST),
+    "values": Kind(lambda s: _slots(s, 2), LIST),
+    "neighbours": Kind(
+        lambda s: torch.randint(0, s.nodes, (s.nodes, 2), generator=_GENERATOR.manual_seed(s.source.below(9))),
+        CODES,
+        ODD_INTEGERS,
+    ),
+    "patterns": Kind(
+        lambda s: [torch.tensor([[0, 1, 1, 2, 2, 0], [1, 0, 2, 1, 0, 2]])], LIST, {"empty": lambda s, x: []}
+    ),
+    "groups": Kind(
+        lambda s: [[0], list(range(s.nodes))],
+        LIST | {"too large": lambda s, x: [[1000]], "negative": lambda s, x: [[-1000]]},
+        {"empty": lambda s, x: []},
+    ),
+    "graphs": Kind(_graphs, LIST | {"empty": lambda s, x: []}),
+    "sizes": Kind(
+        lambda s: s.source.pick(([3, 5, 2], [1], [], [7, 7, 7, 1, 2])), {n: LIST[n] for n in ("number", "text", "none")}
+    ),
+    "padding": Kind(lambda s: s.source.pick((1.05, 1.0, 2.0, math.inf)), NO_NUMBER | {"small": lambda s, x: 0.9}),
+    "function": Kind(lambda s: torch.relu, FUNCTION),
 }

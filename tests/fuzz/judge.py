@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import holonomy
 from holonomy.manifolds import Lorentz, hyperboloid
@@ -149,7 +149,8 @@ def _of_error(call: Call, error: BaseException) -> Failure | None:
     if not spoiled:
         return Failure(call.name, f"raises {kind} on valid arguments", message, _place(error))
     how = ", ".join(f"{name}: {how}" for name, how in (call.wrong | call.doubtful).items())
-    if not isinstance(error, ValueError | TypeError) or type(error).__module__ != "builtins":
+    ours = type(error).__module__.partition(".")[0] in {"builtins", "holonomy"}
+    if not isinstance(error, ValueError | TypeError) or not ours:
         return Failure(call.name, f"raises {kind}, {how}", message, _place(error))
     # A shape is wrong beside another argument's, which the sentence may name instead.
     names = [name for name, x in call.arguments.items() if name in spoiled or isinstance(x, Tensor)]
@@ -197,6 +198,9 @@ def _tensors(result: Any) -> Iterator[Tensor]:
     if isinstance(result, Tensor):
         if result.layout == torch.strided:
             yield result
+    elif isinstance(result, nn.Module):
+        yield from result.parameters()
+        yield from result.buffers()
     elif isinstance(result, dict):
         yield from _of_all(result.values())
     elif isinstance(result, list | tuple):

@@ -32,9 +32,9 @@ def _unused(scene: Scene) -> Any:
 _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     (
         (
-            "in_features out_features hidden hidden_features features heads layers num dim num_embeddings embedding_dim "
-            "classes capacity feedforward random_features identifier_dim query_features value_features head_features "
-            "walk_features pair_features edge_types k order"
+            "in_features out_features hidden hidden_features features heads layers num dim num_embeddings "
+            "embedding_dim classes capacity feedforward random_features identifier_dim query_features value_features "
+            "head_features walk_features pair_features edge_types k order"
         ),
         domains.SIZE,
     ),

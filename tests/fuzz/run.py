@@ -26,7 +26,7 @@ GROUP = 25
 @cache
 def targets() -> dict[str, Target]:
     """Every public name."""
-    made = [calls.method(name) for name in calls.METHODS]
+    made = [calls.method(name) for name in calls.METHODS] + [calls.function(path) for path in calls.FUNCTIONS]
     for kind in public_classes():
         made.append(modules.constructor(kind))
         if kind not in {Curvature, Lorentz}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 __all__ = ["Source", "simplest"]
@@ -43,19 +43,26 @@ class Source:
         return self.below(one_in) == one_in - 1 > 0
 
 
+def _simpler(choices: list[int], place: int) -> Iterator[list[int]]:
+    """Without one of the choices, so that later ones take its place, or with a smaller one."""
+    before, chosen, after = choices[:place], choices[place : place + 1], choices[place + 1 :]
+    if after:
+        yield [*before, *after]
+    for smaller in sorted({0, *(x // 2 for x in chosen), *(x - 1 for x in chosen)}):
+        if 0 <= smaller < max(chosen, default=0):
+            yield [*before, smaller, *after]
+
+
 def simplest(choices: list[int], fails: Callable[[list[int]], bool], seconds: float = 10.0) -> list[int]:
-    """Make choices simpler one by one, as long as what they make still fails."""
+    """Make choices simpler or leave them out, one by one, as long as what they make still fails."""
     end = time.monotonic() + seconds
     changed = True
     while changed:
         changed = False
         for place in range(len(choices)):
-            for smaller in sorted({0, choices[place] // 2, choices[place] - 1}):
-                if not 0 <= smaller < choices[place]:
-                    continue
+            for tried in _simpler(choices, place):
                 if time.monotonic() > end:
                     return choices
-                tried = [*choices[:place], smaller, *choices[place + 1 :]]
                 if fails(tried):
                     choices, changed = tried, True
                     break

@@ -8,24 +8,35 @@ import io
 import pytest
 import torch
 
+import holonomy
 from holonomy.manifolds import Lorentz
-from tests.cases import public_classes
-from tests.fuzz.calls import METHODS
+from tests.fuzz.calls import FUNCTIONS, METHODS
 from tests.fuzz.known import is_known
 from tests.fuzz.run import run, shrunk, targets
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_calls(seed):
     report = run(range(30), seed)
     new = [found for key, found in report.first.items() if not is_known(key)]
     assert not new, "\n\n".join(shrunk(found) for found in new[:3])
 
 
-def test_every_public_class_is_called():
-    assert {kind.__name__ for kind in public_classes()} <= targets().keys()
+# Public names that are not called by themselves, each with the reason.
+ELSEWHERE = {
+    "basis_residual": "called by TokenGT with the option of this name",
+    "RiemannianAdam": "known: its calls are not drawn yet",
+}
+
+
+def test_every_public_name_is_called():
+    packages = (holonomy.manifolds, holonomy.layers, holonomy.models, holonomy.optim, holonomy.structures)
+    public = {name for package in packages for name in package.__all__}
+    called = {name.partition(".")[0] for name in targets()}
+    assert public - called - ELSEWHERE.keys() == set()
+    assert {path.split(".")[1] for path in FUNCTIONS} <= public
 
 
 def test_every_method_of_the_manifold_is_called():
