@@ -25,7 +25,7 @@ _TASK = 20  # groups of calls that a process makes at a time
 
 def main() -> int:
     """Run, print, and return whether there were failures."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Random calls of every public name.")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--calls", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")

@@ -10,7 +10,10 @@ from typing import Any
 from torch import Tensor
 
 import holonomy
-from tests.fuzz.domains import KINDS, Kind, Scene, scene
+from holonomy.manifolds import Lorentz
+from holonomy.optim import RiemannianAdam
+from holonomy.theory import lipschitz_bound
+from tests.fuzz.domains import KINDS, Kind, Scene, learned, scene
 from tests.fuzz.judge import Call
 from tests.fuzz.script import literal
 from tests.fuzz.source import Source
@@ -85,7 +88,45 @@ FUNCTIONS = {
     "structures.Hyperedges": "indices:tuples values:hyperedge_values num_nodes:nodes batch:batch?",
     "structures.Hyperedges.from_graph": "x:rows edge_index:edges edge_attr:attributes? batch:batch?",
     "structures.Hyperedges.from_dense": "x:dense mask:node_mask?",
+    "optim.RiemannianAdam": "params:parameters lr:lr? betas:betas? eps:eps? weight_decay:radius? amsgrad:flag? "
+    "stabilize:stabilize?",
+    "optim.RiemannianAdam.step": "points:table gradient:gradient lr:lr? betas:betas? eps:eps? weight_decay:radius? "
+    "amsgrad:flag? -> points",
+    "theory.lipschitz_bound": "layer:attention radius:radius tokens:count theorem:theorem?",
+    "theory.local_lipschitz": "layer:attention x:tokens form:local_form?",
+    "theory.measure_lipschitz": "layer:attention radius:positive tokens:count features:four starts:one ascend:one "
+    "steps:one seed:seed?",
+    "theory.collapse_bound": "layers:attentions x:tokens form:collapse_form?",
+    "theory.measure_collapse": "layers:attentions x:tokens",
+    "theory.hyperbolic_collapse_bound": "queries:radius keys:radius values:radius scale:positive",
+    "theory.certify": "model:transformation radius:positive features:four starts:one steps:one generator:generator?",
+    "theory.stretch": "layer:transformation x:few_points metric:metric?",
+    "theory.measure_stretch": "layer:transformation radius:positive features:four starts:one steps:one "
+    "generator:generator?",
+    "theory.distance_scaling": "layer:transformation x:few_points",
+    "theory.basis_approximation_error": "order:one nodes:nodes a:positive dtype:dtype?",
+    "theory.select": "claims:claims?",
+    "theory.judge": "claim:name source:name trials:trials dtype:dtype? seed:seed?",
 }
+
+
+def stepped(points: Tensor, gradient: Tensor, **options: Any) -> Tensor:
+    """Points after three steps of Riemannian Adam with one gradient."""
+    parameter = learned(points.clone(), Lorentz(-1.0, dtype=points.dtype))
+    optimizer = RiemannianAdam([parameter], **options)
+    for _ in range(3):
+        parameter.grad = gradient
+        optimizer.step()
+    return parameter.detach()
+
+
+def bounded(layer: Any, **options: Any) -> float:
+    """The bound, whose function is chosen by the class of the first argument, which has no name."""
+    return lipschitz_bound(layer, **options)
+
+
+# What is called where the name alone cannot be.
+_IN_PLACE_OF = {"optim.RiemannianAdam.step": stepped, "theory.lipschitz_bound": bounded}
 
 
 @dataclass(frozen=True)
@@ -132,19 +173,25 @@ def method(name: str) -> Target:
 
 def function(path: str) -> Target:
     """The target of a public function."""
-    row = FUNCTIONS[path]
-    called = attrgetter(path)(holonomy)
+    row, name = FUNCTIONS[path], path.partition(".")[2]
+    row, _, points = row.partition(" -> ")
+    called = _IN_PLACE_OF.get(path) or attrgetter(path)(holonomy)
     optional = {argument for argument, kind in _parsed(row).items() if kind.endswith("?")}
 
     def draw(source: Source) -> Call:
         fate = source.pick(("valid", "wrong", "doubtful", "valid", "wrong", "wrong"))
         drawn = scene(source)
+        if points:
+            drawn.curvature = -1.0
         kinds = _drawn_arguments(drawn, row, every=fate != "valid")
-        call = Call(path.partition(".")[2], called, {argument: drawn.seen[argument] for argument in kinds}, path)
+        arguments = {argument: drawn.seen[argument] for argument in kinds}
+        call = Call(name, called, arguments, path, on=drawn.manifold if points else None)
+        # Bounds are read, not trained.
+        call.differentiable = not path.startswith("theory")
         settle(call, drawn, kinds, fate, optional)
         return call
 
-    return Target(path.partition(".")[2], draw)
+    return Target(name, draw, 0.2 if path.startswith("theory") else 1.0)
 
 
 def settle(call: Call, drawn: Scene, kinds: Mapping[str, Kind], fate: str, optional: set[str]) -> None:

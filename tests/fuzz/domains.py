@@ -5,6 +5,9 @@ sentence that names the argument. ``doubtful`` ones (half precision, infinities,
 computed with.
 """
 
+# Changes are short functions in tables, whose types the tables say.
+# pyright: reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math
@@ -17,10 +20,12 @@ import geoopt
 import torch
 from torch import Tensor, nn
 
+from holonomy.layers import HTC, SimplicialAttention
 from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.theory import Trial
 from tests.fuzz.source import Source
 
-__all__ = ["KINDS", "Kind", "Scene", "laid_out", "scene"]
+__all__ = ["KINDS", "Kind", "Scene", "laid_out", "learned", "scene"]
 
 _GENERATOR = torch.Generator()
 # Powers of ten that rows are multiplied with, to the ends of what the dtype holds.
@@ -383,6 +388,29 @@ def _graphs(scene: Scene) -> list[dict[str, Tensor]]:
     return [{"x": _rows(scene), "edge_index": _edges(scene)} for _ in range(scene.source.pick((1, 2)))]
 
 
+@cache
+def _attention(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return SimplicialAttention(4, 2, order=1, dtype=dtype).eval()
+
+
+@cache
+def _transformation(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return HTC(4, 3, manifold(-1.0, dtype), dtype=dtype).eval()
+
+
+def _unit_curvature(scene: Scene) -> Scene:
+    scene.curvature = -1.0
+    return scene
+
+
+def learned(points: Tensor, manifold: Lorentz) -> geoopt.ManifoldParameter:
+    """Points as a parameter."""
+    # Geoopt types neither this constructor nor its keyword.
+    return geoopt.ManifoldParameter(points, manifold=manifold)  # pyright: ignore[reportCallIssue]
+
+
 def choice(*values: Any) -> Kind:
     """One of several, and what is none of them."""
     return Kind(lambda s: s.source.pick(values), CHOICE)
@@ -393,6 +421,13 @@ def count(*values: int, zero: bool = False) -> Kind:
     return Kind(lambda s: s.source.pick(values), COUNT if zero else SIZE)
 
 
+LAYER: dict[str, Change] = {
+    "text": lambda s, x: "layer",
+    "number": lambda s, x: 3,
+    "none": lambda s, x: None,
+    "class": lambda s, x: nn.Linear,
+    "object": lambda s, x: object(),
+}
 LIST: dict[str, Change] = {
     "number": lambda s, x: 3,
     "text": lambda s, x: "text",
@@ -479,4 +514,40 @@ KINDS: dict[str, Kind] = {
     ),
     "padding": Kind(lambda s: s.source.pick((1.05, 1.0, 2.0, math.inf)), NO_NUMBER | {"small": lambda s, x: 0.9}),
     "function": Kind(lambda s: torch.relu, FUNCTION),
+    "radius": Kind(lambda s: s.source.pick((1.0, 0.0, 0.1, 5.0)), POSITIVE),
+    "positive": Kind(lambda s: s.source.pick((1.0, 0.1, 3.0)), POSITIVE),
+    "one": count(1),
+    "four": count(4),
+    "theorem": choice("L+"),
+    "collapse_form": choice("weights", "chain"),
+    "local_form": choice("sums", "blocks"),
+    "metric": choice("l2", "sup"),
+    "attention": Kind(lambda s: _attention(s.dtype), LAYER),
+    "attentions": Kind(lambda s: [_attention(s.dtype)] * s.source.pick((1, 2)), LIST),
+    "transformation": Kind(lambda s: _transformation(s.dtype), LAYER),
+    "tokens": Kind(lambda s: numbers(s, max(s.nodes, 2), 4, moderate=True), TIED, ODD),
+    "few_points": Kind(lambda s: _lifted(_unit_curvature(s), numbers(s, 3, 4, moderate=True)), TIED, ODD),
+    "claims": Kind(lambda s: ["hot"], LIST | {"unknown": lambda s, x: ["unknown"]}),
+    "name": Kind(lambda s: "name", {}),
+    "trials": Kind(lambda s: [Trial(0.5, 1.0)], LIST | {"empty": lambda s, x: []}),
+    "seed": Kind(lambda s: s.source.below(9), NO_INTEGER),
+    "parameters": Kind(
+        lambda s: [learned(s.manifold.origin(2, s.dim + 1, dtype=s.dtype), s.manifold)],
+        LIST | {"module": lambda s, x: nn.Linear(2, 2), "empty": lambda s, x: []},
+    ),
+    "lr": Kind(lambda s: s.source.pick((0.1, 1e-3, 0.0, 1.0, 30.0, 1e3)), POSITIVE),
+    "eps": Kind(lambda s: s.source.pick((1e-8, 0.0, 1e-3)), POSITIVE),
+    "betas": Kind(
+        lambda s: s.source.pick(((0.9, 0.999), (0.0, 0.0), (0.5, 0.1))),
+        {
+            "number": lambda s, x: 0.9,
+            "one": lambda s, x: (1.0, 0.9),
+            "negative": lambda s, x: (0.9, -0.1),
+            "none": lambda s, x: None,
+            "text": lambda s, x: ("a", "b"),
+        },
+    ),
+    "stabilize": Kind(lambda s: s.source.pick((None, 1, 2)), {k: SIZE[k] for k in SIZE if k != "none"}),
+    "table": Kind(lambda s: _lifted(s, numbers(s, s.source.pick((1, 3)), s.dim)), {}),
+    "gradient": Kind(lambda s: numbers(s, *s.seen["points"].shape), {}),
 }

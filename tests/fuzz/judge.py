@@ -42,6 +42,7 @@ class Call:
         learned: tensors beside the arguments that get gradients.
         restore: called after each evaluation, to undo what it changed in the module.
         twice: whether it is evaluated again under the same seed.
+        differentiable: whether gradients are promised.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Call:
     learned: tuple[Tensor, ...] = ()
     restore: Callable[[], None] = lambda: None
     twice: bool = False
+    differentiable: bool = True
 
     def evaluate(self) -> Any:
         """Call it from a fixed seed."""
@@ -119,6 +121,7 @@ def judged(call: Call) -> Failure | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated", DeprecationWarning)
             return _judged(call)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -128,6 +131,7 @@ def judged(call: Call) -> Failure | None:
 def _judged(call: Call) -> Failure | None:
     versions = {name: (x, x._version) for name, x in call.arguments.items() if isinstance(x, Tensor)}
     before = {name: x.detach().clone() for name, (x, _) in versions.items() if not x.is_sparse}
+    result = None
     with _Caught() as caught:
         result = call.evaluate()
     if caught.error is not None:
@@ -148,13 +152,13 @@ def _of_error(call: Call, error: BaseException) -> Failure | None:
     spoiled = [*call.wrong, *call.doubtful]
     if not spoiled:
         return Failure(call.name, f"raises {kind} on valid arguments", message, _place(error))
-    how = ", ".join(f"{name}: {how}" for name, how in (call.wrong | call.doubtful).items())
+    how = ", ".join(f"{name}: {how}" for name, how in (*call.wrong.items(), *call.doubtful.items()))
     ours = type(error).__module__.partition(".")[0] in {"builtins", "holonomy"}
     if not isinstance(error, ValueError | TypeError) or not ours:
         return Failure(call.name, f"raises {kind}, {how}", message, _place(error))
     # A shape is wrong beside another argument's, which the sentence may name instead.
     names = [name for name, x in call.arguments.items() if name in spoiled or isinstance(x, Tensor)]
-    if not any(re.search(rf"(?<![\w.'\"]){name}\b(?!\(\))", message) for name in names):
+    if not any(re.search(rf"(?<![\w.]){name}\b(?!\()", message) for name in names):
         return Failure(call.name, f"{kind} names no argument, {how}", message, _place(error))
     return None
 
@@ -175,15 +179,16 @@ def _of_result(call: Call, result: Any) -> Failure | None:
     leaves = {name: x for name, x in call.arguments.items() if isinstance(x, Tensor) and x.requires_grad}
     leaves |= {f"parameter {place}": x for place, x in enumerate(call.learned) if x.requires_grad}
     roots = [x for x in tensors if x.requires_grad]
-    if roots and leaves:
+    if roots and leaves and call.differentiable:
+        gradients: tuple[Tensor, ...] = ()
         with _Caught() as caught:
             cotangents = [_cotangent(x) for x in roots]
-            gradients = torch.autograd.grad(roots, list(leaves.values()), cotangents, allow_unused=True)
+            gradients = torch.autograd.grad(roots, list(leaves.values()), cotangents, materialize_grads=True)
         if caught.error is not None:
             kind = type(caught.error).__name__
             return Failure(call.name, f"backward raises {kind}", str(caught.error), _place(caught.error))
         for name, gradient in zip(leaves, gradients, strict=True):
-            if gradient is not None and not gradient.isfinite().all():
+            if not gradient.isfinite().all():
                 return Failure(call.name, "gradient is not finite", name)
     if call.twice:
         call.restore()

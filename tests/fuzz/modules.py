@@ -71,8 +71,10 @@ _FLAGS = (
     "learnable bias residual edge_values product lightweight local entrywise affine track_running_stats "
     "elementwise_affine lower_orders causal distinct rope share_edges learnable_curvature transformer basis_residual"
 )
-CONSTRUCTOR = {name: Kind(_unused, wrong) for names, wrong in _CONSTRUCTOR for name in names.split()}
-CONSTRUCTOR |= {name: Kind(_unused, {}, domains.FLAG) for name in _FLAGS.split()}
+CONSTRUCTOR = {
+    **{name: Kind(_unused, wrong) for names, wrong in _CONSTRUCTOR for name in names.split()},
+    **{name: Kind(_unused, {}, domains.FLAG) for name in _FLAGS.split()},
+}
 # Layers of inputs of any width.
 ANY_WIDTH = {"HRC", "HypActivation", "HypDropout", "HypConcat"}
 _CURVATURES = ((-1.0, -0.3, -2.5), (-1.0, -1.0, -1.0), (-0.01, -100.0, -1.0), (-100.0, -0.01, -3.0))
@@ -184,7 +186,10 @@ def _twice(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_position(module: nn.Module) -> Callable[..., Any]:
-    return lambda **arguments: module(*arguments.values())
+    def call(**arguments: Any) -> Any:
+        return module(*arguments.values())
+
+    return call
 
 
 def _restoring(module: nn.Module) -> Callable[[], None]:
@@ -199,7 +204,9 @@ def _restoring(module: nn.Module) -> Callable[[], None]:
 
 
 def _optional(function: Callable[..., Any]) -> set[str]:
-    return {p.name for p in inspect.signature(function).parameters.values() if p.default is None}
+    """Arguments that may be None."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.default is None or str(p.annotation).endswith("None")}
 
 
 def _kinds(kind: type[nn.Module], module: nn.Module, arguments: dict[str, Any]) -> dict[str, Kind]:
