@@ -6,6 +6,7 @@ one's own layer and data.
 
 from __future__ import annotations
 
+from holonomy.theory.assertion import BoundViolatedError, assert_lipschitz
 from holonomy.theory.certificate import Certificate, certify
 from holonomy.theory.distances import DistanceScaling, distance_scaling
 from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound
@@ -24,6 +25,7 @@ from holonomy.theory.verify import CLAIMS, select, verify
 
 __all__ = [
     "CLAIMS",
+    "BoundViolatedError",
     "Certificate",
     "Claim",
     "DistanceScaling",
@@ -32,6 +34,7 @@ __all__ = [
     "Projections",
     "Trial",
     "Verdict",
+    "assert_lipschitz",
     "attend_linear",
     "attend_softmax",
     "basis_approximation_error",

@@ -79,7 +79,7 @@ def _compose(layer: Any, tape: Tape, prefix: str) -> None:
 def _(layer: nn.Sequential, tape: Tape, prefix: str) -> None:
     as_stated(layer, nn.Sequential)
     for place, (one, other) in enumerate(pairwise(layer)):
-        left, right = _ends(one).target, _ends(other).source
+        left, right = ends_of_model(one).target, ends_of_model(other).source
         if left is not None and right is not None and left.curvature.item() != right.curvature.item():
             raise ValueError(
                 f"model must hand points on in one curvature, got {left.curvature.item():g} out of its layer {place} "
@@ -211,12 +211,12 @@ def certify(
     if not (radius > 0 or (radius == 0 and x is not None)):
         raise ValueError(f"radius must be positive where no input is given, and never negative, got {radius}.")
     model = widened(model)
-    ends, (begin, end) = _ends(model), _units(model)
+    ends, (begin, end) = ends_of_model(model), _units(model)
     if x is not None:
         refuse_training(model)
         # A point's time, made again, is that of its space part in float64 too.
         x = x.detach().double() if ends.source is None else ends.source.lift(ends.source.space(x.detach().double()))
-    features = _features(model) if features is None else features
+    features = features_of(model) if features is None else features
     if x is None:
         scope: Scope = "a priori"
         region = Region(radius * begin, features)
@@ -269,11 +269,11 @@ def _ascend(
     )
 
 
-def _ends(model: nn.Module) -> Ends:
+def ends_of_model(model: object) -> Ends:
     if isinstance(model, Hypformer):
         return Ends(None, None)
     if isinstance(model, nn.Sequential) and len(model):
-        return Ends(_ends(model[0]).source, _ends(model[-1]).target)
+        return Ends(ends_of_model(model[0]).source, ends_of_model(model[-1]).target)
     try:
         return ends_of(model)
     except TypeError as error:
@@ -288,7 +288,7 @@ def _units(model: nn.Module) -> tuple[float, float]:
     return units_of(model)
 
 
-def _features(model: nn.Module) -> int | None:
+def features_of(model: nn.Module) -> int | None:
     """The number of input features, of the first layer that knows it."""
     for module in model.modules():
         for name in ("in_features", "num_features", "normalized_shape"):
@@ -334,7 +334,7 @@ def _of_sequence(
 
 def _is_hyperbolic(layer: nn.Module) -> bool:
     try:
-        _ends(layer)
+        ends_of_model(layer)
     except NotCoveredError:
         return False
     return True

@@ -106,7 +106,7 @@ def stretch(
     tensor([3.], dtype=torch.float64)
     """
     checks.one_of("metric", metric, METRICS)
-    return _top(_differential(layer, x, ends or ends_of(layer), joint=joint), metric)[0]
+    return top(differential(layer, x, ends or ends_of(layer), joint=joint), metric)[0]
 
 
 class _Germ(NamedTuple):
@@ -142,7 +142,7 @@ class _Germ(NamedTuple):
         return slope + (slope * self.before).sum(-1, keepdim=True) * self.before / (1 + _time(self.before))
 
 
-def _differential(
+def differential(
     layer: Callable[[Tensor], Tensor], x: Tensor, ends: Ends, *, joint: bool = False
 ) -> Float[Tensor, "..."]:
     """The differential between orthonormal frames, ``(*batch, n_out, d_out, n_in, d_in)``; n = 1 unless joint."""
@@ -156,7 +156,7 @@ def _differential(
     return matrix.unflatten(-3, axes if joint else (1, *axes)).detach()
 
 
-def _top(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
+def top(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
     """The norm of a differential, and the unit directions ``(*batch, n, d)`` out and in where it is attained."""
     if metric == "l2" or matrix.shape[-2] == 1:
         u, s, vh = torch.linalg.svd(matrix.flatten(-2).flatten(-3, -2), full_matrices=False)
@@ -259,7 +259,7 @@ def measure_stretch(
     for step in range(steps + 1):
         u = u.detach().requires_grad_()
         x = u if ends.source is None else ends.source.expmap0(nn.functional.pad(u, (1, 0)))
-        value, out, back = _top(_differential(layer, x.detach(), ends, joint=tokens is not None), metric)
+        value, out, back = top(differential(layer, x.detach(), ends, joint=tokens is not None), metric)
         best = max(best, float(value.nan_to_num(0.0).amax()))
         if step == steps:
             break
