@@ -14,14 +14,16 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-import holonomy
+from examples.runs import command_line, versions
 from holonomy.theory import Claim, Draws, Trial, select
 from holonomy.theory.molecules import read_molecules
 from holonomy.theory.report import said, statement
@@ -70,7 +72,7 @@ def measured(claim: Claim, draws: Draws) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--draws", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--claims", nargs="+")
@@ -82,12 +84,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     settings = {"draws": options.draws, "seconds": options.seconds, "seed": options.seed, "dtype": "float64"}
-    document = {"holonomy": holonomy.__version__, "torch": torch.__version__, "settings": settings, "claims": {}}
+    command = command_line("benchmarks.theory", sys.argv[1:])
+    document: dict[str, Any] = {"command": command, "versions": versions(), "settings": settings, "claims": {}}
     if options.json.exists() and not options.fresh:
         before = json.loads(options.json.read_text(encoding="utf-8"))
         if before["settings"] == settings:
             document = before
-    done: dict[str, object] = document["claims"]
+    done: dict[str, Any] = document["claims"]
     claims = select(options.claims)
     molecules = None if options.data is None else read_molecules(np.load(options.data / "qm9_graphs.npz"))
     for index, claim in enumerate(claims, 1):

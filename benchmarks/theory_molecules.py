@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from examples.runs import command_line, versions
 from holonomy.theory.curvature import FORMANS, Shares
 from holonomy.theory.molecules import read_molecules, shares_of
 
@@ -28,7 +30,7 @@ def rounded(shares: Shares) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="take only every so many-th molecule")
     parser.add_argument("--json", type=Path, help="default: the committed result; with --every, a file named after it")
@@ -39,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"argument --json: {target} holds a result on more molecules; name another file")
     torch.set_num_threads(1)
     arrays = np.load(options.data / "qm9_graphs.npz")
-    document: dict[str, object] = {"every": options.every}
+    command = command_line("benchmarks.theory_molecules", sys.argv[1:] if arguments is None else arguments)
+    document: dict[str, object] = {"command": command, "versions": versions(), "every": options.every}
     for hydrogens in (False, True):
         graphs = read_molecules(arrays, every=options.every, hydrogens=hydrogens)
         density = [2 * each.bonds.shape[1] / (each.atoms * (each.atoms - 1)) for each in graphs if each.atoms > 1]

@@ -52,7 +52,8 @@ COMMANDS = {
     "triples": f"{USUAL} {SMALL} --sequences 64 --tests 16 --tokens 6 --models pairwise distinct",
 }
 MOST_KILLS_OF_A_RUN = 3
-MEASURED = {"seconds", "processor_seconds", "command", "sha256", "date"}
+# What says how long a run took and what was typed, not what came of it; a checksum is one of those, too.
+MEASURED = {"seconds", "processor_seconds", "sha256", "command", "date", "commit"}
 
 
 def words_of(name: str, folder: Path) -> list[str]:
@@ -152,6 +153,8 @@ def interruptions(
     """Kill each example so many times; return what came of it, by name."""
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
+        # Torch imports it with the first optimizer: here once, and not again in every process that is forked.
+        importlib.import_module("torch._dynamo")
         for name in names:
             # Each example has its own random numbers: others may be left out.
             found[name] = interrupted(name, kills, random.Random(f"{seed} {name}"), Path(folder) / name)
