@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from holonomy.autograd import autocast_device, transformed
 
 __all__ = [
+    "boolean",
     "codes",
     "dense",
     "edges",
@@ -283,7 +284,7 @@ def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
     >>> import torch
     >>> padding_mask("key_padding_mask", torch.zeros(2, 5, dtype=torch.bool), (2, 5))
     """
-    _boolean(name, mask, shape, "padding", "(*batch, nodes) = ")
+    boolean(name, mask, shape, "padding", "(*batch, nodes) = ")
 
 
 def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
@@ -300,7 +301,30 @@ def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
     >>> import torch
     >>> node_mask(torch.ones(2, 5, dtype=torch.bool), (2, 5))
     """
-    _boolean("mask", mask, shape, "nodes")
+    boolean("mask", mask, shape, "nodes")
+
+
+def boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str = "") -> None:
+    """Refuse what is not boolean or has another shape.
+
+    Args:
+        name: the argument's name, for the sentence.
+        mask: what came.
+        shape: the expected one.
+        at: where it is True.
+        symbols: the shape symbolically, before its values.
+
+    Raises:
+        TypeError: if it is no tensor, or not boolean.
+        ValueError: if it has another shape.
+
+    >>> boolean("related", torch.ones(2, 2, dtype=torch.bool), (2, 2), "related pairs")
+    """
+    _tensor(name, mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
+    if mask.shape != torch.Size(shape):
+        raise ValueError(f"{name} must have shape {symbols}{tuple(shape)}, got {tuple(mask.shape)}.")
 
 
 def function(name: str, value: object) -> None:
@@ -493,25 +517,27 @@ def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch:
         edges(edge_index, x.shape[0], batch)
 
 
-def edges(edge_index: Tensor, n: int, batch: Tensor | None = None) -> None:
+def edges(edge_index: Tensor, n: int, batch: Tensor | None = None, name: str = "edge_index") -> None:
     """Refuse what is no list of edges between n nodes. It reads the values, so it is for what is computed once.
 
     Args:
-        edge_index: what came, named so in the sentence.
+        edge_index: what came.
         n: number of nodes.
         batch: the graph of each node ``(n,)``.
+        name: the argument's name, for the sentence.
 
     Raises:
-        TypeError: if it does not hold integers.
+        TypeError: if it does not hold integers, or ``n`` is none.
         ValueError: if it has no shape ``(2, m)``, names a node that is not there or joins two graphs.
 
     >>> import torch
     >>> edges(torch.tensor([[0], [1]]), 2)
     """
-    _edge_list(edge_index)
+    nonnegative_int("n", n)
+    _edge_list(edge_index, name)
     outside = _outside(edge_index, n)
     if outside:
-        raise ValueError(f"edge_index must name nodes in [0, n = {n}), got {outside}.")
+        raise ValueError(f"{name} must name nodes in [0, n = {n}), got {outside}.")
     if batch is not None:
         source, target = batch[edge_index.long()]
         across = source != target
@@ -520,11 +546,11 @@ def edges(edge_index: Tensor, n: int, batch: Tensor | None = None) -> None:
             raise ValueError(f"edge_index must join nodes of one graph, got the edge {edge}.")
 
 
-def _edge_list(edge_index: Tensor) -> None:
-    _tensor("edge_index", edge_index)
+def _edge_list(edge_index: Tensor, name: str = "edge_index") -> None:
+    _tensor(name, edge_index)
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
-    integers("edge_index", edge_index)
+        raise ValueError(f"{name} must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    integers(name, edge_index)
 
 
 def _tensor(name: str, x: object) -> None:
@@ -553,11 +579,3 @@ def _can_be_read(x: Tensor) -> bool:
 
 def _costs_nothing_to_read(x: Tensor) -> bool:
     return x.device.type == "cpu" and _can_be_read(x)
-
-
-def _boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str = "") -> None:
-    _tensor(name, mask)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
-    if mask.shape != torch.Size(shape):
-        raise ValueError(f"{name} must have shape {symbols}{tuple(shape)}, got {tuple(mask.shape)}.")

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import geoopt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from holonomy import checks, numerics
@@ -42,6 +42,9 @@ _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 
 # Options of torch's Adam that Geoopt's constructor takes and then ignores; which kernel runs is chosen here.
 _NOT_OFFERED = ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "foreach", "fused")
+
+# Those with which a state of torch's Adam would go on differently.
+_CHANGES_THE_RESULT = ("maximize", "decoupled_weight_decay")
 
 # A parameter, its gradient and its state.
 _Entry = tuple[Tensor, Tensor, dict[str, Any]]
@@ -347,6 +350,15 @@ def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
             state[name] = torch.zeros_like(parameter)
 
 
+def _check_parameter(parameter: Tensor) -> None:
+    checks.floating("params", parameter)
+    if getattr(parameter, "sharded_points", False):
+        raise TypeError(
+            "params must not hold learned points that fully_shard has cut up, which have no manifold: name them in "
+            f"its ignored_params, got shards of shape {tuple(parameter.shape)}."
+        )
+
+
 def _rows(entry: _Entry, point: Tensor, radius: Tensor) -> _Rows:
     _, grad, state = entry
     largest = state.get("max_exp_avg_sq")
@@ -406,7 +418,8 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             the hyperboloid does not need it.
 
     Raises:
-        TypeError: if a parameter is complex.
+        TypeError: if ``params`` is a module or a tensor, or a parameter is complex or what :func:`fully_shard` made of
+            learned points.
         ValueError: if an option is out of its range, or a group asks for an option of torch's Adam
             that Geoopt accepts and ignores: ``maximize``, ``capturable``, ``differentiable``,
             ``decoupled_weight_decay``, ``foreach``, ``fused``.
@@ -435,6 +448,19 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         *,
         stabilize: int | None = None,
     ) -> None:
+        if isinstance(params, Tensor | nn.Module):
+            raise TypeError(
+                f"params must be an iterable of parameters, like module.parameters(), got a {type(params).__name__}."
+            )
+        params = list(cast("Iterable[Any]", params))
+        if not params or any(isinstance(entry, str) for entry in params):
+            raise ValueError(f"params must be parameters or groups of them, at least one, got {params!r}.")
+        # Whether numbers are in their ranges torch says; what is no number it compares.
+        if not isinstance(betas, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"betas must be two numbers in [0, 1), got {betas!r}.")
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not isinstance(value, Tensor):
+                checks.in_range(name, value, -math.inf, math.inf)
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, stabilize=stabilize)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -455,7 +481,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             if self.param_groups[-1]["stabilize"] is not None:
                 checks.positive_int("stabilize", self.param_groups[-1]["stabilize"])
             for parameter in self.param_groups[-1]["params"]:
-                checks.floating("params", parameter)
+                _check_parameter(parameter)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -553,6 +579,12 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                 exp_avg.copy_(manifold.proju(parameter, exp_avg))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        for group in state["param_groups"]:
+            for name in _CHANGES_THE_RESULT:
+                if group.get(name):
+                    raise ValueError(f"{name} must be left out of a state for RiemannianAdam, got {group[name]!r}.")
+            # torch's Adam, whose state is the same for Euclidean parameters, has no such option.
+            group.setdefault("stabilize", vars(self).get("_stabilize"))
         super().__setstate__(state)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -567,6 +599,11 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                 for name in _SECOND_MOMENTS:
                     if name in moments:
                         row = moments[name][..., :1].clone(memory_format=torch.contiguous_format)
+                        if bool((moments[name] != row).any()):
+                            raise ValueError(
+                                f"{name} must be one number for each point, got a number for each coordinate: "
+                                "the state is that of an optimizer that knows no manifolds."
+                            )
                         moments[name] = row.expand(parameter.shape)
 
     def state_dict(self) -> dict[str, Any]:

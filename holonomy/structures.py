@@ -58,6 +58,7 @@ class PaddedGraphs:
         >>> graphs.values.squeeze(-1).tolist(), graphs.padding.tolist()
         ([[1.0, 3.0], [2.0, 0.0]], [[False, False], [False, True]])
         """
+        checks.floating("x", x)
         if x.ndim != 2:
             raise ValueError(f"x must have shape (n, features), got {tuple(x.shape)}.")
         checks.membership(batch, x.shape[0])
@@ -151,6 +152,10 @@ class Hyperedges:
     )
 
     def __post_init__(self) -> None:
+        checks.integers("indices", self.indices)
+        checks.floating("values", self.values)
+        checks.nonnegative_int("num_nodes", self.num_nodes)
+        checks.nonnegative_int("num_graphs", self.num_graphs)
         if self.batch is not None:
             checks.membership(self.batch, self.num_nodes)
         batch = self.indices.new_zeros(self.num_nodes) if self.batch is None else self.batch.long()
@@ -293,7 +298,7 @@ class Hyperedges:
         tensor([[0],
                 [2]])
         """
-        if order == self.order:
+        if checks.nonnegative_int("order", order) == self.order:
             return self.indices
         if order == 0:
             return self.indices.new_zeros(self.num_graphs, 0)
@@ -424,6 +429,8 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """
     if not graphs:
         raise ValueError("graphs must be at least one, got none.")
+    if isinstance(graphs, Mapping) or any("x" not in graph for graph in graphs):
+        raise ValueError(f"graphs must be mappings with 'x', got {[list(graph) for graph in graphs]}.")
     sizes = [graph["x"].shape[0] for graph in graphs]
     joined: dict[str, Tensor] = {}
     for name, first in graphs[0].items():
@@ -470,7 +477,12 @@ def batches_by_size(
     """
     checks.positive_int("batch_size", batch_size)
     checks.in_range("padding", padding, 1.0, math.inf)
-    sizes = torch.as_tensor(sizes).cpu().long()  # squares leave the range of small integers
+    sizes = torch.as_tensor(sizes).cpu()
+    if len(sizes):
+        checks.integers("sizes", sizes)
+        if int(sizes.min()) < 0:
+            raise ValueError(f"sizes must be at least 0, got {int(sizes.min())}.")
+    sizes = sizes.long()  # squares leave the range of small integers
     device = None if generator is None else generator.device
     noise = torch.rand(len(sizes), generator=generator, device=device, dtype=torch.float64).cpu()
     if len(sizes) == 0:
@@ -517,7 +529,8 @@ def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]
     >>> joint(torch.tensor([True, False]), 2).tolist()
     [[True, False], [False, False]]
     """
-    if order == 0:
+    checks.boolean("mask", mask, mask.shape, "nodes")
+    if checks.nonnegative_int("order", order) == 0:
         return mask.new_ones(mask.shape[:-1])
     batch, width = mask.shape[:-1], mask.shape[-1]
     axes = (mask.reshape(*batch, *[1] * axis, width, *[1] * (order - 1 - axis)) for axis in range(order))
@@ -537,6 +550,7 @@ def on_features(function: Callable[[Tensor], Tensor], x: Tensor | Hyperedges) ->
     >>> on_features(torch.relu, torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
+    checks.function("function", function)
     return x.with_values(function(x.values)) if isinstance(x, Hyperedges) else function(x)
 
 

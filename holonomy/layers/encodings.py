@@ -64,6 +64,7 @@ def random_walk_encoding(
             [0.0000, 0.5000]])
     """
     checks.positive_int("steps", steps)
+    checks.floating_dtype(dtype)
     walk = _walk(edge_index, n)
     out = torch.empty(n, n, steps, dtype=dtype, device="cpu")
     for start in range(0, n, _BLOCK):
@@ -98,6 +99,7 @@ def random_walk_node_encoding(
             [0.0000, 0.5000]])
     """
     checks.positive_int("steps", steps)
+    checks.floating_dtype(dtype)
     walk = _walk(edge_index, n)
     back = np.empty((n, steps))
     for start in range(0, n, _BLOCK):
@@ -182,6 +184,8 @@ def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*
     >>> category_product(torch.tensor([0, 1, 1]), torch.tensor([False, False, True]))
     tensor([0, 2, 3])
     """
+    checks.integers("categories", categories)
+    checks.boolean("related", related, categories.shape, "related pairs")
     return 2 * categories + related.to(categories.dtype)
 
 

@@ -186,6 +186,8 @@ class GCN(nn.Module):
             ``(n, out_features)``.
         """
         checks.graph(x, edge_index)
+        first = cast("nn.Linear", self.convolutions[0])
+        checks.last_axis("x", x, first.in_features, "in_features", None if is_sparse(x) else first)
         propagate = propagation(edge_index, x.shape[0], x.dtype)
         last = len(self.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
@@ -254,6 +256,7 @@ class Propagation(nn.Module):
             ``(n, out_features)``.
         """
         checks.graph(x, edge_index)
+        checks.last_axis("x", x, self.first.in_features, "in_features", None if is_sparse(x) else self.first)
         x = _dropped(x, self.dropout, training=self.training)
         hidden = torch.relu(_product(x, self.first))
         start = self.second(functional.dropout(hidden, self.dropout, self.training))

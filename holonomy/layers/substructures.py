@@ -9,7 +9,7 @@ Searched on the CPU, once for a data set; in the worst case the number of subgra
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -77,9 +77,12 @@ def substructure_membership(
     """
     graph = _neighbours(edge_index, n)
     found: set[frozenset[int]] = set()
+    if isinstance(patterns, Tensor):
+        raise TypeError(f"patterns must be a sequence of edge lists, got a tensor of shape {tuple(patterns.shape)}.")
     for pattern in patterns:
+        checks.integers("patterns", pattern)
         size = int(pattern.max()) + 1 if pattern.numel() else 0
-        found.update(_embeddings(_neighbours(pattern, size), graph, induced=induced))
+        found.update(_embeddings(_neighbours(pattern, size, "patterns"), graph, induced=induced))
     return membership(found, n).to(edge_index.device)
 
 
@@ -101,9 +104,13 @@ def membership(groups: Iterable[Iterable[int]], n: int) -> Bool[Tensor, "n n"]:
             [1, 1, 0],
             [0, 0, 1]])
     """
+    checks.nonnegative_int("n", n)
     together = torch.zeros(n, n, dtype=torch.bool, device="cpu")
     for group in groups:
-        nodes = torch.tensor(list(group), dtype=torch.int64, device="cpu")
+        members = list(group) if isinstance(group, Iterable) else [group]  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(group, Iterable) or not all(isinstance(node, SupportsIndex) for node in members):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"groups must be collections of nodes, got {group!r}.")
+        nodes = torch.tensor(members, dtype=torch.int64, device="cpu")
         checks.codes("groups", nodes, n, "n")
         together[nodes[:, None], nodes] = True
     return together
@@ -192,13 +199,10 @@ def _connected_order(pattern: list[set[int]]) -> list[int]:
     return order
 
 
-def _neighbours(edge_index: Tensor, n: int) -> list[set[int]]:
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+def _neighbours(edge_index: Tensor, n: int, name: str = "edge_index") -> list[set[int]]:
+    checks.edges(edge_index, n, name=name)
     graph: list[set[int]] = [set() for _ in range(n)]
     for u, v in edge_index.t().tolist():
-        if not (0 <= u < n and 0 <= v < n):
-            raise ValueError(f"edge_index must name nodes in [0, n = {n}), got the edge ({u}, {v}).")
         if u != v:
             graph[u].add(v)
             graph[v].add(u)

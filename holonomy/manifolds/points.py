@@ -70,6 +70,12 @@ class LorentzPoints(nn.Module):
         points = sheet.random(num, dim + 1, std=std, generator=generator)
         self.unit = _on_the_unit_hyperboloid(points.requires_grad_())
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What fully_shard puts in the place of the points has no manifold: RiemannianAdam refuses it by this mark.
+        if name == "unit" and isinstance(value, nn.Parameter) and hasattr(value, "device_mesh"):
+            vars(value)["sharded_points"] = True
+        super().__setattr__(name, value)
+
     # Where a module leaves the meta device, or is given the tensors of a state, torch makes ordinary parameters.
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LorentzPoints:  # noqa: FBT001, FBT002

@@ -263,7 +263,7 @@ class ChromaticGraphTransformer(nn.Module):
         Raises:
             ValueError: if a shape does not fit, or an argument is missing or unread.
         """
-        checks.last_axis("nodes", nodes, self.in_features, "in_features")
+        checks.last_axis("nodes", nodes, self.in_features, "in_features", self.nodes)
         graphs = without_padding(GraphPairs(nodes, mask, categories, walks, distances, related, attributes))
         h = self._layers(graphs)
         if self.level == "graph":
@@ -355,5 +355,5 @@ class ChromaticGraphTransformer(nn.Module):
             checks.floating("edge_attr", features)
             checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features")
         graphs = GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related)
-        checks.last_axis("x", x, self.in_features, "in_features")
+        checks.last_axis("x", x, self.in_features, "in_features", self.nodes)
         return graphs

@@ -163,7 +163,7 @@ class EquivariantModel(nn.Module):
             checks.graph(x, edge_index, edge_attr)
             attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
             edges = Hyperedges.from_graph(x, edge_index, attributes, batch)
-        checks.last_axis("x", x, self.in_features, "in_features")
+        checks.last_axis("x", x, self.in_features, "in_features", self.embed)
         if edge_attr is not None:
             checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features")
         return edges

@@ -100,6 +100,7 @@ class HypTokenGT(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)
         self.level = checks.one_of("level", level, ("graph", "node"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)

@@ -29,7 +29,7 @@ from holonomy.layers import (
     HypSoftmaxAttention,
 )
 from holonomy.layers.hyperbolic.midpoint import normalised_residual
-from holonomy.layers.hyperbolic.refinement import curvatures
+from holonomy.layers.hyperbolic.refinement import curvatures, resolve
 from holonomy.layers.kernels.heads import without_padding
 from holonomy.layers.kernels.lifted import lifted
 from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
@@ -103,8 +103,9 @@ class HypformerBlock(nn.Module):
         _refuse_unread(attention, similarity=similarity, power=power, average=average)
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.manifold_in = manifold_in
-        self.manifold_attention = manifold_in if manifold_attention is None else manifold_attention
-        self.manifold_feedforward = inner = manifold_in if manifold_feedforward is None else manifold_feedforward
+        _, self.manifold_attention = resolve(manifold_in, manifold_attention, "manifold_attention")
+        _, self.manifold_feedforward = resolve(manifold_in, manifold_feedforward, "manifold_feedforward")
+        inner = self.manifold_feedforward
         self.position = HypPositionalEncoding(features, manifold_in, device=device, dtype=dtype)
         self.attention: HypLinearAttention | HypSoftmaxAttention
         if attention == "linear":

@@ -139,7 +139,7 @@ class SimplicialTransformer(nn.Module):
         Raises:
             TypeError: if a mask is not boolean.
         """
-        checks.rows("src", src, self.norm.normalized_shape[0], "features")
+        checks.rows("src", src, self.norm.normalized_shape[0], "features", self.norm)
         if src_key_padding_mask is not None:
             checks.padding_mask("src_key_padding_mask", src_key_padding_mask, src.shape[:-1])
         if mask is not None and mask.dtype != torch.bool:

@@ -105,6 +105,7 @@ class TokenGT(nn.Module):
     ) -> None:
         super().__init__()
         checks.positive_int("layers", layers)
+        checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)
         checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
         self.level = checks.one_of("level", level, ("graph", "node"))

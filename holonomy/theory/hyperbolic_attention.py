@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import checks, numerics
 from holonomy.layers.kernels.softmax_attention import Similarity
 from holonomy.manifolds import hyperboloid
 from holonomy.theory.hyperbolic_midpoint import midpoint_shares, unit_curvature, weights_bound
@@ -244,4 +244,6 @@ def hyperbolic_collapse_bound(queries: float, keys: float, values: float, scale:
     >>> hyperbolic_collapse_bound(0.0, 1.0, 5.0, 1.0)  # one query
     0.0
     """
+    for name, value in (("queries", queries), ("keys", keys), ("values", values), ("scale", scale)):
+        checks.in_range(name, value, 0.0, math.inf)
     return weights_bound(values, 2 * scale * queries * keys)

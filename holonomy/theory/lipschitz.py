@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -83,12 +83,13 @@ def lipschitz_bound(
     """
     if isinstance(layer, list | tuple):
         return _of_stack(cast("Sequence[Any]", layer), radius, tokens, mask, theorem)
+    checks.one_of("theorem", theorem, get_args(Theorem))
+    checks.in_range("radius", radius, 0.0, math.inf)
     read = projections(layer).to(torch.float64)
     count = tokens if tokens is not None else None if mask is None else mask.shape[0]
     if count is None:
         raise ValueError("tokens must be given where there is no mask: the bound grows with their number.")
     checks.positive_int("tokens", count)
-    checks.in_range("radius", radius, 0.0, math.inf)
     if math.isinf(radius):
         return math.inf
     if theorem == "L+":

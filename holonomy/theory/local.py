@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from holonomy import numerics
+from holonomy import checks, numerics
 from holonomy.theory.projections import (
     Heads,
     NotCoveredError,
@@ -69,6 +69,7 @@ def local_lipschitz(
     >>> local_lipschitz(layer, torch.tensor([[1.0], [1.0]]))
     tensor(1., dtype=torch.float64)
     """
+    checks.one_of("form", form, ("sums", "blocks"))
     if isinstance(layer, list | tuple | nn.Sequential) and form == "sums":
         if isinstance(layer, nn.Sequential):
             as_stated(layer, nn.Sequential)

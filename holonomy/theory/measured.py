@@ -6,13 +6,14 @@ reverse-mode product with the Jacobian, about five evaluations of the layer; not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import checks, numerics
 from holonomy.theory.projections import Projections, as_function
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def measure_lipschitz(
     >>> measure_lipschitz(layer, 1.0, 3).value <= lipschitz_bound(layer, 1.0, tokens=3)
     True
     """
+    checks.in_range("radius", radius, 0.0, math.inf)
+    checks.positive_int("tokens", tokens)
     function = as_function(layer, mask)
     like, size = _like(layer, features)
     generator = torch.Generator().manual_seed(seed)

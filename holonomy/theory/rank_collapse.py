@@ -33,11 +33,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from holonomy import checks
 from holonomy.theory.chained_collapse import chain
 from holonomy.theory.lipschitz import radius_after
 from holonomy.theory.projections import NotCoveredError, Projections, attend, attention_heads, projections
@@ -189,6 +190,8 @@ def collapse_bound(
     >>> [b <= 0.1 for b in collapse_bound([layer] * 3, torch.eye(2))]
     [True, True, True]
     """
+    checks.one_of("form", form, get_args(CollapseForm))
+    checks.floating("x", x)
     bounds: list[Tensor] = []
     x = x.double()
     radius, diam = x.norm(dim=-1).amax(), diameter(x)
@@ -220,6 +223,7 @@ def measure_collapse(
     >>> measure_collapse([layer], torch.eye(2))
     [0.0]
     """
+    checks.floating("x", x)
     found: list[float] = []
     for layer in layers:
         x = attend(x, projections(layer), mask)

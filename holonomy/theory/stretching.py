@@ -12,7 +12,6 @@ configuration by the root of the sum of its tokens' squares, ``"sup"`` by the la
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -250,8 +249,8 @@ def measure_stretch(
     >>> round(measure_stretch(HRC(lambda s: 0.5 * s, m), 1.0, 2), 4)
     0.6652
     """
-    if not (radius > 0 and math.isfinite(radius)):
-        raise ValueError(f"radius must be positive and finite, got {radius}.")
+    checks.positive("radius", radius)
+    checks.positive_int("features", features)
     ends = ends or ends_of(layer)
     u = points_in_ball(starts, (features,) if tokens is None else (tokens, features), radius, generator)
     u = u.to(_like(layer, ends) if like is None else like)

@@ -11,12 +11,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import checks, numerics
 
 __all__ = ["Claim", "Draws", "Kind", "Trial", "Verdict", "judge"]
 
@@ -151,6 +151,7 @@ def judge(
     >>> judge("sines", "trigonometry", [Trial(math.sin(x), 1.0) for x in range(9)]).holds
     True
     """
+    checks.one_of("kind", kind, get_args(Kind))
     results = list(trials)
     if not results:
         raise ValueError(f"trials must not be empty, got none for the claim {claim!r}.")

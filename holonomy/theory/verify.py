@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import difflib
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
+from holonomy import checks
 from holonomy.theory import (
     claims_collapse,
     claims_colouring,
@@ -56,6 +57,7 @@ def select(claims: Iterable[str] | None = None) -> list[Claim]:
         The claims, in the order of :data:`CLAIMS`.
 
     Raises:
+        TypeError: if it is one string.
         ValueError: if a name is neither a claim nor a family.
 
     >>> len(select()) == len(CLAIMS)
@@ -63,11 +65,14 @@ def select(claims: Iterable[str] | None = None) -> list[Claim]:
     """
     if claims is None:
         return list(CLAIMS)
+    if isinstance(claims, str):
+        raise TypeError(f"claims must be a list of names, got the string {claims!r}.")
     wanted = set(claims)
     known = {claim.name for claim in CLAIMS} | {_family(claim) for claim in CLAIMS}
-    unknown = sorted(wanted - known)
-    if unknown:
-        raise ValueError(f"claims must be among {', '.join(sorted(known))}, got {', '.join(unknown)}.")
+    for name in wanted - known:
+        near = difflib.get_close_matches(str(name), known)
+        nearest = f", of which {' or '.join(near)} is near" if near else ""
+        raise ValueError(f"claims must be among those of python -m holonomy.theory --list{nearest}, got {name!r}.")
     return [claim for claim in CLAIMS if claim.name in wanted or _family(claim) in wanted]
 
 
@@ -103,8 +108,8 @@ def verify(
     >>> verify([])
     []
     """
-    if not (budget > 0 and math.isfinite(budget)):
-        raise ValueError(f"budget must be positive and finite, got {budget}.")
+    checks.positive("budget", budget)
+    checks.nonnegative_int("seed", seed)
     verdicts: list[Verdict] = []
     for claim in select(claims):
         verdict, trials = claim.measure(Draws(seed, device, dtype, budget, molecules))

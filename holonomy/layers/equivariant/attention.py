@@ -258,7 +258,7 @@ class HigherOrderAttention(nn.Module):
         return module(x) if where is None else self._at(module, cast("Hyperedges", x), where)
 
     def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
-        check_dense(x, self.order_in, self.features, mask)
+        check_dense(x, self.order_in, self.features, mask, next(iter(self.key.values()), None))
         nodes, batch = x.shape[-2], x.shape[: x.ndim - 1 - self.order_in]
         if nodes == 0:
             return x.new_zeros(*batch, *[0] * self.order_out, self.features)

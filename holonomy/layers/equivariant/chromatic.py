@@ -83,6 +83,7 @@ class EdgeProjection(nn.Module):
         super().__init__()
         checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
         self.edge_features = checks.positive_int("edge_features", edge_features)
+        checks.positive_int("features", features)
         biases = checks.positive_int("heads", heads) if mode == "mono" else features
         self.bias = nn.Linear(edge_features, biases, bias=False, device=device, dtype=dtype)
         self.value = nn.Linear(edge_features, features, bias=False, device=device, dtype=dtype) if edge_values else None
@@ -96,7 +97,7 @@ class EdgeProjection(nn.Module):
         Returns:
             Biases and values.
         """
-        checks.last_axis("edges", edges, self.edge_features, "edge_features")
+        checks.last_axis("edges", edges, self.edge_features, "edge_features", self.bias)
         return ProjectedEdges(self.bias(edges), None if self.value is None else self.value(edges))
 
     def weights(
@@ -282,7 +283,9 @@ class ChromaticAttention(nn.Module):
         self, x: Tensor, edges: Tensor | ProjectedEdges | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The nodes with zeros at padding, and what biases and values are made of."""
-        checks.last_axis("x", x, self.features, "features")
+        checks.last_axis("x", x, self.features, "features", self.query)
+        if x.ndim != 3:
+            raise ValueError(f"x must have shape (graphs, n, features), got {tuple(x.shape)}.")
         if mask is not None:
             checks.node_mask(mask, x.shape[:-1])
             x = x.masked_fill(~mask[..., None], 0.0)
@@ -296,6 +299,7 @@ class ChromaticAttention(nn.Module):
             raise ValueError(f"edges must fit edge_features, which is {self.edge_features} here.")
         if edges is None:
             return x, None, None
+        checks.floating("edges", edges)
         pairs = (x.shape[0], x.shape[1], x.shape[1], self.edge_features)
         if edges.shape != pairs:
             raise ValueError(

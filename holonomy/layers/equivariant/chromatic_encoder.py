@@ -63,6 +63,8 @@ class NodeBatchNorm(nn.BatchNorm1d):
             ``(graphs, n, features)``, zero at padding.
         """
         checks.last_axis("x", x, self.num_features, "features")
+        if mask is not None:
+            checks.node_mask(mask, x.shape[:-1])
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide if mask is None else wide.masked_fill(~mask[..., None], 0.0)
         if self.training or self.running_mean is None or self.running_var is None:

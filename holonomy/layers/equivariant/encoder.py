@@ -95,6 +95,7 @@ class HigherOrderEncoderLayer(nn.Module):
         )
         self.norm_attention = nn.LayerNorm(features, device=device, dtype=dtype)
         self.norm_feedforward = nn.LayerNorm(features, device=device, dtype=dtype)
+        checks.positive_int("hidden", hidden)
         self.expand = lightweight(order_out, features, hidden, entrywise=entrywise, device=device, dtype=dtype)
         self.contract = lightweight(order_out, hidden, features, entrywise=entrywise, device=device, dtype=dtype)
         self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
@@ -125,7 +126,7 @@ class HigherOrderEncoderLayer(nn.Module):
         if same and to is not None:
             raise ValueError("to must be None where the order stays the same: the result is added to the input.")
         if not isinstance(x, Hyperedges):
-            check_dense(x, self.order_in, self.attention.features, mask)
+            check_dense(x, self.order_in, self.attention.features, mask, self.norm_attention)
             if mask is not None:
                 x = torch.where(joint(mask, self.order_in)[..., None], x, 0)
         mixed = on_features(self.dropout, self.attention(on_features(self.norm_attention, x), mask, to=to))

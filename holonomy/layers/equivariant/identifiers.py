@@ -73,7 +73,7 @@ def orthogonal_identifiers(
     >>> torch.allclose(p @ p.mT, torch.eye(3, dtype=torch.float64))
     True
     """
-    _check_sizes(n, dim, batch)
+    _check_sizes(n, dim, batch, dtype)
     device = _device(device, batch, generator)
     out = torch.zeros(n, dim, device=device, dtype=dtype)
     if batch is None:
@@ -114,7 +114,7 @@ def near_orthogonal_identifiers(
     tensor([[0.5000, 0.5000, 0.5000, 0.5000],
             [0.5000, 0.5000, 0.5000, 0.5000]])
     """
-    _check_sizes(n, dim, None)
+    _check_sizes(n, dim, None, dtype)
     device = _device(device, None, generator)
     drawn = generator.device if generator is not None else device
     signs = 2 * torch.randint(2, (n, dim), generator=generator, device=drawn) - 1
@@ -160,7 +160,7 @@ def laplacian_identifiers(
             [0.7071, 0.7071, 0.0000]])
     """
     checks.one_of("which", which, ("lowest", "both"))
-    _check_sizes(n, dim, batch)
+    _check_sizes(n, dim, batch, dtype)
     checks.edges(edge_index, n, batch)
     source, target = edge_index.detach().cpu().numpy()
     graph = np.zeros(n, dtype=np.int64) if batch is None else batch.detach().cpu().numpy()
@@ -205,6 +205,8 @@ def perturb_identifiers(
     tensor([[-1.,  1.,  1., -1.],
             [-1.,  1.,  1., -1.]])
     """
+    checks.floating("identifiers", identifiers)
+    checks.rows("identifiers", identifiers, identifiers.shape[-1] if identifiers.ndim else 0, "dim")
     checks.in_range("dropout", dropout, 0.0, 1.0)
     if batch is not None:
         checks.membership(batch, identifiers.shape[0])
@@ -221,8 +223,10 @@ def perturb_identifiers(
     return identifiers * (factor if batch is None else factor[batch])
 
 
-def _check_sizes(n: int, dim: int, batch: Tensor | None) -> None:
+def _check_sizes(n: int, dim: int, batch: Tensor | None, dtype: torch.dtype | None) -> None:
+    checks.nonnegative_int("n", n)
     checks.positive_int("dim", dim)
+    checks.floating_dtype(dtype)
     if batch is not None:
         checks.membership(batch, n)
 

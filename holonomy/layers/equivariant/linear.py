@@ -37,7 +37,7 @@ _NODES_AT_INIT = 500
 _NODES_AT_INIT_INVARIANT = 50
 
 
-def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> None:
+def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer: nn.Module | None = None) -> None:
     """Refuse a dense tensor that is no order-k tensor of so many features, or a mask that does not fit it.
 
     Args:
@@ -45,17 +45,20 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None) -> No
         order: k.
         features: length of the last axis.
         mask: ``(*batch, n)`` or None.
+        layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
 
     Raises:
-        TypeError: if the mask is not boolean.
+        TypeError: if it holds no floating-point numbers of the layer's dtype, or the mask is not boolean.
         ValueError: if a shape does not fit.
 
     >>> check_dense(torch.zeros(2, 5, 5, 3), 2, 3, None)
     """
+    checks.floating("x", x)
     nodes = x.shape[-order - 1 : -1] if order else ()
     if x.ndim <= order or x.shape[-1] != features or any(count != x.shape[-2] for count in nodes):
         wanted = ", ".join(["*batch", *["nodes"] * order, f"features = {features}"])
         raise ValueError(f"x must have shape ({wanted}), got {tuple(x.shape)}.")
+    checks.last_axis("x", x, features, "features", layer)
     if mask is not None:
         checks.node_mask(mask, x.shape[: x.ndim - order] if order else mask.shape)
 
@@ -222,7 +225,7 @@ class EquivariantMap(Derived):
         return self._dense(x, mask)
 
     def _dense(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        check_dense(x, self.order_in, self.in_features, mask)
+        check_dense(x, self.order_in, self.in_features, mask, self)
         if self.order_in == 0 and self.order_out > 0 and mask is None:
             raise ValueError("mask must be given for a map from order 0: nothing else says how many nodes there are.")
         if mask is not None and self.order_in > 0:

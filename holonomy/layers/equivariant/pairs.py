@@ -81,8 +81,11 @@ class EdgeTypeEncoder(nn.Module):
         """
         _given("related", related, wanted=self.product)
         _given("attributes", attributes, wanted=self.attributes is not None)
+        count = self.types.num_embeddings // (2 if self.product else 1)
+        checks.codes("categories", categories, count, "edge_types + 2")
         vectors = self.types(categories if related is None else category_product(categories, related))
         if attributes is not None and self.attributes is not None:
+            checks.last_axis("attributes", attributes, self.edge_features, "edge_features", self.attributes)
             vectors = vectors + self.attributes(attributes)
         return vectors
 
@@ -125,7 +128,7 @@ class RandomWalkEncoder(nn.Module):
         Returns:
             ``(..., features)``.
         """
-        checks.last_axis("walks", walks, self.steps, "steps")
+        checks.last_axis("walks", walks, self.steps, "steps", self.walks)
         return self.walks(walks)
 
 

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holonomy import checks
+
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
@@ -47,8 +49,7 @@ def set_partitions(m: int) -> tuple[Partition, ...]:
     >>> set_partitions(3)
     ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
     """
-    if m < 0:
-        raise ValueError(f"m must be at least 0, got {m}.")
+    checks.nonnegative_int("m", m)
     strings: list[Partition] = [()]
     for _ in range(m):
         strings = [(*string, block) for string in strings for block in range(max(string, default=-1) + 2)]
@@ -70,8 +71,7 @@ def bell(m: int) -> int:
     >>> [bell(m) for m in range(7)]
     [1, 1, 2, 5, 15, 52, 203]
     """
-    if m < 0:
-        raise ValueError(f"m must be at least 0, got {m}.")
+    checks.nonnegative_int("m", m)
     numbers = [1]
     for size in range(m):
         numbers.append(sum(math.comb(size, chosen) * numbers[chosen] for chosen in range(size + 1)))
@@ -139,7 +139,7 @@ def zeta_matrix(m: int) -> Int64[Tensor, "bell bell"]:
     tensor([[1, 0],
             [1, 1]])
     """
-    return torch.from_numpy(_lattice(m)[0].copy())
+    return torch.from_numpy(_lattice(checks.nonnegative_int("m", m))[0].copy())
 
 
 def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
@@ -158,4 +158,4 @@ def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
     tensor([[ 1,  0],
             [-1,  1]])
     """
-    return torch.from_numpy(_lattice(m)[1].copy())
+    return torch.from_numpy(_lattice(checks.nonnegative_int("m", m))[1].copy())

@@ -114,6 +114,9 @@ class SimplicialAttention(nn.Module):
         """
         if positions is not None and not self.rope:
             raise ValueError("positions must be None without rope, which they are for.")
+        if positions is not None:
+            checks.integers("positions", positions)
+            checks.last_axis("positions", positions, x.shape[-2], "tokens")
         keys = [split_heads(slot, self.heads) for slot in self.key(x).chunk(self.order + 1, -1)]
         if self.rope:
             at = None if positions is None else positions[..., None, :]
@@ -142,6 +145,7 @@ class SimplicialAttention(nn.Module):
         Returns:
             ``(*batch, tokens, features)``; the bias of the last map at tokens that are in no simplex.
         """
+        checks.rows("x", x, self.features, "features", self.key)
         x = without_padding(x, key_padding_mask)
         if key_padding_mask is not None:
             there = ~key_padding_mask[..., None, :]
@@ -338,7 +342,9 @@ class ExpertChoice(nn.Module):
     ) -> None:
         super().__init__()
         self.capacity = checks.positive_int("capacity", capacity)
-        self.router = nn.Linear(checks.positive_int("features", features), 1, bias=False, device=device, dtype=dtype)
+        self.features = checks.positive_int("features", features)
+        checks.function("inner", inner)
+        self.router = nn.Linear(features, 1, bias=False, device=device, dtype=dtype)
         self.inner = inner
 
     def forward(
@@ -372,6 +378,7 @@ class ExpertChoice(nn.Module):
         Returns:
             ``(*batch, tokens, features)``.
         """
+        checks.rows("x", x, self.features, "features", self.router)
         x = without_padding(x, key_padding_mask)
         scores = self.router(x).squeeze(-1)
         ranked = scores if key_padding_mask is None else scores.masked_fill(key_padding_mask, -torch.inf)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from holonomy import checks
 from holonomy.layers.equivariant.simplicial import ExpertChoice, PathRouter, SimplicialAttention
 from holonomy.layers.equivariant.transformer import PreNormLayer
 from holonomy.layers.kernels.heads import without_padding
@@ -75,6 +76,8 @@ class SimplicialEncoderLayer(PreNormLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if steps is not None:
+            checks.positive_int("steps", steps)
         if steps is not None and lower_orders:
             raise ValueError("steps must be None with lower_orders, whose paths have other lengths.")
         if distinct and steps is None:
@@ -157,6 +160,7 @@ class SimplicialEncoderLayer(PreNormLayer):
             raise ValueError("previous must be the projections of the layer before where steps are set, else None.")
         if pair_mask is not None and (self.router is not None or isinstance(self.attention, ExpertChoice)):
             raise ValueError("pair_mask must be None with steps or capacity, which choose the simplexes.")
+        checks.rows("x", x, self.features, "features", self.norm_attention)
         x = without_padding(x, key_padding_mask)  # which goes nowhere, but would come out again
         normed, handed = without_padding(self.norm_attention(x), key_padding_mask), None
         if isinstance(self.attention, ExpertChoice):

@@ -234,6 +234,7 @@ class _Tokenizer(nn.Module):
         if given is not None:
             if self.identifiers is None:
                 raise ValueError(f"identifiers must be None for a tokenizer without, got {tuple(given.shape)}.")
+            checks.floating("identifiers", given)
             if given.shape != (nodes, self.identifier_dim):
                 shape = f"(nodes = {nodes}, identifier_dim = {self.identifier_dim})"
                 raise ValueError(f"identifiers must have shape {shape}, got {tuple(given.shape)}.")
@@ -352,8 +353,8 @@ class GraphTokenizer(_Tokenizer):
         """
         checks.graph(x, edge_index, batch=batch)
         nodes = x.shape[0]
-        checks.last_axis("x", x, self.in_features, "in_features")
-        _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features)
+        checks.last_axis("x", x, self.in_features, "in_features", self.of_nodes)
+        _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features, self.of_edges)
         spectral = edge_index if self.identifiers not in _RANDOM else None
         identifiers = self._given_or_drawn(identifiers, nodes, batch, spectral)
         loops = torch.arange(nodes, device=edge_index.device)
@@ -443,12 +444,15 @@ class HyperedgeTokenizer(_Tokenizer):
             TypeError: if indices are no integers.
             ValueError: if a shape does not fit, or a node is not there.
         """
+        checks.nonnegative_int("num_nodes", num_nodes)
+        checks.codes("indices", indices, num_nodes, "num_nodes")
+        checks.floating("values", values)
         wanted = (indices.shape[0], self.in_features)
         if indices.ndim != 2 or indices.shape[1] != self.order:
             raise ValueError(f"indices must have shape (edges, order = {self.order}), got {tuple(indices.shape)}.")
         if values.shape != wanted:
             raise ValueError(f"values must have shape (edges, in_features) = {wanted}, got {tuple(values.shape)}.")
-        checks.codes("indices", indices, num_nodes, "num_nodes")
+        checks.last_axis("values", values, self.in_features, "in_features", self.of_hyperedges)
         if batch is not None:
             checks.membership(batch, num_nodes)
         identifiers = self._given_or_drawn(identifiers, num_nodes, batch, None)
@@ -481,7 +485,7 @@ def _draw(linear: nn.Linear, order: int, square: int) -> None:
     nn.init.normal_(linear.weight, std=((order + 2) * square) ** -0.5)
 
 
-def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int) -> None:
+def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int, layer: nn.Module | None) -> None:
     if edge_attr is not None:
         checks.floating("edge_attr", edge_attr)
     wanted = (edges, edge_features) if edge_features else None
@@ -489,3 +493,5 @@ def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int) -
     if came != wanted:
         shape = "None, for edge_features is 0," if wanted is None else f"of shape (edges, edge_features) = {wanted},"
         raise ValueError(f"edge_attr must be {shape} got {came}.")
+    if edge_attr is not None:
+        checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)

@@ -86,7 +86,7 @@ class TokenAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.positive_int("features", features)
+        self.features = checks.positive_int("features", features)
         self.heads = checks.positive_int("heads", heads)
         self.kernel = checks.one_of("kernel", kernel, ("softmax", "performer"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
@@ -170,6 +170,7 @@ class TokenAttention(nn.Module):
         return logits.masked_fill(hidden, lowest).softmax(-1).masked_fill(hidden, 0.0)
 
     def _heads_of(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        checks.rows("x", x, self.features, "features", self.query)
         x = without_padding(x, padding)
         query, key, value = (split_heads(linear(x), self.heads) for linear in (self.query, self.key, self.value))
         return query, key, value, None if padding is None else padding[..., None, :]
@@ -211,6 +212,7 @@ class PreNormLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.features = checks.positive_int("features", features)
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.stochastic_depth = checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
@@ -236,6 +238,7 @@ class PreNormLayer(nn.Module):
         Returns:
             ``(*batch, tokens, features)``; finite at padding.
         """
+        checks.rows("x", x, self.features, "features", self.norm_attention)
         x = without_padding(x, key_padding_mask)  # which goes nowhere, but would come out again
         return self.fed_forward(x + self.branch(self.attention(self.norm_attention(x), key_padding_mask)))
 

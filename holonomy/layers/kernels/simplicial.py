@@ -116,7 +116,7 @@ def simplicial_attention(
     batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
     if 0 in (*batch, *sizes):
         return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
-    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale
+    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.in_range("scale", scale, -math.inf, math.inf)
     if order == 1 and form == "product" and not lower_orders:
         whole = [tensor.expand(*batch, -1, -1) for tensor in (*keys, values[0])]
         return _pairwise(whole[:2], whole[2], mask, pair_mask, causal=causal, window=windows, scale=scale)

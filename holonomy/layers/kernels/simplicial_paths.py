@@ -74,10 +74,13 @@ def simplicial_path_attention(
     tensor([6., 0., 0.])
     """
     checks.one_of("form", form, FORMS)
+    checks.positive_int("tile", tile)
+    checks.integers("neighbours", neighbours)
     order, nodes = check_simplex(keys, values), keys[0].shape[-2]
     if any(key.shape[-2] != nodes for key in keys) or neighbours.shape[-2] != nodes:
         sizes = [key.shape[-2] for key in keys]
         raise ValueError(f"keys must all have the {neighbours.shape[-2]} nodes of neighbours, got {sizes}.")
+    checks.codes("neighbours", neighbours.clamp(min=0), nodes, "nodes")
     dtype = values[0].dtype
     if dtype in (torch.bfloat16, torch.float16):
         keys, values = [key.float() for key in keys], [value.float() for value in values]
