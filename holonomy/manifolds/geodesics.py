@@ -30,7 +30,18 @@ from torch import Tensor
 
 from holonomy import autograd, numerics
 
-__all__ = ["carry", "distance", "logarithm", "logarithm0", "shoot", "shoot0", "squared_chord"]
+__all__ = [
+    "carry",
+    "carry_to_origin",
+    "distance",
+    "distance_gradients",
+    "inner",
+    "logarithm",
+    "logarithm0",
+    "shoot",
+    "shoot0",
+    "squared_chord",
+]
 
 
 class Ray(NamedTuple):
@@ -84,6 +95,33 @@ def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     x, y = torch.broadcast_tensors(x, y)
     result: Tensor = autograd.apply_function(_Distance, x, y, scale)
     return result.squeeze(-1)
+
+
+def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the gradient of :func:`distance` is; it can be differentiated again.
+
+    Args:
+        x: space parts ``(..., d)``.
+        y: space parts ``(..., d)``.
+        scale: the square root of minus the curvature, without axes.
+        grad: gradients by the distances ``(..., 1)``.
+
+    Returns:
+        Gradients by ``x``, ``y`` and ``scale``.
+
+    >>> x, one = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    >>> distance_gradients(x, x + 1, one, one.reshape(1))[0].item()
+    -1.0
+    """
+    ray_x, ray_y = _ray(x, scale), _ray(y, scale)
+    from_x, from_y = _view(x, y, scale), _view(y, x, scale)
+    slack = _slack(from_x.distance, _foot(ray_x, from_x) * -_foot(ray_y, from_y))
+    kept = _keeper(x, y, grad)
+    return (
+        kept(-grad * _covector(ray_x, from_x)),
+        kept(-grad * _covector(ray_y, from_y)),
+        -kept(grad * slack).sum() / scale.square(),
+    )
 
 
 def squared_chord(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -165,6 +203,46 @@ def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     return autograd.apply_function(_Carry, x, y, v, scale)
 
 
+def carry_to_origin(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    """Parallel transport along the geodesic from x to the origin.
+
+    Args:
+        x: space parts ``(..., d)``.
+        v: space parts ``(..., d)`` of tangent vectors at x.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Space parts ``(..., d)`` of tangent vectors at the origin.
+
+    >>> x, scale = torch.ones(1, dtype=torch.float64).sinh(), torch.ones((), dtype=torch.float64)
+    >>> round(carry_to_origin(x, x.asinh().cosh(), scale).item(), 12)
+    1.0
+    """
+    x, v = torch.broadcast_tensors(x, v)
+    return autograd.apply_function(_CarryToOrigin, x, v, scale)
+
+
+def inner(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    """Inner products of tangent vectors.
+
+    Args:
+        x: space parts ``(..., d)``.
+        u: space parts ``(..., d)`` of tangent vectors at x.
+        v: space parts ``(..., d)`` of tangent vectors at x.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Inner products ``(...)``.
+
+    >>> x, scale = torch.ones(1, dtype=torch.float64).sinh(), torch.ones((), dtype=torch.float64)
+    >>> round(inner(x, x.asinh().cosh(), x.asinh().cosh(), scale).item(), 12)
+    1.0
+    """
+    x, u, v = torch.broadcast_tensors(x, u, v)
+    products: Tensor = autograd.apply_function(_Inner, x, u, v, scale)
+    return products.squeeze(-1)
+
+
 def shoot0(u: Tensor, scale: Tensor) -> Tensor:
     r"""The exponential map at the origin, :math:`\sinh(\ell)\, u / \ell` with :math:`\ell = s |u|`.
 
@@ -215,17 +293,7 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, y, scale = ctx.saved_tensors
-        (grad,) = grad_outputs
-        ray_x, ray_y = _ray(x, scale), _ray(y, scale)
-        from_x, from_y = _view(x, y, scale), _view(y, x, scale)
-        slack = _slack(from_x.distance, _foot(ray_x, from_x) * -_foot(ray_y, from_y))
-        kept = _keeper(x, y, grad)
-        return (
-            kept(-grad * _covector(ray_x, from_x)),
-            kept(-grad * _covector(ray_y, from_y)),
-            -kept(grad * slack).sum() / scale.square(),
-        )
+        return distance_gradients(*ctx.saved_tensors, grad_outputs[0])
 
 
 class _SquaredChord(torch.autograd.Function):
@@ -324,7 +392,7 @@ class _Shoot(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
         ray, step = _ray(x, scale), _step(x, u, scale, reach)
-        radial = _radial(ray, step, step.distance)
+        radial = numerics.finite(_radial(ray, step, step.distance))
         return (torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
     @staticmethod
@@ -427,6 +495,66 @@ class _Carry(torch.autograd.Function):
         return kept(grad_x * scale), kept(grad_y * scale), kept(back), kept(d_scale).sum() / scale
 
 
+class _CarryToOrigin(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        return _to_frame(x, _ray(x, scale), v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, v, scale = ctx.saved_tensors
+        (g,) = grad_outputs
+        ray = _ray(x, scale)
+        slope = ray.length / ray.time
+        along, g_along = _dot(ray.unit, v), _dot(ray.unit, g)
+        inward = slope * (along / ray.time) * (g_along / ray.time)  # minus the derivative of 1 / X_t, paired
+        turned = along * _across(x, ray.unit, g) + g_along * _across(x, ray.unit, v)
+        grad_x = -slope / (1 + ray.time) * turned - ray.unit * inward
+        kept = _keeper(x, v, g)
+        return kept(scale * grad_x), kept(_to_frame(x, ray, g)), -kept(inward * ray.length).sum() / scale
+
+
+class _Inner(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        ray = _ray(x, scale)
+        across = _dot(_across(x, ray.unit, u), _across(x, ray.unit, v))
+        return across + (_dot(ray.unit, u) / ray.time) * (_dot(ray.unit, v) / ray.time)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        x, u, v, scale = ctx.saved_tensors
+        (grad,) = grad_outputs
+        ray = _ray(x, scale)
+        u_across, v_across = _across(x, ray.unit, u), _across(x, ray.unit, v)
+        # Along the ray, in the frame.
+        u_along, v_along = _dot(ray.unit, u) / ray.time, _dot(ray.unit, v) / ray.time
+        slope = ray.length / ray.time
+        inward = 2 * slope * u_along * (v_along / ray.time)
+        grad_x = -slope * (v_along * u_across + u_along * v_across) - ray.unit * inward
+        kept = _keeper(x, u, v, grad)
+        return (
+            kept(scale * grad * grad_x),
+            kept(grad * (v_across + ray.unit * (v_along / ray.time))),
+            kept(grad * (u_across + ray.unit * (u_along / ray.time))),
+            -kept(grad * (inward * ray.length)).sum() / scale,
+        )
+
+
 def _keeper(*inputs: Tensor) -> Callable[[Tensor], Tensor]:
     """What makes of a gradient one without the entries that overflowed; see the head of this file."""
     spoiled = torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0)
@@ -467,7 +595,9 @@ def _across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
 def _gap(x: Tensor, y: Tensor, scale: Tensor) -> Gap:
     ray, other = _ray(x, scale), _ray(y, scale)
     # All divided by Y_t, so that no product of two large numbers is formed that is not itself the answer.
-    across = _across(x, ray.unit, y) * (scale / other.time)
+    # The difference of near points is exact, and so is what it has across the ray.
+    near = numerics.norm(y - x, keepdim=True) < numerics.norm(y, keepdim=True) / 2
+    across = _across(x, ray.unit, torch.where(near, y - x, y)) * (scale / other.time)
     gap = _dot(ray.unit, y - x) * scale
     along = _dot(ray.unit, y) * scale
     width = numerics.norm(across, keepdim=True)
@@ -479,8 +609,8 @@ def _gap(x: Tensor, y: Tensor, scale: Tensor) -> Gap:
     numerator = (gap / other.time) * (1 + forward / length) - length * width * (width * other.time)
     ahead = numerics.finite(numerator) / ((ray.time / length) * forward + other.time)
     far = torch.where(along > 0, ahead, plain)
-    near = torch.where(other.length <= 2, both_near, plain)
-    return Gap(ray, other, across, torch.where(ray.length > 1, far, near))
+    inside = torch.where(other.length <= 2, both_near, plain)
+    return Gap(ray, other, across, torch.where(ray.length > 1, far, inside))
 
 
 def _sinh(gap: Gap) -> Tensor:
@@ -515,8 +645,10 @@ def _velocity(ray: Ray, view: View) -> Tensor:
     """sinh(l) X_n + cosh(l) X_t N_along: the derivative of `_radial`."""
     cosh, sinh = torch.cosh(view.distance), torch.sinh(view.distance)
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
-    inward = cosh * ray.time * excess - torch.cosh(torch.asinh(ray.length) - view.distance)
-    return torch.where(view.along < 0, inward, sinh * ray.length + cosh * ray.time * view.along)
+    # Inward two forms of one difference, of which the one with the smaller terms is taken.
+    rise, fall = cosh * ray.time * excess, torch.cosh(torch.asinh(ray.length) - view.distance)
+    out, back = sinh * ray.length, cosh * ray.time * view.along
+    return torch.where((view.along < 0) & (rise + fall < out - back), rise - fall, out + back)
 
 
 def _foot(ray: Ray, view: View) -> Tensor:

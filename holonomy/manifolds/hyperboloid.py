@@ -353,10 +353,7 @@ def transp0back(
     >>> transp0back(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]), torch.tensor([-1.0])).tolist()
     [0.0, 3.0]
     """
-    _, xs = _unit(kappa, x)
-    radial, across, direction = _to_frame(xs, numerics.widen(space(v)))
-    frame = across + direction * radial
-    return _narrow(torch.cat([torch.zeros_like(frame[..., :1]), frame], -1), x, v)
+    return torch.nn.functional.pad(_narrow(geodesics.carry_to_origin(_wide(x), _wide(v), _scale(kappa)), x, v), (1, 0))
 
 
 def inner(
@@ -384,10 +381,7 @@ def inner(
     ... ).item()
     6.0
     """
-    _, xs = _unit(kappa, x)
-    u_radial, u_across, _ = _to_frame(xs, numerics.widen(space(u)))
-    v_radial, v_across, _ = _to_frame(xs, numerics.widen(space(v)))
-    return _narrow((u_across * v_across).sum(-1) + (u_radial * v_radial).squeeze(-1), x, u, v)
+    return _narrow(geodesics.inner(_wide(x), _wide(u), _wide(v), _scale(kappa)), x, u, v)
 
 
 def minkowski_norm(u: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
@@ -519,7 +513,8 @@ def centroid(
 
     .. math:: s_i \Big/ \sqrt{-\kappa\,|\langle s_i, s_i\rangle|}, \quad s_i = \sum_j w_{ij} x_j
 
-    The norm of the sum is its time minus the length of its space part, written as a sum of positive terms.
+    The norm of the sum is its time minus the length of its space part, written as a sum of positive terms. Of points on
+    nearly one ray midpoints keep float32 digits up to rapidity 36, and gradients up to 15.
 
     Args:
         x: points ``(..., n, d+1)``.
@@ -570,23 +565,6 @@ class _Time(torch.autograd.Function):
 
 def _radial_time(space: Tensor, radius: Tensor) -> Tensor:
     return numerics.hypot(numerics.norm(space, keepdim=True), radius)
-
-
-def _to_frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Components of a tangent vector in the frame carried from the origin, in two parts.
-
-    ``radial (..., 1) * direction + across``, for far out their sum loses digits; ``direction`` is the unit vector of x
-    where x is away from the origin, and zero, as ``radial``, elsewhere.
-    """
-    x_norm, x_time = polar(x)
-    far = x_norm > 1
-    inside = torch.where(far, 0.0, x)
-    smooth = u - inside / x_time * (inside / (1 + x_time) * u).sum(-1, keepdim=True)
-    # Where x is near the origin: some constant of length one, which is not used.
-    direction = torch.where(far, x, x.shape[-1] ** -0.5) / torch.where(far, x_norm, 1.0)
-    along = (direction * u).sum(-1, keepdim=True)
-    across = torch.where(far, u - direction * along, smooth)
-    return torch.where(far, along / x_time, 0.0), across, torch.where(far, direction, 0.0)
 
 
 def _tangent(x: Float[Tensor, "... dim"], vector: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:

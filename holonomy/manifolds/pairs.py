@@ -1,18 +1,24 @@
 r"""All pairs of two sets of points: distances, and midpoints of weighted points, with derivatives in closed form.
 
 Space parts ``(..., n, d)`` come in float64 and ``scale`` is :math:`s = \sqrt{-\kappa}`; what is private here is in unit
-coordinates :math:`X = s x`. Every quantity is a sum of positive terms, or of differences of the numbers that came in,
-so that nothing cancels; :mod:`holonomy.manifolds.pair_products` takes matrix products where float32 allows it.
+coordinates :math:`X = s x`. Every quantity is a sum of positive terms, or of differences of the numbers that came in.
+What rounding leaves of the angle between two rays, 1e-16, is too much for points nearer than 1e-6 of their times:
+distances of these pairs are those of :mod:`holonomy.manifolds.geodesics`, except under ``torch.compile`` and
+``torch.func``, which cannot choose pairs. :mod:`holonomy.manifolds.pair_products` takes matrix products where float32
+allows it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holonomy import autograd, numerics
+from holonomy.manifolds import geodesics
+from holonomy.manifolds.rows import rows_at_once
 
 __all__ = ["distance_gradients", "distance_values", "midpoint", "pairwise_distance", "polar"]
 
@@ -73,7 +79,11 @@ def distance_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     True
     """
     half_sinh = _half_sinh(numerics.finite(x * scale), numerics.finite(y * scale))
-    return 2 * torch.asinh(half_sinh) / scale
+    distances = 2 * torch.asinh(half_sinh) / scale
+    if _reads_numbers(x):
+        for pair, a, b in _near_pairs(x, y, scale, half_sinh):
+            distances[pair] = geodesics.distance(a, b, scale)
+    return distances
 
 
 def distance_gradients(
@@ -97,19 +107,54 @@ def distance_gradients(
     >>> round(distance_gradients(x, y, one, d, torch.ones_like(d), of_scale=False)[0].item(), 9)
     -1.0
     """
+    points = x, y
     x, y = numerics.finite(x * scale), numerics.finite(y * scale)
-    x_time, y_time = polar(x)[1], polar(y)[1]
+    (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
     rapidity = distances * scale
     # sinh(d) = 2 sinh(d/2) cosh(d/2), divided by in turn: far out sinh(d) overflows where x_t / sinh(d) is ordinary.
     cosh, sinh = torch.cosh(rapidity / 2), torch.sinh(rapidity / 2)
+    near = list(_near_pairs(*points, scale, sinh.detach())) if _reads_numbers(x) else []
+    all_pairs = grad
+    if near:
+        grad = grad.clone()
+        for pair, _, _ in near:
+            grad[pair] = 0.0
     of_x = grad / 2 * numerics.safe_div(y_time.mT / cosh, sinh)
     of_y = (grad / 2 * numerics.safe_div(x_time / cosh, sinh)).mT
     grad_scale = None
     if of_scale:
-        # All points moved along their rays, distances change at the rate E of holonomy.manifolds.geodesics.
-        rate = (x_time / cosh) * (_klein_gap(x, y) / 2 * numerics.safe_div(y_time.mT, sinh))
-        grad_scale = (grad * (rate - rapidity)).sum() / scale.square()
-    return _weighted_gap(x, y, of_x), _weighted_gap(y, x, of_y), grad_scale
+        # D - E of holonomy.manifolds.geodesics, here 2 (D/2 - tanh(D/2)) + (X_t - Y_t)^2 / (X_t Y_t sinh(D)).
+        slope = (x_norm / 2 + y_norm.mT / 2) / (x_time / 2 + y_time.mT / 2)
+        rise = (x_norm - y_norm.mT) * slope
+        bend = (rise / x_time / cosh) * numerics.safe_div(rise / y_time.mT, sinh) / 2
+        grad_scale = -(grad * (2 * numerics.minus_tanh(rapidity / 2) + bend)).sum() / scale.square()
+    grad_x, grad_y = _weighted_gap(x, y, of_x), _weighted_gap(y, x, of_y)
+    for pair, a, b in near:
+        *batch, i, j = pair
+        of_a, of_b, of_pairs = geodesics.distance_gradients(a, b, scale, all_pairs[pair].unsqueeze(-1))
+        grad_x = grad_x.index_put((*batch, i), of_a, accumulate=True)
+        grad_y = grad_y.index_put((*batch, j), of_b, accumulate=True)
+        grad_scale = None if grad_scale is None else grad_scale + of_pairs
+    return grad_x, grad_y, grad_scale
+
+
+def _reads_numbers(x: Tensor) -> bool:
+    return not (torch.compiler.is_compiling() or autograd.transformed() or x.is_meta)
+
+
+def _near_pairs(
+    x: Tensor, y: Tensor, scale: Tensor, half_sinh: Tensor
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
+    """Indices of pairs nearer than 1e-6 of their times, some at once, and their points; none that coincide."""
+    x_time, y_time = polar(numerics.finite(x * scale))[1], polar(numerics.finite(y * scale))[1]
+    widest = x_time.sqrt() * y_time.sqrt().mT
+    near = (half_sinh > 0) & (half_sinh * numerics.ROW_WIDEST < widest)
+    batch, size = near.shape[:-2], rows_at_once(x, x.shape[-1])
+    x, y = x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:])
+    found = near.nonzero()
+    for some in found.split(size) if len(found) else ():
+        *which, i, j = some.unbind(1)
+        yield (*which, i, j), x[(*which, i)], y[(*which, j)]
 
 
 class _PairwiseDistance(torch.autograd.Function):
@@ -267,9 +312,10 @@ def _weighted_gap(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     far = _sinh_difference(x_norm, x_time, held, _time(held)) / x_time / y_time.mT
     far = far + (held / y_time).mT * chord.square() / 2
     radial = torch.where(y_norm.mT <= 1, x_norm / x_time - direction @ klein.mT, far)
-    split = direction * (weights * radial).sum(-1, keepdim=True) - (
-        pull - direction * (direction * pull).sum(-1, keepdim=True)
-    )
+    across = pull
+    for _ in range(2):  # once leaves a rounding of pull along the ray, where the metric stretches it by the time of x
+        across = across - direction * (direction * across).sum(-1, keepdim=True)
+    split = direction * (weights * radial).sum(-1, keepdim=True) - across
     return torch.where(x_norm > 1, split, plain)
 
 

@@ -15,6 +15,7 @@ import torch
 from mpmath import mp, mpf, sqrt
 from torch import Tensor
 
+from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
 from holonomy.manifolds import Lorentz
 from tests.manifolds.geometry import Pair, pairs, rapidity
 from tests.reference import manifold as oracle
@@ -33,27 +34,44 @@ class Operation:
         arguments: What of a `Pair` goes in: "x", "y", "towards", "other" (tangent at x) or
             "free" (``towards``, taken as a tangent vector at the origin).
         result: "scalar", "point" (space and time compared apart), "tangent" or "ball".
+        base: Of a tangent vector, where it is one: an argument, or "" for the origin.
     """
 
     call: Callable[..., Tensor]
     reference: oracle.Oracle
     arguments: tuple[str, ...]
     result: str
+    base: str = ""
 
 
 OPERATIONS = {
     "dist": Operation(lambda m, x, y: m.dist(x, y), oracle.dist, ("x", "y"), "scalar"),
+    "cdist": Operation(lambda m, x, y: m.cdist(x[:, None], y[:, None]).flatten(), oracle.dist, ("x", "y"), "scalar"),
     "dist0": Operation(lambda m, x: m.dist0(x), oracle.dist0, ("y",), "scalar"),
     "expmap": Operation(lambda m, x, u: m.expmap(x, u), oracle.expmap, ("x", "towards"), "point"),
-    "logmap": Operation(lambda m, x, y: m.logmap(x, y), oracle.logmap, ("x", "y"), "tangent"),
+    "logmap": Operation(lambda m, x, y: m.logmap(x, y), oracle.logmap, ("x", "y"), "tangent", "x"),
     "expmap0": Operation(lambda m, u: m.expmap0(u), oracle.expmap0, ("free",), "point"),
     "logmap0": Operation(lambda m, y: m.logmap0(y), oracle.logmap0, ("y",), "tangent"),
-    "transp": Operation(lambda m, x, y, v: m.transp(x, y, v), oracle.transp, ("x", "y", "other"), "tangent"),
-    "transp0": Operation(lambda m, y, v: m.transp0(y, v), oracle.transp0, ("y", "free"), "tangent"),
+    "transp": Operation(lambda m, x, y, v: m.transp(x, y, v), oracle.transp, ("x", "y", "other"), "tangent", "y"),
+    "inner": Operation(lambda m, x, u, v: m.inner(x, u, v), oracle.inner_at, ("x", "towards", "other"), "scalar"),
+    "transp0back": Operation(lambda m, x, v: m.transp0back(x, v), oracle.transp0back, ("x", "towards"), "tangent"),
+    "midpoint": Operation(
+        lambda m, x, y: lifted_midpoint(x, y, 1.0, m.curvature), oracle.midpoint, ("x", "y"), "point"
+    ),
+    "transp0": Operation(lambda m, y, v: m.transp0(y, v), oracle.transp0, ("y", "free"), "tangent", "y"),
     "rescale": Operation(lambda m, y: m.rescale(y, Lorentz(-4.0, dtype=y.dtype)), oracle.rescale, ("y",), "point"),
     "to_poincare": Operation(lambda m, y: m.to_poincare(y), oracle.to_poincare, ("y",), "ball"),
     "to_klein": Operation(lambda m, y: m.to_klein(y), oracle.to_klein, ("y",), "ball"),
 }
+
+
+def midpoint_among_many(manifold: Lorentz, x: Tensor, y: Tensor) -> Tensor:
+    """Return the midpoints of the same rows in a table so long that it is computed in chunks."""
+    copies = 2048 // len(x) + 1
+    return lifted_midpoint(x.repeat(copies, 1), y.repeat(copies, 1), 1.0, manifold.curvature)[: len(x)]
+
+
+OPERATIONS["midpoint among many"] = Operation(midpoint_among_many, oracle.midpoint, ("x", "y"), "point")
 
 
 class Error(NamedTuple):
@@ -78,6 +96,28 @@ def relative(ours: Tensor, truth: oracle.Vector, *, scale: mpf | None = None, ju
     # The oracle's differences leave 1e-60 or so of a derivative that is zero.
     floor = max(limits.tiny, 1e-50)
     return float(sqrt(oracle.dot(away, away)) / (max(size, scale or mpf(0)) + floor))
+
+
+def stray(ours: Tensor, truth: oracle.Vector, at: oracle.Vector, kappa: mpf, *, dual: bool = False) -> float:
+    """Return |ours - truth| / |truth| in the metric at a point, one rounding of each coordinate left out.
+
+    Both are space parts of tangent vectors, or ``dual``, gradients by space parts. Where the metric stretches, the
+    nearest numbers that the dtype has may be far away: what remains is what the function itself loses.
+    """
+    if not bool(torch.isfinite(ours).all()):
+        return float("inf")
+    spacing = torch.finfo(ours.dtype).eps
+    radius, root = sqrt(oracle.dot(at, at)), sqrt(-kappa)
+    time = sqrt(1 + (root * radius) ** 2)
+
+    def length(vector: oracle.Vector) -> mpf:
+        along = oracle.dot(at, vector) / radius if radius else mpf(0)
+        return sqrt(abs(oracle.dot(vector, vector) - along**2) + (along * time if dual else along / time) ** 2)
+
+    away = [a - b for a, b in zip(oracle.exact(ours.tolist()), truth, strict=True)]
+    left = [mp.sign(a) * max(mpf(0), abs(a) - spacing * abs(b)) for a, b in zip(away, truth, strict=True)]
+    # The oracle's differences leave 1e-60 or so of a derivative that is zero.
+    return float(length(left) / (length(truth) + max(torch.finfo(ours.dtype).tiny * time, 1e-50)))
 
 
 def within_reach(name: str, dtype: torch.dtype, kappa: float, row: Pair) -> tuple[bool, bool]:
@@ -195,6 +235,12 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
                 reached = floor / sqrt(-exact_kappa) if operation.result == "point" else None
                 found = relative(ours, want, judged=judged, scale=reached)
                 yield Error(f"{name}{part}", row.label, found)
+            x, origin = oracle.exact(row.x.tolist()), [mpf(0)] * len(row.x)
+            places = {"x": x, "y": oracle.exact(row.y.tolist()), "towards": x, "other": x}
+            in_metric = name != "transp"  # whose terms far out are longer, in the metric, than what they add up to
+            if judged and size < torch.finfo(dtype).max / 8 and operation.result == "tangent" and in_metric:
+                found = stray(flat[index, 1:], truth[1:], places.get(operation.base, origin), exact_kappa)
+                yield Error(f"{name} in the metric", row.label, found)
             slopes = oracle.jacobian(operation.reference, spaces, exact_kappa)
             for part, weight in weights.items():
                 weigh = oracle.exact(weight.tolist())
@@ -206,6 +252,11 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
                         ours[1:], want, judged=judged_gradients, scale=floor * sqrt(oracle.dot(weigh, weigh))
                     )
                     yield Error(f"{name}{part} d{argument}", row.label, found)
+                    # A time can stand still where every space coordinate moves.
+                    moves = in_metric and part != ".time"
+                    if judged_gradients and moves and sqrt(oracle.dot(want, want)) < torch.finfo(dtype).max / 8:
+                        found = stray(ours[1:], want, places.get(argument, origin), exact_kappa, dual=True)
+                        yield Error(f"{name}{part} d{argument} in the metric", row.label, found)
                 (ours,) = torch.autograd.grad(flat[index], parameter, weight, retain_graph=True, allow_unused=True)
                 ours = torch.zeros_like(parameter) if ours is None else ours
                 terms = [w * s for w, s in zip(weigh, slopes[-1][0], strict=True)]
@@ -271,12 +322,15 @@ def cdist_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 
 
 
 def clusters(kappa: float, dtype: torch.dtype, dim: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield sets of points to average: everywhere at once, near one another far out, antipodal."""
+    """Yield sets of points to average: everywhere at once, near one another far out, antipodal, on one ray up to 15."""
     rows = within_float64(pairs(kappa, dim, dtype, thin=37), kappa, dtype)
     for start in range(0, len(rows) - 2, max(1, len(rows) // 12)):
         one, two = rows[start], rows[start + 2]
         yield f"{one.label} | {two.label}", torch.stack([one.x, one.y, two.x, two.y])
         yield f"{one.label} and its antipode", torch.stack([one.x, -one.x, one.y])
+    for row in rows:
+        if "parallel and short" in row.label and rapidity(row.x, kappa) <= 15:
+            yield f"{row.label}, many", torch.stack([row.x, row.x * 2, row.x * 0.5, row.x * 3])
 
 
 def centroid_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 2, 3)) -> Iterator[Error]:

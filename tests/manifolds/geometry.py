@@ -148,3 +148,6 @@ def specials(kappa: float, dim: int, dtype: torch.dtype) -> Iterator[Pair]:
             for name, y in twins.items():
                 label = f"r={radius:.3g} {name}{' axis' if axis else ''} dim={dim}"
                 yield Pair(label, found, y, y - found, other)
+            mark = f"{' axis' if axis else ''} dim={dim}"
+            for name, along in {"parallel": found * 0.25, "parallel and short": found * 2.0**-60}.items():
+                yield Pair(f"r={radius:.3g} {name}{mark}", found, found * 2, along, found * -0.5)

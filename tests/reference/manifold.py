@@ -125,6 +125,22 @@ def transp0(y: Vector, v: Vector, kappa: mpf) -> Vector:
     return transp([mpf(0)] * len(y), y, v, kappa)
 
 
+def transp0back(x: Vector, v: Vector, kappa: mpf) -> Vector:
+    """Parallel transport to the origin."""
+    return transp(x, [mpf(0)] * len(x), v, kappa)
+
+
+def inner_at(x: Vector, u: Vector, v: Vector, kappa: mpf) -> Vector:
+    """Inner product <u, v> of tangent vectors at x."""
+    point = lift(x, kappa)
+    return [inner(tangent(point, u), tangent(point, v))]
+
+
+def midpoint(x: Vector, y: Vector, kappa: mpf) -> Vector:
+    """Lorentzian midpoint of two points."""
+    return centroid(x, y, [mpf(1), mpf(1)], kappa)
+
+
 def centroid(*arguments: Vector | mpf) -> Vector:
     """Lorentzian midpoint (eq. 4): ``centroid(x_1, .., x_n, weights, kappa)``.
 
