@@ -293,7 +293,8 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return distance_gradients(*ctx.saved_tensors, grad_outputs[0])
+        x, y, scale = ctx.saved_tensors
+        return distance_gradients(x, y, scale, grad_outputs[0])
 
 
 class _SquaredChord(torch.autograd.Function):
