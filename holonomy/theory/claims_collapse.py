@@ -55,6 +55,9 @@ def _opposite(draws: Draws, order: int, width: float) -> tuple[Tensor, Projectio
 
 def _form(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
     yield from search(draws, partial(_compare, form=form))
+
+
+def _opposites(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
     for order in (1, 2, 3):
         for width in (0.1, 0.5, 1.0, 1.5):
             found = _compare(*_opposite(draws, order, width), form=form)
@@ -63,9 +66,20 @@ def _form(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
             yield Trial(found.measured.item(), found.bound.item(), floor=floor, at=at)
 
 
+def _sharpest_chain(draws: Draws) -> Iterator[Trial]:
+    """The crowd at logits where each part of the form matters: its field alone, and what keys do to each other."""
+    del draws
+    for order, interaction, known in ((2, 0.05, 0.99993), (2, 1.0, 0.97089), (3, 1.0, 0.89057)):
+        z = torch.tensor(interaction, dtype=torch.float64)
+        measured = two_places(order, z).item() * order**2 * interaction / 4
+        at = {"order": float(order)}
+        yield Trial(measured, chain(order, z, z).item(), at=at, known=known, note=f"z = {interaction:g}")
+
+
 def _chain(draws: Draws) -> Iterator[Trial]:
     """Random layers and ascents, and one token against a crowd far out, in the limit that the form has most to fear."""
     yield from _form(draws, "chain")
+    yield from _opposites(draws, "chain")
     for order in (2, 3, 8):
         for _ in draws.rounds(20):
             z = torch.tensor(draws.logarithmic(0.01, 20.0 / order), dtype=torch.float64)
@@ -76,16 +90,23 @@ def _chain(draws: Draws) -> Iterator[Trial]:
 
 
 def _constant(draws: Draws) -> Iterator[Trial]:
-    """The best shares of the form ``cubic`` that are known, beside the constant that is proved."""
+    """Shares of the form ``cubic`` beside the constant that is proved."""
     for order in (1, 2, 3):
-        known = cubic_constant(order)
+        bracket = cubic_constant(order)
         at = {"order": float(order)}
-        yield Trial(known.lower, known.upper, at=at, note="one token against a crowd, both far out")
         for copies in (1303.0, 10.0**6, 10.0**30):
-            yield Trial(crowded(order, copies), known.upper, at=at)
+            yield Trial(crowded(order, copies), bracket.upper, at=at)
         for _ in draws.rounds(1):
             found = climb_constant(order, draws.integer(1, 2), draws.integer(2, 3), draws.generator, starts=8, steps=60)
-            yield Trial(found, known.upper, at=at)
+            yield Trial(found, bracket.upper, at=at)
+
+
+def _sharpest_constant(draws: Draws) -> Iterator[Trial]:
+    del draws
+    for order, known in ((1, 0.9998), (2, 0.9097), (3, 0.75292)):
+        bracket = cubic_constant(order)
+        note = "one token against a crowd, both far out"
+        yield Trial(bracket.lower, bracket.upper, at={"order": float(order)}, known=known, note=note)
 
 
 def _diagonal(draws: Draws) -> Iterator[Trial]:
@@ -235,6 +256,35 @@ def _theorem_34(draws: Draws) -> Iterator[Trial]:
             yield Trial(measured, bound, not math.isnan(bound), floor, at)
 
 
+def _two_tokens(draws: Draws, key: float, value: float) -> tuple[list[Projections], Tensor]:
+    """Three equal layers of ordinary attention, and two tokens on a line, whose diameter is all that there is."""
+    x = draws.normal(1).new_tensor([[1.0], [-1.0]])
+    keys = x.new_tensor([key, 1.0])[:, None, None, None]
+    return [Projections(keys, x.new_full((1, 1, 1, 1), value))] * 3, x
+
+
+def _sharpest_34(draws: Draws) -> Iterator[Trial]:
+    """The second of two tokens sees both alike: the range halves; the residual is it over the root of two."""
+    layers, x = _two_tokens(draws, 0.0, 1.0)
+    causal = torch.ones(2, 2, dtype=torch.bool, device=x.device).tril()
+    for depth, (measured, bound) in enumerate(printed_masked_collapse(layers, x, causal), 1):
+        yield Trial(measured, bound, at={"N": 1.0, "depth": float(depth), "radius": 1.0}, known=0.70711)
+
+
+def _sharpest_dobrushin(draws: Draws) -> Iterator[Trial]:
+    floor = _floor(draws.dtype, 1.0)
+    for depth, (measured, bound) in enumerate(masked_collapse(*_two_tokens(draws, 0.5, 0.7)), 1):
+        yield Trial(measured, bound, floor=floor, at={"N": 1.0, "depth": float(depth)})
+
+
+def _sharpest_depth(draws: Draws) -> Iterator[Trial]:
+    layers, x = _two_tokens(draws, 0.5, 1.0)
+    pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
+    floor = _floor(draws.dtype, 1.0)
+    for depth, (measured, bound) in enumerate(pairs, 1):
+        yield Trial(measured, bound, floor=floor, at={"N": 1.0, "n": 2.0, "depth": float(depth)})
+
+
 def _dobrushin(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(30):
         layers, x, mask = _masked_stack(draws, small=False)
@@ -283,8 +333,18 @@ def _claim(name: str, source: str, statement: str, trials: Callable[[Draws], Ite
 
 
 CLAIMS: tuple[Claim, ...] = (
-    *(_claim(f"collapse.{form}", "Theorem RC", _RC[form], partial(_form, form=form), axis="N") for form in FORMS),
-    _claim("collapse.chain", "Theorem RC", _RC["chain"], _chain, axis="N"),
+    *(
+        _claim(
+            f"collapse.{form}",
+            "Theorem RC",
+            _RC[form],
+            partial(_form, form=form),
+            axis="N",
+            sharpest=partial(_opposites, form=form),
+        )
+        for form in FORMS
+    ),
+    _claim("collapse.chain", "Theorem RC", _RC["chain"], _chain, axis="N", sharpest=_sharpest_chain),
     _claim(
         "collapse.constant",
         "Theorem RC",
@@ -292,6 +352,7 @@ CLAIMS: tuple[Claim, ...] = (
         _constant,
         kind="lower",
         axis="order",
+        sharpest=_sharpest_constant,
     ),
     _claim(
         "collapse.constant_masked",
@@ -300,7 +361,14 @@ CLAIMS: tuple[Claim, ...] = (
         _diagonal,
         axis="N",
     ),
-    _claim("collapse.depth", "Theorem RC", "the form `weights`, iterated over a stack", _depth, axis="depth"),
+    _claim(
+        "collapse.depth",
+        "Theorem RC",
+        "the form `weights`, iterated over a stack",
+        _depth,
+        axis="depth",
+        sharpest=_sharpest_depth,
+    ),
     _claim("collapse.decay", "Theorem RC", "the same on equal layers, beside Corollary 3.2", _decay, axis="depth"),
     _claim("collapse.softmax", "Theorem RC", "a softmax row moves by at most 2 tanh(osc/4), in l1", _softmax),
     _claim(
@@ -341,6 +409,7 @@ CLAIMS: tuple[Claim, ...] = (
         "attention under first-order logits is the same in every row",
         _lemma_a2,
         axis="N",
+        kind="equal",
     ),
     _claim(
         "masked.theorem_3_4",
@@ -348,6 +417,7 @@ CLAIMS: tuple[Claim, ...] = (
         "|res X_t|_F <= sqrt(n/2) |ranges|_2 (1 - eps^r)^{floor(t/r)}, |W_V|_{1,inf} <= 1",
         _theorem_34,
         axis="depth",
+        sharpest=_sharpest_34,
     ),
     _claim(
         "masked.dobrushin",
@@ -355,6 +425,7 @@ CLAIMS: tuple[Claim, ...] = (
         "diam X_t <= tau(A_t..A_1) diam(X_0) prod|W_V|_2, N = 1",
         _dobrushin,
         axis="depth",
+        sharpest=_sharpest_dobrushin,
     ),
     _claim(
         "masked.higher_orders",

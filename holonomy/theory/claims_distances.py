@@ -157,12 +157,14 @@ CLAIMS: tuple[Claim, ...] = (
         "Hypformer Prop. 4.1",
         "HTC and HRC send points of one hyperboloid to points of the other, to rounding.",
         _closure,
+        "equal",
     ),
     Claim(
         "distances.isometries",
         "Hypformer Prop. 4.2",
         "The identity, orthogonal maps and boosts scale all distances by the root of the ratio of curvatures.",
         _isometries,
+        "equal",
     ),
     Claim(
         "distances.general",

@@ -54,6 +54,12 @@ def _spectral(draws: Draws, kind: Literal["combinatorial", "normalised"]) -> Ite
     yield Trial(1.0, 96 * math.log(700) / second, at={"n": 700.0}, note="the complete graph of 700 nodes")
 
 
+def _one_edge(draws: Draws) -> Iterator[Trial]:
+    """The largest share of the bound that is known: lambda_2 is 2."""
+    pair = torch.ones(2, 2, dtype=draws.dtype, device=draws.device).fill_diagonal_(0)
+    yield Trial(1.0, spectral_diameter_bound(pair, "normalised"), at={"n": 2.0}, known=1 / (48 * math.log(2)))
+
+
 def _chung(draws: Draws) -> Iterator[Trial]:
     for adjacency in _graphs(draws):
         diameter = radius_and_diameter(adjacency)[1]
@@ -208,6 +214,7 @@ CLAIMS: tuple[Claim, ...] = (
         "diam <= 96 log n / lambda_2 of the normalised Laplacian",
         partial(_spectral, kind="normalised"),
         axis="n",
+        sharpest=_one_edge,
     ),
     Claim(
         "topology.combinatorial",
@@ -251,13 +258,17 @@ CLAIMS: tuple[Claim, ...] = (
         _SECTION,
         "logits do not change under SO(N+1) in each chunk",
         partial(_rotation, reflect=False),
+        kind="equal",
     ),
-    Claim("determinant.reflection", _SECTION, "a reflection changes their sign", partial(_rotation, reflect=True)),
+    Claim(
+        "determinant.reflection", _SECTION, "a reflection changes their sign", partial(_rotation, reflect=True), "equal"
+    ),
     Claim(
         "determinant.shift",
         _SECTION,
         "powers of one rotation: logits depend on differences of positions",
         partial(_shift, planes=False),
+        kind="equal",
     ),
     Claim(
         "determinant.pairs",
@@ -266,14 +277,21 @@ CLAIMS: tuple[Claim, ...] = (
         partial(_shift, planes=True),
         expected=False,
     ),
-    Claim("determinant.equal", _SECTION, "equal arguments give 0; N = 1 is antisymmetric", _equal_arguments),
+    Claim("determinant.equal", _SECTION, "equal arguments give 0; N = 1 is antisymmetric", _equal_arguments, "equal"),
     Claim("determinant.chunks", _SECTION, "floor(d/N) chunks of N + 1 channels fit in d", _chunks, expected=False),
-    Claim("lower_orders.exact", "Simplicial appendix F.1", "N + 1 with one key and value all ones is N", _lower_exact),
+    Claim(
+        "lower_orders.exact",
+        "Simplicial appendix F.1",
+        "N + 1 with one key and value all ones is N",
+        _lower_exact,
+        "equal",
+    ),
     Claim(
         "lower_orders.mixture",
         "Simplicial appendix F.1",
         "appended rows of ones mix both orders by their masses",
         _mixture,
+        kind="equal",
     ),
 )
 """Claims of the families ``topology``, ``curvature``, ``determinant`` and ``lower_orders``."""

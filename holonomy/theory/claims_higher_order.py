@@ -157,13 +157,21 @@ def _property_3(draws: Draws, sums: Literal["decoupled", "coupled"]) -> Iterator
 
 
 CLAIMS: tuple[Claim, ...] = (
-    Claim("hot.theorem_1", "HOT Theorem 1", "attention of ones is L_{k->l}, w_mu = sum_h w^V w^O", _ones, axis="n"),
+    Claim(
+        "hot.theorem_1",
+        "HOT Theorem 1",
+        "attention of ones is L_{k->l}, w_mu = sum_h w^V w^O",
+        _ones,
+        "equal",
+        axis="n",
+    ),
     Claim(
         "hot.theorem_1_one_n",
         "HOT Theorem 1 with eq. 12",
         "normalised attention is L_{k->l} at the n whose class sizes the values hold",
         partial(_normalised, elsewhere=False),
         axis="n",
+        kind="equal",
     ),
     Claim(
         "hot.theorem_1_normalised",
@@ -179,6 +187,7 @@ CLAIMS: tuple[Claim, ...] = (
         "two sparse maps with attention one and an elementwise map between are message passing",
         _messages,
         axis="n",
+        kind="equal",
     ),
     *(
         Claim(

@@ -26,6 +26,7 @@ from holonomy.layers import (
     HypPositionalEncoding,
 )
 from holonomy.manifolds import Lorentz
+from holonomy.theory import sharpest_hyperbolic
 from holonomy.theory.hyperbolic_affine import affine_stretch, ball_stretch
 from holonomy.theory.hyperbolic_midpoint import exponential_stretch, weights_bound
 from holonomy.theory.lipschitz import lipschitz_bound
@@ -464,15 +465,29 @@ def _bias(draws: Draws) -> Iterable[Trial]:
     for _ in draws.rounds(20):
         b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3.0)
         value = affine_stretch(torch.eye(len(b)).to(b), b)
-        yield Trial(value, math.exp(math.asinh(b.norm().item() / 2)))
+        printed = math.exp(math.asinh(b.norm().item() / 2))
+        yield Trial(value, printed)
+        yield Trial(printed, value)
 
 
 _OURS = "CERTIFICATES, "
 CLAIMS: tuple[Claim, ...] = (
-    Claim("hyperbolic.refinement", _OURS + "H1", "The constant of HRC with an affine map.", _refinements, "lower"),
+    Claim(
+        "hyperbolic.refinement",
+        _OURS + "H1",
+        "The constant of HRC with an affine map.",
+        _refinements,
+        "lower",
+        sharpest=sharpest_hyperbolic.refinements,
+    ),
     Claim("hyperbolic.bias", _OURS + "H1", "A shift by b has the constant e^arsinh(|b|/2).", _bias),
     Claim(
-        "hyperbolic.dropout", _OURS + "H1", "Projections have 1, dropout in training 1/(1-p).", _projections, "lower"
+        "hyperbolic.dropout",
+        _OURS + "H1",
+        "Projections have 1, dropout in training 1/(1-p).",
+        _projections,
+        "lower",
+        sharpest=sharpest_hyperbolic.dropouts,
     ),
     Claim(
         "hyperbolic.transformation",
@@ -482,12 +497,32 @@ CLAIMS: tuple[Claim, ...] = (
         "lower",
     ),
     Claim(
-        "hyperbolic.about", _OURS + "H2'", "The stretch of HTC about a point.", _about_points, "lower", axis="distance"
+        "hyperbolic.about",
+        _OURS + "H2'",
+        "The stretch of HTC about a point.",
+        _about_points,
+        "lower",
+        axis="distance",
+        sharpest=sharpest_hyperbolic.about_points,
     ),
     Claim(
-        "hyperbolic.activation", _OURS + "H3", "The constants of activations.", _activations, "lower", axis="features"
+        "hyperbolic.activation",
+        _OURS + "H3",
+        "The constants of activations.",
+        _activations,
+        "lower",
+        axis="features",
+        sharpest=sharpest_hyperbolic.activations,
     ),
-    Claim("hyperbolic.layer_norm", _OURS + "H4", "The constant of LayerNorm.", _layer_norms, "lower", axis="eps"),
+    Claim(
+        "hyperbolic.layer_norm",
+        _OURS + "H4",
+        "The constant of LayerNorm.",
+        _layer_norms,
+        "lower",
+        axis="eps",
+        sharpest=sharpest_hyperbolic.layer_norms,
+    ),
     Claim("hyperbolic.midpoint", _OURS + "H5", "A midpoint moves no farther than its farthest point.", _midpoints),
     Claim("hyperbolic.weights", _OURS + "H6", "How far a midpoint moves with its weights.", _weights),
     Claim(
@@ -497,10 +532,25 @@ CLAIMS: tuple[Claim, ...] = (
         _positions,
         "lower",
         axis="epsilon",
+        sharpest=sharpest_hyperbolic.residuals,
     ),
-    Claim("hyperbolic.ends", _OURS + "H11", "Exponential map, concatenation, cut.", _ends, "lower", axis="radius"),
     Claim(
-        "hyperbolic.classifier", _OURS + "H13", "The constant of HypMLR is |Z|_F.", _classifiers, "lower", axis="radius"
+        "hyperbolic.ends",
+        _OURS + "H11",
+        "Exponential map, concatenation, cut.",
+        _ends,
+        "lower",
+        axis="radius",
+        sharpest=sharpest_hyperbolic.concatenations,
+    ),
+    Claim(
+        "hyperbolic.classifier",
+        _OURS + "H13",
+        "The constant of HypMLR is |Z|_F.",
+        _classifiers,
+        "lower",
+        axis="radius",
+        sharpest=sharpest_hyperbolic.classifiers,
     ),
 )
 """Claims on layers that take each point by itself, and on midpoints."""

@@ -14,6 +14,7 @@ from holonomy.layers import HTC, HypLayerNorm, HypLinearAttention, HypSoftmaxAtt
 from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
+from holonomy.theory import sharpest_hyperbolic
 from holonomy.theory.certificate import certify
 from holonomy.theory.claims_hyperbolic import draw_manifold, draw_points, draw_radius, scattered, seeded, worst
 from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound, unit_scale
@@ -274,7 +275,12 @@ def _models_about(draws: Draws) -> Iterable[Trial]:
 _OURS = "CERTIFICATES, "
 
 
-def _each(statement: str, name: str, trials: Callable[[Similarity, Draws], Iterable[Trial]]) -> tuple[Claim, ...]:
+def _each(
+    statement: str,
+    name: str,
+    trials: Callable[[Similarity, Draws], Iterable[Trial]],
+    sharpest: Callable[[Similarity, Draws], Iterable[Trial]],
+) -> tuple[Claim, ...]:
     return tuple(
         Claim(
             f"hyperbolic.{name}_{similarity}",
@@ -282,6 +288,7 @@ def _each(statement: str, name: str, trials: Callable[[Similarity, Draws], Itera
             f"{statement}, logits by {similarity.replace('_', ' ')}.",
             partial(trials, similarity),
             "lower",
+            sharpest=partial(sharpest, similarity),
         )
         for similarity in SIMILARITIES
     )
@@ -296,8 +303,8 @@ CLAIMS: tuple[Claim, ...] = (
         "lower",
         axis="-kappa",
     ),
-    *_each("The constant of softmax attention over a ball", "softmax", _over_balls),
-    *_each("The stretch of softmax attention at an input", "softmax_at", _at_inputs),
+    *_each("The constant of softmax attention over a ball", "softmax", _over_balls, sharpest_hyperbolic.softmax),
+    *_each("The stretch of softmax attention at an input", "softmax_at", _at_inputs, sharpest_hyperbolic.softmax_at),
     Claim("hyperbolic.collapse", _OURS + "H9", "Rank collapse of softmax attention.", _collapse),
     Claim(
         "hyperbolic.linear_at",
@@ -305,6 +312,7 @@ CLAIMS: tuple[Claim, ...] = (
         "The stretch of linear attention at an input.",
         _linear_at_inputs,
         "lower",
+        sharpest=sharpest_hyperbolic.linear_at,
     ),
     Claim(
         "hyperbolic.linear_eps",
@@ -313,6 +321,7 @@ CLAIMS: tuple[Claim, ...] = (
         partial(_averages, cone=False),
         "lower",
         axis="tokens",
+        sharpest=partial(sharpest_hyperbolic.averages, cone=False),
     ),
     Claim(
         "hyperbolic.linear_cone",
@@ -321,13 +330,32 @@ CLAIMS: tuple[Claim, ...] = (
         partial(_averages, cone=True),
         "lower",
         axis="tokens",
+        sharpest=partial(sharpest_hyperbolic.averages, cone=True),
     ),
     Claim(
-        "hyperbolic.model", _OURS + "H12", "Certificates of a Hypformer, over a ball.", _models, "lower", axis="layers"
+        "hyperbolic.model",
+        _OURS + "H12",
+        "Certificates of a Hypformer, and of layers in sequence, over a ball.",
+        _models,
+        "lower",
+        axis="layers",
+        sharpest=sharpest_hyperbolic.compositions,
     ),
-    Claim("hyperbolic.model_at", _OURS + "H12", "Certificates of a Hypformer, at an input.", _models_at, "lower"),
     Claim(
-        "hyperbolic.model_about", _OURS + "H12", "Certificates of a Hypformer, about an input.", _models_about, "lower"
+        "hyperbolic.model_at",
+        _OURS + "H12",
+        "Certificates of a Hypformer, and of layers in sequence, at an input.",
+        _models_at,
+        "lower",
+        sharpest=sharpest_hyperbolic.compositions_at,
+    ),
+    Claim(
+        "hyperbolic.model_about",
+        _OURS + "H12",
+        "Certificates of a Hypformer, and of layers in sequence, about an input.",
+        _models_about,
+        "lower",
+        sharpest=sharpest_hyperbolic.compositions_about,
     ),
 )
 """Claims on attention and on whole models."""

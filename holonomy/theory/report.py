@@ -24,7 +24,7 @@ import holonomy
 from holonomy.theory.pictures import Picture, ratios
 from holonomy.theory.verdict import Claim, Trial, Verdict
 
-__all__ = ["Run", "as_html", "as_json", "as_table", "said", "statement", "svg"]
+__all__ = ["Run", "as_html", "as_json", "as_table", "said", "seen", "statement", "svg"]
 
 
 @dataclass
@@ -71,7 +71,8 @@ def said(verdict: Verdict) -> str:
         verdict: of a claim.
 
     Returns:
-        ``holds``, ``fails, as known``, ``fails``, ``VIOLATED``, ``undecided`` or ``holds, against what is known``.
+        ``holds``, ``fails, as known``, ``fails``, ``VIOLATED``, ``undecided``, ``holds here`` of a claim that is known
+        to fail elsewhere, or ``holds, sharper`` where a ratio lies above the largest one known.
 
     >>> said(Verdict("a.b", "", True, 2.0, 1.0, 2.0, holds=False, note="", expected=False))
     'fails, as known'
@@ -79,6 +80,8 @@ def said(verdict: Verdict) -> str:
     if verdict.holds is None:
         return "undecided"
     if verdict.holds:
+        if verdict.sharper:
+            return "holds, sharper"
         return "holds here" if verdict.expected is False else "holds"
     return {True: "VIOLATED", False: "fails, as known", None: "fails"}[verdict.expected]
 
@@ -100,6 +103,24 @@ def statement(claim: Claim, verdict: Verdict) -> str:
     return f"{claim.statement}; judged on {verdict.judged_on}" if verdict.judged_on else claim.statement
 
 
+def seen(verdict: Verdict) -> str:
+    """Say what the search could have seen: times which factor a bound, or which difference, would have been noticed.
+
+    Args:
+        verdict: of a claim.
+
+    Returns:
+        The factor below which a bound would have been noticed; of an equality the difference above which; of a claim
+        that fails nothing.
+
+    >>> seen(Verdict("a.b", "", True, 0.0, 0.01, 0.0, holds=True, note="", kind="equal"))
+    '> 0.01'
+    """
+    if not verdict.holds:
+        return ""
+    return f"> {verdict.bound:.1g}" if verdict.kind == "equal" else _number(verdict.sees)
+
+
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.4g}"
 
@@ -113,13 +134,14 @@ def as_table(verdicts: Sequence[Verdict]) -> str:
     Returns:
         The table.
 
-    >>> print(as_table([Verdict("a.b", "", True, 1.0, 2.0, 0.5, holds=True, note="why", median=0.5)]))
-    claim verdict worst median counted note
-    a.b   holds   0.5   0.5    1/1     why
+    >>> print(as_table([Verdict("a.b", "", True, 1.0, 2.0, 0.5, holds=True, note="why", median=0.5, sees=0.7)]))
+    claim verdict worst median counted sees note
+    a.b   holds   0.5   0.5    1/1     0.7  why
     """
-    head = ("claim", "verdict", "worst", "median", "counted", "note")
+    head = ("claim", "verdict", "worst", "median", "counted", "sees", "note")
     rows = [head] + [
-        (v.claim, said(v), _number(v.ratio), _number(v.median), f"{v.counted}/{v.trials}", v.note) for v in verdicts
+        (v.claim, said(v), _number(v.ratio), _number(v.median), f"{v.counted}/{v.trials}", seen(v), v.note)
+        for v in verdicts
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return "\n".join(
@@ -216,7 +238,8 @@ def as_html(run: Run, pictures: Sequence[Picture]) -> str:
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Claims, measured</title><style>{_STYLE}</style>",
         f"<h1>Claims, measured</h1><p>holonomy {holonomy.__version__}, torch {torch.__version__};",
         f"{html.escape(settings)}.",
-        "Worst and median are the measured value over its bound, of the trials that count.</p>",
+        "Worst and median are the measured value over its bound, of the trials that count; a bound times less than",
+        "what the column sees says, or a difference above it, would have been noticed.</p>",
         _html_table(run),
     ]
     wanted = [picture for picture in pictures if all(name in run.trials for name in picture.claims)]
@@ -246,8 +269,9 @@ def _html_table(run: Run) -> str:
             _number(verdict.ratio),
             _number(verdict.median),
             f"{verdict.counted}/{verdict.trials}",
+            html.escape(seen(verdict)),
             html.escape(verdict.note),
         ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = ("claim", "source", "statement", "verdict", "worst", "median", "counted", "note")
+    head = ("claim", "source", "statement", "verdict", "worst", "median", "counted", "sees", "note")
     return "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" + "\n".join(rows) + "</table>"

@@ -20,8 +20,9 @@ from holonomy import checks, numerics
 
 __all__ = ["Claim", "Draws", "Kind", "Trial", "Verdict", "judge"]
 
-Kind = Literal["exact", "lower", "upper"]
-"""Whether a measured value is the quantity itself, certainly not above it, or certainly not below it."""
+Kind = Literal["exact", "lower", "upper", "equal"]
+"""Whether a measured value is the quantity itself, certainly not above it, certainly not below it, or a difference of
+two quantities that are equal, whose bound is rounding."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Trial:
         floor: below this a measured value is rounding.
         at: where on a picture's horizontal axis this trial belongs, such as ``{"n": 16}``.
         note: one sentence on this input, kept where it decides the verdict.
+        known: the largest ratio that is known on inputs like this one; 1 where the bound is attained.
         seen: tensors for a picture, of a few trials.
 
     >>> Trial(1.0, 2.0).ratio
@@ -47,6 +49,7 @@ class Trial:
     floor: float = 0.0
     at: Mapping[str, float] = field(default_factory=dict[str, float])
     note: str = ""
+    known: float = 1.0
     seen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False, compare=False)
 
     @property
@@ -80,6 +83,8 @@ class Verdict:
         measured: there, the measured value.
         bound: there, what the claim allows.
         ratio: measured / bound there, the largest over all trials that count.
+        sees: what the search could have seen: the largest ratio over the one that is known on such inputs. A bound
+            times less than this would have been noticed: by a violation, or by a ratio above the known one.
         holds: ``True``, ``False``, or ``None`` where it is undecided: no trial counts (assumptions not met, the bound
             says nothing, everything below the rounding floor), or the measured value is only an upper bound.
         note: one sentence: why, or by which counterexample.
@@ -110,11 +115,17 @@ class Verdict:
     counted: int = 1
     seed: int = 0
     judged_on: str = ""
+    sees: float = math.nan
 
     @property
     def surprising(self) -> bool:
         """Whether a claim that should hold is violated."""
         return self.expected is True and self.holds is False
+
+    @property
+    def sharper(self) -> bool:
+        """Whether a ratio lies above the largest one known, which is news, and no violation."""
+        return self.holds is True and self.sees > 1 + numerics.tolerance(torch.float32).rtol
 
 
 def judge(
@@ -158,7 +169,7 @@ def judge(
     tolerance = numerics.tolerance(dtype).rtol
     against = [trial for trial in results if trial.violates(kind, tolerance)]
     counted = [trial for trial in results if trial.counts]
-    ratios = sorted(trial.ratio for trial in counted)
+    ratios = [trial.ratio for trial in counted]
     if against:
         decisive, holds, reason = max(against, key=_size), False, "violated"
     elif not counted:
@@ -185,6 +196,7 @@ def judge(
         counted=len(counted),
         seed=seed,
         judged_on=judged_on,
+        sees=max((trial.ratio / trial.known for trial in counted), default=math.nan),
     )
 
 
@@ -315,6 +327,8 @@ class Claim:
         axis: the key of :attr:`Trial.at` over which a picture shows it; none if left out.
         note: one sentence for the verdict.
         judged_on: names the data, where the claim is about data.
+        sharpest: inputs that were found to bring the measured value nearest to the bound, beside those that are drawn;
+            where one term of a bound matters, and where another does.
 
     >>> claim = Claim("numbers.half", "arithmetic", "u <= 1", lambda draws: [Trial(draws.uniform(0.0, 1.0), 1.0)])
     >>> claim.measure(Draws())[0].holds
@@ -330,6 +344,7 @@ class Claim:
     axis: str | None = None
     note: str = ""
     judged_on: Callable[[Draws], str] | None = None
+    sharpest: Callable[[Draws], Iterable[Trial]] | None = None
 
     def measure(self, draws: Draws) -> tuple[Verdict, list[Trial]]:
         """Run the trials and judge them.
@@ -340,7 +355,7 @@ class Claim:
         Returns:
             The verdict, and the trials for pictures.
         """
-        trials = list(self.trials(draws))
+        trials = [*self.trials(draws), *(self.sharpest(draws) if self.sharpest is not None else ())]
         verdict = judge(
             self.name,
             self.source,

@@ -1,0 +1,194 @@
+"""The mutation gate: a wrong constant in a bound, each term by itself, is noticed by the bound's claim.
+
+A mutant replaces a piece of a function's text. Its claim is measured on the sharpest inputs that it names, and on few
+random ones where it names none, and must come out violated, or above the sharpest ratio that is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+
+from holonomy.layers.kernels.softmax_attention import SIMILARITIES
+from holonomy.theory import (
+    CLAIMS,
+    Claim,
+    Draws,
+    Verdict,
+    chained_collapse,
+    claims_collapse,
+    claims_lipschitz,
+    composition,
+    hyperbolic_affine,
+    hyperbolic_attention,
+    hyperbolic_functions,
+    hyperbolic_layers,
+    hyperbolic_linear,
+    hyperbolic_midpoint,
+    hyperbolic_refinements,
+    judge,
+    lipschitz,
+    local,
+    masked_collapse,
+    rank_collapse,
+    sizes,
+    topology,
+)
+
+NAMED = {claim.name: claim for claim in CLAIMS}
+
+
+class Mutant(NamedTuple):
+    """In a function's text ``old`` stands once; ``new`` in its place is wrong."""
+
+    claim: str
+    function: Callable[..., object]
+    old: str
+    new: str
+
+
+def less(claim: str, function: Callable[..., object], *terms: str) -> list[Mutant]:
+    """Each of the terms by itself, 0.9 times as large."""
+    return [Mutant(claim, function, term, f"(0.9 * ({term}))") for term in terms]
+
+
+def softmax(similarity: str) -> list[Mutant]:
+    """The three terms of H8 over a ball, in both metrics, and at an input."""
+    ball, here = hyperbolic_attention.softmax_stretch, hyperbolic_attention.local_softmax_stretch
+    terms = ("h / 2 * query", "_times(h, by_key)", "math.sqrt(columns)", "h * math.tanh(extent.values)")
+    return [
+        *less(f"hyperbolic.softmax_{similarity}", ball, *terms),
+        Mutant(f"hyperbolic.softmax_{similarity}", ball, "return value +", "return 0.9 * value +"),
+        *less(f"hyperbolic.softmax_at_{similarity}", here, "shares * s_value", "slope * s_key"),
+        Mutant(f"hyperbolic.softmax_at_{similarity}", here, "2) * s_query", "2) * 0.9 * s_query"),
+    ]
+
+
+MUTANTS = [
+    # Theorem RC
+    *less("collapse.pair", rank_collapse.collapse_step, "(apart.amax(-1) - apart.amin(-1)).amax(-1)"),
+    *less("collapse.product", rank_collapse.collapse_step, "diameter(heads.keys[0])", "torch.tanh(osc / 4)"),
+    *less("collapse.weights", rank_collapse._by_size, "w_key[0] * diam * of_kappa / 4", "2 * value.prod(0)"),
+    Mutant("collapse.weights", rank_collapse._by_size, "minimum(of_products", "minimum(0.9 * of_products"),
+    *less("collapse.cubic", rank_collapse._by_size, "size * of_products"),
+    *less("collapse.depth", rank_collapse._by_size, "torch.tanh(size)"),
+    *less("collapse.chain", chained_collapse.chain, "torch.tanh((field + shift) / 4)", "j * single / near"),
+    *less("collapse.chain", chained_collapse.chain, "j * torch.tanh(j * interaction / 4)"),
+    *less("collapse.chain", chained_collapse.chain, "j * field * interaction / (4 * near)"),
+    Mutant("collapse.chain", chained_collapse.chain, "shift = 2 * (_log", "shift = 1.8 * (_log"),
+    *less("collapse.constant", chained_collapse.chain, "torch.tanh((field + shift) / 4)"),
+    Mutant("collapse.softmax", claims_collapse._softmax, "2 * torch.tanh(", "1.8 * torch.tanh("),
+    # Masks
+    *less("masked.theorem_3_4", masked_collapse.printed_masked_collapse, "math.sqrt(x.shape[0] / 2)"),
+    Mutant("masked.theorem_3_4", masked_collapse.printed_masked_collapse, "(1 - least", "(0.9 - least"),
+    *less("masked.dobrushin", masked_collapse.masked_collapse, "dobrushin(product)", "spectral(value)"),
+    # Lipschitz constants of attention
+    *less("lipschitz.plus", lipschitz.plus_bound, "w_key[0] * key[1:].prod(0)", "columns * w_value * others(value)"),
+    *less("lipschitz.plus", lipschitz.plus_bound, "columns * w_key[1:] * others(key)[1:]"),
+    *less("lipschitz.plus", lipschitz.plus_bound, "layer.scale * value.prod(0) * (of_query + of_keys)"),
+    *less("lipschitz.plus", sizes.through_heads, "spectral(layer.out) * whole", "(each * heads).sum()"),
+    Mutant("lipschitz.plus", lipschitz.plus_bound, "bound + 1 if", "bound + 0.9 if"),
+    *less("lipschitz.plus_masked", lipschitz._column_sums, "weight.sum(0).amax(0)"),
+    *less("lipschitz.theorem_3_7", lipschitz.printed_lipschitz, "order * value**order", "channels * order**2"),
+    Mutant("lipschitz.theorem_3_7", lipschitz.printed_lipschitz, "inner = 1 +", "inner = 0.9 +"),
+    *less("lipschitz.castin", lipschitz.castin_bound, "math.sqrt(3)", "4 * tokens"),
+    Mutant("lipschitz.castin", lipschitz.castin_bound, "tokens + 1)", "tokens + 0.9)"),
+    Mutant("lipschitz.castin", lipschitz.castin_bound, "+ tokens", "+ 0.9 * tokens"),
+    *less("lipschitz.lemma_c2_corrected", claims_lipschitz._compare_c2, "(order + 1) / math.sqrt(channels)"),
+    *less("lipschitz.local", local.local_lipschitz, "read.scale * spectral(read.keys[0]) * spread"),
+    *less("lipschitz.local", local.local_lipschitz, "spectral(read.values[m]) * _value_norm(heads, m)"),
+    *less("lipschitz.local", local._key_norm, "factor.amax(-1) ** 2 * variance"),
+    Mutant("lipschitz.local", local._key_norm, "by_norm = spectral", "by_norm = 0.9 * spectral"),
+    Mutant("lipschitz.plus_sharp", claims_lipschitz._sandwich, "2.65 * best", "0.9 * 2.65 * best"),
+    Mutant("lipschitz.plus_sharp_orders", claims_lipschitz._orders, "4.25 * found", "0.9 * 4.25 * found"),
+    # Hyperbolic layers: H1 to H7, H11, H13
+    *less(
+        "hyperbolic.refinement",
+        hyperbolic_affine.affine_stretch,
+        "_dual(square, math.sinh(radius) ** 2 * square, moved)",
+    ),
+    *less("hyperbolic.refinement", hyperbolic_affine.affine_stretch, "linear_stretch(norm, radius)"),
+    *less("hyperbolic.bias", hyperbolic_affine.affine_stretch, "_top(square + moved)[0]"),
+    *less("hyperbolic.transformation", hyperbolic_affine.transformation_stretch, "_golden(at, -12.0, 12.0)"),
+    Mutant("hyperbolic.classifier", hyperbolic_layers._read, "Step(constant", "Step(0.9 * constant"),
+    *less("hyperbolic.dropout", hyperbolic_refinements._refine, "1 / (1 - rate)"),
+    *less("hyperbolic.about", hyperbolic_affine.ball_stretch, "math.atanh(stretch) + radius"),
+    Mutant("hyperbolic.about", hyperbolic_affine.ball_stretch, "left - radius)", "left - 0.9 * radius)"),
+    *less("hyperbolic.about", hyperbolic_affine._follow_angle, "math.hypot(s - c, bias * c)", "bias * c"),
+    *less("hyperbolic.activation", hyperbolic_functions.entrywise, "2 * density", "_supremum(_silu_gap)"),
+    Mutant("hyperbolic.activation", hyperbolic_functions.entrywise, "((1.0, 1.0),)", "((1.0, 0.9),)"),
+    Mutant("hyperbolic.activation", hyperbolic_functions.entrywise, "((1.0, math.log(2)),)", "((1.0, 0.62),)"),
+    *less("hyperbolic.activation", hyperbolic_functions.entrywise_stretch, "scale * gap"),
+    *less("hyperbolic.activation", hyperbolic_functions.entrywise_stretch, "math.cosh(min(radius, 300.0))"),
+    *less("hyperbolic.layer_norm", hyperbolic_functions.layer_norm_stretch, "affine / math.sqrt(variance + eps)"),
+    *less("hyperbolic.layer_norm", hyperbolic_functions.layer_norm_stretch, "torch.diag(weight)"),
+    *less("hyperbolic.weights", hyperbolic_midpoint.weights_bound, "oscillation / 4", "math.tanh(diameter / 2)"),
+    Mutant("hyperbolic.residual", hyperbolic_midpoint.residual_stretch, "max(1 +", "max(0.9 +"),
+    Mutant("hyperbolic.residual", hyperbolic_midpoint.residual_stretch, "(0.5, share)", "(0.45, share)"),
+    Mutant("hyperbolic.residual", hyperbolic_midpoint.residual_stretch, "(0.5, share)", "(0.5, 0.9 * share)"),
+    *less("hyperbolic.ends", hyperbolic_midpoint.concatenation_stretch, "math.cosh(radius)"),
+    # Attention: H8, H9, H10
+    *(mutant for similarity in SIMILARITIES for mutant in softmax(similarity)),
+    *less("hyperbolic.collapse", hyperbolic_attention.hyperbolic_collapse_bound, "2 * scale * queries * keys"),
+    *less("hyperbolic.linear_eps", hyperbolic_linear.linear_stretch_with_eps, "r_key * e_query", "r_query * e_key"),
+    *less("hyperbolic.linear_eps", hyperbolic_linear.linear_stretch_with_eps, "math.sqrt(tokens)"),
+    *less("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "r_key / (cone.opening * cone.key)"),
+    Mutant("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "min(tokens", "min(0.9 * tokens"),
+    *less("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "e_query / (cone.opening * cone.query)"),
+    *less("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "e_key / (cone.opening * cone.key)"),
+    *less("hyperbolic.linear_at", hyperbolic_linear.local_linear, "weights * s_value[:, None]"),
+    Mutant("hyperbolic.linear_at", hyperbolic_linear.local_linear, "total * s_key", "total * 0.9 * s_key"),
+    Mutant("hyperbolic.linear_at", hyperbolic_linear.local_linear, "2) * s_query", "2) * 0.9 * s_query"),
+    # H12, products of constants
+    *less("hyperbolic.model", composition.Tape._multiply, "self.constant * constant"),
+    *less("hyperbolic.model_at", composition.Tape._multiply, "self.constant * constant"),
+    *less("hyperbolic.model_about", composition.Tape._multiply, "self.constant * constant"),
+    # Graphs
+    Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),
+]
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """Let every caller of the function run the mutant: its code is replaced, not its name."""
+    function = inspect.unwrap(mutant.function)
+    text = textwrap.dedent(inspect.getsource(function))
+    assert text.count(mutant.old) == 1, f"{mutant.old!r} stands {text.count(mutant.old)} times in {function.__name__}"
+    (tree,) = ast.parse(text.replace(mutant.old, mutant.new)).body
+    tree.decorator_list = []
+    names = dict(function.__globals__)
+    exec(compile(ast.Module([tree], []), inspect.getsourcefile(function), "exec", annotations.compiler_flag), names)
+    before, function.__code__ = function.__code__, names[function.__name__].__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+def verdict(claim: Claim) -> Verdict:
+    """What the sharpest inputs say, or a few random ones."""
+    draws = Draws(0, budget=0.05)
+    trials = claim.trials(draws) if claim.sharpest is None else claim.sharpest(draws)
+    return judge(claim.name, claim.source, trials, kind=claim.kind)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.claim}: {mutant.new}")
+def test_a_wrong_constant_is_noticed(mutant):
+    with planted(mutant):
+        found = verdict(NAMED[mutant.claim])
+    assert found.holds is not True or found.sharper
+
+
+@pytest.mark.parametrize("name", sorted({mutant.claim for mutant in MUTANTS}))
+def test_a_right_constant_is_not(name):
+    """And the inputs come close to the sharpest ratio that is known."""
+    found = verdict(NAMED[name])
+    assert found.holds is True
+    assert not found.sharper
+    assert found.kind == "upper" or found.sees > 0.99
