@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import UserDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -117,6 +115,22 @@ class PaddedGraphs:
 _PLANS = 256
 
 
+def _changes(*tensors: Tensor) -> tuple[int, ...] | None:
+    """How often torch has changed tensors in place; None where one is of inference mode, in which nobody counts."""
+    return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
+
+
+class _Plans:
+    """What was computed for hyperedges, and how often their tensors had been changed before.
+
+    It is no dict: sharding looks for tensors in the dicts of what a module returns, and plans refer to one another.
+    """
+
+    def __init__(self, indices: Tensor, batch: Tensor) -> None:
+        self.changes = _changes(indices, batch)
+        self.found: dict[Hashable, tuple[tuple[Tensor, ...], Any]] = {}
+
+
 @dataclass(frozen=True, eq=False)
 class Hyperedges:
     """The hyperedges of one or several hypergraphs with a feature vector each: a sparse order-k tensor.
@@ -124,6 +138,9 @@ class Hyperedges:
     A hyperedge of order k is k nodes, the same ones in another order being another hyperedge. Order 2 are the
     entries of an adjacency matrix: a graph has its node features at the loops (v, v) and its edge features at
     (u, v), listed in both directions. Order 0 is one row a graph.
+
+    Where layers look for a hyperedge's neighbours is planned once and kept. ``indices`` and ``batch`` must therefore
+    stay as they are: layers refuse hyperedges whose tensors were changed in place.
 
     Attributes:
         indices: ``(m, k)`` nodes of each hyperedge, in any order, none twice.
@@ -146,10 +163,7 @@ class Hyperedges:
     num_nodes: int
     batch: Int[Tensor, " nodes"] | None = None
     num_graphs: int = 0
-    # No dict: sharding looks for tensors in the dicts of what a module returns, and plans refer to one another.
-    _plans: UserDict[Hashable, Any] = field(
-        default_factory=UserDict[Hashable, Any], init=False, repr=False, compare=False
-    )
+    _plans: _Plans = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.integers("indices", self.indices)
@@ -162,6 +176,7 @@ class Hyperedges:
         seen = int(batch.max()) + 1 if batch.numel() else 0
         object.__setattr__(self, "batch", batch)
         object.__setattr__(self, "num_graphs", max(self.num_graphs, seen, 1))
+        object.__setattr__(self, "_plans", _Plans(self.indices, batch))
         _check_indices(self.indices, self.num_nodes, batch, self.num_graphs)
         if self.values.ndim != 2 or self.values.shape[0] != self.indices.shape[0]:
             raise ValueError(
@@ -169,8 +184,19 @@ class Hyperedges:
             )
 
     def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_plans"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
         # Plans are found by the ids of tuples, which are those of others in a copy and in another process.
-        return self.__dict__ | {"_plans": UserDict()}
+        self.__dict__.update(state, _plans=_Plans(state["indices"], state["batch"]))
+
+    def _replaced(self, **tensors: Tensor) -> Hyperedges:
+        """The same with other tensors, unchecked; plans stay where only the features are others."""
+        other = object.__new__(Hyperedges)
+        other.__dict__.update(self.__dict__, **tensors)
+        if tensors.keys() != {"values"}:
+            other.__dict__["_plans"] = _Plans(other.indices, other.membership)
+        return other
 
     @property
     def order(self) -> int:
@@ -217,10 +243,7 @@ class Hyperedges:
         >>> edges.with_values(torch.zeros(2, 4)).values.shape
         torch.Size([2, 4])
         """
-        other = copy.copy(self)
-        object.__setattr__(other, "values", values)
-        object.__setattr__(other, "_plans", self._plans)
-        return other
+        return self._replaced(values=values)
 
     def at(self, indices: Int[Tensor, "tuples order"], values: Float[Tensor, "tuples dim"]) -> Hyperedges:
         """Other tuples of the same nodes; nothing is checked, and what is planned for them stays with these ones.
@@ -236,36 +259,40 @@ class Hyperedges:
         >>> edges.at(torch.tensor([[0, 1]]), torch.ones(1, 1)).order
         2
         """
+        other = self.planned("at", lambda: self._replaced(indices=indices, values=values.detach()[:0]), indices)
+        return other.with_values(values)
 
-        def make() -> tuple[Tensor, Hyperedges]:
-            other = self.with_values(values.detach()[:0])
-            object.__setattr__(other, "indices", indices)
-            object.__setattr__(other, "_plans", UserDict())
-            # The tuples are kept along: as long as this plan lives, nothing else can have their id.
-            return indices, other
-
-        return self.planned(("at", id(indices)), make)[1].with_values(values)
-
-    def planned(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What depends on the hyperedges only and not on their features, computed once and kept with them for a while.
+    def planned(self, key: Hashable, make: Callable[[], Any], *tuples: Tensor) -> Any:
+        """What depends on the hyperedges, and on other tuples, but not on features: computed once and kept for a while.
 
         Args:
             key: what it is.
             make: a function without arguments that computes it.
+            tuples: what else it depends on; it is computed anew where torch has changed one of them in place.
 
         Returns:
             The result.
 
+        Raises:
+            ValueError: if ``indices`` or ``batch`` was changed in place since the hyperedges were made of it.
+
         >>> Hyperedges(torch.tensor([[0]]), torch.ones(1, 1), 1).planned("answer", lambda: 42)
         42
         """
-        if key not in self._plans:
-            if len(self._plans) >= _PLANS:
-                self._plans.pop(next(iter(self._plans)))
+        own, others = _changes(self.indices, self.membership), _changes(*tuples)
+        if own != self._plans.changes:
+            raise ValueError("indices and batch must not change once hyperedges are made of them; make new ones.")
+        if own is None or others is None:
+            return make()
+        found, where = self._plans.found, (key, tuple(map(id, tuples)), others)
+        if where not in found:
+            if len(found) >= _PLANS:
+                found.pop(next(iter(found)))
             # A plan made in inference mode would be of no use in training, where it may be asked for next.
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._plans[key] = make()
-        return self._plans[key]
+                # The tuples are kept along: as long as this plan lives, nothing else can have their ids.
+                found[where] = tuples, make()
+        return found[where][1]
 
     def to(self, device: torch.device | str) -> Hyperedges:
         """Move everything to a device.
@@ -279,11 +306,8 @@ class Hyperedges:
         >>> Hyperedges(torch.tensor([[0]]), torch.ones(1, 1), 1).to("cpu").values.device
         device(type='cpu')
         """
-        other = self.with_values(self.values.to(device))
-        object.__setattr__(other, "indices", self.indices.to(device))
-        object.__setattr__(other, "batch", self.membership.to(device))
-        object.__setattr__(other, "_plans", UserDict())
-        return other
+        moved = {name: getattr(self, name).to(device) for name in ("indices", "values", "batch")}
+        return self._replaced(**moved)
 
     def projected(self, order: int) -> Int[Tensor, "tuples order"]:
         """The tuples of another order whose nodes all lie in one hyperedge: E' of HOT section 4.2.
@@ -350,13 +374,15 @@ class Hyperedges:
         if bool(is_loop.any()):
             at_loops = at_loops.index_add(0, edge_index[0, is_loop], attributes[is_loop].to(x.dtype))
             edge_index, attributes = edge_index[:, ~is_loop], attributes[~is_loop]
-        indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.t()])
         values = torch.cat(
             [
                 torch.cat([x, at_loops], 1),
                 torch.cat([x.new_zeros(attributes.shape[0], x.shape[1]), attributes.to(x.dtype)], 1),
             ]
         )
+        with torch.inference_mode(mode=False):  # in which no plan would be kept
+            indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.t()])
+            batch = None if batch is None else batch.clone()
         return Hyperedges(indices, values, nodes, batch, num_graphs)
 
     @staticmethod
@@ -383,11 +409,13 @@ class Hyperedges:
             raise ValueError(f"mask must have shape (graphs, n) = {graphs, width}, got {tuple(mask.shape)}.")
         if mask is None:
             mask = x.new_ones(graphs, width, dtype=torch.bool)
-        number = mask.flatten().cumsum(0).reshape(graphs, width) - 1
         present = joint(mask, order)
-        where = present.nonzero()
-        indices = torch.stack([number[where[:, 0], where[:, axis + 1]] for axis in range(order)], 1)
-        return Hyperedges(indices, x[present], int(mask.sum()), mask.nonzero()[:, 0], graphs)
+        with torch.inference_mode(mode=False):  # in which no plan would be kept
+            number = mask.flatten().cumsum(0).reshape(graphs, width) - 1
+            where = present.nonzero()
+            indices = torch.stack([number[where[:, 0], where[:, axis + 1]] for axis in range(order)], 1)
+            batch = mask.nonzero()[:, 0]
+        return Hyperedges(indices, x[present], int(mask.sum()), batch, graphs)
 
     def to_dense(self) -> tuple[Float[Tensor, "graphs ..."], Bool[Tensor, "graphs nodes"]]:
         """Lay the hyperedges out as padded tensors with zeros where there is none.

@@ -155,7 +155,11 @@ class EquivariantModel(nn.Module):
                 f"edge_attr must be given exactly if edge_features > 0, which is {self.edge_features} here."
             )
         if first == 1:
-            indices = torch.arange(x.shape[0], device=x.device)[:, None]
+            if batch is not None:
+                checks.membership(batch, x.shape[0])
+            with torch.inference_mode(mode=False):  # in which no plan would be kept
+                indices = torch.arange(x.shape[0], device=x.device)[:, None]
+                batch = None if batch is None else batch.clone()
             edges = Hyperedges(indices, x, x.shape[0], batch)
         elif edge_index is None:
             raise ValueError(f"x must be hyperedges where the first order is {first}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.registry.graphs import OF_GRAPHS, OF_HYPEREDGES, drawn_graph, drawn_hyperedges, made
+from holonomy.layers import HigherOrderEncoderLayer
+from holonomy.structures import Hyperedges
+from tests.registry.graphs import OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
 
 ALL = [*OF_GRAPHS, *(f"of hyperedges: {name}" for name in OF_HYPEREDGES)]
 
@@ -56,3 +59,50 @@ def test_the_dtype_of_a_result_does_not_depend_on_the_graph(name, mode):
         with torch.autocast("cpu", dtype=torch.bfloat16), Wide(*MODES[mode]):
             found[values(module(**given)).dtype] = seed
     assert len(found) == 1, found
+
+
+def index_tensors():
+    """Two graphs of five nodes, of which the third has no edge, and which index tensors there are."""
+    edge_index = torch.tensor([[0, 1, 3, 4, 3], [1, 0, 4, 3, 3]])
+    batch, pairs, nodes = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([[0, 1], [1, 1]]), torch.tensor([[1], [3]])
+    return {"edge_index": edge_index, "indices": edge_index.T.clone(), "batch": batch, 2: pairs, 1: nodes}
+
+
+# What each becomes in place.
+CHANGES = {
+    "edge_index": lambda x: x.masked_fill_(x == 1, 2),
+    "indices": lambda x: x.masked_fill_(x == 1, 2),
+    "batch": lambda x: x.index_fill_(0, torch.tensor([2]), 1),
+    "to": lambda x: x.masked_fill_(x == 1, 2),
+}
+
+
+def called(name, module, seed, tensors):
+    """The module, called with index tensors and with features drawn from a seed; which of them it reads."""
+    torch.manual_seed(seed)
+    if name in OF_GRAPHS:
+        given = Graph(torch.randn(5, 3), tensors["edge_index"], torch.randn(5, 2), tensors["batch"]).arguments(name)
+        return given, given.keys() & CHANGES.keys()
+    given = {"x": Hyperedges(tensors["indices"], torch.randn(5, 8), 5, tensors["batch"])}
+    order = getattr(module, "order_out", getattr(module, "orders", (0,))[-1])
+    if order in {1, 2} and not isinstance(module, HigherOrderEncoderLayer):
+        given["to"] = tensors[order]
+    return given, {"indices", "batch", *(given.keys() - {"x"})}
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_an_index_tensor_that_changes_in_place_is_seen_or_refused(name, inference):
+    """Nothing that was computed for what it held before is used again."""
+    module = made(name)
+    with torch.inference_mode(inference):
+        for changed in called(name, module, 0, index_tensors())[1]:
+            tensors = index_tensors()
+            given, _ = called(name, module, 0, tensors)
+            module(**given)
+            there = given["to"] if changed == "to" else tensors[changed]
+            CHANGES[changed](there)
+            expected = values(module(**called(name, module, 0, tensors)[0]))
+            with suppress(ValueError):  # refused, as tests/structures says
+                assert torch.equal(values(module(**given)), expected), changed

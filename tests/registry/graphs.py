@@ -24,6 +24,18 @@ _PERFORMER = {"heads": 2, "kernel": "performer"}
 
 Make = Callable[..., nn.Module]
 
+
+class _OfHyperedges(nn.Module):
+    """A tokenizer called as layers are."""
+
+    def __init__(self, inner: layers.HyperedgeTokenizer) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Hyperedges) -> layers.equivariant.tokens.Tokens:
+        return self.inner(x.indices, x.values, x.num_nodes, x.batch)
+
+
 # Models of a graph with features at its edges, whose result is a row a graph.
 MODELS: dict[str, Make] = {
     "TokenGT": lambda **how: models.TokenGT(3, 8, 2, heads=2, layers=2, edge_features=2, **how),
@@ -61,6 +73,7 @@ OF_HYPEREDGES: dict[str, Make] = {
     "Attention, decoupled": lambda **how: layers.HigherOrderAttention(2, 1, 8, **_PERFORMER, sums="decoupled", **how),
     "Encoder 2 -> 2": lambda **how: layers.HigherOrderEncoderLayer(2, 2, 8, 2, 5, **how),
     "Encoder 2 -> 1": lambda **how: layers.HigherOrderEncoderLayer(2, 1, 8, 2, 5, entrywise=True, **how),
+    "Tokenizer": lambda **how: _OfHyperedges(layers.HyperedgeTokenizer(2, 8, 8, identifiers=None, **how)),
     "HOT": lambda **how: _HOT(8, 8, 2, orders=(2, 1, 2), heads=2, **how),
     "IGN": lambda **how: _IGN(8, 8, 2, orders=(2, 1, 2), **how),
 }

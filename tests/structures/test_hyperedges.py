@@ -146,6 +146,25 @@ def test_who_looks_first_in_inference_mode_can_train_after(make, together):
     assert values.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["indices", "batch"])
+def test_tensors_that_change_are_refused(name):
+    edges = Hyperedges(torch.tensor([[0, 1], [1, 0]]), torch.ones(2, 3), 3, torch.tensor([0, 0, 0]))
+    getattr(edges, name).add_(1)
+    for other in (edges, edges.with_values(torch.zeros(2, 3))):
+        with pytest.raises(ValueError, match=r"^indices and batch must not change once hyperedges are made of them; "):
+            EquivariantLinear(2, 1, 3, 3)(other)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Hyperedges.from_graph(torch.ones(2, 1), torch.tensor([[0], [1]]), batch=torch.tensor([0, 0])),
+    lambda: Hyperedges.from_dense(torch.ones(1, 2, 2, 1)),
+])  # fmt: skip
+def test_hyperedges_made_in_inference_mode_keep_their_plans(make):
+    with torch.inference_mode():
+        edges = make()
+        assert edges.planned("key", lambda: 1) == edges.planned("key", lambda: 2) == 1
+
+
 def test_old_plans_make_room():
     """Those who ask the same hyperedges for ever new tuples do not fill the memory, and get the same answers."""
     edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def own(
     [1, 0, 3]
     """
 
-    def make() -> tuple[Tensor, Own]:
+    def make() -> Own:
         if pattern:
             rows = sparse.in_pattern(indices, pattern, exactly=True).nonzero()[:, 0]
         else:
@@ -89,10 +89,9 @@ def own(
             columns.append(torch.where(met, place[at], len(ordered)) if len(ordered) else torch.zeros_like(key))
         sources = torch.stack(columns, 1) if columns else rows.new_zeros(len(rows), 0)
         sizes = torch.bincount(graphs, minlength=edges.num_graphs).cumsum(0).tolist()
-        return indices, Own(rows, tuples, graphs, sources, (0, *sizes))
+        return Own(rows, tuples, graphs, sources, (0, *sizes))
 
-    found = edges.planned(("own", id(indices), pattern, tuple(lookups)), make)
-    return cast("tuple[Tensor, Own]", found)[1]
+    return edges.planned(("own", pattern, tuple(lookups)), make, indices)
 
 
 def entries(values: Float[Tensor, "edges dim"], plan: Own) -> Float[Tensor, "rows width"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -143,8 +143,7 @@ def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, o
     if to.ndim != 2 or to.shape[1] != order_out:
         raise ValueError(f"to must have shape (tuples, {order_out}), got {tuple(to.shape)}.")
     if to is not edges.indices:
-        # Once for these tuples, which are kept, so that nothing else can have their id.
-        edges.planned(("checked", id(to)), lambda: (to, _check_tuples(edges, to)))
+        edges.planned("checked", lambda: _check_tuples(edges, to), to)
 
 
 def _check_tuples(edges: Hyperedges, to: Tensor) -> None:
@@ -206,14 +205,11 @@ def plan(
     [1, 2]
     """
 
-    def make() -> tuple[Tensor, tuple[tuple[GroupPlan, ...], Tensor]]:
+    def make() -> tuple[tuple[GroupPlan, ...], Tensor]:
         graphs = edges.graphs_of(to)
-        plans = tuple(_plan_group(edges, to, graphs, group) for group in groups)
-        # The tuples are kept with the plan: as long as it lives, nothing else can have their id.
-        return to, (plans, graphs)
+        return tuple(_plan_group(edges, to, graphs, group) for group in groups), graphs
 
-    found = edges.planned(("plan", tuple(groups), id(to)), make)
-    return cast("tuple[Tensor, tuple[tuple[GroupPlan, ...], Tensor]]", found)[1]
+    return edges.planned(("plan", tuple(groups)), make, to)
 
 
 def met(
@@ -242,11 +238,10 @@ def met(
     [(1, [1], [1]), (3, [1, 2], [1, 2]), (2, [0], [0])]
     """
 
-    def make() -> tuple[Tensor, tuple[tuple[GroupPlan, list[int], list[int]], ...]]:
-        return to, tuple(_trimmed(planned) for planned in plan(edges, to, groups)[0])
+    def make() -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
+        return tuple(_trimmed(planned) for planned in plan(edges, to, groups)[0])
 
-    found = edges.planned(("met", tuple(groups), id(to)), make)
-    return cast("tuple[Tensor, tuple[tuple[GroupPlan, list[int], list[int]], ...]]", found)[1]
+    return edges.planned(("met", tuple(groups)), make, to)
 
 
 def _trimmed(planned: GroupPlan) -> tuple[GroupPlan, list[int], list[int]]:

@@ -61,16 +61,15 @@ def stratum(
     (tensor([0]), tensor([[0]]))
     """
 
-    def make() -> tuple[Tensor, tuple[Tensor, Hyperedges]]:
+    def make() -> tuple[Tensor, Hyperedges]:
         if indices.shape[1] == 0:
             rows = torch.arange(indices.shape[0], device=indices.device)
         else:
             rows = sparse.in_pattern(indices, pattern, exactly=True).nonzero()[:, 0]
         tuples = indices[rows][:, list(positions_of(pattern))]
-        return indices, (rows, edges.at(tuples, edges.values.new_zeros(rows.shape[0], 0)))
+        return rows, edges.at(tuples, edges.values.new_zeros(rows.shape[0], 0))
 
-    found = edges.planned(("stratum", id(indices), pattern), make)
-    return cast("tuple[Tensor, tuple[Tensor, Hyperedges]]", found)[1]
+    return edges.planned(("stratum", pattern), make, indices)
 
 
 def matching_rows(
@@ -92,7 +91,7 @@ def matching_rows(
     (tensor([1, 0]), tensor([0, 1]))
     """
 
-    def make() -> tuple[Hyperedges, tuple[Tensor, Tensor]]:
+    def make() -> tuple[Tensor, Tensor]:
         kept, places = pair.source.kept, pair.target.places
         if kept:
             of_key = sparse.keys(keys.indices, kept, keys.num_nodes)
@@ -110,10 +109,9 @@ def matching_rows(
         for a in free_in:
             for b in free_out:
                 apart &= keys.indices[key_rows, a] != queries.indices[query_rows, b]
-        return queries, (key_rows[apart], query_rows[apart])
+        return key_rows[apart], query_rows[apart]
 
-    found = keys.planned(("join", id(queries), pair), make)
-    return cast("tuple[Hyperedges, tuple[Tensor, Tensor]]", found)[1]
+    return keys.planned(("join", pair), make, queries.indices)
 
 
 def softmax_class(
@@ -345,7 +343,7 @@ def _meetings(
 ) -> tuple[list[Blocks], Tensor, tuple[Hyperedges, Hyperedges]]:
     """Where keys and queries of a class meet, the queries that are left to tables, and the strata for these."""
 
-    def make() -> tuple[Own, Own, tuple[list[Blocks], Tensor, tuple[Hyperedges, Hyperedges]]]:
+    def make() -> tuple[list[Blocks], Tensor, tuple[Hyperedges, Hyperedges]]:
         free = [(a, b) for a in free_axes(pair)[0] for b in free_axes(pair)[1]]
         if pair.source.kept:
             asked = [(pair.source.kept, pair.target.places, tuple(free))]
@@ -357,9 +355,9 @@ def _meetings(
         heavy = torch.cat([empty, *(blocks.heavy for blocks in made)]).unique()
         ends = keys.tuples, queries.tuples[heavy]
         one, other = (edges.at(tuples, edges.values.new_zeros(tuples.shape[0], 0)) for tuples in ends)
-        return keys, queries, (made, heavy, (one, other))
+        return made, heavy, (one, other)
 
-    return edges.planned(("meetings", id(keys), id(queries), pair), make)[2]
+    return edges.planned(("meetings", pair), make, keys.tuples, queries.tuples)
 
 
 def _features(

@@ -96,7 +96,7 @@ _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _indices(x: Tensor) -> tuple[Any, ...]:
     """What changes when the indices of a sparse matrix change."""
     parts = (x.crow_indices(), x.col_indices()) if x.layout == torch.sparse_csr else (x._indices(),)  # noqa: SLF001
-    return tuple((part.data_ptr(), part._version, part.shape) for part in parts)  # noqa: SLF001
+    return tuple((part.data_ptr(), part._version, part.shape) for part in parts)
 
 
 def as_csr(x: Tensor) -> Tensor:
