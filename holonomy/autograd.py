@@ -10,13 +10,32 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["apply_function", "autocast_device", "by_definition", "by_hand", "forward_mode", "transformed"]
+__all__ = ["apply_function", "autocast_device", "by_definition", "by_hand", "eager", "forward_mode", "transformed"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def eager(function: _Function) -> _Function:
+    """The same function, which ``torch.compile`` leaves as it is: one whose shapes depend on numbers, or not of torch.
+
+    The graph breaks there; with ``fullgraph=True`` torch says so. Its own decorator has no type.
+
+    Args:
+        function: any function.
+
+    Returns:
+        The function.
+
+    >>> eager(len)("abc")
+    3
+    """
+    return cast("_Function", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
 
 
 def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy.autograd import eager
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -262,13 +263,14 @@ class Hyperedges:
         other = self.planned("at", lambda: self._replaced(indices=indices, values=values.detach()[:0]), indices)
         return other.with_values(values)
 
+    @eager
     def planned(self, key: Hashable, make: Callable[[], Any], *tuples: Tensor) -> Any:
         """What depends on the hyperedges, and on other tuples, but not on features: computed once and kept for a while.
 
         Args:
             key: what it is.
             make: a function without arguments that computes it.
-            tuples: what else it depends on; it is computed anew where torch has changed one of them in place.
+            *tuples: what else it depends on; it is computed anew where torch has changed one of them in place.
 
         Returns:
             The result.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.autograd import eager
 from holonomy.layers.equivariant.entrywise import lightweight
 from holonomy.structures import Hyperedges, on_features
 
@@ -139,6 +140,7 @@ class EquivariantModel(nn.Module):
             h = layer(h, mask)
         return self.head(self.norm(h), mask)
 
+    @eager
     def _hyperedges(
         self, x: Tensor | Hyperedges, edge_index: Tensor | None, edge_attr: Tensor | None, batch: Tensor | None
     ) -> Hyperedges:

@@ -106,3 +106,46 @@ def test_an_index_tensor_that_changes_in_place_is_seen_or_refused(name, inferenc
             expected = values(module(**called(name, module, 0, tensors)[0]))
             with suppress(ValueError):  # refused, as tests/structures says
                 assert torch.equal(values(module(**given)), expected), changed
+
+
+# The forms of a call in which sizes depend on numbers, and a class that is called so; other forms are compiled whole,
+# as test_modules.py says.
+COMPILED = {
+    **{f"{name}, {form}": (name, {}, form) for name in ("HOT, coupled", "IGN") for form in ("graph", "batch")},
+    "HOT, hyperedges": ("of hyperedges: HOT", {}, "hyperedges"),
+    "IGN, hyperedges": ("of hyperedges: IGN", {}, "hyperedges"),
+    "TokenGT, eigenvectors": ("TokenGT", {}, "graph"),
+    "TokenGT, batch": ("TokenGT, performer", {"layers": 1}, "batch"),
+    "CGT, batch": ("CGT", {"layers": 1}, "batch"),
+    "Hypformer, batch": ("Hypformer", {"layers": 1}, "batch"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # read by dynamo itself where a graph breaks
+@pytest.mark.parametrize("call", COMPILED)
+def test_a_compiled_module_is_the_eager_one_where_sizes_depend_on_numbers(call):
+    name, how, form = COMPILED[call]
+    module, tensors = made(name, dtype=torch.float64, **how), index_tensors()
+    given = {
+        key: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+        for key, x in called(name, module, 0, tensors)[0].items()
+    }
+    if form == "graph":
+        given["batch"] = None
+    elif form == "hyperedges":
+        given["x"] = given["x"].with_values(given["x"].values.double())
+    torch.compiler.reset()
+    compiled = torch.compile(module, backend="aot_eager")
+    # The backward pass of hyperbolic blocks takes long to compile; test_modules.py has it.
+    with torch.set_grad_enabled("Hyp" not in name):
+        expected, result = values(module(**given)), values(compiled(**given))
+    torch.testing.assert_close(result, expected)
+    if result.requires_grad:
+        grads = (
+            torch.autograd.grad(y.square().sum(), module.parameters(), allow_unused=True) for y in (expected, result)
+        )
+        for theirs, ours in zip(*grads, strict=True):
+            assert (ours is None) == (theirs is None)
+            torch.testing.assert_close(ours, theirs)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
+from holonomy.autograd import eager
 from holonomy.layers.equivariant import all_classes, dense, dense_attention, shifts, sparse, sparse_attention
 from holonomy.layers.equivariant.attention_maps import Maps, by_class, classes_of
 from holonomy.layers.equivariant.classes import Pair, Target, free_axes, number_of_blocks
@@ -313,6 +314,7 @@ class HigherOrderAttention(nn.Module):
             pair, query, key, value, valid, self.heads, self.projection, self.classes.terms[pair]
         )
 
+    @eager
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
         same = to is None and self.order_in == self.order_out
         to = x.projected(self.order_out) if to is None else to

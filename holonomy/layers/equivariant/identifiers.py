@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy.autograd import eager
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -121,6 +122,7 @@ def near_orthogonal_identifiers(
     return torch.empty(n, dim, device=device, dtype=dtype).copy_(signs) / math.sqrt(dim)
 
 
+@eager
 def laplacian_identifiers(
     edge_index: Int[Tensor, "2 edges"],
     n: int,

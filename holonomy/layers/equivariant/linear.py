@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.autograd import eager
 from holonomy.layers.equivariant import dense, sparse
 from holonomy.layers.equivariant.classes import Group, Pair, Target, groups, number_of_blocks, pairs
 from holonomy.layers.equivariant.derived import Derived
@@ -255,6 +256,7 @@ class EquivariantMap(Derived):
             parts.append((Target(self.patterns[index], ()), row.to(parts[0][1].dtype)))
         return dense.spread(parts, self.order_out, nodes)
 
+    @eager
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
         given = to is not None
         to = x.projected(self.order_out) if to is None else to
