@@ -32,7 +32,9 @@ __all__ = [
     "membership",
     "node_mask",
     "nonnegative_int",
+    "number_of_graphs",
     "one_of",
+    "only_with_batch",
     "padding_mask",
     "positive",
     "positive_int",
@@ -481,6 +483,48 @@ def membership(batch: Tensor, nodes: int) -> None:
         raise ValueError(f"batch must have shape (n = {nodes},), got {tuple(batch.shape)}.")
     if _can_be_read(batch) and batch.numel() and int(batch.min()) < 0:
         raise ValueError(f"batch must number graphs from 0 on, got {int(batch.min())}.")
+
+
+def number_of_graphs(batch: Tensor | None, num_graphs: int | None) -> int:
+    """How many graphs there are: one, as many as ``batch`` numbers, or more where the last ones have no node.
+
+    Args:
+        batch: the graph of each node; one graph if left out.
+        num_graphs: what came, named so in the sentence.
+
+    Returns:
+        Their number.
+
+    Raises:
+        TypeError: if ``num_graphs`` is no integer.
+        ValueError: if ``batch`` numbers more graphs.
+
+    >>> import torch
+    >>> number_of_graphs(torch.tensor([0, 1]), None), number_of_graphs(torch.tensor([0, 1]), 3)
+    (2, 3)
+    """
+    seen = 1 if batch is None else int(batch.max()) + 1 if batch.numel() else 0
+    if num_graphs is None:
+        return seen
+    if nonnegative_int("num_graphs", num_graphs) < seen:
+        raise ValueError(f"num_graphs must be at least the {seen} that batch numbers, got {num_graphs}.")
+    return num_graphs
+
+
+def only_with_batch(num_graphs: int | None, batch: Tensor | None) -> None:
+    """Refuse a number of graphs where one graph came.
+
+    Args:
+        num_graphs: what came, named so in the sentence.
+        batch: the graph of each node.
+
+    Raises:
+        ValueError: if there is a number and no batch.
+
+    >>> only_with_batch(None, None)
+    """
+    if num_graphs is not None and batch is None:
+        raise ValueError(f"num_graphs must be None without batch, got {num_graphs}.")
 
 
 def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch: Tensor | None = None) -> None:

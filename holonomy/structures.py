@@ -40,18 +40,19 @@ class PaddedGraphs:
     slots: Int[Tensor, " n"]
 
     @staticmethod
-    def of(x: Float[Tensor, "n features"], batch: Int[Tensor, " n"]) -> PaddedGraphs:
+    def of(x: Float[Tensor, "n features"], batch: Int[Tensor, " n"], num_graphs: int | None = None) -> PaddedGraphs:
         """Lay the rows of ``x`` out by graph; nodes of one graph keep their order and need not be neighbours.
 
         Args:
             x: node features ``(n, features)``.
             batch: the graph of each node ``(n,)``, numbered from zero, as in PyTorch Geometric.
+            num_graphs: their number, where some at the end have no node.
 
         Returns:
             The padded graphs; a number that no node bears is an empty graph.
 
         Raises:
-            ValueError: if ``x`` is not a row a node, or ``batch`` has not one entry a node.
+            ValueError: if ``x`` is not a row a node, ``batch`` has not one entry a node, or numbers more graphs.
 
         >>> graphs = PaddedGraphs.of(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0]))
         >>> graphs.values.squeeze(-1).tolist(), graphs.padding.tolist()
@@ -62,8 +63,9 @@ class PaddedGraphs:
             raise ValueError(f"x must have shape (n, features), got {tuple(x.shape)}.")
         checks.membership(batch, x.shape[0])
         batch = batch.long()
-        sizes = torch.bincount(batch)
-        graphs, widest = sizes.shape[0], int(sizes.max()) if batch.numel() else 0
+        graphs = checks.number_of_graphs(batch, num_graphs)
+        sizes = torch.bincount(batch, minlength=graphs)
+        widest = int(sizes.max()) if batch.numel() else 0
         slots = batch * widest + _place_in_graph(batch, sizes)
         padding = torch.ones(graphs * widest, dtype=torch.bool, device=x.device)
         padding[slots] = False
@@ -174,9 +176,9 @@ class Hyperedges:
         if self.batch is not None:
             checks.membership(self.batch, self.num_nodes)
         batch = self.indices.new_zeros(self.num_nodes) if self.batch is None else self.batch.long()
-        seen = int(batch.max()) + 1 if batch.numel() else 0
+        graphs = checks.number_of_graphs(self.batch, self.num_graphs or None)
         object.__setattr__(self, "batch", batch)
-        object.__setattr__(self, "num_graphs", max(self.num_graphs, seen, 1))
+        object.__setattr__(self, "num_graphs", max(graphs, 1))
         object.__setattr__(self, "_plans", _Plans(self.indices, batch))
         _check_indices(self.indices, self.num_nodes, batch, self.num_graphs)
         if self.values.ndim != 2 or self.values.shape[0] != self.indices.shape[0]:

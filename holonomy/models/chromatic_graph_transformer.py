@@ -209,6 +209,7 @@ class ChromaticGraphTransformer(nn.Module):
         walks: Float[Tensor, "pairs steps"] | None = None,
         distances: Int[Tensor, " pairs"] | None = None,
         related: Bool[Tensor, " pairs"] | None = None,
+        num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         r"""Scores of every graph, or of every node.
 
@@ -222,6 +223,7 @@ class ChromaticGraphTransformer(nn.Module):
             walks: of :meth:`encode`, the graphs' rows one after the other.
             distances: of :meth:`encode`.
             related: of :meth:`encode`.
+            num_graphs: their number, where some at the end have no node.
 
         Returns:
             ``(graphs, out_features)``, or ``(n, out_features)`` at the level of nodes.
@@ -229,7 +231,7 @@ class ChromaticGraphTransformer(nn.Module):
         Raises:
             ValueError: if a shape does not fit, or an argument is missing or unread.
         """
-        graphs = self._laid_out(x, edge_index, edge_attr, batch, walks, distances, related)
+        graphs = self._laid_out(x, edge_index, edge_attr, batch, walks, distances, related, num_graphs)
         h = self._layers(graphs)
         if self.level == "graph":
             return self.head(self._pooled(h, graphs.mask))
@@ -343,6 +345,7 @@ class ChromaticGraphTransformer(nn.Module):
         walks: Tensor | None,
         distances: Tensor | None,
         related: Tensor | None,
+        num_graphs: int | None = None,
     ) -> GraphPairs:
         has_features = self.pairs.edges.attributes is not None
         if (edge_attr is not None) != (has_features or self.edge_types > 1):
@@ -354,6 +357,7 @@ class ChromaticGraphTransformer(nn.Module):
         if features is not None:
             checks.floating("edge_attr", features)
             checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features")
-        graphs = GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related)
+        checks.only_with_batch(num_graphs, batch)
+        graphs = GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related, num_graphs)
         checks.last_axis("x", x, self.in_features, "in_features", self.nodes)
         return graphs

@@ -84,6 +84,7 @@ class EquivariantModel(nn.Module):
         edge_attr: Float[Tensor, "edges edge_features"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         *,
+        num_graphs: int | None = None,
         to: Int[Tensor, "tuples order_out"] | None = None,
     ) -> Float[Tensor, "rows out_features"] | Hyperedges:
         """Map graphs, sets or hyperedges, sparsely.
@@ -97,6 +98,7 @@ class EquivariantModel(nn.Module):
             edge_index: ``(2, m)``, both directions listed; first order 2 only.
             edge_attr: ``(m, edge_features)``, exactly where the model has some.
             batch: ``(n,)``, the graph of each node.
+            num_graphs: their number, where some at the end have no node.
             to: ``(m', l)`` tuples of the result, where the last order is at least 2 and some layer comes to it from
                 another; layers after that one stay on them.
 
@@ -106,7 +108,7 @@ class EquivariantModel(nn.Module):
         Raises:
             ValueError: if an argument is missing, or one comes that this input does not have.
         """
-        edges = self._hyperedges(x, edge_index, edge_attr, batch)
+        edges = self._hyperedges(x, edge_index, edge_attr, batch, num_graphs)
         last = self.orders[-1]
         # The layer that comes to the last order, to stay.
         arrives = max((depth for depth, order in enumerate(self.orders, start=1) if order != last), default=0)
@@ -142,13 +144,19 @@ class EquivariantModel(nn.Module):
 
     @eager
     def _hyperedges(
-        self, x: Tensor | Hyperedges, edge_index: Tensor | None, edge_attr: Tensor | None, batch: Tensor | None
+        self,
+        x: Tensor | Hyperedges,
+        edge_index: Tensor | None,
+        edge_attr: Tensor | None,
+        batch: Tensor | None,
+        num_graphs: int | None,
     ) -> Hyperedges:
         if isinstance(x, Hyperedges):
-            if edge_index is not None or edge_attr is not None or batch is not None:
-                raise ValueError("edge_index, edge_attr and batch must be None where x is hyperedges.")
+            if any(given is not None for given in (edge_index, edge_attr, batch, num_graphs)):
+                raise ValueError("edge_index, edge_attr, batch and num_graphs must be None where x is hyperedges.")
             return x
         checks.floating("x", x)
+        checks.only_with_batch(num_graphs, batch)
         first = self.orders[0]
         if (edge_index is not None) != (first == 2):
             raise ValueError(f"edge_index must be given exactly if the first order is 2, which is {first} here.")
@@ -162,13 +170,13 @@ class EquivariantModel(nn.Module):
             with torch.inference_mode(mode=False):  # in which no plan would be kept
                 indices = torch.arange(x.shape[0], device=x.device)[:, None]
                 batch = None if batch is None else batch.clone()
-            edges = Hyperedges(indices, x, x.shape[0], batch)
+            edges = Hyperedges(indices, x, x.shape[0], batch, num_graphs or 0)
         elif edge_index is None:
             raise ValueError(f"x must be hyperedges where the first order is {first}.")
         else:
             checks.graph(x, edge_index, edge_attr)
             attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
-            edges = Hyperedges.from_graph(x, edge_index, attributes, batch)
+            edges = Hyperedges.from_graph(x, edge_index, attributes, batch, num_graphs or 0)
         checks.last_axis("x", x, self.in_features, "in_features", self.embed)
         if edge_attr is not None:
             checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features")

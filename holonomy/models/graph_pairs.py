@@ -53,6 +53,7 @@ class GraphPairs(NamedTuple):
         walks: Float[Tensor, "pairs steps"] | None = None,
         distances: Int[Tensor, " pairs"] | None = None,
         related: Bool[Tensor, " pairs"] | None = None,
+        num_graphs: int | None = None,
     ) -> GraphPairs:
         """Lay graphs out, without a loop over them.
 
@@ -65,6 +66,7 @@ class GraphPairs(NamedTuple):
             walks: rows of pairs, graph after graph, see :meth:`~holonomy.structures.PaddedGraphs.pairs`.
             distances: the same.
             related: the same.
+            num_graphs: their number, where some at the end have no node.
 
         Returns:
             The graphs.
@@ -87,7 +89,7 @@ class GraphPairs(NamedTuple):
                 raise ValueError(f"rows must be one for each of the {x.shape[0] ** 2} pairs, got {came}.")
             laid_out = tuple(None if r is None else r.unflatten(0, square) for r in rows)
         else:
-            layout = PaddedGraphs.of(x, batch)
+            layout = PaddedGraphs.of(x, batch, num_graphs)
             nodes, slots = layout.values, layout.slots
             # Graphs of one size need no mask; this is known without asking the device.
             mask = None if slots.shape[0] == layout.padding.numel() else ~layout.padding

@@ -145,6 +145,8 @@ class HypTokenGT(nn.Module):
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+        *,
+        num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         """Scores of every graph, or of every node.
 
@@ -154,6 +156,7 @@ class HypTokenGT(nn.Module):
             edge_attr: edge features ``(m, edge_features)``.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
             identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out.
+            num_graphs: their number, where some at the end have no node.
 
         Returns:
             ``(graphs, out_features)``, or ``(n, out_features)`` at the level of nodes.
@@ -161,7 +164,7 @@ class HypTokenGT(nn.Module):
         Raises:
             ValueError: if a shape does not fit.
         """
-        read = self.embed(x, edge_index, edge_attr, batch, identifiers)
+        read = self.embed(x, edge_index, edge_attr, batch, identifiers, num_graphs=num_graphs)
         return self.decoder(read if self.decodes_points else self.manifold_out.space(self.manifold_out.logmap0(read)))
 
     def embed(
@@ -171,6 +174,8 @@ class HypTokenGT(nn.Module):
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+        *,
+        num_graphs: int | None = None,
     ) -> Float[Tensor, "rows ambient"]:
         """What the decoder reads, as points of ``manifold_out``.
 
@@ -180,11 +185,12 @@ class HypTokenGT(nn.Module):
             edge_attr: as in :meth:`forward`.
             batch: as in :meth:`forward`.
             identifiers: as in :meth:`forward`.
+            num_graphs: as in :meth:`forward`.
 
         Returns:
             Points of graphs, or of nodes, ``(rows, hidden + 1)``.
         """
-        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers)
+        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers, num_graphs=num_graphs)
         values = functional.dropout(tokens.values, self.dropout, self.training)
         points = self.encoder(self.encoder.points(values), None if batch is None else tokens.padding)
         slots = tokens.slots[: x.shape[0]]

@@ -507,6 +507,8 @@ class Hypformer(nn.Module):
         x: Tensor,
         edge_index: Int[Tensor, "2 edges"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
+        *,
+        num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         """Scores of every node, or of every graph where ``batch`` is given.
 
@@ -515,6 +517,7 @@ class Hypformer(nn.Module):
             edge_index: ``(2, m)``, each edge in both directions; read by the graph encoder only.
             batch: the graph of each node ``(n,)``, numbered from zero: nodes attend within their graph, and each
                 graph is decoded at the Lorentzian centroid of its nodes.
+            num_graphs: their number, where some at the end have no node.
 
         Returns:
             ``(n, out_features)``, or ``(graphs, out_features)`` with ``batch``.
@@ -522,9 +525,10 @@ class Hypformer(nn.Module):
         Raises:
             ValueError: if there is a graph encoder and no ``edge_index``, or if ``x`` has another number of features.
         """
+        checks.only_with_batch(num_graphs, batch)
         mixed = self._mix(x, edge_index, batch)
         if batch is not None:
-            graphs = PaddedGraphs.of(self._points(mixed), batch)
+            graphs = PaddedGraphs.of(self._points(mixed), batch, num_graphs)
             pooled = self.manifold_out.centroid(graphs.values, (~graphs.padding).to(mixed.dtype))
             mixed = self.manifold_out.space(self.manifold_out.logmap0(pooled))
         return self.decoder(self._points(mixed) if self.decodes_points else mixed)
@@ -575,6 +579,8 @@ class Hypformer(nn.Module):
         """Both branches in the tangent space at the origin."""
         checks.floating("x", x)
         checks.last_axis("x", x, self.in_features, "in_features")
+        if edge_index is not None:
+            checks.graph(x, edge_index, batch=batch)
         branches: list[Tensor] = []
         if self.encoder is not None:
             branches.append(self.manifold_out.space(self.manifold_out.logmap0(self._encoded(self.encoder, x, batch))))

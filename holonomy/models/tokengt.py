@@ -157,6 +157,8 @@ class TokenGT(nn.Module):
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+        *,
+        num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         """Scores of every graph, or of every node.
 
@@ -167,6 +169,7 @@ class TokenGT(nn.Module):
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
             identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out, so compute
                 Laplacian ones once for a data set. In training they get random signs either way.
+            num_graphs: their number, where some at the end have no node.
 
         Returns:
             ``(graphs, out_features)``, or ``(n, out_features)`` at the level of nodes.
@@ -174,7 +177,7 @@ class TokenGT(nn.Module):
         Raises:
             ValueError: if a shape does not fit.
         """
-        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers)
+        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers, num_graphs=num_graphs)
         values = self._start(tokens)
         for layer in self._encoder():
             values = self._step(layer, values, tokens, batch)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from holonomy.layers import HigherOrderEncoderLayer
 from holonomy.structures import Hyperedges
-from tests.registry.graphs import OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
+from tests.registry.graphs import BATCHED, OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
 
 ALL = [*OF_GRAPHS, *(f"of hyperedges: {name}" for name in OF_HYPEREDGES)]
 
@@ -59,6 +59,44 @@ def test_the_dtype_of_a_result_does_not_depend_on_the_graph(name, mode):
         with torch.autocast("cpu", dtype=torch.bfloat16), Wide(*MODES[mode]):
             found[values(module(**given)).dtype] = seed
     assert len(found) == 1, found
+
+
+def of_graph(given, graph):
+    """The arguments of one graph of a batch, alone."""
+    there, batch = (given["batch"] == graph).nonzero()[:, 0], given["batch"]
+    kept = batch[given["edge_index"][0]] == graph
+    number = torch.full_like(batch, -1).index_copy(0, there, torch.arange(len(there)))
+    alone = {"x": given["x"][there], "edge_index": number[given["edge_index"][:, kept]], "batch": 0 * batch[there]}
+    return alone | ({"edge_attr": given["edge_attr"][kept]} if "edge_attr" in given else {})
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("name", BATCHED)
+def test_the_result_of_a_graph_does_not_depend_on_its_batch(name):
+    """Nor do more graphs without nodes at the end change it; each of them has a finite row."""
+    module = made(name, dtype=torch.float64)
+    for seed in range(5):
+        given = drawn_graph(seed, nodes=9, dtype=torch.float64).arguments(name)
+        together = module(**given)
+        for graph in given["batch"].unique().tolist():
+            torch.testing.assert_close(together[graph], module(**of_graph(given, graph))[0])
+        more = module(**given, num_graphs=len(together) + 2)
+        torch.testing.assert_close(more[:-2], together)
+        assert more.shape[0] == len(together) + 2
+        assert more.isfinite().all()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("name", BATCHED)
+def test_a_number_of_graphs_that_does_not_fit_gets_one_sentence(name):
+    module, given = made(name), arguments(name, 0)
+    seen = int(given["batch"].max()) + 1
+    for wrong in ({"num_graphs": seen - 1}, {"num_graphs": seen, "batch": None}):
+        expected = (
+            f"at least the {seen} that batch numbers, got {seen - 1}" if len(wrong) == 1 else "None without batch"
+        )
+        with pytest.raises(ValueError, match=f"^num_graphs must be {expected}"):
+            module(**given | wrong)
 
 
 def index_tensors():

@@ -8,8 +8,15 @@ import pickle
 import pytest
 import torch
 
-from holonomy.layers import EquivariantLinear, HigherOrderAttention
-from holonomy.structures import Hyperedges, _distinct
+from holonomy.layers import (
+    EquivariantLinear,
+    HigherOrderAttention,
+    HyperedgeTokenizer,
+    laplacian_identifiers,
+    orthogonal_identifiers,
+    perturb_identifiers,
+)
+from holonomy.structures import Hyperedges, PaddedGraphs, _distinct
 
 
 def test_duplicates_are_an_error():
@@ -26,6 +33,31 @@ def test_tuples_are_sorted_and_told_apart_at_any_number_of_nodes(num_nodes, orde
     assert torch.equal(distinct, rows.unique(dim=0))
     assert _distinct(rows[:0], num_nodes).shape == (0, order)
     assert _distinct(rows[:0], 0).shape == (0, order)
+
+
+@pytest.mark.parametrize("make", [
+    lambda batch: Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2, batch),
+    lambda batch: Hyperedges.from_graph(torch.ones(2, 1), torch.tensor([[0], [1]]), batch=batch),
+    lambda batch: PaddedGraphs.of(torch.ones(2, 1), batch),
+    lambda batch: orthogonal_identifiers(2, 3, batch=batch),
+    lambda batch: laplacian_identifiers(torch.zeros(2, 0, dtype=torch.int64), 2, 3, batch=batch),
+    lambda batch: perturb_identifiers(torch.ones(2, 3), batch=batch),
+    lambda batch: HyperedgeTokenizer(1, 1, 4)(torch.tensor([[0], [1]]), torch.ones(2, 1), 2, batch),
+])  # fmt: skip
+@pytest.mark.usefixtures("without_shape_checks")
+def test_whatever_takes_a_batch_reads_it(make):
+    make(torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match=r"^batch must have shape \(n = 2,\), got \(3,\)\.$"):
+        make(torch.tensor([0, 0, 0]))
+    with pytest.raises(ValueError, match=r"^batch must number graphs from 0 on, got -1\.$"):
+        make(torch.tensor([0, -1]))
+    with pytest.raises(TypeError, match=r"^batch must hold integers, got torch\.float32\.$"):
+        make(torch.tensor([0.0, 1.0]))
+
+
+def test_hyperedges_of_fewer_graphs_than_their_batch_numbers_are_an_error():
+    with pytest.raises(ValueError, match=r"^num_graphs must be at least the 3 that batch numbers, got 2\.$"):
+        Hyperedges(torch.tensor([[0]]), torch.ones(1, 1), 1, torch.tensor([2]), num_graphs=2)
 
 
 def test_hyperedges_across_graphs_are_an_error():

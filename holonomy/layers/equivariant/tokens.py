@@ -252,14 +252,16 @@ class _Tokenizer(nn.Module):
             return perturb_identifiers(given, batch=batch, dropout=self.eigenvector_dropout)
         return given
 
-    def _laid_out(self, rows: Tensor, indices: Tensor, batch: Tensor | None, nodes: int) -> Tokens:
+    def _laid_out(
+        self, rows: Tensor, indices: Tensor, batch: Tensor | None, nodes: int, num_graphs: int | None = None
+    ) -> Tokens:
         """``[graph]`` before the rows of each graph, padding behind them; ``batch`` is that of the nodes."""
         listed = rows.shape[0]
         if batch is None:
             values = torch.cat([self.graph_token[None], rows])[None]
             slots = torch.arange(1, listed + 1, device=rows.device)
             return Tokens(values, torch.zeros_like(values[..., 0], dtype=torch.bool), indices, slots, nodes)
-        graphs = int(batch.max()) + 1 if batch.numel() else 0
+        graphs = checks.number_of_graphs(batch, num_graphs)
         first = torch.arange(graphs, device=batch.device)
         every = torch.cat([self.graph_token.expand(graphs, -1), rows])
         padded = PaddedGraphs.of(every, torch.cat([first, batch[indices[:, 0]]]))
@@ -335,6 +337,8 @@ class GraphTokenizer(_Tokenizer):
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+        *,
+        num_graphs: int | None = None,
     ) -> Tokens:
         """Lay the tokens of graphs out.
 
@@ -344,6 +348,7 @@ class GraphTokenizer(_Tokenizer):
             edge_attr: edge features ``(m, edge_features)``.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
             identifiers: node identifiers ``(n, identifier_dim)``; made here if left out.
+            num_graphs: their number, where some at the end have no node.
 
         Returns:
             Tokens, listed as nodes and then edges.
@@ -352,6 +357,7 @@ class GraphTokenizer(_Tokenizer):
             ValueError: if a shape does not fit.
         """
         checks.graph(x, edge_index, batch=batch)
+        checks.only_with_batch(num_graphs, batch)
         nodes = x.shape[0]
         checks.last_axis("x", x, self.in_features, "in_features", self.of_nodes)
         _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features, self.of_edges)
@@ -366,7 +372,7 @@ class GraphTokenizer(_Tokenizer):
         if self.of_edges is not None:
             of_edges = self.of_edges(edge_attr)
         rows = self.embedding(torch.cat([of_nodes, of_edges]), indices, identifiers)
-        return self._laid_out(rows, indices, batch, nodes)
+        return self._laid_out(rows, indices, batch, nodes, num_graphs)
 
 
 class HyperedgeTokenizer(_Tokenizer):
