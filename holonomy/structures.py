@@ -349,8 +349,8 @@ class Hyperedges:
     ) -> Hyperedges:
         """A graph as hyperedges of order 2: nodes are loops ``[x, 0]``, edges ``[0, edge_attr]``, HOT section 4.4.
 
-        The attributes of a self-loop that ``edge_index`` has join the features of its node. Without attributes an
-        edge has the single feature 1.
+        Edges that are listed twice add up, and the attributes of a self-loop join the features of its node. Without
+        attributes an edge has the single feature 1.
 
         Args:
             x: node features ``(n, d)``.
@@ -363,30 +363,23 @@ class Hyperedges:
             Hyperedges with ``d + d'`` features, the n loops first.
 
         Raises:
-            ValueError: if shapes do not fit, an index is out of range, an edge is listed twice or joins two graphs.
+            ValueError: if shapes do not fit, an index is out of range or an edge joins two graphs.
 
-        >>> Hyperedges.from_graph(torch.ones(2, 3), torch.tensor([[0, 1], [1, 0]])).values.shape
-        torch.Size([4, 4])
+        >>> edges = Hyperedges.from_graph(torch.zeros(2, 1), torch.tensor([[0, 1, 0], [1, 0, 1]]))
+        >>> edges.indices.tolist(), edges.values[:, 1].tolist()
+        ([[0, 0], [1, 1], [0, 1], [1, 0]], [0.0, 0.0, 2.0, 1.0])
         """
         checks.graph(x, edge_index, edge_attr, batch)
         checks.dense("x", x)
         nodes = x.shape[0]
-        attributes = x.new_ones(edge_index.shape[1], 1) if edge_attr is None else edge_attr
-        loops = torch.arange(nodes, device=x.device)
-        is_loop = edge_index[0] == edge_index[1]
-        at_loops = x.new_zeros(nodes, attributes.shape[1])
-        if bool(is_loop.any()):
-            at_loops = at_loops.index_add(0, edge_index[0, is_loop], attributes[is_loop].to(x.dtype))
-            edge_index, attributes = edge_index[:, ~is_loop], attributes[~is_loop]
-        values = torch.cat(
-            [
-                torch.cat([x, at_loops], 1),
-                torch.cat([x.new_zeros(attributes.shape[0], x.shape[1]), attributes.to(x.dtype)], 1),
-            ]
-        )
+        attributes = x.new_ones(edge_index.shape[1], 1) if edge_attr is None else edge_attr.to(x.dtype)
+        at_nodes = torch.cat([x, x.new_zeros(nodes, attributes.shape[1])], 1)
+        at_edges = torch.cat([x.new_zeros(attributes.shape[0], x.shape[1]), attributes], 1)
         with torch.inference_mode(mode=False):  # in which no plan would be kept
-            indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.t()])
+            loops = torch.arange(nodes, device=x.device)[:, None].expand(nodes, 2)
+            indices, place = _each_once(torch.cat([loops, edge_index.t()]), nodes)
             batch = None if batch is None else batch.clone()
+        values = x.new_zeros(indices.shape[0], at_nodes.shape[1]).index_add(0, place, torch.cat([at_nodes, at_edges]))
         return Hyperedges(indices, values, nodes, batch, num_graphs)
 
     @staticmethod
@@ -603,6 +596,15 @@ def _repeated(indices: Tensor, num_nodes: int) -> Tensor:
         return unique[counts > 1]
     ordered, row = number.sort()
     return indices[row[1:][ordered[1:] == ordered[:-1]]]
+
+
+def _each_once(pairs: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """The pairs without repetitions, in the order in which they first come, and the place of each listed one."""
+    distinct, which = (pairs[:, 0] * num_nodes + pairs[:, 1]).unique(return_inverse=True)
+    rows = torch.arange(pairs.shape[0], device=pairs.device)
+    first = torch.full_like(distinct, pairs.shape[0]).scatter_reduce(0, which, rows, "amin")
+    first, order = first.sort()
+    return pairs[first], order.argsort()[which]
 
 
 def _distinct(indices: Tensor, num_nodes: int) -> Tensor:

@@ -4,8 +4,8 @@ They are computed on the CPU, once for a data set, and come back on the device o
 encoding is the node i that attends, axis 1 the node j that it looks at; walks and paths lead from i to j along the
 edges, from the first row of ``edge_index`` to the second. List both directions for an undirected graph.
 
-An edge that is listed twice counts once. A self-loop is a step that stays, for walks; paths do not see it. From an
-isolated node there is no step: its walks have probability zero.
+A walk takes an edge that is listed twice twice as often. A self-loop is a step that stays, for walks; paths do not see
+it. From an isolated node there is no step: its walks have probability zero.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def random_walk_encoding(
 ) -> Float[Tensor, "n n steps"]:
     r"""The first powers of the random walk, :math:`[\mathrm{RW}^1_{ij}, \dots, \mathrm{RW}^p_{ij}]`, CSA eq. 10.
 
-    :math:`\mathrm{RW} = D^{-1} A`: entry (i, j, k - 1) is the probability that k steps from i end at j. The cost is
-    one product with the sparse matrix a power.
+    :math:`\mathrm{RW} = D^{-1} A`, where A counts how often an edge is listed: entry (i, j, k - 1) is the probability
+    that k steps from i end at j. The cost is one product with the sparse matrix a power.
 
     Args:
         edge_index: ``(2, m)`` int64, sources and targets.
@@ -192,9 +192,7 @@ def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*
 def _adjacency(edge_index: Tensor, n: int) -> Any:
     checks.edges(edge_index, n)
     source, target = edge_index.detach().cpu().numpy()
-    adjacency = scipy.sparse.csr_array((np.ones(len(source)), (source, target)), shape=(n, n))
-    adjacency.data[:] = 1.0  # duplicates were summed
-    return adjacency
+    return scipy.sparse.csr_array((np.ones(len(source)), (source, target)), shape=(n, n))
 
 
 def _walk(edge_index: Tensor, n: int) -> Any:
@@ -203,10 +201,10 @@ def _walk(edge_index: Tensor, n: int) -> Any:
         checks.edges(edge_index, n)
         source, target = edge_index.detach().cpu().numpy()
         walk = np.zeros((n, n))
-        walk[target, source] = 1.0
+        np.add.at(walk, (target, source), 1.0)
         return walk / np.maximum(walk.sum(0), 1.0)
     adjacency = _adjacency(edge_index, n)
-    degree = np.maximum(np.diff(adjacency.indptr), 1)
+    degree = np.maximum(adjacency.sum(1), 1.0)
     return scipy.sparse.csr_array((adjacency / degree[:, None]).T)
 
 

@@ -60,7 +60,7 @@ def networkx_of(edges, n, kind=nx.Graph):
 @given(graphs(directed=True), st.integers(1, 6))
 def test_walks_are_powers_of_the_transition_matrix(drawn, steps):
     edges, n = drawn
-    adjacency = nx.to_numpy_array(networkx_of(edges, n, nx.DiGraph), nodelist=range(n))
+    adjacency = nx.to_numpy_array(networkx_of(edges, n, nx.MultiDiGraph), nodelist=range(n))
     degree = adjacency.sum(1, keepdims=True)
     walk = np.divide(adjacency, degree, out=np.zeros_like(adjacency), where=degree > 0)
     ours = random_walk_encoding(edges, n, steps, dtype=D)

@@ -149,17 +149,6 @@ def test_shared_maps_are_one_layers_maps_for_all():
     torch.testing.assert_close(shared.eval()(**batch), own(**batch))
 
 
-def test_edges_with_features_are_linear_in_them_and_sum_up_where_listed_twice():
-    model = shaken(ChromaticGraphTransformer(5, 8, 3, edge_features=2, layers=2, heads=2, dtype=D))
-    x, edges = torch.randn(4, 5, dtype=D), torch.tensor([[0, 1, 1, 2, 0, 1], [1, 0, 2, 1, 1, 0]])
-    attributes = torch.randn(6, 2, dtype=D)
-    summed = attributes[:4].clone()
-    summed[:2] += attributes[4:]
-    twice, once = model(x, edges, attributes), model(x, edges[:, :4], summed)
-    torch.testing.assert_close(twice, once)
-    assert not torch.allclose(model(x, edges[:, :4], attributes[:4]), once)
-
-
 def test_pooling():
     mean, total = (shaken(ChromaticGraphTransformer(5, 8, 3, layers=1, pooling=p, dtype=D)) for p in ("mean", "sum"))
     total.load_state_dict(mean.state_dict())

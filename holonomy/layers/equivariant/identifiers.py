@@ -134,9 +134,9 @@ def laplacian_identifiers(
 ) -> Float[Tensor, "nodes dim"]:
     r"""Eigenvectors of :math:`I - D^{-1/2} A D^{-1/2}` of each graph, the lowest first (TokenGT section 2, A.3, A.5).
 
-    A is symmetric with entries 0 and 1: edges count once and in both directions, self-loops not at all; an isolated
-    node has the eigenvalue 1. An eigenvector is defined up to its sign, which is taken such that the sum of the
-    cubes of its entries is positive where it does not vanish, and several of one eigenvalue up to an orthogonal
+    A counts how often an edge is listed, in the direction in which that is more often; self-loops do not count, and an
+    isolated node has the eigenvalue 1. An eigenvector is defined up to its sign, which is taken such that the sum of
+    the cubes of its entries is positive where it does not vanish, and several of one eigenvalue up to an orthogonal
     matrix, of which nothing is promised. Computed in float64 on the CPU, by LAPACK for up to 1024 nodes, by ARPACK
     (``scipy.sparse.linalg.eigsh``) beyond: compute them once for a data set and hand them to the model.
 
@@ -274,12 +274,9 @@ def _uniform(
 
 def _normalised_adjacency(source: Any, target: Any, n: int) -> Any:
     kept = source != target
-    ones = np.ones(2 * int(kept.sum()))
-    rows, columns = np.concatenate([source[kept], target[kept]]), np.concatenate([target[kept], source[kept]])
-    adjacency = scipy.sparse.csr_array((ones, (rows, columns)), shape=(n, n))
-    adjacency.data[:] = 1.0  # duplicates were summed
-    degree = np.diff(adjacency.indptr)
-    weight = 1 / np.sqrt(np.maximum(degree, 1))
+    listed = scipy.sparse.csr_array((np.ones(int(kept.sum())), (source[kept], target[kept])), shape=(n, n))
+    adjacency = listed.maximum(listed.T)
+    weight = 1 / np.sqrt(np.maximum(adjacency.sum(1), 1))
     return scipy.sparse.csr_array(adjacency * weight[:, None] * weight[None, :])
 
 
