@@ -8,6 +8,7 @@ rows lie where the direct formulas lose digits. What such a form must know of to
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -24,7 +25,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def eager(function: _Function) -> _Function:
     """The same function, which ``torch.compile`` leaves as it is: one whose shapes depend on numbers, or not of torch.
 
-    The graph breaks there; with ``fullgraph=True`` torch says so. Its own decorator has no type.
+    The graph breaks there; with ``fullgraph=True`` torch says so. Its own decorator imports the compiler, which takes
+    seconds, when it is applied; here that is when a compiled function comes to it.
 
     Args:
         function: any function.
@@ -35,7 +37,14 @@ def eager(function: _Function) -> _Function:
     >>> eager(len)("abc")
     3
     """
-    return cast("_Function", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
+        return function(*args, **kwargs)
+
+    return cast("_Function", call)
 
 
 def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
