@@ -18,6 +18,7 @@ from holonomy.autograd import autocast_device, transformed
 
 __all__ = [
     "boolean",
+    "broadcasting_mask",
     "codes",
     "dense",
     "edges",
@@ -327,6 +328,30 @@ def boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str
         raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
     if mask.shape != torch.Size(shape):
         raise ValueError(f"{name} must have shape {symbols}{tuple(shape)}, got {tuple(mask.shape)}.")
+
+
+def broadcasting_mask(name: str, mask: Tensor, shape: Sequence[int], axes: int, symbols: str) -> None:
+    """Refuse a mask that is not boolean or does not broadcast to a shape, of which it must have the last axes.
+
+    Args:
+        name: the argument's name, for the sentence.
+        mask: what came.
+        shape: what it is for.
+        axes: how many of the last axes it must have.
+        symbols: the shape in words.
+
+    Raises:
+        TypeError: if it is not boolean.
+        ValueError: if its shape does not fit.
+
+    >>> import torch
+    >>> broadcasting_mask("pair_mask", torch.ones(1, 3) > 0, (2, 3, 3), 2, "(*batch, tokens, tokens)")
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be boolean, got {mask.dtype}.")
+    fits = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if not axes <= mask.ndim <= len(shape) or any(size not in {1, wanted} for size, wanted in fits):
+        raise ValueError(f"{name} must broadcast to {symbols} = {tuple(shape)}, got {tuple(mask.shape)}.")
 
 
 def function(name: str, value: object) -> None:

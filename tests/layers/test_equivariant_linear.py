@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -333,3 +334,30 @@ def test_transformations_of_functions_take_the_plain_form():
     torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
     out, along = torch.func.jvp(layer, (x,), (x,))
     torch.testing.assert_close(along, out - layer(torch.zeros_like(x)))
+
+
+@pytest.mark.parametrize("orders", [(5, 5), (9, 0), (4, 5)])
+def test_orders_whose_classes_fill_the_memory_are_refused(orders):
+    with pytest.raises(
+        ValueError, match=r"^order_in \+ order_out must be at most 8, got \d \+ \d, which has \d+ classes"
+    ):
+        EquivariantLinear(*orders, 1, 1)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("order_out", [0, 1])
+def test_sums_of_more_terms_than_float16_counts(order_out, sparse):
+    """In float16 throughout, and under its autocast."""
+    layer = EquivariantLinear(2, order_out, 1, 2, normalise="counts").double()
+    x = 1 + torch.rand(1, 300, 300, 1, dtype=torch.float64)
+
+    def called(layer, x):
+        return layer(Hyperedges.from_dense(x)).values.reshape(-1, 2) if sparse else layer(x).reshape(-1, 2)
+
+    expected = called(layer, x)
+    half = called(copy.deepcopy(layer).half(), x.half())
+    with torch.autocast("cpu", dtype=torch.float16):
+        mixed = called(copy.deepcopy(layer).float(), x.float())
+    for result in (half, mixed):
+        assert result.dtype == torch.float16
+        torch.testing.assert_close(result.double(), expected, rtol=2e-3, atol=1e-2)

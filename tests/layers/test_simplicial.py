@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from functools import partial
@@ -558,3 +559,27 @@ def test_tiles_hold_all_that_is_allowed_and_little_else(order, causal, window):
     assert torch.equal(found, simplicial.allowed(listed, whole[0])[0].expand_as(found))
     if window is not None:
         assert looked_at <= n * 13**order
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("name", "shape", "symbols"),
+    [
+        ("mask", (5, 5), "(*batch, tokens, .., tokens) = (2, 5, 5, 5)"),
+        ("mask", (2, 5, 5, 4), "(*batch, tokens, .., tokens) = (2, 5, 5, 5)"),
+        ("mask", (3, 5, 5, 5), "(*batch, tokens, .., tokens) = (2, 5, 5, 5)"),
+        ("pair_mask", (5,), "(*batch, tokens, tokens) = (2, 5, 5)"),
+        ("pair_mask", (2, 5, 4), "(*batch, tokens, tokens) = (2, 5, 5)"),
+        ("pair_mask", (3, 5, 5), "(*batch, tokens, tokens) = (2, 5, 5)"),
+    ],
+)
+def test_masks_that_do_not_fit_get_one_sentence(name, shape, symbols):
+    """Some were refused by whatever function came to them first, some were broadcast into another batch."""
+    layer, x = SimplicialAttention(4, 2, order=2), torch.randn(2, 5, 4)
+    mask = torch.ones(shape, dtype=torch.bool)
+    with pytest.raises(
+        ValueError, match=rf"^{name} must broadcast to {re.escape(symbols)}, got {re.escape(str(shape))}"
+    ):
+        layer(x, **{name: mask})
+    with pytest.raises(TypeError, match=rf"^{name} must be boolean, got torch.float32"):
+        layer(x, **{name: mask.float()})

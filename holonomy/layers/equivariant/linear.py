@@ -23,7 +23,7 @@ from holonomy.autograd import eager
 from holonomy.layers.equivariant import dense, sparse
 from holonomy.layers.equivariant.classes import Group, Pair, Target, groups, number_of_blocks, pairs
 from holonomy.layers.equivariant.derived import Derived
-from holonomy.layers.equivariant.partitions import moebius_matrix, set_partitions
+from holonomy.layers.equivariant.partitions import bell, moebius_matrix, set_partitions
 from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EquivariantLinear", "EquivariantMap", "check_dense"]
 
+# Of orders 5 and 4 the matrix between the two bases has 3.6 GB, of 5 and 5 it has 100.
+_MOST_ORDERS = 8
 # Sums over nodes are initialised as if a graph had this many, the largest that the variance is kept for: at most half
 # of the variance of a result comes from sums then, and at fewer nodes less.
 _NODES_AT_INIT = 500
@@ -100,6 +102,9 @@ class EquivariantMap(Derived):
         super().__init__()
         checks.nonnegative_int("order_in", order_in)
         checks.nonnegative_int("order_out", order_out)
+        if order_in + order_out > _MOST_ORDERS:
+            came = f"{order_in} + {order_out}, which has {bell(order_in + order_out)} classes"
+            raise ValueError(f"order_in + order_out must be at most {_MOST_ORDERS}, got {came}.")
         if normalise is not None:
             checks.one_of("normalise", normalise, ("counts",))
         self.order_in, self.order_out, self.normalise = order_in, order_out, normalise
@@ -173,8 +178,18 @@ class EquivariantMap(Derived):
     ) -> Float[Tensor, "*slots targets dim_out"]:
         counts, _, targets = weight.shape[:3]
         matrix = weight.permute(1, 3, 0, 2, 4).reshape(-1, counts * targets * self.out_features)
-        product = (table.flatten(-2) @ matrix).unflatten(-1, (counts, targets, self.out_features))
-        return product[..., 0, :, :] if scale is None else (product * scale[..., None, None]).sum(-3).to(product.dtype)
+        shape = counts, targets, self.out_features
+        if scale is None:
+            return (table.flatten(-2) @ matrix.to(table.dtype)).unflatten(-1, shape)[..., 0, :, :]
+        # The sum of many terms may leave the range of float16 before it is divided.
+        with torch.autocast(table.device.type, enabled=False):
+            product = (table.flatten(-2) @ matrix.to(table.dtype)).unflatten(-1, shape)
+            return (product * scale.to(table.dtype)[..., None, None]).sum(-3)
+
+    def _widened(self, x: Float[Tensor, "... dim"]) -> tuple[Float[Tensor, "... dim"], torch.dtype]:
+        """Features in float32 at least, in which sums are taken, and the dtype that a product with them has."""
+        product = x.new_zeros(0, self.in_features) @ self.weight[0]
+        return x.to(torch.promote_types(x.dtype, torch.float32)), product.dtype
 
     def _scale(self, sizes: Tensor) -> Tensor | None:
         """One over the number of terms of a class in graphs of these sizes, zero where there is none."""
@@ -185,9 +200,8 @@ class EquivariantMap(Derived):
             steps = [(sizes - taken - step).clamp_min(0) for step in range(summed)]
             columns.append(torch.stack([torch.ones_like(sizes), *steps]).prod(0))
         terms = torch.stack(columns, -1)
-        # In float16 there is no number of the pairs of 300 nodes, but one over it.
         wide = torch.promote_types(self.weight.dtype, torch.float32)
-        return torch.where(terms > 0, 1 / terms.clamp_min(1).to(wide), 0).to(self.weight.dtype)
+        return torch.where(terms > 0, 1 / terms.clamp_min(1).to(wide), 0)
 
     def _biases(self) -> Sequence[tuple[int, Tensor]]:
         if self.bias is None:
@@ -231,17 +245,18 @@ class EquivariantMap(Derived):
             raise ValueError("mask must be given for a map from order 0: nothing else says how many nodes there are.")
         if mask is not None and self.order_in > 0:
             x = torch.where(joint(mask, self.order_in)[..., None], x, 0)
+        x, kind = self._widened(x)
         batch = x.shape[: x.ndim - 1 - self.order_in]
         nodes = x.shape[-2] if self.order_in else (0 if mask is None else mask.shape[-1])
         if self.normalise is None and self.order_in > 0:
-            biases = [(self.patterns[index], row) for index, row in self._biases()]
-            weights = [weight[0] for weight in self._weights()]
+            biases = [(self.patterns[index], row.to(x.dtype)) for index, row in self._biases()]
+            weights = [weight[0].to(x.dtype) for weight in self._weights()]
             result = dense.combine(x, weights, self.groups, self.order_out, biases)
         else:
             result = self._scaled(x, mask, batch, nodes)
         if mask is not None and self.order_out:
             result = torch.where(joint(mask, self.order_out)[..., None], result, 0)
-        return result
+        return result.to(kind)
 
     def _scaled(self, x: Tensor, mask: Tensor | None, batch: tuple[int, ...], nodes: int) -> Tensor:
         """The sums of each class divided by their number of terms, or broadcast from order 0."""
@@ -263,14 +278,14 @@ class EquivariantMap(Derived):
         sparse.check_hyperedges(x, self.order_in, self.in_features, to, self.order_out)
         plans = sparse.met(x, to, self.groups)
         scale = self._scale(torch.bincount(x.membership, minlength=x.num_graphs))
-        # An empty product has the dtype that autocast gives products, whatever hyperedges there are.
-        result = (x.values[:0] @ self.weight[0]).new_zeros(to.shape[0], self.out_features)
+        values, kind = self._widened(x.values)
+        result = values.new_zeros(to.shape[0], self.out_features)
         for (planned, sources, targets), every in zip(plans, self._weights(), strict=True):
             if not sources or not targets:
                 continue
             whole = (len(sources), len(targets)) == every.shape[1:3]
             weight = every if whole else every[:, sources][:, :, targets]
-            table = sparse.collect(x.values, planned)
+            table = sparse.collect(values, planned)
             if (
                 scale is None
                 and planned.size > to.shape[0] // 2
@@ -278,7 +293,7 @@ class EquivariantMap(Derived):
             ):
                 # About a slot a tuple, and narrow: looked up before the product, which is then added in place.
                 for column, target in enumerate(planned.targets):
-                    matrix = weight[0, :, column].flatten(0, 1)
+                    matrix = weight[0, :, column].flatten(0, 1).to(table.dtype)
                     result = target.added(result, table.flatten(1).index_select(0, target.slots) @ matrix)
             else:
                 product = self._multiply(table, weight, None if scale is None else scale[planned.graphs])
@@ -286,6 +301,7 @@ class EquivariantMap(Derived):
         for index, row in self._biases():
             fits = sparse.in_pattern(to, self.patterns[index], exactly=False)
             result = result + fits[:, None].to(result.dtype) * row.to(result.dtype)
+        result = result.to(kind)
         if to is x.indices and not given:
             return x.with_values(result)
         return x.at(to, result)
@@ -337,7 +353,7 @@ class EquivariantLinear(EquivariantMap):
         dtype: of the parameters.
 
     Raises:
-        ValueError: if an order is negative, or lightweight leaves no class.
+        ValueError: if an order is negative, both together are more than 8, or lightweight leaves no class.
 
     >>> layer = EquivariantLinear(2, 1, 3, 4)
     >>> layer.weight.shape, layer.bias.shape, layer(torch.ones(8, 5, 5, 3)).shape

@@ -144,6 +144,10 @@ class SimplicialAttention(nn.Module):
 
         Returns:
             ``(*batch, tokens, features)``; the bias of the last map at tokens that are in no simplex.
+
+        Raises:
+            TypeError: if a mask is not boolean.
+            ValueError: if the shape of one does not fit.
         """
         checks.rows("x", x, self.features, "features", self.key)
         x = without_padding(x, key_padding_mask)
@@ -171,7 +175,17 @@ class SimplicialAttention(nn.Module):
 
         Returns:
             ``(*batch, tokens, features)``.
+
+        Raises:
+            TypeError: if a mask is not boolean.
+            ValueError: if the shape of one does not fit.
         """
+        batch, tokens = keys[0].shape[:-3], keys[0].shape[-2]
+        if mask is not None:
+            axes = self.order + 1
+            checks.broadcasting_mask("mask", mask, (*batch, *[tokens] * axes), axes, "(*batch, tokens, .., tokens)")
+        if pair_mask is not None:
+            checks.broadcasting_mask("pair_mask", pair_mask, (*batch, tokens, tokens), 2, "(*batch, tokens, tokens)")
         mixed = simplicial_attention(
             keys,
             values,
