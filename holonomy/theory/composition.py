@@ -18,7 +18,7 @@ from holonomy.theory.projections import NotCoveredError
 from holonomy.theory.regions import Region, Setting, Step, follow, refuse_own, root, rounding, units_of
 from holonomy.theory.stretching import Ends, Metric, ends_of, stretch
 
-__all__ = ["Row"]
+__all__ = ["Row", "Tape"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,13 @@ class Tape:
 
     At an input, layers that take tokens by themselves are collected into runs, whose stretch is computed as one: a
     product of norms would forget in which directions each of them stretches.
+
+    >>> from holonomy.layers import HRC
+    >>> from holonomy.manifolds import Lorentz
+    >>> tape = Tape(Region(1.0, 2), Setting())
+    >>> tape.take("relu", HRC(torch.relu, Lorentz()))
+    >>> [(row.name, row.theorem) for row in tape.rows]
+    [('relu', 'H3')]
     """
 
     def __init__(self, region: Region, setting: Setting) -> None:

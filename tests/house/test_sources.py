@@ -205,7 +205,7 @@ def test_version_is_stated_once_and_the_same() -> None:
 
 def test_core_dependencies() -> None:
     names = {canonicalize_name(Requirement(r).name) for r in PROJECT["dependencies"]}
-    assert names == {"torch", "geoopt", "numpy", "scipy"}
+    assert names == {"torch", "geoopt", "numpy", "scipy", "jaxtyping"}
     assert PROJECT["requires-python"] == ">=3.11"
 
 
