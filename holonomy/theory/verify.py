@@ -18,6 +18,7 @@ from holonomy.theory import (
     claims_hyperbolic,
     claims_hyperbolic_attention,
     claims_lipschitz,
+    claims_printed,
     claims_tokens,
 )
 from holonomy.theory.pictures import Picture, attention_pictures
@@ -35,6 +36,7 @@ CLAIMS: tuple[Claim, ...] = (
     *claims_tokens.CLAIMS,
     *claims_higher_order.CLAIMS,
     *claims_colouring.CLAIMS,
+    *claims_printed.CLAIMS,
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 

@@ -24,6 +24,7 @@ from holonomy.theory import (
     chained_collapse,
     claims_collapse,
     claims_lipschitz,
+    claims_printed,
     composition,
     hyperbolic_affine,
     hyperbolic_attention,
@@ -154,6 +155,26 @@ MUTANTS = [
 ]
 
 
+STATEMENTS = [
+    # Printed statements, and what is wrong in their place.
+    *less("collapse.lemma_a3", claims_printed._entrywise, "1 + 2 * oscillation"),
+    Mutant("collapse.lemma_a3", claims_printed._entrywise, "1 - oscillation", "1 - 0.9 * oscillation"),
+    *less("lipschitz.lemma_c1", claims_printed._compare_c1, "order * value**order"),
+    Mutant("lipschitz.not_global", claims_printed._not_global, "(2 * radius", "(2.2 * radius"),
+    Mutant("lipschitz.vanishing", claims_printed._sharpest_vanishing, "1.001 * order", "0.9 * order"),
+    Mutant("lipschitz.tokens", claims_printed._tokens, "(1.5, 0.5)", "(1.5, 0.45)"),
+    Mutant("lipschitz.tokens", claims_printed._tokens, "(1.5, 0.5)", "(1.4, 0.5)"),
+    Mutant("hot.proposition_1", claims_printed._columns, "weight.shape[0])", "weight.shape[0] - 1)"),
+    Mutant("hot.proposition_2", claims_printed._by_diagonal, "x.diagonal(dim1=0, dim2=1).movedim(-1, 0)", "x.sum(1)"),
+    Mutant("hot.opposite", claims_printed._opposite, "moved[8]", "moved[2]"),
+    Mutant("tokens.lemma_2", claims_printed._separation, "if any(", "if all("),
+    Mutant("tokens.lemma_3", claims_printed._split, "[a == b for a in first for b in second]", "[]"),
+    Mutant("tokens.scoring", claims_printed._scoring, "else -1", "else 0"),
+    Mutant("hyperbolic.linear_time", claims_printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
+    Mutant("colouring.csa", claims_printed._csa, '"cgt"', '"gcn"'),
+]
+
+
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """Let every caller of the function run the mutant: its code is replaced, not its name."""
@@ -178,7 +199,7 @@ def verdict(claim: Claim) -> Verdict:
     return judge(claim.name, claim.source, trials, kind=claim.kind)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.claim}: {mutant.new}")
+@pytest.mark.parametrize("mutant", MUTANTS + STATEMENTS, ids=lambda mutant: f"{mutant.claim}: {mutant.new}")
 def test_a_wrong_constant_is_noticed(mutant):
     with planted(mutant):
         found = verdict(NAMED[mutant.claim])
@@ -192,3 +213,10 @@ def test_a_right_constant_is_not(name):
     assert found.holds is True
     assert not found.sharper
     assert found.kind == "upper" or found.sees > 0.99
+
+
+@pytest.mark.parametrize("claim", claims_printed.CLAIMS, ids=lambda claim: claim.name)
+def test_printed_statements_have_the_expected_verdict(claim, dtype):
+    found, _ = claim.measure(Draws(0, dtype=dtype, budget=0.1))
+    assert found.holds is claim.expected
+    assert not found.sharper
