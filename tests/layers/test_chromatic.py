@@ -434,3 +434,11 @@ def test_wrong_arguments_are_refused_in_a_sentence():
     ):
         with pytest.raises(TypeError, match="activation must be callable, got the class ReLU"):
             make(torch.nn.ReLU)
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_filters_that_are_dropped_are_dropped_without_edges_too(nodes):
+    (q, k, v), keep = torch.randn(3, 2, 5, 4, dtype=D), torch.rand(2, nodes, 5, dtype=D)
+    for function in (plain_chromatic_attention, chromatic_attention):
+        expected = function(q, k, v, q.new_zeros(2, 5, 5, 4), heads=2, keep=keep)
+        torch.testing.assert_close(function(q, k, v, heads=2, keep=keep), expected)

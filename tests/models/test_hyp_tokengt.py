@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holonomy.models import HypTokenGT
+from holonomy.models import Hypformer, HypTokenGT
 from holonomy.optim import RiemannianAdam
 from tests.models.test_tokengt import graph
 
@@ -94,3 +94,9 @@ def test_another_module_may_stand_in_the_place_of_the_decoder():
     expected = module(x, edge_index, attr, identifiers=p)
     linear, module.decoder = module.decoder, torch.nn.Identity()
     torch.testing.assert_close(linear(module(x, edge_index, attr, identifiers=p)), expected)
+
+
+@pytest.mark.parametrize("kind", [HypTokenGT, Hypformer])
+def test_the_linear_decoder_has_a_bias(kind):
+    state = kind(3, 8, 2).decoder.state_dict()
+    assert {name: tuple(x.shape) for name, x in state.items()} == {"weight": (2, 8), "bias": (2,)}
