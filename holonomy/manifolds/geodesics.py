@@ -34,6 +34,7 @@ __all__ = [
     "carry",
     "carry_to_origin",
     "distance",
+    "distance0",
     "distance_gradients",
     "inner",
     "logarithm",
@@ -259,6 +260,22 @@ def shoot0(u: Tensor, scale: Tensor) -> Tensor:
     return u * numerics.sinhc(_length(u, scale))
 
 
+def distance0(x: Tensor, scale: Tensor) -> Tensor:
+    """Geodesic distance from the origin, with zero gradients there.
+
+    Args:
+        x: space parts ``(..., d)``.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Distances ``(...)``.
+
+    >>> distance0(torch.ones(1).double().sinh(), torch.ones(()).double()).item()
+    1.0
+    """
+    return autograd.apply_function(_Distance0, numerics.norm(x), scale)
+
+
 def logarithm0(x: Tensor, scale: Tensor) -> Tensor:
     r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`.
 
@@ -295,6 +312,29 @@ class _Distance(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y, scale = ctx.saved_tensors
         return distance_gradients(x, y, scale, grad_outputs[0])
+
+
+class _Distance0(torch.autograd.Function):
+    """Of the lengths of space parts. No gradient is multiplied by a length, which might overflow."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(length: Tensor, scale: Tensor) -> Tensor:
+        return length * numerics.asinhc(numerics.finite(length * scale))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        length, scale = ctx.saved_tensors
+        (grad,) = grad_outputs
+        sinh = numerics.finite(length * scale)
+        lag = numerics.minus_tanh(torch.asinh(sinh))
+        return grad / numerics.hypot(sinh, torch.ones_like(sinh)), -(grad * lag).sum() / scale.square()
 
 
 class _SquaredChord(torch.autograd.Function):

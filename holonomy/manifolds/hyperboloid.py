@@ -165,9 +165,7 @@ def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float
     >>> dist0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).item()
     0.0
     """
-    xs, scale = _wide(x), _scale(kappa)
-    length = numerics.norm(xs)
-    return _narrow(length * numerics.asinhc(numerics.finite(length * scale)), x)
+    return _narrow(geodesics.distance0(_wide(x), _scale(kappa)), x)
 
 
 def tangent(

@@ -15,7 +15,7 @@ import geoopt
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks
+from holonomy import checks, numerics
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 
@@ -106,10 +106,10 @@ class LorentzPoints(nn.Module):
             unit: points ``(..., dim + 1)`` of curvature -1.
 
         Returns:
-            Points ``(..., dim + 1)`` of the manifold.
+            Points ``(..., dim + 1)`` of the manifold; those beyond what the dtype can hold saturate along their ray.
         """
         radius = self.manifold.curvature.to(unit.dtype).neg().rsqrt()
-        return self.manifold.lift(hyperboloid.space(unit) * radius)
+        return self.manifold.lift(numerics.shrink(hyperboloid.space(unit) * radius, unit.dtype))
 
 
 class LorentzEmbedding(LorentzPoints):

@@ -35,9 +35,6 @@ def row_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """
     return by_rows(_DISTANCE, scale, x, y)
 
-    numbers, lost = between(scale, x, y)
-    return numbers, lost | ~(torch.maximum(numbers.x_time, numbers.y_time) <= numerics.ROW_WIDEST)
-
 
 def _numbers(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
     numbers, lost = between(scale, x, y)

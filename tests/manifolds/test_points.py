@@ -176,3 +176,37 @@ def test_an_average_of_tables_is_a_table_of_points() -> None:
     stress(mean.manifold, mean(), wanted_distances(6)).backward()
     optimizer.step()
     assert mean.unit.manifold.check_point_on_manifold(mean.unit)
+
+
+@pytest.mark.parametrize(("std", "kappa"), [(40.0, -0.0114), (3.8e9, -0.02), (3.8e9, -50.0)])
+def test_points_beyond_what_the_dtype_holds_saturate(std: float, kappa: float, dtype: torch.dtype) -> None:
+    """Read on a flatter space they would overflow; points and gradients stay finite."""
+    torch.manual_seed(0)
+    manifold = Lorentz(kappa, learnable=True, dtype=dtype)
+    table = LorentzEmbedding(4, 3, manifold, std=std, dtype=dtype)
+    points = table()
+    assert points.isfinite().all()
+    learned = [table.unit, manifold.curvature_parameter.log_ratio]
+    for gradient in torch.autograd.grad(points.sum() + manifold.dist0(points).square().sum(), learned):
+        assert gradient.isfinite().all()
+
+
+def test_steps_of_any_size_leave_points_finite(dtype: torch.dtype) -> None:
+    """The second step starts from where the first has saturated."""
+    for rate in (1e3, 1e30):
+        torch.manual_seed(0)
+        table = LorentzEmbedding(5, 3, Lorentz(-1.0, dtype=dtype), dtype=dtype)
+        optimizer = RiemannianAdam(table.parameters(), lr=rate)
+        for _ in range(3):
+            optimizer.zero_grad()
+            stress(table.manifold, table(), wanted_distances(5).to(dtype)).backward()
+            optimizer.step()
+            assert table.unit.isfinite().all()
+
+
+def test_squared_distances_of_the_farthest_points_have_gradients() -> None:
+    manifold = Lorentz(-1.0, dtype=torch.float64)
+    x = manifold.lift(torch.tensor([[9e306, 0.0]], dtype=torch.float64)).requires_grad_()
+    distance = manifold.dist0(x)
+    (gradient,) = torch.autograd.grad(distance.square().sum(), x)
+    assert gradient[0, 1].item() == pytest.approx(2 * distance.item() / 9e306, rel=1e-12)
