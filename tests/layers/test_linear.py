@@ -166,3 +166,17 @@ def test_position_is_the_midpoint_of_the_point_and_its_image():
     y, p = layer(x), layer.position(x)
     torch.testing.assert_close(m.dist(x, y), m.dist(x, p) / 2)
     torch.testing.assert_close(m.dist(p, y), m.dist(x, p) / 2)
+
+
+@pytest.mark.parametrize("kappa", [-1e-8, -1.0, -1e4])
+def test_features_longer_than_the_dtype_can_map_end_on_their_ray(kappa, dtype):
+    """The point saturates as a whole: time and space agree, and longer features of that direction end there too."""
+    layer = ExpMapHTC(2, 3, Lorentz(kappa, dtype=dtype), bias=False, dtype=dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(3))
+    lengths = torch.tensor([[1e8], [1e20], [1e30]], dtype=dtype)
+    ends = layer.space(torch.tensor([[0.6, -0.8]], dtype=dtype) * lengths).detach().double()
+    assert ends.isfinite().all()
+    for end in ends:
+        torch.testing.assert_close(end / end[0], torch.tensor([1.0, 0.6, -0.8]).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(ends[1], ends[2], rtol=1e-6, atol=0)
