@@ -7,8 +7,12 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from docutils import nodes
+from latex2mathml.converter import convert
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
+    from sphinx.writers.html5 import HTML5Translator
 
 _project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -20,12 +24,13 @@ release = version = _project["version"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
 html_theme = "furo"
 html_title = f"{project} {release}"
+# Equations are MathML, made when the pages are: no script, and nothing from another server.
+html_math_renderer = "mathml"
 html_static_path = ["_static"]
 exclude_patterns = ["_build"]
 default_role = "code"
@@ -45,8 +50,10 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 
 # Docstrings are written to be read in an editor: |x| is a norm, x_s the space part, a * b a product.
-# reStructuredText would read substitutions, links and emphasis into them.
-_literal = re.compile(r"(``.+?``|:[a-z:]+:`.+?`|`[^`]+`|\*\*\S(?:[^*]*\S)?\*\*|^\s*\* )")
+# reStructuredText would read substitutions, links and emphasis into them. What is emphasis is words, as *Proof.*
+_literal = re.compile(
+    r"(``.+?``|:[a-z:]+:`.+?`|`[^`]+`|\*\*\S(?:[^*]*\S)?\*\*|(?<![\w*])\*\w[\w ]*\.?\*(?![\w*])|^\s*\* )"
+)
 _special = re.compile(r"(?<!\\)([|*]|(?<=\w)_(?!\w))")
 
 
@@ -69,10 +76,24 @@ def _escape(_app: object, _what: str, _name: str, _obj: object, _opts: object, l
             block = indent
 
 
+def _inline(translator: HTML5Translator, node: nodes.math) -> None:
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _displayed(translator: HTML5Translator, node: nodes.math_block) -> None:
+    text = node.astext()
+    if "&" in text and r"\begin" not in text:
+        text = rf"\begin{{aligned}}{text}\end{{aligned}}"
+    translator.body.append(f'<div class="math">{convert(text, display="block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
-    """Escape before napoleon reads the sections.
+    """Write equations as MathML, and escape docstrings before napoleon reads their sections.
 
     Args:
         app: Sphinx.
     """
+    app.add_html_math_renderer("mathml", (_inline, None), (_displayed, None))
     app.connect("autodoc-process-docstring", _escape, priority=100)

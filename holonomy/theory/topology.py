@@ -110,8 +110,8 @@ def spectral_diameter_bound(
 def chung_bound(adjacency: Float[Tensor, "n n"]) -> float:
     r"""Bound the diameter as Chung, Faber and Manteuffel (1994) do.
 
-    .. math:: \Bigl\lfloor \mathrm{arcosh}(n-1) \Big/ \mathrm{arcosh}\frac{\lambda_n + \lambda_2}{\lambda_n - \lambda_2}
-        \Bigr\rfloor + 1 .
+    .. math:: \left\lfloor \mathrm{arcosh}(n-1) \Big/ \mathrm{arcosh}\frac{\lambda_n + \lambda_2}{\lambda_n - \lambda_2}
+        \right\rfloor + 1 .
 
     Args:
         adjacency: ``(n, n)``, of a connected graph with at least two nodes.

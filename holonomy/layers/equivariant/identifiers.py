@@ -1,9 +1,9 @@
 r"""Node identifiers: one vector a node, by which a transformer sees which tokens share a node (TokenGT section 2, A.3).
 
 Identifiers are the rows of a matrix P. Where the n nodes of a graph fit into the ``dim`` channels, the rows are
-orthonormal, :math:`P P^\top = I`, filled up with channels of zeros. **Where n > dim, they cannot be: then the columns
-are orthogonal, of length** :math:`\sqrt{n / \mathrm{dim}}` **each, so that the squared lengths of the rows have mean
-one, and** :math:`P P^\top` **is** :math:`n / \mathrm{dim}` **times a projection of rank dim, the best of its rank.**
+orthonormal, :math:`P P^\top = I`, filled up with channels of zeros. Where n > dim, they cannot be: then the columns
+are orthogonal, of length :math:`\sqrt{n / \mathrm{dim}}` each, so that the squared lengths of the rows have mean
+one, and :math:`P P^\top` is :math:`n / \mathrm{dim}` times a projection of rank dim, the best of its rank.
 That rule holds for orthogonal and for Laplacian identifiers. Each graph of a batch has identifiers of its own.
 """
 
