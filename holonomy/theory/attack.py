@@ -67,28 +67,28 @@ class Attack(NamedTuple):
         return self.ratio > bound * (1 + numerics.CHECK_TOLERANCE)
 
 
-class _Space(NamedTuple):
+class _Space:
     """Euclidean space (``None``) or a hyperboloid; vectors at a point are in the frame carried from the origin."""
 
-    manifold: Lorentz | None
+    def __init__(self, manifold: Lorentz | None) -> None:
+        self.manifold = manifold
+        self.unit = 1.0 if manifold is None else root(manifold)
 
     def move(self, x: Tensor, v: Tensor) -> Tensor:
         """The exponential map at the origin, carried to x by a boost."""
         if self.manifold is None:
             return x + v
-        unit = root(self.manifold)
-        carried = _boost(
-            self.manifold.space(x) * unit, v * unit * numerics.sinhc(numerics.norm(v * unit, keepdim=True))
-        )
-        return self.manifold.lift(carried / unit)
+        length = _length(v * self.unit)
+        space = _boost(x[..., 1:] * self.unit, v * self.unit * (length.sinh() / length))
+        return torch.cat([_time(space), space], -1) / self.unit
 
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector that moves x to y; far out to fewer digits than a distance has, which a search does not need."""
         if self.manifold is None:
             return y - x
-        unit = root(self.manifold)
-        sinh = _boost(-self.manifold.space(x) * unit, self.manifold.space(y) * unit)
-        return sinh * numerics.asinhc(numerics.norm(sinh, keepdim=True)) / unit
+        sinh = _boost(-x[..., 1:] * self.unit, y[..., 1:] * self.unit)
+        length = _length(sinh)
+        return sinh * (length.asinh() / length) / self.unit
 
     def dist(self, x: Tensor, y: Tensor) -> Tensor:
         return numerics.norm(y - x) if self.manifold is None else self.manifold.dist(x, y)
@@ -104,10 +104,18 @@ class _Space(NamedTuple):
         return digits * (x.norm(dim=-1) if self.manifold is None else self.manifold.time(x).squeeze(-1))
 
 
+def _length(v: Tensor) -> Tensor:
+    """Positive, with slope zero at zero."""
+    return numerics.positive(v.square().sum(-1, keepdim=True)).sqrt()
+
+
+def _time(y: Tensor) -> Tensor:
+    return (1 + y.square().sum(-1, keepdim=True)).sqrt()
+
+
 def _boost(x: Tensor, y: Tensor) -> Tensor:
     """Space parts y moved by the boost that takes the origin to x, at curvature -1."""
-    x_time, y_time = ((1 + z.square().sum(-1, keepdim=True)).sqrt() for z in (x, y))
-    return y + x * (y_time + (x * y).sum(-1, keepdim=True) / (1 + x_time))
+    return y + x * (_time(y) + (x * y).sum(-1, keepdim=True) / (1 + _time(x)))
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ def attack_at(function: Function, scope: Scope) -> Attack:
 
 
 def attack(
-    function: Function, scope: Scope, generator: torch.Generator, *, starts: int = 128, steps: int = 12
+    function: Function, scope: Scope, generator: torch.Generator, *, starts: int = 128, steps: int = 8
 ) -> Attack:
     """Search for the pair of inputs that a map moves apart the most.
 
