@@ -237,13 +237,13 @@ def last_axis(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | 
         layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
 
     Raises:
-        TypeError: if it is no tensor, or its dtype is not the layer's and autocast is off.
+        TypeError: if it is no floating-point tensor, or its dtype is not the layer's and autocast is off.
         ValueError: if the last axis has another length.
 
     >>> import torch
     >>> last_axis("x", torch.zeros(2, 5), 5, "features + 1")
     """
-    _tensor(name, x)
+    floating(name, x)
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
     _dtype_of(layer, name, x)
@@ -260,13 +260,14 @@ def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None 
         layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
 
     Raises:
-        TypeError: if it is no tensor, or its dtype is not the layer's and autocast is off.
+        TypeError: if it is no dense floating-point tensor, or its dtype is not the layer's and autocast is off.
         ValueError: if it has fewer than two axes, or the last one another length.
 
     >>> import torch
     >>> rows("x", torch.zeros(2, 5), 5, "features + 1")
     """
-    _tensor(name, x)
+    floating(name, x)
+    dense(name, x)
     if x.ndim < 2 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (*batch, nodes, {meaning} = {size}), got {tuple(x.shape)}.")
     _dtype_of(layer, name, x)
@@ -405,14 +406,14 @@ def floating_dtype(dtype: torch.dtype | None) -> None:
 
 
 def vectors(**named: Tensor) -> None:
-    """Refuse what are no floating-point vectors of one width, whose other axes broadcast.
+    """Refuse what are no dense floating-point vectors of one width, whose other axes broadcast.
 
     Args:
         **named: tensors ``(..., width)`` by the names of their arguments.
 
     Raises:
-        TypeError: if one is no tensor, or its dtype is integer, boolean or complex.
-        ValueError: if one has no axis, or its shape does not fit the first one's.
+        TypeError: if one is no tensor or a sparse one, or its dtype is integer, boolean or complex.
+        ValueError: if one has no entries in its last axis, or its shape does not fit the first one's.
 
     >>> x = torch.zeros(4, 3)
     >>> vectors(x=x, y=x[:1])
@@ -420,8 +421,9 @@ def vectors(**named: Tensor) -> None:
     shape = None
     for name, x in named.items():
         floating(name, x)
-        if x.ndim == 0:
-            raise ValueError(f"{name} must have shape (..., width), got ().")
+        dense(name, x)
+        if x.ndim == 0 or x.shape[-1] == 0:
+            raise ValueError(f"{name} must have shape (..., width), got {tuple(x.shape)}.")
         if shape is None:
             shape = x.shape
         elif x.shape[-1] != shape[-1] or not all(

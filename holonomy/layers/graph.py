@@ -148,6 +148,7 @@ class GCN(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         checks.positive_int("layers", layers)
         widths = [
             checks.positive_int("in_features", in_features),
@@ -234,6 +235,7 @@ class Propagation(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         checks.positive_int("in_features", in_features)
         checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)

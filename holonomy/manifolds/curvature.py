@@ -72,7 +72,7 @@ class Curvature(nn.Module):
         initial = torch.full((1,), value, device=device, dtype=dtype)
         self._parameters = _OneReplacement()
         self.register_buffer("initial", initial)
-        self.log_ratio = nn.Parameter(torch.zeros_like(initial), requires_grad=learnable)
+        self.log_ratio = nn.Parameter(torch.zeros_like(initial), requires_grad=bool(learnable))
 
     @property
     def value(self) -> Float[Tensor, " 1"]:

@@ -234,8 +234,9 @@ class Lorentz(geoopt.Lorentz):
         Returns:
             Points ``(..., d+1)``.
         """
+        checks.vectors(x=x, u=u)
         if not isinstance(t, Real):
-            checks.floating("t", t)
+            checks.vectors(t=t)
         return self.expmap(x, t * u)
 
     def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
@@ -464,7 +465,9 @@ class Lorentz(geoopt.Lorentz):
         """
         shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
         checks.size(shape)
+        checks.in_range("mean", mean, -math.inf, math.inf)
         checks.in_range("std", std, 0.0, math.inf)
+        checks.floating_dtype(dtype)
         like = self.curvature
         tangent = torch.randn(shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)
         with torch.no_grad():
@@ -497,6 +500,7 @@ class Lorentz(geoopt.Lorentz):
         like = self.curvature
         shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
         checks.size(shape)
+        checks.floating_dtype(dtype)
         zeros = torch.zeros(shape, dtype=dtype or like.dtype, device=device or like.device)
         with torch.no_grad():
             return self._tensor(self.projx(zeros))

@@ -7,6 +7,7 @@ one between blocks, and two inside each block (attention and feed-forward).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -36,6 +37,7 @@ from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
 from holonomy.layers.kernels.linear_attention import AVERAGES, Average
 from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity
 from holonomy.manifolds import Lorentz
+from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.structures import PaddedGraphs
 
 if TYPE_CHECKING:
@@ -100,6 +102,12 @@ class HypformerBlock(nn.Module):
         checks.one_of("attention", attention, ("linear", "softmax"))
         checks.one_of("similarity", similarity, SIMILARITIES)
         checks.one_of("average", average, AVERAGES)
+        checks.in_range("dropout", dropout, 0.0, 1.0)
+        checks.in_range("norm_eps", norm_eps, 0.0, math.inf)
+        require_lorentz("manifold_in", manifold_in)
+        for name, inner in (("attention", manifold_attention), ("feedforward", manifold_feedforward)):
+            if inner is not None:
+                require_lorentz(f"manifold_{name}", inner)
         _refuse_unread(attention, similarity=similarity, power=power, average=average)
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.manifold_in = manifold_in
@@ -159,6 +167,7 @@ class HypformerBlock(nn.Module):
         Returns:
             Points of ``manifold_out``, shaped as ``x``.
         """
+        checks.vectors(x=x)
         # What padding holds goes nowhere, but it would come out again, and infinities are no points.
         x = without_padding(x, key_padding_mask)
         x = self.position(x)

@@ -83,7 +83,7 @@ FUNCTIONS = {
     "structures.batches_by_size": "sizes:sizes batch_size:count padding:padding? generator:generator?",
     "structures.join_graphs": "graphs:graphs",
     "structures.joint": "mask:mask order:order",
-    "structures.on_features": "function:function x:vector",
+    "structures.on_features": "function:function x:anything",
     "structures.PaddedGraphs.of": "x:rows batch:batch",
     "structures.Hyperedges": "indices:tuples values:hyperedge_values num_nodes:nodes batch:batch?",
     "structures.Hyperedges.from_graph": "x:rows edge_index:edges edge_attr:attributes? batch:batch?",

@@ -337,7 +337,8 @@ DTYPE: dict[str, Change] = {
     "text": lambda s, x: "float32",
     "number": lambda s, x: 3,
 }
-DEVICE: dict[str, Change] = {"unknown": lambda s, x: "nowhere", "number": lambda s, x: 1.5}
+# What torch has no device for it says itself, in a RuntimeError.
+DEVICE: dict[str, Change] = {"number": lambda s, x: 1.5}
 GENERATOR: dict[str, Change] = {"number": lambda s, x: 3, "text": lambda s, x: "seed"}
 FLAG: dict[str, Change] = {"text": lambda s, x: "no", "number": lambda s, x: 2, "none": lambda s, x: None}
 
@@ -471,7 +472,7 @@ KINDS: dict[str, Kind] = {
     "std": Kind(lambda s: s.source.pick((1.0, 0.0, 0.1, 30.0)), POSITIVE),
     "generator": Kind(_generator, GENERATOR),
     "dtype": Kind(lambda s: s.dtype, DTYPE, {"half": lambda s, x: torch.float16}),
-    "device": Kind(lambda s: "cpu", DEVICE, {"meta": lambda s, x: "meta"}),
+    "device": Kind(lambda s: "cpu", {}, DEVICE | {"meta": lambda s, x: "meta"}),
     "edges": Kind(_edges, EDGES, ODD_INTEGERS),
     "symmetric": Kind(_symmetric, EDGES, ODD_INTEGERS),
     "nodes": Kind(lambda s: s.nodes, NO_INTEGER, {"zero": lambda s, x: 0}),
@@ -483,7 +484,7 @@ KINDS: dict[str, Kind] = {
     "hyperedge_values": Kind(lambda s: numbers(s, len(s.seen["indices"]), s.dim), FLOATS | NO_AXIS, ODD),
     "pairs": Kind(_pairs, MASK, ODD_MASK),
     "categories": Kind(lambda s: _pairs(s).long(), INTEGERS, ODD_INTEGERS),
-    "mask": Kind(_mask, MASK, ODD_MASK),
+    "mask": Kind(_mask, {how: MASK[how] for how in MASK if how != "longer"}, ODD_MASK),
     "dense": Kind(lambda s: numbers(s, 2, s.nodes, s.nodes, s.dim), FLOATS | NO_AXIS, ODD),
     "node_mask": Kind(_mask, MASK, {}),
     "lattice": count(3, 0, 1, 2, 4, zero=True),
@@ -513,7 +514,8 @@ KINDS: dict[str, Kind] = {
         lambda s: s.source.pick(([3, 5, 2], [1], [], [7, 7, 7, 1, 2])), {n: LIST[n] for n in ("number", "text", "none")}
     ),
     "padding": Kind(lambda s: s.source.pick((1.05, 1.0, 2.0, math.inf)), NO_NUMBER | {"small": lambda s, x: 0.9}),
-    "function": Kind(lambda s: torch.relu, FUNCTION),
+    "function": Kind(lambda s: torch.relu, {how: FUNCTION[how] for how in FUNCTION if how != "class"}),
+    "anything": Kind(lambda s: numbers(s, *s.lead, s.dim), OBJECTS | AS_LIST | NONE, {"nan": ODD["nan"]}),
     "radius": Kind(lambda s: s.source.pick((1.0, 0.0, 0.1, 5.0)), POSITIVE),
     "positive": Kind(lambda s: s.source.pick((1.0, 0.1, 3.0)), POSITIVE),
     "one": count(1),

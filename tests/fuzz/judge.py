@@ -153,14 +153,21 @@ def _of_error(call: Call, error: BaseException) -> Failure | None:
     if not spoiled:
         return Failure(call.name, f"raises {kind} on valid arguments", message, _place(error))
     how = ", ".join(f"{name}: {how}" for name, how in (*call.wrong.items(), *call.doubtful.items()))
+    if "meta" in call.doubtful.values() and re.search(r"\b(meta|device)\b", message):
+        return None  # torch's own words on tensors that are not where the others are
     ours = type(error).__module__.partition(".")[0] in {"builtins", "holonomy"}
     if not isinstance(error, ValueError | TypeError) or not ours:
         return Failure(call.name, f"raises {kind}, {how}", message, _place(error))
     # A shape is wrong beside another argument's, which the sentence may name instead.
     names = [name for name, x in call.arguments.items() if name in spoiled or isinstance(x, Tensor)]
-    if not any(re.search(rf"(?<![\w.]){name}\b(?!\()", message) for name in names):
+    if not any(re.search(rf"(?<![\w.]){_written(name)}\b(?!\()", message) for name in names):
         return Failure(call.name, f"{kind} names no argument, {how}", message, _place(error))
     return None
+
+
+def _written(name: str) -> str:
+    """The name of an argument, one of several by position or a curvature's only one as sentences call it."""
+    return {"value": "curvature"}.get(name, name.rstrip("0123456789"))
 
 
 def _place(error: BaseException) -> str:

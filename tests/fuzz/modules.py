@@ -41,12 +41,12 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     ("edge_features order_in order_out type_features steps limit", domains.COUNT),
     (
         (
-            "p dropout attention_dropout output_dropout stochastic_depth eigenvector_dropout teleport momentum epsilon "
+            "p dropout attention_dropout output_dropout stochastic_depth eigenvector_dropout teleport momentum "
             "graph_weight"
         ),
         domains.PROBABILITY,
     ),
-    ("std power eps norm_eps scale", domains.POSITIVE),
+    ("std power eps norm_eps scale epsilon", domains.POSITIVE),
     (
         (
             "mode kernel sums attention similarity average form decoder level pooling identifiers dropout_over norm "
@@ -64,7 +64,6 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     ("orders", domains.SEQUENCE),
     ("window", domains.WINDOW),
     ("dtype", domains.DTYPE),
-    ("device", domains.DEVICE),
     ("generator", domains.GENERATOR),
 )
 _FLAGS = (
@@ -72,6 +71,7 @@ _FLAGS = (
     "elementwise_affine lower_orders causal distinct rope share_edges learnable_curvature transformer basis_residual"
 )
 CONSTRUCTOR = {
+    "device": Kind(_unused, {}, domains.DEVICE),
     **{name: Kind(_unused, wrong) for names, wrong in _CONSTRUCTOR for name in names.split()},
     **{name: Kind(_unused, {}, domains.FLAG) for name in _FLAGS.split()},
 }

@@ -81,6 +81,7 @@ class EdgeProjection(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
         self.edge_features = checks.positive_int("edge_features", edge_features)
         checks.positive_int("features", features)
@@ -185,6 +186,7 @@ class ChromaticAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.features = checks.positive_int("features", features)
         self.heads = checks.positive_int("heads", heads)
         if features % heads:

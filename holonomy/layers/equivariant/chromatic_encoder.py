@@ -45,6 +45,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.floating_dtype(dtype)
         checks.in_range("eps", eps, 0.0, math.inf)
         if momentum is not None:
             checks.in_range("momentum", momentum, 0.0, 1.0)
@@ -151,6 +152,7 @@ class ChromaticEncoderLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         checks.one_of("norm", norm, ("batch", "layer"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         checks.in_range("attention_dropout", attention_dropout, 0.0, 1.0)

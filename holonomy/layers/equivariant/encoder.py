@@ -76,6 +76,7 @@ class HigherOrderEncoderLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.order_in, self.order_out = order_in, order_out
         checks.function("activation", activation)
         self.activation = activation

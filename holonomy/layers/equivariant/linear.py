@@ -373,6 +373,7 @@ class EquivariantLinear(EquivariantMap):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.floating_dtype(dtype)
         if lightweight and order_in > 0 and order_out == 0:
             raise ValueError("lightweight must be False for a map to order 0: every class of it sums over inputs.")
         super().__init__(

@@ -52,6 +52,7 @@ class EdgeTypeEncoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         checks.positive_int("features", features)
         count = checks.positive_int("edge_types", edge_types) + 2
         self.edge_features, self.product = checks.nonnegative_int("edge_features", edge_features), product
@@ -115,6 +116,7 @@ class RandomWalkEncoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.steps = checks.positive_int("steps", steps)
         checks.positive_int("features", features)
         self.walks = nn.Linear(steps, features, bias=False, device=device, dtype=dtype)
@@ -159,6 +161,7 @@ class ShortestPathEncoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         checks.positive_int("features", features)
         self.distances = nn.Embedding(checks.positive_int("limit", limit) + 2, features, device=device, dtype=dtype)
 

@@ -73,6 +73,7 @@ class SimplicialAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.features, self.heads = features, head_count(features, heads)
         self.order = checks.positive_int("order", order)
         checks.one_of("form", form, FORMS)
@@ -287,6 +288,7 @@ class PathRouter(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.k, self.causal, self.distinct = checks.positive_int("k", k), causal, distinct
         checks.positive_int("features", features)
         self.gate = nn.Linear(features, checks.positive_int("heads", heads), bias=False, device=device, dtype=dtype)
@@ -355,6 +357,7 @@ class ExpertChoice(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.capacity = checks.positive_int("capacity", capacity)
         self.features = checks.positive_int("features", features)
         checks.function("inner", inner)

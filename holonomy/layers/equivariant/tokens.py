@@ -315,6 +315,7 @@ class GraphTokenizer(_Tokenizer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.floating_dtype(dtype)
         if identifiers is not None:
             checks.one_of("identifiers", identifiers, ("laplacian", "laplacian_both", *_RANDOM))
         super().__init__(2, features, identifiers, identifier_dim, type_features, eigenvector_dropout, device, dtype)
@@ -413,6 +414,7 @@ class HyperedgeTokenizer(_Tokenizer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.floating_dtype(dtype)
         if identifiers is not None:
             checks.one_of("identifiers", identifiers, _RANDOM)
         super().__init__(order, features, identifiers, identifier_dim, type_features, 0.0, device, dtype)

@@ -86,6 +86,7 @@ class TokenAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.features = checks.positive_int("features", features)
         self.heads = checks.positive_int("heads", heads)
         self.kernel = checks.one_of("kernel", kernel, ("softmax", "performer"))
@@ -313,6 +314,7 @@ class TokenEncoderLayer(PreNormLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.floating_dtype(dtype)
         checks.one_of("attention", attention, ("softmax", "performer"))
         if attention == "performer" and attention_dropout > 0:
             raise ValueError(f"attention_dropout must be 0 with attention 'performer', got {attention_dropout}.")

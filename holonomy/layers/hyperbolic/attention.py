@@ -92,6 +92,7 @@ class HypLinearAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.heads = head_count(features, heads)
         checks.in_range("power", power, -math.inf, math.inf)
         if not (math.isfinite(power) and power >= 1):
@@ -205,6 +206,7 @@ class HypSoftmaxAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.heads = head_count(features, heads)
         checks.one_of("similarity", similarity, SIMILARITIES)
         self.similarity: Similarity = similarity

@@ -72,6 +72,7 @@ class HTC(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.in_features = checks.positive_int("in_features", in_features)
         self.out_features = checks.positive_int("out_features", out_features)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
@@ -262,6 +263,7 @@ class TangentLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
@@ -277,6 +279,7 @@ class TangentLinear(nn.Module):
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1", self.linear)
+        checks.dense("x", x)
         tangent = self.linear(self.manifold_in.logmap0(x)[..., 1:])
         return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
 
@@ -325,6 +328,7 @@ class FullyLorentzLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)
         checks.positive("scale", scale)

@@ -15,6 +15,7 @@ from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
 from holonomy.manifolds import Lorentz
+from holonomy.manifolds.lorentz import require_lorentz
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -54,6 +55,7 @@ class HypPositionalEncoding(nn.Module):
     ) -> None:
         super().__init__()
         checks.positive_int("features", features)
+        require_lorentz("manifold", manifold)
         self.position = HTC(features, features, manifold, device=device, dtype=dtype)
         self.manifold = self.position.manifold_in
         self.epsilon = checks.positive("epsilon", epsilon)
@@ -67,6 +69,7 @@ class HypPositionalEncoding(nn.Module):
         Returns:
             Points ``(*batch, d + 1)``.
         """
+        checks.vectors(x=x)
         return lifted_midpoint(x, self.position.space(x), self.epsilon, self.manifold.curvature)
 
     def extra_repr(self) -> str:

@@ -198,6 +198,7 @@ class HypLayerNorm(HRC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.floating_dtype(dtype)
         checks.positive_int("features", features)
         checks.in_range("eps", eps, 0.0, math.inf)
         norm = nn.LayerNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
@@ -274,6 +275,7 @@ class HypBatchNorm(HRC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.floating_dtype(dtype)
         checks.positive_int("features", features)
         checks.in_range("eps", eps, 0.0, math.inf)
         checks.in_range("momentum", momentum, 0.0, 1.0)

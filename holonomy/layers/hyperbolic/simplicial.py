@@ -77,6 +77,7 @@ class HypSimplicialAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
         self.features, self.heads = features, head_count(features, heads)
         self.order = checks.positive_int("order", order)
         checks.one_of("form", form, FORMS)
