@@ -237,13 +237,13 @@ def last_axis(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | 
         layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
 
     Raises:
-        TypeError: if it is no floating-point tensor, or its dtype is not the layer's and autocast is off.
+        TypeError: if it is no tensor, or its dtype is not the layer's and autocast is off.
         ValueError: if the last axis has another length.
 
     >>> import torch
     >>> last_axis("x", torch.zeros(2, 5), 5, "features + 1")
     """
-    floating(name, x)
+    _tensor(name, x)
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
     _dtype_of(layer, name, x)

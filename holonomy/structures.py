@@ -399,11 +399,13 @@ class Hyperedges:
         >>> Hyperedges.from_dense(torch.zeros(2, 3, 3, 1)).indices.shape
         torch.Size([18, 2])
         """
+        checks.floating("x", x)
+        checks.dense("x", x)
         if x.ndim < 3 or len(set(x.shape[1:-1])) > 1:
             raise ValueError(f"x must have shape (graphs, n, .., n, features), got {tuple(x.shape)}.")
         graphs, width, order = x.shape[0], x.shape[1], x.ndim - 2
-        if mask is not None and mask.shape != (graphs, width):
-            raise ValueError(f"mask must have shape (graphs, n) = {graphs, width}, got {tuple(mask.shape)}.")
+        if mask is not None:
+            checks.boolean("mask", mask, (graphs, width), "nodes", "(graphs, n) = ")
         if mask is None:
             mask = x.new_ones(graphs, width, dtype=torch.bool)
         present = joint(mask, order)

@@ -33,6 +33,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("attend_linear", "attend_softmax", "follow_refinement", "follow_transformation"), "called by certify"
     ),
+    **dict.fromkeys(("BoundViolatedError", "assert_lipschitz"), "an AssertionError is the result"),
     **dict.fromkeys(("CLAIMS", "Claim", "Draws", "Trial", "Verdict", "verify"), "a claim takes seconds to measure"),
     **dict.fromkeys(("Certificate", "DistanceScaling", "NotCoveredError", "Projections"), "what functions return"),
 }

@@ -196,6 +196,7 @@ class ChromaticEncoderLayer(nn.Module):
             TypeError: if the mask is not boolean.
             ValueError: if a shape does not fit.
         """
+        checks.vectors(x=x)
         if mask is not None:
             checks.node_mask(mask, x.shape[:-1])
             x = x.masked_fill(~mask[..., None], 0.0)

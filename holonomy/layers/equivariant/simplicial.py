@@ -312,6 +312,8 @@ class PathRouter(nn.Module):
             Steps ``(*batch, tokens, k)``, of equal ones those to the first tokens, -1 where there are fewer; and zeros
             of that shape that carry the gradient of the scores.
         """
+        checks.rows("x", x, self.gate.in_features, "features", self.gate)
+        checks.vectors(query=query, key=key)
         x, query, key = x.detach(), query.detach(), key.detach()
         gate = self.gate(x)
         if self.distinct:
@@ -378,6 +380,7 @@ class ExpertChoice(nn.Module):
         Returns:
             ``(*batch, tokens, features)``; zero at padding.
         """
+        checks.vectors(x=x)
         x = without_padding(x, key_padding_mask)
         return x + self.weighted(x, key_padding_mask)
 

@@ -195,8 +195,8 @@ class ExpMapHTC(HTC):
         Returns:
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.in_features, "in_features", None if is_sparse(x) else self)
         checks.floating("x", x)
+        checks.last_axis("x", x, self.in_features, "in_features", None if is_sparse(x) else self)
         weight, bias = self.affine(factor)
         if is_sparse(x):
             matrix = as_csr(x)
