@@ -76,7 +76,7 @@ def _show(report: Report, scripts: int) -> None:
 def _figures(report: Report, options: argparse.Namespace, seconds: float) -> dict[str, object]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
-        "command": f"python -m tests.fuzz --calls {options.calls} --seed {options.seed}",
+        "command": " ".join(["python -m tests.fuzz", *sys.argv[1:]]),
         "commit": commit,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "geoopt": geoopt.__version__},
         "seconds": round(seconds, 1),
