@@ -27,11 +27,13 @@ __all__ = [
     "floating_dtype",
     "function",
     "graph",
+    "in_ball",
     "in_range",
     "integers",
     "last_axis",
     "membership",
     "node_mask",
+    "nonnegative",
     "nonnegative_int",
     "number_of_graphs",
     "one_of",
@@ -431,6 +433,47 @@ def vectors(**named: Tensor) -> None:
         ):
             wanted = f"(..., {shape[-1]}) that broadcasts with {tuple(shape)}"
             raise ValueError(f"{name} must have a shape {wanted}, that of {next(iter(named))}, got {tuple(x.shape)}.")
+
+
+def nonnegative(name: str, x: Tensor) -> None:
+    """Refuse numbers below zero, infinities and nan, where reading them makes nobody wait.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: what came.
+
+    Raises:
+        ValueError: if one is negative or not finite.
+
+    >>> import torch
+    >>> nonnegative("weights", torch.tensor([0.0, 2.0]))
+    """
+    if x.numel() and _costs_nothing_to_read(x):
+        least, largest = (float(value) for value in x.detach().aminmax())
+        if not 0 <= least <= largest < math.inf:
+            raise ValueError(f"{name} must be finite and nonnegative, got numbers from {least:g} to {largest:g}.")
+
+
+def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
+    """Refuse points outside of the ball of radius ``1/sqrt(-curvature)``, where reading them makes nobody wait.
+
+    Args:
+        name: the argument's name, for the sentence.
+        x: points ``(..., d)``.
+        curvature: one negative number.
+        slack: by which share of the radius a point may lie beyond the rim.
+
+    Raises:
+        ValueError: if one lies farther out, or is not finite.
+
+    >>> import torch
+    >>> in_ball("p", torch.tensor([0.6, 0.8]), torch.tensor([-1.0]), 0.01)
+    """
+    if x.numel() and _costs_nothing_to_read(x) and _costs_nothing_to_read(curvature.detach()):
+        radius = (-float(curvature.detach())) ** -0.5
+        farthest = float(torch.linalg.vector_norm(x.detach().to(torch.float64), dim=-1).amax())
+        if not farthest <= radius * (1 + slack):
+            raise ValueError(f"{name} must lie in the ball of radius {radius:g}, got a point of length {farthest:g}.")
 
 
 def integers(name: str, x: Tensor) -> None:

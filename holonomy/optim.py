@@ -13,6 +13,7 @@ The file has the mathematics first, then the sorting of tensors into blocks, the
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
@@ -357,6 +358,13 @@ def _check_parameter(parameter: Tensor) -> None:
             "params must not hold learned points that fully_shard has cut up, which have no manifold: name them in "
             f"its ignored_params, got shards of shape {tuple(parameter.shape)}."
         )
+    manifold = _manifold(parameter)
+    if isinstance(manifold, Lorentz) and manifold.curvature_parameter.log_ratio.requires_grad:
+        warnings.warn(
+            f"params hold a point of {manifold}, which it leaves when the curvature moves: use "
+            "holonomy.manifolds.LorentzPoints, which follows.",
+            stacklevel=5,
+        )
 
 
 def _rows(entry: _Entry, point: Tensor, radius: Tensor) -> _Rows:
@@ -390,7 +398,8 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
     * **Parameters on a** ``geoopt.Lorentz`` (:class:`holonomy.manifolds.Lorentz` is one), rows of
       shape ``(..., d+1)``, are moved by a closed form that adds multiples of ``x`` and ``m``; tables
       of one width are stacked, whatever their curvatures. A point and a tangent vector are read by
-      their space part, and time is made anew from the curvature as it is now.
+      their space part, and time is made anew from the curvature as it is now. Where that curvature
+      learns, a warning names :class:`~holonomy.manifolds.LorentzPoints`, which follows it.
     * **Every other manifold** is asked for its own ``egrad2rgrad``, ``component_inner`` and
       ``retr_transp``, as Geoopt does.
 

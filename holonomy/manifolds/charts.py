@@ -3,7 +3,7 @@ r"""The hyperboloid in two balls of radius :math:`1/\sqrt{-\kappa}`: Poincare's 
 Near the rim a ball coordinate has few digits left: with a spacing ``eps`` of the dtype, points farther than about
 :math:`\log(1/\text{eps})/\sqrt{-\kappa}` from the origin (16 curvature radii in float32) share the last coordinate
 inside the ball in Poincare's, and half that distance in Klein's. Coordinates on or beyond the rim are read as that
-last one, so that results are finite.
+last one, so that results are finite; the methods of :class:`~holonomy.manifolds.Lorentz` refuse those beyond it.
 """
 
 from __future__ import annotations

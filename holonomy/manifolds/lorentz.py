@@ -516,14 +516,16 @@ class Lorentz(geoopt.Lorentz):
 
         Args:
             x: points ``(..., n, d+1)``.
-            weights: nonnegative weights, ``(..., m, n)`` for m midpoints, or, with fewer axes than ``x``, ``(..., n)``
-                for one; equal weights if left out. A row of zeros gives the origin.
+            weights: finite nonnegative weights, ``(..., m, n)`` for m midpoints, or, with fewer axes than ``x``,
+                ``(..., n)`` for one; equal weights if left out. A row of zeros gives the origin.
 
         Returns:
             Points ``(..., m, d+1)`` or ``(..., d+1)``.
 
         Raises:
             TypeError: if the weights are not floating-point numbers.
+            ValueError: if a weight is negative or not finite. Weights on a GPU, under ``torch.compile`` or in a
+                transformation of ``torch.func`` are not read, and such ones give an undefined result.
 
         >>> m = Lorentz(-1.0)
         >>> m.centroid(m.lift(torch.tensor([[2.0], [-2.0]]))).tolist()
@@ -535,6 +537,7 @@ class Lorentz(geoopt.Lorentz):
             weights = x.new_ones(x.shape[:-1])
         checks.floating("weights", weights)
         checks.last_axis("weights", weights, x.shape[-2], "n")
+        checks.nonnegative("weights", weights)
         if weights.ndim < x.ndim:
             return hyperboloid.centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
         return hyperboloid.centroid(x, weights, self.curvature)
@@ -573,13 +576,20 @@ class Lorentz(geoopt.Lorentz):
     def from_poincare(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
         """The inverse of :meth:`to_poincare`.
 
+        A point on the rim, or beyond it by no more than rounding, is read as the farthest one inside.
+
         Args:
             p: points ``(..., d)`` of the ball.
 
         Returns:
             Points ``(..., d+1)``.
+
+        Raises:
+            ValueError: if a point lies outside the ball. Points on a GPU, under ``torch.compile`` or in a
+                transformation of ``torch.func`` are not read; there such a point counts as one on the rim.
         """
         checks.vectors(p=p)
+        checks.in_ball("p", p, self.curvature, numerics.tolerance(p.dtype).rtol)
         return charts.from_poincare(p, self.curvature)
 
     def to_klein(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
@@ -597,13 +607,20 @@ class Lorentz(geoopt.Lorentz):
     def from_klein(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
         """The inverse of :meth:`to_klein`.
 
+        A point on the rim, or beyond it by no more than rounding, is read as the farthest one inside.
+
         Args:
             p: points ``(..., d)`` of the ball.
 
         Returns:
             Points ``(..., d+1)``.
+
+        Raises:
+            ValueError: if a point lies outside the ball. Points on a GPU, under ``torch.compile`` or in a
+                transformation of ``torch.func`` are not read; there such a point counts as one on the rim.
         """
         checks.vectors(p=p)
+        checks.in_ball("p", p, self.curvature, numerics.tolerance(p.dtype).rtol)
         return charts.from_klein(p, self.curvature)
 
     def _check_point_on_manifold(

@@ -412,6 +412,11 @@ def learned(points: Tensor, manifold: Lorentz) -> geoopt.ManifoldParameter:
     return geoopt.ManifoldParameter(points, manifold=manifold)  # pyright: ignore[reportCallIssue]
 
 
+def _held(fixed: Lorentz, width: int) -> geoopt.ManifoldParameter:
+    # On a learning manifold the optimizer warns of it.
+    return learned(fixed.origin(2, width), fixed)
+
+
 def choice(*values: Any) -> Kind:
     """One of several, and what is none of them."""
     return Kind(lambda s: s.source.pick(values), CHOICE)
@@ -534,7 +539,7 @@ KINDS: dict[str, Kind] = {
     "trials": Kind(lambda s: [Trial(0.5, 1.0)], LIST | {"empty": lambda s, x: []}),
     "seed": Kind(lambda s: s.source.below(9), NO_INTEGER),
     "parameters": Kind(
-        lambda s: [learned(s.manifold.origin(2, s.dim + 1, dtype=s.dtype), s.manifold)],
+        lambda s: [_held(Lorentz(s.curvature, dtype=s.dtype), s.dim + 1)],
         LIST | {"module": lambda s, x: nn.Linear(2, 2), "empty": lambda s, x: []},
     ),
     "lr": Kind(lambda s: s.source.pick((0.1, 1e-3, 0.0, 1.0, 30.0, 1e3)), POSITIVE),

@@ -81,14 +81,19 @@ def test_both_ways(chart: str, kappa: float) -> None:
 
 @pytest.mark.parametrize("chart", ["poincare", "klein"])
 def test_boundary_is_finite(chart: str, dtype: torch.dtype) -> None:
-    """Points that round onto or past the boundary come back finite, with finite gradients."""
+    """Points that round onto or past the boundary come back finite, with finite gradients; those beyond are refused."""
     manifold = Lorentz(-1.0, learnable=True, dtype=dtype)
-    ball = torch.tensor([[1.0, 0.0], [0.6, 0.8], [2.0, 0.0], [0.0, 0.0]], dtype=dtype)
+    rounded = 1 + torch.finfo(dtype).eps
+    ball = torch.tensor([[1.0, 0.0], [0.6, 0.8], [rounded, 0.0], [0.0, 0.0]], dtype=dtype)
     ball = ball.requires_grad_()
     points = getattr(manifold, f"from_{chart}")(ball)
     assert torch.isfinite(points).all()
     (gradient,) = torch.autograd.grad(points.sum(), ball)
     assert torch.isfinite(gradient).all()
+    with pytest.raises(ValueError, match=r"^p must lie in the ball of radius 1, got a point of length 2\.$"):
+        getattr(manifold, f"from_{chart}")(2 * ball)
+    outside = torch.func.vmap(getattr(manifold, f"from_{chart}"))(2 * ball.detach())
+    assert torch.isfinite(outside).all()
     far = manifold.lift(torch.tensor([[1e4, 0.0], [3e37, -2e37]], dtype=dtype))
     inside = getattr(manifold, f"to_{chart}")(far)
     assert (inside.norm(dim=-1) <= 1).all()

@@ -86,7 +86,8 @@ def test_a_thousand_steps_stay_on_the_manifold(target):
     table = on(manifold, normal(draw, 20, 5, scale=0.5), torch.float32)
     goal = normal(draw, 20, 4, scale=target).float()
     learned, log_ratio = LorentzPoints(20, 4, manifold), manifold.curvature_parameter.log_ratio
-    optimizer = RiemannianAdam([table, learned.unit, log_ratio], lr=0.1)
+    with pytest.warns(UserWarning, match=r"^params hold a point of Lorentz\(.*LorentzPoints, which follows\.$"):
+        optimizer = RiemannianAdam([table, learned.unit, log_ratio], lr=0.1)
     for step in range(1000):
         for point in (table, learned.unit):
             point.grad = torch.nn.functional.pad(point.detach()[:, 1:] - goal, (1, 0))
@@ -117,7 +118,8 @@ def test_points_are_read_by_their_space_part():
 def test_time_follows_a_curvature_that_moved(dtype):
     manifold = Lorentz(-1.0, learnable=True, dtype=dtype)
     point = on(manifold, torch.ones(3, 4, dtype=torch.float64), dtype)
-    optimizer = RiemannianAdam([point], lr=0.0)
+    with pytest.warns(UserWarning, match="when the curvature moves"):
+        optimizer = RiemannianAdam([point], lr=0.0)
     with torch.no_grad():
         manifold.curvature_parameter.log_ratio.fill_(2.0)
     point.grad = torch.ones_like(point)
