@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import scipy.sparse
@@ -33,15 +33,15 @@ __all__ = [
     "perturb_identifiers",
 ]
 
-# Up to here all eigenvectors by LAPACK take less than a second; beyond it the few that are wanted by ARPACK.
+# Up to here all eigenvectors by LAPACK take less than a second; beyond it the few that are wanted by block Lanczos.
 _DENSE_NODES = 1024
-# Restarts after which ARPACK is given the inverse: at the end of the spectrum of a long or wide graph, a path or a
-# grid, eigenvalues lie so close together that the matrix itself takes it hours.
-_RESTARTS = 1000
+# Restarts after which the inverse of the matrix takes its place: at the end of the spectrum of a long or wide graph, a
+# path or a grid, eigenvalues lie so close together that the matrix itself takes hours.
+_RESTARTS = 60
 # How far beyond the end of the spectrum that inverse is taken.
 _SHIFT = 2**-14
-# Eigenvalues that are no further apart are one.
-_TIE = 2**-26
+# Residuals of eigenvectors, relative to the largest eigenvalue; and how many blocks there are between two restarts.
+_RESIDUAL, _BLOCKS = 2**-38, 6
 
 
 def orthogonal_identifiers(
@@ -137,8 +137,8 @@ def laplacian_identifiers(
     A counts how often an edge is listed, in the direction in which that is more often; self-loops do not count, and an
     isolated node has the eigenvalue 1. An eigenvector is defined up to its sign, which is taken such that the sum of
     the cubes of its entries is positive where it does not vanish, and several of one eigenvalue up to an orthogonal
-    matrix, of which nothing is promised. Computed in float64 on the CPU, by LAPACK for up to 1024 nodes, by ARPACK
-    (``scipy.sparse.linalg.eigsh``) beyond: compute them once for a data set and hand them to the model.
+    matrix, of which nothing is promised. Computed in float64 on the CPU, by LAPACK for up to 1024 nodes, by a block
+    Lanczos method beyond: compute them once for a data set and hand them to the model.
 
     Args:
         edge_index: ``(2, m)`` int64, sources and targets.
@@ -303,66 +303,59 @@ def _eigenvectors(normalised: Any, dim: int, which: str) -> Any:
 
 def _extreme(normalised: Any, low: int, high: int) -> Any:
     # The lowest of I - M are the largest of M.
-    size = normalised.shape[0]
-    if normalised.nnz == 0:  # ARPACK has no use for zeros
-        return np.eye(size, low + high)
-    first = _topmost(normalised, low, np.empty((size, 0)))
+    first = _largest(normalised, low, np.empty((normalised.shape[0], 0)))
     if not high:
         return first
     # Beside the first ones, for an eigenvalue may reach from one end to the other.
-    return np.concatenate([first, _topmost(-normalised, high, first)[:, ::-1]], 1)
+    return np.concatenate([first, _largest(-normalised, high, first)[:, ::-1]], 1)
 
 
-def _topmost(matrix: Any, count: int, known: Any) -> Any:
-    """Eigenvectors (size, count) of the largest eigenvalues, the largest first, orthogonal to known ones.
+def _largest(matrix: Any, count: int, known: Any) -> Any:
+    """Eigenvectors (size, count) of the largest eigenvalues, the largest first, orthogonal to known ones."""
+    found = _lanczos(matrix.__matmul__, count, known, _RESTARTS)
+    if found is None:
+        size = matrix.shape[0]
+        shifted = scipy.sparse.csc_array((1 + _SHIFT) * scipy.sparse.eye_array(size) - matrix)
+        found = _lanczos(scipy.sparse.linalg.splu(shifted).solve, count, known, None)
+    return found
 
-    Lanczos meets one vector of each eigenspace, and the others by rounding, if it has time: it is asked for more until
-    what is left has nothing larger.
+
+def _lanczos(multiply: Callable[[Any], Any], count: int, known: Any, restarts: int | None) -> Any:
+    """The same of a symmetric operator, or None where that takes more restarts.
+
+    Block Lanczos with thick restarts and full orthogonalisation. Lanczos from one vector meets one vector of each
+    eigenspace; a random block that is as wide as ``count`` meets as many as are wanted. Where the space that the block
+    spans closes, because there are few eigenvalues, its Ritz vectors are eigenvectors.
     """
-    lanczos = _Lanczos(matrix)
-    values, vectors, asked = np.empty(0), known[:, :0], count
+    # A fixed start, for the same graph has the same identifiers.
+    width = count + min(count, 8)
+    block = _orthonormal(np.random.default_rng(0).standard_normal((len(known), width)), known)
+    basis = image = known[:, :0]
     while True:
-        beside = np.concatenate([known, vectors], 1)
-        more, found = lanczos.largest(min(asked, len(known) - beside.shape[1]), beside)
-        if len(values) and more.max() <= values.min() + _TIE:
-            return vectors
-        values, vectors = np.concatenate([values, more]), np.concatenate([vectors, found], 1)
-        best = np.argsort(-values, kind="stable")[:count]
-        values, vectors, asked = values[best], vectors[:, best], 1 if asked == count > 1 else min(2 * asked, count)
+        while block.shape[1] and basis.shape[1] < _BLOCKS * width:
+            basis, image = np.concatenate([basis, block], 1), np.concatenate([image, multiply(block)], 1)
+            block = _orthonormal(image[:, -block.shape[1] :], np.concatenate([known, basis], 1))
+        values, mixed = np.linalg.eigh(basis.T @ image)
+        best = mixed[:, ::-1][:, : 2 * width]
+        basis, image, values = basis @ best, image @ best, values[::-1]
+        left = image[:, :count] - basis[:, :count] * values[:count]
+        left -= known @ (known.T @ left)
+        if np.linalg.norm(left, axis=0).max() <= _RESIDUAL * abs(values).max():
+            return basis[:, :count]
+        if restarts is not None:
+            restarts -= 1
+            if restarts < 0:
+                return None
+        if not block.shape[1]:
+            block = _orthonormal(left, np.concatenate([known, basis], 1))
 
 
-class _Lanczos:
-    """ARPACK on a symmetric matrix of eigenvalues in [-1, 1], and on its inverse from the first time that it takes."""
-
-    def __init__(self, matrix: Any) -> None:
-        self.matrix, self.inverse = matrix, None
-        # Fixed starts, for the same graph has the same identifiers; a new one each time, for what the last one had of
-        # an eigenspace has been found.
-        self.starts = np.random.default_rng(0)
-
-    def largest(self, count: int, known: Any) -> tuple[Any, Any]:
-        """The largest eigenvalues and their vectors, known ones left out."""
-        size = self.matrix.shape[0]
-        start = self.starts.standard_normal(size)
-        if self.inverse is None:
-            beside = self._beside(self.matrix.__matmul__, known, -2.0)
-            try:
-                return cast("Any", scipy.sparse.linalg.eigsh(beside, count, which="LA", v0=start, maxiter=_RESTARTS))
-            except scipy.sparse.linalg.ArpackNoConvergence:
-                shifted = scipy.sparse.csc_array(self.matrix - (1 + _SHIFT) * scipy.sparse.eye_array(size))
-                self.inverse = scipy.sparse.linalg.splu(shifted)
-        beside = self._beside(self.inverse.solve, known, 0.0)
-        values, vectors = scipy.sparse.linalg.eigsh(beside, count, which="SA", v0=start)
-        return 1 + _SHIFT + 1 / values, vectors
-
-    def _beside(self, function: Callable[[Any], Any], known: Any, value: float) -> Any:
-        """The matrix with another eigenvalue at the known vectors."""
-
-        def multiply(x: Any) -> Any:
-            x = x.ravel()
-            inside = known @ (known.T @ x)
-            product = function(x - inside)
-            return product - known @ (known.T @ product) + value * inside
-
-        operator = cast("Any", scipy.sparse.linalg.LinearOperator)  # whose stubs know no dtype
-        return operator(self.matrix.shape, matvec=multiply, dtype=np.float64)
+def _orthonormal(vectors: Any, known: Any) -> Any:
+    """An orthonormal basis of what the vectors span beside orthonormal known ones."""
+    for _ in range(2):  # the second time removes what rounding left of the known ones
+        lengths = np.linalg.norm(vectors, axis=0)
+        vectors = vectors[:, lengths > 0] / lengths[lengths > 0]
+        vectors = vectors - known @ (known.T @ vectors)
+        left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
+        vectors = left[:, sizes > _RESIDUAL]
+    return vectors
