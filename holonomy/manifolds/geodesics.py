@@ -23,6 +23,7 @@ those of the logarithm and of transport right.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -60,14 +61,6 @@ class Gap(NamedTuple):
     other: Ray
     across: Tensor
     along: Tensor
-
-    def covector(self) -> Tensor:
-        """Minus the derivative of cosh D in the space part of X.
-
-        Returns:
-            Covectors ``(..., d)``; zero, and smooth, where the points coincide.
-        """
-        return (self.across + self.ray.unit * (self.along / self.ray.time)) * self.other.time
 
 
 class View(NamedTuple):
@@ -362,8 +355,8 @@ class _SquaredChord(torch.autograd.Function):
         stretch = stretch + turned / x_time * (turned * y_time)
         kept = _keeper(x, y, grad)
         return (
-            kept(-2 * scale * grad * from_x.covector()),
-            kept(-2 * scale * grad * from_y.covector()),
+            kept(-2 * scale * grad * _gap_covector(from_x)),
+            kept(-2 * scale * grad * _gap_covector(from_y)),
             2 * kept(grad * stretch).sum() / scale,
         )
 
@@ -596,14 +589,19 @@ class _Inner(torch.autograd.Function):
         )
 
 
+def _gap_covector(gap: Gap) -> Tensor:
+    """Minus the derivative of cosh D in the space part of X; zero, and smooth, where the points coincide."""
+    return (gap.across + gap.ray.unit * (gap.along / gap.ray.time)) * gap.other.time
+
+
 def _keeper(*inputs: Tensor) -> Callable[[Tensor], Tensor]:
     """What makes of a gradient one without the entries that overflowed; see the head of this file."""
-    spoiled = torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0)
+    # No function inside of this one: the compiler traces it, and in the suite each would be decorated while it does.
+    return partial(_kept, torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0))
 
-    def kept(grad: Tensor) -> Tensor:
-        return torch.where(grad.isfinite() | spoiled, grad, 0.0)
 
-    return kept
+def _kept(spoiled: Tensor, grad: Tensor) -> Tensor:
+    return torch.where(grad.isfinite() | spoiled, grad, 0.0)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

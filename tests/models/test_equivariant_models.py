@@ -183,5 +183,5 @@ def test_wrong_arguments_get_one_sentence():
     with pytest.raises(ValueError, match="edge_index must be given exactly if the first order is 2"):
         model(torch.ones(2, 3))
     edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 5), 2)
-    with pytest.raises(ValueError, match="edge_index, edge_attr and batch must be None where x is hyperedges"):
+    with pytest.raises(ValueError, match="edge_index, edge_attr, batch and num_graphs must be None where x is hyper"):
         model(edges, torch.tensor([[0], [1]]))

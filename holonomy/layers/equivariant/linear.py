@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks
+from holonomy import autograd, checks
 from holonomy.autograd import eager
 from holonomy.layers.equivariant import dense, sparse
 from holonomy.layers.equivariant.classes import Group, Pair, Target, groups, number_of_blocks, pairs
@@ -182,7 +182,7 @@ class EquivariantMap(Derived):
         if scale is None:
             return (table.flatten(-2) @ matrix.to(table.dtype)).unflatten(-1, shape)[..., 0, :, :]
         # The sum of many terms may leave the range of float16 before it is divided.
-        with torch.autocast(table.device.type, enabled=False):
+        with torch.autocast(autograd.autocast_device(table), enabled=False):
             product = (table.flatten(-2) @ matrix.to(table.dtype)).unflatten(-1, shape)
             return (product * scale.to(table.dtype)[..., None, None]).sum(-3)
 
