@@ -226,3 +226,17 @@ def test_residual_far_out_agrees_with_the_oracle():
             norm = sqrt(time**2 - sum(s * s for s in total))
             expected = torch.tensor([float(s / norm) for s in total])
             torch.testing.assert_close(z[i, 1:], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("spread", "mean"), [(1e-2, 1.0), (1.0, 3.0), (100.0, 200.0), (1e4, 0.0)])
+def test_batch_norm_in_float16(spread, mean):
+    """The mean was rounded to float16 before it was subtracted: 0.04 off for points far from it."""
+    m = Lorentz()
+    x = m.lift(mean + spread * torch.randn(500, 4, dtype=torch.float64)).half()
+    half, wide = HypBatchNorm(4, m, dtype=torch.float16), HypBatchNorm(4, m, dtype=torch.float64)
+    for mode in (True, False) if spread < 1e3 else (True,):  # the running variance leaves float16
+        result, expected = half.train(mode)(x), wide.train(mode)(x.double())
+        assert result.dtype == torch.float16
+        torch.testing.assert_close(result.double(), expected, rtol=2e-3, atol=2e-3 if mode else 2e-3 * (1 + abs(mean)))
+    half(x).square().mean().backward()
+    assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float16 for p in half.function.parameters())

@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 
+_HALF = (torch.float16, torch.bfloat16)
+
+
 def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None, name: str = "manifold_out") -> tuple[Lorentz, Lorentz]:
     """The two manifolds of a layer, the second being the first where it is ``None``.
 
@@ -243,8 +246,8 @@ class HypLayerNorm(HRC):
 class HypBatchNorm(HRC):
     r"""Batch normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.BatchNorm1d`.
 
-    Statistics run over all leading axes. In training at least two points are needed, as in torch. A running variance
-    that its dtype cannot hold is held at the largest number.
+    Statistics run over all leading axes, in float32 at least. In training at least two points are needed, as in torch.
+    A running variance that its dtype cannot hold is held at the largest number.
 
     Args:
         features: d.
@@ -432,8 +435,19 @@ class _Rows(nn.Module):
         return (self.norm,)
 
     def forward(self, space: Tensor) -> Tensor:
-        result = self.norm(space.reshape(-1, space.shape[-1])).reshape(space.shape)
+        rows = space.reshape(-1, space.shape[-1])
+        result = (self._in_float32(rows) if rows.dtype in _HALF else self.norm(rows)).reshape(space.shape)
         if self.training and self.norm.running_var is not None:
             # One variance that the dtype cannot hold would stay in the running one as infinity for ever.
             self.norm.running_var = numerics.finite(self.norm.running_var)
         return result
+
+    def _in_float32(self, rows: Tensor) -> Tensor:
+        # Torch rounds the mean to the dtype of the rows before it is subtracted.
+        held = {**dict(self.norm.named_parameters()), **dict(self.norm.named_buffers())}
+        wide = {name: x.float() for name, x in held.items() if x.is_floating_point()}
+        result = torch.func.functional_call(self.norm, wide, (rows.float(),))
+        with torch.no_grad():
+            for name in wide.keys() & {"running_mean", "running_var"}:
+                held[name].copy_(numerics.narrow(wide[name], held[name].dtype))
+        return numerics.narrow(result, rows.dtype)
