@@ -55,6 +55,8 @@ class Attack(NamedTuple):
     def refutes(self, bound: float) -> bool:
         """Whether the pair is moved apart by more than a bound allows, beyond the digits of a bound in float32.
 
+        A stretch near zero is rounding: a ratio refutes a bound only if it is larger by 1e-10 at least.
+
         Args:
             bound: the claimed constant.
 
@@ -64,7 +66,7 @@ class Attack(NamedTuple):
         >>> Attack(2.0, torch.zeros(1, 1), torch.ones(1, 1)).refutes(1.9)
         True
         """
-        return self.ratio > bound * (1 + numerics.CHECK_TOLERANCE)
+        return self.ratio > bound * (1 + numerics.CHECK_TOLERANCE) + numerics.CHECK_TOLERANCE**2
 
 
 class _Space:
@@ -161,7 +163,9 @@ def attack_at(function: Function, scope: Scope) -> Attack:
             if manifold is not None
         ]
         near = _Space(source).move(x, direction * numerics.CHECK_TOLERANCE)
-    return Attack(size.item() / rounding(max(rapidities, default=0.0)), x, near)
+    # Where the differential is not finite there is no stretch to show.
+    ratio = size.item() / rounding(max(rapidities, default=0.0)) if size.isfinite() else 0.0
+    return Attack(ratio, x, near)
 
 
 def attack(

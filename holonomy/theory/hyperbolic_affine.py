@@ -216,7 +216,9 @@ def _bordered(block: Tensor, edge: Tensor, corner: float) -> Tensor:
 
 
 def _top(matrix: Tensor) -> tuple[float, Tensor]:
-    """The top eigenvalue, with what rounding can have taken from it, and its vector."""
+    """The top eigenvalue, with what rounding can have taken from it, and its vector; infinite of what is not finite."""
+    if not matrix.isfinite().all():
+        return math.inf, torch.zeros_like(matrix[0])
     values, vectors = torch.linalg.eigh(matrix)
     rounding = 4 * len(values) * torch.finfo(matrix.dtype).eps * values.abs().amax()
     return (values[-1] + rounding).item(), vectors[:, -1]

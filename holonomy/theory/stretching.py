@@ -156,7 +156,16 @@ def differential(
 
 
 def top(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm of a differential, and the unit directions ``(*batch, n, d)`` out and in where it is attained."""
+    """The norm of a differential, and the unit directions ``(*batch, n, d)`` out and in where it is attained.
+
+    The norm is infinite, and the directions say nothing, where the differential is not finite.
+    """
+    finite = matrix.isfinite().flatten(-4).all(-1)
+    size, *directions = _top(torch.where(finite[..., None, None, None, None], matrix, 0.0), metric)
+    return size.masked_fill(~finite, torch.inf), directions[0], directions[1]
+
+
+def _top(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
     if metric == "l2" or matrix.shape[-2] == 1:
         u, s, vh = torch.linalg.svd(matrix.flatten(-2).flatten(-3, -2), full_matrices=False)
         return s[..., 0], u[..., 0].unflatten(-1, matrix.shape[-4:-2]), vh[..., 0, :].unflatten(-1, matrix.shape[-2:])
