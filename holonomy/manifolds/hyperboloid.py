@@ -445,8 +445,9 @@ def egrad2rgrad(
     _, xs = _unit(kappa, x)
     wide = numerics.widen(gradient)
     x_time = polar(xs)[1]
-    chart = space(wide) + wide[..., :1] * (xs / x_time)
-    vector = chart + xs * (xs * chart).sum(-1, keepdim=True)
+    chart = numerics.finite(space(wide) + wide[..., :1] * (xs / x_time))
+    radial = numerics.finite(numerics.finite(xs * chart).sum(-1, keepdim=True))
+    vector = numerics.finite(chart + xs * radial)
     return _narrow(_tangent(xs, vector), x, gradient)
 
 

@@ -276,3 +276,16 @@ def test_a_mask_is_no_weight() -> None:
     manifold = Lorentz(-1.0)
     with pytest.raises(TypeError, match=r"weights must be a floating-point tensor, got torch\.bool"):
         manifold.centroid(manifold.lift(torch.randn(3, 2)), torch.ones(3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["proju", "egrad2rgrad"])
+def test_projections_of_any_size_saturate(name: str) -> None:
+    """Their products left float64: infinite, or the difference of two infinities."""
+    manifold = Lorentz(-1.0, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(0)
+    x, u = (
+        torch.randn(2000, 4, generator=draw, dtype=torch.float64)
+        * 10 ** torch.empty(2000, 1, dtype=torch.float64).uniform_(-300, 300, generator=draw)
+        for _ in range(2)
+    )
+    assert getattr(manifold, name)(manifold.projx(x), u).isfinite().all()
