@@ -407,15 +407,16 @@ def floating_dtype(dtype: torch.dtype | None) -> None:
         raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}.")
 
 
-def vectors(**named: Tensor) -> None:
+def vectors(least: int = 1, /, **named: Tensor) -> None:
     """Refuse what are no dense floating-point vectors of one width, whose other axes broadcast.
 
     Args:
+        least: the least width; 1 is that of a point, which has a time, and 0 that of a space part.
         **named: tensors ``(..., width)`` by the names of their arguments.
 
     Raises:
         TypeError: if one is no tensor or a sparse one, or its dtype is integer, boolean or complex.
-        ValueError: if one has no entries in its last axis, or its shape does not fit the first one's.
+        ValueError: if one has fewer entries in its last axis, or its shape does not fit the first one's.
 
     >>> x = torch.zeros(4, 3)
     >>> vectors(x=x, y=x[:1])
@@ -424,7 +425,7 @@ def vectors(**named: Tensor) -> None:
     for name, x in named.items():
         floating(name, x)
         dense(name, x)
-        if x.ndim == 0 or x.shape[-1] == 0:
+        if x.ndim == 0 or x.shape[-1] < least:
             raise ValueError(f"{name} must have shape (..., width), got {tuple(x.shape)}.")
         if shape is None:
             shape = x.shape

@@ -120,7 +120,7 @@ class Lorentz(geoopt.Lorentz):
         >>> Lorentz(-1.0).lift(torch.zeros(2)).tolist()
         [1.0, 0.0, 0.0]
         """
-        checks.vectors(space=space)
+        checks.vectors(0, space=space)
         return hyperboloid.lift(space, self.curvature)
 
     def space(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:

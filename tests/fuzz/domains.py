@@ -6,7 +6,6 @@ computed with.
 """
 
 # Changes are short functions in tables, whose types the tables say.
-# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -409,7 +408,7 @@ def _unit_curvature(scene: Scene) -> Scene:
 def learned(points: Tensor, manifold: Lorentz) -> geoopt.ManifoldParameter:
     """Points as a parameter."""
     # Geoopt types neither this constructor nor its keyword.
-    return geoopt.ManifoldParameter(points, manifold=manifold)  # pyright: ignore[reportCallIssue]
+    return geoopt.ManifoldParameter(points, manifold=manifold)
 
 
 def _held(fixed: Lorentz, width: int) -> geoopt.ManifoldParameter:
