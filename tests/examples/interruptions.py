@@ -1,11 +1,14 @@
 """Kill every example at random moments, resume it, and compare what it leaves with an uninterrupted run, bit by bit.
 
-    python -m tests.examples.interruptions [--kills 24] [--seed 0] [--examples NAME ...] [--json FILE]
+    python -m tests.examples.interruptions [--kills 24] [--seed 0] [--examples NAME ...] [--json FILE] [--fresh]
 
 Each example runs at toy size, in a process forked from this one, and gets ``kill -9`` at a moment drawn from the time
 that the uninterrupted run takes; then the same command goes on with ``--resume``, and is killed again, up to three
 times. What must agree is every file in the folder, the result that ``--json`` writes, and that nothing else is left:
 numbers to the last bit, without the seconds that were measured.
+
+The file of ``--json`` is written after every kill and every comparison. The same command counts on from it, and runs
+only what is missing; kills of a run that was not compared, and rows of another commit, are not counted.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ COMMANDS = {
     "stochastic_blocks": f"{USUAL} {SMALL} --train 4 --tests 2 --patterns 2 --budget 0 --layers 1 --steps 4 "
     "--walk-features 4 --models csa gcn",
     # No option: the same command goes on.
-    "table": f"{NODES} --seeds 2 --epochs 60 --patience 60 --grid lr=0.003,0.01 --models hypformer gcn",
+    "table": f"{NODES} --seeds 2 --epochs 12 --patience 12 --grid lr=0.003,0.01 --models hypformer gcn",
     "triples": f"{USUAL} {SMALL} --sequences 64 --tests 16 --tokens 6 --models pairwise distinct",
 }
 MOST_KILLS_OF_A_RUN = 3
@@ -112,58 +115,61 @@ def contents(folder: Path) -> dict[str, object]:
     }
 
 
-def interrupted(name: str, kills: int, rng: random.Random, folder: Path) -> dict[str, Any]:
-    """Kill an example so many times, a few times in each run; say in which files a run ended otherwise."""
+def interrupted(
+    name: str, kills: int, seed: int, row: dict[str, Any], folder: Path, say: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
+    """Kill an example until so many kills are counted, from those of a row on; tell the row after every kill."""
     log, whole, part = folder / "log.txt", folder / "whole", folder / "part"
     folder.mkdir()
     start = time.monotonic()
     killed(name, words_of(name, whole), log)
-    seconds, wanted = time.monotonic() - start, contents(whole)
+    span, wanted = time.monotonic() - start, contents(whole)
     resume = [] if name == "table" else ["--resume"]
-    done, ended, different, span = 0, 0, set[str](), seconds
-    while done < kills:
-        words, most = words_of(name, part), rng.randint(1, MOST_KILLS_OF_A_RUN)
+    row = {"command": f"python -m examples.{name} {COMMANDS[name]}", "kills": 0, "runs": 0, "different": []} | row
+    row |= {"pending": 0, "files": len(wanted), "equal": not row["different"], "seconds_uninterrupted": round(span, 2)}
+    while row["kills"] < kills:
+        # Each run has its own random numbers, so that a later start draws other moments than the runs before it.
+        rng = random.Random(f"{seed} {name} {row['runs']}")
+        words, most = words_of(name, part), min(rng.randint(1, MOST_KILLS_OF_A_RUN), kills - row["kills"])
         # The result is written last: where it is, the run came to its end, whether it was killed then or not.
         while not any((part / result).exists() for result in ("result.json", "tree.json")):
-            after, start = rng.uniform(0, span) if most and done < kills else math.inf, time.monotonic()
+            after, start = rng.uniform(0, span) if row["pending"] < most else math.inf, time.monotonic()
             if not killed(name, words, log, after):
                 # On a busy machine one run takes longer than another: kills stay within what the last whole one took.
                 span = span if "--resume" in words else time.monotonic() - start
                 break
-            done, most, words = done + 1, most - 1, words_of(name, part) + resume
+            row, words = row | {"pending": row["pending"] + 1}, words_of(name, part) + resume
+            say(row)
         found = contents(part)
-        different |= {file for file in {*wanted, *found} if found.get(file) != wanted.get(file)}
-        ended += 1
+        different = {*row["different"], *(file for file in {*wanted, *found} if found.get(file) != wanted.get(file))}
+        row |= {"kills": row["kills"] + row["pending"], "pending": 0, "runs": row["runs"] + 1}
+        row |= {"different": sorted(different), "equal": not different}
+        say(row)
         shutil.rmtree(part)
-    return {
-        "command": f"python -m examples.{name} {COMMANDS[name]}",
-        "kills": done,
-        "runs": ended,
-        "files": len(wanted),
-        "equal": not different,
-        "different": sorted(different),
-        "seconds_uninterrupted": round(seconds, 2),
-    }
+    return row
 
 
 def interruptions(
-    kills: int = 24,
-    seed: int = 0,
-    names: Sequence[str] = tuple(COMMANDS),
-    say: Callable[[str], object] = lambda _: None,
-) -> dict[str, dict[str, Any]]:
-    """Kill each example so many times; return what came of it, by name."""
-    found: dict[str, dict[str, Any]] = {}
+    kills: int,
+    seed: int,
+    names: Sequence[str],
+    rows: Mapping[str, dict[str, Any]],
+    say: Callable[[str, dict[str, Any]], object],
+) -> None:
+    """Kill each example so many times, less those of its row; tell its name and row after every kill."""
     with tempfile.TemporaryDirectory() as folder:
         # Torch imports it with the first optimizer: here once, and not again in every process that is forked.
         importlib.import_module("torch._dynamo")
         for name in names:
-            # Each example has its own random numbers: others may be left out.
-            found[name] = interrupted(name, kills, random.Random(f"{seed} {name}"), Path(folder) / name)
-            row: Mapping[str, Any] = found[name]
-            verdict = "equal" if row["equal"] else f"DIFFERENT in {', '.join(row['different'])}"
-            say(f"{name:22s} {row['kills']} kills in {row['runs']} runs, {row['files']} files: {verdict}")
-    return found
+            row = rows.get(name, {})
+            if row.get("kills", 0) < kills:
+                interrupted(name, kills, seed, row, Path(folder) / name, lambda found, name=name: say(name, found))
+
+
+def line(name: str, row: Mapping[str, Any], kills: int) -> str:
+    """What a row says, on one line."""
+    verdict = "equal" if row["equal"] else f"DIFFERENT in {', '.join(row['different'])}"
+    return f"{name:22s} {row['kills']} + {row['pending']} of {kills} kills, {row['runs']} runs compared: {verdict}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -174,19 +180,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=24, metavar="N", help="of each example (default 24)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
     parser.add_argument("--examples", nargs="+", choices=list(COMMANDS), default=list(COMMANDS), metavar="NAME")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it there, and count on from it")
+    parser.add_argument("--fresh", action="store_true", help="begin anew instead")
     arguments = parser.parse_args(words)
-    found = interruptions(arguments.kills, arguments.seed, arguments.examples, say=print)
-    if arguments.json:
-        content = {
-            "command": runs.command_line("tests.examples.interruptions", words),
-            "versions": runs.versions(),
-            "kills": sum(row["kills"] for row in found.values()),
-            "equal": all(row["equal"] for row in found.values()),
-            "examples": found,
-        }
-        runs.write_json(arguments.json, content)
-    return 0 if all(row["equal"] for row in found.values()) else 1
+    versions, rows = runs.versions(), dict[str, dict[str, Any]]()
+    if arguments.json and arguments.json.exists() and not arguments.fresh:
+        before = json.loads(arguments.json.read_text("utf-8"))["examples"]
+        rows = {name: row for name, row in before.items() if row.get("commit") == versions["commit"]}
+
+    def say(name: str, row: dict[str, Any]) -> None:
+        rows[name] = row | {"commit": versions["commit"]}
+        sys.stdout.write(line(name, row, arguments.kills) + "\n")
+        sys.stdout.flush()
+        if arguments.json:
+            content = {
+                "command": runs.command_line("tests.examples.interruptions", words),
+                "versions": versions,
+                "kills": sum(row["kills"] for row in rows.values()),
+                "equal": all(row["equal"] for row in rows.values()),
+                "examples": dict(sorted(rows.items())),
+            }
+            runs.write_json(arguments.json, content)
+
+    interruptions(arguments.kills, arguments.seed, arguments.examples, rows, say)
+    return 0 if all(rows[name]["equal"] for name in arguments.examples) else 1
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.examples.interruptions import COMMANDS, contents
 from tests.examples.test_help import SCRIPTS
@@ -15,14 +16,26 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_bits(tmp_path: Path) -> None:
     result = tmp_path / "interruptions.json"
-    words = ["--kills", "2", "--examples", "hierarchy", "--json", str(result)]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.examples.interruptions", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    row = json.loads(result.read_text())["examples"]["hierarchy"]
-    assert (row["kills"], row["equal"], row["different"]) == (2, True, [])
-    # Six runs of two seeds, their models, lists and results, two tables of the whole, and its list.
-    assert row["files"] > 20
+    command = [sys.executable, "-W", "ignore", "-m", "tests.examples.interruptions", "--json", str(result)]
+    command += ["--examples", "triples", "--kills"]
+
+    def run(kills: int) -> tuple[list[str], dict[str, Any]]:
+        done = subprocess.run([*command, str(kills)], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines(), json.loads(result.read_text())["examples"]["triples"]
+
+    told, row = run(1)
+    # A line for each kill and for each run that was compared.
+    assert len(told) == row["kills"] + row["runs"]
+    assert (row["kills"], row["equal"], row["different"]) == (1, True, [])
+    # Four runs of two seeds, their models, lists and results, two tables of the whole, and its list.
+    assert row["files"] > 10
+    # What was started after a kill, and stopped before its comparison, is not counted; the rest is not run again.
+    content = json.loads(result.read_text())
+    content["examples"]["triples"]["pending"] = 1
+    result.write_text(json.dumps(content))
+    told, more = run(2)
+    assert (more["kills"], more["pending"], len(told)) == (2, 0, 1 + more["runs"] - row["runs"])
 
 
 def test_every_script_is_interrupted() -> None:
