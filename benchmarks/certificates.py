@@ -40,9 +40,9 @@ from holonomy.layers import (
     SimplicialAttention,
     TangentLinear,
 )
-from holonomy.layers.kernels.softmax_attention import SIMILARITIES
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer, HypformerBlock
+from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import (
     BoundViolatedError,
     Draws,
@@ -52,7 +52,7 @@ from holonomy.theory import (
     lipschitz_bound,
     local_lipschitz,
 )
-from holonomy.theory.stretching import METRICS
+from holonomy.theory.certificates.stretching import METRICS
 
 __all__ = ["KINDS", "Attacked", "attacked"]
 

@@ -13,7 +13,7 @@ from torch_geometric.transforms import AddRandomWalkPE
 from benchmarks.case import Case, Contenders, Figure, Line, stepped
 from benchmarks.plain import chromatic as plain
 from holonomy.layers import random_walk_node_encoding
-from holonomy.layers.kernels.chromatic import chromatic_attention
+from holonomy.ops.chromatic_attention import chromatic_attention
 from holonomy.structures import batches_by_size
 
 __all__ = ["CASES"]

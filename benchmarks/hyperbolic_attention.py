@@ -12,7 +12,7 @@ from benchmarks.case import Case, Contenders, Growth, Line, stepped
 from benchmarks.plain import hyperbolic as plain
 from holonomy import Lorentz
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
-from holonomy.layers.kernels.projected_attention import projected_attention
+from holonomy.ops.linear_attention import projected_attention
 
 __all__ = ["CASES"]
 

@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.case import Case, Contenders, Growth, Line, stepped
 from benchmarks.plain.performer import favor_attention
-from holonomy.layers.kernels.performer import orthogonal_projection, performer_attention
+from holonomy.ops.performer import orthogonal_projection, performer_attention
 
 __all__ = ["CASES"]
 

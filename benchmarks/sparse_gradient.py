@@ -8,7 +8,7 @@ from torch import Tensor
 from benchmarks.case import Case, Contenders, Line, Step
 from holonomy import Lorentz
 from holonomy.layers import ExpMapHTC, Propagation
-from holonomy.layers.kernels.sparse import as_csr, multiply
+from holonomy.ops.csr import as_csr, multiply
 
 __all__ = ["CASES"]
 

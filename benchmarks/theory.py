@@ -25,8 +25,8 @@ import torch
 
 from examples.runs import command_line, versions
 from holonomy.theory import Claim, Draws, Trial, select
-from holonomy.theory.molecules import read_molecules
-from holonomy.theory.report import said, statement
+from holonomy.theory.claims.molecules import read_molecules
+from holonomy.theory.claims.report import said, statement
 
 RESULTS = Path(__file__).parent / "results" / "theory.json"
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from examples.runs import command_line, versions
-from holonomy.theory.curvature import FORMANS, Shares
-from holonomy.theory.molecules import read_molecules, shares_of
+from holonomy.theory.claims.molecules import read_molecules, shares_of
+from holonomy.theory.graphs.curvature import FORMANS, Shares
 
 RESULTS = Path(__file__).parent / "results" / "theory_molecules.json"
 

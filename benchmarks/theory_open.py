@@ -21,13 +21,13 @@ from torch import Tensor
 
 from examples.runs import command_line, versions
 from holonomy.theory import Draws, Projections, lipschitz_bound
-from holonomy.theory.chained_collapse import climb_constant, crowded, cubic_constant
-from holonomy.theory.claims_lipschitz import orthogonal_family
-from holonomy.theory.lipschitz import plus_bound
-from holonomy.theory.measured import jacobian_norm
-from holonomy.theory.projections import as_function
-from holonomy.theory.search import Comparison, climb, draw_input, draw_layer
-from holonomy.theory.sizes import spectral
+from holonomy.theory.attention.chained_collapse import climb_constant, crowded, cubic_constant
+from holonomy.theory.attention.lipschitz import plus_bound
+from holonomy.theory.attention.measured import jacobian_norm
+from holonomy.theory.attention.projections import as_function
+from holonomy.theory.attention.sizes import spectral
+from holonomy.theory.claims.search import Comparison, climb, draw_input, draw_layer
+from holonomy.theory.claims.statements.lipschitz import orthogonal_family
 
 RESULTS = Path(__file__).parent / "results" / "theory_open.json"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from benchmarks.case import Case, Contenders, Line, Step, stepped
 from benchmarks.plain.simplicial import two_simplicial_attention
 from holonomy.layers import simplicial_attention
-from holonomy.layers.kernels.linear_attention import linear_attention, power_features
-from holonomy.layers.kernels.simplicial import TILE
+from holonomy.ops.linear_attention.reference import linear_attention, power_features
+from holonomy.ops.simplicial_attention import TILE
 
 __all__ = ["CASES"]
 
@@ -72,7 +72,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def linear(nodes: int, device: torch.device) -> Contenders:
-    from holonomy.layers.kernels.triton_linear_attention import triton_linear_attention  # noqa: PLC0415 - needs Triton
+    from holonomy.ops.linear_attention.triton import triton_linear_attention  # noqa: PLC0415 - needs Triton
 
     leaves = tensors(3, (4, nodes, 16), device, torch.float32)
     compiled = torch.compile(plain, fullgraph=True)

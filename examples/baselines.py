@@ -16,9 +16,9 @@ from torch.nn import functional
 from examples.options import RefusedError
 from holonomy import checks
 from holonomy.layers.graph import propagation
-from holonomy.layers.kernels.linear_attention import linear_attention, power_features
-from holonomy.layers.kernels.sparse import is_sparse, multiply, sparse_dropout
 from holonomy.numerics import LAYER_NORM_EPS
+from holonomy.ops.csr import is_sparse, multiply, sparse_dropout
+from holonomy.ops.linear_attention.reference import linear_attention, power_features
 
 
 class MLP(nn.Module):

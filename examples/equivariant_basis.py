@@ -53,7 +53,7 @@ from torch.nn import functional
 from examples import comparisons, plots, runs
 from examples.options import RefusedError, option
 from holonomy.layers import GraphTokenizer, HyperedgeTokenizer, TokenAttention, laplacian_identifiers, set_partitions
-from holonomy.layers.equivariant.tokens import Tokens, equality_classes
+from holonomy.layers.tokens.tokenizer import Tokens, equality_classes
 
 HEADS = len(set_partitions(4))
 

@@ -14,7 +14,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from holonomy.autograd import autocast_device, transformed
+from holonomy._autograd import autocast_device, transformed
 
 __all__ = [
     "boolean",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import autograd
+from holonomy import _autograd
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -195,7 +195,7 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     # dynamo refuses autograd Functions that define jvp; the compiled graph keeps the forward saturation.
     if torch.compiler.is_compiling():
         return saturated(x, dtype)
-    return autograd.apply_function(_SaturatingCast, x, dtype)
+    return _autograd.apply_function(_SaturatingCast, x, dtype)
 
 
 def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -261,7 +261,7 @@ def norm(x: Float[Tensor, "... dim"], *, keepdim: bool = False) -> Float[Tensor,
     True
     """
     # As for saturating_cast, dynamo takes the plain operations, whose gradient is the same.
-    length = _norm(x) if torch.compiler.is_compiling() else autograd.apply_function(_Norm, x)
+    length = _norm(x) if torch.compiler.is_compiling() else _autograd.apply_function(_Norm, x)
     return length if keepdim else length.squeeze(-1)
 
 
@@ -552,7 +552,7 @@ def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batc
     """Rows longer than ``limit`` scaled down to that length; others as they are.
 
     For what is about to be squared or multiplied, where the length of so long a row is beyond the last digit of the
-    result. The factor is constant for autograd.
+    result. The factor is constant for _autograd.
 
     Args:
         x: vectors ``(..., d)``.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
-from holonomy.autograd import eager
+from holonomy._autograd import eager
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped

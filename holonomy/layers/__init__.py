@@ -1,5 +1,15 @@
 """Layers: hyperbolic ones, permutation-equivariant ones, and graph encoders to run beside them."""
 
+from holonomy.layers.chromatic import (
+    ChromaticAttention,
+    ChromaticEncoderLayer,
+    EdgeProjection,
+    EdgeTypeEncoder,
+    NodeBatchNorm,
+    PairEncoder,
+    RandomWalkEncoder,
+    ShortestPathEncoder,
+)
 from holonomy.layers.encodings import (
     category_product,
     edge_categories,
@@ -8,32 +18,11 @@ from holonomy.layers.encodings import (
     shortest_path_encoding,
 )
 from holonomy.layers.equivariant import (
-    ChromaticAttention,
-    ChromaticEncoderLayer,
-    EdgeProjection,
-    EdgeTypeEncoder,
     EquivariantLinear,
-    ExpertChoice,
-    GraphTokenizer,
     HigherOrderAttention,
     HigherOrderEncoderLayer,
-    HyperedgeTokenizer,
-    NodeBatchNorm,
-    PairEncoder,
-    PathRouter,
-    RandomWalkEncoder,
-    ShortestPathEncoder,
-    SimplicialAttention,
-    SimplicialEncoderLayer,
-    TokenAttention,
-    TokenEncoderLayer,
-    basis_residual,
     bell,
-    laplacian_identifiers,
     moebius_matrix,
-    near_orthogonal_identifiers,
-    orthogonal_identifiers,
-    perturb_identifiers,
     set_partitions,
     zeta_matrix,
 )
@@ -57,14 +46,26 @@ from holonomy.layers.hyperbolic import (
     HypSoftmaxAttention,
     TangentLinear,
 )
-from holonomy.layers.kernels.simplicial import simplicial_attention
-from holonomy.layers.kernels.simplicial_paths import simplicial_path_attention
+from holonomy.layers.simplicial import ExpertChoice, PathRouter, SimplicialAttention, SimplicialEncoderLayer
 from holonomy.layers.substructures import (
     chordless_cycles,
     membership,
     ring_membership,
     substructure_membership,
 )
+from holonomy.layers.tokens import (
+    GraphTokenizer,
+    HyperedgeTokenizer,
+    TokenAttention,
+    TokenEncoderLayer,
+    basis_residual,
+    laplacian_identifiers,
+    near_orthogonal_identifiers,
+    orthogonal_identifiers,
+    perturb_identifiers,
+)
+from holonomy.ops.simplicial_attention import simplicial_attention
+from holonomy.ops.simplicial_attention.paths import simplicial_path_attention
 
 __all__ = [
     "GCN",

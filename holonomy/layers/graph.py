@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy import autograd, checks
-from holonomy.layers.kernels.sparse import as_csr, csr, is_sparse, multiply, row_pointer, sparse_dropout
+from holonomy import _autograd, checks
+from holonomy.ops.csr import as_csr, csr, is_sparse, multiply, row_pointer, sparse_dropout
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -74,7 +74,7 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
             [0., 1.]])
     """
     source, target, weight = normalised_edges(edge_index, nodes, dtype)
-    if torch.compiler.is_compiling() or autograd.transformed() or edge_index.is_meta:
+    if torch.compiler.is_compiling() or _autograd.transformed() or edge_index.is_meta:
         return partial(_gather, source=source, target=target, weight=weight)
     forward = _sorted_csr(target, source, weight, nodes)
     # Sorted when a gradient first goes back, and for all layers.

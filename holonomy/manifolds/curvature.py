@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from holonomy import autograd, checks, numerics
+from holonomy import _autograd, checks, numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -79,7 +79,7 @@ class Curvature(nn.Module):
         """The curvature, a tensor ``(1,)``, differentiable in ``log_ratio``."""
         if torch.compiler.is_compiling():
             return _value(self.initial, self.log_ratio)
-        return autograd.apply_function(_Value, self.initial, self.log_ratio)
+        return _autograd.apply_function(_Value, self.initial, self.log_ratio)
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", *_: Any, **__: Any

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers.chromatic.attention import DropoutOver, EdgeProjection, Mode, ProjectedEdges
+from holonomy.layers.chromatic.encoder import ChromaticEncoderLayer
+from holonomy.layers.chromatic.pairs import PairEncoder, RandomWalkEncoder
 from holonomy.layers.encodings import random_walk_encoding, shortest_path_encoding
-from holonomy.layers.equivariant.chromatic import DropoutOver, EdgeProjection, Mode, ProjectedEdges
-from holonomy.layers.equivariant.chromatic_encoder import ChromaticEncoderLayer
-from holonomy.layers.equivariant.pairs import PairEncoder, RandomWalkEncoder
 from holonomy.layers.substructures import ring_membership
 from holonomy.models.graph_pairs import GraphPairs, without_padding
 

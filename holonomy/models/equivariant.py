@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.autograd import eager
-from holonomy.layers.equivariant.entrywise import lightweight
+from holonomy._autograd import eager
+from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.structures import Hyperedges, on_features
 
 if TYPE_CHECKING:

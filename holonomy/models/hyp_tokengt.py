@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers import GraphTokenizer
-from holonomy.layers.equivariant.tokens import Identifiers
-from holonomy.layers.kernels.linear_attention import Average
-from holonomy.layers.kernels.softmax_attention import Similarity
+from holonomy.layers.tokens.tokenizer import Identifiers
 from holonomy.manifolds import Lorentz
 from holonomy.models.hypformer import HypformerEncoder, decoder_of
+from holonomy.ops.linear_attention.reference import Average
+from holonomy.ops.softmax_attention import Similarity
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

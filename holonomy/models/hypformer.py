@@ -31,13 +31,13 @@ from holonomy.layers import (
 )
 from holonomy.layers.hyperbolic.midpoint import normalised_residual
 from holonomy.layers.hyperbolic.refinement import curvatures, resolve
-from holonomy.layers.kernels.heads import without_padding
-from holonomy.layers.kernels.lifted import lifted
-from holonomy.layers.kernels.lifted_feedforward import lifted_feedforward
-from holonomy.layers.kernels.linear_attention import AVERAGES, Average
-from holonomy.layers.kernels.softmax_attention import SIMILARITIES, Similarity
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
+from holonomy.ops.heads import without_padding
+from holonomy.ops.linear_attention.reference import AVERAGES, Average
+from holonomy.ops.lorentz.feedforward import lifted_feedforward
+from holonomy.ops.lorentz.lifted import lifted
+from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
 from holonomy.structures import PaddedGraphs
 
 if TYPE_CHECKING:

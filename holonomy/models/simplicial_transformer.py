@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from holonomy import checks
 from holonomy.layers import SimplicialEncoderLayer
-from holonomy.layers.kernels.multilinear import Form
+from holonomy.ops.simplicial_attention.logits import Form
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

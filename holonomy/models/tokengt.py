@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
-from holonomy.layers.equivariant.basis_residual import basis_residual
-from holonomy.layers.equivariant.tokens import GraphTokenizer, Identifiers, Tokens
-from holonomy.layers.equivariant.transformer import TokenEncoderLayer
+from holonomy.layers.tokens.basis_residual import basis_residual
+from holonomy.layers.tokens.encoder import TokenEncoderLayer
+from holonomy.layers.tokens.tokenizer import GraphTokenizer, Identifiers, Tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

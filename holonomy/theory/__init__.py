@@ -6,22 +6,22 @@ one's own layer and data.
 
 from __future__ import annotations
 
-from holonomy.theory.assertion import BoundViolatedError, assert_lipschitz
-from holonomy.theory.certificate import Certificate, certify
-from holonomy.theory.distances import DistanceScaling, distance_scaling
-from holonomy.theory.hyperbolic_attention import hyperbolic_collapse_bound
-from holonomy.theory.hyperbolic_heads import attend_linear, attend_softmax
-from holonomy.theory.hyperbolic_layers import follow_transformation
-from holonomy.theory.hyperbolic_refinements import follow_refinement
-from holonomy.theory.lipschitz import lipschitz_bound
-from holonomy.theory.local import local_lipschitz
-from holonomy.theory.measured import measure_lipschitz
-from holonomy.theory.projections import NotCoveredError, Projections
-from holonomy.theory.rank_collapse import collapse_bound, measure_collapse
-from holonomy.theory.stretching import measure_stretch, stretch
-from holonomy.theory.tokens_basis import basis_approximation_error
-from holonomy.theory.verdict import Claim, Draws, Trial, Verdict, judge
-from holonomy.theory.verify import CLAIMS, select, verify
+from holonomy.theory.attention.lipschitz import lipschitz_bound
+from holonomy.theory.attention.local import local_lipschitz
+from holonomy.theory.attention.measured import measure_lipschitz
+from holonomy.theory.attention.projections import NotCoveredError, Projections
+from holonomy.theory.attention.rank_collapse import collapse_bound, measure_collapse
+from holonomy.theory.certificates.assertion import BoundViolatedError, assert_lipschitz
+from holonomy.theory.certificates.certificate import Certificate, certify
+from holonomy.theory.certificates.constants.softmax_attention import hyperbolic_collapse_bound
+from holonomy.theory.certificates.distances import DistanceScaling, distance_scaling
+from holonomy.theory.certificates.heads import attend_linear, attend_softmax
+from holonomy.theory.certificates.layers import follow_transformation
+from holonomy.theory.certificates.refinements import follow_refinement
+from holonomy.theory.certificates.stretching import measure_stretch, stretch
+from holonomy.theory.claims.verdict import Claim, Draws, Trial, Verdict, judge
+from holonomy.theory.claims.verify import CLAIMS, select, verify
+from holonomy.theory.expressivity.tokens_basis import basis_approximation_error
 
 __all__ = [
     "CLAIMS",

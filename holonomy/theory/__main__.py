@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from holonomy.theory.molecules import read_molecules
-from holonomy.theory.report import Run, as_html, as_json, as_table, said
-from holonomy.theory.verdict import Claim, Trial, Verdict
-from holonomy.theory.verify import PICTURES, select, verify
+from holonomy.theory.claims.molecules import read_molecules
+from holonomy.theory.claims.report import Run, as_html, as_json, as_table, said
+from holonomy.theory.claims.verdict import Claim, Trial, Verdict
+from holonomy.theory.claims.verify import PICTURES, select, verify
 
 __all__ = ["main"]
 

@@ -12,16 +12,10 @@ from torch import nn
 from benchmarks.certificates import KINDS, attacked
 from holonomy.layers import HTC
 from holonomy.manifolds import Lorentz
-from holonomy.theory import (
-    assert_lipschitz,
-    certify,
-    hyperbolic_heads,
-    hyperbolic_layers,
-    hyperbolic_refinements,
-    lipschitz_bound,
-)
-from holonomy.theory.hyperbolic_affine import reach
-from holonomy.theory.regions import follow
+from holonomy.theory import assert_lipschitz, certify, lipschitz_bound
+from holonomy.theory.certificates import heads, layers, refinements
+from holonomy.theory.certificates.constants.affine import reach
+from holonomy.theory.certificates.regions import follow
 
 # An attack calls the manifold a thousand times.
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -41,16 +35,16 @@ def test_no_certificate_is_refuted(part):
 
 def whole_ball_forgotten(monkeypatch):
     """Radii and diameters of images from the constant of the small balls about the tokens."""
-    real = hyperbolic_layers.transformation
+    real = layers.transformation
 
     def wrong(layer, rows, region):
         image = real(layer, rows, region)
-        bias = hyperbolic_layers.unit_bias(layer)
+        bias = layers.unit_bias(layer)
         far = reach(layer.weight[rows], None if bias is None else bias[rows], region.radius, image.constant)
         wide = 2 * min(far, image.constant * region.radius) if image.constant else 0.0
         return image._replace(radius=far, diameter=wide)
 
-    for module in (hyperbolic_layers, hyperbolic_heads):
+    for module in (layers, heads):
         monkeypatch.setattr(module, "transformation", wrong)
 
 
@@ -61,7 +55,7 @@ def stretched_balls_forgotten(monkeypatch):
         changes.pop("spread", None)
         return dataclasses.replace(region, **changes)
 
-    monkeypatch.setattr(hyperbolic_refinements, "replace", wrong)
+    monkeypatch.setattr(refinements, "replace", wrong)
 
 
 def expands_and_contracts():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import theory_molecules
-from holonomy.theory import verify
-from holonomy.theory.molecules import read_molecules
+from holonomy.theory.claims import verify
+from holonomy.theory.claims.molecules import read_molecules
 
 
 @pytest.fixture

@@ -115,9 +115,9 @@ def test_no_eps_literal_outside_numerics(path: Path) -> None:
 
 
 # The report command of theory is for a user at a terminal.
-SPEAKING = {ROOT / "holonomy" / "theory" / name for name in ("__main__.py", "report.py")}
+SPEAKING = {ROOT / "holonomy" / "theory" / name for name in ("__main__.py", "claims/report.py")}
 # Layers are drawn by their constructors, from torch's seeded state, which is forked for them.
-FORKED = {ROOT / "holonomy" / "theory" / "claims_hyperbolic.py": ["manual_seed"]}
+FORKED = {ROOT / "holonomy" / "theory" / "claims" / "statements" / "hyperbolic.py": ["manual_seed"]}
 SILENT = [path for path in LIBRARY if path not in SPEAKING]
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
-from holonomy.layers.kernels.linear_attention import linear_attention, linear_midpoint, power_features
-from holonomy.layers.kernels.softmax_attention import SIMILARITIES, weighted_midpoint
 from holonomy.manifolds import Lorentz
+from holonomy.ops.linear_attention.reference import linear_attention, linear_midpoint, power_features
+from holonomy.ops.softmax_attention import SIMILARITIES, weighted_midpoint
 
 D = torch.float64
 ATTENTIONS = {
@@ -393,7 +393,7 @@ def test_many_pairs_take_the_fused_kernel_to_the_same_result(batch, masked, monk
     mask = torch.rand(*batch, 33) < 0.3 if masked else None
     found = []
     for fewest in (1, 2**30):
-        monkeypatch.setattr("holonomy.layers.kernels.softmax_attention._FEWEST_PAIRS", fewest)
+        monkeypatch.setattr("holonomy.ops.softmax_attention._FEWEST_PAIRS", fewest)
         result = layer(x, mask)
         found.append((result, *torch.autograd.grad(result.sin().sum(), (x, *layer.parameters()))))
     for ours, theirs in zip(*found, strict=True):

@@ -18,8 +18,8 @@ from holonomy.layers import (
     random_walk_encoding,
     shortest_path_encoding,
 )
-from holonomy.layers.equivariant.chromatic import ProjectedEdges
-from holonomy.layers.kernels.chromatic import chromatic_attention, chromatic_filters, plain_chromatic_attention
+from holonomy.layers.chromatic.attention import ProjectedEdges
+from holonomy.ops.chromatic_attention import chromatic_attention, chromatic_filters, plain_chromatic_attention
 from tests.reference.chromatic import graphit, graphormer
 
 D = torch.float64

@@ -9,8 +9,8 @@ import torch
 from scipy.optimize import minimize
 
 from holonomy.layers import HypMLR, HypPrototypes
-from holonomy.layers.kernels.hyperplanes import hyperplane_distances, plain_hyperplane_distances
 from holonomy.manifolds import Lorentz
+from holonomy.ops.lorentz.hyperplanes import hyperplane_distances, plain_hyperplane_distances
 
 D = torch.float64
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holonomy.layers import PathRouter, SimplicialAttention, SimplicialEncoderLayer, simplicial_attention
-from holonomy.layers.kernels.copies import copies
 from holonomy.models import SimplicialTransformer
+from holonomy.ops.simplicial_attention.duplicates import copies
 
 
 @given(data=st.data())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holonomy.layers import EquivariantLinear
-from holonomy.layers.equivariant.entrywise import Entrywise, lightweight
+from holonomy.layers.equivariant.linear.entrywise import Entrywise, lightweight
 from holonomy.structures import Hyperedges, joint
 
 

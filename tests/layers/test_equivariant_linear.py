@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holonomy.layers import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
-from holonomy.layers.equivariant import partitions
-from holonomy.layers.equivariant.classes import groups, pairs
-from holonomy.layers.equivariant.sparse import met
+from holonomy.layers.equivariant.basis import partitions
+from holonomy.layers.equivariant.basis.orbits import groups, pairs
+from holonomy.layers.equivariant.linear.sparse import met
 from holonomy.structures import Hyperedges, joint
 from tests.reference.equivariant import equivariant_linear, pattern, patterns
 

@@ -7,7 +7,7 @@ import torch
 
 from holonomy.layers import GCN, Propagation
 from holonomy.layers.graph import normalised_edges, propagation
-from holonomy.layers.kernels.sparse import as_csr
+from holonomy.ops.csr import as_csr
 
 D = torch.float64
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
-from holonomy.layers.equivariant.classes import extensions, pairs
-from holonomy.layers.kernels.segments import block_sum, contract, in_chunks, outer_sum
+from holonomy.layers.equivariant.basis.orbits import extensions, pairs
+from holonomy.ops.segments import block_sum, contract, in_chunks, outer_sum
 from holonomy.structures import Hyperedges, joint
 from tests.layers.test_equivariant_linear import permuted
 from tests.reference.equivariant import higher_order_attention
@@ -232,7 +232,7 @@ def test_extensions_count_exactly_the_members_of_a_class(pair):
 
 
 def test_segment_sums_and_their_way_back(device, monkeypatch):
-    monkeypatch.setattr("holonomy.layers.kernels.segments._CHUNK", 40)  # several chunks, the last one short
+    monkeypatch.setattr("holonomy.ops.segments._CHUNK", 40)  # several chunks, the last one short
     kind = {"dtype": torch.float64, "device": device}
     a, b = torch.randn(11, 2, 3, **kind), torch.randn(11, 2, 4, **kind)
     slots = torch.randint(3, (11,), device=device)
@@ -255,7 +255,7 @@ def test_segment_sums_and_their_way_back(device, monkeypatch):
 @pytest.mark.parametrize("width", [3, 4])
 def test_block_sums_and_their_ways_back(width, device, monkeypatch):
     """Chunks of a block and of two, whose last is short; a query in several blocks, and one in none."""
-    monkeypatch.setattr("holonomy.layers.kernels.segments._BLOCKS", 2 * 3 * width)
+    monkeypatch.setattr("holonomy.ops.segments._BLOCKS", 2 * 3 * width)
     kind = {"dtype": torch.float64, "device": device}
     q, k, v = (torch.randn(7, 2, size, **kind, requires_grad=True) for size in (3, 3, 4))
     query_rows, key_rows = torch.randint(6, (2, 3, width), device=device)
@@ -318,9 +318,8 @@ def test_heavy_nodes_and_many_chunks_change_nothing(form, device, monkeypatch):
     found = []
     for together_from in (10**9, 0):
         layer.together_from = together_from
-        for name, chunk in (("sparse_attention", 64), ("pooled", 50)):
-            where = "kernels" if name == "pooled" else "equivariant"
-            monkeypatch.setattr(f"holonomy.layers.{where}.{name}._CHUNK", chunk)
+        for module, chunk in (("layers.equivariant.higher_order.sparse", 64), ("ops.performer.pooled", 50)):
+            monkeypatch.setattr(f"holonomy.{module}._CHUNK", chunk)
         result = layer(edges).values
         found.append([result, *torch.autograd.grad(result.sin().sum(), leaves)])
     for plain, ours in zip(*found, strict=True):

@@ -15,7 +15,7 @@ from holonomy.layers import (
     orthogonal_identifiers,
     perturb_identifiers,
 )
-from holonomy.layers.equivariant import identifiers as module
+from holonomy.layers.tokens import identifiers
 
 D = torch.float64
 
@@ -127,7 +127,7 @@ def test_laplacian_ones_are_eigenvectors_in_order(which, places):
 def test_sparse_eigenvectors_span_what_dense_ones_do(monkeypatch):
     edges, n = random_graph(80, 150), 80
     dense = laplacian_identifiers(edges, n, 7, which="both", dtype=D)
-    monkeypatch.setattr(module, "_DENSE_NODES", 10)
+    monkeypatch.setattr(identifiers, "_DENSE_NODES", 10)
     sparse = laplacian_identifiers(edges, n, 7, which="both", dtype=D)
     torch.testing.assert_close(sparse, laplacian_identifiers(edges, n, 7, which="both", dtype=D), rtol=0, atol=0)
     torch.testing.assert_close(sparse @ sparse.mT, dense @ dense.mT)
@@ -142,7 +142,7 @@ SPARSE = {"nothing": LINE[:, :0], "an edge": LINE[:, :1], "a star": STAR, "a lin
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_eigenvectors_are_orthogonal_whatever_the_graph(name, which, monkeypatch):
     """Also where an eigenvalue reaches from the lower end to the upper."""
-    monkeypatch.setattr(module, "_DENSE_NODES", 10)
+    monkeypatch.setattr(identifiers, "_DENSE_NODES", 10)
     edges, matrix = SPARSE[name], laplacian(SPARSE[name], 30)
     p = laplacian_identifiers(edges, 30, 7, which=which, dtype=D)
     values = torch.linalg.eigvalsh(matrix)[[0, 1, 2, 3, 4, 5, 6] if which == "lowest" else [0, 1, 2, 3, 27, 28, 29]]
@@ -157,7 +157,7 @@ TREE = torch.stack([(torch.arange(1, 127) - 1) // 2, torch.arange(1, 127)])
 @pytest.mark.parametrize("dim", [8, 16])
 def test_sparse_eigenvectors_have_every_copy_of_an_eigenvalue(dim, which, monkeypatch):
     """Lanczos meets one vector of each eigenspace: others came in the place of its further ones."""
-    monkeypatch.setattr(module, "_DENSE_NODES", 10)
+    monkeypatch.setattr(identifiers, "_DENSE_NODES", 10)
     matrix = laplacian(TREE, 127)
     p = laplacian_identifiers(TREE, 127, dim, which=which, dtype=D)
     values = torch.linalg.eigvalsh(matrix)

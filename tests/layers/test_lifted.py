@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from holonomy.layers import HTC, HypLayerNorm, HypPositionalEncoding, HypResidual
-from holonomy.layers.kernels import lifted
 from holonomy.manifolds import Lorentz
 from holonomy.models.hypformer import HypformerBlock
+from holonomy.ops.lorentz import lifted
 from tests.laws.laws import assert_near, cotangent, gradients
 
 D = torch.float64

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from holonomy.layers import HTC, ExpMapHTC, FullyLorentzLinear, HypPositionalEncoding, TangentLinear
-from holonomy.layers.kernels import sparse
 from holonomy.manifolds import Lorentz
+from holonomy.ops import csr
 
 
 def boost(rapidity: float, dim: int) -> torch.Tensor:
@@ -125,7 +125,7 @@ def test_sparse_features_give_the_same_points_and_gradients(layout):
 
 
 def as_csr(dense: torch.Tensor) -> torch.Tensor:
-    return sparse.as_csr(dense.to_sparse())
+    return csr.as_csr(dense.to_sparse())
 
 
 def test_sparse_features_of_another_layout_are_refused():

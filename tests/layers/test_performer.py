@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from holonomy.layers.kernels.performer import log_features, orthogonal_projection, performer_attention
+from holonomy.ops.performer import log_features, orthogonal_projection, performer_attention
 from tests.reference.tokens import kernel_attention
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from holonomy.layers.kernels import pooled as kernel
+from holonomy.ops.performer import pooled as kernel
 
 
 @pytest.fixture(params=[1, 4, 5, 100])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from holonomy.layers import HypLinearAttention
-from holonomy.layers.kernels.projected_attention import plain_projected_attention, projected_attention
 from holonomy.manifolds import Lorentz
+from holonomy.ops.linear_attention import plain_projected_attention, projected_attention
 from tests.laws.laws import assert_near, cotangent
 
 D = torch.float64
@@ -125,7 +125,7 @@ def test_the_layer_takes_parts_where_nodes_are_many():
     few = torch.cat([layer(x[:, :1500], mask[:, :1500]), layer(x[:, 1500:], mask[:, 1500:])], 1)
     assert not torch.allclose(many, few)  # other keys
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holonomy.layers.kernels.lifted._FEWEST_ROWS", 10_000)
+        patch.setattr("holonomy.ops.lorentz.lifted._FEWEST_ROWS", 10_000)
         plain = layer(x, mask)
     leaves = list(layer.parameters())
     for name, ours, theirs in zip(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from holonomy import autograd
+from holonomy import _autograd
 from holonomy.layers import (
     ExpertChoice,
     PathRouter,
@@ -24,9 +24,9 @@ from holonomy.layers import (
     simplicial_attention,
     simplicial_path_attention,
 )
-from holonomy.layers.kernels import simplicial
-from holonomy.layers.kernels.multilinear import chunks, rotary
-from holonomy.layers.kernels.simplicial_paths import best_neighbours, path_mask
+from holonomy.ops import simplicial_attention as kernel
+from holonomy.ops.simplicial_attention.logits import chunks, rotary
+from holonomy.ops.simplicial_attention.paths import best_neighbours, path_mask
 from tests.reference.simplicial import attention as by_loops
 from tests.reference.simplicial import best_steps, determinant, marked, near
 
@@ -390,7 +390,7 @@ def test_paths_by_their_last_step_are_those_one_by_one(order, form, batch, shape
     scores = torch.randn(*batch[1:], nodes, k, dtype=torch.float64, device=device, requires_grad=True)
     run = partial(simplicial_path_attention, keys, values, steps, form=form, scores=scores, tile=tile)
     ours = run()
-    monkeypatch.setattr(autograd, "by_hand", lambda *_: False)
+    monkeypatch.setattr(_autograd, "by_hand", lambda *_: False)
     assert_same(ours, run(), [*keys, *values, scores])
 
 
@@ -530,12 +530,12 @@ def test_no_tokens_and_no_steps_at_all(order, device):
 
 def test_what_is_held_is_of_order_n_for_triples():
     """Logits are held a tile at a time, and a tile is at most TILE or what one query and one head need."""
-    listed = simplicial.list_simplexes((512, 512, 512), torch.Size([4]), torch.device("cpu"))
-    for block in simplicial.tiles(listed, simplicial.TILE):
+    listed = kernel.list_simplexes((512, 512, 512), torch.Size([4]), torch.device("cpu"))
+    for block in kernel.tiles(listed, kernel.TILE):
         for tile in block:
             entries = tile.batch.stop - tile.batch.start
             rows, columns, tails = (part.stop - part.start for part in (tile.queries, tile.heads, tile.tails))
-            assert entries * rows * columns * tails <= simplicial.TILE
+            assert entries * rows * columns * tails <= kernel.TILE
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -543,20 +543,18 @@ def test_what_is_held_is_of_order_n_for_triples():
 def test_tiles_hold_all_that_is_allowed_and_little_else(order, causal, window):
     """Each tile's own mask, put in place, is the whole mask; and a window's tiles grow with n, not with its power."""
     window = window[:order] if isinstance(window, tuple) else window
-    window = simplicial.check_window(window, order)
+    window = kernel.check_window(window, order)
     n = 24 if order == 3 else 64
-    listed = simplicial.list_simplexes(
-        (n,) * (order + 1), torch.Size(), torch.device("cpu"), causal=causal, window=window
-    )
+    listed = kernel.list_simplexes((n,) * (order + 1), torch.Size(), torch.device("cpu"), causal=causal, window=window)
     found = torch.zeros(n, listed.heads, listed.tails, dtype=torch.bool)
     looked_at = 0
-    for block in simplicial.tiles(listed, 64):
+    for block in kernel.tiles(listed, 64):
         for tile in block:
-            part = simplicial.allowed(listed, tile)
+            part = kernel.allowed(listed, tile)
             found[tile.queries, tile.heads, tile.tails] = part[0]
             looked_at += found[tile.queries, tile.heads, tile.tails].numel()
-    whole = next(simplicial.tiles(listed, n ** (order + 1)))
-    assert torch.equal(found, simplicial.allowed(listed, whole[0])[0].expand_as(found))
+    whole = next(kernel.tiles(listed, n ** (order + 1)))
+    assert torch.equal(found, kernel.allowed(listed, whole[0])[0].expand_as(found))
     if window is not None:
         assert looked_at <= n * 13**order
 

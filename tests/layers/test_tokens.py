@@ -16,8 +16,8 @@ from holonomy.layers import (
     orthogonal_identifiers,
     set_partitions,
 )
-from holonomy.layers.equivariant.tokens import Tokens, equality_classes
-from holonomy.layers.equivariant.transformer import stochastic_depth
+from holonomy.layers.tokens.encoder import stochastic_depth
+from holonomy.layers.tokens.tokenizer import Tokens, equality_classes
 
 D = torch.float64
 # Two graphs, their nodes mixed, the second with a self-loop; a third without edges.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holonomy.layers.kernels.on_triton import TRITON
+from holonomy.ops.triton_support import TRITON
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not TRITON, reason="Triton is not installed")
@@ -47,8 +47,8 @@ def test_kernels_mean_what_they_replace(device):
 
 COMPILED = """
 import torch
-from holonomy.layers.kernels import simplicial
-from holonomy.layers.kernels.triton_linear_attention import triton_linear_attention
+from holonomy.ops import simplicial_attention as simplicial
+from holonomy.ops.linear_attention.triton import triton_linear_attention
 simplicial.STORED, simplicial.TILE, simplicial.serves = 0, 1, lambda *tensors: True
 torch.manual_seed(0)
 def by_simplex(x):
@@ -72,7 +72,8 @@ FOR_GPUS = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from holonomy.layers.kernels import triton_linear_attention, triton_simplicial
+from holonomy.ops.linear_attention import triton as triton_linear_attention
+from holonomy.ops.simplicial_attention import triton as triton_simplicial
 simplicial = dict(TERMS=2, POWER=1, F=16, C=16, BLOCK=32)
 linear = dict(MOST=3e38, ROOT=1e-19, MAPPED=True, MASKED=True, D=16, V=16, BLOCK=32)
 kinds = {"reach": ("i32",) * 4, "heads_at": "*i32", "tails_at": "*i32"}

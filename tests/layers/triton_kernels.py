@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from holonomy.layers import simplicial_attention
-from holonomy.layers.kernels import simplicial, triton_simplicial
-from holonomy.layers.kernels.linear_attention import linear_attention, power_features
-from holonomy.layers.kernels.simplexes import list_simplexes
-from holonomy.layers.kernels.simplicial_factors import factors_of, stored_attention
-from holonomy.layers.kernels.triton_linear_attention import triton_linear_attention as linear_in_triton
+from holonomy.ops import simplicial_attention as simplicial
+from holonomy.ops.linear_attention.reference import linear_attention, power_features
+from holonomy.ops.linear_attention.triton import triton_linear_attention as linear_in_triton
+from holonomy.ops.simplicial_attention import triton as triton_simplicial
+from holonomy.ops.simplicial_attention.simplexes import list_simplexes
+from holonomy.ops.simplicial_attention.tiled import factors_of, stored_attention
 from tests.reference.simplicial import attention as by_loops
 from tests.reference.simplicial import near
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holonomy.manifolds import hyperboloid, pair_products
+from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.hyperboloid import pair_products
 
 CURVATURES = (-0.01, -1.0, -100.0)
 ROWS, COLUMNS = 310, 190

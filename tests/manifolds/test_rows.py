@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holonomy.manifolds import Lorentz, hyperboloid, rows
+from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds.hyperboloid import rows
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 ROWS = 700

@@ -32,7 +32,7 @@ class _OfHyperedges(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: Hyperedges) -> layers.equivariant.tokens.Tokens:
+    def forward(self, x: Hyperedges) -> layers.tokens.tokenizer.Tokens:
         return self.inner(x.indices, x.values, x.num_nodes, x.batch)
 
 

@@ -6,9 +6,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holonomy.theory.projections import Projections
-from holonomy.theory.search import draw_input, draw_layer, draw_mask
-from holonomy.theory.verdict import Draws
+from holonomy.theory.attention.projections import Projections
+from holonomy.theory.claims.search import draw_input, draw_layer, draw_mask
+from holonomy.theory.claims.verdict import Draws
 
 TOKENS = {1: 6, 2: 4, 3: 3}
 SEEDS = st.integers(0, 2**31)

@@ -21,7 +21,7 @@ from holonomy.layers import (
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory import BoundViolatedError, assert_lipschitz, certify, lipschitz_bound
-from holonomy.theory.projections import NotCoveredError, projections
+from holonomy.theory.attention.projections import NotCoveredError, projections
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # an attack calls the manifold ten thousand times
 DOUBLE = {"dtype": torch.float64}

@@ -25,9 +25,9 @@ from holonomy.layers import (
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory import certify, lipschitz_bound, stretch
-from holonomy.theory.projections import NotCoveredError
-from holonomy.theory.stretching import Ends, ends_of
-from holonomy.theory.verdict import Draws
+from holonomy.theory.attention.projections import NotCoveredError
+from holonomy.theory.certificates.stretching import Ends, ends_of
+from holonomy.theory.claims.verdict import Draws
 
 DOUBLE = {"dtype": torch.float64}
 seeds = st.integers(0, 10**6)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holonomy.layers import SimplicialAttention
-from holonomy.theory.chained_collapse import (
+from holonomy.theory.attention.chained_collapse import (
     chain,
     climb_constant,
     crowded,
@@ -19,9 +19,9 @@ from holonomy.theory.chained_collapse import (
     diagonal_simplexes,
     two_places,
 )
-from holonomy.theory.projections import NotCoveredError, Projections, attend
-from holonomy.theory.rank_collapse import collapse_bound, collapse_step, measure_collapse
-from holonomy.theory.sizes import diameter
+from holonomy.theory.attention.projections import NotCoveredError, Projections, attend
+from holonomy.theory.attention.rank_collapse import collapse_bound, collapse_step, measure_collapse
+from holonomy.theory.attention.sizes import diameter
 from tests.theory.strategies import SEEDS, drawn
 
 SLACK = 1 + 1e-9

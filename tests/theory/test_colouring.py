@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holonomy.theory.claims_colouring import CLAIMS
-from holonomy.theory.colouring import PAIRS, adjacency, cfi_graph, graph_pair, separated, stable_colours
-from holonomy.theory.separation import MODELS, bounded_by, random_model, separation, separation_table
-from holonomy.theory.verdict import Draws
+from holonomy.theory.claims.separation import MODELS, bounded_by, random_model, separation, separation_table
+from holonomy.theory.claims.statements.colouring import CLAIMS
+from holonomy.theory.claims.verdict import Draws
+from holonomy.theory.expressivity.colouring import PAIRS, adjacency, cfi_graph, graph_pair, separated, stable_colours
 
 
 def cliques_of_four(graph):

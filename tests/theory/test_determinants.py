@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from holonomy.layers import simplicial_attention
-from holonomy.theory.determinants import determinant_logits, mixture_of_orders, rotate_chunks, rotation
-from holonomy.theory.projections import Projections, attention_heads
+from holonomy.theory.attention.determinants import determinant_logits, mixture_of_orders, rotate_chunks, rotation
+from holonomy.theory.attention.projections import Projections, attention_heads
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from holonomy.layers import HRC, HTC, HypActivation
 from holonomy.manifolds import Lorentz
 from holonomy.theory import distance_scaling
-from holonomy.theory.claims_distances import CLAIMS
-from holonomy.theory.distances import boost, flipped, naive_change
-from holonomy.theory.stretching import Ends
-from holonomy.theory.verdict import Draws
+from holonomy.theory.certificates.distances import boost, flipped, naive_change
+from holonomy.theory.certificates.stretching import Ends
+from holonomy.theory.claims.statements.distances import CLAIMS
+from holonomy.theory.claims.verdict import Draws
 
 DOUBLE = {"dtype": torch.float64}
 seeds = st.integers(0, 10**6)

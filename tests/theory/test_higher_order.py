@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from holonomy.layers import EquivariantLinear, HigherOrderEncoderLayer, set_partitions
-from holonomy.layers.equivariant.partitions import canonical
-from holonomy.theory import claims_higher_order
-from holonomy.theory.claims_higher_order import CLAIMS
-from holonomy.theory.higher_order import (
+from holonomy.layers.equivariant.basis.partitions import canonical
+from holonomy.theory.claims.statements import higher_order
+from holonomy.theory.claims.statements.higher_order import CLAIMS
+from holonomy.theory.claims.verdict import Draws
+from holonomy.theory.expressivity.higher_order import (
     attend_ones,
     chorded_cycle,
     class_sizes,
@@ -20,7 +21,6 @@ from holonomy.theory.higher_order import (
     operations,
     uniform_attention,
 )
-from holonomy.theory.verdict import Draws
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -87,12 +87,12 @@ def test_kernel_attention_grows_slower_than_softmax():
 
 def test_a_hidden_factor_of_n_is_noticed(monkeypatch):
     """A power of n with a small coefficient does not show in a slope at small sizes; in differences it does."""
-    counted = claims_higher_order.degree
+    counted = higher_order.degree
 
     def more(count, least, most):
         return counted(lambda n: count(n) + n * (n - 1) * (n - 2), least, most)
 
-    monkeypatch.setattr(claims_higher_order, "degree", more)
+    monkeypatch.setattr(higher_order, "degree", more)
     (claim,) = (claim for claim in CLAIMS if claim.name == "hot.property_2")
     assert claim.measure(Draws(0))[0].holds is False
 

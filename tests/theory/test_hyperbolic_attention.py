@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
-from holonomy.layers.kernels.softmax_attention import SIMILARITIES, hyperbolic_softmax_attention
 from holonomy.manifolds import Lorentz
+from holonomy.ops.softmax_attention import SIMILARITIES, hyperbolic_softmax_attention
 from holonomy.theory import certify, hyperbolic_collapse_bound, lipschitz_bound, stretch
-from holonomy.theory.hyperbolic_attention import Extent, softmax_stretch, unit_scale
-from holonomy.theory.hyperbolic_linear import Features, linear_stretch_with_eps
-from holonomy.theory.hyperbolic_midpoint import midpoint_shares, residual_stretch, weights_bound
-from holonomy.theory.projections import NotCoveredError
-from holonomy.theory.stretching import METRICS, Ends
+from holonomy.theory.attention.projections import NotCoveredError
+from holonomy.theory.certificates.constants.linear_attention import Features, linear_stretch_with_eps
+from holonomy.theory.certificates.constants.midpoint import midpoint_shares, residual_stretch, weights_bound
+from holonomy.theory.certificates.constants.softmax_attention import Extent, softmax_stretch, unit_scale
+from holonomy.theory.certificates.stretching import METRICS, Ends
 
 DOUBLE = {"dtype": torch.float64}
 UNIT = Lorentz(-1.0, **DOUBLE)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holonomy.theory import claims_hyperbolic, claims_hyperbolic_attention
-from holonomy.theory.verdict import Draws
+from holonomy.theory.claims.statements import hyperbolic, hyperbolic_attention
+from holonomy.theory.claims.verdict import Draws
 
-CLAIMS = {claim.name: claim for claim in (*claims_hyperbolic.CLAIMS, *claims_hyperbolic_attention.CLAIMS)}
+CLAIMS = {claim.name: claim for claim in (*hyperbolic.CLAIMS, *hyperbolic_attention.CLAIMS)}
 EXACT = (
     "hyperbolic.refinement",
     "hyperbolic.bias",

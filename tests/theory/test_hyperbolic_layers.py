@@ -28,14 +28,19 @@ from holonomy.layers import (
     HypResidual,
     TangentLinear,
 )
-from holonomy.layers.kernels.linear_attention import power_features
 from holonomy.manifolds import Lorentz
+from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory import lipschitz_bound, measure_stretch, stretch
-from holonomy.theory.distances import boost
-from holonomy.theory.hyperbolic_affine import affine_stretch, ball_stretch, reach, transformation_stretch
-from holonomy.theory.hyperbolic_functions import entrywise, entrywise_stretch, layer_norm_stretch, power_slope
-from holonomy.theory.projections import NotCoveredError
-from holonomy.theory.regions import Region, Setting, follow
+from holonomy.theory.attention.projections import NotCoveredError
+from holonomy.theory.certificates.constants.affine import affine_stretch, ball_stretch, reach, transformation_stretch
+from holonomy.theory.certificates.constants.functions import (
+    entrywise,
+    entrywise_stretch,
+    layer_norm_stretch,
+    power_slope,
+)
+from holonomy.theory.certificates.distances import boost
+from holonomy.theory.certificates.regions import Region, Setting, follow
 
 DOUBLE = {"dtype": torch.float64}
 seeds = st.integers(0, 10**6)

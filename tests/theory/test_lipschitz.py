@@ -12,13 +12,13 @@ from hypothesis import given
 from torch import nn
 
 from holonomy.layers import SimplicialAttention
-from holonomy.theory.claims_lipschitz import orthogonal_family, sharp_family
-from holonomy.theory.lipschitz import lipschitz_bound, radius_after
-from holonomy.theory.local import local_lipschitz
-from holonomy.theory.measured import jacobian_norm, measure_lipschitz
-from holonomy.theory.projections import NotCoveredError, Projections, as_function, attend
-from holonomy.theory.search import draw_input, draw_layer
-from holonomy.theory.verdict import Draws
+from holonomy.theory.attention.lipschitz import lipschitz_bound, radius_after
+from holonomy.theory.attention.local import local_lipschitz
+from holonomy.theory.attention.measured import jacobian_norm, measure_lipschitz
+from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function, attend
+from holonomy.theory.claims.search import draw_input, draw_layer
+from holonomy.theory.claims.statements.lipschitz import orthogonal_family, sharp_family
+from holonomy.theory.claims.verdict import Draws
 from tests.theory.strategies import SEEDS, drawn, jacobian_norm_by_svd
 
 SLACK = 1 + 1e-9

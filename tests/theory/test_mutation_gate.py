@@ -15,32 +15,14 @@ from typing import NamedTuple
 
 import pytest
 
-from holonomy.layers.kernels.softmax_attention import SIMILARITIES
-from holonomy.theory import (
-    CLAIMS,
-    Claim,
-    Draws,
-    Verdict,
-    chained_collapse,
-    claims_collapse,
-    claims_lipschitz,
-    claims_printed,
-    composition,
-    hyperbolic_affine,
-    hyperbolic_attention,
-    hyperbolic_functions,
-    hyperbolic_layers,
-    hyperbolic_linear,
-    hyperbolic_midpoint,
-    hyperbolic_refinements,
-    judge,
-    lipschitz,
-    local,
-    masked_collapse,
-    rank_collapse,
-    sizes,
-    topology,
-)
+from holonomy.ops.softmax_attention import SIMILARITIES
+from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
+from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
+from holonomy.theory.certificates import composition, layers, refinements
+from holonomy.theory.certificates.constants import affine, functions, linear_attention, midpoint, softmax_attention
+from holonomy.theory.claims.statements import collapse, printed
+from holonomy.theory.claims.statements import lipschitz as claims_lipschitz
+from holonomy.theory.graphs import topology
 
 NAMED = {claim.name: claim for claim in CLAIMS}
 
@@ -61,7 +43,7 @@ def less(claim: str, function: Callable[..., object], *terms: str) -> list[Mutan
 
 def softmax(similarity: str) -> list[Mutant]:
     """The three terms of H8 over a ball, in both metrics, and at an input."""
-    ball, here = hyperbolic_attention.softmax_stretch, hyperbolic_attention.local_softmax_stretch
+    ball, here = softmax_attention.softmax_stretch, softmax_attention.local_softmax_stretch
     terms = ("h / 2 * query", "_times(h, by_key)", "math.sqrt(columns)", "h * math.tanh(extent.values)")
     return [
         *less(f"hyperbolic.softmax_{similarity}", ball, *terms),
@@ -84,7 +66,7 @@ MUTANTS = [
     *less("collapse.chain", chained_collapse.chain, "j * field * interaction / (4 * near)"),
     Mutant("collapse.chain", chained_collapse.chain, "shift = 2 * (_log", "shift = 1.8 * (_log"),
     *less("collapse.constant", chained_collapse.chain, "torch.tanh((field + shift) / 4)"),
-    Mutant("collapse.softmax", claims_collapse._softmax, "2 * torch.tanh(", "1.8 * torch.tanh("),
+    Mutant("collapse.softmax", collapse._softmax, "2 * torch.tanh(", "1.8 * torch.tanh("),
     # Masks
     *less("masked.theorem_3_4", masked_collapse.printed_masked_collapse, "math.sqrt(x.shape[0] / 2)"),
     Mutant("masked.theorem_3_4", masked_collapse.printed_masked_collapse, "(1 - least", "(0.9 - least"),
@@ -111,41 +93,41 @@ MUTANTS = [
     # Hyperbolic layers: H1 to H7, H11, H13
     *less(
         "hyperbolic.refinement",
-        hyperbolic_affine.affine_stretch,
+        affine.affine_stretch,
         "_dual(square, math.sinh(radius) ** 2 * square, moved)",
     ),
-    *less("hyperbolic.refinement", hyperbolic_affine.affine_stretch, "linear_stretch(norm, radius)"),
-    *less("hyperbolic.bias", hyperbolic_affine.affine_stretch, "_top(square + moved)[0]"),
-    *less("hyperbolic.transformation", hyperbolic_affine.transformation_stretch, "_golden(at, -12.0, 12.0)"),
-    Mutant("hyperbolic.classifier", hyperbolic_layers._read, "Step(constant", "Step(0.9 * constant"),
-    *less("hyperbolic.dropout", hyperbolic_refinements._refine, "1 / (1 - rate)"),
-    *less("hyperbolic.about", hyperbolic_affine.ball_stretch, "math.atanh(stretch) + radius"),
-    Mutant("hyperbolic.about", hyperbolic_affine.ball_stretch, "left - radius)", "left - 0.9 * radius)"),
-    *less("hyperbolic.about", hyperbolic_affine._follow_angle, "math.hypot(s - c, bias * c)", "bias * c"),
-    *less("hyperbolic.activation", hyperbolic_functions.entrywise, "2 * density", "_supremum(_silu_gap)"),
-    Mutant("hyperbolic.activation", hyperbolic_functions.entrywise, "((1.0, 1.0),)", "((1.0, 0.9),)"),
-    Mutant("hyperbolic.activation", hyperbolic_functions.entrywise, "((1.0, math.log(2)),)", "((1.0, 0.62),)"),
-    *less("hyperbolic.activation", hyperbolic_functions.entrywise_stretch, "scale * gap"),
-    *less("hyperbolic.activation", hyperbolic_functions.entrywise_stretch, "math.cosh(min(radius, 300.0))"),
-    *less("hyperbolic.layer_norm", hyperbolic_functions.layer_norm_stretch, "affine / math.sqrt(variance + eps)"),
-    *less("hyperbolic.layer_norm", hyperbolic_functions.layer_norm_stretch, "torch.diag(weight)"),
-    *less("hyperbolic.weights", hyperbolic_midpoint.weights_bound, "oscillation / 4", "math.tanh(diameter / 2)"),
-    Mutant("hyperbolic.residual", hyperbolic_midpoint.residual_stretch, "max(1 +", "max(0.9 +"),
-    Mutant("hyperbolic.residual", hyperbolic_midpoint.residual_stretch, "(0.5, share)", "(0.45, share)"),
-    Mutant("hyperbolic.residual", hyperbolic_midpoint.residual_stretch, "(0.5, share)", "(0.5, 0.9 * share)"),
-    *less("hyperbolic.ends", hyperbolic_midpoint.concatenation_stretch, "math.cosh(radius)"),
+    *less("hyperbolic.refinement", affine.affine_stretch, "linear_stretch(norm, radius)"),
+    *less("hyperbolic.bias", affine.affine_stretch, "_top(square + moved)[0]"),
+    *less("hyperbolic.transformation", affine.transformation_stretch, "_golden(at, -12.0, 12.0)"),
+    Mutant("hyperbolic.classifier", layers._read, "Step(constant", "Step(0.9 * constant"),
+    *less("hyperbolic.dropout", refinements._refine, "1 / (1 - rate)"),
+    *less("hyperbolic.about", affine.ball_stretch, "math.atanh(stretch) + radius"),
+    Mutant("hyperbolic.about", affine.ball_stretch, "left - radius)", "left - 0.9 * radius)"),
+    *less("hyperbolic.about", affine._follow_angle, "math.hypot(s - c, bias * c)", "bias * c"),
+    *less("hyperbolic.activation", functions.entrywise, "2 * density", "_supremum(_silu_gap)"),
+    Mutant("hyperbolic.activation", functions.entrywise, "((1.0, 1.0),)", "((1.0, 0.9),)"),
+    Mutant("hyperbolic.activation", functions.entrywise, "((1.0, math.log(2)),)", "((1.0, 0.62),)"),
+    *less("hyperbolic.activation", functions.entrywise_stretch, "scale * gap"),
+    *less("hyperbolic.activation", functions.entrywise_stretch, "math.cosh(min(radius, 300.0))"),
+    *less("hyperbolic.layer_norm", functions.layer_norm_stretch, "affine / math.sqrt(variance + eps)"),
+    *less("hyperbolic.layer_norm", functions.layer_norm_stretch, "torch.diag(weight)"),
+    *less("hyperbolic.weights", midpoint.weights_bound, "oscillation / 4", "math.tanh(diameter / 2)"),
+    Mutant("hyperbolic.residual", midpoint.residual_stretch, "max(1 +", "max(0.9 +"),
+    Mutant("hyperbolic.residual", midpoint.residual_stretch, "(0.5, share)", "(0.45, share)"),
+    Mutant("hyperbolic.residual", midpoint.residual_stretch, "(0.5, share)", "(0.5, 0.9 * share)"),
+    *less("hyperbolic.ends", midpoint.concatenation_stretch, "math.cosh(radius)"),
     # Attention: H8, H9, H10
     *(mutant for similarity in SIMILARITIES for mutant in softmax(similarity)),
-    *less("hyperbolic.collapse", hyperbolic_attention.hyperbolic_collapse_bound, "2 * scale * queries * keys"),
-    *less("hyperbolic.linear_eps", hyperbolic_linear.linear_stretch_with_eps, "r_key * e_query", "r_query * e_key"),
-    *less("hyperbolic.linear_eps", hyperbolic_linear.linear_stretch_with_eps, "math.sqrt(tokens)"),
-    *less("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "r_key / (cone.opening * cone.key)"),
-    Mutant("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "min(tokens", "min(0.9 * tokens"),
-    *less("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "e_query / (cone.opening * cone.query)"),
-    *less("hyperbolic.linear_cone", hyperbolic_linear.linear_stretch_in_cone, "e_key / (cone.opening * cone.key)"),
-    *less("hyperbolic.linear_at", hyperbolic_linear.local_linear, "weights * s_value[:, None]"),
-    Mutant("hyperbolic.linear_at", hyperbolic_linear.local_linear, "total * s_key", "total * 0.9 * s_key"),
-    Mutant("hyperbolic.linear_at", hyperbolic_linear.local_linear, "2) * s_query", "2) * 0.9 * s_query"),
+    *less("hyperbolic.collapse", softmax_attention.hyperbolic_collapse_bound, "2 * scale * queries * keys"),
+    *less("hyperbolic.linear_eps", linear_attention.linear_stretch_with_eps, "r_key * e_query", "r_query * e_key"),
+    *less("hyperbolic.linear_eps", linear_attention.linear_stretch_with_eps, "math.sqrt(tokens)"),
+    *less("hyperbolic.linear_cone", linear_attention.linear_stretch_in_cone, "r_key / (cone.opening * cone.key)"),
+    Mutant("hyperbolic.linear_cone", linear_attention.linear_stretch_in_cone, "min(tokens", "min(0.9 * tokens"),
+    *less("hyperbolic.linear_cone", linear_attention.linear_stretch_in_cone, "e_query / (cone.opening * cone.query)"),
+    *less("hyperbolic.linear_cone", linear_attention.linear_stretch_in_cone, "e_key / (cone.opening * cone.key)"),
+    *less("hyperbolic.linear_at", linear_attention.local_linear, "weights * s_value[:, None]"),
+    Mutant("hyperbolic.linear_at", linear_attention.local_linear, "total * s_key", "total * 0.9 * s_key"),
+    Mutant("hyperbolic.linear_at", linear_attention.local_linear, "2) * s_query", "2) * 0.9 * s_query"),
     # H12, products of constants
     *less("hyperbolic.model", composition.Tape._multiply, "self.constant * constant"),
     *less("hyperbolic.model_at", composition.Tape._multiply, "self.constant * constant"),
@@ -157,21 +139,21 @@ MUTANTS = [
 
 STATEMENTS = [
     # Printed statements, and what is wrong in their place.
-    *less("collapse.lemma_a3", claims_printed._entrywise, "1 + 2 * oscillation"),
-    Mutant("collapse.lemma_a3", claims_printed._entrywise, "1 - oscillation", "1 - 0.9 * oscillation"),
-    *less("lipschitz.lemma_c1", claims_printed._compare_c1, "order * value**order"),
-    Mutant("lipschitz.not_global", claims_printed._not_global, "(2 * radius", "(2.2 * radius"),
-    Mutant("lipschitz.vanishing", claims_printed._sharpest_vanishing, "1.001 * order", "0.9 * order"),
-    Mutant("lipschitz.tokens", claims_printed._tokens, "(1.5, 0.5)", "(1.5, 0.45)"),
-    Mutant("lipschitz.tokens", claims_printed._tokens, "(1.5, 0.5)", "(1.4, 0.5)"),
-    Mutant("hot.proposition_1", claims_printed._columns, "weight.shape[0])", "weight.shape[0] - 1)"),
-    Mutant("hot.proposition_2", claims_printed._by_diagonal, "x.diagonal(dim1=0, dim2=1).movedim(-1, 0)", "x.sum(1)"),
-    Mutant("hot.opposite", claims_printed._opposite, "moved[8]", "moved[2]"),
-    Mutant("tokens.lemma_2", claims_printed._separation, "if any(", "if all("),
-    Mutant("tokens.lemma_3", claims_printed._split, "[a == b for a in first for b in second]", "[]"),
-    Mutant("tokens.scoring", claims_printed._scoring, "else -1", "else 0"),
-    Mutant("hyperbolic.linear_time", claims_printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
-    Mutant("colouring.csa", claims_printed._csa, '"cgt"', '"gcn"'),
+    *less("collapse.lemma_a3", printed._entrywise, "1 + 2 * oscillation"),
+    Mutant("collapse.lemma_a3", printed._entrywise, "1 - oscillation", "1 - 0.9 * oscillation"),
+    *less("lipschitz.lemma_c1", printed._compare_c1, "order * value**order"),
+    Mutant("lipschitz.not_global", printed._not_global, "(2 * radius", "(2.2 * radius"),
+    Mutant("lipschitz.vanishing", printed._sharpest_vanishing, "1.001 * order", "0.9 * order"),
+    Mutant("lipschitz.tokens", printed._tokens, "(1.5, 0.5)", "(1.5, 0.45)"),
+    Mutant("lipschitz.tokens", printed._tokens, "(1.5, 0.5)", "(1.4, 0.5)"),
+    Mutant("hot.proposition_1", printed._columns, "weight.shape[0])", "weight.shape[0] - 1)"),
+    Mutant("hot.proposition_2", printed._by_diagonal, "x.diagonal(dim1=0, dim2=1).movedim(-1, 0)", "x.sum(1)"),
+    Mutant("hot.opposite", printed._opposite, "moved[8]", "moved[2]"),
+    Mutant("tokens.lemma_2", printed._separation, "if any(", "if all("),
+    Mutant("tokens.lemma_3", printed._split, "[a == b for a in first for b in second]", "[]"),
+    Mutant("tokens.scoring", printed._scoring, "else -1", "else 0"),
+    Mutant("hyperbolic.linear_time", printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
+    Mutant("colouring.csa", printed._csa, '"cgt"', '"gcn"'),
 ]
 
 
@@ -215,7 +197,7 @@ def test_a_right_constant_is_not(name):
     assert found.kind == "upper" or found.sees > 0.99
 
 
-@pytest.mark.parametrize("claim", claims_printed.CLAIMS, ids=lambda claim: claim.name)
+@pytest.mark.parametrize("claim", printed.CLAIMS, ids=lambda claim: claim.name)
 def test_printed_statements_have_the_expected_verdict(claim, dtype):
     found, _ = claim.measure(Draws(0, dtype=dtype, budget=0.1))
     assert found.holds is claim.expected

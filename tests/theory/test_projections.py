@@ -10,11 +10,11 @@ from hypothesis import given
 from torch import nn
 
 from holonomy.layers import SimplicialAttention
-from holonomy.theory.lipschitz import lipschitz_bound
-from holonomy.theory.local import local_lipschitz
-from holonomy.theory.measured import jacobian_norm
-from holonomy.theory.projections import NotCoveredError, Projections, as_function, attend, projections
-from holonomy.theory.rank_collapse import collapse_bound
+from holonomy.theory.attention.lipschitz import lipschitz_bound
+from holonomy.theory.attention.local import local_lipschitz
+from holonomy.theory.attention.measured import jacobian_norm
+from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function, attend, projections
+from holonomy.theory.attention.rank_collapse import collapse_bound
 from tests.theory.strategies import SEEDS, drawn
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holonomy.layers import SimplicialAttention
-from holonomy.theory.masked_collapse import centre_radius, dobrushin, masked_collapse, printed_masked_collapse
-from holonomy.theory.printed_collapse import (
+from holonomy.theory.attention.masked_collapse import centre_radius, dobrushin, masked_collapse, printed_masked_collapse
+from holonomy.theory.attention.printed_collapse import (
     linear_logits,
     mixed_norm,
     outnumbered_tokens,
@@ -24,11 +24,11 @@ from holonomy.theory.printed_collapse import (
     residual_upper,
     split_queries,
 )
-from holonomy.theory.projections import NotCoveredError, Projections, attend, attention_heads
-from holonomy.theory.rank_collapse import FORMS, collapse_bound, collapse_step, measure_collapse
-from holonomy.theory.search import draw_input, draw_layer, draw_mask
-from holonomy.theory.sizes import diameter
-from holonomy.theory.verdict import Draws
+from holonomy.theory.attention.projections import NotCoveredError, Projections, attend, attention_heads
+from holonomy.theory.attention.rank_collapse import FORMS, collapse_bound, collapse_step, measure_collapse
+from holonomy.theory.attention.sizes import diameter
+from holonomy.theory.claims.search import draw_input, draw_layer, draw_mask
+from holonomy.theory.claims.verdict import Draws
 from tests.theory.strategies import SEEDS, drawn
 
 SLACK = 1 + 1e-9
@@ -98,7 +98,7 @@ def test_telescoped_diameters_are_bounds_too(monkeypatch):
     for _ in range(20):
         layer, x = draw_layer(draws, 3, 3), draw_input(draws, 4, 3)
         exact = collapse_step(layer, x, "product")
-        monkeypatch.setattr("holonomy.theory.rank_collapse._LIMIT", 1)
+        monkeypatch.setattr("holonomy.theory.attention.rank_collapse._LIMIT", 1)
         assert exact <= collapse_step(layer, x, "product") * SLACK
         monkeypatch.undo()
 

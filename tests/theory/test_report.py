@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from holonomy.theory import report, verify
 from holonomy.theory.__main__ import main
-from holonomy.theory.pictures import Picture, attention_pictures, ratios
-from holonomy.theory.report import Run, as_html, as_json, as_table, said, svg
-from holonomy.theory.verdict import Claim, Draws, Trial, judge
+from holonomy.theory.claims import report, verify
+from holonomy.theory.claims.pictures import Picture, attention_pictures, ratios
+from holonomy.theory.claims.report import Run, as_html, as_json, as_table, said, svg
+from holonomy.theory.claims.verdict import Claim, Draws, Trial, judge
 
-VERIFY = sys.modules["holonomy.theory.verify"]  # the package has a function of this name
+VERIFY = sys.modules["holonomy.theory.claims.verify"]  # the package has a function of this name
 NAMES = ["collapse.decay", "collapse.half_constant", "masked.dobrushin", "determinant.equal"]
 
 

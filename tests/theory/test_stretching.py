@@ -10,7 +10,7 @@ import torch
 from holonomy.layers import HRC, HTC, ExpMapHTC, HypActivation, HypMLR, HypSoftmaxAttention
 from holonomy.manifolds import Lorentz
 from holonomy.theory import measure_stretch, stretch
-from holonomy.theory.stretching import Ends, ends_of
+from holonomy.theory.certificates.stretching import Ends, ends_of
 
 DOUBLE = {"dtype": torch.float64}
 

@@ -11,11 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holonomy.layers import EquivariantLinear, bell, orthogonal_identifiers, set_partitions
-from holonomy.layers.equivariant.partitions import canonical
+from holonomy.layers.equivariant.basis.partitions import canonical
 from holonomy.theory import basis_approximation_error
-from holonomy.theory.claims_tokens import CLAIMS
-from holonomy.theory.tokens_basis import basis_attention, basis_tensors, head_gap, layer_by_heads, type_identifiers
-from holonomy.theory.verdict import Draws
+from holonomy.theory.claims.statements.tokens import CLAIMS
+from holonomy.theory.claims.verdict import Draws
+from holonomy.theory.expressivity.tokens_basis import (
+    basis_attention,
+    basis_tensors,
+    head_gap,
+    layer_by_heads,
+    type_identifiers,
+)
 
 
 @pytest.mark.parametrize(("order", "nodes"), [(1, 3), (2, 3), (3, 2)])

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holonomy.theory.claims_graphs import molecule, with_hydrogens
-from holonomy.theory.curvature import FORMANS, curvature_shares, edge_curvature, incidence
-from holonomy.theory.topology import (
+from holonomy.theory.claims.statements.graphs import molecule, with_hydrogens
+from holonomy.theory.claims.verdict import Draws
+from holonomy.theory.graphs.curvature import FORMANS, curvature_shares, edge_curvature, incidence
+from holonomy.theory.graphs.topology import (
     chung_bound,
     hop_distances,
     laplacian_spectrum,
     radius_and_diameter,
     spectral_diameter_bound,
 )
-from holonomy.theory.verdict import Draws
 
 
 def adjacency(edges, n):

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holonomy.theory.verdict import Claim, Draws, Trial, judge
-from holonomy.theory.verify import CLAIMS, select, verify
+from holonomy.theory.claims.verdict import Claim, Draws, Trial, judge
+from holonomy.theory.claims.verify import CLAIMS, select, verify
 
 
 def verdict(*trials, **options):

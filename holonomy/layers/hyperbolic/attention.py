@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
-from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
-from holonomy.layers.kernels.linear_attention import AVERAGES, Average, linear_midpoint, power_features
-from holonomy.layers.kernels.projected_attention import projected_attention
-from holonomy.layers.kernels.softmax_attention import (
+from holonomy.manifolds import Lorentz
+from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
+from holonomy.ops.linear_attention import projected_attention
+from holonomy.ops.linear_attention.reference import AVERAGES, Average, linear_midpoint, power_features
+from holonomy.ops.softmax_attention import (
     SIMILARITIES,
     Similarity,
     hyperbolic_softmax_attention,
 )
-from holonomy.manifolds import Lorentz
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
-from holonomy.layers.kernels.hyperplanes import hyperplane_distances
 from holonomy.manifolds import Lorentz, LorentzPoints
 from holonomy.manifolds.lorentz import require_lorentz
+from holonomy.ops.lorentz.hyperplanes import hyperplane_distances
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.layers.kernels.lifted import lifted, lifted_linear
-from holonomy.layers.kernels.sparse import as_csr, is_sparse, multiply, row_norms
 from holonomy.manifolds import Lorentz
+from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
+from holonomy.ops.lorentz.lifted import lifted, lifted_linear
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from holonomy import autograd, checks, numerics
+from holonomy import _autograd, checks, numerics
 from holonomy.layers.hyperbolic.refinement import HypLayerNorm, normalised, rescale_space, resolve
-from holonomy.layers.kernels.lifted import pays
-from holonomy.layers.kernels.lifted_rows import LiftedMidpoint, LiftedMidpointNorm
-from holonomy.manifolds import Lorentz, geodesics, hyperboloid
+from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds.hyperboloid import geodesics
+from holonomy.ops.lorentz.lifted import pays
+from holonomy.ops.lorentz.midpoint_norm import LiftedMidpoint, LiftedMidpointNorm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -65,7 +66,7 @@ def lifted_midpoint(
 ) -> Float[Tensor, "*batch ambient"]:
     r"""The midpoint of points, lifted.
 
-    On the CPU, where rows are many, :class:`~holonomy.layers.kernels.lifted_rows.LiftedMidpoint` makes it in parts.
+    On the CPU, where rows are many, :class:`~holonomy.ops.lorentz.midpoint_norm.LiftedMidpoint` makes it in parts.
 
     Args:
         x: points ``(*batch, d + 1)``; only their space parts are read.
@@ -83,7 +84,7 @@ def lifted_midpoint(
     if not _in_parts(x, y):
         return _lifted_midpoint(x, y, curvature, epsilon)
     rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
-    found: Tensor = autograd.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
+    found: Tensor = _autograd.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
     return found.view_as(x)
 
 
@@ -125,7 +126,7 @@ def normalised_residual(
     gain, shift, last, eps = norm.affine(x)
     here = last if norm.manifold_out is norm.manifold_in else norm.manifold_in.curvature
     tensors, numbers = (*rows, here, gain, shift, last), (residual.epsilon, eps)
-    found: tuple[Tensor, ...] = autograd.apply_function(LiftedMidpointNorm, *tensors, *numbers, _normalised_midpoint)
+    found: tuple[Tensor, ...] = _autograd.apply_function(LiftedMidpointNorm, *tensors, *numbers, _normalised_midpoint)
     return found[0].view_as(x)
 
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy import autograd, checks, numerics
-from holonomy.layers.kernels.lifted import lifted, pays
-from holonomy.layers.kernels.lifted_rows import LiftedLayerNorm
+from holonomy import _autograd, checks, numerics
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.lorentz import require_lorentz
+from holonomy.ops.lorentz.lifted import lifted, pays
+from holonomy.ops.lorentz.midpoint_norm import LiftedLayerNorm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -222,7 +222,7 @@ class HypLayerNorm(HRC):
             return super().forward(x)
         gain, shift, last, eps = self.affine(x)
         inputs = (x.reshape(-1, x.shape[-1]), gain, shift, last, eps, normalised)
-        return autograd.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
+        return _autograd.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
 
     def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, Tensor, float]:
         """What follows the normalisation, with the change of curvature.

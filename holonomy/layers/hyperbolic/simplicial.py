@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.layers.kernels.heads import head_count, merge_heads, split_heads, without_padding
-from holonomy.layers.kernels.multilinear import FORMS, Form, chunks
-from holonomy.layers.kernels.simplicial import simplicial_attention
 from holonomy.manifolds import Lorentz
+from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
+from holonomy.ops.simplicial_attention import simplicial_attention
+from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -44,7 +44,7 @@ class HypSimplicialAttention(nn.Module):
         manifold_hidden: where queries, keys and values lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
         order: N.
         form: of the logits: ``"product"`` or ``"determinant"``, see
-            :class:`~holonomy.layers.equivariant.simplicial.SimplicialAttention`.
+            :class:`~holonomy.layers.simplicial.attention.SimplicialAttention`.
         lower_orders: all orders 1 .. N in one softmax.
         causal: keys later than the query take no part.
         device: of the parameters.

@@ -1,0 +1,318 @@
+r"""Chromatic self-attention, in which a pair of nodes has a filter of channels in place of a number (CSA section 3.2).
+
+Axes: nodes ``(graphs, n, features)``, pairs ``(graphs, i, j, features)`` where node i attends and j is looked at. A
+mask is ``(graphs, n)``, ``True`` at nodes; what padding holds has no effect, and the result is zero there. Keys have
+no bias, nor have the maps of edges to biases: softmax does not see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy import checks
+from holonomy.ops.chromatic_attention import chromatic_attention, chromatic_filters
+from holonomy.structures import joint
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["ChromaticAttention", "DropoutOver", "EdgeProjection", "Mode", "ProjectedEdges"]
+
+Mode = Literal["chromatic", "mono", "additive"]
+"""One bias a channel (CSA eq. 5), one a head (CSA eq. 4), or queries, keys and edges summed (below CSA eq. 7)."""
+
+DropoutOver = Literal["edges", "nodes", "channels"]
+"""What of the filters is dropped together: pairs, nodes j, channels of a graph (CSA section 3.5)."""
+
+
+class ProjectedEdges(NamedTuple):
+    r"""What attention needs of the edges: :math:`E^{\mathrm{att}}` and :math:`E^{\mathrm{val}}` of CSA figure 1.
+
+    Attributes:
+        bias: ``(graphs, n, n, features)``, or ``heads`` channels where the mode is ``"mono"``.
+        value: ``(graphs, n, n, features)``, or None.
+
+    >>> ProjectedEdges(torch.zeros(1, 2, 2, 8), None).bias.shape
+    torch.Size([1, 2, 2, 8])
+    """
+
+    bias: Tensor
+    value: Tensor | None
+
+
+class EdgeProjection(nn.Module):
+    r"""Linear maps of edge features to biases and values: :math:`W_E E^{(0)}, W_{EV} E^{(0)}`, CSA eqs. 4, 5 and 7.
+
+    An attention layer has its own. Where layers share one (CSA appendix A, edge parameter sharing), apply it once and
+    hand the result to all of them.
+
+    Args:
+        edge_features: of :math:`E^{(0)}`.
+        features: d.
+        heads: number of heads.
+        mode: of the attention.
+        edge_values: whether there is a :math:`W_{EV}`.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if a size or choice is none of the allowed.
+
+    >>> EdgeProjection(3, 8, 2, mode="mono")(torch.randn(1, 5, 5, 3)).bias.shape
+    torch.Size([1, 5, 5, 2])
+    """
+
+    value: nn.Linear | None
+
+    def __init__(
+        self,
+        edge_features: int,
+        features: int,
+        heads: int,
+        *,
+        mode: Mode = "chromatic",
+        edge_values: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
+        self.edge_features = checks.positive_int("edge_features", edge_features)
+        checks.positive_int("features", features)
+        biases = checks.positive_int("heads", heads) if mode == "mono" else features
+        self.bias = nn.Linear(edge_features, biases, bias=False, device=device, dtype=dtype)
+        self.value = nn.Linear(edge_features, features, bias=False, device=device, dtype=dtype) if edge_values else None
+
+    def forward(self, edges: Float[Tensor, "graphs nodes nodes edge_features"]) -> ProjectedEdges:
+        """Apply both maps.
+
+        Args:
+            edges: ``(graphs, n, n, edge_features)``.
+
+        Returns:
+            Biases and values.
+        """
+        checks.last_axis("edges", edges, self.edge_features, "edge_features", self.bias)
+        return ProjectedEdges(self.bias(edges), None if self.value is None else self.value(edges))
+
+    def weights(
+        self,
+    ) -> tuple[Float[Tensor, "biases edge_features"], Float[Tensor, "values edge_features"] | None] | None:
+        """The matrices of both maps, for who multiplies without calling.
+
+        Returns:
+            Both, or None where calling would do something else: with another module in the place of a map, an adapter
+            beside it or a quantized one, or with a hook.
+        """
+        if not all(_multiplies(module) for module in (self.bias, self.value) if module is not None) or _hooked(self):
+            return None
+        return self.bias.weight, None if self.value is None else self.value.weight
+
+
+def _multiplies(linear: nn.Module) -> bool:
+    plain = type(linear).forward is nn.Linear.forward and getattr(linear, "bias", None) is None
+    return plain and not _hooked(linear)
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in hooks)
+
+
+class ChromaticAttention(nn.Module):
+    r"""Multi-head self-attention of the nodes of graphs that sees the relation of each pair, CSA eqs. 4 to 7.
+
+    .. math:: \Bigl( \sum_j \tilde a(i, j) \odot (V_j + W_{EV} E_{ij}) \Bigr) W_O
+
+    ================  ===============================================================================================
+    ``mode``          :math:`a(i, j)`, normalised over j in each channel
+    ================  ===============================================================================================
+    ``"chromatic"``   :math:`\exp(Q_i^h \cdot K_j^h / \sqrt{d_h} + (W_E E_{ij})_c)`, a bias a channel, CSA eq. 5
+    ``"mono"``        :math:`\exp(Q_i^h \cdot K_j^h / \sqrt{d_h} + (W_E E_{ij})_h)`, a bias a head, CSA eq. 4:
+                      Graphormer where E is the one-hot shortest path, GraphiT where it is the log of a kernel
+    ``"additive"``    :math:`\exp \sigma(Q_i + K_j + W_E E_{ij})` in each channel; there are no heads, and their
+                      number has no effect
+    ================  ===============================================================================================
+
+    As printed (CSA section 3.2) the additive form has no :math:`\sigma`. Then :math:`\exp Q_i` is a common factor of
+    all j, which the normalisation cancels: the result would not depend on :math:`W_Q`. Hence the activation; SiLU, the
+    default, is not monotone, so that the order of the keys may depend on the query.
+
+    Dropout is applied to the filters (CSA section 3.5): to pairs (``"edges"``), to nodes j for all i and channels
+    (``"nodes"``), or to channels for all pairs of a graph (``"channels"``). What stays is divided by 1 - p.
+
+    Args:
+        features: d, of input and output.
+        heads: number of heads, a divisor of d.
+        edge_features: of a pair; 0 for none, which is plain self-attention; None where the edges come projected, from
+            an :class:`EdgeProjection` of the same mode that layers share.
+        mode: see above.
+        edge_values: whether edges join the messages (CSA eq. 7) or weigh them only (CSA eq. 6).
+        activation: :math:`\sigma` of the additive form: elementwise, without parameters.
+        dropout: probability.
+        dropout_over: see above.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer, or the activation no function.
+        ValueError: if a size, probability or choice is none of the allowed, or an activation has no effect.
+
+    >>> attention = ChromaticAttention(8, 2, 3)
+    >>> attention(torch.randn(4, 5, 8), torch.randn(4, 5, 5, 3)).shape
+    torch.Size([4, 5, 8])
+    """
+
+    edges: EdgeProjection | None
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        edge_features: int | None,
+        *,
+        mode: Mode = "chromatic",
+        edge_values: bool = True,
+        activation: Callable[[Tensor], Tensor] = functional.silu,
+        dropout: float = 0.0,
+        dropout_over: DropoutOver = "edges",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        self.features = checks.positive_int("features", features)
+        self.heads = checks.positive_int("heads", heads)
+        if features % heads:
+            raise ValueError(f"heads must be a divisor of features = {features}, got {heads}.")
+        self.mode = checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
+        checks.function("activation", activation)
+        if mode != "additive" and activation is not functional.silu:
+            raise ValueError(f"activation must be left out with mode {mode!r}, where it has no effect.")
+        self.activation = activation if mode == "additive" else None
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.dropout_over = checks.one_of("dropout_over", dropout_over, ("edges", "nodes", "channels"))
+        if edge_features is not None and edge_features < 0:
+            raise ValueError(f"edge_features must be None or at least 0, got {edge_features}.")
+        self.edge_features, self.edge_values = edge_features, edge_values
+        self.query = nn.Linear(features, features, device=device, dtype=dtype)
+        self.key = nn.Linear(features, features, bias=False, device=device, dtype=dtype)
+        self.value = nn.Linear(features, features, bias=False, device=device, dtype=dtype)
+        self.edges = None
+        if edge_features:
+            self.edges = EdgeProjection(
+                edge_features, features, heads, mode=mode, edge_values=edge_values, device=device, dtype=dtype
+            )
+        self.out = nn.Linear(features, features, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Float[Tensor, "graphs nodes features"],
+        edges: Float[Tensor, "graphs nodes nodes edge_features"] | ProjectedEdges | None = None,
+        mask: Bool[Tensor, "graphs nodes"] | None = None,
+    ) -> Float[Tensor, "graphs nodes features"]:
+        """Attend.
+
+        Args:
+            x: ``(graphs, n, features)``.
+            edges: ``(graphs, n, n, edge_features)``, or what an :class:`EdgeProjection` makes of them.
+            mask: ``(graphs, n)``, ``True`` at nodes.
+
+        Returns:
+            ``(graphs, n, features)``, zero at padding.
+
+        Raises:
+            TypeError: if the mask is not boolean.
+            ValueError: if a shape does not fit.
+        """
+        x, bias, value = self._checked(x, edges, mask)
+        maps = None if self.edges is None else self.edges.weights()
+        if self.edges is not None and bias is not None and maps is None:
+            bias, value = self.edges(bias if mask is None else bias.masked_fill(~joint(mask, 2)[..., None], 0.0))
+        bias_map, value_map = maps or (None, None)
+        drop = self.dropout if self.training else 0.0
+        keep = None
+        if drop > 0.0 and self.dropout_over != "channels":
+            over = (x.shape[0], x.shape[1] if self.dropout_over == "edges" else 1, x.shape[1])
+            keep = functional.dropout(x.new_ones(over), drop)
+        attended = chromatic_attention(
+            self.query(x),
+            self.key(x),
+            self.value(x),
+            bias,
+            value,
+            mask,
+            heads=self.heads,
+            bias_map=bias_map,
+            value_map=value_map,
+            activation=self.activation,
+            keep=keep,
+        )
+        if drop > 0.0 and self.dropout_over == "channels":
+            # A channel that is dropped from every filter of a graph is one that is dropped from the result.
+            attended = attended * functional.dropout(attended.new_ones(x.shape[0], 1, x.shape[2]), drop)
+        out = self.out(attended)
+        return out if mask is None else out.masked_fill(~mask[..., None], 0.0)
+
+    def filters(
+        self,
+        x: Float[Tensor, "graphs nodes features"],
+        edges: Float[Tensor, "graphs nodes nodes edge_features"] | ProjectedEdges | None = None,
+        mask: Bool[Tensor, "graphs nodes"] | None = None,
+    ) -> Float[Tensor, "graphs nodes nodes features"]:
+        r"""The filters :math:`\tilde a(i, j)`, as CSA figure 3 draws them, without dropout.
+
+        Args:
+            x: ``(graphs, n, features)``.
+            edges: as for :meth:`forward`.
+            mask: ``(graphs, n)``, ``True`` at nodes.
+
+        Returns:
+            ``(graphs, n, n, features)``, in each channel a distribution over j; zero where i or j is padding.
+        """
+        x, bias, _ = self._checked(x, edges, mask)
+        if self.edges is not None and bias is not None:
+            bias = self.edges(bias).bias
+        return chromatic_filters(self.query(x), self.key(x), bias, mask, heads=self.heads, activation=self.activation)
+
+    def _checked(
+        self, x: Tensor, edges: Tensor | ProjectedEdges | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The nodes with zeros at padding, and what biases and values are made of."""
+        checks.last_axis("x", x, self.features, "features", self.query)
+        if x.ndim != 3:
+            raise ValueError(f"x must have shape (graphs, n, features), got {tuple(x.shape)}.")
+        if mask is not None:
+            checks.node_mask(mask, x.shape[:-1])
+            x = x.masked_fill(~mask[..., None], 0.0)
+        if isinstance(edges, ProjectedEdges):
+            if self.edge_features is not None:
+                raise ValueError(f"edges must be a tensor where edge_features is given, here {self.edge_features}.")
+            if (edges.value is not None) != self.edge_values:
+                raise ValueError("edges must be projected with values exactly if edge_values is True.")
+            return x, edges.bias, edges.value
+        if (edges is None) != (self.edge_features == 0):
+            raise ValueError(f"edges must fit edge_features, which is {self.edge_features} here.")
+        if edges is None:
+            return x, None, None
+        checks.floating("edges", edges)
+        pairs = (x.shape[0], x.shape[1], x.shape[1], self.edge_features)
+        if edges.shape != pairs:
+            raise ValueError(
+                f"edges must have shape (graphs, n, n, edge_features) = {pairs}, got {tuple(edges.shape)}."
+            )
+        return x, edges, edges if self.edge_values else None
+
+    def extra_repr(self) -> str:
+        """Sizes and mode, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"{self.features}, heads={self.heads}, mode={self.mode!r}, edge_values={self.edge_values}"

@@ -1,0 +1,1 @@
+"""Higher-order attention and its encoder layer, dense and on hyperedges."""

@@ -1,0 +1,396 @@
+r"""Higher-order attention :math:`\mathrm{Attn}_{k \to l}`: one attention for each equivalence class, HOT eqs. 10-21.
+
+.. math::
+    \mathrm{Attn}_{k\to l}(A)_{\mathbf j} = \sum_{h} \sum_\mu \sum_{\mathbf i}
+    \alpha^{h\mu}_{\mathbf i\mathbf j} A_{\mathbf i} w^V_{h\mu} w^O_{h\mu}
+
+Dense tensors and hyperedges share parameters and definition and differ in the evaluator only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from holonomy import checks
+from holonomy._autograd import eager
+from holonomy.layers.equivariant.basis.orbits import Pair, Target, free_axes, number_of_blocks
+from holonomy.layers.equivariant.basis.partitions import Partition
+from holonomy.layers.equivariant.higher_order import batched, centering
+from holonomy.layers.equivariant.higher_order import dense as dense_attention
+from holonomy.layers.equivariant.higher_order import sparse as sparse_attention
+from holonomy.layers.equivariant.higher_order.maps import Maps, by_class, classes_of
+from holonomy.layers.equivariant.linear import dense, sparse
+from holonomy.layers.equivariant.linear.layer import EquivariantMap, check_dense
+from holonomy.ops.performer import redraw
+from holonomy.structures import Hyperedges, joint
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["HigherOrderAttention"]
+
+
+# Random features of a narrow head.
+_FEWEST = 64
+# Hyperedges from which on the backward pass computes a class again instead of keeping it: half a GiB at 32 features.
+_RECOMPUTED_FROM = 2**14
+
+
+def _name(pattern: Partition) -> str:
+    return "order" + "".join(map(str, pattern))
+
+
+class HigherOrderAttention(nn.Module):
+    r"""Self-attention from order-k to order-l tensors that commutes with permutations of the nodes: HOT eqs. 10-21.
+
+    Each class :math:`\mu` of the equivariant linear map (HOT eq. 1) gets an attention of its own: its query is an
+    entry of the output's pattern, its keys are the entries of the input's pattern that share exactly the nodes of
+    :math:`\mu` with it. Queries and keys have as many axes as their patterns have blocks (HOT Prop. 1) and come from
+    lightweight equivariant maps, of which only the classes matter that reach tuples of different nodes. Where the
+    output determines the key, its weight is one, and there is neither query nor key. A query of order 0 is a learned
+    vector. Keys have no bias: softmax does not see it.
+
+    ===================  ==========================================================================================
+    ``kernel``           attention weights
+    ===================  ==========================================================================================
+    ``"softmax"``        :math:`\mathrm{softmax}_{\mathbf i}(q_{\mathbf j} \cdot k_{\mathbf i} / \sqrt{d_Q})`, each row
+                         less its own maximum; as many products as pairs of entries
+    ``"performer"``      the same by positive random features, HOT eqs. 18-20; linear in entries
+    ===================  ==========================================================================================
+
+    Random features meet keys that are counted from the mean of keys and queries of their graph
+    (:mod:`holonomy.layers.equivariant.higher_order.centering`): softmax does not see the difference, and the error of
+    the approximation is two to four times smaller in trained layers.
+
+    ``sums="decoupled"`` is the approximation of HOT eq. 21: a query meets all keys of the pattern, whether they share
+    its nodes or not. The coupled sums are exact and as linear, by inclusion and exclusion. Their weights are
+    differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no digit
+    is left and the class contributes zero there. They are computed in float64.
+
+    From :attr:`together_from` hyperedges on (decoupled, in each graph) the queries, keys and values of all classes come
+    out of one product each, of what the nodes of a tuple have of their own. Decoupled, all classes are pooled together
+    in chunks of rows that stay in cache (:mod:`holonomy.ops.performer.pooled`): at 100,000 hyperedges of 32 channels a
+    quarter of the time of a class after the other, and a cost of a hyperedge that does not grow. Coupled, what keys and
+    queries share is multiplied out in small blocks (:mod:`holonomy.layers.equivariant.higher_order.packing`): half of
+    the time there, two thirds at 10,000.
+
+    Args:
+        order_in: k, at least 1.
+        order_out: l, at least 0.
+        features: d, of input and output.
+        heads: number of heads.
+        kernel: softmax or its linear approximation.
+        query_features: :math:`d_Q` of a head, ``features // heads`` if left out.
+        value_features: :math:`d_V` of a head, ``features // heads`` if left out.
+        sums: performer only, see above.
+        random_features: performer only, number of random features; twice ``query_features`` if left out, but at least
+            64: the 16 of a head of width 8 take a third of the time and learn somewhat less.
+        local: whether classes in which input and output share no node are left out.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        ValueError: if an order or a number is out of range, or no class is left.
+
+    >>> attention = HigherOrderAttention(2, 1, 8, 2)
+    >>> attention(torch.randn(3, 5, 5, 8)).shape
+    torch.Size([3, 5, 8])
+    """
+
+    projection: Tensor | None
+    together_from: int = 2**9
+    """Hyperedges from which on all classes are computed together; decoupled, in each graph."""
+
+    def __init__(
+        self,
+        order_in: int,
+        order_out: int,
+        features: int,
+        heads: int,
+        *,
+        kernel: Literal["softmax", "performer"] = "softmax",
+        query_features: int | None = None,
+        value_features: int | None = None,
+        sums: Literal["coupled", "decoupled"] = "coupled",
+        random_features: int | None = None,
+        local: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        self.order_in = checks.positive_int("order_in", order_in)
+        self.order_out = checks.nonnegative_int("order_out", order_out)
+        self.features = checks.positive_int("features", features)
+        self.heads = checks.positive_int("heads", heads)
+        self.kernel = checks.one_of("kernel", kernel, ("softmax", "performer"))
+        self.sums = checks.one_of("sums", sums, ("coupled", "decoupled"))
+        if (query_features is None or value_features is None) and features % heads:
+            raise ValueError(f"features must be a multiple of heads = {heads}, got {features}.")
+        if kernel == "softmax" and random_features is not None:
+            raise ValueError(f"random_features must be None for the softmax kernel, got {random_features}.")
+        if kernel == "softmax" and sums != "coupled":
+            raise ValueError(f"sums must be 'coupled' for the softmax kernel, got {sums!r}.")
+        share = features // heads
+        self.query_features = checks.positive_int("query_features", share if query_features is None else query_features)
+        self.value_features = checks.positive_int("value_features", share if value_features is None else value_features)
+        self.classes = classes_of(order_in, order_out, local=local, coupled=sums == "coupled")
+        if not self.classes.pairs:
+            raise ValueError(f"local must be False for order_out = {order_out}: every class of it is global.")
+        number, width = len(self.classes.pairs), heads * self.value_features
+        self.value = nn.Parameter(torch.empty(number, features, width, device=device, dtype=dtype))
+        ends = self.classes.by_input, self.classes.by_output
+        keys, queries = ({p: len(found) for p, found in end.items()} for end in ends)
+        self.query = nn.ModuleDict({_name(p): self._map(p, count, bias=True) for p, count in queries.items() if p})
+        self.key = nn.ModuleDict({_name(p): self._map(p, count, bias=False) for p, count in keys.items()})
+        constant = self.value.new_empty(queries.get((), 0) * heads * self.query_features)
+        self.constant_query = nn.Parameter(constant) if order_out == 0 else None
+        self.out = nn.Parameter(torch.empty(number, width, features, device=device, dtype=dtype))
+        self.register_buffer("projection", None)
+        if kernel == "performer":
+            number = max(_FEWEST, 2 * self.query_features) if random_features is None else random_features
+            shape = (checks.positive_int("random_features", number), self.query_features)
+            self.register_buffer("projection", self.value.new_empty(shape))
+        self.reset_parameters()
+
+    def _map(self, pattern: Partition, classes: int, *, bias: bool) -> EquivariantMap:
+        """A lightweight map to the stratum of a pattern: one entry for each tuple of different nodes, HOT Prop. 1."""
+        blocks = number_of_blocks(pattern)
+        finest = tuple(range(blocks))
+
+        def choose(pair: Pair) -> bool:
+            return not free_axes(pair)[0] and pair.target.pattern == finest
+
+        width = classes * self.heads * self.query_features
+        return EquivariantMap(
+            self.order_in,
+            blocks,
+            self.features,
+            width,
+            choose=choose,
+            bias=bias,
+            device=self.value.device,
+            dtype=self.value.dtype,
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw the values' and outputs' weights anew, such that a sum over the classes of a pattern has variance one.
+
+        Queries of order 0 are drawn from the normal distribution, as they have no input; random features as by
+        :meth:`redraw`.
+        """
+        self.redraw()
+        with torch.no_grad():
+            self.value.normal_(std=1 / math.sqrt(self.features))
+            patterns = [pair.target.pattern for pair in self.classes.pairs]
+            for weight, pattern in zip(self.out, patterns, strict=True):
+                alike = patterns.count(pattern)
+                weight.normal_(std=1 / math.sqrt(alike * weight.shape[0]))
+            if self.constant_query is not None:
+                self.constant_query.normal_()
+
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw other random features; nothing where the kernel is ``"softmax"``.
+
+        Args:
+            generator: source of the random numbers, torch's seeded state if left out.
+        """
+        redraw(self.projection, generator)
+
+    def maps(self) -> Maps:
+        """The maps of all classes, as those evaluators read them that take all classes together.
+
+        Returns:
+            Matrices from the entries of a tuple, of the performer kernel only.
+        """
+        keys = {p: self._matrix(self.key, p) for p in self.classes.by_input}
+        if self.constant_query is not None:
+            nothing = torch.zeros_like(self.constant_query)
+            queries = dict.fromkeys(self.classes.by_output, (self.constant_query[None], nothing))
+        else:
+            biases = {p: cast("Tensor", self.query[_name(p)].bias)[0] for p in self.classes.by_output}
+            queries = {p: (self._matrix(self.query, p), bias) for p, bias in biases.items()}
+        return Maps(self.value, self.out, keys, queries, self.heads, cast("Tensor", self.projection))
+
+    @staticmethod
+    def _matrix(end: nn.ModuleDict, pattern: Partition) -> Tensor:
+        return cast("Tensor", end[_name(pattern)].weight).flatten(0, 1)
+
+    def forward(
+        self,
+        x: Float[Tensor, "..."] | Hyperedges,
+        mask: Bool[Tensor, "*batch nodes"] | None = None,
+        *,
+        support: Bool[Tensor, "..."] | None = None,
+        to: Int[Tensor, "tuples order_out"] | None = None,
+    ) -> Float[Tensor, "..."] | Hyperedges:
+        """Attend.
+
+        Args:
+            x: dense ``(*batch, n, .., n, features)``, or hyperedges of order k.
+            mask: dense only: ``(*batch, n)``, ``True`` at nodes. What padding holds has no effect, and the result is
+                zero there.
+            support: dense only: ``(*batch, n, .., n)``, ``True`` at the hyperedges that are there; others count as
+                zero and are no keys (HOT eq. 17).
+            to: hyperedges only: ``(m', l)`` tuples of the result; by default the same hyperedges if k = l, else all
+                tuples inside one of them (HOT section 4.2).
+
+        Returns:
+            Dense ``(*batch, n, .., n, features)``, or hyperedges of order l (order 0: one row a graph).
+
+        Raises:
+            ValueError: if shapes do not fit, or an argument comes with the other kind of input.
+        """
+        if isinstance(x, Hyperedges):
+            if mask is not None or support is not None:
+                raise ValueError("mask and support must be None for hyperedges, which list what is there.")
+            return self._sparse(x, to)
+        if to is not None:
+            raise ValueError("to must be None for a dense tensor, whose result has every tuple.")
+        return self._dense(x, mask, support)
+
+    def _query(self, pattern: Partition, x: Tensor | Hyperedges, where: Hyperedges | None) -> Tensor:
+        """The queries of all classes of an output pattern, on its dense stratum or on the one that is given."""
+        if self.constant_query is not None:
+            batch = (x.num_graphs,) if isinstance(x, Hyperedges) else x.shape[: x.ndim - 1 - self.order_in]
+            return self.constant_query.expand(*batch, -1)
+        module = self.query[_name(pattern)]
+        return module(x) if where is None else self._at(module, cast("Hyperedges", x), where)
+
+    def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
+        check_dense(x, self.order_in, self.features, mask, next(iter(self.key.values()), None))
+        nodes, batch = x.shape[-2], x.shape[: x.ndim - 1 - self.order_in]
+        if nodes == 0:
+            return x.new_zeros(*batch, *[0] * self.order_out, self.features)
+        present = None if mask is None else joint(mask, self.order_in)
+        if support is not None:
+            present = support if present is None else present & support
+        if present is not None:
+            x = torch.where(present[..., None], x, 0)
+        ins, outs = self.classes.by_input, self.classes.by_output
+        queries = by_class({p: self._query(p, x, None) for p in outs}, outs)
+        keys = by_class({p: self.key[_name(p)](x) for p in ins}, ins)
+        if self.projection is not None:
+            means = centering.of_dense(x, self.classes.sources, present)
+            for pair, shift in centering.of_classes(self.classes, self.maps(), means).items():
+                keys[pair] = keys[pair] - shift.unflatten(-1, (*[1] * number_of_blocks(pair.source.pattern), -1))
+        sums: dict[Partition, Tensor] = {}
+        for index, pair in enumerate(self.classes.pairs):
+            pattern = pair.source.pattern
+            valid = dense_attention.different(nodes, number_of_blocks(pattern), x.device)
+            if present is not None:
+                valid = valid & dense.diagonal(present[..., None], pattern).squeeze(-1)
+            value = dense.diagonal(x, pattern) @ self.value[index]
+            value = value * valid[..., None].to(value.dtype)
+            mixed = self._attend_dense(
+                pair, queries, keys, value, valid.expand(*batch, *valid.shape[-len(set(pattern)) :])
+            )
+            placed = mixed @ self.out[index]
+            target = pair.target.pattern
+            sums[target] = sums[target] + placed if target in sums else placed
+        parts: list[tuple[Target, Tensor]] = []
+        for pattern, total in sums.items():
+            blocks = number_of_blocks(pattern)
+            apart = dense_attention.different(nodes, blocks, x.device)[..., None].to(total.dtype)
+            parts.append((Target(pattern, tuple(range(blocks))), total * apart))
+        result = dense.spread(parts, self.order_out, nodes)
+        if mask is not None and self.order_out:
+            result = torch.where(joint(mask, self.order_out)[..., None], result, 0)
+        return result
+
+    def _attend_dense(
+        self, pair: Pair, queries: dict[Pair, Tensor], keys: dict[Pair, Tensor], value: Tensor, valid: Tensor
+    ) -> Tensor:
+        """The mixed values of a class on the stratum of the output, heads side by side."""
+        nodes = value.shape[-2]
+        if not free_axes(pair)[0]:
+            return dense.place(value, pair.target.places, number_of_blocks(pair.target.pattern))
+        query, key = queries[pair], keys[pair]
+        if self.projection is None:
+            mixed = dense_attention.softmax_class(pair, query, key, value, valid, self.heads)
+            return dense_attention.settle(mixed, pair, nodes)
+        return dense_attention.kernel_class(
+            pair, query, key, value, valid, self.heads, self.projection, self.classes.terms[pair]
+        )
+
+    @eager
+    def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
+        same = to is None and self.order_in == self.order_out
+        to = x.projected(self.order_out) if to is None else to
+        sparse.check_hyperedges(x, self.order_in, self.features, to, self.order_out)
+        if self._pays(x, to):
+            together = batched.decoupled if self.sums == "decoupled" else batched.coupled
+            result = together(self.classes, self.maps(), x, to)
+            return x.with_values(result) if same else x.at(to, result)
+        every, ins, outs = self.classes.pairs, self.classes.by_input, self.classes.by_output
+        outputs = {p: sparse_attention.stratum(x, to, p) for p in sorted({pair.target.pattern for pair in every})}
+        inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in sorted({pair.source.pattern for pair in every})}
+        queries = by_class({p: self._query(p, x, outputs[p][1]) for p in outs}, outs)
+        keys = by_class({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in ins}, ins)
+        if self.projection is not None:
+            means = centering.of_hyperedges(x, self.classes.sources)
+            for pair, shift in centering.of_classes(self.classes, self.maps(), means).items():
+                keys[pair] = keys[pair] - shift.index_select(0, inputs[pair.source.pattern][1].graphs)
+        # What a class computes on the way would be kept for the backward pass, and there are many classes.
+        again = torch.is_grad_enabled() and max(x.indices.shape[0], to.shape[0]) > _RECOMPUTED_FROM
+        sums: dict[Partition, Tensor] = {}
+        for index, pair in enumerate(every):
+            target = pair.target.pattern
+            ends = (*inputs[pair.source.pattern], outputs[target][1])
+            step = (pair, index, ends, x.values, queries.get(pair), keys.get(pair))
+            more = checkpoint(self._class_sparse, *step, use_reentrant=False) if again else self._class_sparse(*step)
+            sums[target] = sums[target] + more if target in sums else more
+        result = next(iter(sums.values())).new_zeros(to.shape[0], self.features)
+        for pattern, more in sums.items():
+            result = result.index_add(0, outputs[pattern][0], more)
+        return x.with_values(result) if same else x.at(to, result)
+
+    def _class_sparse(
+        self,
+        pair: Pair,
+        index: int,
+        ends: tuple[Tensor, Hyperedges, Hyperedges],
+        values: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+    ) -> Tensor:
+        """What a class adds to the result, on the stratum of the output."""
+        rows_in, stratum_in, stratum_out = ends
+        value = (values.index_select(0, rows_in) @ self.value[index]).unflatten(-1, (self.heads, -1))
+        if query is None or key is None:
+            key_rows, query_rows = sparse_attention.matching_rows(stratum_in, stratum_out, pair)
+            empty = value.new_zeros(stratum_out.indices.shape[0], *value.shape[1:])
+            mixed = empty.index_copy(0, query_rows, value.index_select(0, key_rows))
+        else:
+            query, key = query.unflatten(-1, (self.heads, -1)), key.unflatten(-1, (self.heads, -1))
+            if self.projection is None:
+                mixed = sparse_attention.softmax_class(pair, stratum_in, stratum_out, query, key, value)
+            else:
+                terms = self.classes.terms[pair]
+                mixed = sparse_attention.kernel_class(
+                    terms, stratum_in, stratum_out, query, key, value, self.projection
+                )
+        return mixed.flatten(-2) @ self.out[index]
+
+    def _pays(self, x: Hyperedges, to: Tensor) -> bool:
+        """Whether there are enough hyperedges for what is done for all classes at once; decoupled, in each graph."""
+        times = x.num_graphs if self.sums == "decoupled" else 1
+        return self.projection is not None and max(x.indices.shape[0], to.shape[0]) >= self.together_from * times
+
+    @staticmethod
+    def _at(module: nn.Module, x: Hyperedges, where: Hyperedges) -> Tensor:
+        return cast("Hyperedges", module(x, to=where.indices)).values
+
+    def extra_repr(self) -> str:
+        """Orders, heads and number of classes, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        orders = f"{self.order_in} -> {self.order_out}, features={self.features}, heads={self.heads}"
+        return f"{orders}, kernel={self.kernel!r}, classes={len(self.classes.pairs)}"

@@ -1,0 +1,182 @@
+r"""Sparse kernel attention with the queries, keys and values of all classes out of one product each.
+
+A class after the other reads every hyperedge fifteen times over for 2 -> 2. Here what the nodes of a tuple have of
+their own (:mod:`holonomy.layers.equivariant.higher_order.gathered`) is gathered once for each pattern, and multiplied
+by the maps of all its classes together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from holonomy.layers.equivariant.basis.orbits import Pair, Source, free_axes, number_of_blocks
+from holonomy.layers.equivariant.basis.partitions import Partition
+from holonomy.layers.equivariant.higher_order import centering, sparse
+from holonomy.layers.equivariant.higher_order.gathered import Own, entries, own
+from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, lookups
+from holonomy.ops.performer.pooled import attend, pooled
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["coupled", "decoupled"]
+
+# Hyperedges from which on the backward pass computes a class again instead of keeping it.
+_RECOMPUTED_FROM = 2**18
+
+
+def coupled(
+    classes: Classes, maps: Maps, x: Hyperedges, to: Int[Tensor, "tuples order_out"]
+) -> Float[Tensor, "tuples dim"]:
+    """All queries at once, all keys and all values, then a class after the other.
+
+    Args:
+        classes: of the attention.
+        maps: of the attention.
+        x: the hyperedges.
+        to: the tuples of the result.
+
+    Returns:
+        What the classes add up to at each.
+
+    >>> from holonomy.layers import HigherOrderAttention
+    >>> layer = HigherOrderAttention(1, 1, 4, 2, kernel="performer")
+    >>> x = Hyperedges(torch.tensor([[0], [1]]), torch.randn(2, 4), 2)
+    >>> torch.allclose(coupled(layer.classes, layer.maps(), x, x.indices), layer(x).values, atol=1e-5)
+    True
+    """
+    ins, outs = _both_ends(classes, x, to)
+    heads, again = maps.heads, torch.is_grad_enabled() and x.indices.shape[0] > _RECOMPUTED_FROM
+    ends: dict[Pair, tuple[Own, Tensor, Tensor]] = {}
+    away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.sources))
+    for pattern, (plan, table) in ins.items():
+        found = classes.by_input[pattern]
+        shift = torch.cat([away[pair] for pair in found], -1).index_select(0, plan.graphs)
+        keys = (table @ maps.keys[pattern] - shift).chunk(len(found), -1)
+        matrix = maps.value[[classes.pairs.index(pair) for pair in found]].transpose(0, 1).flatten(1)
+        values = (x.values.index_select(0, plan.rows) @ matrix).chunk(len(found), -1)
+        ends |= {pair: (plan, k, v) for pair, k, v in zip(found, keys, values, strict=True)}
+    result = x.values.new_zeros(to.shape[0], maps.value.shape[1])
+    for pattern, (plan, table) in outs.items():
+        total = table @ _direct(classes, maps, pattern)
+        found = classes.by_output.get(pattern, [])
+        if found:
+            weight, bias = maps.queries[pattern]
+            for pair, query in zip(found, (table @ weight + bias).chunk(len(found), -1), strict=True):
+                rows, *of_keys = ends[pair]
+                q, k, v = (z.unflatten(-1, (heads, -1)) for z in (query, *of_keys))
+                step = (pair, x, rows, plan, q, k, v, maps.projection)
+                function = sparse.coupled_class
+                mixed = checkpoint(function, *step, use_reentrant=False) if again else function(*step)
+                total = total + mixed.flatten(1) @ maps.out[classes.pairs.index(pair)]
+        result = result.index_add(0, plan.rows, total.to(result.dtype))
+    return result
+
+
+def decoupled(
+    classes: Classes, maps: Maps, x: Hyperedges, to: Int[Tensor, "tuples order_out"]
+) -> Float[Tensor, "tuples dim"]:
+    """The same where each class sums over all keys of a graph: all classes are pooled at once.
+
+    Args:
+        classes: of the attention.
+        maps: of the attention.
+        x: the hyperedges.
+        to: the tuples of the result.
+
+    Returns:
+        What the classes add up to at each.
+
+    >>> from holonomy.layers import HigherOrderAttention
+    >>> layer = HigherOrderAttention(1, 1, 4, 2, kernel="performer", sums="decoupled")
+    >>> x = Hyperedges(torch.tensor([[0], [1]]), torch.randn(2, 4), 2)
+    >>> torch.allclose(decoupled(layer.classes, layer.maps(), x, x.indices), layer(x).values, atol=1e-5)
+    True
+    """
+    ins, outs = _both_ends(classes, x, to)
+    away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.sources))
+    shift = {p: torch.cat([away[pair] for pair in found], -1) for p, found in classes.by_input.items()}
+    parts: dict[Partition, list[Tensor]] = {p: [] for p in outs}
+    for graph in range(x.num_graphs):
+        sums: dict[Pair, tuple[Tensor, Tensor]] = {}
+        for pattern, (plan, table) in ins.items():
+            here = table[plan.bounds[graph] : plan.bounds[graph + 1]]
+            sums |= _pooled(classes, maps, pattern, here, shift[pattern][graph])
+        for pattern, (plan, table) in outs.items():
+            here = table[plan.bounds[graph] : plan.bounds[graph + 1]]
+            parts[pattern].append(_attend(classes, maps, pattern, here, sums))
+    result = x.values.new_zeros(to.shape[0], maps.value.shape[1])
+    for pattern, found in parts.items():
+        result = result.index_add(0, outs[pattern][0].rows, torch.cat(found).to(result.dtype))
+    return result
+
+
+_Ends = dict[Partition, tuple[Own, Tensor]]
+
+
+def _both_ends(classes: Classes, x: Hyperedges, to: Tensor) -> tuple[_Ends, _Ends]:
+    """The entries of the tuples of each pattern, of the hyperedges and of those that are asked for."""
+
+    def gathered(indices: Tensor, pattern: Partition) -> tuple[Own, Tensor]:
+        plan = own(x, indices, pattern, lookups(classes.order_in, number_of_blocks(pattern)))
+        return plan, entries(x.values, plan)
+
+    patterns = sorted({pair.target.pattern for pair in classes.pairs})
+    return {p: gathered(x.indices, p) for p in classes.by_input}, {p: gathered(to, p) for p in patterns}
+
+
+def _pooled(
+    classes: Classes, maps: Maps, pattern: Partition, keys: Tensor, shift: Tensor
+) -> dict[Pair, tuple[Tensor, Tensor]]:
+    """What the classes of an input pattern sum over the keys of a graph, mapped to the output."""
+    found, features = classes.by_input[pattern], maps.value.shape[1]
+    if keys.shape[0] == 0:
+        logs = keys.new_zeros(len(found), maps.heads, maps.projection.shape[0])
+        return dict(zip(found, zip(logs, logs.new_zeros(*logs.shape, features), strict=True), strict=True))
+    blocks = number_of_blocks(pattern)
+    finest = tuple(range(blocks))
+    itself = lookups(classes.order_in, blocks).index((Source(pattern, finest), finest)) * features
+    weight, bias = maps.keys[pattern] * _root(maps), -shift * _root(maps)
+    both = pooled(keys, weight, bias, maps.projection, itself, itself + features)
+    logs, means = (x.unflatten(0, (len(found), -1)) for x in both)
+    chosen = [classes.pairs.index(pair) for pair in found]
+    value = maps.value[chosen].unflatten(-1, (maps.heads, -1)).transpose(1, 2)
+    out = maps.out[chosen].unflatten(1, (maps.heads, -1))
+    return dict(zip(found, zip(logs, means @ value @ out, strict=True), strict=True))
+
+
+def _attend(
+    classes: Classes, maps: Maps, pattern: Partition, queries: Tensor, sums: dict[Pair, tuple[Tensor, Tensor]]
+) -> Tensor:
+    """The sum of all classes of an output pattern at the queries of a graph."""
+    direct = _direct(classes, maps, pattern)
+    found = classes.by_output.get(pattern, [])
+    if not found:
+        return queries @ direct
+    weight, bias = maps.queries[pattern]
+    logs, means = (torch.cat(column) for column in zip(*(sums[pair] for pair in found), strict=True))
+    return attend(queries, weight * _root(maps), bias * _root(maps), maps.projection, logs, means, direct)
+
+
+def _direct(classes: Classes, maps: Maps, pattern: Partition) -> Tensor:
+    """What the classes whose weight is one do to the entries of a tuple."""
+    ones = {
+        (pair.source, pair.target.places): index
+        for index, pair in enumerate(classes.pairs)
+        if pair.target.pattern == pattern and not free_axes(pair)[0]
+    }
+    features = maps.value.shape[1]
+    nothing = maps.value.new_zeros(features, features)
+    at = lookups(classes.order_in, number_of_blocks(pattern))
+    if not at:
+        return maps.value.new_zeros(1, features)  # the entry of no nodes, a one
+    return torch.cat([maps.value[ones[entry]] @ maps.out[ones[entry]] if entry in ones else nothing for entry in at])
+
+
+def _root(maps: Maps) -> float:
+    return maps.projection.shape[1] ** -0.25

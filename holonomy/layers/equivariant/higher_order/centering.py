@@ -1,0 +1,137 @@
+r"""Where the keys of kernel attention are counted from.
+
+Softmax attention does not see a vector that all keys of a query have in common. Random features do: the relative
+variance of :math:`\sum_f \phi_f(q) \phi_f(k)` grows like :math:`e^{|q + k|^2}` (Performer, Choromanski et al. 2021,
+lemma 2). The keys of a graph are therefore counted from the mean of keys and queries together, after which
+:math:`q + k` has the mean zero: what is approximated stays, and the variance is that of what differs.
+
+The means are those of the entries of each pattern, mapped as keys and queries are. They do not depend on the tuples
+that are asked for, nor on other graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.equivariant.basis.orbits import Pair, number_of_blocks
+from holonomy.layers.equivariant.basis.partitions import Partition
+from holonomy.layers.equivariant.higher_order import dense as dense_attention
+from holonomy.layers.equivariant.higher_order import sparse
+from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, by_class
+from holonomy.layers.equivariant.linear import dense
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["at_most", "of_classes", "of_dense", "of_hyperedges"]
+
+# The squares of keys that are further away would cost single precision its digits.
+_FARTHEST = 8.0
+
+
+def of_dense(
+    x: Float[Tensor, "..."], patterns: Sequence[Partition], present: Bool[Tensor, "..."] | None
+) -> dict[Partition, Tensor]:
+    """The mean entry of each pattern, zero where there is none.
+
+    Args:
+        x: ``(*batch, n, .., n, features)``.
+        patterns: of its order.
+        present: ``(*batch, n, .., n)``, which entries are there; all where it is left out.
+
+    Returns:
+        ``(*batch, features)`` for each pattern.
+
+    >>> of_dense(torch.tensor([[1.0], [3.0]]), [(0,)], None)[0,]
+    tensor([2.])
+    """
+    means: dict[Partition, Tensor] = {}
+    for pattern in patterns:
+        blocks = number_of_blocks(pattern)
+        here = dense_attention.different(x.shape[-2], blocks, x.device)
+        if present is not None:
+            here = here & dense.diagonal(present[..., None], pattern).squeeze(-1)
+        nodes = tuple(range(-blocks - 1, -1))
+        weight = here[..., None].to(x.dtype)
+        total = (dense.diagonal(x, pattern) * weight).sum(nodes)
+        means[pattern] = total / weight.sum(nodes).clamp_min(1)
+    return means
+
+
+def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partition, Tensor]:
+    """The same of hyperedges.
+
+    Args:
+        x: the hyperedges.
+        patterns: of their order.
+
+    Returns:
+        ``(graphs, features)`` for each pattern.
+
+    >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 1]]), torch.tensor([[3.0], [5.0]]), 2)
+    >>> of_hyperedges(edges, [(0, 0)])[0, 0]
+    tensor([[5.]])
+    """
+    means: dict[Partition, Tensor] = {}
+    for pattern in patterns:
+        rows, stratum = sparse.stratum(x, x.indices, pattern)
+        total = x.values.new_zeros(x.num_graphs, x.values.shape[1])
+        total = total.index_add(0, stratum.graphs, x.values.index_select(0, rows))
+        count = torch.bincount(stratum.graphs, minlength=x.num_graphs).clamp_min(1)
+        means[pattern] = total / count[:, None].to(total.dtype)
+    return means
+
+
+def of_classes(
+    classes: Classes, maps: Maps, means: dict[Partition, Float[Tensor, "*graphs dim"]]
+) -> dict[Pair, Float[Tensor, "*graphs width"]]:
+    """What the keys of each class lose: their own mean, and that of the queries.
+
+    Args:
+        classes: of the attention.
+        maps: of the attention.
+        means: the mean entry of each pattern.
+
+    Returns:
+        ``(*graphs, heads * query_features)`` for each class that has keys.
+
+    >>> from holonomy.layers import HigherOrderAttention
+    >>> layer = HigherOrderAttention(1, 1, 8, 2, kernel="performer")
+    >>> x = torch.ones(5, 8)
+    >>> shift = of_classes(layer.classes, layer.maps(), of_dense(x, layer.classes.sources, None))
+    >>> [width.shape for width in shift.values()]
+    [torch.Size([8])]
+    """
+    entry = {p: _mean_entries(classes, means, p) for p in classes.read}
+    keys = by_class({p: entry[p] @ weight for p, weight in maps.keys.items()}, classes.by_input)
+    queries = {p: entry[p] @ weight + bias for p, (weight, bias) in maps.queries.items()}
+    found = by_class(queries, classes.by_output)
+    return {pair: key + at_most(found[pair].unflatten(-1, (maps.heads, -1))).flatten(-2) for pair, key in keys.items()}
+
+
+def _mean_entries(classes: Classes, means: dict[Partition, Tensor], pattern: Partition) -> Tensor:
+    """The entries of a tuple, as they are on average; a one where a tuple has no nodes."""
+    parts = [means[read] for read in classes.read[pattern]]
+    return torch.cat(parts, -1) if parts else torch.ones_like(means[classes.sources[0]][..., :1])
+
+
+def at_most(x: Float[Tensor, "*batch dim"], length: float = _FARTHEST) -> Float[Tensor, "*batch dim"]:
+    """Shorten vectors that are longer than that.
+
+    Args:
+        x: vectors.
+        length: the greatest length.
+
+    Returns:
+        The vectors.
+
+    >>> at_most(torch.tensor([[3.0, 4.0], [6.0, 8.0]]), 5.0)
+    tensor([[3., 4.],
+            [3., 4.]])
+    """
+    return x * (length * x.square().sum(-1, keepdim=True).clamp_min(length**2).rsqrt())

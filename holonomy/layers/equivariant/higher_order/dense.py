@@ -1,0 +1,239 @@
+r"""Attention of one equivalence class between dense strata: HOT eqs. 10-13 and 18-21.
+
+The stratum of a pattern with u blocks holds one entry for each tuple of u different nodes: ``(*batch, n, .., n,
+features)`` with u node axes. A class pairs queries on the output's stratum with keys on the input's: the axes they
+share are equal, all others differ. Features are laid out as ``heads * dim``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations, product
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.equivariant.basis.orbits import Pair, Term, everything, free_axes, number_of_blocks
+from holonomy.layers.equivariant.linear import dense
+from holonomy.ops.dot_product import dot_product_attention
+from holonomy.ops.performer import log_features
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["different", "kernel_class", "quotient", "settle", "softmax_class"]
+
+
+def different(nodes: int, order: int, device: torch.device) -> Bool[Tensor, "..."]:
+    """Which tuples consist of different nodes.
+
+    Args:
+        nodes: n.
+        order: u.
+        device: of the result.
+
+    Returns:
+        ``(n, .., n)`` with u axes.
+
+    >>> different(2, 2, torch.device("cpu")).tolist()
+    [[False, True], [True, False]]
+    """
+    return _differing(nodes, order, combinations(range(order), 2), device)
+
+
+def _apart(nodes: int, queries: int, keys: int, device: torch.device) -> Tensor:
+    """``(n ** queries, n ** keys)``: whether the free nodes of a query all differ from those of a key."""
+    across = product(range(queries), range(queries, queries + keys))
+    return _differing(nodes, queries + keys, across, device).reshape(nodes**queries, nodes**keys)
+
+
+def _differing(nodes: int, order: int, axes: Iterable[tuple[int, ...]], device: torch.device) -> Tensor:
+    """Which tuples have different nodes at each of the given pairs of axes."""
+    result = torch.ones([nodes] * order, dtype=torch.bool, device=device)
+    for pair in axes:
+        apart = ~torch.eye(nodes, dtype=torch.bool, device=device)
+        result = result & apart.reshape([nodes if axis in pair else 1 for axis in range(order)])
+    return result
+
+
+def _front(x: Tensor, axes: tuple[int, ...], order: int) -> Tensor:
+    """Bring the given node axes of ``(*batch, n, .., n, f)`` in front and flatten the others to one."""
+    batch = x.ndim - order - 1
+    rest = [axis for axis in range(order) if axis not in axes]
+    x = x.permute(*range(batch), *(batch + axis for axis in (*axes, *rest)), x.ndim - 1)
+    return x.reshape(*x.shape[: batch + len(axes)], math.prod(x.shape[batch + len(axes) : -1]), x.shape[-1])
+
+
+def settle(x: Float[Tensor, "..."], pair: Pair, nodes: int) -> Float[Tensor, "..."]:
+    """Bring the result of a class, kept axes first and free ones flattened, back to the axes of its stratum.
+
+    Args:
+        x: ``(*batch, n, .., n, n ** free, features)``.
+        pair: the class.
+        nodes: n.
+
+    Returns:
+        ``(*batch, n, .., n, features)``, the axes in the order of the target's blocks.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import pairs
+    >>> settle(torch.zeros(5, 5, 3), pairs(1, 2)[3], 5).shape
+    torch.Size([5, 5, 3])
+    """
+    free = free_axes(pair)[1]
+    batch = x.shape[: x.ndim - 2 - len(pair.target.places)]
+    x = x.reshape(*batch, *[nodes] * (len(pair.target.places) + len(free)), x.shape[-1])
+    return dense.place(x, (*pair.target.places, *free), number_of_blocks(pair.target.pattern))
+
+
+def softmax_class(
+    pair: Pair,
+    query: Float[Tensor, "..."],
+    key: Float[Tensor, "..."],
+    value: Float[Tensor, "..."],
+    valid: Bool[Tensor, "..."],
+    heads: int,
+) -> Float[Tensor, "..."]:
+    r"""Average the values of a class with softmax weights, HOT eq. 12.
+
+    The logits are :math:`q_{\mathbf j} \cdot k_{\mathbf i} / \sqrt d`, and each row subtracts its own maximum.
+
+    Args:
+        pair: the class.
+        query: on the stratum of the output.
+        key: on the stratum of the input.
+        value: there, too.
+        valid: ``(*batch, n, .., n)``, which entries of the input's stratum are there.
+        heads: number of heads.
+
+    Returns:
+        ``(*batch, n, .., n, n ** free, heads * dim)``: the shared axes, then the free axes of the output as one. Zero
+        where no key belongs to a query.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import pairs
+    >>> x = torch.arange(3.0)[:, None]
+    >>> apart = pairs(1, 1)[1]
+    >>> softmax_class(apart, 0 * x, 0 * x, x, torch.ones(3, dtype=torch.bool), 1).flatten()
+    tensor([1.5000, 1.0000, 0.5000])
+    """
+    free_in, free_out = free_axes(pair)
+    order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
+    nodes = key.shape[-2]
+    q, k, v = (
+        _front(x, axes, order).unflatten(-1, (heads, -1)).transpose(-2, -3)
+        for x, axes, order in (
+            (query, pair.target.places, order_out),
+            (key, pair.source.kept, order_in),
+            (value, pair.source.kept, order_in),
+        )
+    )
+    present = _front(valid[..., None], pair.source.kept, order_in).squeeze(-1)[..., None, None, :]
+    allowed = present & _apart(nodes, len(free_out), len(free_in), key.device)
+    batch = q.shape[:-3]
+    allowed = allowed.expand(*batch, 1, *allowed.shape[-2:])
+    # Four axes are what the fused kernels take.
+    q, k, v, allowed = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v, allowed))
+    mixed = dot_product_attention(q, k, v, allowed)
+    return mixed.reshape(*batch, *mixed.shape[-3:]).transpose(-2, -3).flatten(-2)
+
+
+def kernel_class(
+    pair: Pair,
+    query: Float[Tensor, "..."],
+    key: Float[Tensor, "..."],
+    value: Float[Tensor, "..."],
+    valid: Bool[Tensor, "..."],
+    heads: int,
+    projection: Float[Tensor, "features dim"],
+    terms: Sequence[Term],
+) -> Float[Tensor, "..."]:
+    r"""The same with the softmax kernel replaced by random features: HOT eqs. 18-20, decoupled eq. 21.
+
+    The sum over the keys of a class is the sum over all keys that agree on the shared axes, minus those that agree on
+    more, plus .. : inclusion and exclusion over the partial matchings of free axes. In float64, for what is left may be
+    small beside what was taken away; where nothing certain is left, the result is zero.
+
+    Args:
+        pair: the class.
+        query: on the stratum of the output.
+        key: on the stratum of the input.
+        value: there, too.
+        valid: which entries of the input's stratum are there.
+        heads: number of heads.
+        projection: ``(features, dim)`` of the random features.
+        terms: what the sum over keys consists of: :func:`~.classes.extensions` of the class, or
+            :func:`~.classes.everything` for the decoupled sum of eq. 21, over all keys of the stratum.
+
+    Returns:
+        On the stratum of the output, ``(*batch, n, .., n, heads * dim)``.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import extensions, pairs
+    >>> x, here, apart = torch.arange(3.0)[:, None], torch.ones(3, dtype=torch.bool), pairs(1, 1)[1]
+    >>> kernel_class(apart, 0 * x, 0 * x, x, here, 1, torch.eye(1), extensions(apart)).flatten()
+    tensor([1.5000, 1.0000, 0.5000])
+    """
+    order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
+    phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
+    split = value.unflatten(-1, (heads, -1))
+    # Over all keys of a graph the weights add up to at least one; over those of a class they may nearly vanish.
+    exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
+    phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
+    counted = torch.cat([split, torch.ones_like(split[..., :1])], -1).to(exact)
+    letters_in, letters_out = "abcdefg"[:order_in], "ABCDEFG"[:order_out]
+    total, largest = None, None
+    for term in terms:
+        shared = dict(zip(term.kept, term.places, strict=True))
+        named = "".join(letters_out[shared[axis]] if axis in shared else letters_in[axis] for axis in range(order_in))
+        kept = "".join(letters_out[place] for place in term.places)
+        if len(shared) == order_in:
+            weight = torch.einsum(f"...{letters_out}hm,...{named}hm->...{letters_out}h", phi_q, phi_k)
+            part = torch.einsum(f"...{letters_out}h,...{named}hv->...{letters_out}hv", weight, counted)
+        else:
+            table = torch.einsum(f"...{named}hm,...{named}hv->...{kept}hmv", phi_k, counted)
+            part = torch.einsum(f"...{letters_out}hm,...{kept}hmv->...{letters_out}hv", phi_q, table)
+        largest = part[..., -1:] if largest is None else largest
+        total = part * term.sign if total is None else total + part * term.sign
+    return quotient(cast("Tensor", total), cast("Tensor", largest)).to(value.dtype).flatten(-2)
+
+
+def _features(
+    query: Tensor, key: Tensor, valid: Tensor, heads: int, projection: Tensor, order_in: int, order_out: int
+) -> tuple[Tensor, Tensor]:
+    """Positive features of queries and keys, ``(*batch, n, .., n, heads, features)``, those of absent keys zero.
+
+    Each feature of the keys is divided by its maximum in the graph, which the query's gets back: the factor cancels
+    in every quotient, and a query never meets features of which all keys have underflowed.
+    """
+    root = projection.shape[1] ** -0.25
+    log_q = log_features(query.unflatten(-1, (heads, -1)) * root, projection, of_query=True)
+    log_k = log_features(key.unflatten(-1, (heads, -1)) * root, projection)
+    log_k = log_k.masked_fill(~valid[..., None, None], -math.inf)
+    nodes_in = tuple(range(-order_in - 2, -2))
+    top = log_k.detach().amax(nodes_in, keepdim=True)
+    top = torch.where(top.isfinite(), top, 0)
+    batch = top.shape[: top.ndim - order_in - 2]
+    log_q = log_q + top.reshape(*batch, *[1] * order_out, *top.shape[-2:])
+    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - top).exp()
+
+
+def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows values"]:
+    """Weighted sums over the sum of weights, which is the last entry; zero where rounding has eaten the weights.
+
+    The weights must be more than 64 roundings of what they were taken from, and so large that their square does not
+    underflow, which the gradient needs.
+
+    Args:
+        total: weighted sums of values, and of ones.
+        largest: the sum of weights before anything was taken away from it.
+
+    Returns:
+        Averages.
+
+    >>> quotient(torch.tensor([[6.0, 2.0], [1.0, 0.0]]), torch.tensor([[2.0], [1.0]])).flatten()
+    tensor([3., 0.])
+    """
+    weights = total[..., -1:]
+    limits = torch.finfo(total.dtype)
+    certain = weights > (largest * (64 * limits.eps)).clamp_min(math.sqrt(limits.tiny))
+    return torch.where(certain, total[..., :-1] / torch.where(certain, weights, 1), 0)

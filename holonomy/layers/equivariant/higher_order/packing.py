@@ -1,0 +1,147 @@
+"""Few tuples of nodes at a time: the keys and queries that share nodes, packed into blocks of equal width.
+
+A slot is what a key and a query may share: a node, or a tuple of them. Slots with few keys and queries are packed
+into blocks, several in each; the heavy ones are left to tables. Which pairs of a block count is a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.equivariant.linear import sparse
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Int
+
+__all__ = ["Blocks", "class_blocks", "pack"]
+
+# Entries of a block: the first width at which nearly all queries have their slots in one.
+_WIDTHS = (16, 32, 64)
+_HEAVY_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Keys and queries of each block.
+
+    Attributes:
+        query_rows: ``(blocks, width)``; any row where the mask is False for all keys.
+        key_rows: ``(blocks, width)``, likewise.
+        mask: ``(blocks, query, key)``, which pairs count.
+        of_queries: the slot of each query.
+        of_keys: the slot of each key.
+        count: their number.
+        heavy: the queries whose slot is too heavy for a block, which are in none.
+
+    >>> nodes = torch.tensor([[0], [1]])
+    >>> class_blocks(nodes, nodes, (0,), (0,), (), 2).count
+    2
+    """
+
+    query_rows: Int[Tensor, "blocks width"]
+    key_rows: Int[Tensor, "blocks width"]
+    mask: Bool[Tensor, "blocks width width"]
+    of_queries: Int[Tensor, " queries"]
+    of_keys: Int[Tensor, " keys"]
+    count: int
+    heavy: Int[Tensor, " heavy"]
+
+
+def pack(sizes: Int[Tensor, "slots kinds"], width: int) -> Int[Tensor, " slots"]:
+    """Put slots into blocks one after the other, a new one where any of its kinds of entries would be too many.
+
+    Args:
+        sizes: entries of each kind in each slot, at most ``width``.
+        width: entries of each kind that a block takes.
+
+    Returns:
+        The block of each slot.
+
+    >>> pack(torch.tensor([[2, 1], [1, 1], [2, 1]]), 3)
+    tensor([0, 0, 1])
+    """
+    slots = sizes.shape[0]
+    ends = torch.cat([sizes.new_zeros(1, sizes.shape[1]), sizes.cumsum(0)])
+    # Where a block that starts at a slot ends; then which slots are reached from the first, by doubling.
+    columns = [torch.searchsorted(end, end + width, right=True) - 1 for end in ends.mT.contiguous()]
+    jump = torch.stack(columns).amin(0)
+    first = torch.zeros_like(jump, dtype=torch.bool)
+    first[0] = True
+    for _ in range(slots.bit_length()):
+        first[jump[first]] = True
+        jump = jump[jump]
+    return first[:slots].cumsum(0) - 1
+
+
+def class_blocks(
+    keys: Int[Tensor, "keys key_order"],
+    queries: Int[Tensor, "queries query_order"],
+    kept: tuple[int, ...],
+    places: tuple[int, ...],
+    others: tuple[tuple[int, int], ...],
+    num_nodes: int,
+) -> Blocks:
+    """Pack the pairs of a key and a query that share some nodes, and none of some others.
+
+    Args:
+        keys: tuples of nodes.
+        queries: tuples of nodes.
+        kept: positions of the key that are shared.
+        places: the position of the query that each of these is.
+        others: positions of key and query that must differ.
+        num_nodes: n.
+
+    Returns:
+        The blocks.
+
+    >>> nodes = torch.tensor([[0, 1], [0, 2], [1, 0]])
+    >>> class_blocks(nodes, nodes, (0,), (0,), ((1, 1),), 3).mask[0, :3, :3].int()
+    tensor([[0, 1, 0],
+            [1, 0, 0],
+            [0, 0, 0]], dtype=torch.int32)
+    """
+    of_key, of_query = sparse.keys(keys, kept, num_nodes), sparse.keys(queries, places, num_nodes)
+    distinct, slots = torch.cat([of_key, of_query]).unique(return_inverse=True)
+    slots = slots.split([len(of_key), len(of_query)])
+    sizes = torch.stack([torch.bincount(slot, minlength=len(distinct)) for slot in slots], 1)
+    met = (sizes > 0).all(1)
+    width = next((w for w in _WIDTHS if _heavy(sizes, met, w)[slots[1]].sum() <= _HEAVY_SHARE * len(queries)), 64)
+    heavy = _heavy(sizes, met, width)
+    light = met & ~heavy
+    blocks = torch.zeros_like(distinct)
+    if bool(light.any()):
+        blocks[light] = pack(sizes[light], width)
+    count = int(blocks.max()) + 1 if bool(light.any()) else 0
+    rows = [_rows(slot, light, blocks, count, width) for slot in slots]
+    mask = _same(slots[0], slots[1], *rows)
+    for a, b in others:
+        mask &= ~_same(keys[:, a], queries[:, b], *rows)
+    taken = [row.clamp_min(0) for row in rows]
+    left = heavy[slots[1]].nonzero()[:, 0]
+    return Blocks(taken[1], taken[0], mask, slots[1], slots[0], len(distinct), left)
+
+
+def _heavy(sizes: Tensor, met: Tensor, width: int) -> Tensor:
+    return met & (sizes > width).any(1)
+
+
+def _rows(slots: Tensor, light: Tensor, blocks: Tensor, count: int, width: int) -> Tensor:
+    """The rows of each block, -1 where there are no more."""
+    result = slots.new_full((count * width,), -1)
+    rows = light[slots].nonzero()[:, 0]
+    of_row, order = slots[rows].sort(stable=True)
+    rows, of_row = rows[order], blocks[of_row]
+    filled = torch.bincount(of_row, minlength=count)
+    within = torch.arange(len(rows), device=rows.device) - (filled.cumsum(0) - filled)[of_row]
+    result[of_row * width + within] = rows
+    return result.view(count, width)
+
+
+def _same(of_key: Tensor, of_query: Tensor, key_rows: Tensor, query_rows: Tensor) -> Tensor:
+    """``(blocks, query, key)``: which entries agree, and both are there."""
+    here = (key_rows >= 0)[:, None] & (query_rows >= 0)[:, :, None]
+    return here & (of_key[key_rows][:, None] == of_query[query_rows][:, :, None])

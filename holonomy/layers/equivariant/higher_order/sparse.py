@@ -1,0 +1,378 @@
+r"""Attention of one equivalence class between the strata of hyperedges: HOT eqs. 16-17, and 18-21 in linear time.
+
+A stratum is the hyperedges of one exact pattern, written as tuples of different nodes. Features are ``(rows, heads,
+dim)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.equivariant.basis.orbits import (
+    Group,
+    Pair,
+    Source,
+    Target,
+    Term,
+    everything,
+    extensions,
+    free_axes,
+    positions_of,
+)
+from holonomy.layers.equivariant.basis.partitions import Partition
+from holonomy.layers.equivariant.higher_order.dense import quotient
+from holonomy.layers.equivariant.higher_order.gathered import Own
+from holonomy.layers.equivariant.higher_order.packing import Blocks, class_blocks
+from holonomy.layers.equivariant.linear import sparse
+from holonomy.ops.performer import log_features
+from holonomy.ops.segments import block_sum, contract, in_chunks, outer_sum
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["coupled_class", "kernel_class", "matching_rows", "softmax_class", "stratum"]
+
+# Rows of a chunk: what is made of them fits the cache of a core.
+_CHUNK = 2**11
+
+
+def stratum(
+    edges: Hyperedges, indices: Int[Tensor, "tuples order"], pattern: Partition
+) -> tuple[Int[Tensor, " rows"], Hyperedges]:
+    """Pick the tuples of an exact pattern, each written as its different nodes; planned once for the hyperedges.
+
+    Args:
+        edges: whose nodes they are.
+        indices: ``(m, k)`` tuples.
+        pattern: a restricted growth string of length k.
+
+    Returns:
+        Rows of ``indices``, and hyperedges of the order of the number of blocks, still without features.
+
+    >>> edges = Hyperedges(torch.tensor([[0, 0], [0, 1]]), torch.ones(2, 1), 2)
+    >>> rows, loops = stratum(edges, edges.indices, (0, 0))
+    >>> rows, loops.indices
+    (tensor([0]), tensor([[0]]))
+    """
+
+    def make() -> tuple[Tensor, Hyperedges]:
+        if indices.shape[1] == 0:
+            rows = torch.arange(indices.shape[0], device=indices.device)
+        else:
+            rows = sparse.in_pattern(indices, pattern, exactly=True).nonzero()[:, 0]
+        tuples = indices[rows][:, list(positions_of(pattern))]
+        return rows, edges.at(tuples, edges.values.new_zeros(rows.shape[0], 0))
+
+    return edges.planned(("stratum", pattern), make, indices)
+
+
+def matching_rows(
+    keys: Hyperedges, queries: Hyperedges, pair: Pair
+) -> tuple[Int[Tensor, " matches"], Int[Tensor, " matches"]]:
+    """Join two strata: all pairs of a key and a query that belong to the class.
+
+    Args:
+        keys: the input's stratum.
+        queries: the output's.
+        pair: the class.
+
+    Returns:
+        Rows of keys and rows of queries, sorted by query.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import pairs
+    >>> nodes = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
+    >>> matching_rows(nodes, nodes, pairs(1, 1)[1])
+    (tensor([1, 0]), tensor([0, 1]))
+    """
+
+    def make() -> tuple[Tensor, Tensor]:
+        kept, places = pair.source.kept, pair.target.places
+        if kept:
+            of_key = sparse.keys(keys.indices, kept, keys.num_nodes)
+            of_query = sparse.keys(queries.indices, places, keys.num_nodes)
+        else:
+            of_key, of_query = keys.graphs, queries.graphs
+        ordered, order = of_key.sort(stable=True)
+        start = torch.searchsorted(ordered, of_query)
+        counts = torch.searchsorted(ordered, of_query, right=True) - start
+        query_rows = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts)
+        within = torch.arange(query_rows.shape[0], device=counts.device) - (counts.cumsum(0) - counts)[query_rows]
+        key_rows = order[start[query_rows] + within]
+        free_in, free_out = free_axes(pair)
+        apart = torch.ones_like(key_rows, dtype=torch.bool)
+        for a in free_in:
+            for b in free_out:
+                apart &= keys.indices[key_rows, a] != queries.indices[query_rows, b]
+        return key_rows[apart], query_rows[apart]
+
+    return keys.planned(("join", pair), make, queries.indices)
+
+
+def softmax_class(
+    pair: Pair,
+    keys: Hyperedges,
+    queries: Hyperedges,
+    query: Float[Tensor, "queries heads dim"],
+    key: Float[Tensor, "keys heads dim"],
+    value: Float[Tensor, "keys heads values"],
+) -> Float[Tensor, "queries heads values"]:
+    r"""Average the values of a class over the keys that are there, HOT eqs. 16-17; each row subtracts its own maximum.
+
+    Args:
+        pair: the class.
+        keys: the input's stratum.
+        queries: the output's.
+        query: ``(queries, heads, dim)``.
+        key: ``(keys, heads, dim)``.
+        value: ``(keys, heads, values)``.
+
+    Returns:
+        ``(queries, heads, values)``, zero where no key belongs to a query.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import pairs
+    >>> nodes, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
+    >>> softmax_class(pairs(1, 1)[1], nodes, nodes, x, x, x).flatten()
+    tensor([3., 1.])
+    """
+    key_rows, query_rows = matching_rows(keys, queries, pair)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    query, key = query.to(wide), key.to(wide)
+    logits = (query.index_select(0, query_rows) * key.index_select(0, key_rows)).sum(-1) / math.sqrt(query.shape[-1])
+    where = query_rows[:, None].expand_as(logits)
+    top = torch.full_like(query[..., 0], -math.inf).scatter_reduce(0, where, logits.detach(), "amax")
+    weights = (logits - top.index_select(0, query_rows)).exp()
+    mass = torch.zeros_like(query[..., 0]).index_add(0, query_rows, weights)
+    weighted = weights[..., None].to(value.dtype) * value.index_select(0, key_rows)
+    mixed = value.new_zeros(query.shape[0], *value.shape[1:]).index_add(0, query_rows, weighted)
+    return mixed / torch.where(mass > 0, mass, 1)[..., None].to(value.dtype)
+
+
+def kernel_class(
+    terms: Sequence[Term],
+    keys: Hyperedges,
+    queries: Hyperedges,
+    query: Float[Tensor, "queries heads dim"],
+    key: Float[Tensor, "keys heads dim"],
+    value: Float[Tensor, "keys heads values"],
+    projection: Float[Tensor, "features dim"],
+) -> Float[Tensor, "queries heads values"]:
+    """The same by random features, HOT eqs. 18-21, in time and memory linear in the hyperedges.
+
+    See :func:`~holonomy.layers.equivariant.higher_order.dense.kernel_class`.
+
+    Args:
+        terms: what the sum over keys consists of: :func:`~.classes.extensions` of the class, or
+            :func:`~.classes.everything` for the decoupled sum of eq. 21, over all keys of the stratum in the graph.
+        keys: the input's stratum.
+        queries: the output's.
+        query: ``(queries, heads, dim)``.
+        key: ``(keys, heads, dim)``.
+        value: ``(keys, heads, values)``.
+        projection: ``(features, dim)`` of the random features.
+
+    Returns:
+        ``(queries, heads, values)``, zero where no key belongs to a query.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import extensions, pairs
+    >>> nodes, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
+    >>> kernel_class(extensions(pairs(1, 1)[1]), nodes, nodes, x, x, x, torch.eye(1)).flatten()
+    tensor([3., 1.])
+    """
+    if query.shape[0] == 0 or key.shape[0] == 0:
+        return value.new_zeros(query.shape[0], *value.shape[1:])
+    phi_q, phi_k = _features(keys.graphs, queries.graphs, keys.num_graphs, query, key, projection)
+    # Over all keys of a graph the weights add up to at least one; over those of a class they may nearly vanish.
+    exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
+    phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
+    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(exact)
+    total, largest = None, None
+    for term in terms:
+        part = _term(term, keys, queries, phi_q, phi_k, counted)
+        largest = part[..., -1:] if largest is None else largest
+        total = part * term.sign if total is None else total + part * term.sign
+    return quotient(cast("Tensor", total), cast("Tensor", largest)).to(value.dtype)
+
+
+def _term(term: Term, keys: Hyperedges, queries: Hyperedges, phi_q: Tensor, phi_k: Tensor, counted: Tensor) -> Tensor:
+    """Sum over the keys that share at least the matching's nodes with a query."""
+    source = Source(tuple(range(keys.order)), term.kept)
+    target = Target(tuple(range(queries.order)), term.places)
+    group = Group(len(term.kept), (source,), (target,), ((0,),))
+    [planned] = sparse.plan(keys, queries.indices, (group,))[0]
+    [ins], [outs] = planned.sources, planned.targets
+    # Every key and every query is in the pattern, but a key may meet no slot that a query asks for.
+    if len(term.kept) < keys.order:
+        table = outer_sum(ins.taken(phi_k), ins.taken(counted), ins.slots, planned.size)
+        return contract(phi_q, table, outs.slots)
+    # A slot holds one key at most: no outer product is needed.
+    row = torch.full((planned.size,), -1, device=ins.slots.device).index_copy(0, ins.slots, ins.rows)[outs.slots]
+    met = (row >= 0)[:, None]
+    row = row.clamp_min(0)
+    weight = ((phi_q * phi_k.index_select(0, row)).sum(-1) * met)[..., None]
+    return weight * counted.index_select(0, row)
+
+
+def coupled_class(
+    pair: Pair,
+    edges: Hyperedges,
+    keys: Own,
+    queries: Own,
+    query: Float[Tensor, "queries heads dim"],
+    key: Float[Tensor, "keys heads dim"],
+    value: Float[Tensor, "keys heads values"],
+    projection: Float[Tensor, "features dim"],
+) -> Float[Tensor, "queries heads values"]:
+    """:func:`kernel_class` of the exact class, with what keys and queries share multiplied out in small blocks.
+
+    A class that shares nodes is a sum over pairs that meet at them, without the pairs that share more; one that shares
+    none is the sum over the graph less the pairs that meet anywhere. Tables are made only where too many meet for a
+    block. That is half of the work of the tables at a few edges a node, and loses fewer digits.
+
+    Args:
+        pair: the class.
+        edges: whose nodes they are.
+        keys: the input's stratum.
+        queries: the output's.
+        query: ``(queries, heads, dim)``.
+        key: ``(keys, heads, dim)``.
+        value: ``(keys, heads, values)``.
+        projection: ``(features, dim)`` of the random features.
+
+    Returns:
+        ``(queries, heads, values)``, zero where no key belongs to a query.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import pairs
+    >>> edges, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
+    >>> from holonomy.layers.equivariant.higher_order.gathered import own
+    >>> nodes = own(edges, edges.indices, (0,), [])
+    >>> coupled_class(pairs(1, 1)[1], edges, nodes, nodes, x, x, x, torch.eye(1)).flatten()
+    tensor([3., 1.])
+    """
+    if query.shape[0] == 0 or key.shape[0] == 0:
+        return value.new_zeros(query.shape[0], *value.shape[1:])
+    blocks, heavy, strata = _meetings(pair, edges, keys, queries)
+    slots = blocks[0] if pair.source.kept else None
+    # Where nothing is taken away single precision does, relative to the largest key at the same nodes.
+    if slots is None:
+        ends = keys.graphs, queries.graphs, edges.num_graphs
+    else:
+        ends = slots.of_keys, slots.of_queries, slots.count
+    phi_q, phi_k = _chunked_features(*ends, query, key, projection)
+    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    wide = phi_q.dtype if slots is not None else torch.float64
+    met = [block_sum(phi_q, phi_k, counted, part.query_rows, part.key_rows, part.mask, wide) for part in blocks]
+    if slots is not None:
+        mixed = in_chunks(_mean, met, [], _CHUNK)
+    else:
+        table = _graph_table(phi_k, counted, keys.graphs, edges.num_graphs)
+        mixed = in_chunks(_rest, [phi_q, queries.graphs, *met], [table], _CHUNK)
+    mixed = mixed.to(value.dtype)
+    if heavy.shape[0] == 0:
+        return mixed
+    few = query.index_select(0, heavy)
+    return mixed.index_copy(0, heavy, kernel_class(extensions(pair), *strata, few, key, value, projection))
+
+
+def _mean(total: Tensor) -> Tensor:
+    return quotient(total, total[..., -1:])
+
+
+def _rest(phi_q: Tensor, graphs: Tensor, *inputs: Tensor) -> Tensor:
+    """Averages over the keys of a graph, without the sums that are given."""
+    *met, table = inputs
+    total = contract(phi_q.to(table.dtype), table, graphs)
+    return quotient(total - sum(met[1:], start=met[0]) if met else total, total[..., -1:])
+
+
+def _graph_table(phi_k: Tensor, counted: Tensor, graphs: Tensor, num_graphs: int) -> Tensor:
+    """Sums of the outer products over the keys of a graph, in float64."""
+    wide = torch.float64
+    if num_graphs > 1:
+        return outer_sum(phi_k.to(wide), counted.to(wide), graphs, num_graphs)
+
+    def outer(phi_k: Tensor, counted: Tensor) -> Tensor:
+        return outer_sum(phi_k.to(wide), counted.to(wide), graphs[: phi_k.shape[0]], 1)
+
+    return in_chunks(outer, [phi_k, counted], [], _CHUNK).sum(0, keepdim=True)
+
+
+def _chunked_features(
+    graphs_in: Tensor, graphs_out: Tensor, num_graphs: int, query: Tensor, key: Tensor, projection: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`_features` in chunks; the queries' have sum one."""
+    root = projection.shape[1] ** -0.25
+    top = _tops(key.detach() * root, graphs_in, num_graphs, projection)
+
+    def at(graphs: Tensor, top: Tensor) -> Tensor:
+        return top if num_graphs == 1 else top.index_select(0, graphs)
+
+    def of_queries(query: Tensor, graphs: Tensor, projection: Tensor, top: Tensor) -> Tensor:
+        return (log_features(query * root, projection, of_query=True) + at(graphs, top)).softmax(-1)
+
+    def of_keys(key: Tensor, graphs: Tensor, projection: Tensor, top: Tensor) -> Tensor:
+        return (log_features(key * root, projection) - at(graphs, top)).exp()
+
+    shared = [projection, top]
+    phi_q = in_chunks(of_queries, [query, graphs_out], shared, _CHUNK)
+    return phi_q, in_chunks(of_keys, [key, graphs_in], shared, _CHUNK)
+
+
+def _tops(key: Tensor, graphs: Tensor, num_graphs: int, projection: Tensor) -> Tensor:
+    """The largest logarithm of each feature in each graph, zero where a graph has no key."""
+    top: Tensor | None = None
+    for rows, here in zip(key.split(_CHUNK), graphs.split(_CHUNK), strict=True):
+        logs = log_features(rows, projection)
+        if top is None:
+            top = logs.new_full((num_graphs, *logs.shape[1:]), -math.inf)
+        if num_graphs == 1:
+            top = torch.maximum(top, logs.amax(0, keepdim=True))
+        else:
+            top = top.scatter_reduce_(0, here[:, None, None].expand_as(logs), logs, "amax")
+    found = cast("Tensor", top)
+    return torch.where(found.isfinite(), found, 0)
+
+
+def _meetings(
+    pair: Pair, edges: Hyperedges, keys: Own, queries: Own
+) -> tuple[list[Blocks], Tensor, tuple[Hyperedges, Hyperedges]]:
+    """Where keys and queries of a class meet, the queries that are left to tables, and the strata for these."""
+
+    def make() -> tuple[list[Blocks], Tensor, tuple[Hyperedges, Hyperedges]]:
+        free = [(a, b) for a in free_axes(pair)[0] for b in free_axes(pair)[1]]
+        if pair.source.kept:
+            asked = [(pair.source.kept, pair.target.places, tuple(free))]
+        else:
+            # A pair that meets at several nodes counts at the first.
+            asked = [((a,), (b,), tuple(free[:rank])) for rank, (a, b) in enumerate(free)]
+        made = [class_blocks(keys.tuples, queries.tuples, *ends, edges.num_nodes) for ends in asked]
+        empty = keys.rows.new_zeros(0)
+        heavy = torch.cat([empty, *(blocks.heavy for blocks in made)]).unique()
+        ends = keys.tuples, queries.tuples[heavy]
+        one, other = (edges.at(tuples, edges.values.new_zeros(tuples.shape[0], 0)) for tuples in ends)
+        return made, heavy, (one, other)
+
+    return edges.planned(("meetings", pair), make, keys.tuples, queries.tuples)
+
+
+def _features(
+    graphs_in: Tensor, graphs_out: Tensor, num_graphs: int, query: Tensor, key: Tensor, projection: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Positive features, those of the keys divided by their maximum in the graph, which the queries' get back."""
+    root = projection.shape[1] ** -0.25
+    log_q, log_k = log_features(query * root, projection, of_query=True), log_features(key * root, projection)
+    if num_graphs == 1:
+        top = log_k.detach().amax(0, keepdim=True)
+        of_query = of_key = top
+    else:
+        top = log_k.new_full((num_graphs, *log_k.shape[1:]), -math.inf)
+        top = top.scatter_reduce(0, graphs_in[:, None, None].expand_as(log_k), log_k.detach(), "amax")
+        top = torch.where(top.isfinite(), top, 0)
+        of_query, of_key = top[graphs_out], top[graphs_in]
+    log_q = log_q + of_query
+    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - of_key).exp()

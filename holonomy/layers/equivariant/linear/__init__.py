@@ -1,0 +1,1 @@
+"""Equivariant linear maps between tensors of any orders, dense and on hyperedges."""

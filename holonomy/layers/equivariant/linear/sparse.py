@@ -1,0 +1,358 @@
+"""The same reductions and broadcasts for hyperedges: by keys, the tuples of nodes that input and output share.
+
+What keeps c axes is a table with one slot for each c-tuple of nodes that the output asks for: the graphs for c = 0, the
+nodes for c = 1. Which hyperedge goes to which slot depends on the hyperedges only; it is planned once and kept with
+them, so that the layers of a model share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.equivariant.basis.orbits import Group, Source, Target, positions_of
+from holonomy.layers.equivariant.basis.partitions import Partition
+from holonomy.structures import Hyperedges
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
+
+__all__ = ["GroupPlan", "Slots", "check_hyperedges", "collect", "distribute", "in_pattern", "keys", "met", "plan"]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Rows of a table of hyperedges, and the slot of each.
+
+    Attributes:
+        rows: which hyperedges take part.
+        slots: the slot of each of these.
+        whole: whether all rows take part, in their order, so that none needs to be looked up.
+
+    >>> slots = Slots(rows=torch.tensor([0, 2]), slots=torch.tensor([1, 1]), whole=False)
+    >>> slots.taken(torch.tensor([[5], [6], [7]])).flatten()
+    tensor([5, 7])
+    """
+
+    rows: Int[Tensor, " taking"]
+    slots: Int[Tensor, " taking"]
+    whole: bool
+
+    def taken(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """The rows that take part.
+
+        Args:
+            values: one entry a row.
+
+        Returns:
+            One entry a row that takes part.
+
+        >>> Slots(torch.tensor([1]), torch.tensor([0]), whole=False).taken(torch.tensor([[5], [6]]))
+        tensor([[6]])
+        """
+        return values if self.whole else values.index_select(0, self.rows)
+
+    def added(self, result: Float[Tensor, "rows dim"], more: Float[Tensor, "taking dim"]) -> Float[Tensor, "rows dim"]:
+        """Add to the rows that take part.
+
+        Args:
+            result: one entry a row.
+            more: one entry a row that takes part.
+
+        Returns:
+            The sum.
+
+        >>> Slots(torch.tensor([1]), torch.tensor([0]), whole=False).added(torch.zeros(2, 1), torch.ones(1, 1))
+        tensor([[0.],
+                [1.]])
+        """
+        return result + more if self.whole else result.index_add(0, self.rows, more.to(result.dtype))
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Where the hyperedges of input and output meet, for the classes of one group.
+
+    Attributes:
+        size: number of slots.
+        graphs: the graph of each slot.
+        sources: for each source of the group, input rows and their slots.
+        targets: for each target of the group, output rows and their slots.
+
+    >>> GroupPlan(size=1, graphs=torch.tensor([0]), sources=(), targets=()).size
+    1
+    """
+
+    size: int
+    graphs: Int[Tensor, " slots"]
+    sources: tuple[Slots, ...]
+    targets: tuple[Slots, ...]
+
+
+def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exactly: bool) -> Bool[Tensor, " tuples"]:
+    """Which tuples are constant on each block of a pattern.
+
+    Args:
+        indices: ``(m, k)`` nodes.
+        pattern: a restricted growth string of length k.
+        exactly: whether different blocks must also hold different nodes.
+
+    Returns:
+        ``(m,)``.
+
+    >>> in_pattern(torch.tensor([[0, 0], [0, 1]]), (0, 1), exactly=True).tolist()
+    [False, True]
+    """
+    fits = indices.new_ones(indices.shape[0], dtype=torch.bool)
+    for position, block in enumerate(pattern):
+        first = pattern.index(block)
+        if first != position:
+            fits &= indices[:, first] == indices[:, position]
+    if exactly:
+        heads = positions_of(pattern)
+        for a, one in enumerate(heads):
+            for other in heads[a + 1 :]:
+                fits &= indices[:, one] != indices[:, other]
+    return fits
+
+
+def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, order_out: int) -> None:
+    """Refuse hyperedges of another order or width, or tuples of another order than the result's.
+
+    Args:
+        edges: what came.
+        order: k.
+        features: length of their feature vectors.
+        to: tuples of the result.
+        order_out: l.
+
+    Raises:
+        TypeError: if the tuples are no integers.
+        ValueError: if a shape does not fit, or a tuple has a node that is not there, or nodes of two graphs.
+
+    >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 3), 2)
+    >>> check_hyperedges(edges, 2, 3, edges.indices, 2)
+    """
+    if edges.order != order or edges.values.shape[1] != features:
+        came = f"order {edges.order} with {edges.values.shape[1]}"
+        raise ValueError(f"x must be hyperedges of order {order} with {features} features, got {came}.")
+    if to.ndim != 2 or to.shape[1] != order_out:
+        raise ValueError(f"to must have shape (tuples, {order_out}), got {tuple(to.shape)}.")
+    if to is not edges.indices:
+        edges.planned("checked", lambda: _check_tuples(edges, to), to)
+
+
+def _check_tuples(edges: Hyperedges, to: Tensor) -> None:
+    """Refuse tuples of nodes that are not there, or not of one graph: they would be looked up as others."""
+    if to.is_floating_point():
+        raise TypeError(f"to must hold integers, got {to.dtype}.")
+    if to.numel() == 0:
+        return
+    if int(to.min()) < 0 or int(to.max()) >= edges.num_nodes:
+        raise ValueError(f"to must lie in [0, num_nodes = {edges.num_nodes}), got {int(to.min())} .. {int(to.max())}.")
+    graphs = edges.membership[to]
+    across = (graphs != graphs[:, :1]).any(1)
+    if bool(across.any()):
+        row = tuple(to[int(across.nonzero()[0])].tolist())
+        raise ValueError(f"to must join nodes of one graph, got {row} across two.")
+
+
+def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
+    """Number tuples of nodes, so that equal tuples get equal numbers.
+
+    Args:
+        indices: ``(m, k)`` nodes.
+        columns: the positions that make the tuple.
+        num_nodes: n.
+
+    Returns:
+        ``(m,)`` numbers below ``n ** len(columns)``.
+
+    Raises:
+        ValueError: if such numbers do not fit into 63 bits.
+
+    >>> keys(torch.tensor([[1, 2], [0, 1]]), (1, 0), 3)
+    tensor([7, 3])
+    """
+    if num_nodes ** len(columns) >= 2**63:
+        raise ValueError(f"num_nodes must be below {int(2 ** (63 / len(columns)))} at this order, got {num_nodes}.")
+    number = indices.new_zeros(indices.shape[0])
+    for column in columns:
+        number = number * num_nodes + indices[:, column]
+    return number
+
+
+def plan(
+    edges: Hyperedges, to: Int[Tensor, "tuples order_out"], groups: Sequence[Group]
+) -> tuple[tuple[GroupPlan, ...], Int[Tensor, " tuples"]]:
+    """Plan where hyperedges of the input meet tuples of the output, for each group of classes.
+
+    Args:
+        edges: the input.
+        to: ``(m', l)`` tuples of the output.
+        groups: the classes.
+
+    Returns:
+        One plan a group, and the graph of each tuple of the output.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import groups
+    >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
+    >>> [p.size for p in plan(edges, edges.indices, groups(1, 1, (0, 1)))[0]]
+    [1, 2]
+    """
+
+    def make() -> tuple[tuple[GroupPlan, ...], Tensor]:
+        graphs = edges.graphs_of(to)
+        return tuple(_plan_group(edges, to, graphs, group) for group in groups), graphs
+
+    return edges.planned(("plan", tuple(groups)), make, to)
+
+
+def met(
+    edges: Hyperedges, to: Int[Tensor, "tuples order_out"], groups: Sequence[Group]
+) -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
+    """:func:`plan` without what no hyperedge of the input meets: slots, and sources and targets without a row.
+
+    Hyperedges of different nodes have no diagonals, and one direction of each is not met by the other: of the 52
+    classes of a lightweight map of order 3 one is left there.
+
+    Args:
+        edges: the input.
+        to: ``(m', l)`` tuples of the output.
+        groups: the classes.
+
+    Returns:
+        One plan a group, with the places of the group's sources and of its targets that are left; the sums of the
+        others are zero.
+
+    >>> from holonomy.layers.equivariant.basis.orbits import groups
+    >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 2]]), torch.ones(2, 1), 3)
+    >>> [
+    ...     (p.size, sources, targets)
+    ...     for p, sources, targets in met(edges, edges.indices, groups(2, 2, tuple(range(15))))
+    ... ]
+    [(1, [1], [1]), (3, [1, 2], [1, 2]), (2, [0], [0])]
+    """
+
+    def make() -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
+        return tuple(_trimmed(planned) for planned in plan(edges, to, groups)[0])
+
+    return edges.planned(("met", tuple(groups)), make, to)
+
+
+def _trimmed(planned: GroupPlan) -> tuple[GroupPlan, list[int], list[int]]:
+    reached = torch.zeros(planned.size, dtype=torch.bool, device=planned.graphs.device)
+    for source in planned.sources:
+        reached[source.slots] = True
+    number = reached.cumsum(0) - 1
+    targets: list[Slots] = []
+    for target in planned.targets:
+        here = reached[target.slots]
+        slots = number[target.slots[here]]
+        targets.append(Slots(target.rows[here], slots, target.whole and len(slots) == len(here)))
+    sources = [Slots(source.rows, number[source.slots], source.whole) for source in planned.sources]
+    of_sources, of_targets = ([i for i, slots in enumerate(every) if len(slots.rows)] for every in (sources, targets))
+    graphs = planned.graphs[reached]
+    ends = tuple(sources[i] for i in of_sources), tuple(targets[i] for i in of_targets)
+    return GroupPlan(len(graphs), graphs, *ends), of_sources, of_targets
+
+
+def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> GroupPlan:
+    ends = (edges.indices.shape[0], to.shape[0])
+    sources = [_rows(edges.indices, source.pattern) for source in group.sources]
+    targets = [_rows(to, target.pattern) for target in group.targets]
+    if group.order == 0:
+        slots_in = [edges.graphs[rows] for rows in sources]
+        slots_out = [graphs[rows] for rows in targets]
+        here = torch.arange(edges.num_graphs, device=to.device)
+        return _paired(edges.num_graphs, here, sources, slots_in, targets, slots_out, ends)
+    n = edges.num_nodes
+    wanted_in = [_columns(edges.indices[rows], s) for rows, s in zip(sources, group.sources, strict=True)]
+    wanted_out = [_columns(to[rows], t) for rows, t in zip(targets, group.targets, strict=True)]
+    columns = tuple(range(group.order))
+    keys_in = [keys(tuples, columns, n) for tuples in wanted_in]
+    keys_out = [keys(tuples, columns, n) for tuples in wanted_out]
+    if group.order == 1:
+        return _paired(n, edges.membership, sources, keys_in, targets, keys_out, ends)
+    distinct, inverse = torch.cat(keys_out).unique(return_inverse=True)
+    slots_out = list(inverse.split([len(k) for k in keys_out]))
+    slot_graphs = edges.membership[distinct // n ** (group.order - 1)]
+    slots_in: list[Tensor] = []
+    for index, key in enumerate(keys_in):
+        place = torch.searchsorted(distinct, key).clamp(max=max(distinct.shape[0] - 1, 0))
+        met = distinct[place] == key if distinct.shape[0] else torch.zeros_like(key, dtype=torch.bool)
+        slots_in.append(place[met])
+        sources[index] = sources[index][met]
+    return _paired(distinct.shape[0], slot_graphs, sources, slots_in, targets, slots_out, ends)
+
+
+def _paired(
+    size: int,
+    graphs: Tensor,
+    sources: Sequence[Tensor],
+    slots_in: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    slots_out: Sequence[Tensor],
+    ends: tuple[int, int],
+) -> GroupPlan:
+    ins, outs = (
+        tuple(Slots(rows, slots, rows.shape[0] == end) for rows, slots in zip(every, where, strict=True))
+        for every, where, end in zip((sources, targets), (slots_in, slots_out), ends, strict=True)
+    )
+    return GroupPlan(size, graphs, ins, outs)
+
+
+def _rows(indices: Tensor, pattern: Partition) -> Tensor:
+    return in_pattern(indices, pattern, exactly=False).nonzero()[:, 0]
+
+
+def _columns(indices: Tensor, end: Source | Target) -> Tensor:
+    heads = positions_of(end.pattern)
+    blocks = end.kept if isinstance(end, Source) else end.places
+    return indices[:, [heads[block] for block in blocks]]
+
+
+def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tensor, "slots sources dim"]:
+    """Sum the rows of each source into its slots.
+
+    Args:
+        values: features of the hyperedges of the input.
+        group: where they go.
+
+    Returns:
+        ``(slots, sources, features)``.
+
+    >>> slots = Slots(torch.tensor([0, 1]), torch.tensor([0, 0]), whole=True)
+    >>> collect(torch.tensor([[1.0], [2.0]]), GroupPlan(1, torch.tensor([0]), (slots,), ())).flatten()
+    tensor([3.])
+    """
+    empty = values.new_zeros(group.size, values.shape[1])
+    columns = [empty.index_add(0, source.slots, source.taken(values)) for source in group.sources]
+    return torch.stack(columns, 1)
+
+
+def distribute(
+    table: Float[Tensor, "slots targets dim"], group: GroupPlan, result: Float[Tensor, "tuples dim"]
+) -> Float[Tensor, "tuples dim"]:
+    """Add to each tuple of the output what lies in its slots.
+
+    Args:
+        table: contribution of each slot to each target.
+        group: where they go.
+        result: ``(m', features)`` what there is so far.
+
+    Returns:
+        The sum.
+
+    >>> slots = Slots(torch.tensor([1]), torch.tensor([0]), whole=False)
+    >>> distribute(torch.ones(1, 1, 1), GroupPlan(1, torch.tensor([0]), (), (slots,)), torch.zeros(2, 1)).flatten()
+    tensor([0., 1.])
+    """
+    # Unbound at once: the gradient of a slice is a table of zeros for each target.
+    for column, target in zip(table.unbind(1), group.targets, strict=True):
+        result = target.added(result, column.index_select(0, target.slots))
+    return result

@@ -1,0 +1,23 @@
+"""Graphs and hypergraphs as tokens: identifiers, tokenizers and the encoder layer on tokens (TokenGT)."""
+
+from holonomy.layers.tokens.basis_residual import basis_residual
+from holonomy.layers.tokens.encoder import TokenAttention, TokenEncoderLayer
+from holonomy.layers.tokens.identifiers import (
+    laplacian_identifiers,
+    near_orthogonal_identifiers,
+    orthogonal_identifiers,
+    perturb_identifiers,
+)
+from holonomy.layers.tokens.tokenizer import GraphTokenizer, HyperedgeTokenizer
+
+__all__ = [
+    "GraphTokenizer",
+    "HyperedgeTokenizer",
+    "TokenAttention",
+    "TokenEncoderLayer",
+    "basis_residual",
+    "laplacian_identifiers",
+    "near_orthogonal_identifiers",
+    "orthogonal_identifiers",
+    "perturb_identifiers",
+]

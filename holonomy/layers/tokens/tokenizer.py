@@ -1,0 +1,505 @@
+r"""Graphs and hypergraphs as tokens: ``[X, P_i1, .., P_ik, E_gamma(i)]`` for each entry (TokenGT section 2, 3.3).
+
+X are features, P the node identifiers of :mod:`holonomy.layers.tokens.identifiers`, and E the trainable type
+identifiers, one for each of the bell(k) equality patterns of k indices, in the order of ``set_partitions(k)``. A
+graph is the case k = 2: node v is the entry (v, v) of the first pattern, edge (u, v) an entry of the second; a
+self-loop is an edge token, features and all, whose type is that of its pattern (v, v), the nodes' type.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers.equivariant.basis.partitions import bell, set_partitions
+from holonomy.layers.equivariant.basis.recomputed import Derived
+from holonomy.layers.tokens.identifiers import (
+    laplacian_identifiers,
+    near_orthogonal_identifiers,
+    orthogonal_identifiers,
+    perturb_identifiers,
+)
+from holonomy.structures import PaddedGraphs
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["GraphTokenizer", "HyperedgeTokenizer", "Identifiers", "TokenEmbedding", "Tokens", "equality_classes"]
+
+Identifiers = Literal["laplacian", "laplacian_both", "orthogonal", "near_orthogonal"]
+"""How node identifiers are made where none are handed in: Laplacian eigenvectors (lowest, or half lowest and half
+highest, where there are more nodes than channels), or random ones, drawn anew in each forward pass."""
+
+_RANDOM = ("orthogonal", "near_orthogonal")
+_IDENTIFIER_DIM = 16
+
+
+class Tokens(NamedTuple):
+    """The tokens of several graphs, one graph a row: ``[graph]`` first, then the listed ones, then padding.
+
+    Attributes:
+        values: ``(graphs, tokens, features)``, zero at padding.
+        padding: ``(graphs, tokens)``, ``True`` where there is no token: a ``key_padding_mask``.
+        indices: ``(listed, k)``, the nodes of each listed token, in the order in which they came.
+        slots: ``(listed,)``, the place of each in the flattened first two axes.
+        num_nodes: how many of the listed ones, at their beginning, are the nodes of a graph in their order.
+
+    >>> tokenizer = GraphTokenizer(1, 4, identifiers="orthogonal")
+    >>> tokens = tokenizer(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))
+    >>> tokens.values.shape, tokens.indices.tolist()
+    (torch.Size([1, 5, 4]), [[0, 0], [1, 1], [0, 1], [1, 0]])
+    """
+
+    values: Float[Tensor, "graphs tokens features"]
+    padding: Bool[Tensor, "graphs tokens"]
+    indices: Int[Tensor, "listed order"]
+    slots: Int[Tensor, " listed"]
+    num_nodes: int = 0
+
+    def rows(self, values: Float[Tensor, "graphs tokens dim"]) -> Float[Tensor, "listed dim"]:
+        """What tokens became, as rows in the order in which they came; nodes are the first ``num_nodes``.
+
+        Args:
+            values: ``(graphs, tokens, dim)`` in the layout of this object.
+
+        Returns:
+            Rows ``(listed, dim)``.
+
+        >>> tokens = Tokens(torch.zeros(1, 2, 3), torch.zeros(1, 2) > 0, torch.tensor([[0]]), torch.tensor([1]))
+        >>> tokens.rows(torch.tensor([[[1.0], [2.0]]]))
+        tensor([[2.]])
+        """
+        return values.flatten(0, 1)[self.slots]
+
+
+def equality_classes(indices: Int[Tensor, "listed order"]) -> Int[Tensor, " listed"]:
+    r"""Which indices of each multi-index are equal: the class :math:`\gamma` of TokenGT section 3.3.
+
+    Args:
+        indices: ``(m, k)``.
+
+    Returns:
+        ``(m,)`` positions in ``set_partitions(k)``.
+
+    >>> equality_classes(torch.tensor([[4, 4], [1, 2]]))
+    tensor([0, 1])
+    """
+    return _looked_up(indices, _class_table(indices.shape[1]).to(indices.device))
+
+
+def _class_table(order: int) -> Tensor:
+    """The class of each set of equal pairs of indices, written as a binary number; 0 where there is none."""
+    pairs = list(combinations(range(order), 2))
+    table = [0] * 2 ** len(pairs)
+    for place, string in enumerate(set_partitions(order)):
+        table[sum(2**bit for bit, (a, b) in enumerate(pairs) if string[a] == string[b])] = place
+    return torch.tensor(table)
+
+
+def _looked_up(indices: Tensor, table: Tensor) -> Tensor:
+    code = torch.zeros_like(indices[:, 0])
+    for bit, (a, b) in enumerate(combinations(range(indices.shape[1]), 2)):
+        code = code + 2**bit * (indices[:, a] == indices[:, b])
+    return table[code]
+
+
+class TokenEmbedding(Derived):
+    r"""What node and type identifiers add to a token: their rows of :math:`w^{in}` in TokenGT section 2.
+
+    Args:
+        order: k, the number of indices of a token.
+        features: width d of a token.
+        identifier_dim: :math:`d_p`, 0 for no node identifiers.
+        type_features: :math:`d_e`, 0 for no type identifiers, d if left out.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> embedding = TokenEmbedding(2, 8, identifier_dim=3)
+    >>> embedding(torch.zeros(2, 8), torch.tensor([[0, 0], [0, 1]]), torch.eye(3)).shape
+    torch.Size([2, 8])
+    """
+
+    class_table: Tensor
+
+    def __init__(
+        self,
+        order: int,
+        features: int,
+        *,
+        identifier_dim: int,
+        type_features: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.order = checks.positive_int("order", order)
+        checks.positive_int("features", features)
+        width = _size("type_features", features if type_features is None else type_features)
+        self.of_identifiers: nn.Linear | None = None
+        self.of_types: nn.Linear | None = None
+        if _size("identifier_dim", identifier_dim):
+            self.of_identifiers = _block(order * identifier_dim, features, order, 1, device, dtype)
+        if width:
+            # Rows of length one, as identifiers are.
+            self.type_identifiers = nn.Parameter(
+                torch.randn(bell(order), width, device=device, dtype=dtype) / width**0.5
+            )
+            self.of_types = _block(width, features, order, 1, device, dtype)
+            # Made here, for the partitions are cached and torch.compile warns of caches.
+            self.register_buffer("class_table", _class_table(order).to(device), persistent=False)
+
+    def _derived(self) -> dict[str, Tensor]:
+        return {"class_table": _class_table(self.order)}
+
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        for linear in (self.of_identifiers, self.of_types):
+            if linear is not None:
+                _draw(linear, self.order, 1)
+        if self.of_types is not None:
+            nn.init.normal_(self.type_identifiers, std=self.type_identifiers.shape[1] ** -0.5)
+
+    def forward(
+        self,
+        projected: Float[Tensor, "listed features"],
+        indices: Int[Tensor, "listed order"],
+        identifiers: Float[Tensor, "nodes dim"] | None,
+    ) -> Float[Tensor, "listed features"]:
+        """Add identifiers to projected features.
+
+        Args:
+            projected: ``(m, d)``, X times its rows of :math:`w^{in}`.
+            indices: ``(m, k)`` nodes.
+            identifiers: ``(n, identifier_dim)``, read where ``identifier_dim`` is not 0.
+
+        Returns:
+            ``(m, d)``.
+        """
+        if self.of_identifiers is not None and identifiers is not None:
+            projected = projected + self.of_identifiers(identifiers[indices].flatten(1))
+        if self.of_types is not None:
+            projected = projected + self.of_types(self.type_identifiers)[_looked_up(indices, self.class_table)]
+        return projected
+
+
+class _Tokenizer(nn.Module):
+    """What both tokenizers share: identifiers, the embedding, the ``[graph]`` token and the padded layout."""
+
+    def __init__(
+        self,
+        order: int,
+        features: int,
+        identifiers: Identifiers | None,
+        identifier_dim: int | None,
+        type_features: int | None,
+        eigenvector_dropout: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if identifiers is None and identifier_dim is not None:
+            raise ValueError(f"identifier_dim must be None when identifiers is None, got {identifier_dim}.")
+        if eigenvector_dropout > 0 and identifiers in {None, *_RANDOM}:
+            raise ValueError(
+                f"eigenvector_dropout must be 0 when identifiers are {identifiers!r}, got {eigenvector_dropout}."
+            )
+        self.identifiers = identifiers
+        self.identifier_dim = 0
+        if identifiers is not None:
+            width = _IDENTIFIER_DIM if identifier_dim is None else identifier_dim
+            self.identifier_dim = checks.positive_int("identifier_dim", width)
+        self.eigenvector_dropout = checks.in_range("eigenvector_dropout", eigenvector_dropout, 0.0, 1.0)
+        self.embedding = TokenEmbedding(
+            order,
+            features,
+            identifier_dim=self.identifier_dim,
+            type_features=type_features,
+            device=device,
+            dtype=dtype,
+        )
+        self.graph_token = nn.Parameter(torch.randn(features, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        self.embedding.reset_parameters()
+        nn.init.normal_(self.graph_token)
+
+    def _given_or_drawn(
+        self, given: Tensor | None, nodes: int, batch: Tensor | None, edge_index: Tensor | None
+    ) -> Tensor | None:
+        if given is not None:
+            if self.identifiers is None:
+                raise ValueError(f"identifiers must be None for a tokenizer without, got {tuple(given.shape)}.")
+            checks.floating("identifiers", given)
+            if given.shape != (nodes, self.identifier_dim):
+                shape = f"(nodes = {nodes}, identifier_dim = {self.identifier_dim})"
+                raise ValueError(f"identifiers must have shape {shape}, got {tuple(given.shape)}.")
+        elif self.identifiers is None:
+            return None
+        like, dim = self.graph_token, self.identifier_dim
+        if given is None and self.identifiers == "near_orthogonal":
+            given = near_orthogonal_identifiers(nodes, dim, device=like.device, dtype=like.dtype)
+        elif given is None and edge_index is None:
+            given = orthogonal_identifiers(nodes, dim, batch=batch, device=like.device, dtype=like.dtype)
+        elif given is None and edge_index is not None:
+            which = "both" if self.identifiers == "laplacian_both" else "lowest"
+            given = laplacian_identifiers(edge_index, nodes, dim, which=which, batch=batch, dtype=like.dtype)
+        if self.training and self.identifiers not in _RANDOM and given is not None:
+            return perturb_identifiers(given, batch=batch, dropout=self.eigenvector_dropout)
+        return given
+
+    def _laid_out(
+        self, rows: Tensor, indices: Tensor, batch: Tensor | None, nodes: int, num_graphs: int | None = None
+    ) -> Tokens:
+        """``[graph]`` before the rows of each graph, padding behind them; ``batch`` is that of the nodes."""
+        listed = rows.shape[0]
+        if batch is None:
+            values = torch.cat([self.graph_token[None], rows])[None]
+            slots = torch.arange(1, listed + 1, device=rows.device)
+            return Tokens(values, torch.zeros_like(values[..., 0], dtype=torch.bool), indices, slots, nodes)
+        graphs = checks.number_of_graphs(batch, num_graphs)
+        first = torch.arange(graphs, device=batch.device)
+        every = torch.cat([self.graph_token.expand(graphs, -1), rows])
+        padded = PaddedGraphs.of(every, torch.cat([first, batch[indices[:, 0]]]))
+        return Tokens(padded.values, padded.padding, indices, padded.slots[graphs:], nodes)
+
+
+class GraphTokenizer(_Tokenizer):
+    r"""Sparse graphs as tokens: ``[X_v, P_v, P_v, E_V]`` a node, ``[X_uv, P_u, P_v, E_E]`` an edge (TokenGT section 2).
+
+    Each is mapped to ``features`` channels by :math:`w^{in}`, and a trainable ``[graph]`` token stands in front of
+    those of each graph. Edges are taken as they are listed: in both directions, for an undirected graph. A self-loop
+    is an edge token with the type identifier of nodes. Laplacian identifiers get random signs in training.
+
+    :math:`w^{in}` is drawn for features whose squares are about one: then what a token is, where it stands and its type
+    weigh the same. A one-hot vector of d kinds is :math:`\sqrt d` times too short for that, and its token little but
+    identifiers: multiply it by :math:`\sqrt d`.
+
+    Args:
+        in_features: features of a node, 0 for none.
+        features: width d of a token.
+        edge_features: features of an edge, 0 for none.
+        identifiers: how node identifiers are made where none are handed in, see :data:`Identifiers`; None leaves them
+            out of the tokens.
+        identifier_dim: :math:`d_p`, 16 if left out.
+        type_features: :math:`d_e`, the width of the type identifiers: d if left out, 0 for none.
+        eigenvector_dropout: probability that an eigenvector of a graph is dropped in training.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size or choice is none of the allowed, or an option has no effect beside the others.
+
+    >>> tokenizer = GraphTokenizer(3, 8, edge_features=2)
+    >>> path = torch.tensor([[0, 1, 1, 2, 3, 4], [1, 0, 2, 1, 4, 3]])
+    >>> tokens = tokenizer(torch.ones(5, 3), path, torch.ones(6, 2), torch.tensor([0, 0, 0, 1, 1]))
+    >>> tokens.values.shape, tokens.padding.sum(1).tolist()
+    (torch.Size([2, 8, 8]), [0, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        *,
+        edge_features: int = 0,
+        identifiers: Identifiers | None = "laplacian",
+        identifier_dim: int | None = None,
+        type_features: int | None = None,
+        eigenvector_dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.floating_dtype(dtype)
+        if identifiers is not None:
+            checks.one_of("identifiers", identifiers, ("laplacian", "laplacian_both", *_RANDOM))
+        super().__init__(2, features, identifiers, identifier_dim, type_features, eigenvector_dropout, device, dtype)
+        self.in_features = _size("in_features", in_features)
+        self.edge_features = _size("edge_features", edge_features)
+        self.of_nodes = _block(in_features, features, 2, in_features, device, dtype) if in_features else None
+        self.of_edges = _block(edge_features, features, 2, edge_features, device, dtype) if edge_features else None
+
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        super().reset_parameters()
+        for linear in (self.of_nodes, self.of_edges):
+            if linear is not None:
+                _draw(linear, 2, linear.in_features)
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+        *,
+        num_graphs: int | None = None,
+    ) -> Tokens:
+        """Lay the tokens of graphs out.
+
+        Args:
+            x: node features ``(n, in_features)``.
+            edge_index: ``(2, m)``, sources and targets.
+            edge_attr: edge features ``(m, edge_features)``.
+            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            identifiers: node identifiers ``(n, identifier_dim)``; made here if left out.
+            num_graphs: their number, where some at the end have no node.
+
+        Returns:
+            Tokens, listed as nodes and then edges.
+
+        Raises:
+            ValueError: if a shape does not fit.
+        """
+        checks.graph(x, edge_index, batch=batch)
+        checks.only_with_batch(num_graphs, batch)
+        nodes = x.shape[0]
+        checks.last_axis("x", x, self.in_features, "in_features", self.of_nodes)
+        _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features, self.of_edges)
+        spectral = edge_index if self.identifiers not in _RANDOM else None
+        identifiers = self._given_or_drawn(identifiers, nodes, batch, spectral)
+        loops = torch.arange(nodes, device=edge_index.device)
+        indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.mT])
+        of_nodes = self.graph_token.new_zeros(nodes, self.graph_token.shape[0])
+        of_edges = self.graph_token.new_zeros(edge_index.shape[1], self.graph_token.shape[0])
+        if self.of_nodes is not None:
+            of_nodes = self.of_nodes(x)
+        if self.of_edges is not None:
+            of_edges = self.of_edges(edge_attr)
+        rows = self.embedding(torch.cat([of_nodes, of_edges]), indices, identifiers)
+        return self._laid_out(rows, indices, batch, nodes, num_graphs)
+
+
+class HyperedgeTokenizer(_Tokenizer):
+    r"""Hypergraphs as tokens: ``[X_i, P_i1, .., P_ik, E_gamma(i)]`` a hyperedge of order k (TokenGT section 3.3).
+
+    The type identifier is that of the hyperedge's equality pattern, one of bell(k). Node features are hyperedges
+    (v, .., v).
+
+    Args:
+        order: k.
+        in_features: features of a hyperedge, 0 for none.
+        features: width d of a token.
+        identifiers: ``"orthogonal"`` or ``"near_orthogonal"``, drawn anew in each pass where none are handed in; None
+            leaves them out of the tokens.
+        identifier_dim: :math:`d_p`, 16 if left out.
+        type_features: :math:`d_e`, the width of the type identifiers: d if left out, 0 for none.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size or choice is none of the allowed, or an option has no effect beside the others.
+
+    >>> tokenizer = HyperedgeTokenizer(3, 2, 8)
+    >>> tokenizer(torch.tensor([[0, 1, 2], [2, 2, 0]]), torch.ones(2, 2), 3).values.shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(
+        self,
+        order: int,
+        in_features: int,
+        features: int,
+        *,
+        identifiers: Literal["orthogonal", "near_orthogonal"] | None = "orthogonal",
+        identifier_dim: int | None = None,
+        type_features: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.floating_dtype(dtype)
+        if identifiers is not None:
+            checks.one_of("identifiers", identifiers, _RANDOM)
+        super().__init__(order, features, identifiers, identifier_dim, type_features, 0.0, device, dtype)
+        self.order = order
+        self.in_features = _size("in_features", in_features)
+        self.of_hyperedges = _block(in_features, features, order, in_features, device, dtype) if in_features else None
+
+    def reset_parameters(self) -> None:
+        """Draw everything anew."""
+        super().reset_parameters()
+        if self.of_hyperedges is not None:
+            _draw(self.of_hyperedges, self.order, self.in_features)
+
+    def forward(
+        self,
+        indices: Int[Tensor, "edges order"],
+        values: Float[Tensor, "edges dim"],
+        num_nodes: int,
+        batch: Int[Tensor, " nodes"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+    ) -> Tokens:
+        """Lay the tokens of hypergraphs out.
+
+        Args:
+            indices: ``(m, k)`` nodes of each hyperedge.
+            values: ``(m, in_features)``.
+            num_nodes: n.
+            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            identifiers: node identifiers ``(n, identifier_dim)``; drawn here if left out.
+
+        Returns:
+            Tokens, listed as the hyperedges.
+
+        Raises:
+            TypeError: if indices are no integers.
+            ValueError: if a shape does not fit, or a node is not there.
+        """
+        checks.nonnegative_int("num_nodes", num_nodes)
+        checks.codes("indices", indices, num_nodes, "num_nodes")
+        checks.floating("values", values)
+        wanted = (indices.shape[0], self.in_features)
+        if indices.ndim != 2 or indices.shape[1] != self.order:
+            raise ValueError(f"indices must have shape (edges, order = {self.order}), got {tuple(indices.shape)}.")
+        if values.shape != wanted:
+            raise ValueError(f"values must have shape (edges, in_features) = {wanted}, got {tuple(values.shape)}.")
+        checks.last_axis("values", values, self.in_features, "in_features", self.of_hyperedges)
+        if batch is not None:
+            checks.membership(batch, num_nodes)
+        identifiers = self._given_or_drawn(identifiers, num_nodes, batch, None)
+        rows = self.graph_token.new_zeros(indices.shape[0], self.graph_token.shape[0])
+        if self.of_hyperedges is not None:
+            rows = self.of_hyperedges(values)
+        return self._laid_out(self.embedding(rows, indices, identifiers), indices, batch, 0)
+
+
+def _size(name: str, value: int) -> int:
+    """A size that may be zero."""
+    return value if value == 0 else checks.positive_int(name, value)
+
+
+def _block(
+    width: int,
+    features: int,
+    order: int,
+    square: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> nn.Linear:
+    """Rows of :math:`w^{in}`: k + 2 parts of one variance, this one of vectors of squared length ``square``."""
+    linear = nn.Linear(width, features, bias=False, device=device, dtype=dtype)
+    _draw(linear, order, square)
+    return linear
+
+
+def _draw(linear: nn.Linear, order: int, square: int) -> None:
+    nn.init.normal_(linear.weight, std=((order + 2) * square) ** -0.5)
+
+
+def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int, layer: nn.Module | None) -> None:
+    if edge_attr is not None:
+        checks.floating("edge_attr", edge_attr)
+    wanted = (edges, edge_features) if edge_features else None
+    came = None if edge_attr is None else tuple(edge_attr.shape)
+    if came != wanted:
+        shape = "None, for edge_features is 0," if wanted is None else f"of shape (edges, edge_features) = {wanted},"
+        raise ValueError(f"edge_attr must be {shape} got {came}.")
+    if edge_attr is not None:
+        checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)

@@ -1,0 +1,606 @@
+r"""The hyperboloid as pure functions of tensors and curvature.
+
+A point of curvature :math:`\kappa < 0` is :math:`x = (x_t, x_s)`, time first, with
+:math:`\langle x, x\rangle = -x_t^2 + |x_s|^2 = 1/\kappa` and :math:`x_t > 0` (Hypformer eq. 1).
+
+**A point is its space part.** Every function reads ``x[..., 1:]`` only and makes time anew, so that a rounded time
+coordinate can spoil nothing; likewise a tangent vector ``u`` at ``x`` is its space part, with
+:math:`u_t = x_s \cdot u_s / x_t`. Gradients with respect to the time coordinate are zero and those with respect to the
+space part are total derivatives.
+
+**Unit coordinates.** Multiplying by :math:`\sqrt{-\kappa}` turns every statement into one about :math:`\kappa = -1`;
+each function scales, computes there in float64, scales back and returns the caller's dtype.
+
+**Nothing cancels.** Distance, logarithm, exponential and transport, with their derivatives in points and curvature, are
+:mod:`holonomy.manifolds.hyperboloid.geodesics`; float32 points take :mod:`holonomy.manifolds.hyperboloid.rows`, where
+that is as right and far shorter. With float32 input, float64 inside, results are right to float32 rounding for points
+up to rapidity :math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, they saturate and stay
+finite. So are gradients, but for those of :func:`expmap`, right up to 44: beyond they are finite.
+
+**Second derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm,
+exponential and transport are right away from three places: a point at the origin, two points that coincide, a tangent
+vector of length zero. There the first derivative is right and the second may be wrong or ``nan``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from holonomy import _autograd, numerics
+from holonomy.manifolds.hyperboloid import geodesics
+from holonomy.manifolds.hyperboloid.pair_products import product_distance, takes_products
+from holonomy.manifolds.hyperboloid.pairs import midpoint, pairwise_distance, polar
+from holonomy.manifolds.hyperboloid.row_distances import row_distance
+from holonomy.manifolds.hyperboloid.row_maps import (
+    reach_of,
+    row_exponential,
+    row_exponential_at_origin,
+    row_logarithm,
+    row_logarithm_at_origin,
+)
+from holonomy.manifolds.hyperboloid.row_transport import row_transport
+from holonomy.manifolds.hyperboloid.rows import takes_rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = [
+    "cdist",
+    "centroid",
+    "dist",
+    "dist0",
+    "egrad2rgrad",
+    "expmap",
+    "expmap0",
+    "inner",
+    "lift",
+    "logmap",
+    "logmap0",
+    "minkowski_norm",
+    "proju",
+    "rescale",
+    "space",
+    "tangent",
+    "time",
+    "transp",
+    "transp0",
+    "transp0back",
+]
+
+
+def space(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+    """Space part ``(..., d)`` of ambient points or vectors ``(..., d+1)``.
+
+    Args:
+        x: ambient tensors, time first.
+
+    Returns:
+        A view of ``x`` without its time coordinate.
+
+    >>> space(torch.tensor([3.0, 1.0, 2.0])).tolist()
+    [1.0, 2.0]
+    """
+    return x[..., 1:]
+
+
+def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
+    r"""Time coordinate :math:`\sqrt{|x_s|^2 - 1/\kappa}` of points given by their space part.
+
+    Args:
+        space: space parts ``(..., d)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Times ``(..., 1)`` in the dtype of ``space``.
+
+    >>> time(torch.tensor([3.0, 0.0]), torch.tensor([-0.0625])).item()
+    5.0
+    """
+    radius = kappa.reshape(()).to(space.dtype).neg().rsqrt()
+    # As for numerics.norm, dynamo takes the plain operations.
+    return (
+        _radial_time(space, radius) if torch.compiler.is_compiling() else _autograd.apply_function(_Time, space, radius)
+    )
+
+
+def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+    """The point of the hyperboloid above each space part: the inverse of :func:`space`.
+
+    Args:
+        space: space parts ``(..., d)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Ambient points ``(..., d+1)``.
+
+    >>> lift(torch.tensor([0.0, 0.0]), torch.tensor([-4.0])).tolist()
+    [0.5, 0.0, 0.0]
+    """
+    return torch.cat([time(space, kappa), space], dim=-1)
+
+
+def dist(
+    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    r"""Geodesic distance :math:`\operatorname{arcosh}(\kappa\langle x, y\rangle)/\sqrt{-\kappa}` (Hypformer eq. 1).
+
+    Zero, with zero gradients (a subgradient), where the points coincide. Float64 points more than 709 curvature radii
+    apart saturate there.
+
+    Args:
+        x: points ``(..., d+1)``.
+        y: points ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Distances ``(...)``.
+
+    >>> kappa = torch.tensor([-1.0])
+    >>> round(
+    ...     dist(lift(torch.tensor([0.0]), kappa), lift(torch.tensor([1.1752012]), kappa), kappa).item(),
+    ...     5,
+    ... )
+    1.0
+    """
+    if takes_rows(x, y):
+        return row_distance(space(x), space(y), _scale(kappa))
+    return _narrow(geodesics.distance(_wide(x), _wide(y), _scale(kappa)), x, y)
+
+
+def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r"""Distance :math:`\operatorname{arsinh}(\sqrt{-\kappa}\,|x_s|)/\sqrt{-\kappa}` from the origin.
+
+    Zero, with zero gradient (a subgradient), at the origin.
+
+    Args:
+        x: points ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Distances ``(...)``.
+
+    >>> dist0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).item()
+    0.0
+    """
+    return _narrow(geodesics.distance0(_wide(x), _scale(kappa)), x)
+
+
+def tangent(
+    x: Float[Tensor, "... ambient"], vector: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    r"""The tangent vector at ``x`` with the given space part: :math:`u_t = x_s \cdot u_s / x_t`.
+
+    Args:
+        x: points ``(..., d+1)``.
+        vector: space parts ``(..., d)`` of tangent vectors.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Ambient tangent vectors ``(..., d+1)``.
+
+    >>> tangent(torch.tensor([1.0, 0.0]), torch.tensor([2.0]), torch.tensor([-1.0])).tolist()
+    [0.0, 2.0]
+    """
+    scale, xs = _unit(kappa, x)
+    del scale
+    wide = numerics.widen(vector)
+    return _narrow(_tangent(xs, wide), x, vector)
+
+
+def expmap(
+    x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    r"""Exponential map (Hypformer eq. 22).
+
+    .. math:: \exp_x(u) = \cosh(\ell)\, x + \sinh(\ell)\, u/\ell, \quad \ell = \sqrt{-\kappa}\,|u|
+
+    No length is cut off; a point beyond what the dtype can hold saturates along its ray and stays finite. Float32
+    gradients keep their digits up to rapidity 44 from the origin; beyond they are finite.
+
+    Args:
+        x: points ``(..., d+1)``.
+        u: tangent vectors at ``x``, ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Points ``(..., d+1)``.
+
+    >>> kappa = torch.tensor([-1.0])
+    >>> x = lift(torch.tensor([0.3, -0.2]), kappa)
+    >>> bool(torch.allclose(expmap(x, torch.zeros(3), kappa), x))
+    True
+    """
+    scale = _scale(kappa)
+    if takes_rows(x, u):
+        return lift(row_exponential(space(x), space(u), scale), kappa)
+    return _point(geodesics.shoot(_wide(x), _wide(u), scale, reach_of(_dtype(x, u))), scale, x, u)
+
+
+def logmap(
+    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    """Logarithm: the tangent vector at ``x`` whose geodesic reaches ``y`` at time one; the inverse of :func:`expmap`.
+
+    Args:
+        x: points ``(..., d+1)``.
+        y: points ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Tangent vectors at ``x``, ``(..., d+1)``; zero where the points coincide.
+
+    >>> kappa = torch.tensor([-1.0])
+    >>> logmap(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]), kappa).tolist()
+    [0.0, 0.0]
+    """
+    if takes_rows(x, y):
+        return row_logarithm(space(x), space(y), _scale(kappa))
+    return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
+
+
+def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+    r"""Exponential map at the origin.
+
+    The space part is :math:`\sinh(\ell)\,u_s/\ell` with :math:`\ell = \sqrt{-\kappa}|u_s|`.
+
+    Args:
+        u: tangent vectors at the origin, ``(..., d+1)``; their time coordinate is zero and is not read.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Points ``(..., d+1)``; saturated, and finite, where the dtype cannot hold them.
+
+    >>> expmap0(torch.tensor([0.0, 0.0]), torch.tensor([-1.0])).tolist()
+    [1.0, 0.0]
+    """
+    scale = _scale(kappa)
+    if takes_rows(u):
+        return lift(row_exponential_at_origin(space(u), scale), kappa)
+    return _point(geodesics.shoot0(_wide(u), scale), scale, u)
+
+
+def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+    """Logarithm at the origin: the inverse of :func:`expmap0`.
+
+    Args:
+        x: points ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Tangent vectors at the origin, ``(..., d+1)``, time zero.
+
+    >>> logmap0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
+    [0.0, 0.0]
+    """
+    scale = _scale(kappa)
+    if takes_rows(x):
+        return torch.nn.functional.pad(row_logarithm_at_origin(space(x), scale), (1, 0))
+    return torch.nn.functional.pad(_narrow(geodesics.logarithm0(_wide(x), scale), x), (1, 0))
+
+
+def transp(
+    x: Float[Tensor, "... ambient"],
+    y: Float[Tensor, "... ambient"],
+    v: Float[Tensor, "... ambient"],
+    kappa: Float[Tensor, "..."],
+) -> Float[Tensor, "... ambient"]:
+    r"""Parallel transport of ``v`` along the geodesic from ``x`` to ``y``.
+
+    In closed form :math:`v + \frac{-\kappa\langle y, v\rangle}{1 + \kappa\langle x, y\rangle}(x + y)`. Its terms cancel
+    when x is much farther out than the result is long; there ``v`` is carried to the origin's frame instead, turned by
+    the area of the triangle (origin, x, y), and carried to ``y``. Of the two the one with the smaller terms is taken.
+
+    Args:
+        x: points ``(..., d+1)``.
+        y: points ``(..., d+1)``.
+        v: tangent vectors at ``x``, ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Tangent vectors at ``y``, ``(..., d+1)``.
+
+    >>> kappa = torch.tensor([-1.0])
+    >>> x = lift(torch.tensor([0.3, -0.2]), kappa)
+    >>> v = tangent(x, torch.tensor([1.0, 2.0]), kappa)
+    >>> bool(torch.allclose(transp(x, x, v, kappa), v))
+    True
+    """
+    if takes_rows(x, y, v):
+        return row_transport(space(x), space(y), space(v), _scale(kappa))
+    return _narrow(geodesics.carry(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
+
+
+def transp0(
+    y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    """Parallel transport of ``v`` from the origin to ``y``.
+
+    Args:
+        y: points ``(..., d+1)``.
+        v: tangent vectors at the origin, ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Tangent vectors at ``y``, ``(..., d+1)``.
+
+    >>> transp0(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]), torch.tensor([-1.0])).tolist()
+    [0.0, 3.0]
+    """
+    _, ys = _unit(kappa, y)
+    vs = numerics.widen(space(v))
+    longer = (ys / (1 + polar(ys)[1]) * vs).sum(-1, keepdim=True)
+    return _narrow(_tangent(ys, vs + ys * longer), y, v)
+
+
+def transp0back(
+    x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    """Parallel transport of ``v`` from ``x`` to the origin: the inverse of :func:`transp0`.
+
+    Args:
+        x: points ``(..., d+1)``.
+        v: tangent vectors at ``x``, ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Tangent vectors at the origin, ``(..., d+1)``.
+
+    >>> transp0back(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]), torch.tensor([-1.0])).tolist()
+    [0.0, 3.0]
+    """
+    return torch.nn.functional.pad(_narrow(geodesics.carry_to_origin(_wide(x), _wide(v), _scale(kappa)), x, v), (1, 0))
+
+
+def inner(
+    x: Float[Tensor, "... ambient"],
+    u: Float[Tensor, "... ambient"],
+    v: Float[Tensor, "... ambient"],
+    kappa: Float[Tensor, "..."],
+) -> Float[Tensor, "..."]:
+    r"""Inner product :math:`\langle u, v\rangle` of tangent vectors, from their components in the frame at ``x``.
+
+    Args:
+        x: points ``(..., d+1)``.
+        u: tangent vectors at ``x``, ``(..., d+1)``.
+        v: tangent vectors at ``x``, ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Inner products ``(...)``.
+
+    >>> inner(
+    ...     torch.tensor([1.0, 0.0]),
+    ...     torch.tensor([0.0, 2.0]),
+    ...     torch.tensor([0.0, 3.0]),
+    ...     torch.tensor([-1.0]),
+    ... ).item()
+    6.0
+    """
+    return _narrow(geodesics.inner(_wide(x), _wide(u), _wide(v), _scale(kappa)), x, u, v)
+
+
+def minkowski_norm(u: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
+    r"""Length :math:`\sqrt{\max(0, |u_s|^2 - u_t^2)}` of ambient vectors whose point of tangency is not known.
+
+    Args:
+        u: ambient vectors ``(..., d+1)``.
+
+    Returns:
+        Lengths ``(...)``, with zero gradient where they are zero.
+
+    >>> minkowski_norm(torch.tensor([3.0, 5.0])).item()
+    4.0
+    """
+    wide = numerics.widen(u)
+    length, time = numerics.norm(space(wide)), wide[..., 0].abs()
+    spacelike = length > time
+    product = torch.where(spacelike, length - time, 1.0).sqrt() * torch.where(spacelike, length + time, 1.0).sqrt()
+    return _narrow(torch.where(spacelike, product, 0.0), u)
+
+
+def proju(
+    x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    r"""Orthogonal projection :math:`u - \kappa\langle x, u\rangle x` of ambient vectors onto the tangent space.
+
+    Unlike the functions above it reads the time coordinate of ``u``, which need not be tangent.
+
+    Args:
+        x: points ``(..., d+1)``.
+        u: ambient vectors ``(..., d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Tangent vectors at ``x``, ``(..., d+1)``.
+
+    >>> proju(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 3.0]), torch.tensor([-1.0])).tolist()
+    [0.0, 3.0]
+    """
+    return egrad2rgrad(x, torch.cat([-u[..., :1], space(u)], -1), kappa)
+
+
+def egrad2rgrad(
+    x: Float[Tensor, "... ambient"],
+    gradient: Float[Tensor, "... ambient"],
+    kappa: Float[Tensor, "..."],
+) -> Float[Tensor, "... ambient"]:
+    r"""Riemannian gradient from the ambient Euclidean one.
+
+    Its space part is :math:`g - \kappa (x_s \cdot g)\, x_s` with the total derivative :math:`g = g_s + g_t x_s / x_t`.
+
+    Args:
+        x: points ``(..., d+1)``.
+        gradient: Euclidean gradients ``(..., d+1)``; it is not changed.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Tangent vectors at ``x``, ``(..., d+1)``.
+
+    >>> egrad2rgrad(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 3.0]), torch.tensor([-1.0])).tolist()
+    [0.0, 3.0]
+    """
+    _, xs = _unit(kappa, x)
+    wide = numerics.widen(gradient)
+    x_time = polar(xs)[1]
+    chart = numerics.finite(space(wide) + wide[..., :1] * (xs / x_time))
+    radial = numerics.finite(numerics.finite(xs * chart).sum(-1, keepdim=True))
+    vector = numerics.finite(chart + xs * radial)
+    return _narrow(_tangent(xs, vector), x, gradient)
+
+
+def rescale(
+    x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."], to: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    r"""The point :math:`\sqrt{\kappa/\kappa'}\, x` of another curvature (Hypformer Prop. 4.2).
+
+    All distances scale by that factor.
+
+    Args:
+        x: points ``(..., d+1)`` of curvature ``kappa``.
+        kappa: their curvature.
+        to: the curvature wanted.
+
+    Returns:
+        Points ``(..., d+1)`` of curvature ``to``.
+
+    >>> rescale(torch.tensor([1.0, 0.0]), torch.tensor([-1.0]), torch.tensor([-4.0])).tolist()
+    [0.5, 0.0]
+    """
+    xs, scale_to = _wide(x), _scale(to)
+    return _point(xs * (_scale(kappa) / scale_to), scale_to, x)
+
+
+def cdist(
+    x: Float[Tensor, "... n ambient"],
+    y: Float[Tensor, "... m ambient"],
+    kappa: Float[Tensor, "..."],
+) -> Float[Tensor, "... n m"]:
+    r"""All geodesic distances between two sets of points, without any ``(n, m, d)`` object.
+
+    From the law of cosines in half angles, whose terms are all positive: with radii a, b and the angle :math:`\theta`
+    between the rays, :math:`\sinh^2(d/2) = \sinh^2((a-b)/2) + \sinh a \sinh b \sin^2(\theta/2)`, the angle from the
+    chord of the unit vectors. Large sets of float32 points go through matrix products, with the near pairs by the law,
+    see :mod:`holonomy.manifolds.hyperboloid.pair_products`. Gradients are zero (a subgradient) for coincident pairs.
+
+    Args:
+        x: points ``(..., n, d+1)``.
+        y: points ``(..., m, d+1)``.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Distances ``(..., n, m)``.
+
+    >>> kappa = torch.tensor([-1.0])
+    >>> cdist(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), kappa).tolist()
+    [[0.0, 0.0]]
+    """
+    wide, scale = (_wide(x), _wide(y)), _scale(kappa)
+    if takes_products(x, y):
+        return product_distance(*wide, scale).to(_dtype(x, y))
+    return _narrow(pairwise_distance(*wide, scale), x, y)
+
+
+def centroid(
+    x: Float[Tensor, "... n ambient"],
+    weights: Float[Tensor, "... m n"],
+    kappa: Float[Tensor, "..."],
+) -> Float[Tensor, "... m ambient"]:
+    r"""Lorentzian midpoints of weighted points (Hypformer eq. 4).
+
+    .. math:: s_i \Big/ \sqrt{-\kappa\,|\langle s_i, s_i\rangle|}, \quad s_i = \sum_j w_{ij} x_j
+
+    The norm of the sum is its time minus the length of its space part, written as a sum of positive terms. Of points on
+    nearly one ray midpoints keep float32 digits up to rapidity 36, and gradients up to 15.
+
+    Args:
+        x: points ``(..., n, d+1)``.
+        weights: nonnegative weights ``(..., m, n)``; a row of zeros gives the origin, with zero gradients.
+        kappa: curvature, one negative number.
+
+    Returns:
+        Points ``(..., m, d+1)``.
+
+    >>> x = lift(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0]))
+    >>> centroid(x, torch.ones(1, 2), torch.tensor([-1.0])).tolist()
+    [[1.0, 0.0]]
+    """
+    scale = _scale(kappa)
+    return _point(midpoint(_wide(x), numerics.widen(weights), scale), scale, x, weights)
+
+
+class _Time(torch.autograd.Function):
+    """The time coordinate with its gradient in closed form, whose derivative is right at the origin too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(space: Tensor, radius: Tensor) -> Tensor:
+        return _radial_time(space, radius)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        space, radius, time = ctx.saved_tensors
+        (grad,) = grad_outputs
+        on_radius = (grad * (radius / time)).sum() if ctx.needs_input_grad[1] else None
+        return space * time.reciprocal() * grad, on_radius
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        space, radius, time = ctx.saved_tensors
+        along, wider = tangents
+        rate = torch.zeros_like(time)
+        if along is not None:
+            rate = rate + (space * time.reciprocal() * along).sum(-1, keepdim=True)
+        return rate if wider is None else rate + radius / time * wider
+
+
+def _radial_time(space: Tensor, radius: Tensor) -> Tensor:
+    return numerics.hypot(numerics.norm(space, keepdim=True), radius)
+
+
+def _tangent(x: Float[Tensor, "... dim"], vector: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+    x_time = polar(x)[1]
+    return torch.cat([(x / x_time * vector).sum(-1, keepdim=True), vector], -1)
+
+
+def _scale(kappa: Float[Tensor, "..."]) -> Tensor:
+    """sqrt(-kappa) in float64, without axes: it broadcasts against single points and may stay on another device."""
+    return numerics.widen(kappa.reshape(())).neg().sqrt()
+
+
+def _wide(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+    """The space part in float64."""
+    return numerics.widen(space(x))
+
+
+def _unit(kappa: Float[Tensor, "..."], *tensors: Float[Tensor, "... ambient"]) -> tuple[Tensor, ...]:
+    """sqrt(-kappa) and the space parts in unit coordinates, all float64."""
+    scale = _scale(kappa)
+    return scale, *(numerics.finite(x * scale) for x in map(_wide, tensors))
+
+
+def _dtype(*tensors: Tensor) -> torch.dtype:
+    dtype = tensors[0].dtype
+    for x in tensors[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return dtype
+
+
+def _narrow(result: Tensor, *inputs: Tensor) -> Tensor:
+    return numerics.narrow(result, _dtype(*inputs))
+
+
+def _point(wide: Float[Tensor, "... dim"], scale: Tensor, *inputs: Tensor) -> Float[Tensor, "... ambient"]:
+    """The ambient point of curvature ``-scale**2`` with a float64 space part, in the callers' dtype."""
+    dtype = _dtype(*inputs)
+    # Time belongs to the space part that is handed back, so it is made after rounding.
+    rounded = numerics.narrow(numerics.shrink(wide, dtype), dtype)
+    return torch.cat([numerics.narrow(time(numerics.widen(rounded), -scale.square()), dtype), rounded], -1)

@@ -1,0 +1,219 @@
+r"""Distances of all pairs of float32 points by matrix products, near pairs again by differences.
+
+In unit coordinates, with Klein points :math:`p = x / x_t`, one float64 product gives
+
+.. math:: w_{ij} = 1 - p_i \cdot p_j - \frac{1}{t_i t_j} = \frac{\cosh d_{ij} - 1}{t_i t_j}
+
+to about 1e-16, and so right to float32 rounding wherever :math:`w \ge` 1e-8; then
+:math:`d = \log(1 + z + \sqrt{z^2 + 2z})`, :math:`z = t_i t_j w`, in float32. Pairs below, few in most sets, are
+measured again one by one. Rows are taken in chunks that stay in the cache. Forward, 2000 points of 64 dimensions take
+2.9 times the time of ``torch.cdist``, where differences take forty times; with gradients 1.7 times.
+
+Backward, with :math:`u = g/\sinh d`: :math:`\sum_j u_{ij} (t_j x_i / t_i - y_j)` is one product with the points and
+their times a side, in float32 for chunks whose pairs are all apart, else in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holonomy import _autograd, numerics
+from holonomy.manifolds.hyperboloid import geodesics
+from holonomy.manifolds.hyperboloid.pairs import distance_gradients, distance_values, pairwise_distance, polar
+
+__all__ = ["product_distance", "takes_products"]
+
+# Below so many pairs the bookkeeping costs more than differences do.
+FEWEST_PAIRS = 2**15
+# Pairs of one chunk: 1 MiB of float64.
+_CHUNK = 2**17
+# With more near pairs than this share, differences of all are faster.
+_MANY = 1 / 16
+
+
+def takes_products(x: Tensor, y: Tensor) -> bool:
+    """The rule: two large sets of points, without batch axes, none of float64.
+
+    Under compilation and ``torch.func``, which know no sizes that depend on numbers, differences are taken.
+
+    Args:
+        x: points ``(..., n, d+1)``.
+        y: points ``(..., m, d+1)``.
+
+    Returns:
+        Whether :func:`product_distance` is for them.
+
+    >>> takes_products(torch.ones(1000, 3), torch.ones(1000, 3))
+    True
+    >>> takes_products(torch.ones(1000, 3).double(), torch.ones(1000, 3))
+    False
+    """
+    large = x.ndim == y.ndim == 2 and x.shape[0] * y.shape[0] >= FEWEST_PAIRS
+    read_back = not torch.compiler.is_compiling() and not _autograd.transformed()
+    return large and read_back and torch.float64 not in {x.dtype, y.dtype}
+
+
+def product_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    """Distances of all pairs, right to float32 rounding; a second derivative goes through differences.
+
+    Args:
+        x: space parts ``(n, d)``, float64.
+        y: space parts ``(m, d)``, float64.
+        scale: the square root of minus the curvature, without axes.
+
+    Returns:
+        Distances ``(n, m)``, float32.
+
+    >>> one = torch.ones(1, 1, dtype=torch.float64)
+    >>> product_distance(one, -one, one.squeeze()).item() / 2 == one.float().asinh().item()
+    True
+    """
+    distances: Tensor = _autograd.apply_function(_ProductDistance, x, y, scale)
+    return distances
+
+
+class _Chunk(NamedTuple):
+    """Rows taken at once: their near pairs ``(2, k)`` counted from the first row, and whether all others are apart."""
+
+    rows: slice
+    near: Tensor
+    apart: bool
+
+
+class _ProductDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        distances = x.new_empty((x.shape[0], y.shape[0]), dtype=torch.float32)
+        ctx.chunks = _measure(numerics.finite(x * scale), numerics.finite(y * scale), scale.float(), distances)
+        if ctx.chunks is None:
+            distances = distance_values(x, y, scale).float()
+        else:
+            i, j = _near(ctx.chunks)
+            distances[i, j] = geodesics.distance(x[i], y[j], scale).float()
+        ctx.save_for_backward(x, y, scale, distances)
+        return distances
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, y, scale, distances = ctx.saved_tensors
+        grad, of_scale = grad_outputs[0], ctx.needs_input_grad[2]
+        if torch.is_grad_enabled() or ctx.chunks is None:
+            exact = pairwise_distance(x, y, scale)
+            return distance_gradients(x, y, scale, exact, grad.double(), of_scale=of_scale)
+        sides = [_side(numerics.finite(z * scale), of_scale=of_scale) for z in (x, y)]
+        stretch = _weighted_sums(sides, distances, scale.float(), grad, ctx.chunks, of_scale=of_scale)
+        on_x, on_y = (side.pulled() for side in sides)
+        on_scale = (stretch - sides[0].spread()) / scale.square() if of_scale else None
+        near = _near(ctx.chunks)
+        if near.numel():
+            i, j = near
+            pairs, of_pairs = (x[i], y[j], scale), grad[i, j].double()
+            of_near = _autograd.by_definition(geodesics.distance, pairs, of_pairs, (True,) * 3)
+            for on, place, part in zip((on_x, on_y), near, of_near, strict=False):
+                on.index_put_((place,), part, accumulate=True)
+            on_scale = None if on_scale is None else on_scale + of_near[2]
+        return on_x, on_y, on_scale
+
+
+def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[_Chunk] | None:
+    """Write the distances of pairs that are not near; nothing where differences are to be taken instead."""
+    x_time, y_time = polar(x)[1], polar(y)[1]
+    if x_time.amax() * y_time.amax() > numerics.PRODUCT_WIDEST:
+        return None
+    left = torch.cat([-x / x_time, torch.ones_like(x_time), -1 / x_time], 1)
+    right = torch.cat([y / y_time, torch.ones_like(y_time), 1 / y_time], 1).T.contiguous()
+    x_time32, y_time32 = x_time.float(), y_time.float().T
+    step = max(1, _CHUNK // y.shape[0])
+    share = x.new_empty((step, y.shape[0]))
+    square = torch.empty_like(share, dtype=torch.float32)
+    room, none = _MANY * distances.numel(), torch.empty((2, 0), dtype=torch.int64, device=x.device)
+    chunks: list[_Chunk] = []
+    for start in range(0, x.shape[0], step):
+        rows = slice(start, start + step)
+        z = distances[rows]
+        gap, root = torch.mm(left[rows], right, out=share[: len(z)]), square[: len(z)]
+        least = float(gap.amin())
+        # Not "<", so that one nan hides no near pair.
+        near = none if least >= numerics.PRODUCT_NEAR else (gap < numerics.PRODUCT_NEAR).nonzero().T
+        chunks.append(_Chunk(rows, near, least >= numerics.PRODUCT_APART))
+        room -= near.shape[1]
+        if room < 0:
+            return None
+        # log(1 + z + sqrt(z^2 + 2 z)), in place.
+        z.copy_(gap).mul_(x_time32[rows]).mul_(y_time32)
+        z.add_(torch.mul(z, z, out=root).add_(z, alpha=2).sqrt_()).log1p_().div_(scale)
+    return chunks
+
+
+def _near(chunks: list[_Chunk]) -> Tensor:
+    """All near pairs ``(2, k)``, by increasing row."""
+    return torch.cat([chunk.near + chunk.near.new_tensor([[chunk.rows.start], [0]]) for chunk in chunks], 1)
+
+
+class _Side(NamedTuple):
+    """One set of points in the weighted sums of :func:`_weighted_sums`.
+
+    ``columns`` are what is summed over this set, in float64 and float32: its points, their times t and, where the
+    gradient by the scale is wanted, s^2 / t, 1 / t and s / t, s = t - 1, then zeros up to a multiple of eight, which
+    matrix products like; ``sums`` are the sums over the other set.
+    """
+
+    points: Tensor
+    time: Tensor
+    columns: tuple[Tensor, Tensor]
+    sums: tuple[Tensor, Tensor]
+
+    def total(self) -> Tensor:
+        return self.sums[0] + self.sums[1]
+
+    def pulled(self) -> Tensor:
+        """``sum_j u_ij (t_j x_i / t_i - y_j)``."""
+        total, d = self.total(), self.points.shape[1]
+        return total[:, d : d + 1] / self.time * self.points - total[:, :d]
+
+    def spread(self) -> Tensor:
+        """``sum_ij u_ij (t_j - t_i)^2 / (t_i t_j)``."""
+        last = slice(self.points.shape[1] + 1, self.points.shape[1] + 4)
+        square, one, plain = self.columns[0][:, last].unbind(1)
+        of_square, of_one, of_plain = self.total()[:, last].unbind(1)
+        return (of_square * one + of_one * square - 2 * of_plain * plain).sum()
+
+
+def _side(points: Tensor, *, of_scale: bool) -> _Side:
+    length, time = polar(points)
+    columns = [points, time]
+    if of_scale:
+        rise = length / (1 + time) * length
+        columns += [rise / time * rise, 1 / time, rise / time]
+    wide = torch.cat(columns, 1)
+    wide = functional.pad(wide, (0, -wide.shape[1] % 8))
+    return _Side(points, time, (wide, wide.float()), (torch.zeros_like(wide), torch.zeros_like(wide.float())))
+
+
+def _weighted_sums(
+    sides: list[_Side], distances: Tensor, scale: Tensor, grad: Tensor, chunks: list[_Chunk], *, of_scale: bool
+) -> Tensor:
+    """Sum both sides' columns with weights u = g / sinh(d), near pairs left out; what each pair adds by the scale.
+
+    By the scale the derivative is E - d, E as in :mod:`holonomy.manifolds.hyperboloid.geodesics`, here
+    ``2 tanh(d/2) - (t_i - t_j)^2 / (t_i t_j sinh(d))``: the first part and -d are returned.
+    """
+    of_x, of_y = sides
+    stretch = of_x.time.new_zeros(())
+    for rows, near, apart in chunks:
+        rapidity = distances[rows] * scale
+        weights = grad[rows] / rapidity.sinh()
+        weights[near[0], near[1]] = 0
+        kind = 1 if apart else 0
+        kept = weights.to(of_x.columns[kind])
+        torch.mm(kept, of_y.columns[kind], out=of_x.sums[kind][rows])
+        of_y.sums[kind].addmm_(kept.T, of_x.columns[kind][rows])
+        if of_scale:
+            lag = grad[rows] * numerics.minus_tanh(rapidity / 2)
+            lag[near[0], near[1]] = 0
+            stretch -= 2 * lag.sum(dtype=stretch.dtype)
+    return stretch

@@ -1,0 +1,216 @@
+r"""Float32 points as tables, row by row: in which portions, and with which gradients.
+
+:mod:`holonomy.manifolds.hyperboloid.geodesics` is right everywhere, at the price of some sixty passes over the points.
+Where a formula cancels by no more than half of float64's digits a few products of rows are enough: that is most rows of
+most tables, and the others go to geodesics. :mod:`~holonomy.manifolds.hyperboloid.row_distances` and
+:mod:`~holonomy.manifolds.hyperboloid.row_maps` are such formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy import _autograd, numerics
+
+__all__ = ["Between", "Form", "between", "by_rows", "portions", "rows_at_once", "takes_rows"]
+
+# What is computed at once: a quarter of a MiB for each thread. A GPU wants more.
+_BYTES_OF_A_THREAD, _BYTES_OF_A_GPU = 2**18, 2**26
+
+
+def takes_rows(*tables: Tensor) -> bool:
+    """The rule: float32, and :func:`holonomy._autograd.by_hand`.
+
+    Args:
+        *tables: points, or vectors at them.
+
+    Returns:
+        Whether :func:`by_rows` is for them.
+
+    >>> x = torch.ones(2)
+    >>> takes_rows(x, x), takes_rows(x, x.double()), torch.func.vmap(lambda x: x * takes_rows(x))(x)
+    (True, False, tensor([0., 0.]))
+    """
+    return tables[0].dtype == torch.float32 and _autograd.by_hand(*tables)
+
+
+class Form(NamedTuple):
+    """A function of the rows of one or two tables and the curvature, as few products, with its gradients.
+
+    Attributes:
+        numbers: of the scale and the tables, what values and gradients share, and the rows ``(n, 1)`` that are left to
+            the definition.
+        values: of the numbers, the scale and the tables, the results, float32; those of rows that are left may be
+            anything.
+        gradients: of the numbers, the gradient by the results, the scale and the tables, what each row adds to the
+            gradient by the scale, ``(n, 1)`` in float64, then the gradients by the tables.
+        definition: of the scale and the tables, the same by :mod:`holonomy.manifolds.hyperboloid.geodesics`.
+
+    >>> Form._fields
+    ('numbers', 'values', 'gradients', 'definition')
+    """
+
+    numbers: Callable[..., tuple[Any, Tensor]]
+    values: Callable[..., Tensor]
+    gradients: Callable[..., tuple[Tensor, ...]]
+    definition: Callable[..., Tensor]
+
+
+def by_rows(form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
+    """A function of the rows of tables; its second derivative is that of the form's definition.
+
+    Args:
+        form: the function.
+        scale: the square root of minus the curvature, without axes, float64.
+        *tables: space parts ``(..., d)``, float32, broadcast against each other.
+
+    Returns:
+        Results ``(..., *)``, float32.
+
+    >>> twice = Form(
+    ...     numbers=lambda scale, x: (None, x[:, :1] > 9),
+    ...     values=lambda numbers, scale, x: 2 * x,
+    ...     gradients=lambda numbers, grad, scale, x: (torch.zeros(len(x), 1).double(), 2 * grad),
+    ...     definition=lambda scale, x: x + x,
+    ... )
+    >>> by_rows(twice, torch.ones(()).double(), torch.tensor([1.0, 10.0])).tolist()
+    [2.0, 20.0]
+    """
+    tables = torch.broadcast_tensors(*tables)
+    *leading, dim = tables[0].shape
+    flat = (x.reshape(math.prod(leading), dim) for x in tables)
+    result: Tensor = _autograd.apply_function(_ByRows, form, scale, *flat)
+    return result.reshape((*leading, *result.shape[1:]))
+
+
+class _ByRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
+        ctx.save_for_backward(scale, *tables)
+        numbers, beyond = form.numbers(scale, *tables)
+        ctx.form, ctx.numbers, ctx.far = form, numbers, beyond.squeeze(-1).nonzero().squeeze(-1)
+        result = form.values(numbers, scale, *tables)
+        if ctx.far.numel():
+            result[ctx.far] = form.definition(scale, *(x[ctx.far] for x in tables))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        scale, *tables = ctx.saved_tensors
+        grad, form, far = grad_outputs[0], ctx.form, ctx.far
+        if torch.is_grad_enabled():
+            wanted = tuple(ctx.needs_input_grad[1:])
+            return None, *_autograd.by_definition(form.definition, (scale, *tables), grad, wanted)
+        rates, *gradients = form.gradients(ctx.numbers, grad, scale, *tables)
+        rates[far] = 0.0
+        on_scale = rates.sum()
+        if far.numel():
+            rows = (scale, *(x[far] for x in tables))
+            more, *exact = _autograd.by_definition(form.definition, rows, grad[far], (True,) * len(rows))
+            on_scale = on_scale + more
+            for gradient, of_rows in zip(gradients, exact, strict=True):
+                gradient[far] = of_rows
+        return None, on_scale, *gradients
+
+
+def rows_at_once(x: Tensor, width: int, dtype: torch.dtype | None = None) -> int:
+    """How many rows are computed at once: of 64 channels 1024 float32 ones for each thread of a CPU.
+
+    Args:
+        x: any tensor of the device.
+        width: channels of a row.
+        dtype: what they are computed in; that of ``x`` if left out.
+
+    Returns:
+        The number.
+
+    >>> rows_at_once(torch.ones(1), 64) >= 1024
+    True
+    """
+    on_cpu = x.device.type == "cpu"
+    size = _BYTES_OF_A_THREAD * torch.get_num_threads() if on_cpu else _BYTES_OF_A_GPU
+    return max(256, size // (max(width, 1) * (dtype or x.dtype).itemsize))
+
+
+def portions(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[slice]:
+    """Rows of a table in portions that stay in the cache.
+
+    Args:
+        x: a table ``(n, d)``.
+        dtype: what it is computed in; its own if left out.
+
+    Yields:
+        Slices of its rows, in order.
+
+    >>> len(list(portions(torch.ones(5, 1))))
+    1
+    """
+    size = rows_at_once(x, x.shape[1], dtype)
+    for start in range(0, x.shape[0], size):
+        yield slice(start, start + size)
+
+
+class Between(NamedTuple):
+    r"""Of two points in each row ``(n, 1)``, float64 and in units of the radius.
+
+    Attributes:
+        x_time: time coordinate of x.
+        y_time: that of y.
+        rise: the first minus the second.
+        z: :math:`\cosh D - 1` of their distance D.
+        sinh: :math:`\sinh D`.
+        rate: what ``z`` gains as all space parts grow, by the logarithm of their scale.
+
+    >>> Between._fields
+    ('x_time', 'y_time', 'rise', 'z', 'sinh', 'rate')
+    """
+
+    x_time: Tensor
+    y_time: Tensor
+    rise: Tensor
+    z: Tensor
+    sinh: Tensor
+    rate: Tensor
+
+
+def between(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
+    r"""Times and :math:`\cosh D - 1` of the rows.
+
+    With d = x - y and the difference of the times from that of the squares,
+
+    .. math::
+        z = \cosh D - 1 = \tfrac12 \big(|d|^2 - (x_t - y_t)^2\big), \qquad x_t - y_t = \frac{d \cdot (x + y)}{x_t + y_t}
+
+    Args:
+        scale: the square root of minus the curvature, without axes, float64.
+        x: space parts ``(n, d)``, float32.
+        y: space parts ``(n, d)``, float32.
+
+    Returns:
+        The numbers, and the rows whose z has lost its float32 digits: it is below 1e-8 of :math:`|d|^2`.
+
+    >>> one = torch.ones(1, 1)
+    >>> round(between(torch.ones(()).double(), 0 * one, one)[0].z.item(), 9) == round(2**0.5 - 1, 9)
+    True
+    """
+    squares = x.new_empty((4, x.shape[0], 1), dtype=torch.float64)
+    for rows in portions(x, torch.float64):
+        a, b = x[rows].double(), y[rows].double()
+        gap = a - b
+        squares[0, rows] = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
+        squares[1, rows] = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
+        squares[2, rows] = torch.linalg.vector_norm(gap, dim=-1, keepdim=True)
+        squares[3, rows] = gap.mul_(a.add_(b)).sum(-1, keepdim=True)
+    x_length, y_length, gap, product = (*squares[:3].mul_(scale).unbind(), squares[3] * scale.square())
+    x_time, y_time = (numerics.hypot(length, torch.ones_like(length)) for length in (x_length, y_length))
+    rise = product / (x_time + y_time)
+    z = (gap.square() - rise.square()) / 2
+    kept = z >= numerics.PRODUCT_NEAR * gap.square()
+    z = z.clamp(min=0)
+    rate = 2 * z - rise.square() / (x_time * y_time)
+    return Between(x_time, y_time, rise, z, (z * (z + 2)).sqrt(), rate), ~kept

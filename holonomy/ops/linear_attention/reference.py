@@ -1,0 +1,182 @@
+r"""Linear attention as pure functions: the feature map of Hypformer eq. 19 and the average of eq. 16.
+
+Axes: ``(*batch, nodes, channels)``, heads among the batch axes. Everything is Euclidean: the time
+coordinates of queries, keys and values play no part in linear attention. A mask is boolean, ``True``
+where a key is to be ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from holonomy import _autograd, numerics
+from holonomy.manifolds import hyperboloid
+from holonomy.ops.softmax_attention import midpoint_of_sum
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["AVERAGES", "Average", "linear_attention", "linear_midpoint", "power_features"]
+
+Average = Literal["space", "midpoint"]
+AVERAGES: tuple[Average, ...] = get_args(Average)
+
+
+def power_features(
+    x: Float[Tensor, "*batch channels"], power: float, *, unit: bool = False
+) -> Float[Tensor, "*batch channels"]:
+    r"""The feature map :math:`\phi(x) = |e| / |e^p| \; e^p`, :math:`e = \mathrm{ReLU}(x)`, eq. 19 at t = 1.
+
+    It keeps the length of :math:`e` and sharpens its direction. Being homogeneous of degree one,
+    :math:`\phi(x/t) = \phi(x)/t`. At rows with no positive entry value and gradient are zero.
+
+    Args:
+        x: vectors ``(*batch, channels)``.
+        power: the exponent :math:`p \ge 1`; 1 is plain ReLU.
+        unit: leave the length out: :math:`e^p / |e^p|`, for queries, whose length cancels between the numerator and
+            the denominator of eq. 16.
+
+    Returns:
+        Nonnegative features ``(*batch, channels)``.
+
+    >>> power_features(torch.tensor([[3.0, 4.0, -1.0]]), 1.0)
+    tensor([[3., 4., 0.]])
+    >>> power_features(torch.tensor([3.0, 4.0]), 3.0).norm()
+    tensor(5.0000)
+    """
+    if torch.compiler.is_compiling():  # which fuses the plain operations itself
+        return _power_features(x, power, unit=unit)
+    return _autograd.apply_function(_PowerFeatures, x, power, unit)
+
+
+def _power_features(x: Tensor, power: float, *, unit: bool) -> Tensor:
+    positive = torch.relu(x)
+    # Constant for autograd: a common factor changes no direction, and the largest entry has kinks. With it scaled to
+    # one no power overflows, and both norms are at least one in live rows.
+    largest = positive.detach().amax(-1, keepdim=True)
+    scaled = positive / torch.where(largest > 0, largest, 1.0)
+    powered = scaled.pow(power)
+    length = torch.ones_like(largest) if unit else largest * torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return powered * numerics.safe_div(numerics.finite(length), torch.linalg.vector_norm(powered, dim=-1, keepdim=True))
+
+
+class _PowerFeatures(torch.autograd.Function):
+    r"""The same with its gradient in closed form, from x and the result alone.
+
+    With :math:`u = \phi/|e|`, or :math:`\phi` itself if ``unit``: :math:`p\,(g - (g \cdot u) u)\, \phi / e`, and
+    :math:`(g \cdot u)\, e/|e|` for the length.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, power: float, unit: bool) -> Tensor:  # noqa: FBT001 - apply takes no keywords
+        return _power_features(x, power, unit=unit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, bool], output: Tensor) -> None:
+        x, ctx.power, ctx.unit = inputs
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        x, features = ctx.saved_tensors
+        # From a product of heads it comes heads first, and arithmetic on two layouts is slow.
+        grad, positive = grad_outputs[0].contiguous(), torch.relu(x)
+        # One at entries that are not positive, by arithmetic: torch.where with a number is ten times slower.
+        live = positive.sign()
+        slope = features / (positive + (1 - live))
+        if ctx.unit:
+            radial = (grad * features).sum(-1, keepdim=True)
+            return torch.addcmul(grad, radial, features, value=-1) * slope * ctx.power, None, None
+        length = numerics.norm(positive, keepdim=True)
+        inverse = numerics.finite(numerics.safe_div(torch.ones_like(length), length))
+        direction = features * inverse
+        radial = (grad * direction).sum(-1, keepdim=True)
+        across = torch.addcmul(grad, radial, direction, value=-1)
+        return torch.addcmul(radial * (positive * inverse), across, slope, value=ctx.power), None, None
+
+
+def linear_attention(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    mask: Bool[Tensor, "*#batch key"] | None = None,
+) -> Float[Tensor, "*batch query values"]:
+    r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16.
+
+    Row i is the average of the values with weights :math:`q_i \cdot k_j`. A row whose weights are
+    all zero (zero query, orthogonal keys, every key masked) is zero, and so is its gradient; as zero counts what is
+    less than 1e-19 in float32 (the root of the smallest number) of the largest query entry times the largest key entry
+    of all, divided by the number of key entries.
+
+    Args:
+        query: nonnegative features ``(*batch, query, channels)``.
+        key: nonnegative features ``(*batch, key, channels)``.
+        value: values ``(*batch, key, values)``.
+        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
+
+    Returns:
+        Averages ``(*batch, query, values)``.
+
+    >>> q, k, v = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([[1.0], [3.0]])
+    >>> linear_attention(q, k, v)
+    tensor([[2.]])
+    >>> linear_attention(q, k, v, torch.tensor([False, True]))
+    tensor([[1.]])
+    """
+    if mask is not None:
+        key = key.masked_fill(mask[..., None], 0.0)
+        value = value.masked_fill(mask[..., None], 0.0)
+    if key.shape[-2] == 0:
+        return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
+    if torch.float16 in (query.dtype, key.dtype, value.dtype):
+        # Whose root of the smallest number is a hundredth: at 64 channels nearly every row would count as zero.
+        with torch.autocast(_autograd.autocast_device(value), enabled=False):
+            return linear_attention(query.float(), key.float(), value.float()).to(value.dtype)
+    # A common factor of the keys cancels; with this one no sum over them exceeds the largest value.
+    largest = key.detach().abs().amax((-2, -1), keepdim=True)
+    key = key * numerics.safe_div(torch.full_like(largest, 1 / (key.shape[-2] * key.shape[-1])), largest)
+    numerator = query @ (key.transpose(-2, -1) @ value)
+    denominator = query @ key.sum(-2, keepdim=True).transpose(-2, -1)
+    # The gradient has the square of the inverse, which must not overflow.
+    least = query.detach().amax(-1, keepdim=True) * math.sqrt(torch.finfo(query.dtype).tiny)
+    denominator = torch.where(denominator > least, denominator, 0)
+    return numerator * numerics.finite(numerics.safe_div(torch.ones_like(denominator), denominator))
+
+
+def linear_midpoint(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    mask: Bool[Tensor, "*#batch key"] | None = None,
+    *,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch query values"]:
+    r"""Lorentzian midpoints (Hypformer eq. 4) of the points above the values, with the weights of linear attention.
+
+    A linear sum of ambient points, time included, in float64; then the point on its ray, as precise as
+    :func:`holonomy.ops.softmax_attention.weighted_midpoint`.
+
+    Args:
+        query: nonnegative features ``(*batch, query, channels)``.
+        key: nonnegative features ``(*batch, key, channels)``.
+        value: space parts ``(*batch, key, values)``.
+        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
+        curvature: where the values lie, one negative number.
+
+    Returns:
+        Space parts ``(*batch, query, values)``; the origin where all weights are zero.
+
+    >>> q, k, v = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])
+    >>> linear_midpoint(q, k, v, curvature=torch.tensor([-1.0]))
+    tensor([[0.]])
+    """
+    points = hyperboloid.lift(numerics.widen(value), curvature)
+    mean = linear_attention(numerics.widen(query), numerics.widen(key), points, mask)
+    some = (mean[..., :1] > 0).to(mean.dtype)
+    return numerics.narrow(midpoint_of_sum(mean, some, curvature, torch.finfo(mean.dtype).eps), value.dtype)

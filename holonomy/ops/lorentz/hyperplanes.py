@@ -1,0 +1,112 @@
+r"""Signed distances of many float32 points to a few hyperplanes, in float64 in portions that stay in the cache.
+
+Near a hyperplane far out two numbers of size :math:`\cosh(s)\, x_t` cancel: float32 products would leave no digits.
+What costs is not the product in float64 but the copies of all points in it, so that only portions are copied, forward
+and backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holonomy import _autograd, numerics
+from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.hyperboloid.rows import portions, takes_rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["hyperplane_distances", "plain_hyperplane_distances"]
+
+
+def hyperplane_distances(
+    space: Float[Tensor, "*batch dim"],
+    plane: Float[Tensor, "classes ambient"],
+    gain: Float[Tensor, " classes"],
+    curvature: Float[Tensor, " 1"],
+) -> Float[Tensor, "*batch classes"]:
+    r""":math:`\operatorname{arsinh}(g_k\, p_k \cdot x)` for the points x with these space parts.
+
+    Args:
+        space: space parts ``(*batch, d)``.
+        plane: p, by time and space ``(classes, d + 1)``, float64.
+        gain: g ``(classes,)``, float64.
+        curvature: of the points, one negative number, float64.
+
+    Returns:
+        Distances in curvature radii ``(*batch, classes)``, float64.
+
+    >>> plane, one = torch.tensor([[0.0, 1.0]]).double(), torch.ones(1).double()
+    >>> hyperplane_distances(torch.tensor([[1.0]]), plane, one, -one).item() == one.asinh().item()
+    True
+    """
+    if not takes_rows(space):
+        return plain_hyperplane_distances(space, plane, gain, curvature)
+    rows = space.reshape(-1, space.shape[-1])
+    found: Tensor = _autograd.apply_function(_Distances, rows, plane, gain, curvature)
+    return found.view(*space.shape[:-1], plane.shape[0])
+
+
+def plain_hyperplane_distances(
+    space: Float[Tensor, "*batch dim"],
+    plane: Float[Tensor, "classes ambient"],
+    gain: Float[Tensor, " classes"],
+    curvature: Float[Tensor, " 1"],
+) -> Float[Tensor, "*batch classes"]:
+    """The definition of :func:`hyperplane_distances`.
+
+    Args:
+        space: as there.
+        plane: as there.
+        gain: as there.
+        curvature: as there.
+
+    Returns:
+        As there.
+
+    >>> plane, one = torch.tensor([[0.0, 1.0]]).double(), torch.ones(1).double()
+    >>> plain_hyperplane_distances(torch.tensor([[0.0]]), plane, one, -one).item()
+    0.0
+    """
+    points = hyperboloid.lift(numerics.widen(space), curvature)
+    return torch.asinh(numerics.finite(gain * functional.linear(points, plane)))
+
+
+class _Distances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, space: Tensor, plane: Tensor, gain: Tensor, curvature: Tensor) -> Tensor:
+        products = plane.new_empty(space.shape[0], plane.shape[0])
+        times = plane.new_empty(space.shape[0], 1)
+        radius = curvature.neg().rsqrt()
+        for rows in portions(space, torch.float64):
+            wide = space[rows].double()
+            times[rows] = time = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), radius)
+            torch.addmm(time * plane[:, 0], wide, plane[:, 1:].t(), out=products[rows])
+        ctx.save_for_backward(space, plane, gain, curvature)
+        ctx.products, ctx.times = products, times
+        return torch.asinh(products * gain)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        space, plane, gain, curvature = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            wanted = tuple(ctx.needs_input_grad)
+            return _autograd.by_definition(plain_hyperplane_distances, ctx.saved_tensors, grad_outputs[0], wanted)
+        products, times = ctx.products, ctx.times
+        slope = grad_outputs[0] / torch.hypot(products * gain, torch.ones_like(products))
+        on_gain = (slope * products).sum(0)
+        slope = slope * gain
+        pull = (slope @ plane[:, :1]) / times  # the gradient of times, over them
+        on_space, on_plane = torch.empty_like(space), torch.empty_like(plane)
+        on_plane[:, :1] = slope.t() @ times
+        on_plane[:, 1:] = 0.0
+        for rows in portions(space, torch.float64):
+            wide = space[rows].double()
+            on_plane[:, 1:].addmm_(slope[rows].t(), wide)
+            on_space[rows] = numerics.saturated(wide.mul_(pull[rows]).addmm_(slope[rows], plane[:, 1:]), space.dtype)
+        on_curvature = pull.sum() / (2 * curvature.square())
+        return on_space, on_plane, on_gain, on_curvature

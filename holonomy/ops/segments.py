@@ -1,0 +1,304 @@
+r"""Sums of outer products by segment, and their way back: what linear attention over scattered rows consists of.
+
+With slots :math:`s_r` of rows r,
+
+.. math:: T_{s} = \sum_{r : s_r = s} a_r b_r^\top, \qquad o_r = a_r^\top T_{s_r}.
+
+Each is the other's gradient. Neither the outer products nor the gathered tables of all rows exist at once: rows are
+taken in chunks, forwards and backwards, so that memory is that of rows and table. Where a segment has few rows, no
+table is needed: :func:`block_sum` multiplies queries with keys, in blocks of a few segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holonomy import _autograd
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["block_sum", "contract", "in_chunks", "outer_sum"]
+
+# Entries of the chunk's outer products: a few MiB, so that they are written and read in cache.
+_CHUNK = 2**18
+_CHUNK_CUDA = 2**26
+# Entries of the queries of a chunk of blocks: with what is made of them they fit the cache of a core.
+_BLOCKS = 2**16
+_BLOCKS_CUDA = 2**24
+
+
+def outer_sum(
+    a: Float[Tensor, "rows heads dim_a"], b: Float[Tensor, "rows heads dim_b"], slots: Int[Tensor, " rows"], size: int
+) -> Float[Tensor, "size heads dim_a dim_b"]:
+    r"""Sum the outer products :math:`a_r b_r^\top` of the rows of each slot.
+
+    Args:
+        a: ``(rows, heads, dim_a)``.
+        b: ``(rows, heads, dim_b)``, in the dtype of ``a``.
+        slots: ``(rows,)``, 0 .. size - 1.
+        size: number of slots.
+
+    Returns:
+        ``(size, heads, dim_a, dim_b)``, zero where a slot has no row.
+
+    >>> outer_sum(torch.ones(3, 1, 1), torch.ones(3, 1, 2), torch.tensor([0, 1, 1]), 2).squeeze()
+    tensor([[1., 1.],
+            [2., 2.]])
+    """
+    if size == 1:
+        return torch.einsum("rha,rhb->hab", a, b)[None]
+    return _autograd.apply_function(_OuterSum, a, b, slots, size)
+
+
+def contract(
+    a: Float[Tensor, "rows heads dim_a"], table: Float[Tensor, "size heads dim_a dim_b"], slots: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows heads dim_b"]:
+    r"""Multiply each row with the matrix in its slot, :math:`a_r^\top T_{s_r}`.
+
+    Args:
+        a: ``(rows, heads, dim_a)``.
+        table: ``(size, heads, dim_a, dim_b)``, in the dtype of ``a``.
+        slots: ``(rows,)``, 0 .. size - 1.
+
+    Returns:
+        ``(rows, heads, dim_b)``.
+
+    >>> contract(torch.ones(2, 1, 1), torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1), torch.tensor([1, 0])).flatten()
+    tensor([2., 1.])
+    """
+    if table.shape[0] == 1:
+        return torch.einsum("rha,hab->rhb", a, table[0])
+    return _autograd.apply_function(_Contract, a, table, slots)
+
+
+def block_sum(
+    query: Float[Tensor, "queries heads features"],
+    key: Float[Tensor, "keys heads features"],
+    value: Float[Tensor, "keys heads values"],
+    query_rows: Int[Tensor, "blocks width"],
+    key_rows: Int[Tensor, "blocks width"],
+    mask: Bool[Tensor, "blocks width width"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "queries heads values"]:
+    r"""Sum :math:`(q_j \cdot k_i)\, v_i` over the keys i that share a block with the query j, where the mask allows it.
+
+    Args:
+        query: ``(queries, heads, features)``.
+        key: ``(keys, heads, features)``.
+        value: ``(keys, heads, values)``.
+        query_rows: which queries a block has; any row where the mask is False for all keys.
+        key_rows: which keys.
+        mask: ``(blocks, query, key)``.
+        dtype: of products and sums.
+
+    Returns:
+        ``(queries, heads, values)`` in that dtype.
+
+    >>> one, rows = torch.ones(2, 1, 1), torch.tensor([[0, 1]])
+    >>> block_sum(one, one, one, rows, rows, torch.tensor([[[True, True], [False, True]]]), one.dtype).flatten()
+    tensor([2., 1.])
+    """
+    return _autograd.apply_function(_BlockSum, query, key, value, query_rows, key_rows, mask, dtype)
+
+
+def in_chunks(function: Callable[..., Tensor], rows: Sequence[Tensor], shared: Sequence[Tensor], chunk: int) -> Tensor:
+    """A function of rows, taken over chunks of them, whose temporaries stay in cache and are never kept.
+
+    The way back computes each chunk again. It buys memory, that of rows and results whatever the function makes on its
+    way, and time: fresh memory beyond a cache takes longer to write than most of what is written here to compute.
+
+    Args:
+        function: of ``(*rows, *shared)``, to a tensor.
+        rows: tensors with one entry a row.
+        shared: tensors that each row is combined with.
+        chunk: rows of a chunk.
+
+    Returns:
+        The results of all chunks one below the other.
+
+    >>> x = torch.arange(5.0)
+    >>> in_chunks(lambda x, a: (a * x).sum(0, keepdim=True), [x], [torch.tensor(2.0)], chunk=2)
+    tensor([ 2., 10.,  8.])
+    """
+    if rows[0].shape[0] <= chunk:
+        return function(*rows, *shared)
+    return _autograd.apply_function(_InChunks, function, len(rows), chunk, *rows, *shared)
+
+
+def _chunks(rows: int, entries: int, device: torch.device) -> Iterator[slice]:
+    step = max(1, (_CHUNK_CUDA if device.type == "cuda" else _CHUNK) // max(entries, 1))
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
+
+
+def _chunks_of_blocks(query: Tensor, rows: Tensor) -> Iterator[slice]:
+    most = _BLOCKS_CUDA if query.device.type == "cuda" else _BLOCKS
+    step = max(1, most // max(query[:1].numel() * rows.shape[1], 1))
+    for start in range(0, rows.shape[0], step):
+        yield slice(start, start + step)
+
+
+class _OuterSum(torch.autograd.Function):
+    """Segment sums of outer products."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, slots: Tensor, size: int) -> Tensor:
+        ctx.save_for_backward(a, b, slots)
+        heads, dim_a, dim_b = a.shape[1], a.shape[2], b.shape[2]
+        table = a.new_zeros(size, heads, dim_a, dim_b)
+        for rows in _chunks(a.shape[0], heads * dim_a * dim_b, a.device):
+            table.index_add_(0, slots[rows], a[rows, :, :, None] * b[rows, :, None, :])
+        return table
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        a, b, slots = ctx.saved_tensors
+        grad = grad_outputs[0]
+        return contract(b, grad.transpose(-1, -2), slots), contract(a, grad, slots), None, None
+
+
+class _Contract(torch.autograd.Function):
+    """Rows times the matrices of their slots."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, table: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(a, table, slots)
+        heads, dim_a, dim_b = table.shape[1:]
+        result = a.new_empty(a.shape[0], heads, dim_b)
+        for rows in _chunks(a.shape[0], heads * dim_a * dim_b, a.device):
+            gathered = table.index_select(0, slots[rows])
+            # A sum of products: batched products of a vector and so small a matrix take four times as long.
+            torch.sum(gathered.mul_(a[rows, :, :, None]), 2, out=result[rows])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, table, slots = ctx.saved_tensors
+        grad = grad_outputs[0]
+        return contract(grad, table.transpose(-1, -2), slots), outer_sum(a, grad, slots, table.shape[0]), None
+
+
+class _BlockSum(torch.autograd.Function):
+    """Products of queries and keys, a few blocks at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_rows: Tensor,
+        key_rows: Tensor,
+        mask: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, query_rows, key_rows, mask)
+        ctx.dtype = dtype
+        result = query.new_zeros(query.shape[0], *value.shape[1:], dtype=dtype)
+        for here in _chunks_of_blocks(query, query_rows):
+            _add_blocks(
+                result, query_rows[here], _mixed(query, key, value, query_rows[here], key_rows[here], mask[here], dtype)
+            )
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, query_rows, key_rows, mask = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # To be differentiated again: all blocks at once.
+            def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                return _block_sum(query, key, value, query_rows, key_rows, mask, ctx.dtype)
+
+            wanted = ctx.needs_input_grad[:3]
+            found = _autograd.by_definition(plain, (query, key, value), grad_outputs[0], wanted)
+            return *found, None, None, None, None
+        dtype, grad = ctx.dtype, grad_outputs[0]
+        grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
+        for here in _chunks_of_blocks(query, query_rows):
+            of_query, of_key = query_rows[here], key_rows[here]
+            q, k, v = _blocks(query, of_query, dtype), _blocks(key, of_key, dtype), _blocks(value, of_key, dtype)
+            given = _blocks(grad, of_query, dtype)
+            weights = (q @ k.mT).mul_(mask[here, None])
+            slope = (given @ v.mT).mul_(mask[here, None])
+            _add_blocks(grads[0], of_query, slope @ k)
+            _add_blocks(grads[1], of_key, slope.mT @ q)
+            _add_blocks(grads[2], of_key, weights.mT @ given)
+        return *grads, None, None, None, None
+
+
+def _block_sum(
+    query: Tensor, key: Tensor, value: Tensor, query_rows: Tensor, key_rows: Tensor, mask: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """What :func:`block_sum` is, in torch's own operations."""
+    blocks = _mixed(query, key, value, query_rows, key_rows, mask, dtype)[..., : value.shape[-1]]
+    result = query.new_zeros(query.shape[0], *value.shape[1:], dtype=dtype)
+    return result.index_add(0, query_rows.flatten(), blocks.transpose(1, 2).flatten(0, 1))
+
+
+def _mixed(
+    query: Tensor, key: Tensor, value: Tensor, query_rows: Tensor, key_rows: Tensor, mask: Tensor, dtype: torch.dtype
+) -> Tensor:
+    q, k, v = _blocks(query, query_rows, dtype), _blocks(key, key_rows, dtype), _blocks(value, key_rows, dtype)
+    return (q @ k.mT * mask[:, None]) @ v
+
+
+def _blocks(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """``(blocks, heads, width, dim)``, in single precision with zeros up to a multiple of eight: products like that."""
+    taken = x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:]).transpose(1, 2)
+    if dtype == torch.float32 and x.shape[-1] % 8:
+        return functional.pad(taken.to(dtype), (0, -x.shape[-1] % 8))
+    return taken.to(dtype, memory_format=torch.contiguous_format)
+
+
+def _add_blocks(result: Tensor, rows: Tensor, blocks: Tensor) -> None:
+    more = blocks[..., : result.shape[-1]].transpose(1, 2).to(result.dtype)
+    result.index_add_(0, rows.flatten(), more.flatten(0, 1))
+
+
+class _InChunks(torch.autograd.Function):
+    """Values without a graph, and on the way back the graph of a chunk at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], count: int, chunk: int, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        kind = inputs[0].device.type
+        cast = {"enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
+        starts = range(0, inputs[0].shape[0], chunk)
+        parts = [function(*(x[at : at + chunk] for x in inputs[:count]), *inputs[count:]) for at in starts]
+        ctx.how = function, count, chunk, kind, cast, [part.shape[0] for part in parts]
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
+        function, count, chunk, kind, cast, heights = ctx.how
+        inputs: tuple[Tensor, ...] = ctx.saved_tensors
+        twice = torch.is_grad_enabled()
+        wanted = [place for place in range(len(inputs)) if ctx.needs_input_grad[place + 3]]
+        pieces: dict[int, list[Tensor]] = {place: [] for place in wanted}
+
+        def leaf(x: Tensor) -> Tensor:
+            return x if twice else x.detach().requires_grad_(x.requires_grad)
+
+        shared = [leaf(x) for x in inputs[count:]]
+        starts = range(0, inputs[0].shape[0], chunk)
+        for at, grad in zip(starts, grad_outputs[0].split(heights), strict=True):
+            leaves = [*(leaf(x[at : at + chunk]) for x in inputs[:count]), *shared]
+            with torch.enable_grad(), torch.autocast(kind, **cast):
+                part = function(*leaves)
+            sources = [leaves[place] for place in wanted]
+            found = torch.autograd.grad(part, sources, grad, create_graph=twice, materialize_grads=True)
+            for place, more in zip(wanted, found, strict=True):
+                if place < count or not pieces[place]:
+                    pieces[place].append(more)
+                else:
+                    pieces[place] = [pieces[place][0] + more]
+        grads: list[Tensor | None] = [None] * len(inputs)
+        for place, found in pieces.items():
+            grads[place] = torch.cat(found) if place < count else found[0]
+        return None, None, None, *grads

@@ -1,0 +1,265 @@
+r"""N-simplicial attention: one softmax over all N-tuples of keys (Simplicial section 2.2, algorithm 2).
+
+.. math:: z_i = \sum_{k_1 .. k_N} A_{i k_1 .. k_N} \; v^1_{k_1} * \cdots * v^N_{k_N}, \qquad
+    A_{i \cdot} = \mathrm{softmax}_{k_1 .. k_N} \bigl( s \, \langle x^0_i, x^1_{k_1}, \dots, x^N_{k_N} \rangle \bigr)
+
+Axes are ``(*batch, nodes, channels)``, heads among the batch axes. Masks are boolean and ``True`` where something takes
+part, as in :func:`torch.nn.functional.scaled_dot_product_attention`.
+
+Both forms of the logit are inner products of features of the first two vectors with features of the other N - 1
+(:mod:`~holonomy.ops.simplicial_attention.logits`). For any N there is thus a *head* :math:`k_1` and a *tail*
+:math:`(k_2, \dots, k_N)`, a list of :math:`n^{N-1}` rows, and the logits of a query and a head are a row of one matrix
+product. Where all logits are few they are stored. Else they are made tile by tile with a running softmax, and again
+in the backward pass: memory of order :math:`n^{N-1}` instead of :math:`n^{N+1}`. On CUDA devices the tiles are those of
+kernels in Triton (:mod:`~holonomy.ops.simplicial_attention.triton`), where it is installed and N is at least 2, no
+``mask`` is given, the pair mask is a row for all queries, and no more than 128 channels are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import _autograd, checks
+from holonomy.ops.dot_product import dot_product_attention
+from holonomy.ops.simplicial_attention.logits import FORMS, Form, moderate
+from holonomy.ops.simplicial_attention.simplexes import Simplexes, allowed, list_simplexes, tiles
+from holonomy.ops.simplicial_attention.tiled import Factors, factors_of, stored_attention, tiled_attention
+from holonomy.ops.triton_support import serves
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = [
+    "STORED",
+    "TILE",
+    "check_simplex",
+    "check_window",
+    "simplicial_attention",
+]
+
+TILE = 2**17
+"""Logits that are held at a time: a tile of this size stays in a core's cache. On other devices 64 times as many."""
+
+STORED = 2**19
+"""Where all logits are no more than this, they are one tile. On other devices 64 times as many."""
+
+
+def simplicial_attention(
+    keys: Sequence[Float[Tensor, "..."]],
+    values: Sequence[Float[Tensor, "..."]],
+    *,
+    mask: Bool[Tensor, "..."] | None = None,
+    pair_mask: Bool[Tensor, "..."] | None = None,
+    causal: bool = False,
+    window: int | tuple[int, ...] | None = None,
+    form: Form = "product",
+    scale: float | None = None,
+    lower_orders: bool = False,
+    tile: int | None = None,
+) -> Float[Tensor, "..."]:
+    r"""Attend to all tuples of N keys, exactly; N is the number of values.
+
+    ``lower_orders`` puts all tuples of the first m keys, m = 1 .. N, into one softmax (appendix F.1, where the keys and
+    values beyond m are ones). That is the mixture :math:`\sum_m Z_m z^{(m)} / \sum_m Z_m` of the attentions of each
+    order with their softmax masses :math:`Z_m`, and is computed so; it is defined for determinants as well.
+
+    Where N = 1 the product form is scaled dot-product attention. Determinants at N = 1 are antisymmetric; at any N
+    equal arguments have logit 0, and :math:`\lfloor d/(N+1) \rfloor` chunks of N + 1 channels count.
+
+    Args:
+        keys: N + 1 tensors, the query first: ``(*batch, n_m, d)``.
+        values: N tensors ``(*batch, n_m, values)``, m = 1 .. N.
+        mask: which simplexes there are, broadcasting to ``(*batch, n_0, n_1, .., n_N)``.
+        pair_mask: ``(*batch, n_0, n_1)``, broadcasting: a simplex is there if its query may attend to each of its keys.
+            A row for keys that are no padding is ``(*batch, 1, n)``.
+        causal: keys later than the query take no part.
+        window: keys w places from the query, or further, take no part: each key within a window of its own if N numbers
+            are given. With ``causal`` these are the w tokens up to the query. Time is then of order
+            :math:`n w^N`.
+        form: of the logits, ``"product"`` or ``"determinant"``.
+        scale: s, :math:`1/\sqrt{d}` if left out.
+        lower_orders: all orders up to N in one softmax.
+        tile: logits held at a time; if left out, all up to :data:`STORED`, else :data:`TILE`. A tile that holds all of
+            them keeps them for the backward pass, which is faster for short sequences; smaller ones are made anew
+            there. The tiled form has no second derivative and says so.
+
+    Returns:
+        ``(*batch, n_0, values)``; zero for a query that is in no simplex.
+
+    Raises:
+        ValueError: if the numbers or shapes of keys and values do not fit, masks cannot be combined, or a window is not
+            positive.
+
+    >>> x = [torch.zeros(3, 2) for _ in range(3)]
+    >>> values = [torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1)]
+    >>> simplicial_attention(x, values, causal=True).flatten()
+    tensor([1.0000, 1.5000, 2.0000])
+    >>> simplicial_attention(x, values, causal=True, window=(2, 3)).flatten()
+    tensor([1.0000, 1.5000, 2.5000])
+    """
+    checks.one_of("form", form, FORMS)
+    order = check_simplex(keys, values)
+    sizes = [key.shape[-2] for key in keys]
+    windows = check_window(window, order)
+    by_place = causal or windows is not None
+    if (by_place or pair_mask is not None) and len(set(sizes[0 if by_place else 1 :])) > 1:
+        raise ValueError(f"keys must have equally many nodes with causal, window or pair_mask, got {sizes}.")
+    if lower_orders and mask is not None:
+        raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
+    batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
+    if 0 in (*batch, *sizes):
+        return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
+    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.in_range("scale", scale, -math.inf, math.inf)
+    if order == 1 and form == "product" and not lower_orders:
+        whole = [tensor.expand(*batch, -1, -1) for tensor in (*keys, values[0])]
+        return _pairwise(whole[:2], whole[2], mask, pair_mask, causal=causal, window=windows, scale=scale)
+    dtype = values[0].dtype
+    rounded = dtype in (torch.bfloat16, torch.float16)
+    if rounded:  # sums over n^N terms, and differences of logits
+        keys, values = [key.float() for key in keys], [value.float() for value in values]
+    each: list[tuple[Tensor, Tensor]] = []
+    with torch.autocast(_autograd.autocast_device(values[0]), enabled=False):
+        for m in range(1, order + 1) if lower_orders else (order,):
+            simplexes = list_simplexes(
+                tuple(sizes[: m + 1]),
+                batch,
+                keys[0].device,
+                mask=mask,
+                pair_mask=pair_mask,
+                causal=causal,
+                window=None if windows is None else windows[:m],
+            )
+            each.append(
+                _attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile, rounded=rounded)
+            )
+        return _mixture(each).to(dtype)
+
+
+def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
+    """Check that keys and values are those of one simplicial attention.
+
+    Args:
+        keys: N + 1 tensors.
+        values: N tensors.
+
+    Returns:
+        N.
+
+    Raises:
+        ValueError: if not.
+
+    >>> check_simplex([torch.ones(2, 3)] * 3, [torch.ones(2, 4)] * 2)
+    2
+    """
+    order = len(values)
+    if order < 1 or len(keys) != order + 1:
+        raise ValueError(f"keys must be one more than values, and values at least one, got {len(keys)} and {order}.")
+    for m in range(1, order + 1):
+        if keys[m].shape[-1] != keys[0].shape[-1]:
+            raise ValueError(f"keys must have equal channels, got {keys[0].shape[-1]} and {keys[m].shape[-1]}.")
+        if values[m - 1].shape[-2] != keys[m].shape[-2] or values[m - 1].shape[-1] != values[0].shape[-1]:
+            raise ValueError(
+                f"values must have shape (..., {keys[m].shape[-2]}, {values[0].shape[-1]}) like key {m},"
+                f" got {tuple(values[m - 1].shape)}."
+            )
+    return order
+
+
+def check_window(window: int | tuple[int, ...] | None, order: int) -> tuple[int, ...] | None:
+    """Check a window, and give one to each key.
+
+    Args:
+        window: of all keys, or of each.
+        order: N.
+
+    Returns:
+        N positive numbers, or None.
+
+    Raises:
+        TypeError: if one is no integer.
+        ValueError: if one is not positive, or there are not N.
+
+    >>> check_window(4, 2), check_window((4, 5), 2), check_window(None, 2)
+    ((4, 4), (4, 5), None)
+    """
+    if window is None:
+        return None
+    windows = window if isinstance(window, tuple) else (window,) * order
+    if len(windows) != order:
+        raise ValueError(f"window must be one number or N = {order}, got {window}.")
+    return tuple(checks.positive_int("window", each) for each in windows)
+
+
+def _pairwise(
+    keys: Sequence[Tensor],
+    value: Tensor,
+    mask: Tensor | None,
+    pair_mask: Tensor | None,
+    *,
+    causal: bool,
+    window: tuple[int, ...] | None,
+    scale: float,
+) -> Tensor:
+    query, key = moderate(keys, keys[0].shape[-1])
+    given = [item for item in (mask, pair_mask) if item is not None]
+    if causal or window is not None:
+        square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        near = query.shape[-2] if window is None else window[0] - 1
+        given.append(square.tril(0 if causal else near).triu(-near))
+    return dot_product_attention(query, key, value, reduce(torch.logical_and, given) if given else None, scale=scale)
+
+
+def _mixture(each: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Averages with the exponentials of the log masses as weights."""
+    if len(each) == 1:
+        return each[0][0]
+    logits = torch.stack([mass for _, mass in each])
+    empty = logits.isneginf().all(0)
+    weights = logits.masked_fill(empty, 0.0).softmax(0)
+    return torch.stack([weight[..., None] * mixed for weight, (mixed, _) in zip(weights, each, strict=True)]).sum(0)
+
+
+def _attend(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    simplexes: Simplexes,
+    *,
+    form: Form,
+    scale: float,
+    tile: int | None,
+    rounded: bool,
+) -> tuple[Tensor, Tensor]:
+    """The averages ``(*batch, n_0, channels)`` and the logarithms of the softmax masses ``(*batch, n_0)``."""
+    keys = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys)))
+    factors = factors_of(keys, moderate(values, 1), simplexes, form=form, scale=scale)
+    by_triton = tile is None and _in_triton(factors, simplexes)
+    if tile is None:
+        total = math.prod((*simplexes.batch, *simplexes.sizes))
+        larger = 1 if keys[0].device.type == "cpu" else 64
+        tile = total if total <= larger * STORED else larger * TILE
+    blocks = list(itertools.islice(tiles(simplexes, tile), 2))
+    if len(blocks) == len(blocks[0]) == 1:
+        mixed, mass = stored_attention(factors, allowed(simplexes, blocks[0][0]))
+    elif by_triton:
+        from holonomy.ops.simplicial_attention.triton import triton_attention  # noqa: PLC0415 - not before it serves
+
+        mixed, mass = triton_attention(factors, simplexes, rounded=rounded)
+    else:
+        mixed, mass = tiled_attention(factors, simplexes, tile)
+    return mixed.unflatten(0, simplexes.batch) if simplexes.batch else mixed[0], mass.reshape(*simplexes.batch, -1)
+
+
+def _in_triton(f: Factors, simplexes: Simplexes) -> bool:
+    """Whether the kernels know the form: padding and places they do, other masks they do not."""
+    pairs = simplexes.pair_mask
+    known = (
+        simplexes.order > 1 and simplexes.mask is None and (pairs is None or pairs.dim() < 2 or pairs.shape[-2] == 1)
+    )
+    return known and max(f.left.shape[-1], f.value.shape[-1]) <= 128 and serves(*f)

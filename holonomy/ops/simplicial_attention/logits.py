@@ -1,0 +1,206 @@
+r"""The logits of simplicial attention: one number of N + 1 vectors, linear in each (Simplicial sections 2.2 and 2.4).
+
+============= =====================================================================
+form          logit of :math:`x_0, \dots, x_N`, d channels each
+============= =====================================================================
+product       :math:`\sum_a x_{0a} x_{1a} \cdots x_{Na}`
+determinant   :math:`\sum_c \det[x_0^{(c)}, \dots, x_N^{(c)}]`, chunks c of N + 1 channels
+============= =====================================================================
+
+Either is an inner product of features of the first two vectors with features of the others: of :math:`x_0 * x_1` with
+:math:`x_2 * \cdots * x_N`, or of :math:`x_0 \wedge x_1` with the minors of the others (Laplace's expansion along two
+columns). That turns any N into one matrix product, see :mod:`holonomy.ops.simplicial_attention`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["FORMS", "Form", "chunks", "head_terms", "moderate", "rotary", "tail_features"]
+
+Form = Literal["product", "determinant"]
+"""How N + 1 vectors become a logit."""
+
+FORMS: tuple[Form, ...] = ("product", "determinant")
+
+
+def chunks(channels: int, order: int) -> int:
+    r"""Count the chunks of N + 1 channels: :math:`\lfloor d/(N+1) \rfloor`.
+
+    Section 2.4 prints :math:`\lfloor d/N \rfloor`, which overruns d.
+
+    Args:
+        channels: d.
+        order: N.
+
+    Returns:
+        The number; the channels beyond have no effect.
+
+    Raises:
+        ValueError: if there is not one chunk.
+
+    >>> chunks(8, 2)
+    2
+    """
+    if channels <= order:
+        raise ValueError(f"keys must have at least N + 1 = {order + 1} channels for a determinant, got {channels}.")
+    return channels // (order + 1)
+
+
+def head_terms(
+    query: Float[Tensor, "..."], key: Float[Tensor, "..."], *, order: int, form: Form
+) -> list[tuple[Float[Tensor, "..."], Float[Tensor, "..."]]]:
+    r"""Features of the first two vectors, as sums :math:`\sum_r l^r_i * r^r_j` of entrywise products.
+
+    Args:
+        query: :math:`x_0`, ``(..., dim)``.
+        key: :math:`x_1`, ``(..., dim)``.
+        order: N.
+        form: of the logits.
+
+    Returns:
+        The pairs :math:`(l^r, r^r)`: one for products; two for determinants,
+        :math:`(x_0 \wedge x_1)_{ab} = x_{0a} x_{1b} - x_{0b} x_{1a}` for a < b in each chunk.
+
+    >>> x = torch.eye(3)
+    >>> (left, right), (left2, right2) = head_terms(x[:1], x[1:2], order=2, form="determinant")
+    >>> left * right + left2 * right2
+    tensor([[1., 0., 0.]])
+    """
+    if form == "product":
+        return [(query, key)]
+    size, number = order + 1, chunks(query.shape[-1], order)
+    first, second = _pairs(size, number, query.device)
+    return [
+        (query.index_select(-1, first), key.index_select(-1, second)),
+        (query.index_select(-1, second).neg(), key.index_select(-1, first)),
+    ]
+
+
+def tail_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, form: Form) -> Float[Tensor, "..."]:
+    r"""Features of the other vectors :math:`x_2, \dots, x_N`, entry by entry over their leading axes.
+
+    Args:
+        factors: N - 1 tensors ``(..., dim)`` that broadcast; at least one.
+        order: N.
+        form: of the logits.
+
+    Returns:
+        ``(..., features)``: the products; or for each chunk and each a < b the minor of the rows other than a and b,
+        with the sign :math:`(-1)^{a+b+1}` that makes the inner product with :func:`head_terms` a determinant.
+
+    >>> tail_features([torch.tensor([1.0, 2.0, 3.0])], order=2, form="determinant")
+    tensor([ 3., -2.,  1.])
+    """
+    if form == "product":
+        return reduce(torch.mul, factors)
+    size = order + 1
+    number = chunks(factors[0].shape[-1], order)
+    parts = [factor[..., : number * size].unflatten(-1, (number, size)) for factor in factors]
+    minors = [_minor(parts, first, second) for first, second in itertools.combinations(range(size), 2)]
+    return torch.stack(minors, -1).flatten(-2)
+
+
+def moderate(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
+    r"""Other factors with the same entrywise product, none of whose sums leaves the range of the dtype.
+
+    Products of N + 1 entries overflow float32 long before the entries do. All factors but the first are divided by
+    powers of two until they are at most one, and the first one is multiplied by as many, which changes no digit; only
+    what would be infinite then is not multiplied further.
+
+    Args:
+        factors: tensors, to be multiplied entrywise.
+        terms: how many products are added up.
+
+    Returns:
+        Tensors of the same shapes.
+
+    >>> [x.item() for x in moderate([torch.tensor(3.0), torch.tensor(5.0)], 1)]
+    [24.0, 0.625]
+    >>> torch.stack(moderate([torch.tensor(1e30)] * 2, 1)).prod().isfinite().item()
+    True
+    """
+    exponents = [torch.frexp(x.detach().abs().amax()).exponent.clamp(min=0) for x in factors]
+    most = math.frexp(torch.finfo(factors[0].dtype).max)[1] - 1 - math.ceil(math.log2(terms))
+    total = torch.stack(exponents).sum(0).clamp(max=most)
+    one = factors[0].new_ones(())
+    shrunk = [x * torch.ldexp(one, -exponent) for x, exponent in zip(factors, exponents, strict=True)]
+    return [shrunk[0] * torch.ldexp(one, total), *shrunk[1:]]
+
+
+def _pairs(size: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Channels a and b of all pairs a < b of all chunks, the pairs fastest."""
+    within = list(itertools.combinations(range(size), 2))
+    both = torch.tensor(within, device=device).T
+    start = torch.arange(number, device=device)[:, None] * size
+    return (both[0] + start).flatten(), (both[1] + start).flatten()
+
+
+def _minor(parts: Sequence[Tensor], first: int, second: int) -> Tensor:
+    """The signed minor without two rows, by Leibniz's formula: its gradient is right at singular matrices, too."""
+    rows = [row for row in range(len(parts) + 2) if row not in (first, second)]
+    terms: list[Tensor] = []
+    # Not by `itertools.permutations`, which the compiler of torch 2.6 does not know.
+    for chosen in itertools.product(*[range(len(rows))] * len(rows)):
+        if len(set(chosen)) < len(rows):
+            continue
+        term = reduce(torch.mul, (part[..., rows[row]] for part, row in zip(parts, chosen, strict=True)))
+        terms.append(-term if _odd(chosen) else term)
+    total = sum(terms[1:], start=terms[0])
+    return total if (first + second) % 2 else -total
+
+
+def _odd(permutation: Sequence[int]) -> bool:
+    return sum(a > b for a, b in itertools.combinations(permutation, 2)) % 2 == 1
+
+
+def rotary(
+    x: Float[Tensor, "*batch nodes dim"],
+    positions: Int[Tensor, "*#batch nodes"] | None = None,
+    *,
+    size: int,
+    base: float = 10000.0,
+) -> Float[Tensor, "*batch nodes dim"]:
+    r"""Rotary positions for chunks of any size (Simplicial section 2.4; RoPE for ``size=2``).
+
+    A token at position p has each chunk turned by :math:`R_c^p`, one rotation :math:`R_c \in SO(\mathrm{size})` for a
+    chunk, the same for all N + 1 vectors. A logit that no common rotation changes then depends on differences of
+    positions only: dot products for size 2 (and even sizes), determinants for size N + 1. :math:`R_c` turns
+    the planes (0, 1), (2, 3), .. of the chunk; an odd one out is its axis.
+
+    Args:
+        x: ``(*batch, nodes, dim)``; channels beyond the last whole chunk stay.
+        positions: ``(*batch, nodes)``; 0 .. n - 1 if left out.
+        size: channels of a chunk, at least 2.
+        base: plane t of T turns by :math:`\mathrm{base}^{-t/T}` a position.
+
+    Returns:
+        ``(*batch, nodes, dim)``.
+
+    >>> rotary(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), size=2)  # by no angle, by one radian
+    tensor([[1.0000, 0.0000],
+            [0.5403, 0.8415]])
+    """
+    nodes, number = x.shape[-2], x.shape[-1] // size
+    if positions is None:
+        positions = torch.arange(nodes, device=x.device)
+    planes = size // 2
+    # In single precision an angle of a million has no digit behind the first.
+    fraction = torch.arange(number * planes, device=x.device, dtype=torch.float64) / max(1, number * planes)
+    angles = positions[..., None].to(torch.float64) * base**-fraction
+    cosine, sine = (f(angles).to(x.dtype).unflatten(-1, (number, planes)) for f in (torch.cos, torch.sin))
+    whole = x[..., : number * size].unflatten(-1, (number, size))
+    even, odd = whole[..., 0 : 2 * planes : 2], whole[..., 1 : 2 * planes : 2]
+    turned = torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1).flatten(-2)
+    turned = torch.cat([turned, whole[..., 2 * planes :]], -1).flatten(-2)
+    return torch.cat([turned, x[..., number * size :]], -1)

@@ -1,0 +1,238 @@
+r"""Hyperbolic softmax attention as pure functions: Hypformer eqs. 3-5.
+
+Axes: ``(*batch, nodes, channels)`` SPACE parts of points on :math:`L^{d,\kappa}`, heads among the
+batch axes; the time coordinates are made here, where they are used. A mask is boolean, ``True``
+where a key is to be ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.manifolds import hyperboloid
+from holonomy.ops.dot_product import dot_product_attention
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = [
+    "SIMILARITIES",
+    "Similarity",
+    "hyperbolic_softmax_attention",
+    "midpoint_of_sum",
+    "similarity_logits",
+    "weighted_midpoint",
+]
+
+Similarity = Literal["geodesic_squared", "lorentz_squared", "geodesic"]
+r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squared geodesic
+distance (eq. 5 as printed), minus the squared Lorentzian distance
+:math:`\langle q-k, q-k\rangle` (the released code), minus the geodesic distance."""
+
+# torch's fused kernel takes exactly four axes. It has no second derivative: few pairs are left to the plain one.
+_FEWEST_PAIRS = 2**16
+
+SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
+
+
+def hyperbolic_softmax_attention(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    mask: Bool[Tensor, "*#batch key"] | None = None,
+    *,
+    curvature: Float[Tensor, "*one"],
+    similarity: Similarity = "geodesic_squared",
+    dropout: float = 0.0,
+) -> Float[Tensor, "*batch query values"]:
+    r"""Midpoints of the values with weights :math:`\mathrm{softmax}_j(\ell_{ij})`, Hypformer eqs. 3-5.
+
+    ====================== =============================================================
+    ``similarity``         logits :math:`\ell_{ij}`, d the number of channels
+    ====================== =============================================================
+    ``"geodesic_squared"`` :math:`-d(q_i, k_j)^2 / \sqrt d`, eq. 5 as printed
+    ``"lorentz_squared"``  :math:`-\langle q_i - k_j, q_i - k_j\rangle / \sqrt d`
+    ``"geodesic"``         :math:`-d(q_i, k_j) / \sqrt d`, Lipschitz without a bound on the radius
+    ====================== =============================================================
+
+    The squared Lorentzian distance is :math:`2/\kappa - 2\langle q, k\rangle`, whose constant softmax does not
+    see: it runs as scaled dot-product attention with queries :math:`(-q_t, q_s)`. Its logits are differences of
+    numbers of size :math:`q_t k_t`. Points with :math:`|x_s| > \epsilon^{-1/2}` (2896 in float32, rapidity 8.7 at
+    :math:`\kappa = -1`), of which rounding leaves no digit, are compared as if they lay at that radius, and the
+    midpoint has a relative error of :math:`\epsilon |\kappa| x_t^2`; the two other similarities have no such limit.
+    A query whose keys are all masked gets the origin.
+
+    Args:
+        query: space parts ``(*batch, query, channels)``.
+        key: space parts ``(*batch, key, channels)``.
+        value: space parts ``(*batch, key, values)``.
+        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
+        curvature: of the manifold of all three, one negative number.
+        similarity: what the logits are.
+        dropout: probability that a weight is dropped; 0 outside training.
+
+    Returns:
+        Space parts of midpoints ``(*batch, query, values)``.
+
+    >>> x = torch.tensor([[0.5, 0.0], [0.5, 0.0]])
+    >>> hyperbolic_softmax_attention(x, x, x, curvature=torch.tensor([-1.0]))
+    tensor([[0.5000, 0.0000],
+            [0.5000, 0.0000]])
+    """
+    hidden = None
+    if mask is not None:
+        key = key.masked_fill(mask[..., None], 0.0)
+        value = value.masked_fill(mask[..., None], 0.0)
+        hidden = mask[..., None, :]
+    if dropout > 0.0:
+        # The midpoint forgets a common factor: to drop a weight is to hide a key from one query.
+        weights = query.new_empty(*query.shape[:-1], key.shape[-2], dtype=torch.float32)
+        dropped = torch.rand_like(weights) < dropout
+        hidden = dropped if hidden is None else dropped | hidden
+    if similarity == "lorentz_squared":
+        return _scaled_dot_product(query, key, value, hidden, curvature)
+    logits = similarity_logits(query, key, curvature=curvature, similarity=similarity)
+    if hidden is None:
+        return weighted_midpoint(value, logits.softmax(-1), curvature=curvature)
+    # The smallest number, not -inf: a row of -inf has no softmax. Its weights are cleared afterwards.
+    weights = logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1)
+    return weighted_midpoint(value, weights.masked_fill(hidden, 0.0), curvature=curvature)
+
+
+def similarity_logits(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    *,
+    curvature: Float[Tensor, "*one"],
+    similarity: Similarity = "geodesic_squared",
+) -> Float[Tensor, "*batch query key"]:
+    r"""The logits of :func:`hyperbolic_softmax_attention`, up to a constant for ``"lorentz_squared"``.
+
+    Args:
+        query: space parts ``(*batch, query, channels)``.
+        key: space parts ``(*batch, key, channels)``.
+        curvature: one negative number.
+        similarity: what the logits are.
+
+    Returns:
+        Logits ``(*batch, query, key)``.
+
+    >>> x = torch.zeros(1, 4)
+    >>> similarity_logits(x, x, curvature=torch.tensor([-1.0])).item() == 0
+    True
+    """
+    scale = 1 / math.sqrt(query.shape[-1])
+    if similarity == "lorentz_squared":
+        reflected, point = _dot_product_form(query, key, curvature)
+        return 2 * scale * (reflected @ point.transpose(-2, -1))
+    distance = hyperboloid.cdist(hyperboloid.lift(query, curvature), hyperboloid.lift(key, curvature), curvature)
+    return -scale * (distance if similarity == "geodesic" else distance.square())
+
+
+def weighted_midpoint(
+    value: Float[Tensor, "*batch key values"],
+    weights: Float[Tensor, "*batch query key"],
+    *,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch query values"]:
+    r"""The Lorentzian midpoint, Hypformer eq. 4.
+
+    .. math:: s_i / \sqrt{|\kappa|\,|\langle s_i, s_i\rangle|}, \qquad s_i = \sum_j a_{ij} v_j
+
+    One product with the weights, in float64, and the difference of its time and the length of its space part: right
+    to 1e-6 for values up to rapidity 11 from the origin, and for coincident ones at any radius.
+    (:func:`holonomy.manifolds.hyperboloid.centroid` loses no digit anywhere, at the price of all angles between
+    results and values.)
+
+    Args:
+        value: space parts ``(*batch, key, values)``.
+        weights: nonnegative, ``(*batch, query, key)``; a row of zeros gives the origin.
+        curvature: one negative number.
+
+    Returns:
+        Space parts ``(*batch, query, values)``.
+
+    >>> weighted_midpoint(torch.tensor([[1.0], [-1.0]]), torch.ones(1, 2), curvature=torch.tensor([-1.0]))
+    tensor([[0.]])
+    """
+    wide = numerics.widen(weights)
+    total = wide @ hyperboloid.lift(numerics.widen(value), curvature)
+    middle = midpoint_of_sum(total, wide.sum(-1, keepdim=True), curvature, torch.finfo(wide.dtype).eps)
+    return numerics.narrow(middle, value.dtype)
+
+
+def midpoint_of_sum(
+    total: Float[Tensor, "*batch ambient"],
+    mass: Float[Tensor, "*#batch 1"],
+    curvature: Float[Tensor, "*one"],
+    spacing: float,
+) -> Float[Tensor, "*batch dim"]:
+    r"""The point of the hyperboloid on the ray of a weighted sum of points, Hypformer eq. 4 behind its sum.
+
+    Args:
+        total: sums :math:`\sum_j a_j v_j` of ambient points ``(*batch, d + 1)``.
+        mass: sums of the weights, zero where there are none.
+        curvature: one negative number.
+        spacing: the relative error of the sums.
+
+    Returns:
+        Space parts ``(*batch, d)``; the origin where there is no weight.
+
+    >>> midpoint_of_sum(torch.tensor([[4.0, 0.0]]), torch.ones(1, 1), torch.tensor([-1.0]), 0.0)
+    tensor([[0.]])
+    """
+    time, space = total[..., :1], total[..., 1:]
+    length = numerics.norm(space, keepdim=True)
+    positive = mass > 0
+    high = torch.where(positive, time + length, 1.0)
+    scale = curvature.reshape(()).to(total.dtype).neg().sqrt()
+    radius = mass / scale
+    low = torch.where(positive, time - length, 1.0)
+    # -<s,s> = low * high >= mass^2/|kappa| for points of the hyperboloid, with equality where they coincide. A
+    # difference that could be rounding is rounding: the bound takes its place, which is right for coincident
+    # points at any radius, where the difference of two large numbers would be anything.
+    rounded = (low <= 4 * spacing * high) | (low * (high / 2) < radius * (radius / 2))
+    norm = torch.where(rounded, 1.0, low).sqrt() * high.sqrt()
+    norm = torch.where(rounded, torch.where(positive, radius, 1.0), norm)
+    return torch.where(positive, space / (norm * scale), 0.0)
+
+
+def _dot_product_form(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    curvature: Float[Tensor, "*one"],
+) -> tuple[Float[Tensor, "*batch query ambient"], Float[Tensor, "*batch key ambient"]]:
+    """``(-q_t, q_s)`` and ``(k_t, k_s)``, whose Euclidean product is the Lorentzian one of q and k."""
+    limit = torch.finfo(query.dtype).eps ** -0.5
+    query, key = numerics.within(query, limit), numerics.within(key, limit)
+    reflected = torch.cat([-hyperboloid.time(query, curvature), query], -1)
+    return reflected, hyperboloid.lift(key, curvature)
+
+
+def _scaled_dot_product(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    hidden: Bool[Tensor, "*#batch #query key"] | None,
+    curvature: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch query values"]:
+    inputs = [*_dot_product_form(query, key, curvature), hyperboloid.lift(value, curvature)]
+    allowed = None if hidden is None else ~hidden
+    if query.dim() > 2 and query.shape[-2] * key.shape[-2] >= _FEWEST_PAIRS:
+        inputs = [x.flatten(0, -4) if x.dim() > 3 else x[None] for x in inputs]
+        if allowed is not None:
+            allowed = allowed.expand(*query.shape[:-2], -1, -1)
+            allowed = allowed.flatten(0, -4) if allowed.dim() > 3 else allowed[None]
+    reflected, point, value = inputs
+    total = dot_product_attention(reflected, point, value, allowed, scale=2 / math.sqrt(query.shape[-1]))
+    total = numerics.widen(total.reshape(*query.shape[:-1], value.shape[-1]))
+    mass = torch.ones_like(total[..., :1])
+    if hidden is not None:
+        mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)
+    return numerics.narrow(middle, value.dtype)

@@ -1,0 +1,1 @@
+"""What attention does to its tokens: Lipschitz constants and rank collapse, in flat space."""

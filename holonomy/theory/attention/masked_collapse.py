@@ -1,0 +1,151 @@
+r"""Rank collapse under a mask that differs between queries: Simplicial Theorem 3.4, Definition 3.5, Lemma B.1.
+
+For ordinary attention (N = 1) one layer is :math:`X \mapsto A X W_V`, A row-stochastic, and t layers are
+:math:`X_t = A_t \cdots A_1\, X_0\, W_V^1 \cdots W_V^t`. Hence
+
+.. math:: \mathrm{diam}\, X_t \le \tau(A_t \cdots A_1)\, \mathrm{diam}(X_0) \prod_s |W_V^s|_2,
+    \qquad \tau(P) = \tfrac12 \max_{ij} |P_i - P_j|_1
+
+(Dobrushin), under any mask and with no assumption. Theorem 3.4 for N = 1, with its constants: if
+:math:`|W_V|_{1,\infty} \le 1`, :math:`\epsilon` is the least weight given to an allowed token up to t, and r the
+radius, the greatest distance of a token from a centre that sees itself,
+
+.. math:: |\mathrm{res}\, X_t|_F \le \sqrt{n/2}\; \bigl|(\max_i X_{ij} - \min_i X_{ij})_j\bigr|_2\,
+    (1 - \epsilon^r)^{\lfloor t/r \rfloor} .
+
+*Proof.* Over r layers every token gives the centre at least :math:`\epsilon^r` of its weight, so :math:`\tau \le 1 -
+\epsilon^r`; ranges of columns pass through :math:`W_V` with factors :math:`|W_V|^\top`, of norm at most
+:math:`|W_V|_{1,\infty}`. The printed exponent t/r needs its floor.
+
+For N >= 2 it is false: values multiply, so a centre among the sources does not pull. Two tokens 1 and 0 in one
+dimension, simplexes (1; 1, 1) and (2; 1, 2), all weights 1, meet every assumption and are a fixed point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.attention.printed_collapse import mixed_norm
+from holonomy.theory.attention.projections import NotCoveredError, Projections, attention_heads, projections
+from holonomy.theory.attention.sizes import diameter, spectral
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["centre_radius", "dobrushin", "masked_collapse", "printed_masked_collapse"]
+
+
+def dobrushin(weights: Float[Tensor, "*batch queries keys"]) -> Float[Tensor, "*batch"]:
+    r"""Dobrushin's coefficient :math:`\tfrac12 \max_{ij} |P_i - P_j|_1` of row-stochastic matrices.
+
+    Args:
+        weights: P.
+
+    Returns:
+        Numbers in [0, 1]: how much of a difference between tokens is left at most.
+
+    >>> dobrushin(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+    tensor(0.5000)
+    """
+    return torch.cdist(weights, weights, p=1.0).amax((-2, -1)) / 2
+
+
+def centre_radius(mask: Bool[Tensor, "tokens tokens"]) -> int | None:
+    """Find the radius of Theorem 3.4: the least, over centres that see themselves, of the longest way from them.
+
+    Args:
+        mask: ``True`` where a query (row) sees a key (column).
+
+    Returns:
+        The radius; none if there is no such centre.
+
+    >>> centre_radius(torch.ones(4, 4).tril().bool())  # causal: from the first token one step
+    1
+    """
+    tokens = mask.shape[0]
+    reached = torch.eye(tokens, dtype=torch.bool, device=mask.device)
+    distance = torch.where(reached, 0, tokens)
+    for step in range(1, tokens):
+        reached = (mask.double() @ reached.double() > 0) | reached
+        distance = torch.where(reached & (distance == tokens), step, distance)
+    longest = distance.amax(0)  # of the ways from each token to all
+    longest = longest[(longest < tokens) & mask.diagonal()]
+    return None if longest.numel() == 0 else max(1, int(longest.min()))
+
+
+def masked_collapse(
+    layers: Sequence[Any], x: Float[Tensor, "tokens d"], mask: Bool[Tensor, "tokens tokens"] | None = None
+) -> list[tuple[float, float]]:
+    """Measure the diameter after each layer of ordinary attention beside its Dobrushin bound.
+
+    Args:
+        layers: of one head, N = 1, without biases of values, output matrix included in the values' norm.
+        x: tokens.
+        mask: ``True`` where a query sees a key.
+
+    Returns:
+        After each layer the diameter and its bound.
+
+    Raises:
+        NotCoveredError: if a layer has more heads, another N, a bias of the values or a skip connection.
+
+    >>> layer = Projections(torch.zeros(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
+    >>> masked_collapse([layer], torch.eye(2), torch.tensor([[True, False], [True, True]]))[0][0] <= 0.7072
+    True
+    """
+    product, size = torch.eye(x.shape[0], dtype=x.dtype, device=x.device), diameter(x)
+    found: list[tuple[float, float]] = []
+    for layer in map(projections, layers):
+        weights, x, value = _step(layer, x, mask)
+        product, size = weights @ product, size * spectral(value)
+        found.append((diameter(x).item(), (dobrushin(product) * size).item()))
+    return found
+
+
+def _step(layer: Projections, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, output and value matrix of a layer that is ``X -> A X W``."""
+    plain = layer.value_bias is None and not layer.skip
+    if not plain or layer.order > 1 or layer.keys.shape[1] > 1:
+        raise NotCoveredError("layer must be ordinary attention of one head, without value bias and skip connection.")
+    value = layer.values[0, 0] if layer.out is None else layer.values[0, 0] @ layer.out
+    weights = attention_heads(x, layer, mask).weights[0]
+    result = weights @ (x @ value)
+    return weights, result if layer.out_bias is None else result + layer.out_bias, value
+
+
+def printed_masked_collapse(
+    layers: Sequence[Any], x: Float[Tensor, "tokens d"], mask: Bool[Tensor, "tokens tokens"]
+) -> list[tuple[float, float]]:
+    r"""Measure :math:`|\mathrm{res}\, X_t|_F` beside Theorem 3.4 for N = 1 with its constants.
+
+    Args:
+        layers: as for :func:`masked_collapse`, without biases, :math:`|W_V|_{1,\infty} \le 1`.
+        x: tokens.
+        mask: ``True`` where a query sees a key.
+
+    Returns:
+        After each layer the residual about the mean and its bound; nan where the theorem's assumptions are not met.
+
+    >>> layer = Projections(torch.zeros(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> x, causal = torch.tensor([[0.0], [1.0]]), torch.tensor([[True, False], [True, True]])
+    >>> [round(number, 3) for number in printed_masked_collapse([layer], x, causal)[0]]
+    [0.354, 0.5]
+    """
+    radius = centre_radius(mask)
+    ranges = (x.amax(0) - x.amin(0)).norm().item()
+    start = math.sqrt(x.shape[0] / 2) * ranges
+    least, met = 1.0, radius is not None
+    found: list[tuple[float, float]] = []
+    for depth, layer in enumerate(map(projections, layers), 1):
+        weights, x, value = _step(layer, x, mask)
+        least = min(least, weights[mask].min().item())
+        # Matrices that were divided by their size are allowed its rounding.
+        met = met and bool(mixed_norm(value) <= 1 + 10 * torch.finfo(x.dtype).eps)
+        bound = start * (1 - least ** (radius or 1)) ** (depth // (radius or 1)) if met else math.nan
+        found.append(((x - x.mean(0)).norm().item(), bound))
+    return found

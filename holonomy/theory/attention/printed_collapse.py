@@ -1,0 +1,285 @@
+r"""Rank collapse as printed: Simplicial Theorem 3.1 and Corollary 3.2, and inputs that break them.
+
+.. math:: |\mathrm{res}(X')|_{1,\infty} \le \tfrac{4\gamma}{\sqrt d}\, \beta'\, |X|_{1,\infty}^{2(N-1)}\,
+    |\mathrm{res}(X)|_{1,\infty}^3, \qquad
+    \beta' = (2 \max_m |W_K^m|_{1,\infty})^{N+1} (2 \max_m |W_V^m|_{1,\infty})^N,
+
+:math:`|M|_{1,\infty} = \sqrt{|M|_1 |M|_\infty}` with the largest column and row sums, :math:`\mathrm{res}(X) = X -
+1u^\top` at the best u. That is not a norm (``A = e1 1^T`` and its transpose, 4 by 4: 5 > 4) and its minimum over u is
+not convex, so residuals are compared by certain bounds: from below on the left, from above on the right.
+
+:math:`\gamma` is not defined for N-simplices. Here it is the least number for which the proof's assumption holds, over
+all pairs of tuples: time and memory of order n^(2N+1), for toys only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.theory.attention.projections import NotCoveredError, Projections, attend
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = [
+    "assumed_gamma",
+    "linear_logits",
+    "mixed_norm",
+    "outnumbered_tokens",
+    "printed_collapse",
+    "printed_depth",
+    "residual_lower",
+    "residual_upper",
+    "split_queries",
+]
+
+
+def mixed_norm(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
+    r""":math:`|M|_{1,\infty}`, the root of largest column sum times largest row sum of absolute values.
+
+    Args:
+        x: matrices.
+
+    Returns:
+        Their sizes.
+
+    >>> mixed_norm(torch.tensor([[1.0, 1.0], [0.0, 0.0]])) ** 2
+    tensor(2.0000)
+    """
+    return (x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)).sqrt()
+
+
+def residual_lower(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    r"""Bound :math:`\min_u |X - 1u^\top|_{1,\infty}` from below.
+
+    The minima of both factors are taken apart: the greatest deviation of a column from its median, and half the
+    diameter of the rows in :math:`\ell_1`.
+
+    Args:
+        x: rows.
+
+    Returns:
+        The bound.
+
+    >>> residual_lower(torch.tensor([[0.0], [1.0]]))
+    tensor(0.7071)
+    """
+    columns = (x - x.median(0).values).abs().sum(0).amax()
+    rows = torch.cdist(x, x, p=1.0).amax() / 2
+    return (columns * rows).sqrt()
+
+
+def residual_upper(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Tensor, " d"]]:
+    r"""Bound :math:`\min_u |X - 1u^\top|_{1,\infty}` from above, by trying medians, means, mid-ranges and each row.
+
+    Args:
+        x: rows.
+
+    Returns:
+        The bound, and the u that attains it.
+
+    >>> residual_upper(torch.tensor([[0.0], [1.0]]))[0]
+    tensor(0.7071)
+    """
+    tries = torch.cat([torch.stack([x.median(0).values, x.mean(0), (x.amax(0) + x.amin(0)) / 2]), x])
+    sizes = mixed_norm(x - tries[:, None])
+    best = sizes.argmin()
+    return sizes[best], tries[best]
+
+
+def linear_logits(x: Float[Tensor, "n d"], u: Float[Tensor, " d"], layer: Projections) -> Tensor:
+    r"""The logits up to first order in :math:`R = X - 1u^\top`, Lemma A.1: a constant and one term for each slot.
+
+    Args:
+        x: tokens.
+        u: what all tokens share.
+        layer: the projections, in product form without biases.
+
+    Returns:
+        ``(heads, n, n^N)``.
+
+    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> linear_logits(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0]), layer)  # (1 + r_i)(1 + r_j) without r_i r_j
+    tensor([[[1., 2.],
+             [2., 3.]]])
+    """
+    shared, rest = u @ layer.keys, (x - u) @ layer.keys  # (N+1, heads, d_h), (N+1, heads, n, d_h)
+    slots = layer.order + 1
+    logits = shared.prod(0).sum(-1)[:, None].expand(-1, x.shape[0])
+    terms: list[Tensor] = []
+    for m in range(slots):
+        around = torch.cat([shared[:m], shared[m + 1 :]]).prod(0)
+        terms.append((rest[m] * around[:, None]).sum(-1))
+    keys = reduce(lambda a, b: (a[:, :, None] + b[:, None]).flatten(1), terms[1:])
+    return layer.scale * ((logits + terms[0])[:, :, None] + keys[:, None])
+
+
+def assumed_gamma(logits: Float[Tensor, "heads n tuples"]) -> Float[Tensor, ""]:
+    r"""The least gamma that appendix A can assume.
+
+    .. math:: \max_{iKK'} |\Delta| \sum_i \max_{KK'} |\Delta| \le \gamma^2 \Bigl(\max_{KK'} \sum_i |\Delta|\Bigr)^2,
+        \qquad \Delta = E_{iK} - E_{iK'} .
+
+    Args:
+        logits: E.
+
+    Returns:
+        The largest over heads, 1 where all logits are equal.
+
+    >>> assumed_gamma(torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]))
+    tensor(0.7071)
+    """
+    apart = (logits[..., :, None] - logits[..., None, :]).abs()
+    each = apart.amax((-2, -1))
+    together = apart.sum(1).amax((-2, -1))
+    return torch.where(together > 0, (each.amax(-1) * each.sum(-1)).sqrt() / numerics.positive(together), 1.0).amax()
+
+
+def printed_collapse(x: Float[Tensor, "n d"], layer: Projections) -> Float[Tensor, ""]:
+    """Theorem 3.1 as printed, from above: residual by :func:`residual_upper`, the larger of two readings of gamma.
+
+    The readings take for E the logits, or their part beyond :func:`linear_logits`, as the proof does. Heads as in
+    Corollary 3.2: H times the largest.
+
+    Args:
+        x: tokens, few.
+        layer: the projections: product form, no biases, mask or skip connection.
+
+    Returns:
+        The bound.
+
+    Raises:
+        NotCoveredError: if the theorem does not cover the layer.
+
+    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> x = torch.tensor([[0.0], [1.0]])
+    >>> bool(residual_lower(attend(x, layer)) <= printed_collapse(x, layer))
+    True
+    """
+    plain = layer.key_bias is None and layer.value_bias is None and layer.out is None and layer.out_bias is None
+    if not plain or layer.skip or layer.masks or layer.form != "product":
+        raise NotCoveredError("layer must be in product form without biases, output matrix, mask and skip connection.")
+    size, u = residual_upper(x)
+    keys = x @ layer.keys
+    kappa = reduce(lambda a, b: (a[:, :, None] * b[:, None]).flatten(1, 2), keys[1:].unbind())
+    logits = layer.scale * keys[0] @ kappa.mT
+    gamma = torch.maximum(assumed_gamma(logits), assumed_gamma(logits - linear_logits(x, u, layer)))
+    return _printed(gamma, [layer], mixed_norm(x)) * size**3
+
+
+def _printed(gamma: Tensor, layers: Sequence[Projections], size: Tensor) -> Tensor:
+    order, heads, channels = layers[0].order, layers[0].keys.shape[1], layers[0].keys.shape[-1]
+    key = torch.stack([mixed_norm(layer.keys).amax() for layer in layers]).amax()
+    value = torch.stack([mixed_norm(layer.values).amax() for layer in layers]).amax()
+    beta = (2 * key) ** (order + 1) * (2 * value) ** order
+    return 4 * gamma * heads / math.sqrt(channels) * beta * size ** (2 * (order - 1))
+
+
+def printed_depth(x: Float[Tensor, "n d"], layers: Sequence[Projections]) -> list[tuple[float, float]]:
+    r"""Corollary 3.2 as printed, :math:`|\mathrm{res}|^{3^L} (\cdots)^{(3^L - 1)/2}`, with the residual it bounds.
+
+    Args:
+        x: tokens, few.
+        layers: as :func:`printed_collapse` takes them, all of one size.
+
+    Returns:
+        After each layer the residual from below and its bound, infinite where no float holds it.
+
+    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
+    >>> measured, bound = printed_depth(torch.tensor([[0.0], [1.0]]), [layer])[0]
+    >>> measured <= bound
+    True
+    """
+    size, _ = residual_upper(x)
+    gamma, largest = size.new_zeros(()), mixed_norm(x)
+    found: list[tuple[float, float]] = []
+    for depth, layer in enumerate(layers, 1):
+        keys = x @ layer.keys
+        kappa = reduce(lambda a, b: (a[:, :, None] * b[:, None]).flatten(1, 2), keys[1:].unbind())
+        logits = layer.scale * keys[0] @ kappa.mT
+        second = logits - linear_logits(x, residual_upper(x)[1], layer)
+        gamma = torch.stack([gamma, assumed_gamma(logits), assumed_gamma(second)]).amax()
+        x = attend(x, layer)
+        largest = torch.maximum(largest, mixed_norm(x))
+        factor = _printed(gamma, layers[:depth], largest)
+        power = 3.0**depth
+        bound = (power * size.double().log() + (power - 1) / 2 * factor.double().log()).exp()
+        found.append((residual_lower(x).item(), bound.item()))
+    return found
+
+
+def split_queries(n: int, *, delta: float = 2.0**-20) -> tuple[float, float]:
+    r"""An input of ordinary attention that breaks Theorem 3.1 from n = 4098 on, without its n by n matrices.
+
+    n = d, :math:`X = \epsilon I + 1x^\top`, :math:`W_K^0 = a\, s e_1^\top` with alternating signs s, :math:`W_K^1 =
+    b(e_1 - e_2) e_1^\top`, :math:`W_V = c(e_1 - e_2) 1^\top`; a second column :math:`\delta (e_1 + e_2)` in both keys
+    and x large along :math:`e_1 + e_2`, so that every query splits between tokens 1 and 2. Then the residual is
+    :math:`\sqrt n\, abc\, \epsilon^3`, the bound :math:`64 \gamma \sqrt n\, abc\, \epsilon^3`, and
+    :math:`\gamma = 1/\sqrt n`: the proof takes :math:`|W_{QK}|_1` for at most :math:`|W_K^0|_{1,\infty}
+    |W_K^1|_{1,\infty}`, which it is not.
+
+    Args:
+        n: how many tokens.
+        delta: of the second column; the smaller, the nearer the ratio comes to its limit.
+
+    Returns:
+        The residual from below, the bound from above; their ratio tends to :math:`\sqrt n / 64`.
+
+    >>> measured, bound = split_queries(8192)
+    >>> measured > 1.4 * bound
+    True
+    """
+    eps, a, gap = 1.0, 2.0**-7, 60.0
+    b = a * math.sqrt(n / 2)
+    sign = torch.where(torch.arange(n) % 2 == 0, 1.0, -1.0).double()
+    # Beside what keys share, tokens 1 and 2 have 2 xi eps delta^2 / sqrt(n) = gap, and +- a b eps^2 s_i / sqrt(n).
+    signal = a * b * eps**2 * sign / math.sqrt(n)
+    logits = torch.stack([gap + signal, gap - signal, torch.full_like(sign, math.log(n - 2))], 1)
+    # eps delta on top of 2 xi: tokens 1 and 2, as queries, see the gap a little larger. It is beyond the last digit.
+    weights = logits.softmax(1)
+    output = eps * (weights[:, 0] - weights[:, 1])  # every column is this one; c = 1
+    low, high = output.aminmax()
+    columns = (output - output.median()).abs().sum()
+    measured = (columns * n * (high - low) / 2).sqrt()
+    queries = math.sqrt(max(n * a, 2 * delta) * (a + delta))
+    keys = math.sqrt(max(2 * b, 2 * delta) * (b + delta))
+    values = math.sqrt(2 * n)
+    # E differs most between tokens 1 and 2, equally in every row: gamma^2 = e n e / (n e)^2; so do the logits.
+    bound = 4 / math.sqrt(n) / math.sqrt(n) * (2 * max(queries, keys)) ** 2 * 2 * values * eps**3
+    return measured.item(), bound
+
+
+def outnumbered_tokens(order: int, copies: int, scale: float, token: float, crowd: float) -> tuple[float, float]:
+    r"""The output's diameter for one token against copies of another, in one dimension with all weights 1.
+
+    The constant :math:`s N / 4` in place of the :math:`s N^2 / 4` of Theorem RC's cubic form is broken by N = 2, a
+    token 5 and 1303 tokens 4 at s = 0.35676.
+
+    Args:
+        order: N.
+        copies: how many tokens of the crowd.
+        scale: s.
+        token: the single one.
+        crowd: the others.
+
+    Returns:
+        The diameter, and :math:`(s N / 4) R^{2(N-1)} \mathrm{diam}^3`.
+
+    >>> measured, bound = outnumbered_tokens(2, 1303, 0.35676, 5.0, 4.0)
+    >>> round(measured, 6), round(bound, 4)
+    (4.507787, 4.4595)
+    """
+    single = torch.arange(order + 1, dtype=torch.float64)  # how many keys of a tuple are the single token
+    ways = torch.tensor([math.comb(order, j) for j in range(order + 1)], dtype=torch.float64)
+    products = token**single * crowd ** (order - single)
+    entropy = ways.log() + (order - single) * math.log(copies)
+    low, high = ((scale * query * products + entropy).softmax(0) @ products for query in (crowd, token))
+    bound = scale * order / 4 * max(abs(token), abs(crowd)) ** (2 * (order - 1)) * abs(token - crowd) ** 3
+    return abs(high - low).item(), bound

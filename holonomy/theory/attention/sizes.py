@@ -1,0 +1,106 @@
+r"""Sizes of the parts of a layer, from which the bounds are made: differentiable, in the layer's dtype."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.attention.projections import Projections
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["diameter", "others", "reach", "spectral", "through_heads"]
+
+
+def spectral(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
+    """Largest singular values.
+
+    Args:
+        matrices: ``(*batch, rows, columns)``.
+
+    Returns:
+        ``(*batch,)``.
+
+    >>> spectral(torch.tensor([[0.0, 2.0], [0.0, 0.0]]))
+    tensor(2.)
+    """
+    return torch.linalg.matrix_norm(matrices, ord=2)
+
+
+def reach(
+    weight: Float[Tensor, "slots heads d channels"],
+    bias: Float[Tensor, "slots heads channels"] | None,
+    radius: float | Tensor,
+) -> tuple[Float[Tensor, "slots heads"], Float[Tensor, "slots heads"]]:
+    """Spectral norms, and how long a token of the ball can be after each projection: ``|W| R + |b|``.
+
+    Args:
+        weight: matrices.
+        bias: none if left out.
+        radius: R.
+
+    Returns:
+        Norms and lengths.
+
+    >>> reach(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1), 2.0)[1]
+    tensor([[3.]])
+    """
+    norm = spectral(weight)
+    return norm, norm * radius + (0 if bias is None else bias.norm(dim=-1))
+
+
+def others(factors: Float[Tensor, "slots heads"]) -> Float[Tensor, "slots heads"]:
+    """For each slot the product over all others, zeros allowed.
+
+    Args:
+        factors: numbers.
+
+    Returns:
+        Products of one factor less.
+
+    >>> others(torch.tensor([[2.0], [3.0], [0.0]])).flatten()
+    tensor([0., 0., 6.])
+    """
+    return torch.stack([torch.cat([factors[:m], factors[m + 1 :]]).prod(0) for m in range(factors.shape[0])])
+
+
+def through_heads(layer: Projections, heads: Float[Tensor, " heads"]) -> Float[Tensor, ""]:
+    r"""From a bound for each head to the layer's, without skip connection.
+
+    With the rows :math:`W_{O,h}` of a head, :math:`\min(|W_O| (\sum_h b_h^2)^{1/2}, \sum_h |W_{O,h}| b_h)`.
+
+    Args:
+        layer: whose output matrix.
+        heads: a bound for each head.
+
+    Returns:
+        One number.
+
+    >>> through_heads(Projections(torch.ones(2, 2, 1, 1), torch.ones(1, 2, 1, 1)), torch.tensor([3.0, 4.0]))
+    tensor(5.)
+    """
+    whole = heads.norm()
+    if layer.out is None:
+        return whole
+    each = spectral(layer.out.unflatten(0, (heads.shape[0], -1)))
+    return torch.minimum(spectral(layer.out) * whole, (each * heads).sum())
+
+
+def diameter(points: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
+    r"""Largest distance of two rows, :math:`\max_{ij} |x_i - x_j|_2`.
+
+    Args:
+        points: ``(*batch, n, d)``.
+
+    Returns:
+        ``(*batch,)``; zero with zero gradient for one point.
+
+    >>> diameter(torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]))
+    tensor(5.)
+    """
+    # Differences, not the product of matrices, which cancels: what collapses lies in the last digits.
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.amax((-2, -1))

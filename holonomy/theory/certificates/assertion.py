@@ -1,0 +1,187 @@
+"""The assertion of a Lipschitz bound for a test suite of one's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.manifolds import Lorentz
+from holonomy.models import Hypformer
+from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function
+from holonomy.theory.certificates.attack import Attack, Scope, attack, attack_at
+from holonomy.theory.certificates.certificate import ends_of_model, features_of
+from holonomy.theory.certificates.regions import refuse_training, root, widened
+from holonomy.theory.certificates.stretching import METRICS, Ends, Metric
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["BoundViolatedError", "assert_lipschitz"]
+
+# How far out a search goes where hyperbolic space is at one end: to a rapidity at which float64 keeps nine digits. And
+# how far in Euclidean space where no radius is given.
+_FARTHEST, _LONGEST = 8.0, 30.0
+_TOKENS = 3
+# Pairs that climb together, and where a layer takes one input at a time.
+_STARTS, _FEW_STARTS = 128, 16
+
+
+class BoundViolatedError(AssertionError):
+    """Two inputs that refute a Lipschitz bound.
+
+    Args:
+        bound: that was claimed.
+        found: the pair, and by how much it is stretched.
+
+    >>> BoundViolatedError(1.0, Attack(2.0, torch.zeros(1, 1), torch.ones(1, 1))).found.ratio
+    2.0
+    """
+
+    def __init__(self, bound: float, found: Attack) -> None:
+        self.bound = bound
+        self.found = found
+        times = found.ratio / bound if bound else math.inf
+        super().__init__(
+            f"bound must be at least {found.ratio:.6g}, by which the layer stretches the pair x, y; "
+            f"got {bound:.6g}, {times:.4g} times too little.\nx = {found.x}\ny = {found.y}"
+        )
+
+
+def assert_lipschitz(
+    layer: Any,
+    bound: float,
+    *,
+    radius: float | None = None,
+    x: Float[Tensor, "tokens dim"] | None = None,
+    tokens: int | None = None,
+    features: int | None = None,
+    metric: Metric | None = None,
+    generator: torch.Generator | None = None,
+) -> float:
+    r"""Attack a claimed Lipschitz constant in its own scope, and fail where two inputs refute it.
+
+    * Neither ``radius`` nor ``x``: any two inputs.
+    * ``radius``: inputs whose tokens lie within it of the origin.
+    * ``x`` and ``radius``: inputs whose tokens lie within it of those of ``x``.
+    * ``x``: the stretch at that input.
+
+    Distances are those of the manifolds that the layer names, Euclidean where it names none. The search is by sampling
+    and ascent; finding nothing proves nothing. It is run in float64, on a copy of a layer that is not, and what
+    rounding can have added is taken off each ratio: a bound that holds does not fail.
+
+    Args:
+        layer: a hyperbolic layer or model, or a function of ``(tokens, dim)``; attention as
+            :func:`~holonomy.theory.lipschitz_bound` takes it. Layers that name manifolds take batches of inputs.
+        bound: the claimed constant.
+        radius: of the ball.
+        x: one input; points ``(tokens, d + 1)`` where the layer starts on a manifold.
+        tokens: of an input, where there is no ``x``; 3 if left out.
+        features: d of the input, where neither ``x`` nor the layer tells.
+        metric: of inputs of several tokens, ``"sup"`` or ``"l2"``; if left out that of
+            :func:`~holonomy.theory.lipschitz_bound`, ``"sup"`` for hyperbolic layers and ``"l2"`` for others.
+        generator: of the random numbers; seeded with 0 if left out, so that a test does the same each time.
+
+    Returns:
+        The largest ratio of distances after and before that was found: how much of the bound is used.
+
+    Raises:
+        BoundViolatedError: an ``AssertionError`` with the pair in its message, and as ``error.found``.
+        NotCoveredError: if the layer drops entries at random.
+        ValueError: if the bound is negative, the radius is not positive and finite, ``x`` has another shape, or the
+            number of features is not known.
+
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> _ = nn.init.eye_(layer.weight)
+    >>> round(assert_lipschitz(layer, 1.0), 4)
+    1.0
+    >>> assert_lipschitz(layer, 0.5, radius=2.0)
+    Traceback (most recent call last):
+    holonomy.theory.certificates.assertion.BoundViolatedError: bound must be at least 1, ...
+    """
+    checks.in_range("bound", bound, 0.0, math.inf)
+    if radius is not None and not 0 < radius < math.inf:
+        raise ValueError(f"radius must be positive and finite, or left out for all of space, got {radius}.")
+    if x is not None and (x.ndim != 2 or x.shape[0] == 0):
+        raise ValueError(f"x must have shape (tokens, dim), with one token at least, got {tuple(x.shape)}.")
+    if tokens is not None:
+        checks.positive_int("tokens", tokens)
+    if isinstance(layer, nn.Module):
+        refuse_training(layer)
+    layer = layer.to(torch.float64) if isinstance(layer, Projections) else widened(layer)
+    ends = _ends(layer)
+    source = ends.source
+    # A Hypformer takes one graph at a time.
+    alone = ends == Ends(None, None)
+    flat = alone and not isinstance(layer, Hypformer)
+    metric = metric or ("l2" if flat else "sup")
+    checks.one_of("metric", metric, METRICS)
+    if x is None:
+        centre = _origin(source, tokens or _TOKENS, _features(layer, features), _device(layer))
+    else:
+        centre = x.detach().double() if source is None else source.lift(source.space(x.detach().double()))
+    function = as_function(layer) if flat else layer
+    if x is not None and radius is None:
+        found = attack_at(function, Scope(ends, metric, centre, 0.0))
+    else:
+        farthest = _FARTHEST if source is None else _FARTHEST / root(source)
+        reach = radius or _LONGEST if flat else min(radius or math.inf, farthest)
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        together = not alone or _takes_batches(function, centre)
+        found = attack(
+            function if not alone else torch.func.vmap(function) if together else _one_by_one(function),
+            Scope(ends, metric, centre, reach),
+            generator,
+            starts=_STARTS if together else _FEW_STARTS,
+        )
+    if found.refutes(bound):
+        raise BoundViolatedError(bound, found)
+    return found.ratio
+
+
+def _ends(layer: object) -> Ends:
+    """Those that the layer names; Euclidean space at both if it names none."""
+    try:
+        return ends_of_model(layer)
+    except NotCoveredError:
+        return Ends(None, None)
+
+
+def _takes_batches(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Whether torch can batch a function of one input; not if it has a gradient written by hand, or branches."""
+    try:
+        torch.func.vmap(function)(x[None])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _one_by_one(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.stack([function(one) for one in x])
+
+
+def _features(layer: object, features: int | None) -> int:
+    if features is not None:
+        return checks.positive_int("features", features)
+    if isinstance(layer, Projections):
+        return layer.keys.shape[2]
+    found = features_of(layer) if isinstance(layer, nn.Module) else None
+    if found is None:
+        raise ValueError("features must be given: the layer does not tell.")
+    return found
+
+
+def _origin(manifold: Lorentz | None, tokens: int, features: int, device: torch.device) -> Tensor:
+    space = torch.zeros(tokens, features, dtype=torch.float64, device=device)
+    return space if manifold is None else manifold.lift(space)
+
+
+def _device(layer: object) -> torch.device:
+    if isinstance(layer, Projections):
+        return layer.keys.device
+    tensors = [*layer.parameters(), *layer.buffers()] if isinstance(layer, nn.Module) else []
+    return tensors[0].device if tensors else torch.device("cpu")

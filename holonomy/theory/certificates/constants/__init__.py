@@ -1,0 +1,1 @@
+"""Lipschitz constants, in the hyperbolic metric, of single layers: statement, proof and code."""

@@ -1,0 +1,182 @@
+r"""Lipschitz constants of hyperbolic linear attention, Hypformer eqs. 14-19 (H10), and of the ends of a model (H11).
+
+Everything is in unit coordinates. The average of space parts is Euclidean: constants E lead from the hyperbolic metric
+of the tokens to the Euclidean one of features, and the output's metric is below the Euclidean one. Proofs: the page
+*Certificates*.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.theory.certificates.stretching import Metric
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["Cone", "Features", "euclidean_stretch", "linear_stretch_in_cone", "linear_stretch_with_eps", "local_linear"]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Constants E and radii R of the features of queries, keys and values.
+
+    Attributes:
+        stretches: of queries, keys, values: from the hyperbolic to the Euclidean metric.
+        radii: their greatest lengths.
+        residual: the norm of the linear map psi that is added.
+
+    >>> Features((1.0, 1.0, 1.0), (2.0, 2.0, 2.0), 0.0).radii[0]
+    2.0
+    """
+
+    stretches: tuple[float, float, float]
+    radii: tuple[float, float, float]
+    residual: float
+
+
+@dataclass(frozen=True)
+class Cone:
+    r"""What keeps queries from meeting no key: :math:`\langle q_i, k_j\rangle \ge \nu |q_i| |k_j|`.
+
+    Attributes:
+        opening: nu.
+        query: the least length of a query.
+        key: the least length of a key.
+
+    >>> Cone(0.5, 1.0, 1.0).opening
+    0.5
+    """
+
+    opening: float
+    query: float
+    key: float
+
+
+def euclidean_stretch(weight: Float[Tensor, "out ambient"], radius: float) -> float:
+    r"""How much HTC's :math:`W x + b` stretches hyperbolic distances into Euclidean ones, over a ball.
+
+    .. math:: \min\big( |W|_2 \sqrt{\cosh 2\rho},\; \sqrt{\lambda_{\max}(S)_+ + \sup |W X|^2} \big),
+        \qquad S = W_s W_s^\top - w_t w_t^\top
+
+    Args:
+        weight: W, time column first.
+        radius: of the ball, in unit coordinates.
+
+    Returns:
+        The bound.
+
+    >>> round(euclidean_stretch(torch.tensor([[0.0, 1.0]]), 1.0) - math.cosh(1.0), 9)
+    0.0
+    """
+    weight = numerics.widen(weight.detach())
+    if 2 * radius >= numerics.widest_rapidity(torch.float64):
+        return math.inf
+    time, space = weight[:, :1], weight[:, 1:]
+    top = max(0.0, torch.linalg.eigvalsh(space @ space.mT - time @ time.mT)[-1].item())
+    longest = time.norm().item() * math.cosh(radius) + torch.linalg.matrix_norm(space, 2).item() * math.sinh(radius)
+    return min(
+        torch.linalg.matrix_norm(weight, 2).item() * math.sqrt(math.cosh(2 * radius)),
+        math.hypot(math.sqrt(top), longest),
+    )
+
+
+def linear_stretch_with_eps(features: Features, eps: float, tokens: int, metric: Metric = "sup") -> float:
+    r"""The constant of linear attention whose denominator is :math:`\sum_j \langle q_i, k_j\rangle + \epsilon`: H10.
+
+    .. math:: (\sqrt N + |\psi|_2) E_V + \sqrt2 R_V N (R_K E_Q + R_Q E_K)/\epsilon
+
+    with 1 for :math:`\sqrt N` in the sup metric. N over eps is real: with all keys k and all values v the slope in the
+    query is :math:`N |k| |v| / \epsilon` at zero. Without eps there is no constant, the average being discontinuous.
+
+    Args:
+        features: constants and radii.
+        eps: added to the denominator, in unit coordinates.
+        tokens: N.
+        metric: ``"sup"`` or ``"l2"``.
+
+    Returns:
+        The bound, infinite for ``eps = 0``.
+
+    >>> linear_stretch_with_eps(Features((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 0.0), 1.0, 4, "l2")
+    2.0
+    """
+    if eps == 0:
+        return math.inf
+    e_query, e_key, e_value = features.stretches
+    r_query, r_key, r_value = features.radii
+    spread = 1.0 if metric == "sup" else math.sqrt(tokens)
+    moved = math.sqrt(2) * r_value * tokens * (r_key * e_query + r_query * e_key) / eps
+    return (spread + features.residual) * e_value + moved
+
+
+def linear_stretch_in_cone(features: Features, cone: Cone, tokens: int, metric: Metric = "sup") -> float:
+    r"""The constant of linear attention where queries and keys keep to a cone, for any eps, zero included: H10.
+
+    .. math:: \big(\sqrt{\min(N, R_K/(\nu k_0))} + |\psi|_2\big) E_V
+        + \sqrt2 R_V \Big(\frac{E_Q}{\nu q_0} + \frac{E_K}{\nu k_0}\Big)
+
+    with 1 for the first root in the sup metric; free of N.
+
+    Args:
+        features: constants and radii.
+        cone: in which queries and keys lie.
+        tokens: N.
+        metric: ``"sup"`` or ``"l2"``.
+
+    Returns:
+        The bound.
+
+    >>> linear_stretch_in_cone(Features((0.0, 0.0, 1.0), (1.0, 1.0, 1.0), 0.0), Cone(1.0, 1.0, 1.0), 9, "l2")
+    1.0
+    """
+    e_query, e_key, e_value = features.stretches
+    _, r_key, r_value = features.radii
+    spread = 1.0 if metric == "sup" else math.sqrt(min(tokens, r_key / (cone.opening * cone.key)))
+    moved = e_query / (cone.opening * cone.query) + e_key / (cone.opening * cone.key)
+    return (spread + features.residual) * e_value + math.sqrt(2) * r_value * moved
+
+
+def local_linear(
+    features: tuple[Tensor, Tensor, Tensor], stretches: tuple[Tensor, Tensor, Tensor], metric: Metric = "sup"
+) -> float:
+    r"""A bound of the Euclidean stretch of the averages of linear attention at an input, all heads together.
+
+    From
+    :math:`dZ_i = \sum_j w_{ij} dV_j + \sum_j (\langle dq_i, k_j\rangle + \langle q_i, dk_j\rangle)(V_j - Z_i)/D_i`,
+    D the denominators: the norm of w, of the matrices :math:`\sum_j (V_j - Z_i) k_j^\top / D_i` and of
+    :math:`|q_i| |V_j - Z_i| / D_i`, each with its tokens' stretches.
+
+    Args:
+        features: nonnegative q, k and v, ``(heads, n, channels)``.
+        stretches: from the hyperbolic to the Euclidean metric, three of ``(heads, n)``.
+        metric: ``"sup"`` or ``"l2"``.
+
+    Returns:
+        The bound; infinite where a query meets no key.
+
+    >>> x, one = torch.ones(1, 3, 2), torch.ones(1, 3)
+    >>> round(local_linear((x, x, x), (one, one, one)), 6)
+    1.0
+    """
+    q, k, v = (numerics.widen(z) for z in features)
+    s_query, s_key, s_value = (numerics.widen(s) for s in stretches)
+    meets = q @ k.mT
+    total = meets.sum(-1, keepdim=True)
+    if not bool((total > 0).all()):
+        return math.inf
+    weights = meets / total
+    away = v[:, None] - (weights @ v)[:, :, None]
+    of_value = weights * s_value[:, None]
+    of_query = torch.linalg.matrix_norm(away.mT @ k[:, None] / total[..., None], 2) * s_query
+    of_key = q.norm(dim=-1, keepdim=True) * away.norm(dim=-1) / total * s_key[:, None]
+    if metric == "sup":
+        return (of_value.sum(-1) + of_query + of_key.sum(-1)).square().sum(0).sqrt().amax().item()
+    heads = torch.linalg.matrix_norm(of_value, 2) + of_query.amax(-1) + torch.linalg.matrix_norm(of_key, 2)
+    return heads.norm().item()

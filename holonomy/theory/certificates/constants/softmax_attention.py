@@ -1,0 +1,249 @@
+r"""Lipschitz constants of hyperbolic softmax attention (H8), over a ball and at an input, and its rank collapse (H9).
+
+Everything is in unit coordinates, curvature -1: logits are :math:`-s\,d^2`, :math:`-s\,d_L^2` or :math:`-s\,d` with the
+s that unit distances need, and points are given by their space parts. Proofs: the page *Certificates*.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import checks, numerics
+from holonomy.manifolds import hyperboloid
+from holonomy.ops.softmax_attention import Similarity
+from holonomy.theory.certificates.constants.midpoint import midpoint_shares, unit_curvature, weights_bound
+from holonomy.theory.certificates.stretching import Metric
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["Extent", "hyperbolic_collapse_bound", "local_softmax_stretch", "softmax_stretch", "unit_scale"]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far apart queries, keys and values of one head can be, in unit coordinates.
+
+    Attributes:
+        keys: diameter of the keys.
+        reach: the largest distance of a query from a key.
+        values: diameter of the values.
+
+    >>> Extent.of_radii(1.0, 1.0, 2.0).values
+    4.0
+    """
+
+    keys: float
+    reach: float
+    values: float
+
+    @staticmethod
+    def of_radii(query: float, key: float, value: float) -> Extent:
+        """Points within these radii about the origin.
+
+        Args:
+            query: of the queries.
+            key: of the keys.
+            value: of the values.
+
+        Returns:
+            The extent.
+
+        >>> Extent.of_radii(1.0, 2.0, 0.0).reach
+        3.0
+        """
+        return Extent(2 * key, query + key, 2 * value)
+
+
+def unit_scale(similarity: Similarity, channels: int, curvature: float) -> float:
+    r"""The logits' factor s in unit coordinates: :math:`1/(c \sqrt d)` for squares, :math:`1/\sqrt{c\,d}` else.
+
+    Args:
+        similarity: what the layer compares.
+        channels: d, of a head.
+        curvature: of queries and keys, negative.
+
+    Returns:
+        The factor.
+
+    >>> unit_scale("geodesic", 4, -4.0)
+    0.25
+    """
+    c = -curvature
+    return 1 / math.sqrt(channels) / (math.sqrt(c) if similarity == "geodesic" else c)
+
+
+def _slopes(similarity: Similarity, scale: float, extent: Extent) -> tuple[float, float, float]:
+    """The diameter of the logits' gradients in the query, their gradient in the key, their oscillation."""
+    far = extent.reach
+    if similarity == "geodesic":
+        return 2 * scale, scale, scale * far
+    if similarity == "geodesic_squared":
+        return 2 * scale * extent.keys, 2 * scale * far, scale * far**2
+    if far >= numerics.widest_rapidity(torch.float64):
+        return math.inf, math.inf, math.inf
+    sinh, cosh = math.sinh(far), math.cosh(far)
+    return 2 * scale * min(2 * sinh, cosh * extent.keys), 2 * scale * sinh, 2 * scale * (cosh - 1)
+
+
+def softmax_stretch(
+    query: float,
+    key: float,
+    value: float,
+    extent: Extent,
+    *,
+    scale: float,
+    similarity: Similarity = "geodesic_squared",
+    metric: Metric = "sup",
+    tokens: int | None = None,
+    masked: bool = False,
+) -> float:
+    r"""The Lipschitz constant of one head, over all inputs of this extent: H8.
+
+    .. math::
+        \text{sup:}\quad & L_v + \tfrac h2 g L_q + h g' L_k, \\
+        \text{l2:}\quad & \sqrt C L_v + \tfrac h2 g L_q + g' \sqrt{h \tanh(D_V)\, C}\, L_k,
+
+    :math:`h = \tanh(D_V/2)`, :math:`C = n / (1 + (n-1) e^{-D_\ell} / \cosh D_V)`, n itself where queries have masks of
+    their own. With logits :math:`-s\,d` the sup constant is :math:`L_v + s h (L_q + L_k)`: it needs no radius.
+
+    Args:
+        query: the constant L_q of the map from tokens to queries.
+        key: L_k.
+        value: L_v.
+        extent: diameters of queries, keys and values.
+        scale: s, see :func:`unit_scale`.
+        similarity: what the logits are.
+        metric: ``"sup"`` or ``"l2"``.
+        tokens: n; only ``"l2"`` needs it.
+        masked: whether queries may have different keys; one mask for all only changes n.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: if the l2 metric comes without the number of tokens.
+
+    >>> softmax_stretch(1.0, 1.0, 1.0, Extent(9.0, 9.0, 0.0), scale=1.0)  # coincident values
+    1.0
+    """
+    towards, away, spread = _slopes(similarity, scale, extent)
+    h = math.tanh(extent.values / 2)
+    by_query, by_key = _times(h / 2 * query, towards), _times(key, away)
+    if metric == "sup":
+        return value + by_query + _times(h, by_key)
+    if tokens is None:
+        raise ValueError("tokens must be given in the l2 metric: the constant grows with their number.")
+    ratio = math.exp(-min(spread, 700.0)) / math.cosh(min(extent.values, 700.0))
+    columns = float(tokens) if masked else tokens / (1 + (tokens - 1) * ratio)
+    return math.sqrt(columns) * value + by_query + _times(math.sqrt(h * math.tanh(extent.values) * columns), by_key)
+
+
+def _times(a: float, b: float) -> float:
+    """A product in which zero times infinity is zero: what does not move has no slope."""
+    return 0.0 if a == 0 or b == 0 else a * b
+
+
+def local_softmax_stretch(
+    query: Float[Tensor, "n dim"],
+    key: Float[Tensor, "n dim"],
+    value: Float[Tensor, "n values"],
+    stretches: tuple[Tensor, Tensor, Tensor],
+    *,
+    scale: float,
+    similarity: Similarity = "geodesic_squared",
+    metric: Metric = "sup",
+) -> float:
+    r"""A bound of the stretch of one head at an input: the local form of H8.
+
+    .. math:: |p\, \mathrm{diag}(s_v)|_2 + \max_i |C_i|_2 s_{q,i} + |B\, \mathrm{diag}(s_k)|_2, \qquad
+        C_i = \sum_j p_{ij} \tanh(d_{ij})\, u_{ij} \otimes \nabla_q \ell_{ij}, \quad
+        B_{ij} = p_{ij} \tanh(d_{ij}) |\nabla_k \ell_{ij}|,
+
+    p the shares of H5, :math:`d_{ij}, u_{ij}` distance and direction of value j from midpoint i. In the sup metric the
+    norms of p and B are largest row sums.
+
+    Args:
+        query: space parts ``(n, d)``.
+        key: space parts ``(n, d)``.
+        value: space parts ``(n, d')``.
+        stretches: how much query, key and value of each token move with the token, three tensors ``(n,)``.
+        scale: s.
+        similarity: what the logits are.
+        metric: ``"sup"`` or ``"l2"``.
+
+    Returns:
+        The bound.
+
+    >>> x, one = torch.zeros(3, 2), torch.ones(3)
+    >>> round(local_softmax_stretch(x, x, x, (one, one, one), scale=1.0), 6)
+    1.0
+    """
+    kappa = unit_curvature().to(query.device)
+    query, key, value = (hyperboloid.lift(numerics.widen(z), kappa) for z in (query, key, value))
+    s_query, s_key, s_value = (numerics.widen(s) for s in stretches)
+    distance = hyperboloid.cdist(query, key, kappa)
+    logits, slope = _logits(distance, scale, similarity)
+    weights = logits.softmax(-1)
+    shares, away = midpoint_shares(weights, value[..., 1:])
+    middle = hyperboloid.centroid(value, weights, kappa)
+    # Unit directions in orthonormal frames: of the values seen from the midpoints, of the keys from the queries.
+    outward = shares[..., None] * away.tanh()[..., None] * _directions(middle, value)
+    inward = slope[..., None] * _directions(query, key)
+    of_query = torch.linalg.matrix_norm(outward.mT @ inward, 2) * s_query
+    of_value = shares * s_value
+    of_key = shares * away.tanh() * slope * s_key
+    if metric == "sup":
+        # The three act on one row: their sum may be taken before the maximum.
+        return (of_value.sum(-1) + of_query + of_key.sum(-1)).amax().item()
+    norms = [torch.linalg.matrix_norm(part, 2).item() for part in (of_value, of_key)]
+    return sum(norms) + of_query.amax().item()
+
+
+def _logits(distance: Tensor, scale: float, similarity: Similarity) -> tuple[Tensor, Tensor]:
+    """Logits and the lengths of their gradients."""
+    if similarity == "geodesic":
+        return -scale * distance, torch.full_like(distance, scale)
+    if similarity == "geodesic_squared":
+        return -scale * distance.square(), 2 * scale * distance
+    return -2 * scale * (distance.cosh() - 1), 2 * scale * distance.sinh()
+
+
+def _directions(x: Tensor, y: Tensor) -> Tensor:
+    """Unit tangent vectors from x_i towards y_j in the frame carried from the origin, ``(i, j, d)``; zero if equal."""
+    kappa = unit_curvature().to(x.device)
+    log = hyperboloid.logmap(x[:, None].expand(-1, y.shape[0], -1), y[None].expand(x.shape[0], -1, -1), kappa)
+    at = x[:, None, 1:]
+    vector = log[..., 1:] - at * log[..., :1] / (1 + x[:, None, :1])
+    return numerics.unit_vector(vector, numerics.norm(vector, keepdim=True))
+
+
+def hyperbolic_collapse_bound(queries: float, keys: float, values: float, scale: float) -> float:
+    r"""The diameter of what softmax attention with logits :math:`-s\,d^2` puts out: H9.
+
+    .. math:: \tanh(\mathrm{diam}(out)/2) \le \tanh(\mathrm{diam}(V)/2)\,
+        \tanh\big(s\, \mathrm{diam}(Q)\, \mathrm{diam}(K) / 2\big)
+
+    No radius, no number of tokens; its flat limit is Theorem RC's form ``pair`` at N = 1. One mask of keys shared by
+    all queries is covered, masks of their own are not.
+
+    Args:
+        queries: diameter of Q, in unit coordinates.
+        keys: diameter of K.
+        values: diameter of V.
+        scale: s.
+
+    Returns:
+        The largest diameter.
+
+    >>> hyperbolic_collapse_bound(0.0, 1.0, 5.0, 1.0)  # one query
+    0.0
+    """
+    for name, value in (("queries", queries), ("keys", keys), ("values", values), ("scale", scale)):
+        checks.in_range(name, value, 0.0, math.inf)
+    return weights_bound(values, 2 * scale * queries * keys)

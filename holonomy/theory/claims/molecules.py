@@ -1,0 +1,171 @@
+r"""Molecules for the claims on curvature: QM9 from its arrays, and molecule-like graphs where they are not at hand.
+
+A molecule is its bonds ``(2, m)``, each once, and its number of atoms. Hydrogens are atoms of their own, as the edge
+density of 0.12 in Simplicial appendix F.2 says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holonomy.theory.claims.verdict import Draws
+from holonomy.theory.graphs.curvature import Forman, Shares, curvature_shares, incidence
+
+__all__ = ["Molecule", "draw_molecules", "molecule", "read_molecules", "shares_of", "with_hydrogens"]
+
+_BATCH = 500
+
+
+class Molecule(NamedTuple):
+    """A graph of atoms.
+
+    Attributes:
+        bonds: ``(2, m)``, each once.
+        atoms: n.
+
+    >>> Molecule(torch.tensor([[0, 0], [1, 2]]), 3).atoms
+    3
+    """
+
+    bonds: Tensor
+    atoms: int
+
+
+def molecule(draws: Draws, atoms: int) -> tuple[Tensor, Tensor]:
+    """Draw a molecule-like graph: a tree of degree at most four with rings of five or six closed.
+
+    Args:
+        draws: random numbers.
+        atoms: how many heavy atoms.
+
+    Returns:
+        Bonds ``(2, m)``, each once, and how many hydrogens each atom holds, ``(atoms,)``, for valence four.
+
+    >>> bonds, hydrogens = molecule(Draws(), 9)
+    >>> int(torch.bincount(bonds.flatten(), minlength=9).max()) <= 4, int(hydrogens.min()) >= 0
+    (True, True)
+    """
+    degree = [0] * atoms
+    parent = [0] * atoms
+    bonds: list[tuple[int, int]] = []
+    for atom in range(1, atoms):
+        free = [other for other in range(max(0, atom - 4), atom) if degree[other] < 4]
+        parent[atom] = free[draws.integer(0, len(free) - 1)]
+        bonds.append((parent[atom], atom))
+        degree[atom] += 1
+        degree[parent[atom]] += 1
+    for _ in range(draws.integer(0, 2)):
+        start = end = draws.integer(0, atoms - 1)
+        for _ in range(draws.integer(4, 5)):  # up the tree as far as a ring of five or six goes
+            end = parent[end]
+        if end != start and max(degree[start], degree[end]) < 4 and (end, start) not in bonds:
+            bonds.append((end, start))
+            degree[start] += 1
+            degree[end] += 1
+    hydrogens = torch.tensor([max(0, 4 - d - draws.integer(0, 1)) for d in degree])
+    return torch.tensor(bonds).T, hydrogens
+
+
+def with_hydrogens(bonds: Tensor, hydrogens: Tensor) -> Molecule:
+    """Make hydrogens atoms of their own.
+
+    Args:
+        bonds: ``(2, m)`` among heavy atoms.
+        hydrogens: how many each heavy atom holds.
+
+    Returns:
+        Bonds with those of the hydrogens, and how many atoms there are.
+
+    >>> with_hydrogens(torch.tensor([[0], [1]]), torch.tensor([1, 2])).bonds
+    tensor([[0, 0, 1, 1],
+            [1, 2, 3, 4]])
+    """
+    heavy = hydrogens.shape[0]
+    holders = torch.arange(heavy).repeat_interleave(hydrogens)
+    total = heavy + holders.shape[0]
+    return Molecule(torch.cat([bonds, torch.stack([holders, torch.arange(heavy, total)])], 1), total)
+
+
+def draw_molecules(draws: Draws, count: int) -> list[Molecule]:
+    """Draw molecule-like graphs of five to nine heavy atoms, with their hydrogens.
+
+    Args:
+        draws: random numbers and budget.
+        count: how many at budget 1.
+
+    Returns:
+        The molecules.
+
+    >>> len(draw_molecules(Draws(), 3))
+    3
+    """
+    return [with_hydrogens(*molecule(draws, draws.integer(5, 9))) for _ in draws.rounds(count)]
+
+
+def read_molecules(arrays: Mapping[str, Any], *, every: int = 1, hydrogens: bool = True) -> tuple[Molecule, ...]:
+    """Read QM9 from the arrays of ``qm9_graphs.npz``: atoms and bonds of each molecule, one after the other.
+
+    Args:
+        arrays: ``num_nodes``, ``num_bonds``, ``bond_index`` and ``atom_feat``, whose third column counts hydrogens.
+        every: take only every so many-th molecule.
+        hydrogens: make them atoms of their own.
+
+    Returns:
+        The molecules, those of few bonds first.
+
+    >>> water = {"num_nodes": [1], "num_bonds": [0], "atom_feat": [[8, 0, 2]], "bond_index": [[], []]}
+    >>> read_molecules({name: np.array(part, "uint8") for name, part in water.items()})
+    (Molecule(bonds=tensor([[0, 0],
+            [1, 2]]), atoms=3),)
+    """
+    atoms, bonds, held, ends = (
+        arrays[name].astype(np.int64) for name in ("num_nodes", "num_bonds", "atom_feat", "bond_index")
+    )
+    first_atom, first_bond = (np.concatenate([[0], counts.cumsum()]) for counts in (atoms, bonds))
+    found: list[Molecule] = []
+    for i in range(0, len(atoms), every):
+        edges = torch.from_numpy(ends[:, first_bond[i] : first_bond[i + 1]])
+        count = torch.from_numpy(held[first_atom[i] : first_atom[i + 1], 2])
+        found.append(with_hydrogens(edges, count) if hydrogens else Molecule(edges, int(atoms[i])))
+    return tuple(sorted(found, key=lambda each: each.bonds.shape[1]))
+
+
+def shares_of(
+    graphs: Sequence[tuple[Tensor, int]], form: Forman, dtype: torch.dtype, device: torch.device | str
+) -> Shares:
+    """Compare the curvature of molecules with that of their line graphs, some hundreds together.
+
+    Args:
+        graphs: the molecules; of similar sizes where they stand beside each other.
+        form: which curvature.
+        dtype: in which to compute.
+        device: where.
+
+    Returns:
+        The shares among all molecules of two bonds or more.
+
+    >>> water = Molecule(torch.tensor([[0, 0], [1, 2]]), 3)
+    >>> shares_of([water], "augmented", torch.float64, "cpu")
+    Shares(mean=1.0, mean_weak=1.0, least=1.0, least_weak=1.0, graphs=1)
+    """
+    parts = [
+        curvature_shares(_padded(graphs[start : start + _BATCH], dtype).to(device), form)
+        for start in range(0, len(graphs), _BATCH)
+    ]
+    total = sum(part.graphs for part in parts)
+    sums = (sum(part[column] * part.graphs for part in parts) for column in range(4))
+    mean, mean_weak, least, least_weak = (part / max(total, 1) for part in sums)
+    return Shares(mean, mean_weak, least, least_weak, total)
+
+
+def _padded(graphs: Sequence[tuple[Tensor, int]], dtype: torch.dtype) -> Tensor:
+    nodes, edges = max(atoms for _, atoms in graphs), max(bonds.shape[1] for bonds, _ in graphs)
+    table = torch.zeros(len(graphs), nodes, edges, dtype=dtype)
+    for row, (bonds, atoms) in zip(table, graphs, strict=True):
+        row[:atoms, : bonds.shape[1]] = incidence(bonds, atoms, dtype)
+    return table

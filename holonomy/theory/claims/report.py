@@ -1,0 +1,277 @@
+"""What a run of :func:`holonomy.theory.verify` leaves: a table, JSON, and one HTML page with its pictures inside.
+
+Pictures need matplotlib (the extra ``report``); without it the page has the table and says so.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+try:
+    from matplotlib import figure as drawing
+    from matplotlib import rc_context
+except ImportError:
+    drawing = rc_context = None
+import torch
+
+import holonomy
+from holonomy.theory.claims.pictures import Picture, ratios
+from holonomy.theory.claims.verdict import Claim, Trial, Verdict
+
+__all__ = ["Run", "as_html", "as_json", "as_table", "said", "seen", "statement", "svg"]
+
+
+@dataclass
+class Run:
+    """Claims, verdicts and trials, in the order in which they were measured; :meth:`add` is what ``verify`` watches.
+
+    Attributes:
+        settings: what reproduces it: seed, device, dtype, budget.
+        claims: the claims.
+        verdicts: their verdicts.
+        trials: by the claim's name.
+
+    >>> Run({"seed": 0}).verdicts
+    []
+    """
+
+    settings: Mapping[str, Any]
+    claims: list[Claim] = field(default_factory=list[Claim])
+    verdicts: list[Verdict] = field(default_factory=list[Verdict])
+    trials: dict[str, list[Trial]] = field(default_factory=dict[str, list[Trial]])
+
+    def add(self, claim: Claim, verdict: Verdict, trials: list[Trial]) -> None:
+        """Keep one claim's result.
+
+        Args:
+            claim: the claim.
+            verdict: its verdict.
+            trials: its trials.
+        """
+        self.claims.append(claim)
+        self.verdicts.append(verdict)
+        self.trials[claim.name] = trials
+
+    @property
+    def surprising(self) -> list[str]:
+        """Names of the claims that should hold and are violated."""
+        return [verdict.claim for verdict in self.verdicts if verdict.surprising]
+
+
+def said(verdict: Verdict) -> str:
+    """Say a verdict in a word or three.
+
+    Args:
+        verdict: of a claim.
+
+    Returns:
+        ``holds``, ``fails, as known``, ``fails``, ``VIOLATED``, ``undecided``, ``holds here`` of a claim that is known
+        to fail elsewhere, or ``holds, sharper`` where a ratio lies above the largest one known.
+
+    >>> said(Verdict("a.b", "", True, 2.0, 1.0, 2.0, holds=False, note="", expected=False))
+    'fails, as known'
+    """
+    if verdict.holds is None:
+        return "undecided"
+    if verdict.holds:
+        if verdict.sharper:
+            return "holds, sharper"
+        return "holds here" if verdict.expected is False else "holds"
+    return {True: "VIOLATED", False: "fails, as known", None: "fails"}[verdict.expected]
+
+
+def statement(claim: Claim, verdict: Verdict) -> str:
+    """Say what a claim states, and on which data it was judged.
+
+    Args:
+        claim: the claim.
+        verdict: its verdict.
+
+    Returns:
+        The sentence.
+
+    >>> claim = Claim("a.b", "", "1 <= 2", lambda draws: [])
+    >>> statement(claim, Verdict("a.b", "", True, 1.0, 2.0, 0.5, holds=True, note="", judged_on="two numbers"))
+    '1 <= 2; judged on two numbers'
+    """
+    return f"{claim.statement}; judged on {verdict.judged_on}" if verdict.judged_on else claim.statement
+
+
+def seen(verdict: Verdict) -> str:
+    """Say what the search could have seen: times which factor a bound, or which difference, would have been noticed.
+
+    Args:
+        verdict: of a claim.
+
+    Returns:
+        The factor below which a bound would have been noticed; of an equality the difference above which; of a claim
+        that fails nothing.
+
+    >>> seen(Verdict("a.b", "", True, 0.0, 0.01, 0.0, holds=True, note="", kind="equal"))
+    '> 0.01'
+    """
+    if not verdict.holds:
+        return ""
+    return f"> {verdict.bound:.1g}" if verdict.kind == "equal" else _number(verdict.sees)
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}"
+
+
+def as_table(verdicts: Sequence[Verdict]) -> str:
+    """Lay verdicts out as text, one line each.
+
+    Args:
+        verdicts: in order.
+
+    Returns:
+        The table.
+
+    >>> print(as_table([Verdict("a.b", "", True, 1.0, 2.0, 0.5, holds=True, note="why", median=0.5, sees=0.7)]))
+    claim verdict worst median counted sees note
+    a.b   holds   0.5   0.5    1/1     0.7  why
+    """
+    head = ("claim", "verdict", "worst", "median", "counted", "sees", "note")
+    rows = [head] + [
+        (v.claim, said(v), _number(v.ratio), _number(v.median), f"{v.counted}/{v.trials}", seen(v), v.note)
+        for v in verdicts
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return "\n".join(
+        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_json(run: Run) -> str:
+    """Write a run as JSON; numbers that are not finite are null.
+
+    Args:
+        run: what was measured.
+
+    Returns:
+        The text.
+
+    >>> json.loads(as_json(Run({"seed": 0})))["settings"]
+    {'seed': 0}
+    """
+    document = {
+        "holonomy": holonomy.__version__,
+        "torch": torch.__version__,
+        "settings": dict(run.settings),
+        "violated": run.surprising,
+        "claims": [
+            {
+                "claim": claim.name,
+                "source": claim.source,
+                "statement": statement(claim, verdict),
+                "verdict": said(verdict),
+                **{name: _finite(value) for name, value in vars(verdict).items() if name not in ("claim", "source")},
+            }
+            for claim, verdict in zip(run.claims, run.verdicts, strict=True)
+        ],
+    }
+    return json.dumps(document, indent=1)
+
+
+def svg(picture: Picture, trials: Mapping[str, Sequence[Trial]]) -> str | None:
+    """Draw a picture as SVG, to stand within a page.
+
+    Args:
+        picture: what to draw.
+        trials: of the claims that it needs, by name.
+
+    Returns:
+        The text from ``<svg`` on; none without matplotlib.
+
+    >>> drawn = svg(Picture("Nothing", "Empty axes.", (), lambda axes, trials: None), {})
+    >>> drawn is None or drawn.startswith("<svg")
+    True
+    """
+    if drawing is None or rc_context is None:
+        return None
+    # Names within the drawing and its date would differ from run to run.
+    with rc_context({"svg.hashsalt": picture.title, "svg.fonttype": "none", "font.size": 9}):
+        figure = drawing.Figure(figsize=(3.4 * picture.panels, 2.8), layout="constrained")
+        axes = [figure.add_subplot(1, picture.panels, index + 1) for index in range(picture.panels)]
+        picture.draw(axes, trials)
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue()
+    return text[text.index("<svg") :]
+
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; } th, td { text-align: left; vertical-align: top;
+padding: .25rem .6rem; border-bottom: 1px solid #ddd; } figure { display: inline-block; margin: 1rem 1rem 1rem 0; }
+figcaption { max-width: 34rem; font-size: 13px; } .holds { color: #176b2c; } .VIOLATED { color: #b00020;
+font-weight: 600; } .fails { color: #8a5a00; } .undecided { color: #666; }
+"""
+
+
+def as_html(run: Run, pictures: Sequence[Picture]) -> str:
+    """Write a run as one page that needs nothing beside it.
+
+    Args:
+        run: what was measured.
+        pictures: drawn where all their claims were measured; claims with an axis get one of their ratios besides.
+
+    Returns:
+        The page.
+
+    >>> "</html>" in as_html(Run({"seed": 0}), [])
+    True
+    """
+    settings = ", ".join(f"{name} {value}" for name, value in run.settings.items())
+    parts = [
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Claims, measured</title><style>{_STYLE}</style>",
+        f"<h1>Claims, measured</h1><p>holonomy {holonomy.__version__}, torch {torch.__version__};",
+        f"{html.escape(settings)}.",
+        "Worst and median are the measured value over its bound, of the trials that count; a bound times less than",
+        "what the column sees says, or a difference above it, would have been noticed.</p>",
+        _html_table(run),
+    ]
+    wanted = [picture for picture in pictures if all(name in run.trials for name in picture.claims)]
+    special = {name for picture in wanted for name in picture.claims}
+    wanted += [ratios(claim) for claim in run.claims if claim.axis is not None and claim.name not in special]
+    drawn = [(picture, svg(picture, run.trials)) for picture in wanted]
+    if any(image is None for _, image in drawn):
+        parts.append("<p>Pictures need matplotlib: <code>pip install 'holonomy[report]'</code>.</p>")
+    parts += [
+        f"<figure><h3>{html.escape(picture.title)}</h3>{image}<figcaption>{html.escape(picture.caption)}"
+        "</figcaption></figure>"
+        for picture, image in drawn
+        if image is not None
+    ]
+    return "\n".join([*parts, "</html>\n"])
+
+
+def _html_table(run: Run) -> str:
+    rows: list[str] = []
+    for claim, verdict in zip(run.claims, run.verdicts, strict=True):
+        word = said(verdict)
+        cells = [
+            f"<code>{html.escape(claim.name)}</code>",
+            html.escape(claim.source),
+            html.escape(statement(claim, verdict)),
+            f"<span class='{word.split(',')[0].split(' ')[0]}'>{word}</span>",
+            _number(verdict.ratio),
+            _number(verdict.median),
+            f"{verdict.counted}/{verdict.trials}",
+            html.escape(seen(verdict)),
+            html.escape(verdict.note),
+        ]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    head = ("claim", "source", "statement", "verdict", "worst", "median", "counted", "sees", "note")
+    return "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" + "\n".join(rows) + "</table>"

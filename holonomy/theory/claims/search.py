@@ -1,0 +1,271 @@
+"""Random layers and inputs for claims about attention, many at once, and the climb towards the worst of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.attention.projections import Projections
+from holonomy.theory.claims.verdict import Draws, Trial
+
+__all__ = ["Compare", "Comparison", "climb", "compare_all", "draw_input", "draw_layer", "draw_mask", "search"]
+
+
+class Comparison(NamedTuple):
+    """A measured value and its bound, differentiable, and what rounding is relative to.
+
+    Attributes:
+        measured: the value.
+        bound: what is said of it.
+        size: of the numbers whose differences were taken; a value below 1000 eps times this is rounding.
+
+    >>> Comparison(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(0.0)).bound
+    tensor(2.)
+    """
+
+    measured: Tensor
+    bound: Tensor
+    size: Tensor
+
+
+Compare = Callable[[Tensor, Projections], Comparison]
+"""What a claim says of a layer at an input. It is run under ``torch.func.vmap``: no number is read back in it."""
+
+Tensors = Mapping[str, Tensor]
+
+
+def _sizes(draws: Draws, low: float, high: float, shape: Sequence[int]) -> Tensor:
+    """Positive numbers of that shape, their logarithms uniform."""
+    uniform = torch.rand(shape, generator=draws.generator, dtype=torch.float64)
+    return (math.log(low) + (math.log(high) - math.log(low)) * uniform).exp().to(draws.device, draws.dtype)
+
+
+def _layers(
+    draws: Draws, batch: int, order: int, features: int, *, heads: int, channels: int, plain: bool
+) -> dict[str, Tensor]:
+    """Fields of :class:`Projections`, one layer in each row."""
+    one = (batch, 1, 1, 1, 1)
+    usual = features**-0.5
+    drawn = {
+        "keys": draws.normal(batch, order + 1, heads, features, channels) * usual * _sizes(draws, 0.1, 3.0, one),
+        "values": draws.normal(batch, order, heads, features, channels) * usual * _sizes(draws, 0.1, 3.0, one),
+    }
+    if not plain:
+        drawn["out"] = draws.normal(batch, heads * channels, features) * (heads * channels) ** -0.5
+        drawn["key_bias"] = draws.normal(batch, order + 1, heads, channels) * 0.3
+        drawn["value_bias"] = draws.normal(batch, order, heads, channels) * 0.3
+        drawn["out_bias"] = draws.normal(batch, features)
+    return drawn
+
+
+def _projections(tensors: Mapping[str, Any], *, skip: bool) -> Projections:
+    return Projections(**tensors, skip=skip)
+
+
+def _inputs(draws: Draws, batch: int, tokens: int, features: int) -> Tensor:
+    x = draws.normal(batch, tokens, features)
+    kind = torch.randint(0, 3, (batch, 1, 1), generator=draws.generator).to(x.device)
+    near = draws.normal(batch, 1, features) + _sizes(draws, 0.01, 1.0, (batch, 1, 1)) * x
+    share = torch.randint(1, tokens + 1, (batch, 1, 1), generator=draws.generator).to(x.device)
+    two = torch.where(torch.arange(tokens, device=x.device)[:, None] < share, x[:, :1], x[:, -1:])
+    x = torch.where(kind == 0, x, torch.where(kind == 1, near, two))
+    return x * _sizes(draws, 0.1, 3.0, (batch, 1, 1))
+
+
+def draw_layer(
+    draws: Draws, order: int, features: int, *, heads: int = 1, channels: int | None = None, plain: bool = True
+) -> Projections:
+    """Draw a layer whose matrices have sizes between 0.1 and 3 times the usual.
+
+    Args:
+        draws: random numbers.
+        order: N.
+        features: d.
+        heads: how many.
+        channels: of a head; as many as features if left out.
+        plain: no biases and no output matrix; otherwise both, and sometimes a skip connection.
+
+    Returns:
+        Its projections.
+
+    >>> draw_layer(Draws(), 2, 3).keys.shape
+    torch.Size([3, 1, 3, 3])
+    """
+    drawn = _layers(draws, 1, order, features, heads=heads, channels=channels or features, plain=plain)
+    skip = not plain and draws.integer(0, 2) == 0
+    return _projections({name: rows[0] for name, rows in drawn.items()}, skip=skip)
+
+
+def draw_input(draws: Draws, tokens: int, features: int) -> Tensor:
+    """Draw tokens, of sizes between 0.1 and 3, scattered, near each other, or at two places.
+
+    Args:
+        draws: random numbers.
+        tokens: n.
+        features: d.
+
+    Returns:
+        ``(n, d)``.
+
+    >>> draw_input(Draws(), 4, 2).shape
+    torch.Size([4, 2])
+    """
+    return _inputs(draws, 1, tokens, features)[0]
+
+
+def draw_mask(draws: Draws, tokens: int, order: int) -> Tensor:
+    """Draw a mask that leaves each simplex with an even chance and every query at least itself.
+
+    Args:
+        draws: random numbers.
+        tokens: n.
+        order: N.
+
+    Returns:
+        ``(n, ..., n)``, N+1 axes.
+
+    >>> draw_mask(Draws(), 3, 2).shape
+    torch.Size([3, 3, 3])
+    """
+    mask = draws.normal(*[tokens] * (order + 1)) > 0
+    at = torch.arange(tokens, device=mask.device)
+    mask[(at,) * (order + 1)] = True
+    return mask
+
+
+_TOKENS = {1: 6, 2: 5, 3: 4}
+
+
+def search(
+    draws: Draws,
+    compare: Callable[..., Comparison],
+    *,
+    orders: Sequence[int] = (1, 2, 3),
+    batches: int = 4,
+    batch: int = 25,
+    climbs: int = 5,
+    plain: bool = False,
+    masked: bool = False,
+) -> Iterator[Trial]:
+    """Compare on random layers and inputs, and on those that an ascent from some of them finds.
+
+    A batch has one shape: n, d, heads, whether there is a skip connection; its rows differ in all else.
+
+    Args:
+        draws: random numbers and budget.
+        compare: the claim.
+        orders: which N.
+        batches: for each N at budget 1; their number and their sizes grow with the root of the budget.
+        batch: random layers in each at budget 1.
+        climbs: from how many rows of the first half of the batches an ascent starts, at budget 1.
+        plain: layers of one head without biases and output matrix.
+        masked: draw a mask for each batch and give it to ``compare`` by the name ``mask``.
+
+    Yields:
+        A trial each, ``at`` saying N, n and whether it was climbed to.
+
+    >>> def compare(x: Tensor, layer: Projections) -> Comparison:
+    ...     return Comparison(x.norm(), x.norm() * 2, x.norm())
+    >>> len(list(search(Draws(), compare, batches=2, batch=3, climbs=1)))
+    21
+    """
+    root = math.sqrt(draws.budget)
+    rows, tops = math.ceil(batch * root), math.ceil(climbs * root)
+    for order in orders:
+        for index in range(math.ceil(batches * root)):
+            features, tokens = draws.integer(1, 5), draws.integer(2, _TOKENS.get(order, 3))
+            heads = 1 if plain else draws.integer(1, 2)
+            drawn = _layers(draws, rows, order, features, heads=heads, channels=features, plain=plain)
+            x, skip = _inputs(draws, rows, tokens, features), not plain and draws.integer(0, 2) == 0
+            at = {"N": float(order), "n": float(tokens)}
+            here = partial(compare, mask=draw_mask(draws, tokens, order)) if masked else compare
+            yield from _trials(compare_all(here, x, drawn, skip=skip), {**at, "climbed": 0.0})
+            if climbs and index < (batches + 1) // 2:
+                first = {name: values[:tops] for name, values in drawn.items()}
+                yield from _trials(climb(here, x[:tops], first, skip=skip), {**at, "climbed": 1.0})
+
+
+def compare_all(compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = False) -> Comparison:
+    """Compare row by row.
+
+    Args:
+        compare: the claim.
+        x: tokens ``(batch, n, d)``.
+        layers: fields of :class:`Projections`, each with a leading axis of that size.
+        skip: whether the layers have a skip connection.
+
+    Returns:
+        ``(batch,)`` each.
+
+    >>> ones = {"keys": torch.ones(4, 2, 1, 1, 1), "values": torch.ones(4, 1, 1, 1, 1)}
+    >>> compare_all(lambda x, layer: Comparison(x.sum(), x.sum(), x.sum()), torch.ones(4, 3, 1), ones).bound
+    tensor([3., 3., 3., 3.])
+    """
+
+    def row(x: Tensor, tensors: dict[str, Tensor]) -> Comparison:
+        return compare(x, _projections(tensors, skip=skip))
+
+    return Comparison(*torch.func.vmap(row)(x, dict(layers)))
+
+
+def _trials(found: Comparison, at: dict[str, float]) -> Iterator[Trial]:
+    floor = 1000 * torch.finfo(found.measured.dtype).eps * found.size
+    for measured, bound, low in zip(found.measured.tolist(), found.bound.tolist(), floor.tolist(), strict=True):
+        yield Trial(measured, bound, floor=low, at=at)
+
+
+def climb(
+    compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = False, steps: int = 60, rate: float = 0.05
+) -> Comparison:
+    """Ascend the ratio of measured value to bound over the tokens and the layers' matrices, row by row.
+
+    Args:
+        compare: the claim.
+        x: where to start, ``(batch, n, d)``.
+        layers: with which layers to start.
+        skip: whether they have a skip connection.
+        steps: of Adam.
+        rate: its step size, as a share of the size of each tensor.
+
+    Returns:
+        For each row the comparison of the largest ratio on the way.
+
+    >>> def compare(x: Tensor, layer: Projections) -> Comparison:
+    ...     return Comparison(x.sin().amax(), torch.ones(()), x.sum() * 0)
+    >>> ones = {"keys": torch.ones(1, 2, 1, 1, 1), "values": torch.ones(1, 1, 1, 1, 1)}
+    >>> bool(climb(compare, torch.ones(1, 1, 1), ones).measured > 0.99)
+    True
+    """
+    starts = {"x": x, **{name: layers[name] for name in ("keys", "values", "out") if name in layers}}
+    sizes = {name: start.detach().abs().mean().clamp(min=0.01) for name, start in starts.items()}
+    moves = {name: torch.zeros_like(start, requires_grad=True) for name, start in starts.items()}
+    optimizer = torch.optim.Adam(moves.values(), lr=rate)
+    best: Comparison | None = None
+    for _ in range(steps):
+        points = {name: start + sizes[name] * moves[name] for name, start in starts.items()}
+        tokens = points.pop("x")
+        found = compare_all(compare, tokens, {**layers, **points}, skip=skip)
+        ratio = found.measured / found.bound
+        best = _better(best, Comparison(*(part.detach() for part in found)))
+        optimizer.zero_grad()
+        # A row whose bound says nothing climbs no more; singular values that meet have no derivative.
+        torch.where(ratio.isfinite(), -ratio, 0.0).sum().backward()
+        for move in moves.values():
+            if move.grad is not None:
+                move.grad.nan_to_num_(0.0, 0.0, 0.0)
+        optimizer.step()
+    return best if best is not None else compare_all(compare, x, layers, skip=skip)
+
+
+def _better(best: Comparison | None, found: Comparison) -> Comparison:
+    """Row by row the larger ratio, of those above rounding."""
+    if best is None:
+        return found
+    floor = 1000 * torch.finfo(found.measured.dtype).eps * found.size
+    wins = (found.measured >= floor) & (found.measured * best.bound > best.measured * found.bound)
+    return Comparison(*(torch.where(wins, new, old) for new, old in zip(found, best, strict=True)))

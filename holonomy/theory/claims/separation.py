@@ -1,0 +1,228 @@
+r"""Which models separate which graphs: random weights on the classic pairs, beside the exact colourings.
+
+A model separates two graphs where its outputs differ by more than 5e-7 of their size, and those of a graph and a
+renumbered copy of it do not. All is computed in float64: the question is about exact functions. Nodes have the constant
+feature 1, so that nothing but the structure tells. Each model stands beside the colouring that bounds it, where there
+is one:
+
+=========================  =============================================================================================
+``gcn``                    colour refinement
+``ign_1``                  sees no edge: separates nothing of as many nodes
+``ign_2``, ``hot_2``       oblivious 2-WL, which is colour refinement; with the entries of the adjacency as features
+``ign_3``                  oblivious 3-WL, which is folklore 2-WL
+``tokengt``                without identifiers, a set of tokens of two types: colour refinement is far above it
+``tokengt_identifiers``    none: with identifiers it is not invariant, and renumbered copies come out different, too
+``cgt``                    random walks and shortest paths of pairs: folklore 2-WL
+``cgt_rings``              none: chordless cycles are seen by no fixed k
+=========================  =============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers import GCN, orthogonal_identifiers
+from holonomy.models import ChromaticGraphTransformer, HigherOrderTransformer, InvariantGraphNetwork, TokenGT
+from holonomy.theory.claims.verdict import Draws
+from holonomy.theory.expressivity.colouring import PAIRS, WLForm, graph_pair
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["MODELS", "Separation", "bounded_by", "random_model", "seeded", "separation", "separation_table"]
+
+MODELS = ("gcn", "ign_1", "ign_2", "ign_3", "hot_2", "tokengt", "tokengt_identifiers", "cgt", "cgt_rings")
+"""Names of the models."""
+
+_BOUNDS: dict[str, tuple[int, WLForm]] = {
+    "gcn": (1, "folklore"),
+    "ign_1": (1, "folklore"),
+    "ign_2": (2, "oblivious"),
+    "hot_2": (2, "oblivious"),
+    "tokengt": (1, "folklore"),
+    "ign_3": (3, "oblivious"),
+    "cgt": (2, "folklore"),
+}
+
+# Walks and rings as long as the shortest cycle in which a pair differs, and identifiers for the largest graph.
+_LONGEST, _NODES = 9, 40
+
+
+@dataclass(frozen=True)
+class Separation:
+    """What a model makes of two graphs.
+
+    Attributes:
+        between: the difference of their outputs, relative to their size.
+        copies: that of the first graph and a renumbered copy.
+        threshold: above which a difference is more than rounding.
+
+    >>> Separation(0.5, 0.0, 0.1).separates
+    True
+    """
+
+    between: float
+    copies: float
+    threshold: float
+
+    @property
+    def invariant(self) -> bool:
+        """Whether renumbered copies come out equal."""
+        return self.copies <= self.threshold
+
+    @property
+    def separates(self) -> bool:
+        """Whether the model tells the graphs, and not merely their numberings, apart."""
+        return self.invariant and self.between > self.threshold
+
+
+def bounded_by(name: str) -> tuple[int, WLForm] | None:
+    """Name the colouring that a model is known not to exceed.
+
+    Args:
+        name: one of :data:`MODELS`.
+
+    Returns:
+        k and the form; none where there is none.
+
+    >>> bounded_by("ign_3")
+    (3, 'oblivious')
+    """
+    return _BOUNDS.get(checks.one_of("name", name, MODELS))
+
+
+def seeded(module: nn.Module, draws: Draws, size: float = 0.5) -> nn.Module:
+    """Draw all parameters of a module from the numbers of a claim.
+
+    Args:
+        module: of any kind; the weights of its norms stay near one.
+        draws: random numbers.
+        size: standard deviation.
+
+    Returns:
+        The module, in evaluation mode.
+
+    >>> seeded(nn.Linear(2, 1), Draws()).training
+    False
+    """
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(size * draws.normal(*parameter.shape))
+        for part in module.modules():
+            if isinstance(part, nn.LayerNorm | nn.BatchNorm1d):
+                part.weight.add_(1)
+    return module.eval()
+
+
+def _dense(graph: Tensor, like: Tensor) -> Tensor:
+    """One channel for nodes, on the diagonal, and one for edges."""
+    return torch.stack([torch.eye(graph.shape[0]).to(like), graph.to(like)], -1)
+
+
+def random_model(name: str, draws: Draws) -> Callable[[Bool[Tensor, "n n"]], Float[Tensor, " out"]]:
+    """Make a model with random weights, as a function of an adjacency.
+
+    Args:
+        name: one of :data:`MODELS`.
+        draws: random numbers.
+
+    Returns:
+        Adjacency to the vector of the graph.
+
+    >>> random_model("ign_2", Draws())(graph_pair("six_cycle")[0]).shape
+    torch.Size([2])
+    """
+    checks.one_of("name", name, MODELS)
+    like = torch.zeros((), dtype=torch.float64, device=draws.device)
+    # The sine is nonlinear wherever sums lie, and means keep them small: few random networks are needed.
+    ign = partial(InvariantGraphNetwork, 1, 5, 2, normalise="counts", activation=torch.sin)
+    cgt = partial(ChromaticGraphTransformer, 1, 8, 2, layers=2, heads=2, steps=_LONGEST, norm="layer")
+    build: dict[str, Callable[[], nn.Module]] = {
+        "gcn": lambda: GCN(1, 8, 2, layers=3),
+        "ign_1": lambda: ign(orders=(1, 1, 0)),
+        "ign_2": lambda: ign(orders=(2, 2, 2, 0), edge_features=1),
+        "ign_3": lambda: ign(orders=(2, 3, 3, 3, 3, 0), edge_features=1),
+        "hot_2": lambda: HigherOrderTransformer(1, 4, 2, orders=(2, 2, 2, 0), heads=2, edge_features=1),
+        "tokengt": lambda: TokenGT(1, 8, 2, layers=2, heads=2, identifiers=None),
+        "tokengt_identifiers": lambda: TokenGT(
+            1, 8, 2, layers=2, heads=2, identifiers="orthogonal", identifier_dim=_NODES
+        ),
+        "cgt": lambda: cgt(limit=3),
+        "cgt_rings": lambda: cgt(substructures="added"),
+    }
+    model = seeded(build[name]().to(like.device, like.dtype), draws)
+    identifiers = orthogonal_identifiers(_NODES, _NODES, generator=draws.generator, dtype=like.dtype).to(like.device)
+
+    def output(graph: Tensor) -> Tensor:
+        nodes = graph.shape[0]
+        graph = graph.to(like.device)
+        x, edge_index = like.new_ones(nodes, 1), graph.nonzero().T
+        if isinstance(model, InvariantGraphNetwork | HigherOrderTransformer):
+            return model.tensor(x if model.orders[0] == 1 else _dense(graph, like))
+        if isinstance(model, TokenGT):
+            return model(x, edge_index, identifiers=None if name == "tokengt" else identifiers[:nodes])[0]
+        if isinstance(model, ChromaticGraphTransformer):
+            return model(x, edge_index, **model.encode(edge_index, nodes, max_ring=_LONGEST, dtype=like.dtype))[0]
+        return cast("Tensor", model(x, edge_index)).sum(0)
+
+    return torch.no_grad()(output)
+
+
+def separation(
+    model: Callable[[Bool[Tensor, "n n"]], Float[Tensor, " out"]],
+    first: Bool[Tensor, "n n"],
+    second: Bool[Tensor, "n n"],
+    order: Float[Tensor, " n"],
+) -> Separation:
+    """Compare a model's outputs on two graphs, and on a graph and its copy.
+
+    Args:
+        model: adjacency to a vector.
+        first: adjacency.
+        second: of as many nodes.
+        order: numbers whose order renumbers the copy.
+
+    Returns:
+        Both differences.
+
+    >>> six, threes = graph_pair("six_cycle")
+    >>> separation(lambda graph: torch.ones(2), six, threes, torch.rand(6)).separates
+    False
+    """
+    one, two = model(first), model(second)
+    moved = order.argsort().cpu()
+    copy = model(first[moved][:, moved])
+    size = torch.stack([one, two, copy]).abs().amax().item() or 1.0
+    between, copies = ((one - other).abs().amax().item() / size for other in (two, copy))
+    return Separation(between, copies, torch.finfo(one.dtype).eps ** 0.4)
+
+
+def separation_table(draws: Draws, *, pairs: tuple[str, ...] = PAIRS[:-1]) -> dict[str, dict[str, str]]:
+    """Which models separate which pairs, for one draw of their weights.
+
+    Args:
+        draws: random numbers.
+        pairs: names of pairs.
+
+    Returns:
+        For each model and pair ``"yes"``, ``"no"``, or ``"not invariant"``.
+
+    >>> separation_table(Draws(), pairs=("six_cycle",))["cgt"]
+    {'six_cycle': 'yes'}
+    """
+    table: dict[str, dict[str, str]] = {}
+    for name in MODELS:
+        model = random_model(name, draws)
+        table[name] = {}
+        for pair in pairs:
+            first, second = graph_pair(pair)
+            found = separation(model, first, second, draws.normal(first.shape[0]))
+            table[name][pair] = ("yes" if found.separates else "no") if found.invariant else "not invariant"
+    return table

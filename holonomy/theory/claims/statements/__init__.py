@@ -1,0 +1,1 @@
+"""The claims, paper by paper."""

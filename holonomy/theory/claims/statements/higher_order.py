@@ -1,0 +1,227 @@
+r"""Claims of HOT: Theorems 1 and 2 in both readings, and Properties 1 to 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer, bell
+from holonomy.models import HigherOrderTransformer
+from holonomy.structures import Hyperedges
+from holonomy.theory.claims.separation import seeded
+from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.expressivity.higher_order import (
+    attend_ones,
+    chorded_cycle,
+    degree,
+    message_passing,
+    operations,
+    uniform_attention,
+)
+
+__all__ = ["CLAIMS"]
+
+_ORDERS = ((1, 1), (1, 2), (2, 1), (2, 2))
+
+
+def _off(found: Tensor, wanted: Tensor) -> tuple[float, float]:
+    """The largest difference, and what rounding may make of sums of this size."""
+    size = max(found.abs().amax().item(), wanted.abs().amax().item(), 1.0)
+    return (found - wanted).abs().amax().item(), 1000 * torch.finfo(found.dtype).eps * size
+
+
+def _linear(draws: Draws, order: int, order_out: int, features: int) -> EquivariantLinear:
+    made = EquivariantLinear(order, order_out, features, features, bias=False, dtype=draws.dtype, device=draws.device)
+    return cast("EquivariantLinear", seeded(made, draws))
+
+
+def _ones(draws: Draws) -> Iterator[Trial]:
+    for order, order_out in _ORDERS:
+        for _ in draws.rounds(5):
+            nodes, heads = draws.integer(2, 5), draws.integer(1, 3)
+            value, out = (draws.normal(heads, bell(order + order_out), 3, 3) for _ in range(2))
+            layer = _linear(draws, order, order_out, 3)
+            with torch.no_grad():
+                layer.weight.copy_((value @ out).sum(0))
+                x = draws.normal(*[nodes] * order, 3)
+                off, floor = _off(attend_ones(x, order, order_out, value, out), layer(x))
+            yield Trial(off, floor, at={"n": float(nodes)})
+
+
+def _normalised(draws: Draws, *, elsewhere: bool) -> Iterator[Trial]:
+    for order, order_out in _ORDERS:
+        for nodes in (4, 5, 6):
+            layer = _linear(draws, order, order_out, 3)
+            attention = uniform_attention(layer, nodes)
+            there = nodes + elsewhere
+            x = draws.normal(*[there] * order, 3)
+            with torch.no_grad():
+                off, floor = _off(attention(x), layer(x))
+            note = f"{order} -> {order_out}: values that fit n = {nodes}, at n = {there}, are off by {off:.2g}"
+            yield Trial(off, floor, at={"n": float(nodes)}, note=note if elsewhere else "")
+
+
+def _messages(draws: Draws) -> Iterator[Trial]:
+    for index in draws.rounds(12):
+        nodes = draws.integer(3, 9)
+        one_way = (draws.normal(nodes, nodes) > 0).triu(1).nonzero().T
+        edge_index = torch.cat([one_way, one_way.flip(0)], 1)
+        if index == 0:
+            edge_index, nodes = chorded_cycle().to(draws.device), 6
+        x, e = draws.normal(nodes, 2), draws.normal(edge_index.shape[1], 2)
+        first, second = draws.normal(6, 8), draws.normal(8, 3)
+
+        def message(features: Tensor, first: Tensor = first, second: Tensor = second) -> Tensor:
+            return torch.relu(features @ first) @ second
+
+        receiver, sender = edge_index
+        sent = message(torch.cat([x[receiver], x[sender], e], 1))
+        wanted = x.new_zeros(nodes, 3).index_add(0, receiver, sent)
+        yield Trial(*_off(message_passing(x, edge_index, e, message), wanted), at={"n": float(nodes)})
+
+
+def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[Trial]:
+    """Whether nodes of degree 3 and 2 come out different where features are constant."""
+    edge_index = chorded_cycle().to(draws.device)
+    x = torch.ones(6, 1, dtype=draws.dtype, device=draws.device)
+    e = torch.ones(14, 1, dtype=draws.dtype, device=draws.device)
+    for _ in draws.rounds(5):
+        made = HigherOrderTransformer(
+            1,
+            8,
+            2,
+            orders=(2, 2, 2, 1),
+            heads=2,
+            edge_features=1,
+            kernel=kernel,
+            dtype=draws.dtype,
+            device=draws.device,
+        )
+        made.redraw(draws.generator)
+        with torch.no_grad():
+            y = cast("Tensor", seeded(made, draws)(x, edge_index, e))
+        off, floor = _off(y[:1], y[1:2])
+        note = f"{kernel} on the six-cycle with a chord: nodes of degree 3 and 2 differ by {off:.1g}, which is rounding"
+        yield Trial(float(off <= floor), 0.0, note=note if off <= floor else "")
+
+
+def _ring(_: int, nodes: int) -> Hyperedges:
+    """A cycle with its loops: 3 n hyperedges of order 2, whatever the order asked for."""
+    i = torch.arange(nodes)
+    edge_index = torch.cat([torch.stack([i, (i + 1) % nodes]), torch.stack([(i + 1) % nodes, i])], 1)
+    return Hyperedges.from_graph(torch.ones(nodes, 4), edge_index, torch.ones(2 * nodes, 0))
+
+
+def _dense(order: int, nodes: int) -> Tensor:
+    return torch.ones(*[nodes] * order, 4)
+
+
+def _growth(
+    module: nn.Module, order: int, given: Callable[[int, int], Tensor | Hyperedges], least: int, exponent: int
+) -> Trial:
+    """The degree of what is counted, beside the printed exponent."""
+
+    def count(nodes: int) -> int:
+        x = given(order, nodes)
+        return operations(lambda: module(x))
+
+    found = degree(count, least, exponent + 1)
+    name, size = type(module).__name__, "n" if given is _dense else "m"
+    return Trial(float(found), float(exponent), note=f"{name}, order {order}: as {size}^{found}")
+
+
+def _property_1(draws: Draws) -> Iterator[Trial]:
+    del draws
+    for k, to in _ORDERS:
+        yield _growth(EquivariantLinear(k, to, 4, 4), k, _dense, 3, k + to)
+        yield _growth(HigherOrderEncoderLayer(k, to, 4, 1, 4), k, _dense, 3, max(k + to, 2 * k, 2 * to))
+
+
+def _property_2(draws: Draws) -> Iterator[Trial]:
+    del draws
+    yield _growth(EquivariantLinear(2, 2, 4, 4), 2, _ring, 8, 1)
+    yield _growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4), 2, _ring, 8, 2)
+    yield _growth(HigherOrderAttention(2, 2, 4, 1), 2, _ring, 8, 2)
+
+
+def _property_3(draws: Draws, sums: Literal["decoupled", "coupled"]) -> Iterator[Trial]:
+    del draws
+    for k, to in _ORDERS:
+        encoder = HigherOrderEncoderLayer(k, to, 4, 1, 4, kernel="performer", sums=sums)
+        yield _growth(encoder, k, _dense, 3, max(k, to))
+    yield _growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4, kernel="performer", sums=sums), 2, _ring, 8, 1)
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "hot.theorem_1",
+        "HOT Theorem 1",
+        "attention of ones is L_{k->l}, w_mu = sum_h w^V w^O",
+        _ones,
+        "equal",
+        axis="n",
+    ),
+    Claim(
+        "hot.theorem_1_one_n",
+        "HOT Theorem 1 with eq. 12",
+        "normalised attention is L_{k->l} at the n whose class sizes the values hold",
+        partial(_normalised, elsewhere=False),
+        axis="n",
+        kind="equal",
+    ),
+    Claim(
+        "hot.theorem_1_normalised",
+        "HOT Theorem 1 with eq. 12, for all n",
+        "normalised attention is L_{k->l} for every n",
+        partial(_normalised, elsewhere=True),
+        expected=False,
+        axis="n",
+    ),
+    Claim(
+        "hot.theorem_2",
+        "HOT Theorem 2",
+        "two sparse maps with attention one and an elementwise map between are message passing",
+        _messages,
+        axis="n",
+        kind="equal",
+    ),
+    *(
+        Claim(
+            f"hot.theorem_2_{kernel}",
+            "HOT Theorem 2 with eq. 18",
+            f"normalised {kernel} attention sees degrees, as message passing does, where features are constant",
+            partial(_degrees, kernel=kernel),
+            expected=False,
+        )
+        for kernel in ("softmax", "performer")
+    ),
+    Claim(
+        "hot.property_1",
+        "HOT Property 1",
+        "dense: L_{k->l} grows no faster than n^(k+l), Enc_{k->l} than n^max(k+l, 2k, 2l)",
+        _property_1,
+        note="degrees of counted operations, by differences",
+    ),
+    Claim(
+        "hot.property_2",
+        "HOT Property 2",
+        "sparse, 2 -> 2: the linear layer grows no faster than m, attention and encoder than m^2",
+        _property_2,
+        note="degrees of counted operations on rings, by differences",
+    ),
+    *(
+        Claim(
+            f"hot.property_3_{sums}",
+            "HOT Property 3" + (", without the approximation" if sums == "coupled" else ""),
+            f"kernel attention with {sums} sums: no faster than n^max(k, l) dense, m sparse",
+            partial(_property_3, sums=sums),
+            note="degrees of counted operations, by differences",
+        )
+        for sums in ("decoupled", "coupled")
+    ),
+)
+"""Claims of the family ``hot``."""

@@ -1,0 +1,556 @@
+r"""Claims on the constants of hyperbolic layers that take each point by itself, and of midpoints: H1 to H7, H11, H13.
+
+Measured values are stretches found by ascent over a ball, or distances of images: lower bounds of the constants. Points
+stay where float64, or float32, keeps the digits of a distance: space parts up to 75, or up to 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy.layers import (
+    HRC,
+    HTC,
+    HypActivation,
+    HypConcat,
+    HypDropout,
+    HypLayerNorm,
+    HypMLR,
+    HypPositionalEncoding,
+)
+from holonomy.manifolds import Lorentz
+from holonomy.theory.attention.lipschitz import lipschitz_bound
+from holonomy.theory.certificates.constants.affine import affine_stretch, ball_stretch
+from holonomy.theory.certificates.constants.midpoint import exponential_stretch, weights_bound
+from holonomy.theory.certificates.regions import root
+from holonomy.theory.certificates.stretching import Ends, Metric, measure_stretch, stretch
+from holonomy.theory.claims import sharpest
+from holonomy.theory.claims.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "scattered", "seeded", "worst"]
+
+
+@contextmanager
+def seeded(draws: Draws) -> Generator[None, None, None]:
+    """Let layers draw their parameters from a seed of the claim's own, and give torch's generator back as it was.
+
+    Args:
+        draws: the random numbers.
+
+    Yields:
+        Nothing.
+
+    >>> with seeded(Draws()):
+    ...     first = torch.rand(())
+    >>> with seeded(Draws()):
+    ...     first == torch.rand(())
+    tensor(True)
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draws.integer(0, 10**6))
+        yield
+
+
+def draw_manifold(draws: Draws) -> Lorentz:
+    """Draw a hyperboloid, of curvature between -4 and -1/4.
+
+    Args:
+        draws: the random numbers.
+
+    Returns:
+        The manifold.
+
+    >>> -4 <= draw_manifold(Draws()).curvature.item() <= -0.25
+    True
+    """
+    return Lorentz(-draws.logarithmic(0.25, 4.0), dtype=draws.dtype, device=draws.device)
+
+
+def draw_radius(draws: Draws, largest: float = 5.0) -> float:
+    """Draw the radius of a ball, in unit coordinates: in float32 at most 2, where squares keep their digits.
+
+    Args:
+        draws: the random numbers.
+        largest: in float64.
+
+    Returns:
+        The radius.
+
+    >>> draw_radius(Draws()) <= 5
+    True
+    """
+    return draws.logarithmic(0.05, min(largest, 2.0) if draws.dtype == torch.float32 else largest)
+
+
+def draw_points(draws: Draws, manifold: Lorentz, radius: float, *shape: int) -> Tensor:
+    """Draw points of a ball, half of them on its sphere.
+
+    Args:
+        draws: the random numbers.
+        manifold: where they lie.
+        radius: of the ball, in unit coordinates.
+        *shape: ``(*batch, d)``.
+
+    Returns:
+        Ambient points ``(*batch, d + 1)``.
+
+    >>> draw_points(Draws(), Lorentz(-1.0, dtype=torch.float64), 1.0, 3, 2).shape
+    torch.Size([3, 3])
+    """
+    u = draws.normal(*shape)
+    length = torch.rand(*shape[:-1], 1, generator=draws.generator, dtype=torch.float64).to(u)
+    length = radius / root(manifold) * (2 * length).clamp(max=1)
+    return manifold.expmap0(functional.pad(length * u / u.norm(dim=-1, keepdim=True), (1, 0)))
+
+
+def worst(
+    draws: Draws,
+    layer: nn.Module,
+    radius: float,
+    features: int,
+    *,
+    source: Lorentz,
+    tokens: int | None = None,
+    **how: str,
+) -> float:
+    """Let a few points climb: the largest stretch found, in the layer's own distances.
+
+    Args:
+        draws: the random numbers.
+        layer: what stretches.
+        radius: of the ball, in unit coordinates.
+        features: d.
+        source: where the layer starts.
+        tokens: of a configuration; ``None`` if the layer takes each point by itself.
+        **how: the metric.
+
+    Returns:
+        The stretch.
+
+    >>> m = Lorentz(-1.0, dtype=torch.float64)
+    >>> round(worst(Draws(), HypActivation(torch.relu, m), 1.0, 2, source=m), 6)
+    1.0
+    """
+    metric = "l2" if how.get("metric") == "l2" else "sup"
+    return measure_stretch(
+        layer,
+        radius / root(source),
+        features,
+        tokens=tokens,
+        metric=metric,
+        starts=4,
+        steps=24 if tokens is None else 10,
+        generator=draws.generator,
+    )
+
+
+def scattered(
+    draws: Draws,
+    layer: nn.Module,
+    radius: float,
+    features: int,
+    bound: float,
+    *,
+    source: Lorentz,
+    tokens: int | None = None,
+    metric: Metric = "sup",
+    at: Mapping[str, float] | None = None,
+) -> Iterator[Trial]:
+    """Compare the stretch at random points of a ball, or configurations of tokens, with a constant.
+
+    Args:
+        draws: the random numbers.
+        layer: what stretches.
+        radius: of the ball, in unit coordinates.
+        features: d.
+        bound: the constant.
+        source: where the layer starts.
+        tokens: of a configuration; ``None`` if the layer takes each point by itself.
+        metric: of configurations.
+        at: where on a picture's axis.
+
+    Yields:
+        A trial for each of 128 points, or of 48 configurations; of four times as many at a budget above 1.
+
+    >>> m = Lorentz(-1.0, dtype=torch.float64)
+    >>> len(list(scattered(Draws(), HypActivation(torch.relu, m), 1.0, 2, 1.0, source=m)))
+    128
+    """
+    # Points cost little beside the ascents of the same layer.
+    times = 1 if draws.budget <= 1 else 4
+    shape = (128 * times, features) if tokens is None else (48 * times, tokens, features)
+    x = draw_points(draws, source, radius, *shape)
+    found = stretch(layer, x, joint=tokens is not None, metric=metric)
+    for value in found.tolist():
+        yield Trial(value, bound, at=at or {})
+
+
+def _kind(draws: Draws) -> dict[str, torch.dtype | torch.device | str]:
+    return {"dtype": draws.dtype, "device": draws.device}
+
+
+def _linear(draws: Draws, sizes: tuple[int, int], *, bias: bool) -> nn.Linear:
+    linear = nn.Linear(*sizes, bias=bias, **_kind(draws))  # pyright: ignore[reportArgumentType]
+    with torch.no_grad():
+        linear.weight.copy_(draws.normal(sizes[1], sizes[0]) * draws.logarithmic(0.1, 2.0))
+        if bias:
+            linear.bias.copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0))
+    return linear
+
+
+def draw_transformation(draws: Draws, sizes: tuple[int, int], source: Lorentz, target: Lorentz, *, bias: bool) -> HTC:
+    """HTC with normal weights, its time column included."""
+    layer = HTC(*sizes, source, target, bias=bias, dtype=draws.dtype, device=draws.device)
+    with torch.no_grad():
+        layer.weight.copy_(draws.normal(sizes[1], sizes[0] + 1) * draws.logarithmic(0.1, 2.0))
+        if bias:
+            cast("Tensor", layer.bias).copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0))
+    return layer
+
+
+def _sizes(draws: Draws) -> tuple[int, int]:
+    return draws.integer(1, 4), draws.integer(1, 4)
+
+
+def _refinements(draws: Draws) -> Iterable[Trial]:
+    """HRC of affine maps on balls: by ascent, and everywhere where the proof says that the supremum is attained."""
+    for index in draws.rounds(16):
+        source, target = draw_manifold(draws), draw_manifold(draws)
+        sizes, radius = _sizes(draws), draw_radius(draws)
+        linear = _linear(draws, sizes, bias=index % 3 > 0)
+        layer = HRC(linear, source, target)
+        if index % 2:
+            yield _at_the_maximum(layer, linear, source)
+            continue
+        bound = lipschitz_bound(layer, radius / root(source))
+        measured = worst(draws, layer, radius, sizes[0], source=source)
+        yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(draws, layer, radius, sizes[0], bound, source=source, at={"radius": radius})
+
+
+def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
+    """The stretch where a = f.w is the top eigenvector's: the global constant itself, if the point is within reach."""
+    unit = root(source)
+    weight = linear.weight.detach().double()
+    # Layers made here have a bias or are followed where it is zero.
+    bias = (
+        torch.zeros_like(weight[:, 0]) if len(list(linear.parameters())) == 1 else linear.bias.detach().double() * unit
+    )
+    matrix = torch.cat([torch.cat([weight, bias[:, None]], 1), torch.eye(weight.shape[1] + 1).to(weight)[-1:]], 0)
+    top = torch.linalg.svd(matrix).U[:, 0]
+    w, a = top[:-1], -top[-1]
+    pulled = weight.mT @ w
+    x = pulled * ((-a - bias @ w) / pulled.square().sum()) if pulled.norm() > 0 else pulled
+    near = x.norm().item() < (75 if linear.weight.dtype == torch.float64 else 4)
+    if not near:
+        return Trial(0.0, lipschitz_bound(layer), assumption_met=False)
+    point = source.lift((x / unit).to(linear.weight.dtype))
+    return Trial(stretch(layer, point).item(), lipschitz_bound(layer))
+
+
+def _transformations(draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(10):
+        source, target = draw_manifold(draws), draw_manifold(draws)
+        sizes, radius = _sizes(draws), draw_radius(draws)
+        layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
+        measured, bound = (
+            worst(draws, layer, radius, sizes[0], source=source),
+            lipschitz_bound(layer, radius / root(source)),
+        )
+        yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(draws, layer, radius, sizes[0], bound, source=source, at={"radius": radius})
+        # Never above the constant of all of space, either.
+        yield Trial(measured, lipschitz_bound(layer), at={"radius": radius})
+
+
+def _about_points(draws: Draws) -> Iterable[Trial]:
+    """The stretch at a point, beside what that at another point and their distance allow."""
+    for index in draws.rounds(20):
+        source, target = draw_manifold(draws), draw_manifold(draws)
+        sizes = _sizes(draws)
+        layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
+        x = draw_points(draws, source, draw_radius(draws, 3.0), 64, sizes[0])
+        step = source.proju(x, draws.normal(*x.shape))
+        # As far as the stretch at the other point keeps its digits, too.
+        length = draws.logarithmic(0.01, 0.5 if draws.dtype == torch.float32 else 2.0) / root(source)
+        y = source.expmap(x, length * step / source.inner(x, step).sqrt()[..., None])
+        apart = (source.dist(x, y) * root(source)).tolist()
+        unit = root(target) / root(source)
+        here, there = (stretch(layer, z) * unit for z in (x, y))
+        shift = 0.0 if index % 2 == 0 else cast("Tensor", layer.bias).detach().norm().item() * root(source)
+        for a, b, r in zip(here.tolist(), there.tolist(), apart, strict=True):
+            yield Trial(b, ball_stretch(a, shift, r), at={"distance": r})
+
+
+ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.relu,
+    functional.leaky_relu,
+    torch.tanh,
+    functional.gelu,
+    functional.silu,
+    functional.elu,
+    functional.softplus,
+)
+
+
+def _activations(draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(14):
+        source, target = draw_manifold(draws), draw_manifold(draws)
+        features, radius = draws.integer(1, 8), draw_radius(draws)
+        layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
+        bound = lipschitz_bound(layer, radius / root(source), features=features)
+        at = {"features": float(features)}
+        yield Trial(worst(draws, layer, radius, features, source=source), bound, at=at)
+        yield from scattered(draws, layer, radius, features, bound, source=source, at=at)
+
+
+def _projections(draws: Draws) -> Iterable[Trial]:
+    """Dropout in training stretches by 1/(1 - p), in evaluation, like a projection, by 1."""
+    for index in draws.rounds(6):
+        source = draw_manifold(draws)
+        features, radius = draws.integer(2, 6), draw_radius(draws)
+        if index % 2:
+            rate = draws.uniform(0.1, 0.8)
+            kept = torch.rand(features, generator=draws.generator) >= rate
+            kept[0] = True  # a constant map would say nothing
+            keep = kept.to(draws.device, draws.dtype) / (1 - rate)
+            bound = lipschitz_bound(HypDropout(rate, source).train(), radius / root(source))
+            layer: nn.Module = HRC(lambda s, keep=keep: s * keep, source)
+        else:
+            layer = HypDropout(0.5, source).eval()
+            bound = lipschitz_bound(layer, radius / root(source))
+        yield Trial(worst(draws, layer, radius, features, source=source), bound)
+        yield from scattered(draws, layer, radius, features, bound, source=source)
+
+
+def _layer_norms(draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(8):
+        source, target = draw_manifold(draws), draw_manifold(draws)
+        features, radius = draws.integer(2, 6), draw_radius(draws)
+        affine = index % 2 > 0
+        eps = draws.logarithmic(1 / 1000 if draws.dtype == torch.float64 else 1 / 100, 1.0)
+        layer = HypLayerNorm(
+            features, source, target, eps=eps, elementwise_affine=affine, dtype=draws.dtype, device=draws.device
+        )
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                if parameter.shape == (features,):
+                    parameter.copy_(draws.normal(features))
+        measured, bound = (
+            worst(draws, layer, radius, features, source=source),
+            lipschitz_bound(layer, radius / root(source)),
+        )
+        yield Trial(measured, bound, at={"eps": eps})
+        yield from scattered(draws, layer, radius, features, bound, source=source, at={"eps": eps})
+
+
+def _midpoints(draws: Draws) -> Iterable[Trial]:
+    """Both move points; the midpoint moves no farther than the farthest of them."""
+    for _ in draws.rounds(20):
+        manifold, count, features = draw_manifold(draws), draws.integer(2, 6), draws.integer(1, 4)
+        radius = draw_radius(draws, 3.0)
+        x = draw_points(draws, manifold, radius, 32, count, features)
+        step = draws.normal(*x.shape) * draws.logarithmic(0.01, 1.0)
+        y = manifold.expmap(x, manifold.proju(x, step))
+        weights = draws.normal(32, 1, count).exp()
+        moved = manifold.dist(manifold.centroid(x, weights), manifold.centroid(y, weights)).flatten()
+        for value, bound in zip(moved.tolist(), manifold.dist(x, y).amax(-1).tolist(), strict=True):
+            yield Trial(value, bound, floor=_floor(draws, radius))
+
+
+def _weights(draws: Draws) -> Iterable[Trial]:
+    """Random points and weights, and the two points at which the bound is attained."""
+    for index in draws.rounds(30):
+        radius, count = draw_radius(draws, 3.0), draws.integer(2, 6)
+        manifold = Lorentz(-1.0, dtype=draws.dtype, device=draws.device)
+        if index % 3:
+            x = draw_points(draws, manifold, radius, 32, count, draws.integer(1, 4))
+            first, second = draws.normal(2, 32, count) * draws.logarithmic(0.1, 3.0)
+        else:
+            ends = torch.tensor([[math.sinh(radius)], [-math.sinh(radius)]])
+            x = manifold.lift(ends.to(draws.dtype).to(draws.device))[None]
+            first = torch.tensor([[1.0, -1.0]]).to(x) * draws.logarithmic(0.1, 2.0)
+            second = -first
+        a, b = (manifold.centroid(x, w.exp()[:, None]).squeeze(-2) for w in (first, second))
+        change = first - second
+        spread = (change.amax(-1) - change.amin(-1)).tolist()
+        diameters = manifold.cdist(x, x).amax((-2, -1)).tolist()
+        for moved, wide, osc in zip(manifold.dist(a, b).tolist(), diameters, spread, strict=True):
+            yield Trial(moved, weights_bound(wide, osc), floor=_floor(draws, radius))
+
+
+def _floor(draws: Draws, radius: float) -> float:
+    return 1000 * torch.finfo(draws.dtype).eps * math.cosh(radius)
+
+
+def _positions(draws: Draws) -> Iterable[Trial]:
+    for _ in draws.rounds(6):
+        manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws, 3.0)
+        epsilon = draws.logarithmic(0.2, 5.0)
+        layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, dtype=draws.dtype, device=draws.device)
+        layer.position = draw_transformation(draws, (features, features), manifold, manifold, bias=True)
+        measured, bound = (
+            worst(draws, layer, radius, features, source=manifold),
+            lipschitz_bound(layer, radius / root(manifold)),
+        )
+        yield Trial(measured, bound, at={"epsilon": epsilon})
+        yield from scattered(draws, layer, radius, features, bound, source=manifold, at={"epsilon": epsilon})
+
+
+class _Pair(nn.Module):
+    """Two tokens concatenated to one point."""
+
+    def __init__(self, manifold: Lorentz) -> None:
+        super().__init__()
+        self.manifold = manifold
+        self.concat = HypConcat(manifold)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.concat(x[..., :1, :], x[..., 1:, :])
+
+
+def _ends(draws: Draws) -> Iterable[Trial]:
+    """The exponential map at the origin, the concatenation of two points, the cut of one point into parts."""
+    for index in draws.rounds(12):
+        manifold, features, radius = draw_manifold(draws), draws.integer(2, 4), draw_radius(draws, 3.0)
+        if index % 3 == 0:
+            u = draws.normal(64, features)
+            u = radius / root(manifold) * u / u.norm(dim=-1, keepdim=True)
+            at = stretch(lambda v, m=manifold: m.expmap0(functional.pad(v, (1, 0))), u, ends=Ends(None, manifold))
+            for value in at.tolist():
+                yield Trial(value, exponential_stretch(radius), at={"radius": radius})
+        elif index % 3 == 1:
+            pair = _Pair(manifold)
+            measured = worst(draws, pair, radius, features, source=manifold, tokens=2, metric="l2")
+            bound, at = lipschitz_bound(pair.concat, radius / root(manifold)), {"radius": radius}
+            yield Trial(measured, bound, at=at)
+            yield from scattered(draws, pair, radius, features, bound, source=manifold, tokens=2, metric="l2", at=at)
+        else:
+            x = draw_points(draws, manifold, radius, 64, 2 * features)
+
+            def halves(z: Tensor, m: Lorentz = manifold) -> Tensor:
+                return m.lift(m.space(z).unflatten(-1, (2, -1)))
+
+            at = stretch(
+                lambda z, cut=halves: cut(z.squeeze(-2)), x[:, None], ends=Ends(manifold, manifold), joint=True
+            )
+            for value in at.tolist():
+                yield Trial(value, math.sqrt(2), at={"radius": radius})
+
+
+def _classifiers(draws: Draws) -> Iterable[Trial]:
+    for _ in draws.rounds(6):
+        manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws)
+        layer = HypMLR(features, draws.integer(1, 4), manifold, dtype=draws.dtype, device=draws.device)
+        with torch.no_grad():
+            layer.weight.copy_(draws.normal(*layer.weight.shape))
+            layer.offset.copy_(draws.normal(*layer.offset.shape))
+        measured, bound = (
+            worst(draws, layer, radius, features, source=manifold),
+            lipschitz_bound(layer, radius / root(manifold)),
+        )
+        yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(draws, layer, radius, features, bound, source=manifold, at={"radius": radius})
+
+
+def _bias(draws: Draws) -> Iterable[Trial]:
+    """A pure bias, of which H1 says e^arsinh(|b|/2)."""
+    for _ in draws.rounds(20):
+        b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3.0)
+        value = affine_stretch(torch.eye(len(b)).to(b), b)
+        printed = math.exp(math.asinh(b.norm().item() / 2))
+        yield Trial(value, printed)
+        yield Trial(printed, value)
+
+
+_OURS = "CERTIFICATES, "
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "hyperbolic.refinement",
+        _OURS + "H1",
+        "The constant of HRC with an affine map.",
+        _refinements,
+        "lower",
+        sharpest=sharpest.refinements,
+    ),
+    Claim("hyperbolic.bias", _OURS + "H1", "A shift by b has the constant e^arsinh(|b|/2).", _bias),
+    Claim(
+        "hyperbolic.dropout",
+        _OURS + "H1",
+        "Projections have 1, dropout in training 1/(1-p).",
+        _projections,
+        "lower",
+        sharpest=sharpest.dropouts,
+    ),
+    Claim(
+        "hyperbolic.transformation",
+        _OURS + "H2",
+        "The constant of HTC, on balls and all of space.",
+        _transformations,
+        "lower",
+    ),
+    Claim(
+        "hyperbolic.about",
+        _OURS + "H2'",
+        "The stretch of HTC about a point.",
+        _about_points,
+        "lower",
+        axis="distance",
+        sharpest=sharpest.about_points,
+    ),
+    Claim(
+        "hyperbolic.activation",
+        _OURS + "H3",
+        "The constants of activations.",
+        _activations,
+        "lower",
+        axis="features",
+        sharpest=sharpest.activations,
+    ),
+    Claim(
+        "hyperbolic.layer_norm",
+        _OURS + "H4",
+        "The constant of LayerNorm.",
+        _layer_norms,
+        "lower",
+        axis="eps",
+        sharpest=sharpest.layer_norms,
+    ),
+    Claim("hyperbolic.midpoint", _OURS + "H5", "A midpoint moves no farther than its farthest point.", _midpoints),
+    Claim("hyperbolic.weights", _OURS + "H6", "How far a midpoint moves with its weights.", _weights),
+    Claim(
+        "hyperbolic.residual",
+        _OURS + "H7",
+        "The constant of a residual connection.",
+        _positions,
+        "lower",
+        axis="epsilon",
+        sharpest=sharpest.residuals,
+    ),
+    Claim(
+        "hyperbolic.ends",
+        _OURS + "H11",
+        "Exponential map, concatenation, cut.",
+        _ends,
+        "lower",
+        axis="radius",
+        sharpest=sharpest.concatenations,
+    ),
+    Claim(
+        "hyperbolic.classifier",
+        _OURS + "H13",
+        "The constant of HypMLR is |Z|_F.",
+        _classifiers,
+        "lower",
+        axis="radius",
+        sharpest=sharpest.classifiers,
+    ),
+)
+"""Claims on layers that take each point by itself, and on midpoints."""

@@ -1,0 +1,373 @@
+r"""Claims on hyperbolic attention and on whole models: H8, H9, H10 and H12."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers import HTC, HypLayerNorm, HypLinearAttention, HypSoftmaxAttention
+from holonomy.manifolds import Lorentz
+from holonomy.models import Hypformer
+from holonomy.ops.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
+from holonomy.theory.attention.lipschitz import lipschitz_bound
+from holonomy.theory.certificates.certificate import certify
+from holonomy.theory.certificates.constants.linear_attention import (
+    Cone,
+    Features,
+    linear_stretch_in_cone,
+    linear_stretch_with_eps,
+)
+from holonomy.theory.certificates.constants.softmax_attention import hyperbolic_collapse_bound, unit_scale
+from holonomy.theory.certificates.regions import root
+from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, stretch
+from holonomy.theory.claims import sharpest as sharpest_hyperbolic
+from holonomy.theory.claims.pictures import Picture
+from holonomy.theory.claims.statements.hyperbolic import (
+    draw_manifold,
+    draw_points,
+    draw_radius,
+    scattered,
+    seeded,
+    worst,
+)
+from holonomy.theory.claims.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS", "PICTURES"]
+
+
+def _softmax(similarity: Similarity, draws: Draws) -> HypSoftmaxAttention:
+    source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
+    heads = draws.integer(1, 2)
+    layer = HypSoftmaxAttention(
+        2 * heads,
+        heads,
+        source,
+        target,
+        manifold_hidden=hidden,
+        similarity=similarity,
+        dtype=draws.dtype,
+        device=draws.device,
+    )
+    # Where all three stretch alike in every direction the bounds are nearly attained.
+    alike = draws.integer(0, 1) == 1
+    with torch.no_grad():
+        for htc in (layer.query, layer.key, layer.value):
+            weight = draws.normal(*htc.weight.shape) * draws.logarithmic(0.3, 3.0)
+            if alike:
+                weight[:, 1:] = torch.linalg.qr(weight[:, 1:].double()).Q * draws.logarithmic(0.1, 10.0)
+                weight[:, 0] = 0
+            htc.weight.copy_(weight)
+            cast("Tensor", htc.bias).copy_(draws.normal(htc.out_features) * (0.0 if alike else 0.3))
+    return layer
+
+
+def _over_balls(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(4):
+        layer = _softmax(similarity, draws)
+        radius, tokens, metric = draw_radius(draws, 1.5), draws.integer(2, 5), METRICS[index % 2]
+        bound = lipschitz_bound(layer, radius / root(layer.manifold_in), tokens=tokens, metric=metric)
+        measured = worst(
+            draws, layer, radius, layer.query.in_features, source=layer.manifold_in, tokens=tokens, metric=metric
+        )
+        yield Trial(measured, bound, at={"radius": radius})
+        yield from scattered(
+            draws,
+            layer,
+            radius,
+            layer.query.in_features,
+            bound,
+            source=layer.manifold_in,
+            tokens=tokens,
+            metric=metric,
+            at={"radius": radius},
+        )
+
+
+_KAPPAS = (-0.05, -0.2, -0.7, -2.0, -8.0)
+
+
+def _curvatures(draws: Draws) -> Iterable[Trial]:
+    """Three layers of fixed parameters on the ball of radius 1 in their own distances, from nearly flat to curved."""
+    features = 3
+    weights = [draws.normal(features, features + 1) for _ in range(3)]
+    bias, scale = draws.normal(features), draws.normal(features)
+    for kappa in _KAPPAS:
+        manifold = Lorentz(kappa, dtype=draws.dtype, device=draws.device)
+        transformation = HTC(features, features, manifold, dtype=draws.dtype, device=draws.device)
+        norm = HypLayerNorm(features, manifold, eps=0.1, dtype=draws.dtype, device=draws.device)
+        attention = HypSoftmaxAttention(
+            features, 1, manifold, similarity="geodesic", dtype=draws.dtype, device=draws.device
+        )
+        with torch.no_grad():
+            transformation.weight.copy_(weights[0])
+            cast("Tensor", transformation.bias).copy_(bias)
+            affine = [parameter for parameter in norm.parameters() if parameter.shape == (features,)]
+            for parameter, value in zip(affine, (scale, bias), strict=True):
+                parameter.copy_(value)
+            for htc, weight in zip((attention.query, attention.key, attention.value), weights, strict=True):
+                htc.weight.copy_(weight)
+        for panel, layer in enumerate((transformation, norm, attention)):
+            tokens = 4 if layer is attention else None
+            bound = lipschitz_bound(layer, 1.0)
+            measured = worst(draws, layer, root(manifold), features, source=manifold, tokens=tokens)
+            yield Trial(measured, bound, at={"-kappa": -kappa, "panel": float(panel)})
+
+
+def _draw_curvatures(axes: Sequence[Any], trials: Mapping[str, Sequence[Trial]]) -> None:
+    for panel, (plot, title) in enumerate(zip(axes, ("HTC", "LayerNorm", "attention, geodesic"), strict=True)):
+        shown = [t for t in trials["hyperbolic.curvature"] if t.at["panel"] == panel]
+        kappa = [t.at["-kappa"] for t in shown]
+        plot.plot(kappa, [t.bound for t in shown], "s--", label="certificate")
+        plot.plot(kappa, [t.measured for t in shown], "o-", label="measured")
+        plot.set(xscale="log", yscale="log", xlabel=r"$-\kappa$", title=title)
+    axes[0].set_ylabel("Lipschitz constant")
+    axes[0].legend(fontsize="small")
+
+
+PICTURES: tuple[Picture, ...] = (
+    Picture(
+        "Constants over the curvature",
+        "Layers of fixed parameters on the ball of radius 1 in their own distances: certificates H2, H4 and H8, and "
+        "the best of an ascent.",
+        ("hyperbolic.curvature",),
+        _draw_curvatures,
+        3,
+    ),
+)
+"""The picture of constants over the curvature."""
+
+
+def _at_inputs(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(10):
+        layer = _softmax(similarity, draws)
+        x = draw_points(draws, layer.manifold_in, draw_radius(draws, 1.5), draws.integer(2, 6), layer.query.in_features)
+        yield _local(layer, x, METRICS[index % 2])
+
+
+def _local(layer: HypSoftmaxAttention | HypLinearAttention, x: Tensor, metric: Metric) -> Trial:
+    found = certify(layer, x=x, metric=metric)
+    return Trial(found.measured, found.constant, at={"tokens": float(x.shape[0])})
+
+
+def _collapse(draws: Draws) -> Iterable[Trial]:
+    """Random points, and the family on one geodesic for which the bound is attained."""
+    for index in draws.rounds(24):
+        manifold, channels = draw_manifold(draws), draws.integer(1, 4)
+        radius = draw_radius(draws, 2.0)
+        if index % 4:
+            queries, keys, far = draws.integer(2, 6), draws.integer(2, 6), draw_radius(draws, 2.0)
+            query = manifold.space(draw_points(draws, manifold, radius, 32, queries, channels))
+            key = manifold.space(draw_points(draws, manifold, radius, 32, keys, channels))
+            value = manifold.space(draw_points(draws, manifold, far, 32, keys, channels))
+        else:
+            ends = torch.tensor([[[1.0], [-1.0]]], dtype=draws.dtype, device=draws.device) / root(manifold)
+            query, key, value = (math.sinh(draws.uniform(0.1, 1.0)) * ends for _ in range(3))
+            channels = 1
+        out = hyperbolic_softmax_attention(query, key, value, curvature=manifold.curvature)
+        sizes = [_diameters(manifold, z) for z in (out, query, key, value)]
+        scale = unit_scale("geodesic_squared", channels, manifold.curvature.item())
+        floor = 1000 * torch.finfo(draws.dtype).eps * math.cosh(2 * radius + 2)
+        for measured, wide, narrow, spread in zip(*sizes, strict=True):
+            yield Trial(measured, hyperbolic_collapse_bound(wide, narrow, spread, scale), floor=floor)
+
+
+def _diameters(manifold: Lorentz, space: Tensor) -> list[float]:
+    points = manifold.lift(space)
+    return (manifold.cdist(points, points).amax((-2, -1)) * root(manifold)).tolist()
+
+
+def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
+    """Biases keep features positive: every query meets a key, and values are not all zero."""
+    for index in draws.rounds(20):
+        source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
+        heads = draws.integer(1, 2)
+        power = draws.uniform(1.0, 3.0)
+        with seeded(draws):
+            layer = HypLinearAttention(
+                2 * heads, heads, source, target, manifold_hidden=hidden, power=power, dtype=torch.float64
+            )
+        layer = layer.to(draws.device, draws.dtype)
+        with torch.no_grad():
+            for htc in (layer.query, layer.key, layer.value):
+                cast("Tensor", htc.bias).add_(1.0)
+        x = draw_points(draws, source, draw_radius(draws, 1.0), draws.integer(2, 6), 2 * heads)
+        yield _local(layer, x, METRICS[index % 2])
+
+
+def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
+    """The Euclidean average alone, queries, keys and values independent: its stretch at random features."""
+    for _ in draws.rounds(10):
+        tokens, channels = draws.integer(2, 6), draws.integer(1, 3)
+        q, k, v = ((draws.normal(32, tokens, channels) * draws.logarithmic(0.1, 2.0)).abs() for _ in range(3))
+        if cone:
+            q, k, eps = q + 0.2, k + 0.2, 0.0
+        else:
+            eps = draws.logarithmic(0.01, 1.0)
+            if draws.integer(0, 1):  # where N over eps is real: equal keys, queries near zero
+                q, k, v = q / 1000, k[:, :1].expand(-1, tokens, -1), v[:, :1].expand(-1, tokens, -1)
+
+        def average(z: Tensor, eps: float = eps) -> Tensor:
+            query, key, value = z.unbind(-3)
+            meets = query @ key.mT
+            return meets @ value / (meets.sum(-1, keepdim=True) + eps)
+
+        joined = torch.stack([q, k, v], 1)
+        measured = stretch(
+            lambda z, f=average, n=tokens: f(z.unflatten(-2, (3, n))),
+            joined.flatten(1, 2),
+            ends=Ends(None, None),
+            joint=True,
+        )
+        for value, *parts in zip(measured.tolist(), q, k, v, strict=True):
+            yield Trial(value, _average_bound(parts, eps, cone=cone), at={"tokens": float(tokens)})
+
+
+def _average_bound(parts: Sequence[Tensor], eps: float, *, cone: bool) -> float:
+    lengths = [z.norm(dim=-1) for z in parts]
+    radii = (lengths[0].amax().item(), lengths[1].amax().item(), lengths[2].amax().item())
+    features = Features((1.0, 1.0, 1.0), radii, 0.0)
+    tokens = len(lengths[0])
+    if not cone:
+        return linear_stretch_with_eps(features, eps, tokens, "l2")
+    opening = (parts[0] @ parts[1].mT / (lengths[0][:, None] * lengths[1])).amin().item()
+    here = Cone(opening, lengths[0].amin().item(), lengths[1].amin().item())
+    return linear_stretch_in_cone(features, here, tokens, "l2")
+
+
+def _model(draws: Draws, index: int) -> Hypformer:
+    with seeded(draws):
+        model = Hypformer(
+            3,
+            4,
+            2,
+            layers=1 + index % 2,
+            heads=1,
+            feedforward=6,
+            attention="softmax",
+            similarity=SIMILARITIES[index % 3],
+            norm_eps=draws.logarithmic(0.01, 1.0),
+            curvature=-draws.logarithmic(0.5, 2.0),
+            graph_encoder=None,
+            decoder="mlr" if index % 4 == 3 else "linear",
+            dtype=torch.float64,
+        )
+    return model.to(draws.device, draws.dtype).eval()
+
+
+def _models(draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(3):
+        model = _model(draws, index)
+        found = certify(model, 1.0, tokens=3, starts=2, steps=5, generator=draws.generator)
+        yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
+
+
+def _models_at(draws: Draws) -> Iterable[Trial]:
+    for index in draws.rounds(8):
+        x = draws.normal(4, 3) * draws.uniform(0.1, 1.0)
+        found = certify(_model(draws, index), x=x, metric=METRICS[index % 2])
+        yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
+
+
+def _models_about(draws: Draws) -> Iterable[Trial]:
+    """Certified about an input, measured at another within the radius."""
+    for index in draws.rounds(8):
+        model, x = _model(draws, index), draws.normal(4, 3) * 0.5
+        radius = draws.logarithmic(0.01, 0.3)
+        step = draws.normal(4, 3)
+        y = x + radius * step / step.norm(dim=-1, keepdim=True)
+        bound = certify(model, radius, x=x, starts=0).constant
+        yield Trial(certify(model, x=y).measured, bound, at={"radius": radius})
+
+
+_OURS = "CERTIFICATES, "
+
+
+def _each(
+    statement: str,
+    name: str,
+    trials: Callable[[Similarity, Draws], Iterable[Trial]],
+    sharpest: Callable[[Similarity, Draws], Iterable[Trial]],
+) -> tuple[Claim, ...]:
+    return tuple(
+        Claim(
+            f"hyperbolic.{name}_{similarity}",
+            _OURS + "H8",
+            f"{statement}, logits by {similarity.replace('_', ' ')}.",
+            partial(trials, similarity),
+            "lower",
+            sharpest=partial(sharpest, similarity),
+        )
+        for similarity in SIMILARITIES
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "hyperbolic.curvature",
+        _OURS + "H2, H4, H8",
+        "Certificates of fixed layers over the curvature.",
+        _curvatures,
+        "lower",
+        axis="-kappa",
+    ),
+    *_each("The constant of softmax attention over a ball", "softmax", _over_balls, sharpest_hyperbolic.softmax),
+    *_each("The stretch of softmax attention at an input", "softmax_at", _at_inputs, sharpest_hyperbolic.softmax_at),
+    Claim("hyperbolic.collapse", _OURS + "H9", "Rank collapse of softmax attention.", _collapse),
+    Claim(
+        "hyperbolic.linear_at",
+        _OURS + "H10",
+        "The stretch of linear attention at an input.",
+        _linear_at_inputs,
+        "lower",
+        sharpest=sharpest_hyperbolic.linear_at,
+    ),
+    Claim(
+        "hyperbolic.linear_eps",
+        _OURS + "H10",
+        "The constant of an average whose denominator has an eps.",
+        partial(_averages, cone=False),
+        "lower",
+        axis="tokens",
+        sharpest=partial(sharpest_hyperbolic.averages, cone=False),
+    ),
+    Claim(
+        "hyperbolic.linear_cone",
+        _OURS + "H10",
+        "The constant of an average whose queries and keys keep to a cone.",
+        partial(_averages, cone=True),
+        "lower",
+        axis="tokens",
+        sharpest=partial(sharpest_hyperbolic.averages, cone=True),
+    ),
+    Claim(
+        "hyperbolic.model",
+        _OURS + "H12",
+        "Certificates of a Hypformer, and of layers in sequence, over a ball.",
+        _models,
+        "lower",
+        axis="layers",
+        sharpest=sharpest_hyperbolic.compositions,
+    ),
+    Claim(
+        "hyperbolic.model_at",
+        _OURS + "H12",
+        "Certificates of a Hypformer, and of layers in sequence, at an input.",
+        _models_at,
+        "lower",
+        sharpest=sharpest_hyperbolic.compositions_at,
+    ),
+    Claim(
+        "hyperbolic.model_about",
+        _OURS + "H12",
+        "Certificates of a Hypformer, and of layers in sequence, about an input.",
+        _models_about,
+        "lower",
+        sharpest=sharpest_hyperbolic.compositions_about,
+    ),
+)
+"""Claims on attention and on whole models."""

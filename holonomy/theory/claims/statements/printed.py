@@ -1,0 +1,425 @@
+"""Printed statements beside the theorems: lemmas of proofs, remarks, complexities, and what is more expressive."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import (
+    EquivariantLinear,
+    HigherOrderEncoderLayer,
+    HypLinearAttention,
+    HypSoftmaxAttention,
+    bell,
+    set_partitions,
+)
+from holonomy.layers.equivariant.basis.partitions import canonical
+from holonomy.manifolds import Lorentz
+from holonomy.structures import Hyperedges
+from holonomy.theory.attention.lipschitz import plus_bound, printed_lipschitz
+from holonomy.theory.attention.measured import jacobian_norm
+from holonomy.theory.attention.projections import Projections, as_function, attend
+from holonomy.theory.attention.sizes import spectral
+from holonomy.theory.claims.search import Comparison, draw_layer, search
+from holonomy.theory.claims.separation import random_model, seeded, separation
+from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
+from holonomy.theory.expressivity.higher_order import degree, operations
+
+__all__ = ["CLAIMS"]
+
+_LARGEST = 1.256
+"""Up to which oscillation of E the entrywise inequality of Lemma A.3 is stated."""
+
+
+def _entrywise(p: Tensor, e: Tensor) -> Iterator[Trial]:
+    """Lemma A.3 for one row: the largest and the least share of P over that of P~."""
+    oscillation = (e.amax() - e.amin()).item()
+    # P~ is the softmax of A - E, P that of A.
+    share = (p.log() + e).softmax(0) / p
+    yield Trial(share.amax().item(), 1 + 2 * oscillation)
+    yield Trial(1 - oscillation, share.amin().item())
+
+
+def _lemma_a3(draws: Draws) -> Iterator[Trial]:
+    for _ in draws.rounds(60):
+        size = draws.integer(2, 8)
+        e = draws.normal(size)
+        e = e * (draws.uniform(0.01, _LARGEST) / (e.amax() - e.amin()))
+        yield from _entrywise((3 * draws.normal(size)).softmax(0), e)
+
+
+def _sharpest_a3(draws: Draws) -> Iterator[Trial]:
+    """A rare key that gains the most, at the largest oscillation, and one that loses a little."""
+    for first, second in ((_LARGEST, 0.0), (0.0, 0.01)):
+        e = draws.normal(1).new_tensor([first, second])
+        yield from _entrywise(e.new_tensor([1 / 10_000, 1 - 1 / 10_000]), e)
+
+
+def _through_values(x: Tensor, layer: Projections) -> Tensor:
+    """Largest norm of the derivative of f_i by x_j, the weights held."""
+    apart = Projections(
+        torch.cat([torch.zeros_like(layer.keys), layer.keys], 2),
+        torch.cat([layer.values, torch.zeros_like(layer.values)], 2),
+        scale=layer.scale,
+    )
+
+    def frozen(moving: Tensor) -> Tensor:
+        return attend(torch.cat([moving, x], 1), apart)
+
+    return spectral(torch.func.jacrev(frozen)(x).movedim(1, 2)).amax()
+
+
+def _compare_c1(x: Tensor, layer: Projections) -> Comparison:
+    order, value, radius = layer.order, spectral(layer.values).amax(), x.norm(dim=1).amax()
+    measured = _through_values(x, layer)
+    return Comparison(measured, order * value**order * radius ** (order - 1), torch.zeros_like(measured))
+
+
+def _lemma_c1(draws: Draws) -> Iterator[Trial]:
+    yield from search(draws, _compare_c1, batches=1, plain=True)
+
+
+def _ones(draws: Draws, order: int, *tokens: float) -> tuple[Projections, Tensor]:
+    """All matrices 1, tokens on a line."""
+    x = draws.normal(1).new_tensor(tokens)[:, None]
+    return Projections(x.new_ones(order + 1, 1, 1, 1), x.new_ones(order, 1, 1, 1)), x
+
+
+def _alone(draws: Draws) -> Iterator[Trial]:
+    for order in (1, 2, 3):
+        layer, x = _ones(draws, order, 0.7)
+        found = _compare_c1(x, layer)
+        yield Trial(found.measured.item(), found.bound.item(), at={"N": float(order)})
+
+
+def _stretch(layer: Projections, x: Tensor) -> float:
+    return jacobian_norm(as_function(layer), x, steps=30)[0]
+
+
+def _not_global(draws: Draws) -> Iterator[Trial]:
+    """Tokens R, -R and 0: the query of the third sees all tuples alike, and a step of it tells them apart."""
+    for order in (1, 2, 3):
+        for radius in (3.0, 10.0, 30.0):
+            layer, x = _ones(draws, order, radius, -radius, 0.0)
+            at = {"N": float(order), "radius": radius}
+            yield Trial((2 * radius**2 / 3) ** order, _stretch(layer, x), at=at)
+
+
+def _vanishing(draws: Draws) -> Iterator[Trial]:
+    """At X = 0 ordinary attention is the mean of its values; higher orders are below N prod|W_V| R^{N-1} and vanish."""
+    for _ in draws.rounds(10):
+        layer = draw_layer(draws, 1, 3)
+        mean = _stretch(layer, torch.zeros(4, 3, dtype=draws.dtype, device=draws.device))
+        yield Trial(spectral(layer.values).item(), mean, at={"N": 1.0})
+    for order in (2, 3):
+        for radius in (0.1, 0.01, 0.001):
+            layer, x = draw_layer(draws, order, 3), draws.normal(4, 3)
+            x = radius * x / x.norm(dim=1).amax()
+            # What goes through the weights is of order R^2 beside 1, logits of R^3 and more.
+            room = 1 + 1000 * radius**2
+            allowed = room * order * spectral(layer.values).prod().item() * radius ** (order - 1)
+            yield Trial(_stretch(layer, x), allowed, at={"N": float(order), "radius": radius})
+
+
+def _sharpest_vanishing(draws: Draws) -> Iterator[Trial]:
+    """Equal tokens: the derivative of a power."""
+    for order in (2, 3):
+        layer, x = _ones(draws, order, *[0.01] * 3)
+        yield Trial(_stretch(layer, x), 1.001 * order * 0.01 ** (order - 1), at={"N": float(order), "radius": 0.01})
+
+
+def _tokens(draws: Draws) -> Iterator[Trial]:
+    """The exponent of n between n and 4 n, of the printed bound and of L+ at large logits, against that of N = 1."""
+    slopes = {
+        name: [math.log(bound(layer, 5.0, 40_000) / bound(layer, 5.0, 10_000), 4) for layer in _by_order(draws)]
+        for name, bound in (("printed", printed_lipschitz), ("L+", plus_bound))
+    }
+    for (name, found), exponent in zip(slopes.items(), (1.5, 0.5), strict=True):
+        for order, slope in enumerate(found, 1):
+            note = f"{name} grows as n^{slope:.3g} at N = {order}"
+            yield Trial(abs(slope - exponent), 0.01, at={"N": float(order)}, note=note)
+
+
+def _by_order(draws: Draws) -> list[Projections]:
+    return [_ones(draws, order, 1.0)[0] for order in (1, 2, 3)]
+
+
+def _proposition_1(draws: Draws) -> Iterator[Trial]:
+    """Where output indices repeat, L_{k -> l} maps to as many as are different: fitted, then tried on a new input."""
+    nodes = 5
+    for k, to in ((1, 2), (2, 2), (2, 1)):
+        large = EquivariantLinear(k, to, 1, 1, bias=False, dtype=draws.dtype, device=draws.device)
+        for pattern in set_partitions(to):
+            unique = max(pattern) + 1
+            small = EquivariantLinear(k, unique, 1, 1, bias=False, dtype=draws.dtype, device=draws.device)
+            at = list(itertools.permutations(range(nodes), unique))
+            first = torch.tensor(at).T
+            whole = tuple(first[block] for block in pattern)
+            with torch.no_grad():
+                large.weight.copy_(draws.normal(*large.weight.shape))
+                seen = [draws.normal(*[nodes] * k, 1) for _ in range(3)]
+                columns = [_columns(small, x, tuple(first)) for x in seen]
+                wanted = [large(x)[whole].flatten() for x in seen]
+                fit = torch.linalg.pinv(torch.cat(columns[:2])) @ torch.cat(wanted[:2])
+            off = (columns[2] @ fit - wanted[2]).abs().amax().item()
+            floor = 1000 * torch.finfo(draws.dtype).eps * nodes**k * (1 + fit.abs().amax().item())
+            yield Trial(off, floor, note=f"{k} -> {to}, {unique} different indices")
+
+
+def _columns(layer: EquivariantLinear, x: Tensor, at: tuple[Tensor, ...]) -> Tensor:
+    """What each class of a map makes of an input."""
+    found: list[Tensor] = []
+    for kind in range(layer.weight.shape[0]):
+        layer.weight.zero_()
+        layer.weight[kind] = 1
+        found.append(layer(x)[at].flatten())
+    return torch.stack(found, 1)
+
+
+def _degree(function: Callable[[Tensor], object], given: Callable[[int], Tensor], exponent: int, note: str) -> Trial:
+    """The degree of the operations of a function in the size of what it is given, beside the printed one."""
+
+    def count(nodes: int) -> int:
+        x = given(nodes)
+        return operations(lambda: function(x))
+
+    found = degree(count, 4, exponent + 1)
+    return Trial(float(found), float(exponent), note=f"{note}: as n^{found}")
+
+
+def _cube(order: int, nodes: int) -> Tensor:
+    return torch.ones(*[nodes] * order, 4)
+
+
+def _by_diagonal(x: Tensor, order: int, order_out: int) -> Tensor:
+    """The classes whose inputs all equal the first output index: a diagonal, which is read as it lies."""
+    for _ in range(order - 1):
+        x = x.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    nodes = x.shape[0]
+    return x.reshape(nodes, *[1] * (order_out - 1), -1).expand(*[nodes] * order_out, -1).clone()
+
+
+def _proposition_2(draws: Draws) -> Iterator[Trial]:
+    """Of the classes of a diagonal: no more operations than n^l, and that they are classes of L_{k -> l}."""
+    for k, to in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        yield _degree(partial(_by_diagonal, order=k, order_out=to), partial(_cube, k), to, f"{k} -> {to}")
+        layer = EquivariantLinear(k, to, 2, 2, bias=False, dtype=draws.dtype, device=draws.device)
+        x = draws.normal(*[4] * k, 2)
+        with torch.no_grad():
+            kept = [float(set(p[:k]) == {p[k]}) for p in set_partitions(k + to)]
+            layer.weight.copy_(x.new_tensor(kept)[:, None, None] * torch.eye(2).to(x))
+            off = (layer(x) - _by_diagonal(x, k, to)).abs().amax().item()
+        yield Trial(off, 1000 * torch.finfo(draws.dtype).eps, note=f"{k} -> {to}: the classes of a diagonal")
+
+
+def _hypformer(draws: Draws) -> Iterator[Trial]:
+    """Operations of linear attention over the number of points; of softmax attention they grow as its square."""
+    del draws
+    manifold = Lorentz(-1.0)
+
+    def points(nodes: int) -> Tensor:
+        return manifold.lift(torch.ones(nodes, 4))
+
+    yield _degree(HypLinearAttention(4, 1, manifold), points, 1, "linear attention")
+    softmax = _degree(HypSoftmaxAttention(4, 1, manifold), points, 2, "softmax attention")
+    yield Trial(softmax.bound, softmax.measured, note=softmax.note)
+
+
+def _opposite(draws: Draws) -> Iterator[Trial]:
+    """A path of nine: two encoders of order 2 bring its far end to the first node, two steps of messages do not."""
+    i = torch.arange(8)
+    edge_index = torch.cat([torch.stack([i, i + 1]), torch.stack([i + 1, i])], 1).to(draws.device)
+    encoders = [
+        seeded(
+            HigherOrderEncoderLayer(2, 2, 4, 1, 4, kernel="performer", dtype=draws.dtype, device=draws.device), draws
+        )
+        for _ in range(2)
+    ]
+    weights = draws.normal(2, 4, 4)
+    x = draws.normal(9, 4)
+    moved = x.clone()
+    moved[8] = draws.normal(4)
+    with torch.no_grad():
+        far = [_encoded(encoders, given, edge_index) for given in (x, moved)]
+    near = [_passed(weights, given, edge_index) for given in (x, moved)]
+    scale = 1000 * torch.finfo(draws.dtype).eps
+    yield Trial(scale, (far[0] - far[1]).abs().amax().item(), note="two encoders see the far end of a path of nine")
+    yield Trial((near[0] - near[1]).abs().amax().item(), scale, note="two steps of messages do not")
+
+
+def _encoded(layers: list[nn.Module], x: Tensor, edge_index: Tensor) -> Tensor:
+    graph = Hyperedges.from_graph(x, edge_index, x.new_zeros(edge_index.shape[1], 0))
+    for layer in layers:
+        graph = cast("Hyperedges", layer(graph))
+    return graph.values[(graph.indices == 0).all(1)]
+
+
+def _passed(weights: Tensor, x: Tensor, edge_index: Tensor) -> Tensor:
+    receiver, sender = edge_index
+    for weight in weights:
+        x = (x + torch.zeros_like(x).index_add(0, receiver, x[sender])).matmul(weight).sin()
+    return x[0]
+
+
+def _corollary_1(draws: Draws) -> Iterator[Trial]:
+    """1 where colour refinement, which bounds messages, does not tell two graphs apart, nor does order 2."""
+    models = [random_model("hot_2", draws) for _ in range(2)]
+    for name in PAIRS[:-1]:
+        pair = graph_pair(name)
+        if not separated(*pair, 1):
+            order = draws.normal(pair[0].shape[0])
+            seen = any(separation(model, *pair, order).separates for model in models)
+            note = "" if seen else f"{name}: not separated by colour refinement, and not by order 2"
+            yield Trial(float(not seen), 0.0, note=note)
+
+
+Partition = tuple[int, ...]
+
+
+def _classes(draws: Draws, wrong: Callable[[Partition, list[Partition]], int]) -> Iterator[Trial]:
+    """What is wrong with every class of pairs of multi-indices, of as many nodes as it has blocks at the most."""
+    del draws
+    for order in (1, 2):
+        indices = list(itertools.product(range(2 * order), repeat=order))
+        for partition in set_partitions(2 * order):
+            yield Trial(float(wrong(partition, indices)), 0.0, at={"k": float(order)}, note=f"class {partition}")
+
+
+def _split(partition: Partition) -> tuple[Partition, Partition, list[bool]]:
+    """The classes of both halves, and which entries of them are equal."""
+    first, second = partition[: len(partition) // 2], partition[len(partition) // 2 :]
+    return canonical(first), canonical(second), [a == b for a in first for b in second]
+
+
+def _separation(partition: Partition, indices: list[Partition]) -> int:
+    """How many i are in the class of the first half and go with no j, or the other way round."""
+    first, _, _ = _split(partition)
+    going = {i for i in indices if any(canonical((*i, *j)) == partition for j in indices)}
+    return len(going ^ {i for i in indices if canonical(i) == first})
+
+
+def _breakdown(partition: Partition, indices: list[Partition]) -> int:
+    """For how many pairs the two conditions are not the class."""
+    return sum(
+        (_split((*i, *j)) == _split(partition)) != (canonical((*i, *j)) == partition)
+        for i, j in itertools.product(indices, indices)
+    )
+
+
+def _scoring(partition: Partition, indices: list[Partition]) -> int:
+    """For how many pairs the score is the largest off the class, or nearer to it than min(1, eps), or less on it."""
+    first, second, equal = _split(partition)
+    epsilon = 1 - math.cos(2 * math.pi / bell(len(first))) if len(first) > 1 else 1.0
+    most, wrong = 2.0 + sum(equal), 0
+    for i, j in itertools.product(indices, indices):
+        here, there, met = _split((*i, *j))
+        score = 2 - epsilon * ((here != first) + (there != second))
+        score += sum((1 if wanted else -1) for wanted, found in zip(equal, met, strict=True) if found)
+        inside = canonical((*i, *j)) == partition
+        wrong += score != most if inside else score > most - 0.999 * min(1.0, epsilon)
+    return wrong
+
+
+def _csa(draws: Draws) -> Iterator[Trial]:
+    """1 where colour refinement, or three random chromatic transformers, miss what the claim says of a pair."""
+    models = [random_model("cgt", draws) for _ in range(3)]
+    for name in PAIRS[:-1]:
+        pair = graph_pair(name)
+        if not separated(*pair, 1) and separated(*pair, 2):
+            order = draws.normal(pair[0].shape[0])
+            seen = any(separation(model, *pair, order).separates for model in models)
+            yield Trial(float(not seen), 0.0, note="" if seen else f"{name}: not separated")
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "collapse.lemma_a3",
+        "Simplicial Lemma A.3",
+        "(1 - D) P~ <= P <= (1 + 2 D) P~ entrywise, D the oscillation of a row of E, at most 1.256",
+        _lemma_a3,
+        sharpest=_sharpest_a3,
+    ),
+    Claim(
+        "lipschitz.lemma_c1",
+        "Simplicial Lemma C.1",
+        "the derivative through the values is at most N V^N R^{N-1}",
+        _lemma_c1,
+        axis="N",
+        sharpest=_alone,
+    ),
+    Claim(
+        "lipschitz.not_global",
+        "Simplicial section 3.3",
+        "not globally Lipschitz: on the ball of radius R the stretch is (2 R^2 / 3)^N at least",
+        _not_global,
+        axis="radius",
+    ),
+    Claim(
+        "lipschitz.vanishing",
+        "Simplicial section 3.3",
+        "as R -> 0 the stretch of N >= 2 vanishes like N prod|W_V| R^{N-1}, that of N = 1 stays |W_V|",
+        _vanishing,
+        axis="radius",
+        sharpest=_sharpest_vanishing,
+    ),
+    Claim(
+        "lipschitz.tokens",
+        "Simplicial section 3.3",
+        "the exponent of n does not depend on N: 3/2 in the printed bound, 1/2 in L+",
+        _tokens,
+    ),
+    Claim(
+        "hot.proposition_1",
+        "HOT Proposition 1",
+        "where output indices repeat, L_{k->l} is a map of as many indices as are different",
+        _proposition_1,
+        "equal",
+    ),
+    Claim("hot.proposition_2", "HOT Proposition 2", "lightweight L_{k->l} grows no faster than n^l", _proposition_2),
+    Claim(
+        "hot.opposite",
+        "HOT Theorem 2, the opposite",
+        "two encoders of order 2 compute what two steps of messages cannot",
+        _opposite,
+    ),
+    Claim(
+        "hot.corollary_1",
+        "HOT Corollary 1",
+        "order 2 separates graphs that no message passing separates",
+        _corollary_1,
+        expected=False,
+    ),
+    Claim(
+        "tokens.lemma_2",
+        "TokenGT Lemma 2",
+        "the i of a class of pairs (i, j) are a class, where there are as many nodes as it has blocks",
+        partial(_classes, wrong=_separation),
+    ),
+    Claim(
+        "tokens.lemma_3",
+        "TokenGT Lemma 3",
+        "(i, j) is in a class if and only if i and j are in its halves and the same entries are equal",
+        partial(_classes, wrong=_breakdown),
+    ),
+    Claim(
+        "tokens.scoring",
+        "TokenGT Property 1",
+        "the scoring function is largest on the class alone, elsewhere lower by min(1, eps) at least",
+        partial(_classes, wrong=_scoring),
+    ),
+    Claim("hyperbolic.linear_time", "Hypformer section 4.5", "linear attention takes O(N) operations", _hypformer),
+    Claim(
+        "colouring.csa",
+        "CSA sections 3, 4",
+        "chromatic attention with walks separates pairs that colour refinement does not, and folklore 2-WL does",
+        _csa,
+    ),
+)
+"""Claims of several families."""

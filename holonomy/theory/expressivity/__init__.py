@@ -1,0 +1,1 @@
+"""Which graphs a model can tell apart: colourings, constructions and measurements."""

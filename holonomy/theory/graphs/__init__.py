@@ -1,0 +1,1 @@
+"""Curvature and topology of graphs, and the molecules on which claims about them are judged."""
