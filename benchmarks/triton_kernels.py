@@ -10,7 +10,6 @@ from torch import Tensor
 from benchmarks.case import Case, Contenders, Line, Step, stepped
 from benchmarks.plain.simplicial import two_simplicial_attention
 from holonomy.layers import simplicial_attention
-from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.simplicial_attention import TILE
 
 __all__ = ["CASES"]
@@ -67,31 +66,6 @@ def windowed(nodes: int, device: torch.device) -> Contenders:
     }
 
 
-def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return linear_attention(power_features(query, 2.0, unit=True), power_features(key, 2.0), value)
-
-
-def linear(nodes: int, device: torch.device) -> Contenders:
-    from holonomy.ops.linear_attention.triton import triton_linear_attention  # noqa: PLC0415 - needs Triton
-
-    leaves = tensors(3, (4, nodes, 16), device, torch.float32)
-    compiled = torch.compile(plain, fullgraph=True)
-
-    def copies() -> list[Tensor]:
-        """Twelve tensors moved: q, k, v and the result; back these and its gradient, and the gradients of q, k, v."""
-        for _ in range(2):
-            for leaf in leaves:
-                leaf.detach().clone()
-        return []
-
-    return {
-        "triton": stepped(lambda: triton_linear_attention(*leaves, power=2.0), leaves),
-        "plain": stepped(lambda: plain(*leaves), leaves),
-        "compiled": stepped(lambda: compiled(*leaves), leaves),
-        "copies": copies,
-    }
-
-
 def simplicial_case(name: str, dtype: torch.dtype, tolerance: float) -> Case:
     kind = str(dtype).removeprefix("torch.")
     return Case(
@@ -126,21 +100,6 @@ CASES = (
         ),
         equal=(("chunked", "triton"),),
         tolerance=5e-2,
-        devices=("cuda",),
-    ),
-    Case(
-        name="triton-linear",
-        title="linear attention and its feature map, 4 heads of 16, float32, forward and backward",
-        unit="tokens",
-        sizes=(50_000, 200_000, 1_000_000),
-        contenders=linear,
-        lines=(
-            Line("compiled", "triton", {200_000: ">= 1.3", 1_000_000: ">= 1.3"}),
-            Line("plain", "triton"),
-            Line("plain", "triton", of="workspace"),
-            Line("copies", "triton", note="share of the card's measured bandwidth of copies"),
-        ),
-        equal=(("plain", "triton"), ("compiled", "triton")),
         devices=("cuda",),
     ),
 )

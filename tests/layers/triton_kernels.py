@@ -11,8 +11,6 @@ import torch
 
 from holonomy.layers import simplicial_attention
 from holonomy.ops import simplicial_attention as simplicial
-from holonomy.ops.linear_attention.reference import linear_attention, power_features
-from holonomy.ops.linear_attention.triton import triton_linear_attention as linear_in_triton
 from holonomy.ops.simplicial_attention import triton as triton_simplicial
 from holonomy.ops.simplicial_attention.simplexes import list_simplexes
 from holonomy.ops.simplicial_attention.tiled import factors_of, stored_attention
@@ -198,90 +196,3 @@ def test_what_the_kernels_do_not_serve_is_chunked(device, launched):
     for options in ({"pair_mask": square}, {"mask": cube}, {"tile": 64}):
         torch.testing.assert_close(simplicial_attention(keys, values, **options), whole)
     assert launched == []
-
-
-# Linear attention.
-
-
-def tokens(shape, queries, channels, device, dtype, *, positive):
-    """Queries, keys and values; without a power, queries and keys are features already."""
-    sizes = ((queries, shape[-1]), shape[-2:], (shape[-2], channels))
-    drawn = [torch.randn(*shape[:-2], *size, dtype=dtype, device=device) for size in sizes]
-    if positive:
-        drawn[:2] = [x.relu() for x in drawn[:2]]
-    return [x.requires_grad_() for x in drawn]
-
-
-def plain(query, key, value, mask=None, *, power=None):
-    if power is None:
-        return linear_attention(query, key, value, mask)
-    return linear_attention(power_features(query, power, unit=True), power_features(key, power), value, mask)
-
-
-@pytest.mark.parametrize("power", [None, 1.0, 2.5])
-@pytest.mark.parametrize(
-    ("shape", "queries", "channels", "masked"),
-    [((1, 8), 1, 8, False), ((2, 2, 5, 16), 5, 8, True), ((1, 17, 8), 33, 24, True), ((2, 33, 24), 17, 16, False)],
-)
-def test_linear_attention_is_the_plain_form(power, shape, queries, channels, masked, device, exact):
-    inputs = tokens(shape, queries, channels, device, exact[0], positive=power is None)
-    mask = None
-    if masked:
-        mask = torch.rand(shape[0], *(1,) * (len(shape) - 3), shape[-2], device=device) > 0.6
-        mask[-1] = True  # no key at all
-    ours = linear_in_triton(*inputs, mask, power=power)
-    if masked:
-        assert torch.equal(ours[-1], torch.zeros_like(ours[-1]))
-    assert_same(ours, plain(*inputs, mask, power=power), inputs, exact[1])
-
-
-def test_linear_attention_is_that_of_loops(device, exact):
-    query, key, value = inputs = tokens((5, 8), 4, 3, device, exact[0], positive=True)
-    weights = [[sum(query[i, a] * key[j, a] for a in range(8)) for j in range(5)] for i in range(4)]
-    rows = [sum(w * value[j] for j, w in enumerate(row)) / sum(row) for row in weights]
-    assert_same(linear_in_triton(*inputs), torch.stack(rows), inputs, exact[1])
-
-
-@pytest.mark.parametrize("power", [None, 2.0])
-def test_linear_attention_of_what_counts_as_nothing_and_of_what_is_huge(power, device):
-    """Queries without a positive entry, keys that are masked whatever they hold, entries of 1e30."""
-    query, key, value = tokens((17, 8), 5, 8, device, torch.float32, positive=True)
-    mask = torch.zeros(17, dtype=torch.bool, device=device)
-    mask[3] = True
-    with torch.no_grad():
-        query[2] = 0
-        key *= 1e30
-        query[3] *= 1e30
-        value[5] *= 1e4
-        key[3], value[3] = 0, 0
-        wild = [query.clone(), key.clone(), value.clone()]
-        wild[1][3], wild[2][3] = torch.nan, torch.inf
-    wild = [x.requires_grad_() for x in wild]
-    ours = linear_in_triton(*wild, mask, power=power)
-    assert torch.equal(ours[2], torch.zeros_like(ours[2]))
-    held = plain(query, key, value, mask, power=power)
-    torch.testing.assert_close(ours, held, rtol=1e-4, atol=1e-2)
-    mine, theirs = torch.autograd.grad(ours.sum(), wild), torch.autograd.grad(held.sum(), (query, key, value))
-    for one, other in zip(mine, theirs, strict=True):
-        assert one.isfinite().all()
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-2)
-
-
-def test_linear_attention_of_sixteen_bits(device):
-    inputs = tokens((33, 16), 17, 8, device, torch.bfloat16, positive=False)
-    ours = linear_in_triton(*inputs, power=2.0)
-    wide = plain(*(x.double() for x in inputs), power=2.0)
-    assert ours.dtype == torch.bfloat16
-    torch.testing.assert_close(ours.double(), wide, rtol=2e-2, atol=2e-2)
-    for one, other in zip(*(torch.autograd.grad(found.sum(), inputs) for found in (ours, wide)), strict=True):
-        torch.testing.assert_close(one, other, rtol=4e-2, atol=4e-2)
-
-
-def test_linear_attention_has_its_gradient_and_no_second_one(device):
-    if device.type == "cpu":
-        inputs = tokens((4, 3), 3, 2, device, torch.float64, positive=False)
-        assert torch.autograd.gradcheck(lambda *x: linear_in_triton(*x, power=2.0), inputs, fast_mode=True)
-    inputs = tokens((5, 8), 3, 8, device, torch.float32, positive=True)
-    (first,) = torch.autograd.grad(linear_in_triton(*inputs).sum(), inputs[1], create_graph=True)
-    with pytest.raises(RuntimeError, match="in Triton has no second derivative"):
-        first.square().sum().backward()
