@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import theory_molecules
-from holonomy.theory.claims import verify
+from holonomy.theory import verify
 from holonomy.theory.claims.molecules import read_molecules
 
 

@@ -105,6 +105,8 @@ def test_ruff_format(tmp_path: Path) -> None:
     assert status == 1, output
 
 
+FORMS = ("__init__", "chunked")
+WINGS = ("attention", "certificates", "expressivity", "graphs")
 LIBRARY = {
     f"holonomy/{name}": DOC
     for name in (
@@ -119,10 +121,15 @@ LIBRARY = {
         "structures.py",
         "layers/__init__.py",
         "ops/__init__.py",
-        "layers/hyperbolic/__init__.py",
+        *(f"ops/{operator}/{name}.py" for operator in ("linear_attention", "chromatic_attention") for name in FORMS),
+        *(f"layers/{room}/__init__.py" for room in ("hyperbolic", "equivariant", "tokens", "chromatic", "simplicial")),
+        "layers/encodings.py",
+        "layers/substructures.py",
         "layers/graph.py",
         "models/__init__.py",
         "theory/__init__.py",
+        *(f"theory/{wing}/__init__.py" for wing in WINGS),
+        "theory/claims/__init__.py",
     )
 } | {
     # What is allowed, all at once.
@@ -149,6 +156,9 @@ LIBRARY = {
         ("layers/graph.py", "holonomy.models"),
         ("layers/graph.py", "holonomy.optim"),
         ("ops/__init__.py", "holonomy.layers"),
+        ("layers/hyperbolic/__init__.py", "holonomy.ops.linear_attention.chunked"),
+        ("layers/tokens/__init__.py", "holonomy.layers.simplicial"),
+        ("theory/graphs/__init__.py", "holonomy.theory.claims"),
         ("layers/graph.py", "torch_geometric"),
         ("models/__init__.py", "holonomy.theory"),
         ("models/__init__.py", "holonomy.optim"),

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from holonomy.theory import verify
 from holonomy.theory.__main__ import main
-from holonomy.theory.claims import report, verify
+from holonomy.theory.claims import report
 from holonomy.theory.claims.pictures import Picture, attention_pictures, ratios
 from holonomy.theory.claims.report import Run, as_html, as_json, as_table, said, svg
 from holonomy.theory.claims.verdict import Claim, Draws, Trial, judge
