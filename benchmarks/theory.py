@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.runs import command_line, versions
+from examples.runs import command_line, commit, versions
 from holonomy.theory import Claim, Draws, Trial, select
 from holonomy.theory.claims.molecules import read_molecules
 from holonomy.theory.claims.report import said, statement
@@ -98,7 +98,7 @@ def main() -> None:
             fixed = claim.judged_on is not None and molecules is not None
             budget = 1.0 if fixed else needed(claim, options.draws, options.seconds, options.seed)
             draws = Draws(options.seed, options.device, budget=budget, molecules=molecules)
-            done[claim.name] = measured(claim, draws)
+            done[claim.name] = measured(claim, draws) | {"commit": commit()}
             options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         found = done[claim.name]
         line = f"[{index:2}/{len(claims)}] {claim.name:32} {found['verdict']:16}"

@@ -557,13 +557,21 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit of the source, ``-dirty`` behind it where files differ, or ``unknown`` outside a repository."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """Return the commit of the source, ``-dirty`` behind it where files differ, or ``unknown`` outside a repository.
+
+    Results that a run writes are no source: they may differ.
+    """
+    asked = (
+        ["git", "rev-parse", "HEAD"],
+        ["git", "diff", "--name-only", "HEAD", ":/", ":(top,exclude)benchmarks/results"],
+    )
+    here = Path(__file__).parent
     try:
-        found = subprocess.run(words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        answers = [subprocess.run(words, cwd=here, capture_output=True, text=True, check=True) for words in asked]
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found.stdout.strip()
+    found, changed = (answer.stdout.strip() for answer in answers)
+    return found + ("-dirty" if changed else "")
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 
 import pytest
-import torch
-from torch import nn
 
-from benchmarks.certificates import KINDS, attacked
-from holonomy.layers import HTC
-from holonomy.manifolds import Lorentz
-from holonomy.theory import assert_lipschitz, certify, lipschitz_bound
+from benchmarks import certificates
+from benchmarks.certificates import KINDS, Attacked, attacked, main
+from holonomy.theory import lipschitz_bound
 from holonomy.theory.certificates import heads, layers, refinements
 from holonomy.theory.certificates.constants.affine import reach
 from holonomy.theory.certificates.regions import follow
@@ -58,22 +55,29 @@ def stretched_balls_forgotten(monkeypatch):
     monkeypatch.setattr(refinements, "replace", wrong)
 
 
-def expands_and_contracts():
-    """Ten times longer, then a tenth: about a point far from the origin the second map contracts nothing."""
-    m = Lorentz(-1.0, dtype=torch.float64)
-    model = nn.Sequential(*(HTC(1, 1, m, bias=False, dtype=torch.float64) for _ in range(2)))
-    with torch.no_grad():
-        for layer, size in zip(model, (10.0, 0.1), strict=True):
-            layer.weight.copy_(torch.tensor([[0.0, size]]))
-    return model, m.lift(torch.tensor([[math.sinh(1.0)]], dtype=torch.float64))
-
-
-def test_a_radius_from_the_wrong_ball_is_refuted(monkeypatch):
-    model, x = expands_and_contracts()
-    assert_lipschitz(model, certify(model, 0.01, x=x, starts=0).constant, x=x, radius=0.01)
+def test_a_radius_from_the_wrong_ball_is_refuted_by_a_random_draw(monkeypatch):
+    # Scope "about" is the second of three: draws 1, 4, 7.
+    assert not any(attacked(number, names=["there and back"]).violated for number in (1, 4, 7))
     whole_ball_forgotten(monkeypatch)
-    with pytest.raises(AssertionError):
-        assert_lipschitz(model, certify(model, 0.01, x=x, starts=0).constant, x=x, radius=0.01)
+    assert any(attacked(number, names=["there and back"]).violated for number in (1, 4, 7))
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
+    drawn = []
+
+    def counted(number, seed):
+        drawn.append(number)
+        return Attacked("HTC", "ball", 0.25 * number, number == 2)
+
+    monkeypatch.setattr(certificates, "attacked", counted)
+    file = tmp_path / "certificates.json"
+    for draws in ("2", "4", "4"):
+        main(["--draws", draws, "--json", str(file)])
+    content = json.loads(file.read_text())
+    assert drawn == [0, 1, 2, 3]
+    assert (content["draws"], content["violations"], content["worst"]) == (4, 1, 0.75)
+    assert content["kinds"] == {"HTC, ball": {"draws": 4, "violations": 1, "worst": 0.75}}
+    assert "4 of 4 draws: 1 violations, worst ratio 0.75" in capsys.readouterr().out
 
 
 def test_balls_that_are_not_stretched_are_refuted(monkeypatch):

@@ -353,3 +353,22 @@ def test_a_repeated_command_says_that_the_run_is_there(tmp_path: Path, capsys: p
     assert not (tmp_path / "other").exists()
     assert hierarchy.main([*words, *folder, "--overwrite", "--seeds", "2"]) == 0
     assert result.read_bytes() != before
+
+
+def test_the_commit_is_dirty_where_a_source_differs_and_not_where_a_result_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, result = tmp_path / "examples" / "runs.py", tmp_path / "benchmarks" / "results" / "a.json"
+    for path in (source, result):
+        path.parent.mkdir(parents=True)
+        path.write_text("before")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(runs, "__file__", str(source))
+    clean = runs.commit()
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    result.write_text("after")
+    assert runs.commit() == clean
+    source.write_text("after")
+    assert runs.commit() == f"{clean}-dirty"
