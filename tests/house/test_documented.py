@@ -120,3 +120,17 @@ def test_links_within_the_repository_lead_somewhere() -> None:
         if not target.startswith(("http://", "https://")) and not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_architecture_names_what_is_there() -> None:
+    """Every file and folder that the page names exists; a test's planted name does not."""
+    places = {str(p.relative_to(ROOT)) + "/" * p.is_dir() for p in ROOT.rglob("*") if ".venv" not in p.parts}
+
+    def known(name: str) -> bool:
+        return any(f"/{place}".endswith(f"/{name}") for place in places)
+
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = {name for name in re.findall(r"`([\w/.]+)`", page) if name.endswith((".py", "/"))}
+    assert len(named) > 40
+    assert [name for name in sorted(named) if not known(name)] == []
+    assert not known("ops/nothing.py")
