@@ -27,15 +27,6 @@ def eager(function: _Function) -> _Function:
 
     The graph breaks there; with ``fullgraph=True`` torch says so. Its own decorator imports the compiler, which takes
     seconds, when it is applied; here that is when a compiled function comes to it.
-
-    Args:
-        function: any function.
-
-    Returns:
-        The function.
-
-    >>> eager(len)("abc")
-    3
     """
 
     @functools.wraps(function)
@@ -52,22 +43,6 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
 
     That reads the signature of ``forward`` at every call, which takes longer than a small tensor's arithmetic does, so
     the signature is kept with it.
-
-    Args:
-        function: the autograd Function.
-        *inputs: what its ``forward`` takes.
-
-    Returns:
-        What its ``forward`` returns.
-
-    >>> class Doubled(torch.autograd.Function):
-    ...     forward = staticmethod(lambda x: 2 * x)
-    ...     setup_context = staticmethod(lambda ctx, inputs, output: None)
-    ...     backward = staticmethod(lambda ctx, grad: (2 * grad,))
-    >>> apply_function(Doubled, torch.ones(1))
-    tensor([2.])
-    >>> torch.func.jvp(lambda x: apply_function(Doubled, x), (torch.ones(1),), (torch.ones(1),))[1]
-    tensor([2.])
     """
     forward: Any = function.forward
     if not torch.compiler.is_compiling():
@@ -145,19 +120,7 @@ def _states_forward_mode(function: type[torch.autograd.Function]) -> bool:
 
 
 def by_hand(*tensors: Tensor) -> bool:
-    """Whether a form with gradients written by hand may stand in for a plain definition of the same signature.
-
-    Args:
-        *tensors: what it would compute with.
-
-    Returns:
-        True if all are float32 or all float64 and hold numbers, and neither ``torch.compile``, which fuses plain
-        operations itself, nor autocast nor a transformation of ``torch.func`` nor forward mode is at work.
-
-    >>> one = torch.ones(1)
-    >>> by_hand(one, one), by_hand(one, one.double()), torch.func.vmap(lambda x: x * by_hand(x))(one)
-    (True, False, tensor([0.]))
-    """
+    """Whether a form with gradients written by hand may stand in for a plain definition of the same signature."""
     return (
         not torch.compiler.is_compiling()
         and not transformed()
@@ -168,41 +131,17 @@ def by_hand(*tensors: Tensor) -> bool:
 
 
 def transformed() -> bool:
-    """Whether a transformation of ``torch.func`` is at work, under which no number can be read back, or forward mode.
-
-    Returns:
-        True inside ``vmap``, ``grad``, ``jvp`` and their like, and where there are dual tensors.
-
-    >>> transformed(), torch.func.vmap(lambda x: x * transformed())(torch.ones(1))
-    (False, tensor([1.]))
-    """
+    """Whether forward mode or a transformation of ``torch.func`` is at work, under which no number can be read back."""
     return forward_mode() or torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
 
 def forward_mode() -> bool:
-    """Whether derivatives are being pushed forward.
-
-    Returns:
-        True inside ``torch.func.jvp`` and its like, and where there are dual tensors.
-
-    >>> forward_mode(), torch.func.jvp(lambda x: x * forward_mode(), (torch.ones(1),), (torch.ones(1),))[1]
-    (False, tensor([1.]))
-    """
+    """Whether derivatives are being pushed forward."""
     return forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def autocast_device(x: Tensor) -> str:
-    """The kind of device under whose autocast a tensor is computed with: what to switch off where digits are needed.
-
-    Args:
-        x: any tensor.
-
-    Returns:
-        Its kind of device; ``"cpu"`` for the meta device, of which autocast knows nothing.
-
-    >>> autocast_device(torch.empty(0, device="meta"))
-    'cpu'
-    """
+    """The kind of device under whose autocast a tensor is computed with: what to switch off where digits are needed."""
     return "cpu" if x.is_meta else x.device.type
 
 
@@ -212,19 +151,6 @@ def by_definition(
     """Gradients of another function of the same inputs.
 
     Where autograd is recording they can be differentiated again; else the inputs may be rows of saved tensors.
-
-    Args:
-        definition: the function.
-        inputs: its arguments.
-        grad: of its result.
-        wanted: whether each argument wants a gradient.
-
-    Returns:
-        One for each that does, and None.
-
-    >>> x = torch.tensor(3.0, requires_grad=True)
-    >>> by_definition(torch.square, (x,), torch.tensor(1.0), (True,))[0].item()
-    6.0
     """
     again = torch.is_grad_enabled()
     with torch.enable_grad():

@@ -49,22 +49,7 @@ __all__ = [
 
 
 def positive_int(name: str, value: int) -> int:
-    """``value``, if it is a positive integer.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-
-    Returns:
-        The value.
-
-    Raises:
-        TypeError: if ``value`` is not an integer.
-        ValueError: if it is not positive.
-
-    >>> positive_int("heads", 4)
-    4
-    """
+    """``value``, if it is a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be a positive integer, got {value!r} of type {type(value).__name__}.")
     if value < 1:
@@ -73,22 +58,7 @@ def positive_int(name: str, value: int) -> int:
 
 
 def nonnegative_int(name: str, value: int) -> int:
-    """``value``, if it is an integer from zero on: an order, or a size that may be none.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-
-    Returns:
-        The value.
-
-    Raises:
-        TypeError: if ``value`` is not an integer.
-        ValueError: if it is negative.
-
-    >>> nonnegative_int("order_out", 0)
-    0
-    """
+    """``value``, if it is an integer from zero on: an order, or a size that may be none."""
     if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an integer from 0 on, got {value!r} of type {type(value).__name__}.")
     if value < 0:
@@ -97,24 +67,7 @@ def nonnegative_int(name: str, value: int) -> int:
 
 
 def in_range(name: str, value: float, low: float, high: float) -> float:
-    """``value``, if it is a number in ``[low, high]``.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-        low: smallest allowed.
-        high: largest allowed.
-
-    Returns:
-        The value.
-
-    Raises:
-        TypeError: if it is no number; ``True`` is none.
-        ValueError: if it lies outside, or is ``nan``.
-
-    >>> in_range("p", 0.5, 0.0, 1.0)
-    0.5
-    """
+    """``value``, if it is a number in ``[low, high]``."""
     if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be a number in [{low}, {high}], got {value!r}.")
     if not low <= value <= high:
@@ -123,22 +76,7 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
 
 
 def finite_negative(name: str, value: float | Tensor) -> float:
-    """``value``, if it is a finite negative number, or a tensor of one that does not learn.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-
-    Returns:
-        The value as a float.
-
-    Raises:
-        TypeError: if it is no number: a tensor that learns would be read once, and not learned.
-        ValueError: if it is zero, positive, infinite or ``nan``.
-
-    >>> finite_negative("curvature", -1.0)
-    -1.0
-    """
+    """``value``, if it is a finite negative number, or a tensor of one that does not learn."""
     if isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad:
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -149,22 +87,7 @@ def finite_negative(name: str, value: float | Tensor) -> float:
 
 
 def positive(name: str, value: float) -> float:
-    """``value``, if it is a positive finite number.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-
-    Returns:
-        The value.
-
-    Raises:
-        TypeError: if it is no number; ``True`` is none.
-        ValueError: if it is zero, negative, infinite or ``nan``.
-
-    >>> positive("epsilon", 1.0)
-    1.0
-    """
+    """``value``, if it is a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be a positive number, got {value!r}.")
     if not (math.isfinite(value) and value > 0):
@@ -173,17 +96,7 @@ def positive(name: str, value: float) -> float:
 
 
 def size(shape: Sequence[int]) -> None:
-    """Refuse what is no shape of points: integers, of which the last is at least 1.
-
-    Args:
-        shape: what came, named ``size`` in the sentence.
-
-    Raises:
-        TypeError: if one is not an integer.
-        ValueError: if one is negative, or there is no positive last one.
-
-    >>> size((5, 3))
-    """
+    """Refuse what is no shape of points: integers, of which the last is at least 1."""
     if not all(isinstance(entry, SupportsIndex) for entry in shape):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"size must be integers, got {tuple(shape)}.")
     if not shape or min(shape) < 0 or shape[-1] < 1:
@@ -191,60 +104,20 @@ def size(shape: Sequence[int]) -> None:
 
 
 def one_of(name: str, value: str, choices: Collection[str]) -> str:
-    """``value``, if it is one of ``choices``.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-        choices: what is allowed.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: if it is none of them.
-
-    >>> one_of("attention", "linear", ("linear", "softmax"))
-    'linear'
-    """
+    """``value``, if it is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
     return value
 
 
 def sequence(name: str, values: object) -> None:
-    """Refuse what is no sequence; a string is none.
-
-    Args:
-        name: the argument's name, for the sentence.
-        values: what came.
-
-    Raises:
-        TypeError: if it is none.
-
-    >>> sequence("orders", (2, 2, 0))
-    """
+    """Refuse what is no sequence; a string is none."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise TypeError(f"{name} must be a sequence of integers, got {values!r}.")
 
 
 def last_axis(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None) -> None:
-    """Refuse a tensor whose last axis has not ``size`` entries, or that a layer cannot multiply with.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: the tensor that came.
-        size: the expected length of its last axis.
-        meaning: what the axis holds, symbolically, as ``"features + 1"``.
-        layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
-
-    Raises:
-        TypeError: if it is no tensor, or its dtype is not the layer's and autocast is off.
-        ValueError: if the last axis has another length.
-
-    >>> import torch
-    >>> last_axis("x", torch.zeros(2, 5), 5, "features + 1")
-    """
+    """Refuse a tensor whose last axis has not ``size`` entries, or that a layer cannot multiply with."""
     _tensor(name, x)
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
@@ -252,22 +125,7 @@ def last_axis(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | 
 
 
 def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None) -> None:
-    """Refuse a tensor that has no axis of rows before a last axis of ``size`` entries, as :func:`last_axis` does.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: the tensor that came.
-        size: the expected length of its last axis.
-        meaning: what the axis holds, symbolically, as ``"features + 1"``.
-        layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
-
-    Raises:
-        TypeError: if it is no dense floating-point tensor, or its dtype is not the layer's and autocast is off.
-        ValueError: if it has fewer than two axes, or the last one another length.
-
-    >>> import torch
-    >>> rows("x", torch.zeros(2, 5), 5, "features + 1")
-    """
+    """Refuse a tensor that has no axis of rows before a last axis of ``size`` entries, as :func:`last_axis` does."""
     floating(name, x)
     dense(name, x)
     if x.ndim < 2 or x.shape[-1] != size:
@@ -276,56 +134,17 @@ def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None 
 
 
 def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
-    """Refuse a mask that is not boolean or does not have one entry a token.
-
-    Args:
-        name: the argument's name, for the sentence.
-        mask: the tensor that came.
-        shape: the leading axes of the tokens, and their number.
-
-    Raises:
-        TypeError: if it is not boolean: a float mask may mean what is added to the logits.
-        ValueError: if it has another shape.
-
-    >>> import torch
-    >>> padding_mask("key_padding_mask", torch.zeros(2, 5, dtype=torch.bool), (2, 5))
-    """
+    """Refuse a mask that is not boolean or does not have one entry a token."""
     boolean(name, mask, shape, "padding", "(*batch, nodes) = ")
 
 
 def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
-    """Refuse a mask of nodes that is not boolean or does not have one entry a node.
-
-    Args:
-        mask: the tensor that came, named so in the sentence.
-        shape: the leading axes of the graphs, and the number of nodes.
-
-    Raises:
-        TypeError: if it is not boolean.
-        ValueError: if it has another shape.
-
-    >>> import torch
-    >>> node_mask(torch.ones(2, 5, dtype=torch.bool), (2, 5))
-    """
+    """Refuse a mask of nodes that is not boolean or does not have one entry a node."""
     boolean("mask", mask, shape, "nodes")
 
 
 def boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str = "") -> None:
-    """Refuse what is not boolean or has another shape.
-
-    Args:
-        name: the argument's name, for the sentence.
-        mask: what came.
-        shape: the expected one.
-        at: where it is True.
-        symbols: the shape symbolically, before its values.
-
-    Raises:
-        TypeError: if it is no tensor, or not boolean.
-        ValueError: if it has another shape.
-
-    >>> boolean("related", torch.ones(2, 2, dtype=torch.bool), (2, 2), "related pairs")
-    """
+    """Refuse what is not boolean or has another shape."""
     _tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
@@ -334,22 +153,7 @@ def boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str
 
 
 def broadcasting_mask(name: str, mask: Tensor, shape: Sequence[int], axes: int, symbols: str) -> None:
-    """Refuse a mask that is not boolean or does not broadcast to a shape, of which it must have the last axes.
-
-    Args:
-        name: the argument's name, for the sentence.
-        mask: what came.
-        shape: what it is for.
-        axes: how many of the last axes it must have.
-        symbols: the shape in words.
-
-    Raises:
-        TypeError: if it is not boolean.
-        ValueError: if its shape does not fit.
-
-    >>> import torch
-    >>> broadcasting_mask("pair_mask", torch.ones(1, 3) > 0, (2, 3, 3), 2, "(*batch, tokens, tokens)")
-    """
+    """Refuse a mask that is not boolean or does not broadcast to a shape, of which it must have the last axes."""
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, got {mask.dtype}.")
     fits = zip(reversed(mask.shape), reversed(shape), strict=False)
@@ -358,69 +162,27 @@ def broadcasting_mask(name: str, mask: Tensor, shape: Sequence[int], axes: int, 
 
 
 def function(name: str, value: object) -> None:
-    """Refuse what cannot be called, and a class, which makes something else of a tensor.
-
-    Args:
-        name: the argument's name, for the sentence.
-        value: what came.
-
-    Raises:
-        TypeError: if it is not callable, or a class.
-
-    >>> function("activation", abs)
-    """
+    """Refuse what cannot be called, and a class, which makes something else of a tensor."""
     if isinstance(value, type) or not callable(value):
         came = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name} must be callable, got {came}.")
 
 
 def floating(name: str, x: Tensor) -> None:
-    """Refuse what is no tensor of real floating-point numbers.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: what came.
-
-    Raises:
-        TypeError: if it is no tensor, or its dtype is integer, boolean or complex.
-
-    >>> import torch
-    >>> floating("x", torch.zeros(2))
-    """
+    """Refuse what is no tensor of real floating-point numbers."""
     _tensor(name, x)
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
 
 
 def floating_dtype(dtype: torch.dtype | None) -> None:
-    """Refuse a dtype that is not one of real floating-point numbers.
-
-    Args:
-        dtype: what came, named so in the sentence; None is torch's default.
-
-    Raises:
-        TypeError: if it is another one, or no dtype.
-
-    >>> floating_dtype(torch.float32)
-    """
+    """Refuse a dtype that is not one of real floating-point numbers."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}.")
 
 
 def vectors(least: int = 1, /, **named: Tensor) -> None:
-    """Refuse what are no dense floating-point vectors of one width, whose other axes broadcast.
-
-    Args:
-        least: the least width; 1 is that of a point, which has a time, and 0 that of a space part.
-        **named: tensors ``(..., width)`` by the names of their arguments.
-
-    Raises:
-        TypeError: if one is no tensor or a sparse one, or its dtype is integer, boolean or complex.
-        ValueError: if one has fewer entries in its last axis, or its shape does not fit the first one's.
-
-    >>> x = torch.zeros(4, 3)
-    >>> vectors(x=x, y=x[:1])
-    """
+    """Refuse what are no dense floating-point vectors of one width, whose other axes broadcast."""
     shape = None
     for name, x in named.items():
         floating(name, x)
@@ -437,18 +199,7 @@ def vectors(least: int = 1, /, **named: Tensor) -> None:
 
 
 def nonnegative(name: str, x: Tensor) -> None:
-    """Refuse numbers below zero, infinities and nan, where reading them makes nobody wait.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: what came.
-
-    Raises:
-        ValueError: if one is negative or not finite.
-
-    >>> import torch
-    >>> nonnegative("weights", torch.tensor([0.0, 2.0]))
-    """
+    """Refuse numbers below zero, infinities and nan, where reading them makes nobody wait."""
     if x.numel() and _costs_nothing_to_read(x):
         least, largest = (float(value) for value in x.detach().aminmax())
         if not 0 <= least <= largest < math.inf:
@@ -456,20 +207,7 @@ def nonnegative(name: str, x: Tensor) -> None:
 
 
 def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
-    """Refuse points outside of the ball of radius ``1/sqrt(-curvature)``, where reading them makes nobody wait.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: points ``(..., d)``.
-        curvature: one negative number.
-        slack: by which share of the radius a point may lie beyond the rim.
-
-    Raises:
-        ValueError: if one lies farther out, or is not finite.
-
-    >>> import torch
-    >>> in_ball("p", torch.tensor([0.6, 0.8]), torch.tensor([-1.0]), 0.01)
-    """
+    """Refuse points outside of the ball of radius ``1/sqrt(-curvature)``, where reading them makes nobody wait."""
     if x.numel() and _costs_nothing_to_read(x) and _costs_nothing_to_read(curvature.detach()):
         radius = (-float(curvature.detach())) ** -0.5
         farthest = float(torch.linalg.vector_norm(x.detach().to(torch.float64), dim=-1).amax())
@@ -478,56 +216,20 @@ def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
 
 
 def integers(name: str, x: Tensor) -> None:
-    """Refuse what is no tensor of integers. A boolean tensor is none: it may mean a mask.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: what came.
-
-    Raises:
-        TypeError: if it is no tensor, or its dtype is another one.
-
-    >>> import torch
-    >>> integers("batch", torch.zeros(2, dtype=torch.int64))
-    """
+    """Refuse what is no tensor of integers. A boolean tensor is none: it may mean a mask."""
     _tensor(name, x)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {x.dtype}.")
 
 
 def dense(name: str, x: Tensor) -> None:
-    """Refuse a sparse tensor, where there is no product of it.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: what came.
-
-    Raises:
-        TypeError: if it is not strided.
-
-    >>> import torch
-    >>> dense("x", torch.zeros(2))
-    """
+    """Refuse a sparse tensor, where there is no product of it."""
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got {x.layout}.")
 
 
 def codes(name: str, x: Tensor, count: int, meaning: str) -> None:
-    """Refuse numbers that are looked up in a table and are not in it, where reading them makes nobody wait.
-
-    Args:
-        name: the argument's name, for the sentence.
-        x: what came.
-        count: rows of the table.
-        meaning: what they are, symbolically, as ``"edge_types"``.
-
-    Raises:
-        TypeError: if they are no integers.
-        ValueError: if one is not in ``[0, count)``.
-
-    >>> import torch
-    >>> codes("distances", torch.tensor([0, 2]), 3, "limit + 2")
-    """
+    """Refuse numbers that are looked up in a table and are not in it, where reading them makes nobody wait."""
     integers(name, x)
     if _costs_nothing_to_read(x):
         outside = _outside(x, count)
@@ -536,19 +238,7 @@ def codes(name: str, x: Tensor, count: int, meaning: str) -> None:
 
 
 def membership(batch: Tensor, nodes: int) -> None:
-    """Refuse what does not say the graph of each node. It reads the values, as those who lay graphs out do.
-
-    Args:
-        batch: what came, named so in the sentence.
-        nodes: their number.
-
-    Raises:
-        TypeError: if it does not hold integers.
-        ValueError: if it has no entry for each node, or one below zero.
-
-    >>> import torch
-    >>> membership(torch.tensor([0, 1, 1]), 3)
-    """
+    """Refuse what does not say the graph of each node. It reads the values, as those who lay graphs out do."""
     integers("batch", batch)
     if batch.shape != (nodes,):
         raise ValueError(f"batch must have shape (n = {nodes},), got {tuple(batch.shape)}.")
@@ -557,23 +247,7 @@ def membership(batch: Tensor, nodes: int) -> None:
 
 
 def number_of_graphs(batch: Tensor | None, num_graphs: int | None) -> int:
-    """How many graphs there are: one, as many as ``batch`` numbers, or more where the last ones have no node.
-
-    Args:
-        batch: the graph of each node; one graph if left out.
-        num_graphs: what came, named so in the sentence.
-
-    Returns:
-        Their number.
-
-    Raises:
-        TypeError: if ``num_graphs`` is no integer.
-        ValueError: if ``batch`` numbers more graphs.
-
-    >>> import torch
-    >>> number_of_graphs(torch.tensor([0, 1]), None), number_of_graphs(torch.tensor([0, 1]), 3)
-    (2, 3)
-    """
+    """How many graphs there are: one, as many as ``batch`` numbers, or more where the last ones have no node."""
     seen = 1 if batch is None else int(batch.max()) + 1 if batch.numel() else 0
     if num_graphs is None:
         return seen
@@ -583,17 +257,7 @@ def number_of_graphs(batch: Tensor | None, num_graphs: int | None) -> int:
 
 
 def only_with_batch(num_graphs: int | None, batch: Tensor | None) -> None:
-    """Refuse a number of graphs where one graph came.
-
-    Args:
-        num_graphs: what came, named so in the sentence.
-        batch: the graph of each node.
-
-    Raises:
-        ValueError: if there is a number and no batch.
-
-    >>> only_with_batch(None, None)
-    """
+    """Refuse a number of graphs where one graph came."""
     if num_graphs is not None and batch is None:
         raise ValueError(f"num_graphs must be None without batch, got {num_graphs}.")
 
@@ -602,20 +266,6 @@ def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch:
     """Refuse nodes, edges, their features and the graphs of nodes that do not fit together.
 
     Where edges end is read where that makes nobody wait.
-
-    Args:
-        x: node features, named so in the sentence.
-        edge_index: named so.
-        edge_attr: edge features, named so.
-        batch: the graph of each node, named so.
-
-    Raises:
-        TypeError: if features are no floating-point numbers, or edges or graphs no integers.
-        ValueError: if shapes are not ``(nodes, features)``, ``(2, edges)``, ``(edges, features)`` and ``(nodes,)``, an
-            edge names a node that is not there or joins two graphs, or a graph has a number below zero.
-
-    >>> import torch
-    >>> graph(torch.ones(2, 3), torch.tensor([[0], [1]]), torch.ones(1, 4))
     """
     floating("x", x)
     if x.ndim != 2:
@@ -633,21 +283,7 @@ def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch:
 
 
 def edges(edge_index: Tensor, n: int, batch: Tensor | None = None, name: str = "edge_index") -> None:
-    """Refuse what is no list of edges between n nodes. It reads the values, so it is for what is computed once.
-
-    Args:
-        edge_index: what came.
-        n: number of nodes.
-        batch: the graph of each node ``(n,)``.
-        name: the argument's name, for the sentence.
-
-    Raises:
-        TypeError: if it does not hold integers, or ``n`` is none.
-        ValueError: if it has no shape ``(2, m)``, names a node that is not there or joins two graphs.
-
-    >>> import torch
-    >>> edges(torch.tensor([[0], [1]]), 2)
-    """
+    """Refuse what is no list of edges between n nodes. It reads the values, so it is for what is computed once."""
     nonnegative_int("n", n)
     _edge_list(edge_index, name)
     outside = _outside(edge_index, n)

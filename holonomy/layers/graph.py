@@ -30,20 +30,7 @@ __all__ = ["GCN", "Propagation", "normalised_edges", "propagation"]
 def normalised_edges(
     edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dtype
 ) -> tuple[Int[Tensor, " entries"], Int[Tensor, " entries"], Float[Tensor, " entries"]]:
-    r"""The entries of :math:`D^{-1/2} (A + I) D^{-1/2}`, unsorted.
-
-    Args:
-        edge_index: ``(2, m)``, sources and targets.
-        nodes: n.
-        dtype: of the weights.
-
-    Returns:
-        Sources, targets and weights, each ``(m + n,)``; the weight of a self-loop in ``edge_index`` is zero.
-
-    >>> _, _, weight = normalised_edges(torch.tensor([[0, 1], [1, 0]]), 2, torch.float32)
-    >>> weight
-    tensor([0.5000, 0.5000, 0.5000, 0.5000])
-    """
+    """The entries of :math:`D^{-1/2} (A + I) D^{-1/2}`, unsorted."""
     loops = torch.arange(nodes, device=edge_index.device)
     source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
     counted = torch.cat([edge_index[0] != edge_index[1], torch.ones_like(loops, dtype=torch.bool)])
@@ -60,18 +47,6 @@ def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dty
     sorted once, into CSR and, for the way back, into CSR of the transpose; the sum over a node's neighbours has
     one order, so that CPU results repeat bit for bit. Under ``torch.compile`` and ``torch.func``, which transforms no
     CSR tensor, and on the meta device, it is gather and ``index_add``.
-
-    Args:
-        edge_index: ``(2, m)``, sources and targets.
-        nodes: n.
-        dtype: of the features.
-
-    Returns:
-        A function of ``(n, d)`` tensors.
-
-    >>> propagation(torch.zeros(2, 0, dtype=torch.int64), 2, torch.float32)(torch.eye(2))
-    tensor([[1., 0.],
-            [0., 1.]])
     """
     source, target, weight = normalised_edges(edge_index, nodes, dtype)
     if torch.compiler.is_compiling() or _autograd.transformed() or edge_index.is_meta:

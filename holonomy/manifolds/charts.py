@@ -23,69 +23,25 @@ __all__ = ["from_klein", "from_poincare", "to_klein", "to_poincare"]
 
 
 def to_poincare(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
-    r"""Stereographic projection :math:`x_s / (1 + \sqrt{-\kappa}\, x_t)`, to Geoopt's ``PoincareBall(c=-kappa)``.
-
-    Args:
-        x: points ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Points ``(..., d)`` of the ball.
-
-    >>> to_poincare(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
-    [0.0]
-    """
+    r"""Stereographic projection :math:`x_s / (1 + \sqrt{-\kappa}\, x_t)`, to Geoopt's ``PoincareBall(c=-kappa)``."""
     scale, space, time = _unit(x, kappa)
     return numerics.narrow(space / (1 + time) / scale, x.dtype)
 
 
 def from_poincare(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
-    r"""The inverse of :func:`to_poincare`: the space part is :math:`2p / (1 + \kappa |p|^2)`.
-
-    Args:
-        p: points ``(..., d)`` of the ball.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Points ``(..., d+1)``.
-
-    >>> from_poincare(torch.tensor([0.0]), torch.tensor([-1.0])).tolist()
-    [1.0, 0.0]
-    """
+    r"""The inverse of :func:`to_poincare`: the space part is :math:`2p / (1 + \kappa |p|^2)`."""
     wide, room = _inside(p, kappa)
     return hyperboloid.lift(numerics.narrow(2 * wide / room, p.dtype), kappa)
 
 
 def to_klein(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
-    r"""Central projection :math:`x_s / (\sqrt{-\kappa}\, x_t)`.
-
-    Args:
-        x: points ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Points ``(..., d)`` of the ball.
-
-    >>> to_klein(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
-    [0.0]
-    """
+    r"""Central projection :math:`x_s / (\sqrt{-\kappa}\, x_t)`."""
     scale, space, time = _unit(x, kappa)
     return numerics.narrow(space / time / scale, x.dtype)
 
 
 def from_klein(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
-    r"""The inverse of :func:`to_klein`: the space part is :math:`p / \sqrt{1 + \kappa |p|^2}`.
-
-    Args:
-        p: points ``(..., d)`` of the ball.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Points ``(..., d+1)``.
-
-    >>> from_klein(torch.tensor([0.0]), torch.tensor([-1.0])).tolist()
-    [1.0, 0.0]
-    """
+    r"""The inverse of :func:`to_klein`: the space part is :math:`p / \sqrt{1 + \kappa |p|^2}`."""
     wide, room = _inside(p, kappa)
     return hyperboloid.lift(numerics.narrow(wide / room.sqrt(), p.dtype), kappa)
 

@@ -654,21 +654,7 @@ class Lorentz(geoopt.Lorentz):
 
 
 def require_lorentz(name: str, manifold: Lorentz) -> Lorentz:
-    """``manifold``, if it is one of this library: Geoopt's has another curvature, ``k``.
-
-    Args:
-        name: the argument's name, for the sentence.
-        manifold: what came.
-
-    Returns:
-        The manifold.
-
-    Raises:
-        TypeError: if it is another one.
-
-    >>> require_lorentz("to", Lorentz(-2.0))
-    Lorentz(value=-2, learnable=False) manifold
-    """
+    """``manifold``, if it is one of this library: Geoopt's has another curvature, ``k``."""
     if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold)}.")
     return manifold

@@ -28,10 +28,6 @@ class GraphPairs(NamedTuple):
         related: ``(graphs, n, n)``.
         attributes: ``(graphs, n, n, edge_features)``.
         layout: where rows of nodes went; None for one graph.
-
-    >>> edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 2, 2]])
-    >>> GraphPairs.of(torch.ones(3, 1), edge_index, None, None, torch.tensor([0, 0, 1])).categories.tolist()
-    [[[1, 2], [2, 1]], [[2, 0], [0, 0]]]
     """
 
     nodes: Tensor
@@ -55,25 +51,7 @@ class GraphPairs(NamedTuple):
         related: Bool[Tensor, " pairs"] | None = None,
         num_graphs: int | None = None,
     ) -> GraphPairs:
-        """Lay graphs out, without a loop over them.
-
-        Args:
-            x: ``(n, features)``.
-            edge_index: ``(2, m)``; no edge joins two graphs.
-            edge_type: ``(m,)``, all 0 if left out; of an edge that is listed twice the largest counts.
-            edge_attr: ``(m, edge_features)``; summed where an edge is listed twice.
-            batch: ``(n,)``, the graph of each node; one graph if left out.
-            walks: rows of pairs, graph after graph, see :meth:`~holonomy.structures.PaddedGraphs.pairs`.
-            distances: the same.
-            related: the same.
-            num_graphs: their number, where some at the end have no node.
-
-        Returns:
-            The graphs.
-
-        Raises:
-            ValueError: if shapes do not fit, or there is not one row a pair.
-        """
+        """Lay graphs out, without a loop over them."""
         checks.graph(x, edge_index, edge_attr, batch)
         checks.dense("x", x)
         if edge_type is not None and edge_type.shape != edge_index.shape[1:]:
@@ -112,18 +90,7 @@ class GraphPairs(NamedTuple):
 
 # Not a method: dynamo of torch 2.13 cannot look one up on a tuple that it has made itself.
 def without_padding(graphs: GraphPairs) -> GraphPairs:
-    """Zeros in the place of whatever padding holds.
-
-    Args:
-        graphs: laid out.
-
-    Returns:
-        The same graphs.
-
-    >>> nodes, mask = torch.ones(1, 2, 1), torch.tensor([[True, False]])
-    >>> without_padding(GraphPairs(nodes, mask, torch.ones(1, 2, 2))).nodes.flatten()
-    tensor([1., 0.])
-    """
+    """Zeros in the place of whatever padding holds."""
     if graphs.mask is None:
         return graphs
     away = ~joint(graphs.mask, 2)

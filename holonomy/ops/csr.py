@@ -30,17 +30,7 @@ __all__ = ["as_csr", "csr", "is_sparse", "multiply", "row_norms", "row_pointer",
 
 
 def is_sparse(x: Tensor) -> bool:
-    """Whether a tensor is held sparsely, in any of torch's layouts.
-
-    Args:
-        x: any tensor.
-
-    Returns:
-        ``True`` if it is not strided.
-
-    >>> is_sparse(torch.eye(2).to_sparse())
-    True
-    """
+    """Whether a tensor is held sparsely, in any of torch's layouts."""
     return x.layout != torch.strided
 
 
@@ -50,21 +40,7 @@ def csr(
     values: Float[Tensor, " entries"],
     size: tuple[int, int],
 ) -> Tensor:
-    """A CSR matrix of its three arrays, unchecked, without torch's notice that the layout is in beta.
-
-    Args:
-        row_pointer: where each row starts, and the end.
-        columns: the column of each entry.
-        values: the entries.
-        size: rows and columns.
-
-    Returns:
-        The matrix.
-
-    >>> csr(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.ones(2), (2, 2)).to_dense()
-    tensor([[0., 1.],
-            [1., 0.]])
-    """
+    """A CSR matrix of its three arrays, unchecked, without torch's notice that the layout is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         # The device is said, for torch takes its default one and not that of the arrays.
@@ -100,20 +76,7 @@ def _indices(x: Tensor) -> tuple[Any, ...]:
 
 
 def as_csr(x: Tensor) -> Tensor:
-    """The same matrix in CSR, detached.
-
-    Args:
-        x: a sparse matrix, COO or CSR.
-
-    Returns:
-        The matrix in CSR, duplicates of a COO matrix added up.
-
-    Raises:
-        TypeError: if its layout is another one.
-
-    >>> as_csr(torch.eye(2).to_sparse()).layout
-    torch.sparse_csr
-    """
+    """The same matrix in CSR, detached."""
     if x.layout not in {torch.sparse_csr, torch.sparse_coo}:
         raise TypeError(f"sparse features must be CSR or COO, got {x.layout}.")
     matrix = x.detach()
@@ -133,19 +96,7 @@ def as_csr(x: Tensor) -> Tensor:
 def multiply(
     matrix: Tensor, dense: Float[Tensor, "columns dim"], transpose: Callable[[], Tensor] | None = None
 ) -> Float[Tensor, "rows dim"]:
-    """A CSR matrix times a dense one, in the dtype of the sparse one: autocast has no sparse bfloat16 on a CPU.
-
-    Args:
-        matrix: CSR ``(rows, columns)``.
-        dense: ``(columns, d)``, in which the product is differentiable.
-        transpose: gives the transpose in CSR, for the gradient; made and kept here if left out.
-
-    Returns:
-        The product ``(rows, d)``.
-
-    >>> multiply(as_csr(torch.eye(2).to_sparse()), torch.ones(2, 1)).tolist()
-    [[1.0], [1.0]]
-    """
+    """A CSR matrix times a dense one, in the dtype of the sparse one: autocast has no sparse bfloat16 on a CPU."""
     dense = dense.to(matrix.dtype)
     if torch.compiler.is_compiling():
         return _product(matrix, dense)
@@ -184,17 +135,7 @@ class _Multiply(torch.autograd.Function):
 
 
 def row_norms(x: Tensor) -> Float[Tensor, "rows 1"]:
-    """Euclidean norm of each row, without overflow or underflow of the squares.
-
-    Args:
-        x: a CSR matrix ``(rows, columns)``.
-
-    Returns:
-        Norms ``(rows, 1)`` in its dtype.
-
-    >>> row_norms(as_csr(torch.tensor([[3.0, 4.0], [0.0, 0.0]]).to_sparse())).tolist()
-    [[5.0], [0.0]]
-    """
+    """Euclidean norm of each row, without overflow or underflow of the squares."""
     values = numerics.widen(x.values())
     if values.numel() == 0:
         return x.values().new_zeros(x.shape[0], 1)
@@ -205,19 +146,7 @@ def row_norms(x: Tensor) -> Float[Tensor, "rows 1"]:
 
 
 def sparse_dropout(x: Tensor, p: float, *, training: bool) -> Tensor:
-    """Dropout of the entries: as on the dense matrix, whose zeros stay zeros.
-
-    Args:
-        x: a CSR matrix.
-        p: the probability that an entry is dropped.
-        training: whether to drop at all.
-
-    Returns:
-        A CSR matrix of the same pattern.
-
-    >>> sparse_dropout(as_csr(torch.eye(2).to_sparse()), 1.0, training=True).to_dense().sum().item()
-    0.0
-    """
+    """Dropout of the entries: as on the dense matrix, whose zeros stay zeros."""
     if not training or p == 0.0:
         return x
     values = functional.dropout(x.values(), p, training=True)
@@ -228,16 +157,5 @@ def sparse_dropout(x: Tensor, p: float, *, training: bool) -> Tensor:
 
 
 def row_pointer(rows: Int[Tensor, " entries"], count: int) -> Int[Tensor, " rows_plus_1"]:
-    """Where each row starts among entries sorted by row, and where the last one ends.
-
-    Args:
-        rows: the row of each entry, ascending.
-        count: the number of rows.
-
-    Returns:
-        Positions ``(count + 1,)``.
-
-    >>> row_pointer(torch.tensor([0, 2, 2]), 3).tolist()
-    [0, 1, 1, 3]
-    """
+    """Where each row starts among entries sorted by row, and where the last one ends."""
     return functional.pad(torch.bincount(rows, minlength=count).cumsum(0), (1, 0))

@@ -25,24 +25,7 @@ def dot_product_attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "*batch query values"]:
-    r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j)`.
-
-    Args:
-        query: ``(*batch, query, dim)``.
-        key: ``(*batch, key, dim)``.
-        value: ``(*batch, key, values)``, finite where it is not allowed, too.
-        allowed: ``(*batch, query, key)``, ``True`` where a query attends to a key; all if left out.
-        scale: s, :math:`1/\sqrt{d}` if left out.
-        dropout: probability that a weight is dropped; 0 outside training.
-
-    Returns:
-        ``(*batch, query, values)``, zero where a query is allowed no key.
-
-    >>> import torch
-    >>> q, v = torch.zeros(2, 1), torch.tensor([[1.0], [3.0]])
-    >>> dot_product_attention(q, q, v, torch.tensor([[True, True], [False, False]])).flatten()
-    tensor([2., 0.])
-    """
+    r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j)`."""
     if _autograd.forward_mode():  # which torch's fused kernels do not have
         with sdpa_kernel(SDPBackend.MATH):
             return _attend(query, key, value, allowed, scale, dropout)

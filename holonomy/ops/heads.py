@@ -15,22 +15,7 @@ __all__ = ["head_count", "merge_heads", "split_heads", "without_padding"]
 
 
 def head_count(features: int, heads: int) -> int:
-    """Check that heads divide the features.
-
-    Args:
-        features: of all heads together.
-        heads: their number.
-
-    Returns:
-        ``heads``.
-
-    Raises:
-        TypeError: if one of them is not an integer.
-        ValueError: if one of them is not positive, or they do not divide.
-
-    >>> head_count(8, 2)
-    2
-    """
+    """Check that heads divide the features."""
     checks.positive_int("features", features)
     checks.positive_int("heads", heads)
     if features % heads:
@@ -39,58 +24,19 @@ def head_count(features: int, heads: int) -> int:
 
 
 def split_heads(space: Float[Tensor, "*batch nodes dim"], heads: int) -> Float[Tensor, "*batch heads nodes channels"]:
-    """Heads are consecutive slices of the channels; their axis comes before that of the nodes.
-
-    Args:
-        space: ``(*batch, nodes, dim)``.
-        heads: their number.
-
-    Returns:
-        ``(*batch, heads, nodes, channels)``.
-
-    >>> import torch
-    >>> split_heads(torch.ones(5, 6), 2).shape
-    torch.Size([2, 5, 3])
-    """
+    """Heads are consecutive slices of the channels; their axis comes before that of the nodes."""
     return space.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
 def merge_heads(heads: Float[Tensor, "*batch heads nodes channels"]) -> Float[Tensor, "*batch nodes dim"]:
-    """The inverse of :func:`split_heads`.
-
-    Args:
-        heads: ``(*batch, heads, nodes, channels)``.
-
-    Returns:
-        ``(*batch, nodes, dim)``.
-
-    >>> import torch
-    >>> merge_heads(torch.ones(2, 5, 3)).shape
-    torch.Size([5, 6])
-    """
+    """The inverse of :func:`split_heads`."""
     return heads.transpose(-3, -2).flatten(-2)
 
 
 def without_padding(
     x: Float[Tensor, "*batch nodes dim"], mask: Bool[Tensor, "*batch nodes"] | None
 ) -> Float[Tensor, "*batch nodes dim"]:
-    """Zero where there is padding.
-
-    Args:
-        x: ``(*batch, nodes, dim)``.
-        mask: ``(*batch, nodes)``, ``True`` at padding, or None.
-
-    Returns:
-        As ``x``.
-
-    Raises:
-        TypeError: if the mask is not boolean.
-        ValueError: if it has another shape.
-
-    >>> import torch
-    >>> without_padding(torch.ones(2, 1), torch.tensor([False, True])).flatten()
-    tensor([1., 0.])
-    """
+    """Zero where there is padding."""
     if mask is None:
         return x
     checks.padding_mask("key_padding_mask", mask, x.shape[:-1])

@@ -36,21 +36,7 @@ _BLOCKS_CUDA = 2**24
 def outer_sum(
     a: Float[Tensor, "rows heads dim_a"], b: Float[Tensor, "rows heads dim_b"], slots: Int[Tensor, " rows"], size: int
 ) -> Float[Tensor, "size heads dim_a dim_b"]:
-    r"""Sum the outer products :math:`a_r b_r^\top` of the rows of each slot.
-
-    Args:
-        a: ``(rows, heads, dim_a)``.
-        b: ``(rows, heads, dim_b)``, in the dtype of ``a``.
-        slots: ``(rows,)``, 0 .. size - 1.
-        size: number of slots.
-
-    Returns:
-        ``(size, heads, dim_a, dim_b)``, zero where a slot has no row.
-
-    >>> outer_sum(torch.ones(3, 1, 1), torch.ones(3, 1, 2), torch.tensor([0, 1, 1]), 2).squeeze()
-    tensor([[1., 1.],
-            [2., 2.]])
-    """
+    r"""Sum the outer products :math:`a_r b_r^\top` of the rows of each slot."""
     if size == 1:
         return torch.einsum("rha,rhb->hab", a, b)[None]
     return _autograd.apply_function(_OuterSum, a, b, slots, size)
@@ -59,19 +45,7 @@ def outer_sum(
 def contract(
     a: Float[Tensor, "rows heads dim_a"], table: Float[Tensor, "size heads dim_a dim_b"], slots: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows heads dim_b"]:
-    r"""Multiply each row with the matrix in its slot, :math:`a_r^\top T_{s_r}`.
-
-    Args:
-        a: ``(rows, heads, dim_a)``.
-        table: ``(size, heads, dim_a, dim_b)``, in the dtype of ``a``.
-        slots: ``(rows,)``, 0 .. size - 1.
-
-    Returns:
-        ``(rows, heads, dim_b)``.
-
-    >>> contract(torch.ones(2, 1, 1), torch.tensor([1.0, 2.0]).reshape(2, 1, 1, 1), torch.tensor([1, 0])).flatten()
-    tensor([2., 1.])
-    """
+    r"""Multiply each row with the matrix in its slot, :math:`a_r^\top T_{s_r}`."""
     if table.shape[0] == 1:
         return torch.einsum("rha,hab->rhb", a, table[0])
     return _autograd.apply_function(_Contract, a, table, slots)
@@ -86,24 +60,7 @@ def block_sum(
     mask: Bool[Tensor, "blocks width width"],
     dtype: torch.dtype,
 ) -> Float[Tensor, "queries heads values"]:
-    r"""Sum :math:`(q_j \cdot k_i)\, v_i` over the keys i that share a block with the query j, where the mask allows it.
-
-    Args:
-        query: ``(queries, heads, features)``.
-        key: ``(keys, heads, features)``.
-        value: ``(keys, heads, values)``.
-        query_rows: which queries a block has; any row where the mask is False for all keys.
-        key_rows: which keys.
-        mask: ``(blocks, query, key)``.
-        dtype: of products and sums.
-
-    Returns:
-        ``(queries, heads, values)`` in that dtype.
-
-    >>> one, rows = torch.ones(2, 1, 1), torch.tensor([[0, 1]])
-    >>> block_sum(one, one, one, rows, rows, torch.tensor([[[True, True], [False, True]]]), one.dtype).flatten()
-    tensor([2., 1.])
-    """
+    r"""Sum :math:`(q_j \cdot k_i)\, v_i` over the keys i in the block of the query j, where the mask allows it."""
     return _autograd.apply_function(_BlockSum, query, key, value, query_rows, key_rows, mask, dtype)
 
 
@@ -112,19 +69,6 @@ def in_chunks(function: Callable[..., Tensor], rows: Sequence[Tensor], shared: S
 
     The way back computes each chunk again. It buys memory, that of rows and results whatever the function makes on its
     way, and time: fresh memory beyond a cache takes longer to write than most of what is written here to compute.
-
-    Args:
-        function: of ``(*rows, *shared)``, to a tensor.
-        rows: tensors with one entry a row.
-        shared: tensors that each row is combined with.
-        chunk: rows of a chunk.
-
-    Returns:
-        The results of all chunks one below the other.
-
-    >>> x = torch.arange(5.0)
-    >>> in_chunks(lambda x, a: (a * x).sum(0, keepdim=True), [x], [torch.tensor(2.0)], chunk=2)
-    tensor([ 2., 10.,  8.])
     """
     if rows[0].shape[0] <= chunk:
         return function(*rows, *shared)

@@ -66,23 +66,6 @@ def hyperbolic_softmax_attention(
     :math:`\kappa = -1`), of which rounding leaves no digit, are compared as if they lay at that radius, and the
     midpoint has a relative error of :math:`\epsilon |\kappa| x_t^2`; the two other similarities have no such limit.
     A query whose keys are all masked gets the origin.
-
-    Args:
-        query: space parts ``(*batch, query, channels)``.
-        key: space parts ``(*batch, key, channels)``.
-        value: space parts ``(*batch, key, values)``.
-        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
-        curvature: of the manifold of all three, one negative number.
-        similarity: what the logits are.
-        dropout: probability that a weight is dropped; 0 outside training.
-
-    Returns:
-        Space parts of midpoints ``(*batch, query, values)``.
-
-    >>> x = torch.tensor([[0.5, 0.0], [0.5, 0.0]])
-    >>> hyperbolic_softmax_attention(x, x, x, curvature=torch.tensor([-1.0]))
-    tensor([[0.5000, 0.0000],
-            [0.5000, 0.0000]])
     """
     hidden = None
     if mask is not None:
@@ -111,21 +94,7 @@ def similarity_logits(
     curvature: Float[Tensor, "*one"],
     similarity: Similarity = "geodesic_squared",
 ) -> Float[Tensor, "*batch query key"]:
-    r"""The logits of :func:`hyperbolic_softmax_attention`, up to a constant for ``"lorentz_squared"``.
-
-    Args:
-        query: space parts ``(*batch, query, channels)``.
-        key: space parts ``(*batch, key, channels)``.
-        curvature: one negative number.
-        similarity: what the logits are.
-
-    Returns:
-        Logits ``(*batch, query, key)``.
-
-    >>> x = torch.zeros(1, 4)
-    >>> similarity_logits(x, x, curvature=torch.tensor([-1.0])).item() == 0
-    True
-    """
+    """The logits of :func:`hyperbolic_softmax_attention`, up to a constant for ``"lorentz_squared"``."""
     scale = 1 / math.sqrt(query.shape[-1])
     if similarity == "lorentz_squared":
         reflected, point = _dot_product_form(query, key, curvature)
@@ -148,17 +117,6 @@ def weighted_midpoint(
     to 1e-6 for values up to rapidity 11 from the origin, and for coincident ones at any radius.
     (:func:`holonomy.manifolds.hyperboloid.centroid` loses no digit anywhere, at the price of all angles between
     results and values.)
-
-    Args:
-        value: space parts ``(*batch, key, values)``.
-        weights: nonnegative, ``(*batch, query, key)``; a row of zeros gives the origin.
-        curvature: one negative number.
-
-    Returns:
-        Space parts ``(*batch, query, values)``.
-
-    >>> weighted_midpoint(torch.tensor([[1.0], [-1.0]]), torch.ones(1, 2), curvature=torch.tensor([-1.0]))
-    tensor([[0.]])
     """
     wide = numerics.widen(weights)
     total = wide @ hyperboloid.lift(numerics.widen(value), curvature)
@@ -172,20 +130,7 @@ def midpoint_of_sum(
     curvature: Float[Tensor, "*one"],
     spacing: float,
 ) -> Float[Tensor, "*batch dim"]:
-    r"""The point of the hyperboloid on the ray of a weighted sum of points, Hypformer eq. 4 behind its sum.
-
-    Args:
-        total: sums :math:`\sum_j a_j v_j` of ambient points ``(*batch, d + 1)``.
-        mass: sums of the weights, zero where there are none.
-        curvature: one negative number.
-        spacing: the relative error of the sums.
-
-    Returns:
-        Space parts ``(*batch, d)``; the origin where there is no weight.
-
-    >>> midpoint_of_sum(torch.tensor([[4.0, 0.0]]), torch.ones(1, 1), torch.tensor([-1.0]), 0.0)
-    tensor([[0.]])
-    """
+    """The point of the hyperboloid on the ray of a weighted sum of points, Hypformer eq. 4 behind its sum."""
     time, space = total[..., :1], total[..., 1:]
     length = numerics.norm(space, keepdim=True)
     positive = mass > 0

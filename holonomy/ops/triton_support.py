@@ -36,17 +36,7 @@ _SERVED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Whether kernels in Triton take these tensors.
-
-    Args:
-        *tensors: what goes in.
-
-    Returns:
-        True if all are on CUDA devices and of at most 32 bits, and Triton is installed.
-
-    >>> serves(torch.ones(2))
-    False
-    """
+    """Whether kernels in Triton take these tensors."""
     return TRITON and all(tensor.is_cuda and tensor.dtype in _SERVED for tensor in tensors)
 
 
@@ -56,9 +46,6 @@ class Language(NamedTuple):
     Attributes:
         tl: the module ``triton.language``.
         jit: ``triton.jit``.
-
-    >>> Language._fields
-    ('tl', 'jit')
     """
 
     tl: Any
@@ -66,15 +53,7 @@ class Language(NamedTuple):
 
 
 def language() -> Language:
-    """Import Triton.
-
-    Returns:
-        Its language. Where it is not installed, functions remain what they are and cannot be run, so that their modules
-        can be imported and read.
-
-    >>> language().jit is not None
-    True
-    """
+    """Import Triton."""
     if not TRITON:
         # Of the language, the kernels' signatures name a type.
         return Language(SimpleNamespace(constexpr=object), _as_it_is)

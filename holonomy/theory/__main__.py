@@ -69,18 +69,7 @@ def _positive(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: of the command line; those of the process if left out.
-
-    Returns:
-        The exit code: 1 if a claim that should hold is violated, 2 if an argument is refused.
-
-    >>> main(["--claims", "determinant.equal", "--list"])
-    determinant.equal  Simplicial section 2.4: equal arguments give 0; N = 1 is antisymmetric
-    0
-    """
+    """Run the command."""
     options = _options(arguments)
     try:
         claims = select(options.claims)

@@ -22,11 +22,15 @@ MODULES: list[ModuleType] = [holonomy] + [
     for info in pkgutil.walk_packages(holonomy.__path__, "holonomy.")
     if not info.name.endswith("__main__")
 ]
+# What users import from; whatever else a module lists is for its neighbours and has one line.
+ROOMS = ("", ".manifolds", ".structures", ".optim", ".layers", ".models", ".theory")
 PUBLIC = {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in MODULES
-    for name in getattr(module, "__all__", ())
-    if inspect.isclass(getattr(module, name)) or inspect.isfunction(getattr(module, name))
+    f"{thing.__module__}.{name}": thing
+    for room in ROOMS
+    for module in [importlib.import_module(f"holonomy{room}")]
+    for name in module.__all__
+    for thing in [getattr(module, name)]
+    if inspect.isclass(thing) or inspect.isfunction(thing)
 }
 
 

@@ -36,9 +36,6 @@ class ProjectedEdges(NamedTuple):
     Attributes:
         bias: ``(graphs, n, n, features)``, or ``heads`` channels where the mode is ``"mono"``.
         value: ``(graphs, n, n, features)``, or None.
-
-    >>> ProjectedEdges(torch.zeros(1, 2, 2, 8), None).bias.shape
-    torch.Size([1, 2, 2, 8])
     """
 
     bias: Tensor

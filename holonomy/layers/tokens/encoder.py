@@ -28,19 +28,7 @@ __all__ = ["PreNormLayer", "TokenAttention", "TokenEncoderLayer", "stochastic_de
 def stochastic_depth(
     branch: Float[Tensor, "*batch tokens features"], p: float, *, training: bool
 ) -> Float[Tensor, "*batch tokens features"]:
-    """Drop the whole branch of a graph with probability p, and divide the others by 1 - p (Huang et al. 2016).
-
-    Args:
-        branch: what a residual branch adds ``(*batch, tokens, features)``.
-        p: the probability.
-        training: outside training nothing is dropped.
-
-    Returns:
-        ``(*batch, tokens, features)``.
-
-    >>> stochastic_depth(torch.ones(2, 1, 1), 1.0, training=True).flatten()
-    tensor([0., 0.])
-    """
+    """Drop the whole branch of a graph with probability p, and divide the others by 1 - p (Huang et al. 2016)."""
     if p == 0.0 or not training:
         return branch
     return branch * functional.dropout(branch.new_ones(*branch.shape[:-2], 1, 1), p, training)

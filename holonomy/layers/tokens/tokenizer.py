@@ -47,11 +47,6 @@ class Tokens(NamedTuple):
         indices: ``(listed, k)``, the nodes of each listed token, in the order in which they came.
         slots: ``(listed,)``, the place of each in the flattened first two axes.
         num_nodes: how many of the listed ones, at their beginning, are the nodes of a graph in their order.
-
-    >>> tokenizer = GraphTokenizer(1, 4, identifiers="orthogonal")
-    >>> tokens = tokenizer(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))
-    >>> tokens.values.shape, tokens.indices.tolist()
-    (torch.Size([1, 5, 4]), [[0, 0], [1, 1], [0, 1], [1, 0]])
     """
 
     values: Float[Tensor, "graphs tokens features"]
@@ -61,33 +56,12 @@ class Tokens(NamedTuple):
     num_nodes: int = 0
 
     def rows(self, values: Float[Tensor, "graphs tokens dim"]) -> Float[Tensor, "listed dim"]:
-        """What tokens became, as rows in the order in which they came; nodes are the first ``num_nodes``.
-
-        Args:
-            values: ``(graphs, tokens, dim)`` in the layout of this object.
-
-        Returns:
-            Rows ``(listed, dim)``.
-
-        >>> tokens = Tokens(torch.zeros(1, 2, 3), torch.zeros(1, 2) > 0, torch.tensor([[0]]), torch.tensor([1]))
-        >>> tokens.rows(torch.tensor([[[1.0], [2.0]]]))
-        tensor([[2.]])
-        """
+        """What tokens became, as rows in the order in which they came; nodes are the first ``num_nodes``."""
         return values.flatten(0, 1)[self.slots]
 
 
 def equality_classes(indices: Int[Tensor, "listed order"]) -> Int[Tensor, " listed"]:
-    r"""Which indices of each multi-index are equal: the class :math:`\gamma` of TokenGT section 3.3.
-
-    Args:
-        indices: ``(m, k)``.
-
-    Returns:
-        ``(m,)`` positions in ``set_partitions(k)``.
-
-    >>> equality_classes(torch.tensor([[4, 4], [1, 2]]))
-    tensor([0, 1])
-    """
+    r"""Which indices of each multi-index are equal: the class :math:`\gamma` of TokenGT section 3.3."""
     return _looked_up(indices, _class_table(indices.shape[1]).to(indices.device))
 
 
@@ -108,20 +82,7 @@ def _looked_up(indices: Tensor, table: Tensor) -> Tensor:
 
 
 class TokenEmbedding(Derived):
-    r"""What node and type identifiers add to a token: their rows of :math:`w^{in}` in TokenGT section 2.
-
-    Args:
-        order: k, the number of indices of a token.
-        features: width d of a token.
-        identifier_dim: :math:`d_p`, 0 for no node identifiers.
-        type_features: :math:`d_e`, 0 for no type identifiers, d if left out.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    >>> embedding = TokenEmbedding(2, 8, identifier_dim=3)
-    >>> embedding(torch.zeros(2, 8), torch.tensor([[0, 0], [0, 1]]), torch.eye(3)).shape
-    torch.Size([2, 8])
-    """
+    """What node and type identifiers add to a token: their rows of :math:`w^{in}` in TokenGT section 2."""
 
     class_table: Tensor
 
@@ -169,16 +130,7 @@ class TokenEmbedding(Derived):
         indices: Int[Tensor, "listed order"],
         identifiers: Float[Tensor, "nodes dim"] | None,
     ) -> Float[Tensor, "listed features"]:
-        """Add identifiers to projected features.
-
-        Args:
-            projected: ``(m, d)``, X times its rows of :math:`w^{in}`.
-            indices: ``(m, k)`` nodes.
-            identifiers: ``(n, identifier_dim)``, read where ``identifier_dim`` is not 0.
-
-        Returns:
-            ``(m, d)``.
-        """
+        """Add identifiers to projected features."""
         if self.of_identifiers is not None and identifiers is not None:
             projected = projected + self.of_identifiers(identifiers[indices].flatten(1))
         if self.of_types is not None:

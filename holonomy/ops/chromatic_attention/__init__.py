@@ -48,23 +48,6 @@ def chromatic_filters(
     :math:`E_{ij}` has one bias a channel (eq. 5) or one a head (eq. 4), as the last axis says. With an activation
     :math:`\sigma` they are :math:`\exp \sigma(Q_i + K_j + E_{ij})` in each channel, without heads; without one the
     query would cancel in this additive form.
-
-    Args:
-        query: ``(graphs, n, d)``.
-        key: ``(graphs, n, d)``.
-        edge_bias: ``(graphs, n, n, d)`` or ``(graphs, n, n, heads)``.
-        mask: ``(graphs, n)``, ``True`` at nodes.
-        heads: number of heads, a divisor of d.
-        activation: of the additive form.
-
-    Returns:
-        ``(graphs, n, n, d)``, zero where i or j is padding.
-
-    >>> x = torch.zeros(1, 2, 2)
-    >>> bias = torch.tensor([0.0, 0.0, math.log(3), 0.0]).reshape(1, 1, 2, 2).expand(1, 2, 2, 2)
-    >>> chromatic_filters(x, x, bias, heads=1)[0, 0]
-    tensor([[0.2500, 0.5000],
-            [0.7500, 0.5000]])
     """
     weights = _weights(query, key, _cleaned(edge_bias, mask), mask, heads, activation)
     if mask is not None:
@@ -86,30 +69,7 @@ def plain_chromatic_attention(
     activation: Callable[[Tensor], Tensor] | None = None,
     keep: Float[Tensor, " graphs #nodes nodes"] | None = None,
 ) -> Float[Tensor, "graphs nodes channels"]:
-    r"""The definition of :func:`chromatic_attention`, with the same arguments.
-
-    Args:
-        query: see there.
-        key: see there.
-        value: see there.
-        edge_bias: see there.
-        edge_value: see there.
-        mask: see there.
-        heads: see there.
-        bias_map: see there.
-        value_map: see there.
-        activation: see there.
-        keep: see there.
-
-    Returns:
-        ``(graphs, n, d)``.
-
-    >>> x = torch.randn(2, 3, 4)
-    >>> bias, values = torch.randn(2, 3, 3, 4), torch.randn(2, 3, 3, 4)
-    >>> plain, fast = (f(x, x, x, bias, values, heads=2) for f in (plain_chromatic_attention, chromatic_attention))
-    >>> torch.allclose(plain, fast, atol=1e-5)
-    True
-    """
+    """The definition of :func:`chromatic_attention`, with the same arguments."""
     if edge_bias is None and edge_value is None and activation is None and keep is None:
         q, k, v = (split_heads(x, heads) for x in (query, key, value))
         out = dot_product_attention(q, k, v, None if mask is None else mask[:, None, None, :])
@@ -164,30 +124,6 @@ def chromatic_attention(
     ``torch.func.grad`` works, ``vmap`` does not.
     ``torch.compile`` takes the plain definition, and so do head-wise biases without edge values, where nothing is as
     large as pairs times channels.
-
-    Args:
-        query: ``(graphs, n, d)``.
-        key: ``(graphs, n, d)``.
-        value: ``(graphs, n, d)``.
-        edge_bias: ``(graphs, n, n, d)``, ``(graphs, n, n, heads)``, or features for ``bias_map``.
-        edge_value: ``(graphs, n, n, d)``, or features for ``value_map``.
-        mask: ``(graphs, n)``, ``True`` at nodes.
-        heads: number of heads, a divisor of d.
-        bias_map: ``(d or heads, features)``.
-        value_map: ``(d, features)``.
-        activation: of the additive form, see :func:`chromatic_filters`; elementwise, without parameters.
-        keep: factors of the filters ``(graphs, n or 1, n)``, not normalised again: dropout of pairs, or of nodes j.
-        chunk: how many entries, pairs times channels, are computed at once; chosen by device if left out. It has no
-            effect on the result but rounding.
-
-    Returns:
-        ``(graphs, n, d)``, zero at padding.
-
-    >>> x = torch.randn(1, 3, 4)
-    >>> bias = torch.randn(1, 3, 3, 4)
-    >>> out = chromatic_attention(x, x, x, bias, heads=2)
-    >>> torch.allclose(out, (chromatic_filters(x, x, bias, heads=2) * x[:, None]).sum(2), atol=1e-5)
-    True
     """
     biases = heads if edge_bias is None else edge_bias.shape[-1] if bias_map is None else bias_map.shape[0]
     filters = activation is not None or biases == query.shape[-1]

@@ -33,9 +33,6 @@ class Options(NamedTuple):
         chunk: entries of a buffer.
         definition: what is differentiated where gradients of gradients are wanted.
         one_tensor: whether edge values are made of the tensor that biases are made of.
-
-    >>> Options(4, None, 2**18, lambda *tensors: tensors[0], one_tensor=False).heads
-    4
     """
 
     heads: int
@@ -293,51 +290,24 @@ def _return_logits(
 
 
 class RecomputedAttention(torch.autograd.Function):
-    """The fast form of :func:`~holonomy.ops.chromatic_attention.chromatic_attention`.
-
-    >>> from holonomy.ops.chromatic_attention import chromatic_attention
-    >>> x = torch.ones(1, 2, 2, requires_grad=True)
-    >>> chromatic_attention(x, x, x, torch.zeros(1, 2, 2, 2), heads=1).grad_fn.name()
-    'RecomputedAttentionBackward'
-    """
+    """The fast form of :func:`~holonomy.ops.chromatic_attention.chromatic_attention`."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend.
-
-        Args:
-            *inputs: query, key, value, edge tensors, their maps, mask, factors, and :class:`Options`.
-
-        Returns:
-            The result, and what the way back is computed from.
-        """
+        """Attend."""
         with torch.autocast(_autograd.autocast_device(inputs[0]), enabled=False):
             return _attend(_Workspace(*inputs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keep the inputs, the result, and two numbers a row and channel.
-
-        Args:
-            ctx: of _autograd.
-            inputs: of :meth:`forward`.
-            output: of :meth:`forward`.
-        """
+        """Keep the inputs, the result, and two numbers a row and channel."""
         ctx.options = inputs[-1]
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs[:-1], *output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate: in parts, or by the definition where the gradient itself will be differentiated.
-
-        Args:
-            ctx: of _autograd.
-            *grad_outputs: of the result, and of what has none.
-
-        Returns:
-            A gradient for each input that wants one.
-        """
+        """Differentiate: in parts, or by the definition where the gradient itself will be differentiated."""
         *inputs, out, largest, total = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():

@@ -38,22 +38,6 @@ def orthogonal_projection(
 
     A block is a uniformly random orthogonal matrix, from the QR decomposition of a Gaussian one, whose rows get
     independent lengths with the :math:`\chi` distribution of ``dim`` degrees of freedom.
-
-    Args:
-        features: number of rows.
-        dim: length of a row.
-        generator: source of the random numbers, torch's seeded state if left out.
-        device: of the result; the generator's if left out.
-        dtype: of the result, torch's own choice if left out; the numbers are drawn in float64, the same for every
-            dtype.
-
-    Returns:
-        ``(features, dim)``.
-
-    >>> w = orthogonal_projection(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> gram = w @ w.mT
-    >>> torch.allclose(gram, gram.diagonal().diag())
-    True
     """
     if generator is not None and device is None:
         device = generator.device
@@ -68,18 +52,7 @@ def orthogonal_projection(
 
 
 def redraw(projection: Float[Tensor, "features dim"] | None, generator: torch.Generator | None = None) -> None:
-    """Draw other random features in place; nothing where there are none, as in a layer of softmax attention.
-
-    Args:
-        projection: what :func:`orthogonal_projection` gave, or ``None``.
-        generator: source of the random numbers, torch's seeded state if left out.
-
-    >>> w = orthogonal_projection(3, 4)
-    >>> before = w.clone()
-    >>> redraw(w)
-    >>> torch.equal(w, before)
-    False
-    """
+    """Draw other random features in place; nothing where there are none, as in a layer of softmax attention."""
     if projection is not None:
         rows, dim = projection.shape
         projection.copy_(orthogonal_projection(rows, dim, generator=generator, device=projection.device))
@@ -96,18 +69,6 @@ def log_features(
 
     Of a query, :math:`-|x|^2/2` is common to all features, and no average sees it; where queries are large, the
     differences of features would drown in its rounding. It is left out there.
-
-    Args:
-        x: vectors ``(*batch, dim)``, each already scaled by the square root of the attention's scale,
-            :math:`d^{-1/4}` as a rule.
-        projection: ``(features, dim)``, from :func:`orthogonal_projection`.
-        of_query: leave out what all features have in common.
-
-    Returns:
-        Logarithms ``(*batch, features)``.
-
-    >>> log_features(torch.zeros(2), torch.ones(1, 2))
-    tensor([0.])
     """
     with torch.autocast(_autograd.autocast_device(x), enabled=False):
         x = x.to(torch.promote_types(x.dtype, projection.dtype))
@@ -135,23 +96,6 @@ def performer_attention(
 
     so that no feature of a query meets only keys that have underflowed, however large the logits are; a maximum of
     all keys' features would not do (queries and keys of opposite directions leave 0/0). A row without a key is zero.
-
-    Args:
-        query: ``(*batch, query, dim)``.
-        key: ``(*batch, key, dim)``.
-        value: ``(*batch, key, values)``.
-        projection: ``(features, dim)``, from :func:`orthogonal_projection`.
-        mask: ``(*batch, key)``, broadcast over batch axes, ``True`` at keys to ignore, whatever they hold.
-        scale: of the products of queries and keys, :math:`1/\sqrt{d}` if left out.
-
-    Returns:
-        Averages of the values ``(*batch, query, values)``, in their dtype.
-
-    >>> q, k, v = torch.zeros(1, 2), torch.zeros(2, 2), torch.tensor([[1.0], [3.0]])
-    >>> performer_attention(q, k, v, torch.eye(2))
-    tensor([[2.]])
-    >>> performer_attention(q, k, v, torch.eye(2), torch.tensor([True, True]))
-    tensor([[0.]])
     """
     if key.shape[-2] == 0:
         return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])

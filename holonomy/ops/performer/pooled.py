@@ -39,24 +39,7 @@ def pooled_plainly(
     first: int,
     last: int,
 ) -> tuple[Float[Tensor, "heads features"], Float[Tensor, "values_and_one heads_features"]]:
-    """:func:`pooled` with everything written out.
-
-    Args:
-        x: see there.
-        weight: see there.
-        bias: see there.
-        projection: see there.
-        first: see there.
-        last: see there.
-
-    Returns:
-        The largest logarithm of each feature, and the sums of features, relative to that, times values and one.
-
-    >>> zero = torch.zeros(1, 1)
-    >>> top, table = pooled_plainly(torch.tensor([[0.0], [4.0]]), zero, zero[0], torch.ones(1, 1), 0, 1)
-    >>> table.flatten()
-    tensor([4., 2.])
-    """
+    """:func:`pooled` with everything written out."""
     logs = log_features((x @ weight + bias).unflatten(-1, (-1, projection.shape[1])), projection)
     top = logs.detach().amax(0)
     phi = (logs - top).exp().flatten(1)
@@ -72,23 +55,7 @@ def pooled(
     first: int,
     last: int,
 ) -> tuple[Float[Tensor, "heads features"], Float[Tensor, "heads features values"]]:
-    r"""What each feature of each head gathers from the keys: :math:`L_f` and :math:`M_f`.
-
-    Args:
-        x: what keys and values are made of, at least one row.
-        weight: to the keys of all heads, side by side, scaled as :func:`~.performer.log_features` wants.
-        bias: of these.
-        projection: ``(features, dim)`` of the random features.
-        first: the first column of ``x`` that is averaged.
-        last: the one after the last.
-
-    Returns:
-        ``(heads, features)`` and ``(heads, features, values)``.
-
-    >>> zero = torch.zeros(1, 1)
-    >>> pooled(torch.tensor([[0.0], [4.0]]), zero, zero[0], torch.ones(1, 1), 0, 1)[1].flatten()
-    tensor([2.])
-    """
+    """What each feature of each head gathers from the keys: :math:`L_f` and :math:`M_f`."""
     if _autograd.by_hand(x, weight, bias, projection):
         top, table = _autograd.apply_function(_Pooled, x, weight, bias, projection, first, last)
     else:
@@ -106,24 +73,7 @@ def attend_plainly(
     means: Float[Tensor, "heads features out"],
     direct: Float[Tensor, "width out"],
 ) -> Float[Tensor, "queries out"]:
-    """:func:`attend` with everything written out.
-
-    Args:
-        x: see there.
-        weight: see there.
-        bias: see there.
-        projection: see there.
-        logs: see there.
-        means: see there.
-        direct: see there.
-
-    Returns:
-        ``(queries, out)``.
-
-    >>> one, zero = torch.ones(1, 1), torch.zeros(1, 1)
-    >>> attend_plainly(one, zero, zero[0], one, zero, 3 * one[None], 2 * one)
-    tensor([[5.]])
-    """
+    """:func:`attend` with everything written out."""
     query = (x @ weight + bias).unflatten(-1, (-1, projection.shape[1]))
     share = (log_features(query, projection, of_query=True) + logs).softmax(-1).flatten(1)
     return x @ direct + share.to(means.dtype) @ means.flatten(0, 1)
@@ -138,24 +88,7 @@ def attend(
     means: Float[Tensor, "heads features out"],
     direct: Float[Tensor, "width out"],
 ) -> Float[Tensor, "queries out"]:
-    r"""The sum of all heads at each query, :math:`x D + \sum_f \mathrm{softmax}_f(\ell_f(q) + L_f) M_f`.
-
-    Args:
-        x: what queries are made of.
-        weight: to the queries of all heads, side by side, scaled as :func:`~.performer.log_features` wants.
-        bias: of these.
-        projection: ``(features, dim)`` of the random features.
-        logs: :math:`L`, from :func:`pooled`.
-        means: :math:`M`, the means from there, mapped to the output.
-        direct: D.
-
-    Returns:
-        ``(queries, out)``.
-
-    >>> one, zero = torch.ones(1, 1), torch.zeros(1, 1)
-    >>> attend(one, zero, zero[0], one, zero, 3 * one[None], 2 * one)
-    tensor([[5.]])
-    """
+    r"""The sum of all heads at each query, :math:`x D + \sum_f \mathrm{softmax}_f(\ell_f(q) + L_f) M_f`."""
     inputs = (x, weight, bias, projection, logs, means, direct)
     return _autograd.apply_function(_Attend, *inputs) if _autograd.by_hand(*inputs) else attend_plainly(*inputs)
 

@@ -143,21 +143,7 @@ def simplicial_attention(
 
 
 def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
-    """Check that keys and values are those of one simplicial attention.
-
-    Args:
-        keys: N + 1 tensors.
-        values: N tensors.
-
-    Returns:
-        N.
-
-    Raises:
-        ValueError: if not.
-
-    >>> check_simplex([torch.ones(2, 3)] * 3, [torch.ones(2, 4)] * 2)
-    2
-    """
+    """Check that keys and values are those of one simplicial attention."""
     order = len(values)
     if order < 1 or len(keys) != order + 1:
         raise ValueError(f"keys must be one more than values, and values at least one, got {len(keys)} and {order}.")
@@ -173,22 +159,7 @@ def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
 
 
 def check_window(window: int | tuple[int, ...] | None, order: int) -> tuple[int, ...] | None:
-    """Check a window, and give one to each key.
-
-    Args:
-        window: of all keys, or of each.
-        order: N.
-
-    Returns:
-        N positive numbers, or None.
-
-    Raises:
-        TypeError: if one is no integer.
-        ValueError: if one is not positive, or there are not N.
-
-    >>> check_window(4, 2), check_window((4, 5), 2), check_window(None, 2)
-    ((4, 4), (4, 5), None)
-    """
+    """Check a window, and give one to each key."""
     if window is None:
         return None
     windows = window if isinstance(window, tuple) else (window,) * order

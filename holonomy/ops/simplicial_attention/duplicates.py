@@ -20,16 +20,6 @@ def copies(
 
     Tokens are sorted by their places along one direction, where equal ones lie side by side: n log n in time, and no
     n x n matrix.
-
-    Args:
-        x: ``(*batch, tokens, features)``, finite.
-        key_padding_mask: ``(*batch, tokens)``, ``True`` at padding, which is no copy and has none.
-
-    Returns:
-        ``(*batch, tokens)``, ``True`` at copies. It has no gradient.
-
-    >>> copies(torch.tensor([[1.0], [2.0], [1.0], [1.0]]))
-    tensor([False, False,  True,  True])
     """
     x, tokens = x.detach(), x.shape[-2]
     if tokens < 2:

@@ -38,19 +38,6 @@ def chunks(channels: int, order: int) -> int:
     r"""Count the chunks of N + 1 channels: :math:`\lfloor d/(N+1) \rfloor`.
 
     Section 2.4 prints :math:`\lfloor d/N \rfloor`, which overruns d.
-
-    Args:
-        channels: d.
-        order: N.
-
-    Returns:
-        The number; the channels beyond have no effect.
-
-    Raises:
-        ValueError: if there is not one chunk.
-
-    >>> chunks(8, 2)
-    2
     """
     if channels <= order:
         raise ValueError(f"keys must have at least N + 1 = {order + 1} channels for a determinant, got {channels}.")
@@ -60,23 +47,7 @@ def chunks(channels: int, order: int) -> int:
 def head_terms(
     query: Float[Tensor, "..."], key: Float[Tensor, "..."], *, order: int, form: Form
 ) -> list[tuple[Float[Tensor, "..."], Float[Tensor, "..."]]]:
-    r"""Features of the first two vectors, as sums :math:`\sum_r l^r_i * r^r_j` of entrywise products.
-
-    Args:
-        query: :math:`x_0`, ``(..., dim)``.
-        key: :math:`x_1`, ``(..., dim)``.
-        order: N.
-        form: of the logits.
-
-    Returns:
-        The pairs :math:`(l^r, r^r)`: one for products; two for determinants,
-        :math:`(x_0 \wedge x_1)_{ab} = x_{0a} x_{1b} - x_{0b} x_{1a}` for a < b in each chunk.
-
-    >>> x = torch.eye(3)
-    >>> (left, right), (left2, right2) = head_terms(x[:1], x[1:2], order=2, form="determinant")
-    >>> left * right + left2 * right2
-    tensor([[1., 0., 0.]])
-    """
+    r"""Features of the first two vectors, as sums :math:`\sum_r l^r_i * r^r_j` of entrywise products."""
     if form == "product":
         return [(query, key)]
     size, number = order + 1, chunks(query.shape[-1], order)
@@ -88,20 +59,7 @@ def head_terms(
 
 
 def tail_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, form: Form) -> Float[Tensor, "..."]:
-    r"""Features of the other vectors :math:`x_2, \dots, x_N`, entry by entry over their leading axes.
-
-    Args:
-        factors: N - 1 tensors ``(..., dim)`` that broadcast; at least one.
-        order: N.
-        form: of the logits.
-
-    Returns:
-        ``(..., features)``: the products; or for each chunk and each a < b the minor of the rows other than a and b,
-        with the sign :math:`(-1)^{a+b+1}` that makes the inner product with :func:`head_terms` a determinant.
-
-    >>> tail_features([torch.tensor([1.0, 2.0, 3.0])], order=2, form="determinant")
-    tensor([ 3., -2.,  1.])
-    """
+    r"""Features of the other vectors :math:`x_2, \dots, x_N`, entry by entry over their leading axes."""
     if form == "product":
         return reduce(torch.mul, factors)
     size = order + 1
@@ -112,23 +70,11 @@ def tail_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, form: 
 
 
 def moderate(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
-    r"""Other factors with the same entrywise product, none of whose sums leaves the range of the dtype.
+    """Other factors with the same entrywise product, none of whose sums leaves the range of the dtype.
 
     Products of N + 1 entries overflow float32 long before the entries do. All factors but the first are divided by
     powers of two until they are at most one, and the first one is multiplied by as many, which changes no digit; only
     what would be infinite then is not multiplied further.
-
-    Args:
-        factors: tensors, to be multiplied entrywise.
-        terms: how many products are added up.
-
-    Returns:
-        Tensors of the same shapes.
-
-    >>> [x.item() for x in moderate([torch.tensor(3.0), torch.tensor(5.0)], 1)]
-    [24.0, 0.625]
-    >>> torch.stack(moderate([torch.tensor(1e30)] * 2, 1)).prod().isfinite().item()
-    True
     """
     exponents = [torch.frexp(x.detach().abs().amax()).exponent.clamp(min=0) for x in factors]
     most = math.frexp(torch.finfo(factors[0].dtype).max)[1] - 1 - math.ceil(math.log2(terms))
@@ -177,19 +123,6 @@ def rotary(
     chunk, the same for all N + 1 vectors. A logit that no common rotation changes then depends on differences of
     positions only: dot products for size 2 (and even sizes), determinants for size N + 1. :math:`R_c` turns
     the planes (0, 1), (2, 3), .. of the chunk; an odd one out is its axis.
-
-    Args:
-        x: ``(*batch, nodes, dim)``; channels beyond the last whole chunk stay.
-        positions: ``(*batch, nodes)``; 0 .. n - 1 if left out.
-        size: channels of a chunk, at least 2.
-        base: plane t of T turns by :math:`\mathrm{base}^{-t/T}` a position.
-
-    Returns:
-        ``(*batch, nodes, dim)``.
-
-    >>> rotary(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), size=2)  # by no angle, by one radian
-    tensor([[1.0000, 0.0000],
-            [0.5403, 0.8415]])
     """
     nodes, number = x.shape[-2], x.shape[-1] // size
     if positions is None:

@@ -34,9 +34,6 @@ class Groups(NamedTuple):
     Attributes:
         node: the end of each group ``(groups,)``.
         members: which paths it has ``(groups, members)``; the number of all paths where there is none.
-
-    >>> Groups._fields
-    ('node', 'members')
     """
 
     node: Tensor
@@ -44,20 +41,7 @@ class Groups(NamedTuple):
 
 
 def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Groups:
-    """Put paths of the same end into groups.
-
-    Args:
-        ends: the end of each path ``(paths,)``.
-        nodes: how many nodes there are.
-        members: the most paths of a group.
-
-    Returns:
-        The groups, in the order of their nodes.
-
-    >>> groups = group_by_end(torch.tensor([2, 0, 2, 2]), 3, 2)
-    >>> groups.node.tolist(), groups.members.tolist()
-    ([0, 2, 2], [[1, 4], [0, 2], [3, 4]])
-    """
+    """Put paths of the same end into groups."""
     counts = torch.bincount(ends, minlength=nodes)
     groups = (counts + members - 1) // members
     order = ends.argsort(stable=True)
@@ -78,23 +62,7 @@ def gathered(
     rows: int,
     chunk: int,
 ) -> Tensor:
-    """A function of gathered rows, added up, some at a time; nothing is kept, all is gathered again on the way back.
-
-    Args:
-        function: of as many tensors as there are tables, each with one entry a group first; to ``(*into, dim)``.
-        tables: ``(rows, dim)`` each, of which ``indices`` are taken; or one entry a group, where its index is None.
-        indices: ``(groups, ..)`` each, or None.
-        into: to which row of the result each row that the function makes is added ``(groups, ..)``.
-        rows: of the result.
-        chunk: groups at a time.
-
-    Returns:
-        ``(rows, dim)``.
-
-    >>> table, index = torch.tensor([[1.0], [2.0]]), torch.tensor([[0, 1], [1, 1]])
-    >>> gathered(lambda x: x.sum(1), [table], [index], torch.tensor([2, 2]), 3, 1).flatten()
-    tensor([0., 0., 7.])
-    """
+    """A function of gathered rows, added up, some at a time; nothing is kept, all is gathered again on the way back."""
     return _autograd.apply_function(_Gathered, function, tuple(indices), into, rows, chunk, *tables)
 
 
@@ -107,23 +75,7 @@ def grouped_paths(
     form: Form,
     chunk: int,
 ) -> Float[Tensor, "nodes values"]:
-    """Averages of values along paths.
-
-    Args:
-        keys: N + 1 tensors ``(nodes, d)``, the query first, with the scale of the logits.
-        values: N tensors ``(nodes, values)``.
-        steps: where the steps from each node lead, ``(nodes, k)``.
-        scores: added to the logits of a path, one for each step; minus infinity where there is none.
-        form: of the logits.
-        chunk: numbers that are gathered at a time, if not more than fit the cache.
-
-    Returns:
-        ``(nodes, values)``; zero at nodes from which no path starts.
-
-    >>> x, v, steps = torch.zeros(3, 2), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[1], [2], [0]])
-    >>> grouped_paths([x, x, x], [v, v], steps, torch.zeros(3, 1), form="product", chunk=9).flatten()
-    tensor([6., 3., 2.])
-    """
+    """Averages of values along paths."""
     order, (nodes, k) = len(values), steps.shape
     ends, bias = [torch.arange(nodes, device=steps.device)], scores
     for _ in range(order - 1):

@@ -219,19 +219,7 @@ def _there(neighbours: Tensor) -> Tensor:
 
 
 def path_mask(neighbours: Int[Tensor, "*batch nodes k"], order: int) -> Bool[Tensor, "..."]:
-    """The simplexes along paths, written out: n^(N+1) entries, for small n.
-
-    Args:
-        neighbours: ``(*batch, nodes, k)``; -1 is no neighbour.
-        order: N.
-
-    Returns:
-        ``(*batch, nodes, .., nodes)``, N + 1 times, ``True`` where every step is marked.
-
-    >>> path_mask(torch.tensor([[1], [0]]), 2).nonzero()
-    tensor([[0, 1, 0],
-            [1, 0, 1]])
-    """
+    """The simplexes along paths, written out: n^(N+1) entries, for small n."""
     nodes = neighbours.shape[-2]
     every = torch.arange(nodes, device=neighbours.device)
     marked = (neighbours[..., None] == every).any(-2)
@@ -248,22 +236,7 @@ def step_scores(
     gate: Float[Tensor, "*batch nodes heads"],
     neighbours: Int[Tensor, "*batch nodes k"],
 ) -> Float[Tensor, "*batch nodes k"]:
-    r"""Scores :math:`s_{ij} = \sum_h w_{ih} \mathrm{ReLU}(q_{ih} \cdot k_{jh})` of given steps i -> j.
-
-    Args:
-        query: of the previous attention layer ``(*batch, heads, nodes, dim)``.
-        key: of the previous attention layer.
-        gate: w ``(*batch, nodes, heads)``.
-        neighbours: ``(*batch, nodes, k)``; -1 is no neighbour.
-
-    Returns:
-        ``(*batch, nodes, k)``, anything where there is no neighbour.
-
-    >>> x = torch.eye(2)[None]
-    >>> step_scores(x, x, torch.ones(2, 1), torch.tensor([[0, 1], [0, 1]]))
-    tensor([[1., 0.],
-            [0., 1.]])
-    """
+    r"""Scores :math:`s_{ij} = \sum_h w_{ih} \mathrm{ReLU}(q_{ih} \cdot k_{jh})` of given steps i -> j."""
     heads, k = query.shape[-3], neighbours.shape[-1]
     index = neighbours.clamp(min=0).flatten(-2)[..., None, :, None]
     index = index.expand(*neighbours.shape[:-2], heads, -1, key.shape[-1])
@@ -282,26 +255,7 @@ def best_neighbours(
     key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     tile: int = TILE,
 ) -> Int[Tensor, "*batch nodes k"]:
-    r"""The k best steps from each node by :func:`step_scores`, of equal ones those to the lowest index.
-
-    Args:
-        query: of the previous attention layer ``(*batch, heads, nodes, dim)``.
-        key: of the previous attention layer.
-        gate: w ``(*batch, nodes, heads)``.
-        k: number of steps.
-        causal: only steps to the node itself and earlier ones.
-        key_padding_mask: ``(*batch, nodes)``, ``True`` at nodes to which there is no step.
-        tile: scores held at a time; the n x n matrix is never made whole.
-
-    Returns:
-        ``(*batch, nodes, k)`` in ascending order; -1 at the end where fewer may be chosen. It has no gradient.
-
-    >>> x = torch.eye(3)[None]
-    >>> best_neighbours(x, x, torch.ones(3, 1), 2, causal=True)
-    tensor([[ 0, -1],
-            [ 0,  1],
-            [ 0,  2]])
-    """
+    """The k best steps from each node by :func:`step_scores`, of equal ones those to the lowest index."""
     nodes = query.shape[-2]
     kept = min(checks.positive_int("k", k), nodes)
     rows = max(1, tile // max(1, math.prod(query.shape[:-1])))

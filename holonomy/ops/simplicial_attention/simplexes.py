@@ -22,11 +22,7 @@ __all__ = ["Interval", "Simplexes", "Tile", "allowed", "list_simplexes", "reach"
 
 
 class Interval(NamedTuple):
-    """The queries that see a key or a tail: from ``opens`` to before ``closes``.
-
-    >>> Interval(torch.tensor([0, 1]), torch.tensor([2, 2])).closes
-    tensor([2, 2])
-    """
+    """The queries that see a key or a tail: from ``opens`` to before ``closes``."""
 
     opens: Tensor
     closes: Tensor
@@ -40,9 +36,6 @@ class Tile(NamedTuple):
         queries: rows.
         heads: columns.
         tails: a stretch of their list.
-
-    >>> Tile(slice(0, 1), slice(0, 3), slice(0, 3), slice(0, 9)).tails.stop
-    9
     """
 
     batch: slice
@@ -67,10 +60,6 @@ class Simplexes(NamedTuple):
         order_of_tails: where each tail of the list stands in row-major order, None if there; :func:`list_simplexes`.
         of_heads: the queries that see each head, None for all.
         of_tails: the queries that see each tail of the list, None for all.
-
-    >>> simplexes = list_simplexes((4, 3, 2), torch.Size([5]), torch.device("cpu"))
-    >>> simplexes.order, simplexes.heads, simplexes.tails
-    (2, 3, 2)
     """
 
     sizes: tuple[int, ...]
@@ -97,24 +86,7 @@ def list_simplexes(
     causal: bool = False,
     window: tuple[int, ...] | None = None,
 ) -> Simplexes:
-    """List the tails.
-
-    Args:
-        sizes: numbers of nodes.
-        batch: shape of the batch.
-        device: of the masks.
-        mask: of simplexes.
-        pair_mask: of a query and each of its keys.
-        causal: whether keys later than the query take no part.
-        window: how near each of the N keys must be, None for all.
-
-    Returns:
-        The simplexes.
-
-    >>> device = torch.device("cpu")
-    >>> list_simplexes((2, 2, 2, 2), torch.Size(), device, causal=True).of_tails.opens
-    tensor([0, 1, 1, 1])
-    """
+    """List the tails."""
     order = len(sizes) - 1
     heads, of_tails = (sizes[1], sizes[2:]) if order > 1 else (1, sizes[1:])
     known = (sizes, batch, order, heads, math.prod(of_tails), mask, pair_mask, causal, window)
@@ -143,36 +115,13 @@ def _interval(simplexes: Simplexes, m: int, device: torch.device) -> Interval:
 
 
 def steps_of(simplexes: Simplexes, m: int) -> tuple[int, int]:
-    """Tell how far key m may lie back of a query, and ahead of it.
-
-    Args:
-        simplexes: all of them.
-        m: which key, from 1.
-
-    Returns:
-        Both numbers.
-
-    >>> steps_of(list_simplexes((9, 9, 9), torch.Size(), torch.device("cpu"), causal=True, window=(4, 2)), 1)
-    (3, 0)
-    """
+    """Tell how far key m may lie back of a query, and ahead of it."""
     far = simplexes.sizes[0] if simplexes.window is None else simplexes.window[m - 1] - 1
     return far, 0 if simplexes.causal else far
 
 
 def reach(simplexes: Simplexes, queries: slice) -> tuple[slice, slice]:
-    """Find the heads and the stretch of the list of tails outside of which none of some queries sees anything.
-
-    Args:
-        simplexes: all of them.
-        queries: rows.
-
-    Returns:
-        The heads and the tails.
-
-    >>> simplexes = list_simplexes((9, 9, 9, 9), torch.Size(), torch.device("cpu"), causal=True, window=(4, 2, 3))
-    >>> reach(simplexes, slice(6, 8))  # tails whose latest node is 5, 6 or 7
-    (slice(3, 8, None), slice(25, 64, None))
-    """
+    """Find the heads and the stretch of the list of tails outside of which none of some queries sees anything."""
     if simplexes.of_tails is None:
         return slice(0, simplexes.heads), slice(0, simplexes.tails)
     each = [steps_of(simplexes, m) for m in range(1, simplexes.order + 1)]
@@ -188,19 +137,7 @@ def reach(simplexes: Simplexes, queries: slice) -> tuple[slice, slice]:
 
 
 def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
-    """Cut all logits into tiles, so that each has about ``logits``, but all tails of one query and head.
-
-    Args:
-        simplexes: all of them.
-        logits: the number to hold at a time.
-
-    Yields:
-        The tiles of one block of queries, over all heads that they may attend to.
-
-    >>> blocks = list(tiles(list_simplexes((3, 4, 5), torch.Size([2]), torch.device("cpu")), 20))
-    >>> len(blocks), len(blocks[0])
-    (6, 1)
-    """
+    """Cut all logits into tiles, so that each has about ``logits``, but all tails of one query and head."""
     entries, queries = math.prod(simplexes.batch), simplexes.sizes[0]
     row, most = simplexes.heads * simplexes.tails, queries
     together = max(1, logits // (queries * row))
@@ -222,22 +159,7 @@ def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
 
 
 def allowed(simplexes: Simplexes, tile: Tile) -> Tensor | None:
-    """Which logits of a tile take part.
-
-    Args:
-        simplexes: all of them.
-        tile: of :func:`tiles`.
-
-    Returns:
-        Boolean, broadcasting to ``(batch, queries, heads, tails)`` of the tile, or None if all do.
-
-    >>> pairs = torch.eye(2, dtype=torch.bool)
-    >>> simplexes = list_simplexes((2, 2), torch.Size(), pairs.device, pair_mask=pairs)
-    >>> [block] = tiles(simplexes, 100)
-    >>> allowed(simplexes, block[0])[0, :, 0]
-    tensor([[ True, False],
-            [False,  True]])
-    """
+    """Which logits of a tile take part."""
     found: list[Tensor] = []
     if simplexes.of_tails is not None:
         at = torch.arange(tile.queries.start, tile.queries.stop, device=simplexes.of_tails.opens.device)[:, None]

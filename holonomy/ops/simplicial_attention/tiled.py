@@ -32,12 +32,6 @@ class Factors(NamedTuple):
         tail: ``(batch, tails, features)``.
         value: ``(batch, heads, channels)``.
         tail_value: ``(batch, tails, channels)``.
-
-    >>> from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-    >>> keys, values = [torch.ones(2, 1)] * 3, [torch.ones(2, 4)] * 2
-    >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
-    >>> stored_attention(factors_of(keys, values, simplexes, form="product", scale=1.0))[0].shape
-    torch.Size([1, 2, 4])
     """
 
     left: Tensor
@@ -50,24 +44,7 @@ class Factors(NamedTuple):
 def factors_of(
     keys: Sequence[Tensor], values: Sequence[Tensor], simplexes: Simplexes, *, form: Form, scale: float
 ) -> Factors:
-    """Cut keys and values into heads and tails.
-
-    Args:
-        keys: N + 1 tensors ``(*batch, n_m, d)``.
-        values: N tensors ``(*batch, n_m, channels)``.
-        simplexes: their sizes, and how tails are listed.
-        form: of the logits.
-        scale: of the logits.
-
-    Returns:
-        The factors.
-
-    >>> from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-    >>> simplexes = list_simplexes((2, 3, 4), torch.Size(), torch.device("cpu"))
-    >>> keys = [torch.ones(n, 1) for n in simplexes.sizes]
-    >>> factors_of(keys, keys[1:], simplexes, form="product", scale=1.0).tail.shape
-    torch.Size([1, 4, 1])
-    """
+    """Cut keys and values into heads and tails."""
     order, batch = simplexes.order, simplexes.batch
     keys = [key.expand(*batch, -1, -1).flatten(0, -3) if batch else key[None] for key in keys]
     values = [value.expand(*batch, -1, -1).flatten(0, -3) if batch else value[None] for value in values]
@@ -98,22 +75,7 @@ def _crossed(factors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def stored_attention(f: Factors, there: Tensor | None = None, *, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Attention with all logits at once, for autograd to keep.
-
-    Args:
-        f: what logits and values are made of.
-        there: boolean, broadcasting to ``(batch, queries, heads, tails)``: which simplexes take part.
-        bias: added to the logits of that shape; -inf takes a simplex out.
-
-    Returns:
-        The averages ``(batch, queries, channels)`` and the logarithms of the softmax masses ``(batch, queries)``.
-
-    >>> from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-    >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
-    >>> x = [torch.zeros(2, 1)] * 3
-    >>> stored_attention(factors_of(x, x[1:], simplexes, form="product", scale=1.0))[1].exp()
-    tensor([[4., 4.]])
-    """
+    """Attention with all logits at once, for autograd to keep."""
     heads = (f.left[:, :, :, None] * f.right[:, :, None]).sum(0)
     shape = (*heads.shape[:-1], f.tail.shape[1])
     logits = _times(heads, f.tail.mT)
@@ -137,20 +99,6 @@ def tiled_attention(f: Factors, simplexes: Simplexes, tile: int) -> tuple[Tensor
     """The same tile by tile, none of them kept: a running softmax, and the logits made again on the way back.
 
     It has no second derivative and says so.
-
-    Args:
-        f: what logits and values are made of.
-        simplexes: which take part.
-        tile: logits held at a time.
-
-    Returns:
-        The averages ``(batch, queries, channels)`` and the logarithms of the softmax masses ``(batch, queries)``.
-
-    >>> from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-    >>> simplexes = list_simplexes((2, 2, 2), torch.Size(), torch.device("cpu"))
-    >>> x = [torch.zeros(2, 1)] * 3
-    >>> tiled_attention(factors_of(x, x[1:], simplexes, form="product", scale=1.0), simplexes, 2)[1].exp()
-    tensor([[4., 4.]])
     """
     return _autograd.apply_function(_Tiled, *f, simplexes, tile)
 

@@ -388,22 +388,7 @@ KERNELS = (_forward, _of_queries, _of_heads, _of_tails)
 
 
 def seen_by(simplexes: Simplexes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The interval of queries that see each head and each tail; what is padding for all queries is seen by none.
-
-    Args:
-        simplexes: which take part; a pair mask must be a row for all queries.
-        device: of the intervals.
-
-    Returns:
-        ``(b, 2, heads)`` and ``(b, 2, tails)``, 32-bit: from which query, and before which. b is 1, or all entries of
-        the batch.
-
-    >>> from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-    >>> device = torch.device("cpu")
-    >>> simplexes = list_simplexes((3, 3, 3), torch.Size(), device, causal=True, window=(2, 2))
-    >>> seen_by(simplexes, device)[0].tolist()
-    [[[0, 1, 2], [2, 3, 4]]]
-    """
+    """The interval of queries that see each head and each tail; what is padding for all queries is seen by none."""
     all_queries = torch.tensor([[0], [simplexes.sizes[0]]], device=device)
     of_heads, of_tails = (
         all_queries.expand(2, count) if interval is None else torch.stack([interval.opens, interval.closes])
@@ -425,19 +410,7 @@ def seen_by(simplexes: Simplexes, device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def triton_attention(factors: Factors, simplexes: Simplexes, *, rounded: bool = False) -> tuple[Tensor, Tensor]:
-    """Attention of any number of tokens, without a second derivative.
-
-    Args:
-        factors: what logits and values are made of.
-        simplexes: which take part: all, or by causality, a window and a pair mask that is a row for all queries.
-        rounded: whether matrix products may round to the 11 digits of TF32, as is right for inputs of 16 bits.
-
-    Returns:
-        The averages ``(batch, queries, channels)`` and the logarithms of the softmax masses ``(batch, queries)``.
-
-    >>> triton_attention.__module__
-    'holonomy.ops.simplicial_attention.triton'
-    """
+    """Attention of any number of tokens, without a second derivative."""
     at = seen_by(simplexes, factors.left.device)
     steps = [steps_of(simplexes, m) for m in range(1, simplexes.order + 1)]
     if simplexes.of_tails is None:

@@ -68,30 +68,14 @@ _STEP = 1 / 2000
 
 
 class Bracket(NamedTuple):
-    """What is proved of a constant: it is not below the one and not above the other.
-
-    >>> cubic_constant(2).lower < 0.6214 < 0.6825 < cubic_constant(2).upper
-    True
-    """
+    """What is proved of a constant: it is not below the one and not above the other."""
 
     lower: float
     upper: float
 
 
 def chain(order: int, field: Float[Tensor, "*batch"], interaction: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    r"""How many times L the output's diameter can be, by the form ``chain``: the sum over j.
-
-    Args:
-        order: N.
-        field: :math:`\zeta`, by how much one key can move the difference of two queries' logits.
-        interaction: z, by how much one key can move what another one does to a logit.
-
-    Returns:
-        The sum.
-
-    >>> bool(chain(1, torch.tensor(4.0), torch.tensor(0.0)) == torch.tensor(1.0).tanh())
-    True
-    """
+    """How many times L the output's diameter can be, by the form ``chain``: the sum over j."""
     single = torch.tanh(interaction / 4)
     total = torch.zeros_like(field)
     for j in range(order):
@@ -111,20 +95,11 @@ def _log_cosh(x: Tensor) -> Tensor:
 
 
 def cubic_constant(order: int) -> Bracket:
-    r"""Bracket the least :math:`c_N` for which Theorem RC's ``cubic`` holds with :math:`c_N s N^2 / 4`.
+    """Bracket the least :math:`c_N` for which Theorem RC's ``cubic`` holds with :math:`c_N s N^2 / 4`.
 
     For attention without a mask, or with one mask of tokens. From below by :func:`two_places`, from above by
     :func:`chain`: every factor of the sum grows with z and every other bound over z falls, so that a scan whose cells
     take the one at their right end and the other at their left end misses nothing.
-
-    Args:
-        order: N.
-
-    Returns:
-        The bracket; the lower end is approached, not attained.
-
-    >>> [round(end, 2) for end in cubic_constant(3)]
-    [0.54, 0.71]
     """
     first, last = 1 / (10 * order), 40 / order
     steps = math.ceil(math.log(last / first) / _STEP)
@@ -149,16 +124,6 @@ def two_places(order: int, z: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"
     :math:`z = s R^{N-1} \delta^2`, as many copies of each as let both queries lean to their own side: with M the sum of
     N signs, weighted by :math:`\exp(z M^2/8 + z M/4)`, the share is :math:`4 E[M] / (N^2 z)`. For N = 2 that is
     :math:`2 (e^z - 1) / (z (e^z + 3))`; as N grows its largest value tends to that of :math:`\tanh^3(x)/x`, 0.496.
-
-    Args:
-        order: N.
-        z: where.
-
-    Returns:
-        The share.
-
-    >>> round(two_places(2, torch.tensor(1.6325, dtype=torch.float64)).item(), 4)
-    0.6214
     """
     up = torch.arange(order + 1, dtype=z.dtype, device=z.device)
     signs = 2 * up - order
@@ -168,18 +133,7 @@ def two_places(order: int, z: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"
 
 
 def crowded(order: int, copies: float) -> float:
-    """The best share of the form ``cubic`` for one token and a crowd of copies of another, in one dimension.
-
-    Args:
-        order: N.
-        copies: how many tokens are in the crowd.
-
-    Returns:
-        The share, over a grid of gaps and scales.
-
-    >>> crowded(2, 10.0) < crowded(2, 1000.0) < cubic_constant(2).lower
-    True
-    """
+    """The best share of the form ``cubic`` for one token and a crowd of copies of another, in one dimension."""
     gap = torch.logspace(-3, 0, 400, dtype=torch.float64)[:, None, None]
     z = torch.linspace(0.02, 4.0, 300, dtype=torch.float64)[None, :, None]
     single = torch.arange(order + 1, dtype=torch.float64)
@@ -193,23 +147,9 @@ def crowded(order: int, copies: float) -> float:
 def climb_constant(
     order: int, features: int, places: int, generator: torch.Generator, *, starts: int = 16, steps: int = 200
 ) -> float:
-    r"""The best share of the form ``cubic`` that an ascent finds: tokens, all matrices, scale, how many copies of each.
+    """The best share of the form ``cubic`` that an ascent finds: tokens, all matrices, scale, how many copies of each.
 
     Numbers of copies are real and positive: a supremum over integers comes as near as one likes.
-
-    Args:
-        order: N.
-        features: d, of tokens, keys and values.
-        places: how many different tokens.
-        generator: draws the starts.
-        starts: how many climb at once.
-        steps: of Adam.
-
-    Returns:
-        The share.
-
-    >>> climb_constant(2, 1, 2, torch.Generator().manual_seed(0), starts=4, steps=20) < cubic_constant(2).upper
-    True
     """
 
     def normal(*shape: int) -> Tensor:
@@ -248,18 +188,7 @@ def _share(order: int, x: Tensor, keys: Tensor, values: Tensor, copies: Tensor, 
 
 
 def diagonal_simplexes(order: int, far: float) -> tuple[Projections, Tensor, Tensor]:
-    """Two tokens far out in one dimension and a mask that leaves simplexes of equal keys: ``cubic`` is nearly exact.
-
-    Args:
-        order: N.
-        far: R, beside a distance of 1 between the tokens.
-
-    Returns:
-        A layer, tokens ``(2, 1)`` and a mask ``(2, ..., 2)``, the same for every query.
-
-    >>> diagonal_simplexes(2, 5.0)[2].sum().item()
-    4
-    """
+    """Two tokens far out in one dimension and a mask that leaves simplexes of equal keys: ``cubic`` is nearly exact."""
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     # Logits so small that both tuples weigh the same, whatever the query.
     scale = 1 / (100 * order * far**order)

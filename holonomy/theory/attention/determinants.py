@@ -26,17 +26,7 @@ __all__ = ["determinant_logits", "mixture_of_orders", "rotate_chunks", "rotation
 
 
 def determinant_logits(keys: Float[Tensor, "slots n d"]) -> Float[Tensor, "..."]:
-    """Sum determinants over chunks, as they are defined.
-
-    Args:
-        keys: ``(N+1, n, d)``, the query's first; channels beyond the last whole chunk do not count.
-
-    Returns:
-        ``(n, ..., n)``, an axis for each slot.
-
-    >>> determinant_logits(torch.eye(2)[:, None])
-    tensor([[1.]])
-    """
+    """Sum determinants over chunks, as they are defined."""
     slots, tokens, channels = keys.shape
     chunks = channels // slots
     split = keys[..., : chunks * slots].unflatten(-1, (chunks, slots))
@@ -45,20 +35,7 @@ def determinant_logits(keys: Float[Tensor, "slots n d"]) -> Float[Tensor, "..."]
 
 
 def rotation(size: int, *, generator: torch.Generator, planes: bool = False) -> Float[Tensor, "size size"]:
-    """Draw a rotation, all of SO(size) or, as rotary positions usually do, turning pairs of channels alone.
-
-    Args:
-        size: of the matrix.
-        generator: of random numbers.
-        planes: turn channels 2i and 2i+1 and nothing else; a channel left over stays.
-
-    Returns:
-        A rotation in float64.
-
-    >>> turn = rotation(3, generator=torch.Generator().manual_seed(0))
-    >>> bool(torch.linalg.det(turn).isclose(torch.tensor(1.0).double()))
-    True
-    """
+    """Draw a rotation, all of SO(size) or, as rotary positions usually do, turning pairs of channels alone."""
     skew = torch.randn(size, size, generator=generator, dtype=torch.float64)
     if planes:
         pair = torch.arange(size) // 2
@@ -71,20 +48,7 @@ def rotation(size: int, *, generator: torch.Generator, planes: bool = False) -> 
 def rotate_chunks(
     x: Float[Tensor, "n d"], turn: Float[Tensor, "size size"], positions: Float[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
-    """Turn every chunk of each token by the power of a rotation that is its position.
-
-    Args:
-        x: tokens; channels beyond the last whole chunk stay.
-        turn: a rotation of a chunk.
-        positions: whole numbers.
-
-    Returns:
-        The turned tokens.
-
-    >>> rotate_chunks(torch.eye(2), -torch.eye(2), torch.tensor([0.0, 1.0]))
-    tensor([[ 1.,  0.],
-            [ 0., -1.]])
-    """
+    """Turn every chunk of each token by the power of a rotation that is its position."""
     size = turn.shape[0]
     whole = x.shape[-1] // size * size
     powers = torch.stack([torch.linalg.matrix_power(turn, int(p)) for p in positions])
@@ -93,38 +57,14 @@ def rotate_chunks(
 
 
 def with_ones(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
-    """Append a row of ones, for the factor that then drops out of a product (appendix F.1).
-
-    Args:
-        x: ``(n, d)``.
-
-    Returns:
-        ``(n + 1, d)``.
-
-    >>> with_ones(torch.zeros(1, 2))
-    tensor([[0., 0.],
-            [1., 1.]])
-    """
+    """Append a row of ones, for the factor that then drops out of a product (appendix F.1)."""
     return torch.cat([x, torch.ones_like(x[:1])])
 
 
 def mixture_of_orders(
     keys: Float[Tensor, "3 n d"], values: Float[Tensor, "2 n d_v"], scale: float
 ) -> tuple[Float[Tensor, "n d_v"], Float[Tensor, "n d_v"]]:
-    """Evaluate appendix F.1 twice: 2-simplicial attention with rows of ones, and the mixture that it should be.
-
-    Args:
-        keys: queries and both keys.
-        values: both values.
-        scale: of the logits.
-
-    Returns:
-        Both results.
-
-    >>> both = mixture_of_orders(torch.ones(3, 2, 1), torch.ones(2, 2, 1), 1.0)
-    >>> bool(both[0].isclose(both[1]).all())
-    True
-    """
+    """Evaluate appendix F.1 twice: 2-simplicial attention with rows of ones, and the mixture that it should be."""
     query, first, second = keys
     one, two = values
     logits = scale * torch.einsum("qd,jd,kd->qjk", query, first, with_ones(second))

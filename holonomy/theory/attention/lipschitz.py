@@ -111,18 +111,7 @@ def _of_stack(layers: Sequence[Any], radius: float, tokens: int | None, mask: Te
 
 
 def radius_after(layer: Projections, radius: float | Tensor) -> Tensor:
-    """How long a token can be after a layer, if it was within a radius of the origin before it.
-
-    Args:
-        layer: the projections.
-        radius: R.
-
-    Returns:
-        The radius, a tensor without axes.
-
-    >>> radius_after(Projections(torch.ones(2, 1, 1, 1), 3 * torch.ones(1, 1, 1, 1)), 2.0)
-    tensor(6.)
-    """
+    """How long a token can be after a layer, if it was within a radius of the origin before it."""
     value = reach(layer.values, layer.value_bias, radius)[1].prod(0)
     bias = 0 if layer.out_bias is None else layer.out_bias.norm()
     return through_heads(layer, value) + bias + (radius if layer.skip else 0)
@@ -131,21 +120,7 @@ def radius_after(layer: Projections, radius: float | Tensor) -> Tensor:
 def plus_bound(
     layer: Projections, radius: float | Tensor, tokens: int, mask: Bool[Tensor, "..."] | None = None
 ) -> Tensor:
-    """Theorem L+ (see the module), differentiable in the projections.
-
-    Args:
-        layer: the projections.
-        radius: R.
-        tokens: n.
-        mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
-
-    Returns:
-        The bound, a tensor without axes.
-
-    >>> layer = Projections(torch.zeros(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> plus_bound(layer, 1.0, 4)  # uniform attention: the mean of four tokens, four times
-    tensor(1.)
-    """
+    """Theorem L+ (see the module), differentiable in the projections."""
     w_key, key = reach(layer.keys, layer.key_bias, radius)
     w_value, value = reach(layer.values, layer.value_bias, radius)
     columns = _column_sums(layer, tokens, mask, layer.scale * key.prod(0)).sqrt()
@@ -184,23 +159,7 @@ def _column_sums(layer: Projections, tokens: int, mask: Tensor | None, logits: T
 
 
 def printed_lipschitz(layer: Projections, radius: float | Tensor, tokens: int) -> Tensor:
-    r"""Simplicial Theorem 3.7: :math:`n\sqrt{2n}\, N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}`.
-
-    Args:
-        layer: the projections: one head, no biases, no output matrix, no skip connection.
-        radius: R.
-        tokens: n.
-
-    Returns:
-        The bound.
-
-    Raises:
-        NotCoveredError: if the theorem does not cover the layer.
-
-    >>> layer = Projections(torch.zeros(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> printed_lipschitz(layer, 1.0, 2)
-    tensor(4.)
-    """
+    r"""Simplicial Theorem 3.7: :math:`n\sqrt{2n}\, N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}`."""
     _as_printed(layer)
     order, channels = layer.order, layer.keys.shape[-1]
     value, key = spectral(layer.values).max(), spectral(layer.keys).max()
@@ -209,23 +168,7 @@ def printed_lipschitz(layer: Projections, radius: float | Tensor, tokens: int) -
 
 
 def castin_bound(layer: Projections, radius: float | Tensor, tokens: int) -> Tensor:
-    r"""Castin et al. (Simplicial Remark 3.8), N = 1: :math:`\sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}`.
-
-    Args:
-        layer: the projections, :math:`A = s W_K^0 (W_K^1)^\top`: one head, no biases, output matrix or skip connection.
-        radius: R.
-        tokens: n.
-
-    Returns:
-        The bound.
-
-    Raises:
-        NotCoveredError: if the theorem does not cover the layer.
-
-    >>> layer = Projections(torch.zeros(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> castin_bound(layer, 1.0, 3)
-    tensor(3.)
-    """
+    r"""Castin et al. (Simplicial Remark 3.8), N = 1: :math:`\sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}`."""
     _as_printed(layer)
     if layer.order > 1:
         raise NotCoveredError(f"layer must be ordinary attention, N = 1, for this bound, got N = {layer.order}.")

@@ -41,32 +41,12 @@ __all__ = ["centre_radius", "dobrushin", "masked_collapse", "printed_masked_coll
 
 
 def dobrushin(weights: Float[Tensor, "*batch queries keys"]) -> Float[Tensor, "*batch"]:
-    r"""Dobrushin's coefficient :math:`\tfrac12 \max_{ij} |P_i - P_j|_1` of row-stochastic matrices.
-
-    Args:
-        weights: P.
-
-    Returns:
-        Numbers in [0, 1]: how much of a difference between tokens is left at most.
-
-    >>> dobrushin(torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
-    tensor(0.5000)
-    """
+    r"""Dobrushin's coefficient :math:`\tfrac12 \max_{ij} |P_i - P_j|_1` of row-stochastic matrices."""
     return torch.cdist(weights, weights, p=1.0).amax((-2, -1)) / 2
 
 
 def centre_radius(mask: Bool[Tensor, "tokens tokens"]) -> int | None:
-    """Find the radius of Theorem 3.4: the least, over centres that see themselves, of the longest way from them.
-
-    Args:
-        mask: ``True`` where a query (row) sees a key (column).
-
-    Returns:
-        The radius; none if there is no such centre.
-
-    >>> centre_radius(torch.ones(4, 4).tril().bool())  # causal: from the first token one step
-    1
-    """
+    """Find the radius of Theorem 3.4: the least, over centres that see themselves, of the longest way from them."""
     tokens = mask.shape[0]
     reached = torch.eye(tokens, dtype=torch.bool, device=mask.device)
     distance = torch.where(reached, 0, tokens)
@@ -81,23 +61,7 @@ def centre_radius(mask: Bool[Tensor, "tokens tokens"]) -> int | None:
 def masked_collapse(
     layers: Sequence[Any], x: Float[Tensor, "tokens d"], mask: Bool[Tensor, "tokens tokens"] | None = None
 ) -> list[tuple[float, float]]:
-    """Measure the diameter after each layer of ordinary attention beside its Dobrushin bound.
-
-    Args:
-        layers: of one head, N = 1, without biases of values, output matrix included in the values' norm.
-        x: tokens.
-        mask: ``True`` where a query sees a key.
-
-    Returns:
-        After each layer the diameter and its bound.
-
-    Raises:
-        NotCoveredError: if a layer has more heads, another N, a bias of the values or a skip connection.
-
-    >>> layer = Projections(torch.zeros(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
-    >>> masked_collapse([layer], torch.eye(2), torch.tensor([[True, False], [True, True]]))[0][0] <= 0.7072
-    True
-    """
+    """Measure the diameter after each layer of ordinary attention beside its Dobrushin bound."""
     product, size = torch.eye(x.shape[0], dtype=x.dtype, device=x.device), diameter(x)
     found: list[tuple[float, float]] = []
     for layer in map(projections, layers):
@@ -121,21 +85,7 @@ def _step(layer: Projections, x: Tensor, mask: Tensor | None) -> tuple[Tensor, T
 def printed_masked_collapse(
     layers: Sequence[Any], x: Float[Tensor, "tokens d"], mask: Bool[Tensor, "tokens tokens"]
 ) -> list[tuple[float, float]]:
-    r"""Measure :math:`|\mathrm{res}\, X_t|_F` beside Theorem 3.4 for N = 1 with its constants.
-
-    Args:
-        layers: as for :func:`masked_collapse`, without biases, :math:`|W_V|_{1,\infty} \le 1`.
-        x: tokens.
-        mask: ``True`` where a query sees a key.
-
-    Returns:
-        After each layer the residual about the mean and its bound; nan where the theorem's assumptions are not met.
-
-    >>> layer = Projections(torch.zeros(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> x, causal = torch.tensor([[0.0], [1.0]]), torch.tensor([[True, False], [True, True]])
-    >>> [round(number, 3) for number in printed_masked_collapse([layer], x, causal)[0]]
-    [0.354, 0.5]
-    """
+    r"""Measure :math:`|\mathrm{res}\, X_t|_F` beside Theorem 3.4 for N = 1 with its constants."""
     radius = centre_radius(mask)
     ranges = (x.amax(0) - x.amin(0)).norm().item()
     start = math.sqrt(x.shape[0] / 2) * ranges

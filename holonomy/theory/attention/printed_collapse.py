@@ -42,17 +42,7 @@ __all__ = [
 
 
 def mixed_norm(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    r""":math:`|M|_{1,\infty}`, the root of largest column sum times largest row sum of absolute values.
-
-    Args:
-        x: matrices.
-
-    Returns:
-        Their sizes.
-
-    >>> mixed_norm(torch.tensor([[1.0, 1.0], [0.0, 0.0]])) ** 2
-    tensor(2.0000)
-    """
+    r""":math:`|M|_{1,\infty}`, the root of largest column sum times largest row sum of absolute values."""
     return (x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)).sqrt()
 
 
@@ -61,15 +51,6 @@ def residual_lower(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
     The minima of both factors are taken apart: the greatest deviation of a column from its median, and half the
     diameter of the rows in :math:`\ell_1`.
-
-    Args:
-        x: rows.
-
-    Returns:
-        The bound.
-
-    >>> residual_lower(torch.tensor([[0.0], [1.0]]))
-    tensor(0.7071)
     """
     columns = (x - x.median(0).values).abs().sum(0).amax()
     rows = torch.cdist(x, x, p=1.0).amax() / 2
@@ -77,17 +58,7 @@ def residual_lower(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 
 def residual_upper(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Tensor, " d"]]:
-    r"""Bound :math:`\min_u |X - 1u^\top|_{1,\infty}` from above, by trying medians, means, mid-ranges and each row.
-
-    Args:
-        x: rows.
-
-    Returns:
-        The bound, and the u that attains it.
-
-    >>> residual_upper(torch.tensor([[0.0], [1.0]]))[0]
-    tensor(0.7071)
-    """
+    r"""Bound :math:`\min_u |X - 1u^\top|_{1,\infty}` from above, by trying medians, means, mid-ranges and each row."""
     tries = torch.cat([torch.stack([x.median(0).values, x.mean(0), (x.amax(0) + x.amin(0)) / 2]), x])
     sizes = mixed_norm(x - tries[:, None])
     best = sizes.argmin()
@@ -95,21 +66,7 @@ def residual_upper(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Te
 
 
 def linear_logits(x: Float[Tensor, "n d"], u: Float[Tensor, " d"], layer: Projections) -> Tensor:
-    r"""The logits up to first order in :math:`R = X - 1u^\top`, Lemma A.1: a constant and one term for each slot.
-
-    Args:
-        x: tokens.
-        u: what all tokens share.
-        layer: the projections, in product form without biases.
-
-    Returns:
-        ``(heads, n, n^N)``.
-
-    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> linear_logits(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0]), layer)  # (1 + r_i)(1 + r_j) without r_i r_j
-    tensor([[[1., 2.],
-             [2., 3.]]])
-    """
+    r"""The logits up to first order in :math:`R = X - 1u^\top`, Lemma A.1: a constant and one term for each slot."""
     shared, rest = u @ layer.keys, (x - u) @ layer.keys  # (N+1, heads, d_h), (N+1, heads, n, d_h)
     slots = layer.order + 1
     logits = shared.prod(0).sum(-1)[:, None].expand(-1, x.shape[0])
@@ -126,15 +83,6 @@ def assumed_gamma(logits: Float[Tensor, "heads n tuples"]) -> Float[Tensor, ""]:
 
     .. math:: \max_{iKK'} |\Delta| \sum_i \max_{KK'} |\Delta| \le \gamma^2 \Bigl(\max_{KK'} \sum_i |\Delta|\Bigr)^2,
         \qquad \Delta = E_{iK} - E_{iK'} .
-
-    Args:
-        logits: E.
-
-    Returns:
-        The largest over heads, 1 where all logits are equal.
-
-    >>> assumed_gamma(torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]))
-    tensor(0.7071)
     """
     apart = (logits[..., :, None] - logits[..., None, :]).abs()
     each = apart.amax((-2, -1))
@@ -147,21 +95,6 @@ def printed_collapse(x: Float[Tensor, "n d"], layer: Projections) -> Float[Tenso
 
     The readings take for E the logits, or their part beyond :func:`linear_logits`, as the proof does. Heads as in
     Corollary 3.2: H times the largest.
-
-    Args:
-        x: tokens, few.
-        layer: the projections: product form, no biases, mask or skip connection.
-
-    Returns:
-        The bound.
-
-    Raises:
-        NotCoveredError: if the theorem does not cover the layer.
-
-    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> x = torch.tensor([[0.0], [1.0]])
-    >>> bool(residual_lower(attend(x, layer)) <= printed_collapse(x, layer))
-    True
     """
     plain = layer.key_bias is None and layer.value_bias is None and layer.out is None and layer.out_bias is None
     if not plain or layer.skip or layer.masks or layer.form != "product":
@@ -183,20 +116,7 @@ def _printed(gamma: Tensor, layers: Sequence[Projections], size: Tensor) -> Tens
 
 
 def printed_depth(x: Float[Tensor, "n d"], layers: Sequence[Projections]) -> list[tuple[float, float]]:
-    r"""Corollary 3.2 as printed, :math:`|\mathrm{res}|^{3^L} (\cdots)^{(3^L - 1)/2}`, with the residual it bounds.
-
-    Args:
-        x: tokens, few.
-        layers: as :func:`printed_collapse` takes them, all of one size.
-
-    Returns:
-        After each layer the residual from below and its bound, infinite where no float holds it.
-
-    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> measured, bound = printed_depth(torch.tensor([[0.0], [1.0]]), [layer])[0]
-    >>> measured <= bound
-    True
-    """
+    r"""Corollary 3.2 as printed, :math:`|\mathrm{res}|^{3^L} (\cdots)^{(3^L - 1)/2}`, with the residual it bounds."""
     size, _ = residual_upper(x)
     gamma, largest = size.new_zeros(()), mixed_norm(x)
     found: list[tuple[float, float]] = []
@@ -224,17 +144,6 @@ def split_queries(n: int, *, delta: float = 2.0**-20) -> tuple[float, float]:
     :math:`\sqrt n\, abc\, \epsilon^3`, the bound :math:`64 \gamma \sqrt n\, abc\, \epsilon^3`, and
     :math:`\gamma = 1/\sqrt n`: the proof takes :math:`|W_{QK}|_1` for at most :math:`|W_K^0|_{1,\infty}
     |W_K^1|_{1,\infty}`, which it is not.
-
-    Args:
-        n: how many tokens.
-        delta: of the second column; the smaller, the nearer the ratio comes to its limit.
-
-    Returns:
-        The residual from below, the bound from above; their ratio tends to :math:`\sqrt n / 64`.
-
-    >>> measured, bound = split_queries(8192)
-    >>> measured > 1.4 * bound
-    True
     """
     eps, a, gap = 1.0, 2.0**-7, 60.0
     b = a * math.sqrt(n / 2)
@@ -257,24 +166,10 @@ def split_queries(n: int, *, delta: float = 2.0**-20) -> tuple[float, float]:
 
 
 def outnumbered_tokens(order: int, copies: int, scale: float, token: float, crowd: float) -> tuple[float, float]:
-    r"""The output's diameter for one token against copies of another, in one dimension with all weights 1.
+    """The output's diameter for one token against copies of another, in one dimension with all weights 1.
 
     The constant :math:`s N / 4` in place of the :math:`s N^2 / 4` of Theorem RC's cubic form is broken by N = 2, a
     token 5 and 1303 tokens 4 at s = 0.35676.
-
-    Args:
-        order: N.
-        copies: how many tokens of the crowd.
-        scale: s.
-        token: the single one.
-        crowd: the others.
-
-    Returns:
-        The diameter, and :math:`(s N / 4) R^{2(N-1)} \mathrm{diam}^3`.
-
-    >>> measured, bound = outnumbered_tokens(2, 1303, 0.35676, 5.0, 4.0)
-    >>> round(measured, 6), round(bound, 4)
-    (4.507787, 4.4595)
     """
     single = torch.arange(order + 1, dtype=torch.float64)  # how many keys of a tuple are the single token
     ways = torch.tensor([math.comb(order, j) for j in range(order + 1)], dtype=torch.float64)

@@ -52,17 +52,7 @@ class NotCoveredError(ValueError):
 
 
 def as_stated(layer: object, kind: type) -> None:
-    """Refuse a layer of a class of one's own that computes something else than the class that a theorem is on.
-
-    Args:
-        layer: an instance of ``kind``.
-        kind: a class of torch or of this library.
-
-    Raises:
-        NotCoveredError: if ``forward``, or a method that other layers call for it, is not that of ``kind``.
-
-    >>> as_stated(nn.ReLU(), nn.ReLU)
-    """
+    """Refuse a layer of a class of one's own that computes something else than the class that a theorem is on."""
     kinds = type(layer).__mro__
     strangers = [own for own in kinds[: kinds.index(kind)] if not own.__module__.startswith("holonomy.")]
     if "forward" in vars(layer) or any({"forward", "space", "affine"} & vars(own).keys() for own in strangers):
@@ -181,10 +171,6 @@ class Heads(NamedTuple):
         kappa: :math:`\kappa_K`, ``(heads, n^N, d_h)``.
         products: :math:`T_K`, ``(heads, n^N, d_v)``.
         weights: A, ``(heads, n, n^N)``; zero in the row of a query without simplexes.
-
-    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> attention_heads(torch.zeros(3, 1), layer).weights[0, 0]
-    tensor([0.3333, 0.3333, 0.3333])
     """
 
     keys: Tensor
@@ -195,20 +181,7 @@ class Heads(NamedTuple):
 
 
 def attention_heads(x: Float[Tensor, "tokens d"], layer: Projections, mask: Bool[Tensor, "..."] | None = None) -> Heads:
-    """Evaluate the parts of a layer as they are defined, in memory of order n^(N+1).
-
-    Args:
-        x: tokens ``(n, d)``.
-        layer: its projections.
-        mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
-
-    Returns:
-        Keys, values, their products over tuples, and the weights.
-
-    >>> layer = Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1))
-    >>> attention_heads(torch.tensor([[1.0], [2.0]]), layer).products.flatten()
-    tensor([1., 2., 2., 4.])
-    """
+    """Evaluate the parts of a layer as they are defined, in memory of order n^(N+1)."""
     keys, values = x @ layer.keys, x @ layer.values
     if layer.key_bias is not None:
         keys = keys + layer.key_bias[:, :, None]
@@ -227,20 +200,7 @@ def attention_heads(x: Float[Tensor, "tokens d"], layer: Projections, mask: Bool
 def attend(
     x: Float[Tensor, "tokens d"], layer: Projections, mask: Bool[Tensor, "..."] | None = None
 ) -> Float[Tensor, "tokens d_out"]:
-    """Attention as it is defined: the function whose constants the theorems bound. For small n^(N+1).
-
-    Args:
-        x: tokens ``(n, d)``.
-        layer: its projections.
-        mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
-
-    Returns:
-        ``(n, d_out)``.
-
-    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1), skip=True)
-    >>> attend(torch.tensor([[1.0], [1.0]]), layer).flatten()
-    tensor([2., 2.])
-    """
+    """Attention as it is defined: the function whose constants the theorems bound. For small n^(N+1)."""
     heads = attention_heads(x, layer, mask)
     result = (heads.weights @ heads.products).movedim(0, 1).flatten(1)
     if layer.out is not None:
@@ -256,19 +216,6 @@ def projections(layer: Any) -> Projections:
 
     A module of one's own takes part by a method ``projections()`` that returns the fields of :class:`Projections` as
     a mapping from names to tensors and numbers; one that cannot be changed by ``projections.register(its class)``.
-
-    Args:
-        layer: :class:`Projections`, :class:`~holonomy.layers.SimplicialAttention`, :class:`torch.nn.MultiheadAttention`
-            (N = 1), or a module with such a method.
-
-    Returns:
-        What the theorems need.
-
-    Raises:
-        NotCoveredError: if the layer does something that the theorems do not describe.
-
-    >>> projections(nn.MultiheadAttention(4, 2)).keys.shape
-    torch.Size([2, 2, 4, 2])
     """
     offer = getattr(layer, "projections", None)
     if not callable(offer):
@@ -280,22 +227,7 @@ def projections(layer: Any) -> Projections:
 
 
 def as_function(layer: Any, mask: Bool[Tensor, "..."] | None = None) -> Callable[[Tensor], Tensor]:
-    """Take a layer as a function of its tokens alone, to be differentiated both ways.
-
-    Args:
-        layer: what :func:`projections` reads, evaluated by :func:`attend`; else a module or function that maps
-            ``(n, d)`` to ``(n, d_out)``, which cannot take a mask.
-        mask: ``(n, ..., n)``, ``True`` at simplexes that count; all if left out.
-
-    Returns:
-        The function.
-
-    Raises:
-        NotCoveredError: if a mask is given and the layer has no projections to put it on.
-
-    >>> as_function(torch.tanh)(torch.zeros(2, 1)).shape
-    torch.Size([2, 1])
-    """
+    """Take a layer as a function of its tokens alone, to be differentiated both ways."""
     try:
         return partial(attend, layer=projections(layer), mask=mask)
     except NotCoveredError:

@@ -71,24 +71,6 @@ def collapse_step(
     """Theorem RC for one layer and one input: a bound of the diameter of the output.
 
     ``chain``, ``weights`` and ``cubic`` read only the radius and the diameter of the input.
-
-    Args:
-        layer: the projections.
-        x: tokens ``(n, d)``.
-        form: of the theorem.
-        mask: ``(n, ..., n)``, ``True`` at simplexes that count, the same for every query.
-
-    Returns:
-        The bound, a tensor without axes, differentiable.
-
-    Raises:
-        NotCoveredError: if queries see different simplexes: then tokens need not approach each other; for ``chain``
-            also if a mask leaves out simplexes of tokens that it does not leave out.
-
-    >>> layer = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
-    >>> x = torch.tensor([[-1.0], [1.0]])
-    >>> bool(collapse_step(layer, x, "pair").isclose(diameter(attend(x, layer))))
-    True
     """
     shared = _shared(layer, x.shape[0], mask, form)
     if form in _BY_SIZE:

@@ -16,17 +16,7 @@ __all__ = ["diameter", "others", "reach", "spectral", "through_heads"]
 
 
 def spectral(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """Largest singular values.
-
-    Args:
-        matrices: ``(*batch, rows, columns)``.
-
-    Returns:
-        ``(*batch,)``.
-
-    >>> spectral(torch.tensor([[0.0, 2.0], [0.0, 0.0]]))
-    tensor(2.)
-    """
+    """Largest singular values."""
     return torch.linalg.matrix_norm(matrices, ord=2)
 
 
@@ -35,35 +25,13 @@ def reach(
     bias: Float[Tensor, "slots heads channels"] | None,
     radius: float | Tensor,
 ) -> tuple[Float[Tensor, "slots heads"], Float[Tensor, "slots heads"]]:
-    """Spectral norms, and how long a token of the ball can be after each projection: ``|W| R + |b|``.
-
-    Args:
-        weight: matrices.
-        bias: none if left out.
-        radius: R.
-
-    Returns:
-        Norms and lengths.
-
-    >>> reach(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1), 2.0)[1]
-    tensor([[3.]])
-    """
+    """Spectral norms, and how long a token of the ball can be after each projection: ``|W| R + |b|``."""
     norm = spectral(weight)
     return norm, norm * radius + (0 if bias is None else bias.norm(dim=-1))
 
 
 def others(factors: Float[Tensor, "slots heads"]) -> Float[Tensor, "slots heads"]:
-    """For each slot the product over all others, zeros allowed.
-
-    Args:
-        factors: numbers.
-
-    Returns:
-        Products of one factor less.
-
-    >>> others(torch.tensor([[2.0], [3.0], [0.0]])).flatten()
-    tensor([0., 0., 6.])
-    """
+    """For each slot the product over all others, zeros allowed."""
     return torch.stack([torch.cat([factors[:m], factors[m + 1 :]]).prod(0) for m in range(factors.shape[0])])
 
 
@@ -71,16 +39,6 @@ def through_heads(layer: Projections, heads: Float[Tensor, " heads"]) -> Float[T
     r"""From a bound for each head to the layer's, without skip connection.
 
     With the rows :math:`W_{O,h}` of a head, :math:`\min(|W_O| (\sum_h b_h^2)^{1/2}, \sum_h |W_{O,h}| b_h)`.
-
-    Args:
-        layer: whose output matrix.
-        heads: a bound for each head.
-
-    Returns:
-        One number.
-
-    >>> through_heads(Projections(torch.ones(2, 2, 1, 1), torch.ones(1, 2, 1, 1)), torch.tensor([3.0, 4.0]))
-    tensor(5.)
     """
     whole = heads.norm()
     if layer.out is None:
@@ -90,17 +48,7 @@ def through_heads(layer: Projections, heads: Float[Tensor, " heads"]) -> Float[T
 
 
 def diameter(points: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
-    r"""Largest distance of two rows, :math:`\max_{ij} |x_i - x_j|_2`.
-
-    Args:
-        points: ``(*batch, n, d)``.
-
-    Returns:
-        ``(*batch,)``; zero with zero gradient for one point.
-
-    >>> diameter(torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]))
-    tensor(5.)
-    """
+    r"""Largest distance of two rows, :math:`\max_{ij} |x_i - x_j|_2`."""
     # Differences, not the product of matrices, which cancels: what collapses lies in the last digits.
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return distances.amax((-2, -1))

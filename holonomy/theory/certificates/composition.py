@@ -33,9 +33,6 @@ class Row:
         theorem: by which the constant was found.
         branch: whether a later row takes its place in the product: the residual connection of the branch that it is
             part of, or, at an input, the run of token-wise layers that it belongs to.
-
-    >>> Row("relu", 1.0, 2.0, 2.0, "H3").branch
-    False
     """
 
     name: str
@@ -51,13 +48,6 @@ class Tape:
 
     At an input, layers that take tokens by themselves are collected into runs, whose stretch is computed as one: a
     product of norms would forget in which directions each of them stretches.
-
-    >>> from holonomy.layers import HRC
-    >>> from holonomy.manifolds import Lorentz
-    >>> tape = Tape(Region(1.0, 2), Setting())
-    >>> tape.take("relu", HRC(torch.relu, Lorentz()))
-    >>> [(row.name, row.theorem) for row in tape.rows]
-    [('relu', 'H3')]
     """
 
     def __init__(self, region: Region, setting: Setting) -> None:

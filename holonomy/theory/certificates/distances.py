@@ -96,20 +96,7 @@ def distance_scaling(
 
 
 def flipped(before: Float[Tensor, "n n"], after: Float[Tensor, "n n"], tolerance: float = 0.0) -> float:
-    """The share of triples (i; j, k) whose order of distances d(i, j), d(i, k) changes.
-
-    Args:
-        before: distances.
-        after: distances.
-        tolerance: differences below it, relative to the distances, count as none, before and after.
-
-    Returns:
-        The share among the triples whose distances differ before.
-
-    >>> near, far = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.zeros(2, 2)
-    >>> flipped(near, far)
-    0.0
-    """
+    """The share of triples (i; j, k) whose order of distances d(i, j), d(i, k) changes."""
 
     def order(distances: Tensor) -> Tensor:
         a, b = distances[:, :, None], distances[:, None, :]
@@ -126,16 +113,6 @@ def boost(direction: Float[Tensor, " d"]) -> Float[Tensor, "d ambient"]:
     r"""The space rows of a Lorentz boost: weights with which HTC is an isometry without bias.
 
     .. math:: W = \big( v,\; I + (\sqrt{1 + |v|^2} - 1)\, \hat v \hat v^\top \big)
-
-    Args:
-        direction: v, the direction and the hyperbolic sine of the rapidity.
-
-    Returns:
-        W, ``(d, d + 1)``: :math:`W \eta W^\top = I`.
-
-    >>> w = boost(torch.tensor([3.0, 4.0]))
-    >>> torch.allclose(w[:, 1:] @ w[:, 1:].T - w[:, :1] @ w[:, :1].T, torch.eye(2), atol=1e-4)
-    True
     """
     time = (1 + direction.square().sum()).sqrt()
     return torch.cat(
@@ -145,16 +122,5 @@ def boost(direction: Float[Tensor, " d"]) -> Float[Tensor, "d ambient"]:
 
 
 def naive_change(x: Float[Tensor, "*batch ambient"], target: Lorentz) -> Float[Tensor, "*batch ambient"]:
-    r"""The naive change of curvature, Hypformer eq. 8: the space part stays and time is made again.
-
-    Args:
-        x: points of any curvature.
-        target: the manifold whose time they get.
-
-    Returns:
-        Points of ``target``.
-
-    >>> naive_change(torch.tensor([1.0, 0.0]), Lorentz(-0.25))
-    tensor([2., 0.])
-    """
+    """The naive change of curvature, Hypformer eq. 8: the space part stays and time is made again."""
     return target.lift(target.space(x))

@@ -47,9 +47,6 @@ class Image(NamedTuple):
         radius: of a ball about the origin that holds the image.
         diameter: of the image, or more.
         theorem: by which the constant was found.
-
-    >>> Image(0.0, 1.0, 0.0, "H1").diameter
-    0.0
     """
 
     constant: float
@@ -63,18 +60,6 @@ def transformation(layer: HTC, rows: slice, region: Region) -> Image:
 
     Radius and diameter follow from the constant on the whole ball that holds the region: how far a point is sent
     depends on the way to it from the origin, which balls about tokens do not contain.
-
-    Args:
-        layer: the transformation.
-        rows: which.
-        region: of its inputs.
-
-    Returns:
-        The image.
-
-    >>> from holonomy.manifolds import Lorentz
-    >>> transformation(HTC(2, 2, Lorentz(-1.0)), slice(0, 1), Region(math.inf)).theorem
-    'H1'
     """
     bias = unit_bias(layer)
     bias = None if bias is None else bias[rows]

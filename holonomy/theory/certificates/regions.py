@@ -35,9 +35,6 @@ class Region:
         features: d, where it is known.
         points: the tokens of one input, ambient, on the layer's own manifold; ``None`` for the whole ball.
         spread: how far each token may be from its point; 0 for the input itself.
-
-    >>> Region(1.0).points is None
-    True
     """
 
     radius: float
@@ -47,20 +44,7 @@ class Region:
 
     @staticmethod
     def about(points: Tensor, manifold: Lorentz, spread: float = 0.0) -> Region:
-        """Balls about tokens.
-
-        Args:
-            points: ``(n, d + 1)`` on ``manifold``.
-            manifold: where they lie.
-            spread: radius of the balls, in unit coordinates.
-
-        Returns:
-            The region.
-
-        >>> m = Lorentz(-1.0)
-        >>> Region.about(m.lift(torch.zeros(2, 3)), m, 0.5).radius
-        0.5
-        """
+        """Balls about tokens."""
         far = (manifold.dist0(points).amax() * root(manifold)).item()
         return Region(far + spread, points.shape[-1] - 1, points.detach(), spread)
 
@@ -73,9 +57,6 @@ class Step:
         constant: of the layer on the region; the stretch itself where the spread is zero.
         region: of the outputs.
         theorem: by which it was found.
-
-    >>> Step(1.0, Region(1.0), "H1").constant
-    1.0
     """
 
     constant: float
@@ -90,9 +71,6 @@ class Setting:
     Attributes:
         metric: ``"sup"`` or ``"l2"``.
         tokens: n, where the region has no points to tell.
-
-    >>> Setting().metric
-    'sup'
     """
 
     metric: Metric = "sup"
@@ -116,24 +94,7 @@ def units_of(layer: object) -> tuple[float, float]:
 
 @singledispatch
 def follow(layer: Any, region: Region, setting: Setting) -> Step:
-    """Bound a layer's stretch on a region, and find where its outputs lie.
-
-    Args:
-        layer: a hyperbolic layer.
-        region: of its inputs.
-        setting: metric and number of tokens.
-
-    Returns:
-        The step.
-
-    Raises:
-        NotCoveredError: if no theorem covers the layer.
-
-    >>> from holonomy.layers import HRC
-    >>> m = Lorentz(-1.0)
-    >>> follow(HRC(torch.relu, m), Region(1.0, 2), Setting()).theorem
-    'H3'
-    """
+    """Bound a layer's stretch on a region, and find where its outputs lie."""
     del region, setting
     raise NotCoveredError(f"layer must be one that H1 to H11 cover, got {type(layer).__name__}.")
 

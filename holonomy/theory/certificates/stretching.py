@@ -36,33 +36,14 @@ _POWER_STEPS = 30
 
 
 class Ends(NamedTuple):
-    """Where a map starts and ends; ``None`` is Euclidean space.
-
-    >>> Ends(None, Lorentz(-1.0)).source is None
-    True
-    """
+    """Where a map starts and ends; ``None`` is Euclidean space."""
 
     source: Lorentz | None
     target: Lorentz | None
 
 
 def ends_of(layer: object) -> Ends:
-    """Read both ends off a layer: ``manifold_in`` and ``manifold_out``, or ``manifold`` for both.
-
-    Args:
-        layer: a hyperbolic layer.
-
-    Returns:
-        Its ends.
-
-    Raises:
-        TypeError: if it names no manifold.
-
-    >>> from holonomy.layers import HTC
-    >>> m = Lorentz(-1.0)
-    >>> ends_of(HTC(2, 3, m)) == (m, m)
-    True
-    """
+    """Read both ends off a layer: ``manifold_in`` and ``manifold_out``, or ``manifold`` for both."""
     source = getattr(layer, "manifold_in", getattr(layer, "manifold", None))
     target = getattr(layer, "manifold_out", source)
     if not isinstance(source, Lorentz) or not isinstance(target, Lorentz):
@@ -196,20 +177,7 @@ def _time(y: Tensor) -> Tensor:
 def points_in_ball(
     count: int, shape: tuple[int, ...], radius: float, generator: torch.Generator | None = None
 ) -> Float[Tensor, "..."]:
-    """Draw tangent vectors at the origin, lengths uniform up to the radius, half of them on the sphere itself.
-
-    Args:
-        count: how many configurations.
-        shape: of a configuration, ``(n, d)`` or ``(d,)``.
-        radius: of the ball.
-        generator: of the random numbers.
-
-    Returns:
-        Vectors ``(count, *shape)``, float64.
-
-    >>> bool((points_in_ball(3, (2,), 0.5).norm(dim=-1) < 0.51).all())
-    True
-    """
+    """Draw tangent vectors at the origin, lengths uniform up to the radius, half of them on the sphere itself."""
     drawn = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
     length = torch.rand(count, *shape[:-1], 1, generator=generator, dtype=torch.float64)
     length = torch.where(torch.arange(count).reshape(-1, *[1] * len(shape)) % 2 == 0, 1.0, length)

@@ -27,9 +27,6 @@ class Molecule(NamedTuple):
     Attributes:
         bonds: ``(2, m)``, each once.
         atoms: n.
-
-    >>> Molecule(torch.tensor([[0, 0], [1, 2]]), 3).atoms
-    3
     """
 
     bonds: Tensor
@@ -37,19 +34,7 @@ class Molecule(NamedTuple):
 
 
 def molecule(draws: Draws, atoms: int) -> tuple[Tensor, Tensor]:
-    """Draw a molecule-like graph: a tree of degree at most four with rings of five or six closed.
-
-    Args:
-        draws: random numbers.
-        atoms: how many heavy atoms.
-
-    Returns:
-        Bonds ``(2, m)``, each once, and how many hydrogens each atom holds, ``(atoms,)``, for valence four.
-
-    >>> bonds, hydrogens = molecule(Draws(), 9)
-    >>> int(torch.bincount(bonds.flatten(), minlength=9).max()) <= 4, int(hydrogens.min()) >= 0
-    (True, True)
-    """
+    """Draw a molecule-like graph: a tree of degree at most four with rings of five or six closed."""
     degree = [0] * atoms
     parent = [0] * atoms
     bonds: list[tuple[int, int]] = []
@@ -72,19 +57,7 @@ def molecule(draws: Draws, atoms: int) -> tuple[Tensor, Tensor]:
 
 
 def with_hydrogens(bonds: Tensor, hydrogens: Tensor) -> Molecule:
-    """Make hydrogens atoms of their own.
-
-    Args:
-        bonds: ``(2, m)`` among heavy atoms.
-        hydrogens: how many each heavy atom holds.
-
-    Returns:
-        Bonds with those of the hydrogens, and how many atoms there are.
-
-    >>> with_hydrogens(torch.tensor([[0], [1]]), torch.tensor([1, 2])).bonds
-    tensor([[0, 0, 1, 1],
-            [1, 2, 3, 4]])
-    """
+    """Make hydrogens atoms of their own."""
     heavy = hydrogens.shape[0]
     holders = torch.arange(heavy).repeat_interleave(hydrogens)
     total = heavy + holders.shape[0]
@@ -92,37 +65,12 @@ def with_hydrogens(bonds: Tensor, hydrogens: Tensor) -> Molecule:
 
 
 def draw_molecules(draws: Draws, count: int) -> list[Molecule]:
-    """Draw molecule-like graphs of five to nine heavy atoms, with their hydrogens.
-
-    Args:
-        draws: random numbers and budget.
-        count: how many at budget 1.
-
-    Returns:
-        The molecules.
-
-    >>> len(draw_molecules(Draws(), 3))
-    3
-    """
+    """Draw molecule-like graphs of five to nine heavy atoms, with their hydrogens."""
     return [with_hydrogens(*molecule(draws, draws.integer(5, 9))) for _ in draws.rounds(count)]
 
 
 def read_molecules(arrays: Mapping[str, Any], *, every: int = 1, hydrogens: bool = True) -> tuple[Molecule, ...]:
-    """Read QM9 from the arrays of ``qm9_graphs.npz``: atoms and bonds of each molecule, one after the other.
-
-    Args:
-        arrays: ``num_nodes``, ``num_bonds``, ``bond_index`` and ``atom_feat``, whose third column counts hydrogens.
-        every: take only every so many-th molecule.
-        hydrogens: make them atoms of their own.
-
-    Returns:
-        The molecules, those of few bonds first.
-
-    >>> water = {"num_nodes": [1], "num_bonds": [0], "atom_feat": [[8, 0, 2]], "bond_index": [[], []]}
-    >>> read_molecules({name: np.array(part, "uint8") for name, part in water.items()})
-    (Molecule(bonds=tensor([[0, 0],
-            [1, 2]]), atoms=3),)
-    """
+    """Read QM9 from the arrays of ``qm9_graphs.npz``: atoms and bonds of each molecule, one after the other."""
     atoms, bonds, held, ends = (
         arrays[name].astype(np.int64) for name in ("num_nodes", "num_bonds", "atom_feat", "bond_index")
     )
@@ -138,21 +86,7 @@ def read_molecules(arrays: Mapping[str, Any], *, every: int = 1, hydrogens: bool
 def shares_of(
     graphs: Sequence[tuple[Tensor, int]], form: Forman, dtype: torch.dtype, device: torch.device | str
 ) -> Shares:
-    """Compare the curvature of molecules with that of their line graphs, some hundreds together.
-
-    Args:
-        graphs: the molecules; of similar sizes where they stand beside each other.
-        form: which curvature.
-        dtype: in which to compute.
-        device: where.
-
-    Returns:
-        The shares among all molecules of two bonds or more.
-
-    >>> water = Molecule(torch.tensor([[0, 0], [1, 2]]), 3)
-    >>> shares_of([water], "augmented", torch.float64, "cpu")
-    Shares(mean=1.0, mean_weak=1.0, least=1.0, least_weak=1.0, graphs=1)
-    """
+    """Compare the curvature of molecules with that of their line graphs, some hundreds together."""
     parts = [
         curvature_shares(_padded(graphs[start : start + _BATCH], dtype).to(device), form)
         for start in range(0, len(graphs), _BATCH)

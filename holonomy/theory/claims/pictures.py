@@ -27,9 +27,6 @@ class Picture:
         claims: names of the claims that it needs; it is left out where one of them was not measured.
         draw: is given a list of matplotlib's axes, side by side, and each claim's trials.
         panels: how many axes.
-
-    >>> Picture("Nothing", "Empty axes.", (), lambda axes, trials: None).panels
-    1
     """
 
     title: str
@@ -40,17 +37,7 @@ class Picture:
 
 
 def ratios(claim: Claim) -> Picture:
-    """Draw measured over bound for each trial, over the claim's axis.
-
-    Args:
-        claim: with an axis.
-
-    Returns:
-        The picture.
-
-    >>> ratios(Claim("a.b", "nowhere", "0 <= 1", lambda draws: [Trial(0.0, 1.0)], axis="n")).title
-    'a.b'
-    """
+    """Draw measured over bound for each trial, over the claim's axis."""
     axis = claim.axis or ""
 
     def draw(axes: Sequence[Any], trials: Trials) -> None:
@@ -108,14 +95,7 @@ def _radius(axes: Sequence[Any], trials: Trials) -> None:
 
 
 def attention_pictures() -> tuple[Picture, ...]:
-    """The pictures of rank collapse and of Lipschitz constants.
-
-    Returns:
-        Decay over depth, the sandwich over n, and growth with the radius.
-
-    >>> [picture.panels for picture in attention_pictures()]
-    [3, 3, 3]
-    """
+    """The pictures of rank collapse and of Lipschitz constants."""
     return (
         Picture(
             "Rank collapse over depth",

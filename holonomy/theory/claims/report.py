@@ -36,9 +36,6 @@ class Run:
         claims: the claims.
         verdicts: their verdicts.
         trials: by the claim's name.
-
-    >>> Run({"seed": 0}).verdicts
-    []
     """
 
     settings: Mapping[str, Any]
@@ -47,13 +44,7 @@ class Run:
     trials: dict[str, list[Trial]] = field(default_factory=dict[str, list[Trial]])
 
     def add(self, claim: Claim, verdict: Verdict, trials: list[Trial]) -> None:
-        """Keep one claim's result.
-
-        Args:
-            claim: the claim.
-            verdict: its verdict.
-            trials: its trials.
-        """
+        """Keep one claim's result."""
         self.claims.append(claim)
         self.verdicts.append(verdict)
         self.trials[claim.name] = trials
@@ -65,18 +56,7 @@ class Run:
 
 
 def said(verdict: Verdict) -> str:
-    """Say a verdict in a word or three.
-
-    Args:
-        verdict: of a claim.
-
-    Returns:
-        ``holds``, ``fails, as known``, ``fails``, ``VIOLATED``, ``undecided``, ``holds here`` of a claim that is known
-        to fail elsewhere, or ``holds, sharper`` where a ratio lies above the largest one known.
-
-    >>> said(Verdict("a.b", "", True, 2.0, 1.0, 2.0, holds=False, note="", expected=False))
-    'fails, as known'
-    """
+    """Say a verdict in a word or three."""
     if verdict.holds is None:
         return "undecided"
     if verdict.holds:
@@ -87,35 +67,12 @@ def said(verdict: Verdict) -> str:
 
 
 def statement(claim: Claim, verdict: Verdict) -> str:
-    """Say what a claim states, and on which data it was judged.
-
-    Args:
-        claim: the claim.
-        verdict: its verdict.
-
-    Returns:
-        The sentence.
-
-    >>> claim = Claim("a.b", "", "1 <= 2", lambda draws: [])
-    >>> statement(claim, Verdict("a.b", "", True, 1.0, 2.0, 0.5, holds=True, note="", judged_on="two numbers"))
-    '1 <= 2; judged on two numbers'
-    """
+    """Say what a claim states, and on which data it was judged."""
     return f"{claim.statement}; judged on {verdict.judged_on}" if verdict.judged_on else claim.statement
 
 
 def seen(verdict: Verdict) -> str:
-    """Say what the search could have seen: times which factor a bound, or which difference, would have been noticed.
-
-    Args:
-        verdict: of a claim.
-
-    Returns:
-        The factor below which a bound would have been noticed; of an equality the difference above which; of a claim
-        that fails nothing.
-
-    >>> seen(Verdict("a.b", "", True, 0.0, 0.01, 0.0, holds=True, note="", kind="equal"))
-    '> 0.01'
-    """
+    """Say what the search could have seen: times which factor a bound, or which difference, would have been noticed."""
     if not verdict.holds:
         return ""
     return f"> {verdict.bound:.1g}" if verdict.kind == "equal" else _number(verdict.sees)
@@ -126,18 +83,7 @@ def _number(value: float) -> str:
 
 
 def as_table(verdicts: Sequence[Verdict]) -> str:
-    """Lay verdicts out as text, one line each.
-
-    Args:
-        verdicts: in order.
-
-    Returns:
-        The table.
-
-    >>> print(as_table([Verdict("a.b", "", True, 1.0, 2.0, 0.5, holds=True, note="why", median=0.5, sees=0.7)]))
-    claim verdict worst median counted sees note
-    a.b   holds   0.5   0.5    1/1     0.7  why
-    """
+    """Lay verdicts out as text, one line each."""
     head = ("claim", "verdict", "worst", "median", "counted", "sees", "note")
     rows = [head] + [
         (v.claim, said(v), _number(v.ratio), _number(v.median), f"{v.counted}/{v.trials}", seen(v), v.note)
@@ -154,17 +100,7 @@ def _finite(value: Any) -> Any:
 
 
 def as_json(run: Run) -> str:
-    """Write a run as JSON; numbers that are not finite are null.
-
-    Args:
-        run: what was measured.
-
-    Returns:
-        The text.
-
-    >>> json.loads(as_json(Run({"seed": 0})))["settings"]
-    {'seed': 0}
-    """
+    """Write a run as JSON; numbers that are not finite are null."""
     document = {
         "holonomy": holonomy.__version__,
         "torch": torch.__version__,
@@ -185,19 +121,7 @@ def as_json(run: Run) -> str:
 
 
 def svg(picture: Picture, trials: Mapping[str, Sequence[Trial]]) -> str | None:
-    """Draw a picture as SVG, to stand within a page.
-
-    Args:
-        picture: what to draw.
-        trials: of the claims that it needs, by name.
-
-    Returns:
-        The text from ``<svg`` on; none without matplotlib.
-
-    >>> drawn = svg(Picture("Nothing", "Empty axes.", (), lambda axes, trials: None), {})
-    >>> drawn is None or drawn.startswith("<svg")
-    True
-    """
+    """Draw a picture as SVG, to stand within a page."""
     if drawing is None or rc_context is None:
         return None
     # Names within the drawing and its date would differ from run to run.
@@ -221,18 +145,7 @@ font-weight: 600; } .fails { color: #8a5a00; } .undecided { color: #666; }
 
 
 def as_html(run: Run, pictures: Sequence[Picture]) -> str:
-    """Write a run as one page that needs nothing beside it.
-
-    Args:
-        run: what was measured.
-        pictures: drawn where all their claims were measured; claims with an axis get one of their ratios besides.
-
-    Returns:
-        The page.
-
-    >>> "</html>" in as_html(Run({"seed": 0}), [])
-    True
-    """
+    """Write a run as one page that needs nothing beside it."""
     settings = ", ".join(f"{name} {value}" for name, value in run.settings.items())
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Claims, measured</title><style>{_STYLE}</style>",

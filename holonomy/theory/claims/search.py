@@ -23,9 +23,6 @@ class Comparison(NamedTuple):
         measured: the value.
         bound: what is said of it.
         size: of the numbers whose differences were taken; a value below 1000 eps times this is rounding.
-
-    >>> Comparison(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(0.0)).bound
-    tensor(2.)
     """
 
     measured: Tensor
@@ -80,58 +77,19 @@ def _inputs(draws: Draws, batch: int, tokens: int, features: int) -> Tensor:
 def draw_layer(
     draws: Draws, order: int, features: int, *, heads: int = 1, channels: int | None = None, plain: bool = True
 ) -> Projections:
-    """Draw a layer whose matrices have sizes between 0.1 and 3 times the usual.
-
-    Args:
-        draws: random numbers.
-        order: N.
-        features: d.
-        heads: how many.
-        channels: of a head; as many as features if left out.
-        plain: no biases and no output matrix; otherwise both, and sometimes a skip connection.
-
-    Returns:
-        Its projections.
-
-    >>> draw_layer(Draws(), 2, 3).keys.shape
-    torch.Size([3, 1, 3, 3])
-    """
+    """Draw a layer whose matrices have sizes between 0.1 and 3 times the usual."""
     drawn = _layers(draws, 1, order, features, heads=heads, channels=channels or features, plain=plain)
     skip = not plain and draws.integer(0, 2) == 0
     return _projections({name: rows[0] for name, rows in drawn.items()}, skip=skip)
 
 
 def draw_input(draws: Draws, tokens: int, features: int) -> Tensor:
-    """Draw tokens, of sizes between 0.1 and 3, scattered, near each other, or at two places.
-
-    Args:
-        draws: random numbers.
-        tokens: n.
-        features: d.
-
-    Returns:
-        ``(n, d)``.
-
-    >>> draw_input(Draws(), 4, 2).shape
-    torch.Size([4, 2])
-    """
+    """Draw tokens, of sizes between 0.1 and 3, scattered, near each other, or at two places."""
     return _inputs(draws, 1, tokens, features)[0]
 
 
 def draw_mask(draws: Draws, tokens: int, order: int) -> Tensor:
-    """Draw a mask that leaves each simplex with an even chance and every query at least itself.
-
-    Args:
-        draws: random numbers.
-        tokens: n.
-        order: N.
-
-    Returns:
-        ``(n, ..., n)``, N+1 axes.
-
-    >>> draw_mask(Draws(), 3, 2).shape
-    torch.Size([3, 3, 3])
-    """
+    """Draw a mask that leaves each simplex with an even chance and every query at least itself."""
     mask = draws.normal(*[tokens] * (order + 1)) > 0
     at = torch.arange(tokens, device=mask.device)
     mask[(at,) * (order + 1)] = True
@@ -155,24 +113,6 @@ def search(
     """Compare on random layers and inputs, and on those that an ascent from some of them finds.
 
     A batch has one shape: n, d, heads, whether there is a skip connection; its rows differ in all else.
-
-    Args:
-        draws: random numbers and budget.
-        compare: the claim.
-        orders: which N.
-        batches: for each N at budget 1; their number and their sizes grow with the root of the budget.
-        batch: random layers in each at budget 1.
-        climbs: from how many rows of the first half of the batches an ascent starts, at budget 1.
-        plain: layers of one head without biases and output matrix.
-        masked: draw a mask for each batch and give it to ``compare`` by the name ``mask``.
-
-    Yields:
-        A trial each, ``at`` saying N, n and whether it was climbed to.
-
-    >>> def compare(x: Tensor, layer: Projections) -> Comparison:
-    ...     return Comparison(x.norm(), x.norm() * 2, x.norm())
-    >>> len(list(search(Draws(), compare, batches=2, batch=3, climbs=1)))
-    21
     """
     root = math.sqrt(draws.budget)
     rows, tops = math.ceil(batch * root), math.ceil(climbs * root)
@@ -191,21 +131,7 @@ def search(
 
 
 def compare_all(compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = False) -> Comparison:
-    """Compare row by row.
-
-    Args:
-        compare: the claim.
-        x: tokens ``(batch, n, d)``.
-        layers: fields of :class:`Projections`, each with a leading axis of that size.
-        skip: whether the layers have a skip connection.
-
-    Returns:
-        ``(batch,)`` each.
-
-    >>> ones = {"keys": torch.ones(4, 2, 1, 1, 1), "values": torch.ones(4, 1, 1, 1, 1)}
-    >>> compare_all(lambda x, layer: Comparison(x.sum(), x.sum(), x.sum()), torch.ones(4, 3, 1), ones).bound
-    tensor([3., 3., 3., 3.])
-    """
+    """Compare row by row."""
 
     def row(x: Tensor, tensors: dict[str, Tensor]) -> Comparison:
         return compare(x, _projections(tensors, skip=skip))
@@ -222,25 +148,7 @@ def _trials(found: Comparison, at: dict[str, float]) -> Iterator[Trial]:
 def climb(
     compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = False, steps: int = 60, rate: float = 0.05
 ) -> Comparison:
-    """Ascend the ratio of measured value to bound over the tokens and the layers' matrices, row by row.
-
-    Args:
-        compare: the claim.
-        x: where to start, ``(batch, n, d)``.
-        layers: with which layers to start.
-        skip: whether they have a skip connection.
-        steps: of Adam.
-        rate: its step size, as a share of the size of each tensor.
-
-    Returns:
-        For each row the comparison of the largest ratio on the way.
-
-    >>> def compare(x: Tensor, layer: Projections) -> Comparison:
-    ...     return Comparison(x.sin().amax(), torch.ones(()), x.sum() * 0)
-    >>> ones = {"keys": torch.ones(1, 2, 1, 1, 1), "values": torch.ones(1, 1, 1, 1, 1)}
-    >>> bool(climb(compare, torch.ones(1, 1, 1), ones).measured > 0.99)
-    True
-    """
+    """Ascend the ratio of measured value to bound over the tokens and the layers' matrices, row by row."""
     starts = {"x": x, **{name: layers[name] for name in ("keys", "values", "out") if name in layers}}
     sizes = {name: start.detach().abs().mean().clamp(min=0.01) for name, start in starts.items()}
     moves = {name: torch.zeros_like(start, requires_grad=True) for name, start in starts.items()}

@@ -63,9 +63,6 @@ class Separation:
         between: the difference of their outputs, relative to their size.
         copies: that of the first graph and a renumbered copy.
         threshold: above which a difference is more than rounding.
-
-    >>> Separation(0.5, 0.0, 0.1).separates
-    True
     """
 
     between: float
@@ -84,34 +81,12 @@ class Separation:
 
 
 def bounded_by(name: str) -> tuple[int, WLForm] | None:
-    """Name the colouring that a model is known not to exceed.
-
-    Args:
-        name: one of :data:`MODELS`.
-
-    Returns:
-        k and the form; none where there is none.
-
-    >>> bounded_by("ign_3")
-    (3, 'oblivious')
-    """
+    """Name the colouring that a model is known not to exceed."""
     return _BOUNDS.get(checks.one_of("name", name, MODELS))
 
 
 def seeded(module: nn.Module, draws: Draws, size: float = 0.5) -> nn.Module:
-    """Draw all parameters of a module from the numbers of a claim.
-
-    Args:
-        module: of any kind; the weights of its norms stay near one.
-        draws: random numbers.
-        size: standard deviation.
-
-    Returns:
-        The module, in evaluation mode.
-
-    >>> seeded(nn.Linear(2, 1), Draws()).training
-    False
-    """
+    """Draw all parameters of a module from the numbers of a claim."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(size * draws.normal(*parameter.shape))
@@ -127,18 +102,7 @@ def _dense(graph: Tensor, like: Tensor) -> Tensor:
 
 
 def random_model(name: str, draws: Draws) -> Callable[[Bool[Tensor, "n n"]], Float[Tensor, " out"]]:
-    """Make a model with random weights, as a function of an adjacency.
-
-    Args:
-        name: one of :data:`MODELS`.
-        draws: random numbers.
-
-    Returns:
-        Adjacency to the vector of the graph.
-
-    >>> random_model("ign_2", Draws())(graph_pair("six_cycle")[0]).shape
-    torch.Size([2])
-    """
+    """Make a model with random weights, as a function of an adjacency."""
     checks.one_of("name", name, MODELS)
     like = torch.zeros((), dtype=torch.float64, device=draws.device)
     # The sine is nonlinear wherever sums lie, and means keep them small: few random networks are needed.
@@ -181,21 +145,7 @@ def separation(
     second: Bool[Tensor, "n n"],
     order: Float[Tensor, " n"],
 ) -> Separation:
-    """Compare a model's outputs on two graphs, and on a graph and its copy.
-
-    Args:
-        model: adjacency to a vector.
-        first: adjacency.
-        second: of as many nodes.
-        order: numbers whose order renumbers the copy.
-
-    Returns:
-        Both differences.
-
-    >>> six, threes = graph_pair("six_cycle")
-    >>> separation(lambda graph: torch.ones(2), six, threes, torch.rand(6)).separates
-    False
-    """
+    """Compare a model's outputs on two graphs, and on a graph and its copy."""
     one, two = model(first), model(second)
     moved = order.argsort().cpu()
     copy = model(first[moved][:, moved])
@@ -205,18 +155,7 @@ def separation(
 
 
 def separation_table(draws: Draws, *, pairs: tuple[str, ...] = PAIRS[:-1]) -> dict[str, dict[str, str]]:
-    """Which models separate which pairs, for one draw of their weights.
-
-    Args:
-        draws: random numbers.
-        pairs: names of pairs.
-
-    Returns:
-        For each model and pair ``"yes"``, ``"no"``, or ``"not invariant"``.
-
-    >>> separation_table(Draws(), pairs=("six_cycle",))["cgt"]
-    {'six_cycle': 'yes'}
-    """
+    """Which models separate which pairs, for one draw of their weights."""
     table: dict[str, dict[str, str]] = {}
     for name in MODELS:
         model = random_model(name, draws)

@@ -32,17 +32,7 @@ WLForm = Literal["folklore", "oblivious"]
 
 
 def adjacency(edges: list[tuple[int, int]]) -> Bool[Tensor, "n n"]:
-    """The symmetric matrix of a list of edges.
-
-    Args:
-        edges: each once; the largest number is the last node.
-
-    Returns:
-        ``(n, n)``.
-
-    >>> adjacency([(0, 1)]).tolist()
-    [[False, True], [True, False]]
-    """
+    """The symmetric matrix of a list of edges."""
     nodes = 1 + max(max(edge) for edge in edges)
     matrix = torch.zeros(nodes, nodes, dtype=torch.bool)
     u, v = torch.tensor(edges).T
@@ -58,18 +48,6 @@ def cfi_graph(
     A base node becomes a node for each even subset of its edges, joined for each edge to the one of the edge's two
     nodes that says whether the edge is in the subset; with ``twisted`` one edge has them exchanged at one end. Over a
     base of treewidth t, folklore t-WL separates the two and folklore (t-1)-WL does not.
-
-    Args:
-        base: connected.
-        twisted: whether an edge is twisted.
-        edge_nodes: whether edges have nodes at both ends; without them subsets that agree on an edge are joined.
-
-    Returns:
-        Its adjacency.
-
-    >>> triangle = ~torch.eye(3, dtype=torch.bool)
-    >>> cfi_graph(triangle).shape[0], cfi_graph(triangle, edge_nodes=False).shape[0]
-    (18, 6)
     """
     edges = [(int(u), int(v)) for u, v in base.triu(1).nonzero().tolist()]
     inner = [
@@ -123,17 +101,7 @@ Cai, Fuerer and Immerman over the complete graphs of three and four nodes."""
 
 
 def graph_pair(name: str) -> tuple[Bool[Tensor, "n n"], Bool[Tensor, "n n"]]:
-    """Two graphs that are not isomorphic.
-
-    Args:
-        name: one of :data:`PAIRS`.
-
-    Returns:
-        Their adjacencies, of as many nodes.
-
-    >>> [graph_pair(name)[0].shape[0] for name in PAIRS]
-    [4, 6, 10, 16, 18, 40]
-    """
+    """Two graphs that are not isomorphic."""
     checks.one_of("name", name, PAIRS)
     if name == "path_star":
         return adjacency([(0, 1), (1, 2), (2, 3)]), adjacency([(0, 1), (0, 2), (0, 3)])
@@ -167,19 +135,7 @@ def _numbered(rows: Int[Tensor, "graphs tuples parts"]) -> Int[Tensor, "graphs t
 def stable_colours(
     graphs: Bool[Tensor, "graphs n n"], k: int, form: WLForm = "folklore"
 ) -> Int[Tensor, "graphs tuples"]:
-    """Refine the colours of the k-tuples of graphs together until no colour splits.
-
-    Args:
-        graphs: symmetric adjacencies, of as many nodes.
-        k: at least 1; the cost of a round is that of sorting ``graphs * n ** (k + 1)`` numbers.
-        form: which refinement.
-
-    Returns:
-        ``(graphs, n ** k)``: equal numbers are equal colours, in all graphs.
-
-    >>> stable_colours(torch.stack(graph_pair("path_star")), 1).unique().numel()
-    4
-    """
+    """Refine the colours of the k-tuples of graphs together until no colour splits."""
     checks.positive_int("k", k)
     checks.one_of("form", form, ("folklore", "oblivious"))
     count, nodes = graphs.shape[:2]
@@ -211,20 +167,6 @@ def stable_colours(
 
 
 def separated(first: Bool[Tensor, "n n"], second: Bool[Tensor, "n n"], k: int, form: WLForm = "folklore") -> bool:
-    """Whether k-WL separates two graphs: their stable colourings have other numbers of some colour.
-
-    Args:
-        first: symmetric adjacency.
-        second: of as many nodes.
-        k: at least 1.
-        form: which refinement.
-
-    Returns:
-        The answer.
-
-    >>> pair = graph_pair("six_cycle")
-    >>> separated(*pair, 1), separated(*pair, 2, "oblivious"), separated(*pair, 2, "folklore")
-    (False, False, True)
-    """
+    """Whether k-WL separates two graphs: their stable colourings have other numbers of some colour."""
     colours = stable_colours(torch.stack([first, second]), k, form).sort(-1).values
     return not torch.equal(colours[0], colours[1])

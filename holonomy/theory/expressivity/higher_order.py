@@ -52,22 +52,7 @@ def attend_ones(
     value: Float[Tensor, "heads classes features width"],
     out: Float[Tensor, "heads classes width features_out"],
 ) -> Float[Tensor, "..."]:
-    r"""Higher-order attention with weights of one, HOT eq. 10 with :math:`\alpha^{h\mu} = B^\mu`, term by term.
-
-    Args:
-        x: ``(n, .., n, features)``.
-        order: k.
-        order_out: l.
-        value: :math:`w^V_{h\mu}`, classes in the order of :func:`~holonomy.layers.set_partitions`.
-        out: :math:`w^O_{h\mu}`.
-
-    Returns:
-        ``(n, .., n, features_out)`` with l axes of nodes.
-
-    >>> x, w = torch.ones(3, 1), torch.ones(1, 2, 1, 1)
-    >>> attend_ones(x, 1, 1, w, w).flatten()
-    tensor([3., 3., 3.])
-    """
+    r"""Higher-order attention with weights of one, HOT eq. 10 with :math:`\alpha^{h\mu} = B^\mu`, term by term."""
     nodes = x.shape[0]
     number = equality_patterns(nodes, order + order_out, device=x.device).reshape(nodes**order, nodes**order_out)
     flat = x.flatten(0, order - 1)
@@ -80,19 +65,7 @@ def attend_ones(
 
 
 def class_sizes(order: int, order_out: int, nodes: int) -> Int[Tensor, " classes"]:
-    """How many inputs of each class an output has: what eq. 12 divides by where all weights are equal.
-
-    Args:
-        order: k.
-        order_out: l.
-        nodes: n.
-
-    Returns:
-        ``(bell(k + l),)``; the count of an output of the pattern of the class.
-
-    >>> class_sizes(1, 1, 5)
-    tensor([1, 4])
-    """
+    """How many inputs of each class an output has: what eq. 12 divides by where all weights are equal."""
     sizes: list[int] = []
     for partition in set_partitions(order + order_out):
         known = set(partition[order:])
@@ -105,17 +78,6 @@ def uniform_attention(layer: EquivariantLinear, nodes: int) -> HigherOrderAttent
     """Make normalised attention that is an equivariant linear map without bias on n nodes: HOT Theorem 1 with eq. 12.
 
     Queries are zero, so that the weights of a class are one over its size, and the values are multiplied by it.
-
-    Args:
-        layer: of as many output as input features.
-        nodes: n.
-
-    Returns:
-        The attention, one head.
-
-    >>> layer, x = EquivariantLinear(1, 1, 2, 2, bias=False), torch.randn(4, 2)
-    >>> torch.allclose(uniform_attention(layer, 4)(x), layer(x), atol=1e-5)
-    True
     """
     weight = layer.weight.detach()
     made = HigherOrderAttention(
@@ -131,14 +93,7 @@ def uniform_attention(layer: EquivariantLinear, nodes: int) -> HigherOrderAttent
 
 
 def chorded_cycle() -> Int[Tensor, "2 edges"]:
-    """The six-cycle with a chord: nodes 0 and 3 have degree 3, the others 2.
-
-    Returns:
-        ``(2, 14)``, both directions.
-
-    >>> torch.bincount(chorded_cycle()[0])
-    tensor([3, 2, 2, 3, 2, 2])
-    """
+    """The six-cycle with a chord: nodes 0 and 3 have degree 3, the others 2."""
     one_way = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
     return torch.cat([one_way, one_way.flip(0)], 1)
 
@@ -154,18 +109,6 @@ def message_passing(
     The first brings the features of both ends to their edge, by classes without a sum, and applies the message
     elementwise; the second sums over the edges of a node, by the one class :math:`\{\{i_1, j_1\}, \{i_2\}\}`:
     :math:`\sum_{u \in N(v)} M(x_v, x_u, e_{vu})`.
-
-    Args:
-        x: node features.
-        edge_index: ``(2, m)``, the receiving node first.
-        edge_attr: edge features.
-        message: M, of ``(m, 2 features + edge_features)``.
-
-    Returns:
-        The sum of the messages of each node.
-
-    >>> message_passing(torch.ones(6, 1), chorded_cycle(), torch.ones(14, 1), lambda m: m[:, :1]).flatten()
-    tensor([3., 2., 2., 3., 2., 2.])
     """
     graph = Hyperedges.from_graph(x, edge_index, edge_attr)
     ends, own = x.shape[1], edge_attr.shape[1]
@@ -210,15 +153,6 @@ def operations(function: Callable[[], object]) -> int:
     Of products of matrices the floating-point operations by torch's own formulas; of every other operation that is not
     a view, the numbers that it reads and writes. Attention is computed by its products, as fused kernels are not
     counted on every device. A sort counts as its length, without its logarithm.
-
-    Args:
-        function: what to run, without gradients.
-
-    Returns:
-        The count.
-
-    >>> operations(lambda: torch.ones(3, 4) @ torch.ones(4, 5)) >= 2 * 3 * 4 * 5
-    True
     """
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
         function()
@@ -230,17 +164,6 @@ def degree(count: Callable[[int], int], least: int, most: int) -> int:
 
     A slope between two sizes lies below the degree whatever it is, where the coefficients are positive; differences of
     order p of a polynomial of degree p are constant, and those of order p + 1 are zero.
-
-    Args:
-        count: operations at a size.
-        least: the smallest size.
-        most: the largest degree that is told; two sizes more are counted.
-
-    Returns:
-        The degree, or ``most + 1`` where the count is no polynomial of degree ``most`` at these sizes.
-
-    >>> degree(lambda n: 3 * n**2 + 500 * n, 8, 3), degree(lambda n: 2**n, 8, 3)
-    (2, 4)
     """
     values = [count(size) for size in range(least, least + most + 2)]
     found = 0
@@ -250,16 +173,5 @@ def degree(count: Callable[[int], int], least: int, most: int) -> int:
 
 
 def growth(count: Callable[[int], int], size: int) -> float:
-    """The slope of the logarithm of a count between a size and its double.
-
-    Args:
-        count: operations at a size.
-        size: the smaller one.
-
-    Returns:
-        The exponent, from below where the count is a polynomial with positive coefficients.
-
-    >>> growth(lambda n: 3 * n**2, 8)
-    2.0
-    """
+    """The slope of the logarithm of a count between a size and its double."""
     return math.log2(count(2 * size) / count(size))

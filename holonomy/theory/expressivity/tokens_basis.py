@@ -50,11 +50,7 @@ _TYPE_FEATURES = 2  # d_e: a circle
 
 
 class Head(NamedTuple):
-    """Weights and biases of the query and key of a head, ``(k d_p + d_e, d_H)`` and ``(d_H,)``.
-
-    >>> basis_head(1, (0, 0), 3, 4.0).query_weight.shape
-    torch.Size([5, 7])
-    """
+    """Weights and biases of the query and key of a head, ``(k d_p + d_e, d_H)`` and ``(d_H,)``."""
 
     query_weight: Tensor
     query_bias: Tensor
@@ -72,10 +68,6 @@ class BasisApproximation:
         bound: what Lemma 1 allows in that row.
         ratio: the largest ratio of the two over all heads and rows.
         logit: the largest size of a logit: times the rounding of the dtype, what a tie is broken by.
-
-    >>> found = basis_approximation_error(2, 3, 50.0)
-    >>> found.measured <= found.bound
-    True
     """
 
     measured: float
@@ -92,10 +84,6 @@ class LayerByHeads:
         output: of the shape that the layer gives.
         bound: no entry of the output is farther than this from that of the layer, in the Euclidean norm of its
             features.
-
-    >>> layer = EquivariantLinear(1, 1, 2, 2)
-    >>> layer_by_heads(layer, torch.ones(3, 2), 10.0).output.shape
-    torch.Size([3, 2])
     """
 
     output: Tensor
@@ -103,18 +91,7 @@ class LayerByHeads:
 
 
 def head_gap(order: int, dim: int) -> float:
-    r"""By how much the logits of a class stand above all others, over a: :math:`\min(1, \varepsilon) / \sqrt{d_H}`.
-
-    Args:
-        order: k.
-        dim: :math:`d_p`, channels of a node identifier.
-
-    Returns:
-        The gap; for k = 1, where there is one type, that of :math:`\varepsilon \ge 1`.
-
-    >>> head_gap(2, 3)  # 1 / sqrt(4 * 3 + 2 * 2)
-    0.25
-    """
+    r"""By how much the logits of a class stand above all others, over a: :math:`\min(1, \varepsilon) / \sqrt{d_H}`."""
     missed = 1.0 if order == 1 else 1 - math.cos(2 * math.pi / bell(order))
     return min(1.0, missed) / math.sqrt(order**2 * dim + 2 * _TYPE_FEATURES)
 
@@ -122,20 +99,7 @@ def head_gap(order: int, dim: int) -> float:
 def type_identifiers(
     order: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "bell 2"]:
-    """Unit vectors at equal angles, one for each equality pattern of k indices.
-
-    Args:
-        order: k.
-        device: of the result.
-        dtype: of the result.
-
-    Returns:
-        ``(bell(k), 2)``, in the order of :func:`~holonomy.layers.set_partitions`.
-
-    >>> type_identifiers(2).round().abs()
-    tensor([[1., 0.],
-            [1., 0.]])
-    """
+    """Unit vectors at equal angles, one for each equality pattern of k indices."""
     angle = torch.arange(bell(order), dtype=torch.float64) * (2 * math.pi / bell(order))
     return torch.empty(len(angle), 2, device=device, dtype=dtype).copy_(torch.stack([angle.cos(), angle.sin()], 1))
 
@@ -161,57 +125,21 @@ def _classes(tuples: Int[Tensor, "tuples length"]) -> Int[Tensor, " tuples"]:
 
 
 def equality_patterns(nodes: int, length: int, *, device: torch.device | str | None = None) -> Int[Tensor, " tuples"]:
-    """The equality pattern of every multi-index, the last index running fastest.
-
-    Args:
-        nodes: n.
-        length: of the multi-indices.
-        device: of the result.
-
-    Returns:
-        ``(n^length,)``, numbers of :func:`~holonomy.layers.set_partitions`.
-
-    >>> equality_patterns(2, 2)
-    tensor([0, 1, 1, 0])
-    """
+    """The equality pattern of every multi-index, the last index running fastest."""
     return _classes(_tuples(nodes, length, torch.device(device or "cpu")))
 
 
 def basis_tensors(
     order: int, nodes: int, *, device: torch.device | str | None = None
 ) -> Bool[Tensor, "classes queries keys"]:
-    r"""The basis :math:`B^\mu` of the equivariant maps from order k to order k, one matrix a class: HOT eq. 2.
-
-    Args:
-        order: k.
-        nodes: n.
-        device: of the result.
-
-    Returns:
-        ``(bell(2k), n^k, n^k)``, row the output, column the input, classes in the order of
-        :class:`~holonomy.layers.EquivariantLinear`.
-
-    >>> basis_tensors(1, 2).int().tolist()
-    [[[1, 0], [0, 1]], [[0, 1], [1, 0]]]
-    """
+    r"""The basis :math:`B^\mu` of the equivariant maps from order k to order k, one matrix a class: HOT eq. 2."""
     number = equality_patterns(nodes, 2 * order, device=device)
     by_input = number.reshape(nodes**order, nodes**order)
     return torch.arange(bell(2 * order), device=number.device)[:, None, None] == by_input.T
 
 
 def token_identifiers(order: int, identifiers: Float[Tensor, "nodes dim"]) -> Float[Tensor, "tokens features"]:
-    """What TokenGT section 3.3 puts beside the features of each entry of an order-k tensor.
-
-    Args:
-        order: k.
-        identifiers: P, ``(n, d_p)``.
-
-    Returns:
-        ``(n^k, k d_p + d_e)``: the identifiers of the nodes, then that of the type.
-
-    >>> token_identifiers(2, torch.eye(3)).shape
-    torch.Size([9, 8])
-    """
+    """What TokenGT section 3.3 puts beside the features of each entry of an order-k tensor."""
     tuples = _tuples(identifiers.shape[0], order, identifiers.device)
     types = type_identifiers(order, device=identifiers.device, dtype=identifiers.dtype)
     return torch.cat([identifiers[tuples].flatten(1), types[_classes(tuples)]], 1)
@@ -226,22 +154,7 @@ def basis_head(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Head:
-    """The weights of the proof of Lemma 1 for a class; rows for the features of tokens, which are zero, are left out.
-
-    Args:
-        order: k.
-        partition: the class, a restricted growth string over the k positions of the key, then those of the query.
-        dim: channels of a node identifier.
-        a: the scale.
-        device: of the weights.
-        dtype: of the weights.
-
-    Returns:
-        Weights and biases.
-
-    >>> basis_head(1, (0, 1), 1, 1.0).query_weight[0].abs().sum()  # the sign for different nodes is -1
-    tensor(1.)
-    """
+    """The weights of the proof of Lemma 1 for a class, without the zero rows for the features of tokens."""
     types = type_identifiers(order, device=device, dtype=dtype)
     root = math.sqrt(a)
     pairs, width = order**2 * dim, order**2 * dim + 2 * _TYPE_FEATURES
@@ -265,21 +178,7 @@ def basis_head(
 def basis_attention(
     order: int, a: float, identifiers: Float[Tensor, "nodes dim"]
 ) -> tuple[Float[Tensor, "classes queries keys"], float]:
-    """The attention of all heads with the constructed weights.
-
-    Args:
-        order: k.
-        a: the scale.
-        identifiers: P, ``(n, d_p)``, orthonormal rows.
-
-    Returns:
-        ``(bell(2k), n^k, n^k)``, and the largest size of a logit.
-
-    >>> basis_attention(1, 1000.0, torch.eye(3))[0][1]
-    tensor([[0.0000, 0.5000, 0.5000],
-            [0.5000, 0.0000, 0.5000],
-            [0.5000, 0.5000, 0.0000]])
-    """
+    """The attention of all heads with the constructed weights."""
     tokens = token_identifiers(order, identifiers)
     maps: list[Tensor] = []
     largest = 0.0
@@ -357,23 +256,6 @@ def layer_by_heads(
     proof has by universal approximation and which is exact here, multiplies by the size of the class and adds the bias.
     An entry is off by no more than :math:`\sum_\mu (n^k - c_\mu) e^{-a\,\mathrm{gap}} \mathrm{diam}(X w_\mu)`, as two
     distributions that differ by half their l1 distance give means that differ by that times a diameter.
-
-    Args:
-        layer: from order k to order k, as many features as one likes.
-        x: ``(n, .., n, in_features)``.
-        a: the scale.
-        identifiers: ``(n, d_p)`` with orthonormal rows; random ones if left out.
-
-    Returns:
-        The output and the bound.
-
-    Raises:
-        ValueError: if the layer changes the order, is lightweight, or normalises.
-
-    >>> layer = EquivariantLinear(2, 2, 3, 4, dtype=torch.float64)
-    >>> x = torch.randn(4, 4, 3, dtype=torch.float64)
-    >>> torch.allclose(layer_by_heads(layer, x, 500.0).output, layer(x))
-    True
     """
     order, nodes = layer.order_in, x.shape[0]
     if layer.order_out != order or layer.lightweight or layer.normalise is not None:

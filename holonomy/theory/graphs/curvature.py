@@ -33,20 +33,7 @@ FORMANS: tuple[Forman, ...] = ("plain", "augmented", "balanced")
 
 
 def incidence(edges: Int[Tensor, "2 m"], nodes: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "n m"]:
-    """Write a graph by its incidence.
-
-    Args:
-        edges: ``(2, m)``, each edge once.
-        nodes: n.
-        dtype: of the result.
-
-    Returns:
-        ``(n, m)``.
-
-    >>> incidence(torch.tensor([[0, 1], [1, 2]]), 3).T
-    tensor([[1., 1., 0.],
-            [0., 1., 1.]], dtype=torch.float64)
-    """
+    """Write a graph by its incidence."""
     table = torch.zeros(nodes, edges.shape[1], dtype=dtype, device=edges.device)
     return table.scatter_(0, edges, 1.0)
 
@@ -56,19 +43,7 @@ def _without_diagonal(square: Tensor) -> Tensor:
 
 
 def edge_curvature(adjacency: Float[Tensor, "*batch n n"], form: Forman = "balanced") -> Float[Tensor, "*batch n n"]:
-    """Curvature of every edge.
-
-    Args:
-        adjacency: symmetric, 0 and 1, without loops.
-        form: which curvature.
-
-    Returns:
-        ``(*batch, n, n)``, zero where there is no edge.
-
-    >>> triangle = torch.ones(3, 3) - torch.eye(3)
-    >>> [edge_curvature(triangle, form)[0, 1].item() for form in ("plain", "augmented", "balanced")]
-    [0.0, 3.0, 1.5]
-    """
+    """Curvature of every edge."""
     degree = adjacency.sum(-1)
     ends = degree[..., :, None] + degree[..., None, :]
     if form == "plain":
@@ -105,9 +80,6 @@ class Shares(NamedTuple):
         least: share whose line graph has the strictly larger smallest curvature.
         least_weak: larger or equal.
         graphs: how many were compared: those with two edges or more.
-
-    >>> Shares(1.0, 1.0, 0.5, 1.0, 2).least
-    0.5
     """
 
     mean: float
@@ -118,19 +90,7 @@ class Shares(NamedTuple):
 
 
 def curvature_shares(graphs: Float[Tensor, "batch n m"], form: Forman = "balanced") -> Shares:
-    """Compare the curvature of graphs with that of their line graphs, means and smallest values over edges.
-
-    Args:
-        graphs: incidences of simple connected graphs, padded with zeros.
-        form: which curvature.
-
-    Returns:
-        Shares of the graphs with two edges or more; zeros if there are none.
-
-    >>> path = incidence(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)[None]
-    >>> curvature_shares(path, "plain")  # both -> 4 - 1 - 2 at the ends; 0 in the middle
-    Shares(mean=1.0, mean_weak=1.0, least=1.0, least_weak=1.0, graphs=1)
-    """
+    """Compare the curvature of graphs with that of their line graphs, means and smallest values over edges."""
     graphs = graphs[graphs.sum((-2, -1)) >= 4]
     if graphs.shape[0] == 0:
         return Shares(0.0, 0.0, 0.0, 0.0, 0)

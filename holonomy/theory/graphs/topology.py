@@ -25,18 +25,7 @@ __all__ = ["chung_bound", "hop_distances", "laplacian_spectrum", "radius_and_dia
 
 
 def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Count the steps of the shortest paths, infinite where there is none.
-
-    Args:
-        adjacency: ``(n, n)``.
-
-    Returns:
-        ``(n, n)``.
-
-    >>> hop_distances(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    tensor([[0., 1.],
-            [1., 0.]])
-    """
+    """Count the steps of the shortest paths, infinite where there is none."""
     reached = torch.eye(adjacency.shape[0], dtype=torch.bool, device=adjacency.device)
     distance = torch.where(reached, 0.0, math.inf).to(adjacency.dtype)
     for step in range(1, adjacency.shape[0]):
@@ -49,18 +38,7 @@ def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
 
 
 def radius_and_diameter(adjacency: Float[Tensor, "n n"]) -> tuple[float, float]:
-    """Find the least and the greatest eccentricity of a node.
-
-    Args:
-        adjacency: ``(n, n)``.
-
-    Returns:
-        Radius and diameter; infinite for a graph that is not connected.
-
-    >>> path = torch.diag(torch.ones(2), 1) + torch.diag(torch.ones(2), -1)
-    >>> radius_and_diameter(path)
-    (1.0, 2.0)
-    """
+    """Find the least and the greatest eccentricity of a node."""
     farthest = hop_distances(adjacency).amax(0)
     return farthest.min().item(), farthest.max().item()
 
@@ -68,18 +46,7 @@ def radius_and_diameter(adjacency: Float[Tensor, "n n"]) -> tuple[float, float]:
 def laplacian_spectrum(
     adjacency: Float[Tensor, "n n"], kind: Literal["combinatorial", "normalised"] = "normalised"
 ) -> Float[Tensor, " n"]:
-    r"""Eigenvalues of :math:`D - A`, or of :math:`I - D^{-1/2} A D^{-1/2}`, in increasing order.
-
-    Args:
-        adjacency: ``(n, n)``.
-        kind: which Laplacian.
-
-    Returns:
-        ``(n,)``.
-
-    >>> laplacian_spectrum(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    tensor([0., 2.])
-    """
+    """Eigenvalues of :math:`D - A`, or of :math:`I - D^{-1/2} A D^{-1/2}`, in increasing order."""
     degree = adjacency.sum(1)
     laplacian = torch.diag(degree) - adjacency
     if kind == "normalised":
@@ -91,18 +58,7 @@ def laplacian_spectrum(
 def spectral_diameter_bound(
     adjacency: Float[Tensor, "n n"], kind: Literal["combinatorial", "normalised"] = "normalised"
 ) -> float:
-    r"""Evaluate the printed :math:`96 \log n / \lambda_2`.
-
-    Args:
-        adjacency: ``(n, n)``.
-        kind: which Laplacian's second eigenvalue.
-
-    Returns:
-        The bound.
-
-    >>> 66 < spectral_diameter_bound(torch.ones(4, 4) - torch.eye(4), "normalised") * 2 / 3 < 67
-    True
-    """
+    r"""Evaluate the printed :math:`96 \log n / \lambda_2`."""
     second = laplacian_spectrum(adjacency, kind)[1].item()
     return 96 * math.log(adjacency.shape[0]) / second if second > 0 else math.inf
 
@@ -112,15 +68,6 @@ def chung_bound(adjacency: Float[Tensor, "n n"]) -> float:
 
     .. math:: \left\lfloor \mathrm{arcosh}(n-1) \Big/ \mathrm{arcosh}\frac{\lambda_n + \lambda_2}{\lambda_n - \lambda_2}
         \right\rfloor + 1 .
-
-    Args:
-        adjacency: ``(n, n)``, of a connected graph with at least two nodes.
-
-    Returns:
-        The bound.
-
-    >>> chung_bound(torch.ones(4, 4) - torch.eye(4))
-    1.0
     """
     values = laplacian_spectrum(adjacency, "combinatorial")
     second, last = values[1].item(), values[-1].item()

@@ -33,44 +33,28 @@ __all__ = [
 
 
 class Source(NamedTuple):
-    """An input pattern and those of its blocks that stay, in ascending order; the others are summed over.
-
-    >>> Source((0, 1), (0,))  # the row sums of a matrix
-    Source(pattern=(0, 1), kept=(0,))
-    """
+    """An input pattern and those of its blocks that stay, in ascending order; the others are summed over."""
 
     pattern: Partition
     kept: tuple[int, ...]
 
 
 class Target(NamedTuple):
-    """An output pattern and the block that each axis of a source goes to; the others are broadcast over.
-
-    >>> Target((0, 0), (0,))  # onto the diagonal
-    Target(pattern=(0, 0), places=(0,))
-    """
+    """An output pattern and the block that each axis of a source goes to; the others are broadcast over."""
 
     pattern: Partition
     places: tuple[int, ...]
 
 
 class Pair(NamedTuple):
-    """A class, cut into source and target.
-
-    >>> Pair(Source((0, 1), (0,)), Target((0, 0), (0,))).source.kept
-    (0,)
-    """
+    """A class, cut into source and target."""
 
     source: Source
     target: Target
 
 
 class Term(NamedTuple):
-    """A partial matching of input and output blocks, with its sign in a sum.
-
-    >>> Term(-1, (0,), (1,)).sign
-    -1
-    """
+    """A partial matching of input and output blocks, with its sign in a sum."""
 
     sign: int
     kept: tuple[int, ...]
@@ -86,9 +70,6 @@ class Group:
         sources: what the input contributes.
         targets: where it goes.
         classes: index of the class of each source and target, in the order of ``set_partitions(k + l)``.
-
-    >>> groups(1, 1, (0, 1))[1].classes
-    ((0,),)
     """
 
     order: int
@@ -98,50 +79,18 @@ class Group:
 
 
 def number_of_blocks(pattern: Partition) -> int:
-    """Count the blocks of a partition.
-
-    Args:
-        pattern: a restricted growth string.
-
-    Returns:
-        Their number, 0 for no positions.
-
-    >>> number_of_blocks((0, 1, 0)), number_of_blocks(())
-    (2, 0)
-    """
+    """Count the blocks of a partition."""
     return max(pattern, default=-1) + 1
 
 
 def positions_of(pattern: Partition) -> tuple[int, ...]:
-    """Return the first position of each block.
-
-    Args:
-        pattern: a restricted growth string.
-
-    Returns:
-        One position a block, ascending.
-
-    >>> positions_of((0, 0, 1))
-    (0, 2)
-    """
+    """Return the first position of each block."""
     return tuple(pattern.index(block) for block in range(number_of_blocks(pattern)))
 
 
 @lru_cache(maxsize=64)
 def pairs(order_in: int, order_out: int) -> tuple[Pair, ...]:
-    """Cut every class into source and target.
-
-    Args:
-        order_in: k.
-        order_out: l.
-
-    Returns:
-        One pair a class, in the order of ``set_partitions(order_in + order_out)``.
-
-    >>> pairs(1, 1)[0], pairs(1, 1)[1]
-    (Pair(source=Source(pattern=(0,), kept=(0,)), target=Target(pattern=(0,), places=(0,))),
-     Pair(source=Source(pattern=(0,), kept=()), target=Target(pattern=(0,), places=())))
-    """
+    """Cut every class into source and target."""
     found: list[Pair] = []
     for partition in set_partitions(order_in + order_out):
         pattern_in, tail = partition[:order_in], partition[order_in:]
@@ -154,19 +103,7 @@ def pairs(order_in: int, order_out: int) -> tuple[Pair, ...]:
 
 @lru_cache(maxsize=64)
 def groups(order_in: int, order_out: int, chosen: tuple[int, ...]) -> tuple[Group, ...]:
-    """Sort classes into groups in which any source goes to any target.
-
-    Args:
-        order_in: k.
-        order_out: l.
-        chosen: indices of classes, such that every group of them is complete.
-
-    Returns:
-        Groups by ascending number of kept axes, empty ones left out.
-
-    >>> [(g.order, len(g.sources), len(g.targets)) for g in groups(2, 2, tuple(range(15)))]
-    [(0, 2, 2), (1, 3, 3), (2, 1, 2)]
-    """
+    """Sort classes into groups in which any source goes to any target."""
     every = pairs(order_in, order_out)
     found: list[Group] = []
     for order in range(min(order_in, order_out) + 1):
@@ -180,31 +117,14 @@ def groups(order_in: int, order_out: int, chosen: tuple[int, ...]) -> tuple[Grou
 
 
 def free_axes(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the blocks of the input and of the output that a class does not share.
-
-    Args:
-        pair: the class.
-
-    Returns:
-        Ascending blocks of the input, and of the output.
-
-    >>> free_axes(pairs(2, 1)[4])
-    ((0, 1), (0,))
-    """
+    """Return the blocks of the input and of the output that a class does not share."""
     blocks_in, blocks_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
     free_in = tuple(block for block in range(blocks_in) if block not in pair.source.kept)
     return free_in, tuple(block for block in range(blocks_out) if block not in pair.target.places)
 
 
 def everything() -> Term:
-    """Return the matching of nothing: the sum over all of the input, whatever the output.
-
-    Returns:
-        The term.
-
-    >>> everything()
-    Term(sign=1, kept=(), places=())
-    """
+    """Return the matching of nothing: the sum over all of the input, whatever the output."""
     return Term(1, (), ())
 
 
@@ -214,15 +134,6 @@ def extensions(pair: Pair) -> tuple[Term, ...]:
 
     Within the strata of tuples of different nodes, what a tuple of the input and one of the output share is a partial
     matching of their blocks, and inclusion and exclusion run over the matchings that contain the one of the class.
-
-    Args:
-        pair: the class.
-
-    Returns:
-        The matchings with their signs, the one of the class first.
-
-    >>> extensions(pairs(1, 1)[1])
-    (Term(sign=1, kept=(), places=()), Term(sign=-1, kept=(0,), places=(0,)))
     """
     free_in, free_out = free_axes(pair)
     terms: list[Term] = []

@@ -35,20 +35,7 @@ Partition = tuple[int, ...]
 
 @lru_cache(maxsize=32)
 def set_partitions(m: int) -> tuple[Partition, ...]:
-    """Every partition of m positions, as restricted growth strings in lexicographic order.
-
-    Args:
-        m: number of positions, at least 0.
-
-    Returns:
-        ``bell(m)`` strings.
-
-    Raises:
-        ValueError: if m is negative.
-
-    >>> set_partitions(3)
-    ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
-    """
+    """Every partition of m positions, as restricted growth strings in lexicographic order."""
     checks.nonnegative_int("m", m)
     strings: list[Partition] = [()]
     for _ in range(m):
@@ -79,34 +66,13 @@ def bell(m: int) -> int:
 
 
 def canonical(labels: tuple[int, ...]) -> Partition:
-    """Renumber labels in the order in which they appear.
-
-    Args:
-        labels: a label for each position; equal ones share a block.
-
-    Returns:
-        The restricted growth string.
-
-    >>> canonical((5, 2, 5))
-    (0, 1, 0)
-    """
+    """Renumber labels in the order in which they appear."""
     numbers: dict[int, int] = {}
     return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
 
 
 def refines(fine: Partition, coarse: Partition) -> bool:
-    """Whether every block of the first lies in a block of the second.
-
-    Args:
-        fine: a partition.
-        coarse: another, of as many positions.
-
-    Returns:
-        The answer.
-
-    >>> refines((0, 1, 2), (0, 1, 0)), refines((0, 1, 0), (0, 1, 2))
-    (True, False)
-    """
+    """Whether every block of the first lies in a block of the second."""
     return len(set(zip(fine, coarse, strict=True))) == len(set(fine))
 
 

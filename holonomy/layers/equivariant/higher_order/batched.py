@@ -33,23 +33,7 @@ _RECOMPUTED_FROM = 2**18
 def coupled(
     classes: Classes, maps: Maps, x: Hyperedges, to: Int[Tensor, "tuples order_out"]
 ) -> Float[Tensor, "tuples dim"]:
-    """All queries at once, all keys and all values, then a class after the other.
-
-    Args:
-        classes: of the attention.
-        maps: of the attention.
-        x: the hyperedges.
-        to: the tuples of the result.
-
-    Returns:
-        What the classes add up to at each.
-
-    >>> from holonomy.layers import HigherOrderAttention
-    >>> layer = HigherOrderAttention(1, 1, 4, 2, kernel="performer")
-    >>> x = Hyperedges(torch.tensor([[0], [1]]), torch.randn(2, 4), 2)
-    >>> torch.allclose(coupled(layer.classes, layer.maps(), x, x.indices), layer(x).values, atol=1e-5)
-    True
-    """
+    """All queries at once, all keys and all values, then a class after the other."""
     ins, outs = _both_ends(classes, x, to)
     heads, again = maps.heads, torch.is_grad_enabled() and x.indices.shape[0] > _RECOMPUTED_FROM
     ends: dict[Pair, tuple[Own, Tensor, Tensor]] = {}
@@ -81,23 +65,7 @@ def coupled(
 def decoupled(
     classes: Classes, maps: Maps, x: Hyperedges, to: Int[Tensor, "tuples order_out"]
 ) -> Float[Tensor, "tuples dim"]:
-    """The same where each class sums over all keys of a graph: all classes are pooled at once.
-
-    Args:
-        classes: of the attention.
-        maps: of the attention.
-        x: the hyperedges.
-        to: the tuples of the result.
-
-    Returns:
-        What the classes add up to at each.
-
-    >>> from holonomy.layers import HigherOrderAttention
-    >>> layer = HigherOrderAttention(1, 1, 4, 2, kernel="performer", sums="decoupled")
-    >>> x = Hyperedges(torch.tensor([[0], [1]]), torch.randn(2, 4), 2)
-    >>> torch.allclose(decoupled(layer.classes, layer.maps(), x, x.indices), layer(x).values, atol=1e-5)
-    True
-    """
+    """The same where each class sums over all keys of a graph: all classes are pooled at once."""
     ins, outs = _both_ends(classes, x, to)
     away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.sources))
     shift = {p: torch.cat([away[pair] for pair in found], -1) for p, found in classes.by_input.items()}

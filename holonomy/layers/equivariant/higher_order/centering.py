@@ -37,19 +37,7 @@ _FARTHEST = 8.0
 def of_dense(
     x: Float[Tensor, "..."], patterns: Sequence[Partition], present: Bool[Tensor, "..."] | None
 ) -> dict[Partition, Tensor]:
-    """The mean entry of each pattern, zero where there is none.
-
-    Args:
-        x: ``(*batch, n, .., n, features)``.
-        patterns: of its order.
-        present: ``(*batch, n, .., n)``, which entries are there; all where it is left out.
-
-    Returns:
-        ``(*batch, features)`` for each pattern.
-
-    >>> of_dense(torch.tensor([[1.0], [3.0]]), [(0,)], None)[0,]
-    tensor([2.])
-    """
+    """The mean entry of each pattern, zero where there is none."""
     means: dict[Partition, Tensor] = {}
     for pattern in patterns:
         blocks = number_of_blocks(pattern)
@@ -64,19 +52,7 @@ def of_dense(
 
 
 def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partition, Tensor]:
-    """The same of hyperedges.
-
-    Args:
-        x: the hyperedges.
-        patterns: of their order.
-
-    Returns:
-        ``(graphs, features)`` for each pattern.
-
-    >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 1]]), torch.tensor([[3.0], [5.0]]), 2)
-    >>> of_hyperedges(edges, [(0, 0)])[0, 0]
-    tensor([[5.]])
-    """
+    """The same of hyperedges."""
     means: dict[Partition, Tensor] = {}
     for pattern in patterns:
         rows, stratum = sparse.stratum(x, x.indices, pattern)
@@ -90,23 +66,7 @@ def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partitio
 def of_classes(
     classes: Classes, maps: Maps, means: dict[Partition, Float[Tensor, "*graphs dim"]]
 ) -> dict[Pair, Float[Tensor, "*graphs width"]]:
-    """What the keys of each class lose: their own mean, and that of the queries.
-
-    Args:
-        classes: of the attention.
-        maps: of the attention.
-        means: the mean entry of each pattern.
-
-    Returns:
-        ``(*graphs, heads * query_features)`` for each class that has keys.
-
-    >>> from holonomy.layers import HigherOrderAttention
-    >>> layer = HigherOrderAttention(1, 1, 8, 2, kernel="performer")
-    >>> x = torch.ones(5, 8)
-    >>> shift = of_classes(layer.classes, layer.maps(), of_dense(x, layer.classes.sources, None))
-    >>> [width.shape for width in shift.values()]
-    [torch.Size([8])]
-    """
+    """What the keys of each class lose: their own mean, and that of the queries."""
     entry = {p: _mean_entries(classes, means, p) for p in classes.read}
     keys = by_class({p: entry[p] @ weight for p, weight in maps.keys.items()}, classes.by_input)
     queries = {p: entry[p] @ weight + bias for p, (weight, bias) in maps.queries.items()}
@@ -121,17 +81,5 @@ def _mean_entries(classes: Classes, means: dict[Partition, Tensor], pattern: Par
 
 
 def at_most(x: Float[Tensor, "*batch dim"], length: float = _FARTHEST) -> Float[Tensor, "*batch dim"]:
-    """Shorten vectors that are longer than that.
-
-    Args:
-        x: vectors.
-        length: the greatest length.
-
-    Returns:
-        The vectors.
-
-    >>> at_most(torch.tensor([[3.0, 4.0], [6.0, 8.0]]), 5.0)
-    tensor([[3., 4.],
-            [3., 4.]])
-    """
+    """Shorten vectors that are longer than that."""
     return x * (length * x.square().sum(-1, keepdim=True).clamp_min(length**2).rsqrt())

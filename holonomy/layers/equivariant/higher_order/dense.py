@@ -27,19 +27,7 @@ __all__ = ["different", "kernel_class", "quotient", "settle", "softmax_class"]
 
 
 def different(nodes: int, order: int, device: torch.device) -> Bool[Tensor, "..."]:
-    """Which tuples consist of different nodes.
-
-    Args:
-        nodes: n.
-        order: u.
-        device: of the result.
-
-    Returns:
-        ``(n, .., n)`` with u axes.
-
-    >>> different(2, 2, torch.device("cpu")).tolist()
-    [[False, True], [True, False]]
-    """
+    """Which tuples consist of different nodes."""
     return _differing(nodes, order, combinations(range(order), 2), device)
 
 
@@ -67,20 +55,7 @@ def _front(x: Tensor, axes: tuple[int, ...], order: int) -> Tensor:
 
 
 def settle(x: Float[Tensor, "..."], pair: Pair, nodes: int) -> Float[Tensor, "..."]:
-    """Bring the result of a class, kept axes first and free ones flattened, back to the axes of its stratum.
-
-    Args:
-        x: ``(*batch, n, .., n, n ** free, features)``.
-        pair: the class.
-        nodes: n.
-
-    Returns:
-        ``(*batch, n, .., n, features)``, the axes in the order of the target's blocks.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import pairs
-    >>> settle(torch.zeros(5, 5, 3), pairs(1, 2)[3], 5).shape
-    torch.Size([5, 5, 3])
-    """
+    """Bring the result of a class, kept axes first and free ones flattened, back to the axes of its stratum."""
     free = free_axes(pair)[1]
     batch = x.shape[: x.ndim - 2 - len(pair.target.places)]
     x = x.reshape(*batch, *[nodes] * (len(pair.target.places) + len(free)), x.shape[-1])
@@ -98,24 +73,6 @@ def softmax_class(
     r"""Average the values of a class with softmax weights, HOT eq. 12.
 
     The logits are :math:`q_{\mathbf j} \cdot k_{\mathbf i} / \sqrt d`, and each row subtracts its own maximum.
-
-    Args:
-        pair: the class.
-        query: on the stratum of the output.
-        key: on the stratum of the input.
-        value: there, too.
-        valid: ``(*batch, n, .., n)``, which entries of the input's stratum are there.
-        heads: number of heads.
-
-    Returns:
-        ``(*batch, n, .., n, n ** free, heads * dim)``: the shared axes, then the free axes of the output as one. Zero
-        where no key belongs to a query.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import pairs
-    >>> x = torch.arange(3.0)[:, None]
-    >>> apart = pairs(1, 1)[1]
-    >>> softmax_class(apart, 0 * x, 0 * x, x, torch.ones(3, dtype=torch.bool), 1).flatten()
-    tensor([1.5000, 1.0000, 0.5000])
     """
     free_in, free_out = free_axes(pair)
     order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
@@ -148,30 +105,11 @@ def kernel_class(
     projection: Float[Tensor, "features dim"],
     terms: Sequence[Term],
 ) -> Float[Tensor, "..."]:
-    r"""The same with the softmax kernel replaced by random features: HOT eqs. 18-20, decoupled eq. 21.
+    """The same with the softmax kernel replaced by random features: HOT eqs. 18-20, decoupled eq. 21.
 
     The sum over the keys of a class is the sum over all keys that agree on the shared axes, minus those that agree on
     more, plus .. : inclusion and exclusion over the partial matchings of free axes. In float64, for what is left may be
     small beside what was taken away; where nothing certain is left, the result is zero.
-
-    Args:
-        pair: the class.
-        query: on the stratum of the output.
-        key: on the stratum of the input.
-        value: there, too.
-        valid: which entries of the input's stratum are there.
-        heads: number of heads.
-        projection: ``(features, dim)`` of the random features.
-        terms: what the sum over keys consists of: :func:`~.classes.extensions` of the class, or
-            :func:`~.classes.everything` for the decoupled sum of eq. 21, over all keys of the stratum.
-
-    Returns:
-        On the stratum of the output, ``(*batch, n, .., n, heads * dim)``.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import extensions, pairs
-    >>> x, here, apart = torch.arange(3.0)[:, None], torch.ones(3, dtype=torch.bool), pairs(1, 1)[1]
-    >>> kernel_class(apart, 0 * x, 0 * x, x, here, 1, torch.eye(1), extensions(apart)).flatten()
-    tensor([1.5000, 1.0000, 0.5000])
     """
     order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
@@ -222,16 +160,6 @@ def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*row
 
     The weights must be more than 64 roundings of what they were taken from, and so large that their square does not
     underflow, which the gradient needs.
-
-    Args:
-        total: weighted sums of values, and of ones.
-        largest: the sum of weights before anything was taken away from it.
-
-    Returns:
-        Averages.
-
-    >>> quotient(torch.tensor([[6.0, 2.0], [1.0, 0.0]]), torch.tensor([[2.0], [1.0]])).flatten()
-    tensor([3., 0.])
     """
     weights = total[..., -1:]
     limits = torch.finfo(total.dtype)

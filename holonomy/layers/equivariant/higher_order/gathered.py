@@ -34,10 +34,6 @@ class Own:
         graphs: the graph of each.
         sources: for each of them the hyperedges on its nodes, one for each lookup; their number where there is none.
         bounds: where each graph starts among the rows, and the end.
-
-    >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
-    >>> own(edges, edges.indices, (0, 1), []).bounds
-    (0, 1)
     """
 
     rows: Int[Tensor, " rows"]
@@ -53,21 +49,7 @@ def own(
     pattern: Partition,
     lookups: Sequence[tuple[Source, tuple[int, ...]]],
 ) -> Own:
-    """Look up the hyperedges on the nodes of each tuple of a stratum; planned once for the hyperedges.
-
-    Args:
-        edges: where to look.
-        indices: ``(m, l)`` tuples.
-        pattern: of the stratum, a restricted growth string of length l.
-        lookups: sources that keep all blocks, and which node of the tuple each block is.
-
-    Returns:
-        The plan.
-
-    >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 0], [1, 2]]), torch.ones(3, 1), 3)
-    >>> own(edges, edges.indices, (0, 1), [(Source((0, 1), (0, 1)), (1, 0))]).sources.flatten().tolist()
-    [1, 0, 3]
-    """
+    """Look up the hyperedges on the nodes of each tuple of a stratum; planned once for the hyperedges."""
 
     def make() -> Own:
         if pattern:
@@ -95,20 +77,7 @@ def own(
 
 
 def entries(values: Float[Tensor, "edges dim"], plan: Own) -> Float[Tensor, "rows width"]:
-    """The features of all hyperedges on the nodes of each tuple, side by side, zero where there is none.
-
-    Args:
-        values: features of the hyperedges.
-        plan: from :func:`own`.
-
-    Returns:
-        ``(rows, lookups * dim)``; a one where there is no lookup, as for tuples of no nodes.
-
-    >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.tensor([[3.0]]), 2)
-    >>> lookups = [(Source((0, 1), (0, 1)), places) for places in ((1, 0), (0, 1))]
-    >>> entries(edges.values, own(edges, edges.indices, (0, 1), lookups))
-    tensor([[0., 3.]])
-    """
+    """The features of all hyperedges on the nodes of each tuple, side by side, zero where there is none."""
     rows, lookups = plan.sources.shape
     if lookups == 0:
         return values.new_ones(rows, 1)

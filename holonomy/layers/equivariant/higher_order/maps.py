@@ -29,20 +29,7 @@ Lookup = tuple[Source, tuple[int, ...]]
 
 
 class Classes(NamedTuple):
-    """The classes of an attention.
-
-    Args:
-        order_in: k.
-        pairs: every class; of the others those that have queries and keys.
-        by_input: the classes of an input pattern, whose keys come from one map.
-        by_output: the classes of an output pattern, whose queries come from one map.
-        terms: of each class, the sums over keys that make up its own.
-        read: of each pattern, the input patterns of the entries that a map to it reads.
-        sources: every input pattern that is read.
-
-    >>> classes_of(1, 1, local=False, coupled=True).by_output.keys()
-    dict_keys([(0,)])
-    """
+    """The classes of an attention."""
 
     order_in: int
     pairs: tuple[Pair, ...]
@@ -54,20 +41,7 @@ class Classes(NamedTuple):
 
 
 class Maps(NamedTuple):
-    """What an attention has learned, as matrices from the entries of a tuple.
-
-    Args:
-        value: ``(classes, features, heads * value_features)``.
-        out: ``(classes, heads * value_features, features)``.
-        keys: of each input pattern ``(entries * features, classes * heads * query_features)``.
-        queries: of each output pattern the same, and what is added ``(classes * heads * query_features,)``.
-        heads: number of heads.
-        projection: random features ``(random_features, query_features)``.
-
-    >>> import torch
-    >>> Maps(torch.ones(1, 8, 8), torch.ones(1, 8, 8), {}, {}, 2, torch.ones(64, 4)).heads
-    2
-    """
+    """What an attention has learned, as matrices from the entries of a tuple."""
 
     value: Tensor
     out: Tensor
@@ -78,20 +52,7 @@ class Maps(NamedTuple):
 
 
 def classes_of(order_in: int, order_out: int, *, local: bool, coupled: bool) -> Classes:
-    """Sort the classes of an attention.
-
-    Args:
-        order_in: k.
-        order_out: l.
-        local: whether classes in which input and output share no node are left out.
-        coupled: whether a query meets the keys that share its nodes and no others.
-
-    Returns:
-        The classes.
-
-    >>> len(classes_of(2, 2, local=False, coupled=True).pairs)
-    15
-    """
+    """Sort the classes of an attention."""
     chosen = tuple(pair for pair in pairs(order_in, order_out) if pair.source.kept or not local)
     attended = [pair for pair in chosen if free_axes(pair)[0]]
     by_input: dict[Partition, list[Pair]] = {}
@@ -109,18 +70,7 @@ def classes_of(order_in: int, order_out: int, *, local: bool, coupled: bool) -> 
 
 @lru_cache(maxsize=64)
 def lookups(order: int, blocks: int) -> tuple[Lookup, ...]:
-    """What a lightweight map to tuples of different nodes reads, in the order of its weights.
-
-    Args:
-        order: of the input.
-        blocks: how many nodes a tuple has.
-
-    Returns:
-        The entries.
-
-    >>> [places for _, places in lookups(2, 1)]
-    [(0,)]
-    """
+    """What a lightweight map to tuples of different nodes reads, in the order of its weights."""
     finest = tuple(range(blocks))
     every = pairs(order, blocks)
     return tuple((p.source, p.target.places) for p in every if p.target.pattern == finest and not free_axes(p)[0])
@@ -129,20 +79,7 @@ def lookups(order: int, blocks: int) -> tuple[Lookup, ...]:
 def by_class(
     projected: dict[Partition, Tensor], ends: dict[Partition, list[Pair]]
 ) -> dict[Pair, Float[Tensor, "*rows width"]]:
-    """Cut the queries or keys of all classes of a pattern into those of each.
-
-    Args:
-        projected: of each pattern ``(*rows, classes * width)``.
-        ends: the classes of each pattern.
-
-    Returns:
-        ``(*rows, width)`` of each class.
-
-    >>> import torch
-    >>> classes = classes_of(2, 0, local=False, coupled=True)
-    >>> [keys.shape for keys in by_class({p: torch.ones(3, 8) for p in classes.by_input}, classes.by_input).values()]
-    [torch.Size([3, 8]), torch.Size([3, 8])]
-    """
+    """Cut the queries or keys of all classes of a pattern into those of each."""
     cut: dict[Pair, Tensor] = {}
     for pattern, found in ends.items():
         cut.update(zip(found, projected[pattern].chunk(len(found), -1), strict=True))

@@ -36,10 +36,6 @@ class Blocks:
         of_keys: the slot of each key.
         count: their number.
         heavy: the queries whose slot is too heavy for a block, which are in none.
-
-    >>> nodes = torch.tensor([[0], [1]])
-    >>> class_blocks(nodes, nodes, (0,), (0,), (), 2).count
-    2
     """
 
     query_rows: Int[Tensor, "blocks width"]
@@ -52,18 +48,7 @@ class Blocks:
 
 
 def pack(sizes: Int[Tensor, "slots kinds"], width: int) -> Int[Tensor, " slots"]:
-    """Put slots into blocks one after the other, a new one where any of its kinds of entries would be too many.
-
-    Args:
-        sizes: entries of each kind in each slot, at most ``width``.
-        width: entries of each kind that a block takes.
-
-    Returns:
-        The block of each slot.
-
-    >>> pack(torch.tensor([[2, 1], [1, 1], [2, 1]]), 3)
-    tensor([0, 0, 1])
-    """
+    """Put slots into blocks one after the other, a new one where any of its kinds of entries would be too many."""
     slots = sizes.shape[0]
     ends = torch.cat([sizes.new_zeros(1, sizes.shape[1]), sizes.cumsum(0)])
     # Where a block that starts at a slot ends; then which slots are reached from the first, by doubling.
@@ -85,25 +70,7 @@ def class_blocks(
     others: tuple[tuple[int, int], ...],
     num_nodes: int,
 ) -> Blocks:
-    """Pack the pairs of a key and a query that share some nodes, and none of some others.
-
-    Args:
-        keys: tuples of nodes.
-        queries: tuples of nodes.
-        kept: positions of the key that are shared.
-        places: the position of the query that each of these is.
-        others: positions of key and query that must differ.
-        num_nodes: n.
-
-    Returns:
-        The blocks.
-
-    >>> nodes = torch.tensor([[0, 1], [0, 2], [1, 0]])
-    >>> class_blocks(nodes, nodes, (0,), (0,), ((1, 1),), 3).mask[0, :3, :3].int()
-    tensor([[0, 1, 0],
-            [1, 0, 0],
-            [0, 0, 0]], dtype=torch.int32)
-    """
+    """Pack the pairs of a key and a query that share some nodes, and none of some others."""
     of_key, of_query = sparse.keys(keys, kept, num_nodes), sparse.keys(queries, places, num_nodes)
     distinct, slots = torch.cat([of_key, of_query]).unique(return_inverse=True)
     slots = slots.split([len(of_key), len(of_query)])

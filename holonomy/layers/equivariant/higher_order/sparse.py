@@ -45,21 +45,7 @@ _CHUNK = 2**11
 def stratum(
     edges: Hyperedges, indices: Int[Tensor, "tuples order"], pattern: Partition
 ) -> tuple[Int[Tensor, " rows"], Hyperedges]:
-    """Pick the tuples of an exact pattern, each written as its different nodes; planned once for the hyperedges.
-
-    Args:
-        edges: whose nodes they are.
-        indices: ``(m, k)`` tuples.
-        pattern: a restricted growth string of length k.
-
-    Returns:
-        Rows of ``indices``, and hyperedges of the order of the number of blocks, still without features.
-
-    >>> edges = Hyperedges(torch.tensor([[0, 0], [0, 1]]), torch.ones(2, 1), 2)
-    >>> rows, loops = stratum(edges, edges.indices, (0, 0))
-    >>> rows, loops.indices
-    (tensor([0]), tensor([[0]]))
-    """
+    """Pick the tuples of an exact pattern, each written as its different nodes; planned once for the hyperedges."""
 
     def make() -> tuple[Tensor, Hyperedges]:
         if indices.shape[1] == 0:
@@ -75,21 +61,7 @@ def stratum(
 def matching_rows(
     keys: Hyperedges, queries: Hyperedges, pair: Pair
 ) -> tuple[Int[Tensor, " matches"], Int[Tensor, " matches"]]:
-    """Join two strata: all pairs of a key and a query that belong to the class.
-
-    Args:
-        keys: the input's stratum.
-        queries: the output's.
-        pair: the class.
-
-    Returns:
-        Rows of keys and rows of queries, sorted by query.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import pairs
-    >>> nodes = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
-    >>> matching_rows(nodes, nodes, pairs(1, 1)[1])
-    (tensor([1, 0]), tensor([0, 1]))
-    """
+    """Join two strata: all pairs of a key and a query that belong to the class."""
 
     def make() -> tuple[Tensor, Tensor]:
         kept, places = pair.source.kept, pair.target.places
@@ -122,24 +94,7 @@ def softmax_class(
     key: Float[Tensor, "keys heads dim"],
     value: Float[Tensor, "keys heads values"],
 ) -> Float[Tensor, "queries heads values"]:
-    r"""Average the values of a class over the keys that are there, HOT eqs. 16-17; each row subtracts its own maximum.
-
-    Args:
-        pair: the class.
-        keys: the input's stratum.
-        queries: the output's.
-        query: ``(queries, heads, dim)``.
-        key: ``(keys, heads, dim)``.
-        value: ``(keys, heads, values)``.
-
-    Returns:
-        ``(queries, heads, values)``, zero where no key belongs to a query.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import pairs
-    >>> nodes, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
-    >>> softmax_class(pairs(1, 1)[1], nodes, nodes, x, x, x).flatten()
-    tensor([3., 1.])
-    """
+    """Average the values of a class over the keys that are there, HOT eqs. 16-17, stabilised by the row maximum."""
     key_rows, query_rows = matching_rows(keys, queries, pair)
     wide = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(wide), key.to(wide)
@@ -165,24 +120,6 @@ def kernel_class(
     """The same by random features, HOT eqs. 18-21, in time and memory linear in the hyperedges.
 
     See :func:`~holonomy.layers.equivariant.higher_order.dense.kernel_class`.
-
-    Args:
-        terms: what the sum over keys consists of: :func:`~.classes.extensions` of the class, or
-            :func:`~.classes.everything` for the decoupled sum of eq. 21, over all keys of the stratum in the graph.
-        keys: the input's stratum.
-        queries: the output's.
-        query: ``(queries, heads, dim)``.
-        key: ``(keys, heads, dim)``.
-        value: ``(keys, heads, values)``.
-        projection: ``(features, dim)`` of the random features.
-
-    Returns:
-        ``(queries, heads, values)``, zero where no key belongs to a query.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import extensions, pairs
-    >>> nodes, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
-    >>> kernel_class(extensions(pairs(1, 1)[1]), nodes, nodes, x, x, x, torch.eye(1)).flatten()
-    tensor([3., 1.])
     """
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
@@ -233,26 +170,6 @@ def coupled_class(
     A class that shares nodes is a sum over pairs that meet at them, without the pairs that share more; one that shares
     none is the sum over the graph less the pairs that meet anywhere. Tables are made only where too many meet for a
     block. That is half of the work of the tables at a few edges a node, and loses fewer digits.
-
-    Args:
-        pair: the class.
-        edges: whose nodes they are.
-        keys: the input's stratum.
-        queries: the output's.
-        query: ``(queries, heads, dim)``.
-        key: ``(keys, heads, dim)``.
-        value: ``(keys, heads, values)``.
-        projection: ``(features, dim)`` of the random features.
-
-    Returns:
-        ``(queries, heads, values)``, zero where no key belongs to a query.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import pairs
-    >>> edges, x = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2), torch.tensor([[[1.0]], [[3.0]]])
-    >>> from holonomy.layers.equivariant.higher_order.gathered import own
-    >>> nodes = own(edges, edges.indices, (0,), [])
-    >>> coupled_class(pairs(1, 1)[1], edges, nodes, nodes, x, x, x, torch.eye(1)).flatten()
-    tensor([3., 1.])
     """
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])

@@ -23,18 +23,7 @@ __all__ = ["combine", "combine_plainly", "diagonal", "place", "reduce", "spread"
 
 
 def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..."]:
-    """View the entries whose indices are equal within each block of a pattern.
-
-    Args:
-        x: ``(*batch, n, .., n, features)``, one node axis for each position of the pattern.
-        pattern: a restricted growth string.
-
-    Returns:
-        ``(*batch, n, .., n, features)``, one node axis for each block; a view, so that it can be written to.
-
-    >>> diagonal(torch.arange(4.0).reshape(2, 2, 1), (0, 0)).flatten()
-    tensor([0., 3.])
-    """
+    """View the entries whose indices are equal within each block of a pattern."""
     axes = list(pattern)
     for position in reversed(range(len(pattern))):
         first = axes.index(axes[position])
@@ -49,16 +38,6 @@ def reduce(x: Float[Tensor, "..."], sources: Iterable[Source]) -> list[Float[Ten
     """Take the diagonal of each source and sum the blocks that it does not keep.
 
     Sums are shared: the total is the sum of the row sums.
-
-    Args:
-        x: ``(*batch, n, .., n, features)``, one node axis for each position of the patterns.
-        sources: what to compute.
-
-    Returns:
-        For each source ``(*batch, n, .., n, features)``, one node axis for each block kept.
-
-    >>> reduce(torch.ones(3, 3, 1), [Source((0, 1), (0,)), Source((0, 0), ())])
-    [tensor([[3.], [3.], [3.]]), tensor([3.])]
     """
     known: dict[Source, Tensor] = {}
     return [_reduced(x, source, known) for source in sources]
@@ -77,19 +56,7 @@ def _reduced(x: Tensor, source: Source, known: dict[Source, Tensor]) -> Tensor:
 
 
 def place(x: Float[Tensor, "..."], places: Sequence[int], order: int) -> Float[Tensor, "..."]:
-    """Bring node axes to their places among the axes of a larger tensor; the other axes have length one.
-
-    Args:
-        x: ``(*batch, n, .., n, features)`` with one node axis for each place.
-        places: the axis of the result, 0 .. order - 1, that each axis goes to.
-        order: number of node axes of the result.
-
-    Returns:
-        ``(*batch, .., features)`` with ``order`` node axes of length n or 1.
-
-    >>> place(torch.zeros(4, 5, 1), (1, 0), 3).shape
-    torch.Size([5, 4, 1, 1])
-    """
+    """Bring node axes to their places among the axes of a larger tensor; the other axes have length one."""
     here = len(places)
     ascending = sorted(range(here), key=lambda axis: places[axis])
     batch = x.ndim - here - 1
@@ -102,21 +69,7 @@ def place(x: Float[Tensor, "..."], places: Sequence[int], order: int) -> Float[T
 
 
 def spread(parts: Sequence[tuple[Target, Float[Tensor, "..."]]], order: int, nodes: int) -> Float[Tensor, "..."]:
-    """Add up contributions, each broadcast over the tuples of its target.
-
-    Args:
-        parts: targets and ``(*batch, n, .., n, features)`` with one node axis for each place.
-        order: l, number of node axes of the result.
-        nodes: n.
-
-    Returns:
-        ``(*batch, n, .., n, features)``.
-
-    >>> parts = [(Target((0, 1), ()), torch.ones(1)), (Target((0, 0), (0,)), torch.tensor([[1.0], [2.0]]))]
-    >>> spread(parts, 2, 2).squeeze(-1)
-    tensor([[2., 1.],
-            [1., 3.]])
-    """
+    """Add up contributions, each broadcast over the tuples of its target."""
     patterns = sorted({target.pattern for target, _ in parts}, key=lambda p: (-number_of_blocks(p), p))
     sums = {pattern: _total([part for part in parts if part[0].pattern == pattern]) for pattern in patterns}
     finest = tuple(range(order))
@@ -174,21 +127,6 @@ def combine(
     Written so, it keeps ``x`` and nothing else, and no operation in between has a node in the graph: half of the time
     at few nodes, and at many a third less memory. :func:`combine_plainly` is what it computes, and what is taken under
     :func:`torch.compile`, ``torch.func`` and autocast and for second derivatives.
-
-    Args:
-        x: ``(*batch, n, .., n, dim_in)``.
-        weights: for each group ``(sources, targets, dim_in, dim_out)``.
-        groups: the classes.
-        order: l, number of node axes of the result.
-        biases: vectors that are added where the result's indices are equal in the blocks of a pattern.
-
-    Returns:
-        ``(*batch, n, .., n, dim_out)``.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import groups
-    >>> weights = [torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 1), 10.0)]
-    >>> combine(torch.tensor([[1.0], [2.0]]), weights, groups(1, 1, (0, 1)), 1).flatten()
-    tensor([13., 23.])
     """
     rows = [row for _, row in biases]
     if not _autograd.by_hand(x, *weights, *rows):
@@ -204,22 +142,7 @@ def combine_plainly(
     order: int,
     biases: Sequence[tuple[Partition, Float[Tensor, " dim_out"]]] = (),
 ) -> Float[Tensor, "..."]:
-    """:func:`combine` in operations that know their gradients.
-
-    Args:
-        x: see there.
-        weights: see there.
-        groups: see there.
-        order: see there.
-        biases: see there.
-
-    Returns:
-        ``(*batch, n, .., n, dim_out)``.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import groups
-    >>> combine_plainly(torch.tensor([[1.0], [2.0]]), [torch.ones(1, 1, 1, 1)], groups(1, 0, (0,)), 0)
-    tensor([3.])
-    """
+    """:func:`combine` in operations that know their gradients."""
     parts: list[tuple[Target, Tensor]] = []
     known: dict[Source, Tensor] = {}
     for group, weight in zip(groups, weights, strict=True):

@@ -23,16 +23,6 @@ class Entrywise(nn.Module):
     r"""Map every entry of an order-k tensor by itself, :math:`A_{\mathbf j} w + b`, whatever its pattern.
 
     The least lightweight map (HOT Prop. 2): the one diagram in which output and input agree.
-
-    Args:
-        order: k.
-        in_features: d.
-        out_features: d'.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    >>> Entrywise(2, 3, 4)(torch.ones(5, 5, 3)).shape
-    torch.Size([5, 5, 4])
     """
 
     def __init__(
@@ -61,18 +51,7 @@ class Entrywise(nn.Module):
     def forward(
         self, x: Float[Tensor, "..."] | Hyperedges, mask: Bool[Tensor, "*batch nodes"] | None = None
     ) -> Float[Tensor, "..."] | Hyperedges:
-        """Map a dense tensor or hyperedges.
-
-        Args:
-            x: dense ``(*batch, n, .., n, in_features)``, or hyperedges of order k.
-            mask: dense only: ``(*batch, n)``, ``True`` at nodes; the result is zero elsewhere.
-
-        Returns:
-            The same with ``out_features``.
-
-        Raises:
-            ValueError: if shapes do not fit, or ``mask`` comes with hyperedges.
-        """
+        """Map a dense tensor or hyperedges."""
         if isinstance(x, Hyperedges):
             if mask is not None:
                 raise ValueError("mask must be None for hyperedges, which have no padding.")
@@ -94,22 +73,7 @@ def lightweight(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """Make a map of order-k tensors without sums: of all such classes, or of each entry by itself.
-
-    Args:
-        order: k.
-        in_features: d.
-        out_features: d'.
-        entrywise: whether an entry is mapped by itself.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Returns:
-        The map.
-
-    >>> lightweight(2, 3, 4, entrywise=False)(torch.ones(5, 5, 3)).shape
-    torch.Size([5, 5, 4])
-    """
+    """Make a map of order-k tensors without sums: of all such classes, or of each entry by itself."""
     if entrywise:
         return Entrywise(order, in_features, out_features, device=device, dtype=dtype)
     return EquivariantLinear(order, order, in_features, out_features, lightweight=True, device=device, dtype=dtype)

@@ -41,21 +41,7 @@ _NODES_AT_INIT_INVARIANT = 50
 
 
 def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer: nn.Module | None = None) -> None:
-    """Refuse a dense tensor that is no order-k tensor of so many features, or a mask that does not fit it.
-
-    Args:
-        x: what came.
-        order: k.
-        features: length of the last axis.
-        mask: ``(*batch, n)`` or None.
-        layer: a module whose own parameters it is multiplied with, if their dtype must be its own.
-
-    Raises:
-        TypeError: if it holds no floating-point numbers of the layer's dtype, or the mask is not boolean.
-        ValueError: if a shape does not fit.
-
-    >>> check_dense(torch.zeros(2, 5, 5, 3), 2, 3, None)
-    """
+    """Refuse a dense tensor that is no order-k tensor of so many features, or a mask that does not fit it."""
     checks.floating("x", x)
     nodes = x.shape[-order - 1 : -1] if order else ()
     if x.ndim <= order or x.shape[-1] != features or any(count != x.shape[-2] for count in nodes):

@@ -32,10 +32,6 @@ class Slots:
         rows: which hyperedges take part.
         slots: the slot of each of these.
         whole: whether all rows take part, in their order, so that none needs to be looked up.
-
-    >>> slots = Slots(rows=torch.tensor([0, 2]), slots=torch.tensor([1, 1]), whole=False)
-    >>> slots.taken(torch.tensor([[5], [6], [7]])).flatten()
-    tensor([5, 7])
     """
 
     rows: Int[Tensor, " taking"]
@@ -43,33 +39,11 @@ class Slots:
     whole: bool
 
     def taken(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """The rows that take part.
-
-        Args:
-            values: one entry a row.
-
-        Returns:
-            One entry a row that takes part.
-
-        >>> Slots(torch.tensor([1]), torch.tensor([0]), whole=False).taken(torch.tensor([[5], [6]]))
-        tensor([[6]])
-        """
+        """The rows that take part."""
         return values if self.whole else values.index_select(0, self.rows)
 
     def added(self, result: Float[Tensor, "rows dim"], more: Float[Tensor, "taking dim"]) -> Float[Tensor, "rows dim"]:
-        """Add to the rows that take part.
-
-        Args:
-            result: one entry a row.
-            more: one entry a row that takes part.
-
-        Returns:
-            The sum.
-
-        >>> Slots(torch.tensor([1]), torch.tensor([0]), whole=False).added(torch.zeros(2, 1), torch.ones(1, 1))
-        tensor([[0.],
-                [1.]])
-        """
+        """Add to the rows that take part."""
         return result + more if self.whole else result.index_add(0, self.rows, more.to(result.dtype))
 
 
@@ -82,9 +56,6 @@ class GroupPlan:
         graphs: the graph of each slot.
         sources: for each source of the group, input rows and their slots.
         targets: for each target of the group, output rows and their slots.
-
-    >>> GroupPlan(size=1, graphs=torch.tensor([0]), sources=(), targets=()).size
-    1
     """
 
     size: int
@@ -94,19 +65,7 @@ class GroupPlan:
 
 
 def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exactly: bool) -> Bool[Tensor, " tuples"]:
-    """Which tuples are constant on each block of a pattern.
-
-    Args:
-        indices: ``(m, k)`` nodes.
-        pattern: a restricted growth string of length k.
-        exactly: whether different blocks must also hold different nodes.
-
-    Returns:
-        ``(m,)``.
-
-    >>> in_pattern(torch.tensor([[0, 0], [0, 1]]), (0, 1), exactly=True).tolist()
-    [False, True]
-    """
+    """Which tuples are constant on each block of a pattern."""
     fits = indices.new_ones(indices.shape[0], dtype=torch.bool)
     for position, block in enumerate(pattern):
         first = pattern.index(block)
@@ -121,22 +80,7 @@ def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exac
 
 
 def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, order_out: int) -> None:
-    """Refuse hyperedges of another order or width, or tuples of another order than the result's.
-
-    Args:
-        edges: what came.
-        order: k.
-        features: length of their feature vectors.
-        to: tuples of the result.
-        order_out: l.
-
-    Raises:
-        TypeError: if the tuples are no integers.
-        ValueError: if a shape does not fit, or a tuple has a node that is not there, or nodes of two graphs.
-
-    >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 3), 2)
-    >>> check_hyperedges(edges, 2, 3, edges.indices, 2)
-    """
+    """Refuse hyperedges of another order or width, or tuples of another order than the result's."""
     if edges.order != order or edges.values.shape[1] != features:
         came = f"order {edges.order} with {edges.values.shape[1]}"
         raise ValueError(f"x must be hyperedges of order {order} with {features} features, got {came}.")
@@ -162,22 +106,7 @@ def _check_tuples(edges: Hyperedges, to: Tensor) -> None:
 
 
 def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
-    """Number tuples of nodes, so that equal tuples get equal numbers.
-
-    Args:
-        indices: ``(m, k)`` nodes.
-        columns: the positions that make the tuple.
-        num_nodes: n.
-
-    Returns:
-        ``(m,)`` numbers below ``n ** len(columns)``.
-
-    Raises:
-        ValueError: if such numbers do not fit into 63 bits.
-
-    >>> keys(torch.tensor([[1, 2], [0, 1]]), (1, 0), 3)
-    tensor([7, 3])
-    """
+    """Number tuples of nodes, so that equal tuples get equal numbers."""
     if num_nodes ** len(columns) >= 2**63:
         raise ValueError(f"num_nodes must be below {int(2 ** (63 / len(columns)))} at this order, got {num_nodes}.")
     number = indices.new_zeros(indices.shape[0])
@@ -189,21 +118,7 @@ def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes
 def plan(
     edges: Hyperedges, to: Int[Tensor, "tuples order_out"], groups: Sequence[Group]
 ) -> tuple[tuple[GroupPlan, ...], Int[Tensor, " tuples"]]:
-    """Plan where hyperedges of the input meet tuples of the output, for each group of classes.
-
-    Args:
-        edges: the input.
-        to: ``(m', l)`` tuples of the output.
-        groups: the classes.
-
-    Returns:
-        One plan a group, and the graph of each tuple of the output.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import groups
-    >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
-    >>> [p.size for p in plan(edges, edges.indices, groups(1, 1, (0, 1)))[0]]
-    [1, 2]
-    """
+    """Plan where hyperedges of the input meet tuples of the output, for each group of classes."""
 
     def make() -> tuple[tuple[GroupPlan, ...], Tensor]:
         graphs = edges.graphs_of(to)
@@ -219,23 +134,6 @@ def met(
 
     Hyperedges of different nodes have no diagonals, and one direction of each is not met by the other: of the 52
     classes of a lightweight map of order 3 one is left there.
-
-    Args:
-        edges: the input.
-        to: ``(m', l)`` tuples of the output.
-        groups: the classes.
-
-    Returns:
-        One plan a group, with the places of the group's sources and of its targets that are left; the sums of the
-        others are zero.
-
-    >>> from holonomy.layers.equivariant.basis.orbits import groups
-    >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 2]]), torch.ones(2, 1), 3)
-    >>> [
-    ...     (p.size, sources, targets)
-    ...     for p, sources, targets in met(edges, edges.indices, groups(2, 2, tuple(range(15))))
-    ... ]
-    [(1, [1], [1]), (3, [1, 2], [1, 2]), (2, [0], [0])]
     """
 
     def make() -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
@@ -317,19 +215,7 @@ def _columns(indices: Tensor, end: Source | Target) -> Tensor:
 
 
 def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tensor, "slots sources dim"]:
-    """Sum the rows of each source into its slots.
-
-    Args:
-        values: features of the hyperedges of the input.
-        group: where they go.
-
-    Returns:
-        ``(slots, sources, features)``.
-
-    >>> slots = Slots(torch.tensor([0, 1]), torch.tensor([0, 0]), whole=True)
-    >>> collect(torch.tensor([[1.0], [2.0]]), GroupPlan(1, torch.tensor([0]), (slots,), ())).flatten()
-    tensor([3.])
-    """
+    """Sum the rows of each source into its slots."""
     empty = values.new_zeros(group.size, values.shape[1])
     columns = [empty.index_add(0, source.slots, source.taken(values)) for source in group.sources]
     return torch.stack(columns, 1)
@@ -338,20 +224,7 @@ def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tenso
 def distribute(
     table: Float[Tensor, "slots targets dim"], group: GroupPlan, result: Float[Tensor, "tuples dim"]
 ) -> Float[Tensor, "tuples dim"]:
-    """Add to each tuple of the output what lies in its slots.
-
-    Args:
-        table: contribution of each slot to each target.
-        group: where they go.
-        result: ``(m', features)`` what there is so far.
-
-    Returns:
-        The sum.
-
-    >>> slots = Slots(torch.tensor([1]), torch.tensor([0]), whole=False)
-    >>> distribute(torch.ones(1, 1, 1), GroupPlan(1, torch.tensor([0]), (), (slots,)), torch.zeros(2, 1)).flatten()
-    tensor([0., 1.])
-    """
+    """Add to each tuple of the output what lies in its slots."""
     # Unbound at once: the gradient of a slice is a table of zeros for each target.
     for column, target in zip(table.unbind(1), group.targets, strict=True):
         result = target.added(result, column.index_select(0, target.slots))

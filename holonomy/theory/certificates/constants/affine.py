@@ -43,17 +43,6 @@ def affine_stretch(
 
     Without bias it is :math:`\max(1, |A|_2)`, on a ball :math:`|A|_2` where that is at least 1, and else
     :math:`|A|_2 \cosh\rho / \sqrt{1 + |A|_2^2 \sinh^2 \rho}`. A constant map has 0.
-
-    Args:
-        weight: A.
-        bias: b, in unit coordinates.
-        radius: of the ball about the origin, in unit coordinates; all of space if left out.
-
-    Returns:
-        The constant.
-
-    >>> affine_stretch(torch.eye(2), torch.tensor([2 * math.sinh(1.0), 0.0])) - math.e < 1e-6  # a pure bias: e^1
-    True
     """
     weight = numerics.widen(weight.detach())
     norm = torch.linalg.matrix_norm(weight, 2).item()
@@ -95,18 +84,6 @@ def transformation_stretch(
 
     On all of space and without bias it is exact, :math:`\sqrt{\max(1, \lambda_{\max} S)}`: however far out, it stays
     bounded, and the time column only helps. With ``w_t = 0`` it is :func:`affine_stretch`, exact.
-
-    Args:
-        weight: W, ``(out, in + 1)``, time column first.
-        bias: b, in unit coordinates.
-        radius: of the ball about the origin, in unit coordinates; all of space if left out.
-
-    Returns:
-        The constant.
-
-    >>> boost = torch.tensor([[math.sinh(1.0), math.cosh(1.0)]])
-    >>> round(transformation_stretch(boost), 6)  # the space row of a Lorentz matrix: an isometry
-    1.0
     """
     weight = numerics.widen(weight.detach())
     time, space = weight[:, :1], weight[:, 1:]
@@ -134,18 +111,6 @@ def reach(
 
     .. math:: \min\big( \operatorname{arsinh}(\max_{x_t \in \{1, \cosh\rho\}} |w_t x_t + b| + |W_s|_2 \sinh\rho),\;
         \operatorname{arsinh}|w_t + b| + \mathrm{Lip}\,\rho \big)
-
-    Args:
-        weight: W, time column first.
-        bias: b, in unit coordinates.
-        radius: of the ball, in unit coordinates.
-        constant: the Lipschitz constant on the ball.
-
-    Returns:
-        The radius of a ball about the origin that holds the image.
-
-    >>> round(reach(torch.tensor([[0.0, 1.0]]), None, 2.0, 1.0), 6)
-    2.0
     """
     weight = numerics.widen(weight.detach())
     time = weight[:, 0]
@@ -164,17 +129,6 @@ def ball_stretch(stretch: float, bias: float, radius: float) -> float:
     Along a geodesic of unit speed :math:`|\lambda'| \le \sqrt{(\lambda^2 - 1)^2 + |b|^2}`; the equation is integrated
     in :math:`\varphi = \arctan \lambda`, twice, and their difference is added. Without bias and from below 1 it is
     :math:`\tanh(\operatorname{artanh}\lambda + r)`, the form of the Schwarz-Pick lemma.
-
-    Args:
-        stretch: at the point.
-        bias: the length of b, in unit coordinates.
-        radius: of the ball, in unit coordinates.
-
-    Returns:
-        A bound, infinite where the equation's solution leaves for infinity.
-
-    >>> round(ball_stretch(0.5, 0.0, 1.0) - math.tanh(math.atanh(0.5) + 1), 9)
-    0.0
     """
     if radius == 0:
         return stretch

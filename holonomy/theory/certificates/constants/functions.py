@@ -44,9 +44,6 @@ class Entrywise(NamedTuple):
         gaps: pairs of e and :math:`\sup_z |z \varphi'(z) - e \varphi(z)|`; ``(1, 0)`` for homogeneous ones.
         offset: :math:`\sup (|\varphi(z)| - \mathrm{slope}' |z|)` with the slope' of ``growth``.
         growth: :math:`|\varphi(z)| \le \mathrm{growth}\, |z| + \mathrm{offset}`.
-
-    >>> entrywise(torch.relu)
-    Entrywise(slope=1.0, gaps=((1.0, 0.0),), offset=0.0, growth=1.0)
     """
 
     slope: float
@@ -56,17 +53,7 @@ class Entrywise(NamedTuple):
 
 
 def entrywise(function: object) -> Entrywise | None:
-    """Look an activation up.
-
-    Args:
-        function: a function or module of torch.
-
-    Returns:
-        Its facts, or ``None`` if it is none of: ReLU, leaky ReLU, GELU, SiLU, ELU, softplus, tanh, identity.
-
-    >>> entrywise(torch.nn.Tanh()).slope, entrywise(torch.sin) is None
-    (1.0, True)
-    """
+    """Look an activation up."""
     homogeneous = ((1.0, 0.0),)
     if isinstance(function, nn.LeakyReLU):
         slope = max(1.0, abs(function.negative_slope))
@@ -97,18 +84,6 @@ def entrywise_stretch(facts: Entrywise, features: int, root: float, radius: floa
         \qquad \delta_e = \sqrt{c\, d}\, \sup_z |z \varphi' - e \varphi|
 
     For a homogeneous function it is :func:`~holonomy.theory.certificates.constants.affine.affine_stretch` of its slope.
-
-    Args:
-        facts: of the function.
-        features: d.
-        root: :math:`\sqrt c` where the input lies.
-        radius: of the ball, in unit coordinates.
-
-    Returns:
-        The bound.
-
-    >>> round(entrywise_stretch(entrywise(torch.tanh), 8, 1.0), 3)
-    1.288
     """
     slope = facts.slope
     if facts.gaps == ((1.0, 0.0),):
@@ -133,23 +108,6 @@ def layer_norm_stretch(
     with the constant of the affine map by H1 on the ball that normalised points fill, of radius
     :math:`\operatorname{arsinh}\sqrt{c\,d}`. Without an affine map and at zero variance it is exactly
     :math:`1/\sqrt\epsilon`.
-
-    Args:
-        features: d; for d = 1 the layer is constant.
-        eps: in original coordinates, at most 1.
-        weight: gamma.
-        bias: beta, in original coordinates.
-        root: :math:`\sqrt c` where the input lies.
-        variance: the least variance of a row, in original coordinates.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: if eps is above 1.
-
-    >>> layer_norm_stretch(4, 0.25, None, None, 1.0)
-    2.0
     """
     if eps > 1:
         raise ValueError(f"eps must be at most 1 for the bound of LayerNorm, got {eps}.")
@@ -166,17 +124,6 @@ def least_variance(space: Float[Tensor, "... dim"], root: float, spread: float) 
     r"""The least variance of a row over balls about points: :math:`\sinh^2(\operatorname{arsinh}|Px| - r) / (c\, d)`.
 
     The map to the centred point Px is 1-Lipschitz, and so is the distance to the origin.
-
-    Args:
-        space: space parts of the centres, in original coordinates.
-        root: :math:`\\sqrt c`.
-        spread: radius of the balls, in unit coordinates.
-
-    Returns:
-        The variance, in original coordinates.
-
-    >>> round(least_variance(torch.tensor([[1.0, -1.0]]), 1.0, 0.0), 6)
-    1.0
     """
     centred = numerics.widen(space) - numerics.widen(space).mean(-1, keepdim=True)
     least = math.asinh(root * centred.norm(dim=-1).amin().item()) - spread
@@ -187,16 +134,6 @@ def power_slope(features: int, power: float) -> float:
     r"""The Euclidean Lipschitz constant :math:`p\, d^{(p-1)/2p}` of Hypformer eq. 19's map at t = 1.
 
     It is homogeneous: at least 1 it is the hyperbolic constant, too (H3).
-
-    Args:
-        features: d.
-        power: p.
-
-    Returns:
-        The constant.
-
-    >>> power_slope(16, 2.0)
-    4.0
     """
     return power * features ** ((power - 1) / (2 * power))
 

@@ -31,9 +31,6 @@ class Features:
         stretches: of queries, keys, values: from the hyperbolic to the Euclidean metric.
         radii: their greatest lengths.
         residual: the norm of the linear map psi that is added.
-
-    >>> Features((1.0, 1.0, 1.0), (2.0, 2.0, 2.0), 0.0).radii[0]
-    2.0
     """
 
     stretches: tuple[float, float, float]
@@ -49,9 +46,6 @@ class Cone:
         opening: nu.
         query: the least length of a query.
         key: the least length of a key.
-
-    >>> Cone(0.5, 1.0, 1.0).opening
-    0.5
     """
 
     opening: float
@@ -64,16 +58,6 @@ def euclidean_stretch(weight: Float[Tensor, "out ambient"], radius: float) -> fl
 
     .. math:: \min\big( |W|_2 \sqrt{\cosh 2\rho},\; \sqrt{\lambda_{\max}(S)_+ + \sup |W X|^2} \big),
         \qquad S = W_s W_s^\top - w_t w_t^\top
-
-    Args:
-        weight: W, time column first.
-        radius: of the ball, in unit coordinates.
-
-    Returns:
-        The bound.
-
-    >>> round(euclidean_stretch(torch.tensor([[0.0, 1.0]]), 1.0) - math.cosh(1.0), 9)
-    0.0
     """
     weight = numerics.widen(weight.detach())
     if 2 * radius >= numerics.widest_rapidity(torch.float64):
@@ -94,18 +78,6 @@ def linear_stretch_with_eps(features: Features, eps: float, tokens: int, metric:
 
     with 1 for :math:`\sqrt N` in the sup metric. N over eps is real: with all keys k and all values v the slope in the
     query is :math:`N |k| |v| / \epsilon` at zero. Without eps there is no constant, the average being discontinuous.
-
-    Args:
-        features: constants and radii.
-        eps: added to the denominator, in unit coordinates.
-        tokens: N.
-        metric: ``"sup"`` or ``"l2"``.
-
-    Returns:
-        The bound, infinite for ``eps = 0``.
-
-    >>> linear_stretch_with_eps(Features((1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 0.0), 1.0, 4, "l2")
-    2.0
     """
     if eps == 0:
         return math.inf
@@ -123,18 +95,6 @@ def linear_stretch_in_cone(features: Features, cone: Cone, tokens: int, metric: 
         + \sqrt2 R_V \Big(\frac{E_Q}{\nu q_0} + \frac{E_K}{\nu k_0}\Big)
 
     with 1 for the first root in the sup metric; free of N.
-
-    Args:
-        features: constants and radii.
-        cone: in which queries and keys lie.
-        tokens: N.
-        metric: ``"sup"`` or ``"l2"``.
-
-    Returns:
-        The bound.
-
-    >>> linear_stretch_in_cone(Features((0.0, 0.0, 1.0), (1.0, 1.0, 1.0), 0.0), Cone(1.0, 1.0, 1.0), 9, "l2")
-    1.0
     """
     e_query, e_key, e_value = features.stretches
     _, r_key, r_value = features.radii
@@ -152,18 +112,6 @@ def local_linear(
     :math:`dZ_i = \sum_j w_{ij} dV_j + \sum_j (\langle dq_i, k_j\rangle + \langle q_i, dk_j\rangle)(V_j - Z_i)/D_i`,
     D the denominators: the norm of w, of the matrices :math:`\sum_j (V_j - Z_i) k_j^\top / D_i` and of
     :math:`|q_i| |V_j - Z_i| / D_i`, each with its tokens' stretches.
-
-    Args:
-        features: nonnegative q, k and v, ``(heads, n, channels)``.
-        stretches: from the hyperbolic to the Euclidean metric, three of ``(heads, n)``.
-        metric: ``"sup"`` or ``"l2"``.
-
-    Returns:
-        The bound; infinite where a query meets no key.
-
-    >>> x, one = torch.ones(1, 3, 2), torch.ones(1, 3)
-    >>> round(local_linear((x, x, x), (one, one, one)), 6)
-    1.0
     """
     q, k, v = (numerics.widen(z) for z in features)
     s_query, s_key, s_value = (numerics.widen(s) for s in stretches)

@@ -41,17 +41,6 @@ def midpoint_shares(
 
     So a midpoint moves no farther than its farthest point, and in the l2 metric by at most
     :math:`(\sum p_j^2)^{1/2}` of what its points do.
-
-    Args:
-        weights: a, nonnegative.
-        points: space parts of Y.
-
-    Returns:
-        The shares p and the distances d(Y_j, m).
-
-    >>> shares, _ = midpoint_shares(torch.ones(1, 2), torch.tensor([[3.0], [-3.0]]))
-    >>> shares
-    tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
     wide, kappa = numerics.widen(points), unit_curvature().to(points.device)
     lifted = hyperboloid.lift(wide, kappa)
@@ -66,16 +55,6 @@ def weights_bound(diameter: float, oscillation: float) -> float:
 
     .. math:: \tanh\big(d(\mathrm{mid}(a, Y), \mathrm{mid}(a', Y))/2\big)
         \le \tanh(\mathrm{diam}(Y)/2) \tanh\big(\mathrm{osc}(\log a - \log a')/4\big)
-
-    Args:
-        diameter: of the points.
-        oscillation: of the logarithm of the weights' ratio.
-
-    Returns:
-        The largest distance.
-
-    >>> round(weights_bound(2.0, math.inf), 6)
-    2.0
     """
     product = math.tanh(diameter / 2) * math.tanh(oscillation / 4)
     return diameter if product == 1 else 2 * math.atanh(product)
@@ -88,16 +67,6 @@ def residual_stretch(branch: float, epsilon: float = 1.0) -> float:
 
     The midpoint itself is the mean of both paths: for :math:`\epsilon = 1` the constant is
     :math:`(1 + \mathrm{Lip}\,F)/2`.
-
-    Args:
-        branch: Lip F.
-        epsilon: the weight of F(x).
-
-    Returns:
-        The bound.
-
-    >>> residual_stretch(3.0)
-    2.0
     """
     share = epsilon / (1 + epsilon)
     return max(1 + p * (branch - 1) if math.isfinite(branch) else math.inf for p in (0.5, share))
@@ -107,15 +76,6 @@ def exponential_stretch(radius: float) -> float:
     r"""The Lipschitz constant of the exponential map at the origin on :math:`|u| \le r`: :math:`\sinh(r)/r` (H11).
 
     The logarithm at the origin has 1 (for d >= 2 both are exact; on a line both are 1).
-
-    Args:
-        radius: r, in unit coordinates.
-
-    Returns:
-        The constant.
-
-    >>> exponential_stretch(0.0)
-    1.0
     """
     if radius == 0:
         return 1.0
@@ -126,15 +86,6 @@ def concatenation_stretch(radius: float) -> float:
     r"""The Lipschitz constant of the concatenation of points of a ball, in the l2 metric of the tuple: H11, exactly.
 
     .. math:: \cosh \rho
-
-    Args:
-        radius: of the ball, in unit coordinates.
-
-    Returns:
-        The constant.
-
-    >>> concatenation_stretch(0.0)
-    1.0
     """
     return math.cosh(radius) if radius < numerics.widest_rapidity(torch.float64) else math.inf
 
@@ -143,14 +94,5 @@ def splitting_stretch(parts: int) -> float:
     r"""The Lipschitz constant of cutting a point's space part into parts, in the l2 metric of the tuple: H11.
 
     .. math:: \sqrt H, \quad \text{approached as the radius grows}
-
-    Args:
-        parts: H.
-
-    Returns:
-        The constant.
-
-    >>> splitting_stretch(4)
-    2.0
     """
     return math.sqrt(parts)

@@ -33,9 +33,6 @@ class Extent:
         keys: diameter of the keys.
         reach: the largest distance of a query from a key.
         values: diameter of the values.
-
-    >>> Extent.of_radii(1.0, 1.0, 2.0).values
-    4.0
     """
 
     keys: float
@@ -44,36 +41,12 @@ class Extent:
 
     @staticmethod
     def of_radii(query: float, key: float, value: float) -> Extent:
-        """Points within these radii about the origin.
-
-        Args:
-            query: of the queries.
-            key: of the keys.
-            value: of the values.
-
-        Returns:
-            The extent.
-
-        >>> Extent.of_radii(1.0, 2.0, 0.0).reach
-        3.0
-        """
+        """Points within these radii about the origin."""
         return Extent(2 * key, query + key, 2 * value)
 
 
 def unit_scale(similarity: Similarity, channels: int, curvature: float) -> float:
-    r"""The logits' factor s in unit coordinates: :math:`1/(c \sqrt d)` for squares, :math:`1/\sqrt{c\,d}` else.
-
-    Args:
-        similarity: what the layer compares.
-        channels: d, of a head.
-        curvature: of queries and keys, negative.
-
-    Returns:
-        The factor.
-
-    >>> unit_scale("geodesic", 4, -4.0)
-    0.25
-    """
+    r"""The logits' factor s in unit coordinates: :math:`1/(c \sqrt d)` for squares, :math:`1/\sqrt{c\,d}` else."""
     c = -curvature
     return 1 / math.sqrt(channels) / (math.sqrt(c) if similarity == "geodesic" else c)
 
@@ -111,26 +84,6 @@ def softmax_stretch(
 
     :math:`h = \tanh(D_V/2)`, :math:`C = n / (1 + (n-1) e^{-D_\ell} / \cosh D_V)`, n itself where queries have masks of
     their own. With logits :math:`-s\,d` the sup constant is :math:`L_v + s h (L_q + L_k)`: it needs no radius.
-
-    Args:
-        query: the constant L_q of the map from tokens to queries.
-        key: L_k.
-        value: L_v.
-        extent: diameters of queries, keys and values.
-        scale: s, see :func:`unit_scale`.
-        similarity: what the logits are.
-        metric: ``"sup"`` or ``"l2"``.
-        tokens: n; only ``"l2"`` needs it.
-        masked: whether queries may have different keys; one mask for all only changes n.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: if the l2 metric comes without the number of tokens.
-
-    >>> softmax_stretch(1.0, 1.0, 1.0, Extent(9.0, 9.0, 0.0), scale=1.0)  # coincident values
-    1.0
     """
     towards, away, spread = _slopes(similarity, scale, extent)
     h = math.tanh(extent.values / 2)
@@ -167,22 +120,6 @@ def local_softmax_stretch(
 
     p the shares of H5, :math:`d_{ij}, u_{ij}` distance and direction of value j from midpoint i. In the sup metric the
     norms of p and B are largest row sums.
-
-    Args:
-        query: space parts ``(n, d)``.
-        key: space parts ``(n, d)``.
-        value: space parts ``(n, d')``.
-        stretches: how much query, key and value of each token move with the token, three tensors ``(n,)``.
-        scale: s.
-        similarity: what the logits are.
-        metric: ``"sup"`` or ``"l2"``.
-
-    Returns:
-        The bound.
-
-    >>> x, one = torch.zeros(3, 2), torch.ones(3)
-    >>> round(local_softmax_stretch(x, x, x, (one, one, one), scale=1.0), 6)
-    1.0
     """
     kappa = unit_curvature().to(query.device)
     query, key, value = (hyperboloid.lift(numerics.widen(z), kappa) for z in (query, key, value))

@@ -39,71 +39,24 @@ __all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "scattered",
 
 @contextmanager
 def seeded(draws: Draws) -> Generator[None, None, None]:
-    """Let layers draw their parameters from a seed of the claim's own, and give torch's generator back as it was.
-
-    Args:
-        draws: the random numbers.
-
-    Yields:
-        Nothing.
-
-    >>> with seeded(Draws()):
-    ...     first = torch.rand(())
-    >>> with seeded(Draws()):
-    ...     first == torch.rand(())
-    tensor(True)
-    """
+    """Let layers draw their parameters from a seed of the claim's own, and give torch's generator back as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draws.integer(0, 10**6))
         yield
 
 
 def draw_manifold(draws: Draws) -> Lorentz:
-    """Draw a hyperboloid, of curvature between -4 and -1/4.
-
-    Args:
-        draws: the random numbers.
-
-    Returns:
-        The manifold.
-
-    >>> -4 <= draw_manifold(Draws()).curvature.item() <= -0.25
-    True
-    """
+    """Draw a hyperboloid, of curvature between -4 and -1/4."""
     return Lorentz(-draws.logarithmic(0.25, 4.0), dtype=draws.dtype, device=draws.device)
 
 
 def draw_radius(draws: Draws, largest: float = 5.0) -> float:
-    """Draw the radius of a ball, in unit coordinates: in float32 at most 2, where squares keep their digits.
-
-    Args:
-        draws: the random numbers.
-        largest: in float64.
-
-    Returns:
-        The radius.
-
-    >>> draw_radius(Draws()) <= 5
-    True
-    """
+    """Draw the radius of a ball, in unit coordinates: in float32 at most 2, where squares keep their digits."""
     return draws.logarithmic(0.05, min(largest, 2.0) if draws.dtype == torch.float32 else largest)
 
 
 def draw_points(draws: Draws, manifold: Lorentz, radius: float, *shape: int) -> Tensor:
-    """Draw points of a ball, half of them on its sphere.
-
-    Args:
-        draws: the random numbers.
-        manifold: where they lie.
-        radius: of the ball, in unit coordinates.
-        *shape: ``(*batch, d)``.
-
-    Returns:
-        Ambient points ``(*batch, d + 1)``.
-
-    >>> draw_points(Draws(), Lorentz(-1.0, dtype=torch.float64), 1.0, 3, 2).shape
-    torch.Size([3, 3])
-    """
+    """Draw points of a ball, half of them on its sphere."""
     u = draws.normal(*shape)
     length = torch.rand(*shape[:-1], 1, generator=draws.generator, dtype=torch.float64).to(u)
     length = radius / root(manifold) * (2 * length).clamp(max=1)
@@ -120,24 +73,7 @@ def worst(
     tokens: int | None = None,
     **how: str,
 ) -> float:
-    """Let a few points climb: the largest stretch found, in the layer's own distances.
-
-    Args:
-        draws: the random numbers.
-        layer: what stretches.
-        radius: of the ball, in unit coordinates.
-        features: d.
-        source: where the layer starts.
-        tokens: of a configuration; ``None`` if the layer takes each point by itself.
-        **how: the metric.
-
-    Returns:
-        The stretch.
-
-    >>> m = Lorentz(-1.0, dtype=torch.float64)
-    >>> round(worst(Draws(), HypActivation(torch.relu, m), 1.0, 2, source=m), 6)
-    1.0
-    """
+    """Let a few points climb: the largest stretch found, in the layer's own distances."""
     metric = "l2" if how.get("metric") == "l2" else "sup"
     return measure_stretch(
         layer,
@@ -163,26 +99,7 @@ def scattered(
     metric: Metric = "sup",
     at: Mapping[str, float] | None = None,
 ) -> Iterator[Trial]:
-    """Compare the stretch at random points of a ball, or configurations of tokens, with a constant.
-
-    Args:
-        draws: the random numbers.
-        layer: what stretches.
-        radius: of the ball, in unit coordinates.
-        features: d.
-        bound: the constant.
-        source: where the layer starts.
-        tokens: of a configuration; ``None`` if the layer takes each point by itself.
-        metric: of configurations.
-        at: where on a picture's axis.
-
-    Yields:
-        A trial for each of 128 points, or of 48 configurations; of four times as many at a budget above 1.
-
-    >>> m = Lorentz(-1.0, dtype=torch.float64)
-    >>> len(list(scattered(Draws(), HypActivation(torch.relu, m), 1.0, 2, 1.0, source=m)))
-    128
-    """
+    """Compare the stretch at random points of a ball, or configurations of tokens, with a constant."""
     # Points cost little beside the ascents of the same layer.
     times = 1 if draws.budget <= 1 else 4
     shape = (128 * times, features) if tokens is None else (48 * times, tokens, features)

@@ -129,23 +129,10 @@ def _local(draws: Draws, form: Literal["sums", "blocks"]) -> Iterator[Trial]:
 def sharp_family(
     tokens: int, logits: float, *, alone: int = 1, dtype: torch.dtype = torch.float64
 ) -> tuple[Projections, Tensor]:
-    r"""Build a layer and an input near which Theorem L+ is sharp up to a small factor, N = 1.
+    """Build a layer and an input near which Theorem L+ is sharp up to a small factor, N = 1.
 
     Tokens are y and, ``alone`` of them, -y. :math:`W_V = I`, and :math:`W_K^1` is turned against :math:`W_K^0` by the
     angle at which the few and the many get half of the attention each, if logits of size b allow it.
-
-    Args:
-        tokens: n.
-        logits: b of Theorem L+ at R = 1.
-        alone: how many tokens stand against the others.
-        dtype: of the numbers.
-
-    Returns:
-        The layer and the tokens, ``(n, 2)``.
-
-    >>> layer, x = sharp_family(16, 0.1)
-    >>> round(plus_bound(layer, 1.0, 16).item(), 3)
-    1.307
     """
     # Logits of y are b cos for the many and -b cos for the few: half each where the gap is log of their ratio.
     cosine = -min(1.0, math.log(max(tokens - alone, 1) / alone) / (2 * logits)) if logits > 0 else -1.0
@@ -165,18 +152,6 @@ def orthogonal_family(order: int, tokens: int, logits: float) -> tuple[Projectio
     tokens have a product that is not zero, with the logits :math:`b q_1` and :math:`b q_2`. The crowd's query q is of
     length 1 and halves its weight between both, :math:`b (q_1 - q_2) = N \log(n - 1)`, where b allows it. Then the one
     token moves every row, by all N of its keys: as n and b grow L+ is four times the stretch, or less.
-
-    Args:
-        order: N.
-        tokens: n.
-        logits: b of Theorem L+ at R = 1.
-
-    Returns:
-        The layer and the tokens, ``(n, 2)``, in float64.
-
-    >>> layer, x = orthogonal_family(2, 16, 10.0)
-    >>> attend(x, layer)[1].round(decimals=1)
-    tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     gap = min(1.0, order * math.log(tokens - 1) / logits)
     turn = math.acos(gap / math.sqrt(2)) - math.pi / 4
