@@ -21,6 +21,7 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -28,7 +29,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from examples import comparisons, encoded_graphs, molecules, options, plots, runs
 from examples.options import RefusedError
@@ -183,21 +184,16 @@ def _molecule(panel: Axes, seen: Attention, places: Tensor, row: int, weights: T
     panel.set_axis_off()
 
 
-def trained(arguments: argparse.Namespace, base: runs.Run) -> tuple[ChromaticGraphTransformer, molecules.Data, str]:
-    """Load the model of a run, or train a small one; return it with its molecules and the name of their set."""
-    question = molecules.QUESTION
+Asked = tuple[nn.Module, molecules.Settings, molecules.Data, str]
+
+
+def asked(arguments: argparse.Namespace) -> Asked:
+    """Build the model, untrained; return it with its settings, its molecules and the name of their set."""
     if arguments.run is None:
-        settings = question.settings_for("generated", options.given_settings(arguments, molecules.Settings))
+        settings = molecules.QUESTION.settings_for("generated", options.given_settings(arguments, molecules.Settings))
+        options.positive(settings, "hidden", "layers", "heads", "lr", "clip", "batch", "epochs")
         data = molecules.load("generated", None, settings, 0)
-        run = base.child("model", {"model": "csa-rings", "settings": dataclasses.asdict(settings)})
-        stream = None if arguments.quiet else sys.stderr
-        train = functools.partial(
-            comparisons.fit, question, "csa-rings", settings, data, 0, run, device=arguments.device
-        )
-        run.part("seed-0", lambda: train(label="csa-rings", stream=stream, checkpoint_every=arguments.checkpoint_every))
-        network = molecules.build("csa-rings", settings, data)
-        network.load_state_dict(run.read_state("part-seed-0.model.pt"))
-        return network, data, "generated"
+        return comparisons.built(molecules.QUESTION, "csa-rings", settings, data)[0], settings, data, "generated"
     path = arguments.run / "part-seed-0.model.pt"
     config = (runs.listed(arguments.run) or {"config": {}})["config"]
     if "model" not in config or not path.is_file():
@@ -211,7 +207,18 @@ def trained(arguments: argparse.Namespace, base: runs.Run) -> tuple[ChromaticGra
     data = molecules.load(config["dataset"], arguments.data, settings, 0)
     network = molecules.build(config["model"], settings, data)
     network.load_state_dict(runs.read_state(path))
-    return network, data, config["dataset"]
+    return network, settings, data, config["dataset"]
+
+
+def trained(arguments: argparse.Namespace, base: runs.Run, settings: molecules.Settings, data: molecules.Data) -> Any:
+    """Train a small model; return its weights."""
+    run = base.child("model", {"model": "csa-rings", "settings": dataclasses.asdict(settings)})
+    stream = None if arguments.quiet else sys.stderr
+    train = functools.partial(
+        comparisons.fit, molecules.QUESTION, "csa-rings", settings, data, 0, run, device=arguments.device
+    )
+    run.part("seed-0", lambda: train(label="csa-rings", stream=stream, checkpoint_every=arguments.checkpoint_every))
+    return run.read_state("part-seed-0.model.pt")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -249,19 +256,22 @@ def table(channels: Sequence[int], given: Tensor) -> str:
 def _main(arguments: argparse.Namespace, command: str) -> int:
     options.at_least_one(arguments, "molecules", "channels", "checkpoint_every")
     runs.use_machine(arguments.threads, arguments.device)
-    base = runs.Run(
-        arguments.out or Path("runs/attention_in_colors"),
-        {"question": "attention_in_colors", "run": arguments.run and str(arguments.run)},
-        resume=arguments.resume,
-        overwrite=arguments.overwrite,
-    )
-    network, data, dataset = trained(arguments, base)
+    # What cannot be done is refused before --overwrite removes anything.
+    network, settings, data, dataset = asked(arguments)
     if not 0 <= arguments.molecule < len(data.test):
         raise RefusedError(
             f"--molecule must be less than the {len(data.test)} test molecules, got {arguments.molecule}"
         )
     if not -len(network.layers) <= arguments.layer < len(network.layers):
         raise RefusedError(f"--layer must be one of {len(network.layers)} layers, got {arguments.layer}")
+    base = runs.Run(
+        arguments.out or Path("runs/attention_in_colors"),
+        {"question": "attention_in_colors", "run": arguments.run and str(arguments.run)},
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+    )
+    if arguments.run is None:
+        network.load_state_dict(trained(arguments, base, settings, data))
     many = range(min(arguments.molecules, len(data.test)))
     seen = [attention(network, data, number, arguments.layer) for number in many]
     channels = diverse(seen, arguments.channels)

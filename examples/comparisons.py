@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from examples import options, plots, runs
 from examples.options import RefusedError, option
@@ -192,6 +193,13 @@ def fit(
     }
 
 
+def built(question: Question, model: str, settings: Any, data: Any, device: str = "cpu") -> tuple[nn.Module, Optimizer]:
+    """Build a network and its optimizer; refuse settings that they refuse."""
+    with options.of_the_command():
+        network = question.build(model, settings, data).to(device)
+        return network, torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+
+
 def _trained(
     question: Question,
     model: str,
@@ -204,9 +212,7 @@ def _trained(
 ) -> tuple[nn.Module, runs.Trained]:
     """Train a new network; keep the epoch of best validation value, or the last one where nothing is validated."""
     runs.seed_everything(seed)
-    with options.of_the_command():
-        network = question.build(model, settings, data).to(device)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    network, optimizer = built(question, model, settings, data, device)
     data = question.place(data, device)
     size = question.size(data)
 
@@ -374,16 +380,16 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
         question.settings_for(arguments.dataset, {**given, **dict(zip(several, values, strict=True))})
         for values in itertools.product(*several.values())
     ]
-    for name in ("hidden", "layers", "heads", "lr", "clip", "batch", "epochs"):
-        for settings in tried:
-            if not getattr(settings, name) > 0:
-                raise RefusedError(f"--{name} must be positive, got {getattr(settings, name)}")
     for settings in tried:
+        options.positive(settings, "hidden", "layers", "heads", "lr", "clip", "batch", "epochs")
         if not 0 <= settings.dropout <= 1:
             raise RefusedError(f"--dropout must lie in [0, 1], got {settings.dropout}")
     runs.check_result(arguments.json, overwrite=arguments.overwrite)
     with options.of_the_command():
         data = question.load(arguments.dataset, arguments.data, tried[0], 0)
+    # What cannot be built is refused before --overwrite removes anything.
+    for model, settings in itertools.product(arguments.models, tried):
+        built(question, model, settings, data)
     name = question.module.rpartition(".")[2]
     base = runs.Run(
         arguments.out or Path("runs") / f"{name}-{arguments.dataset}",

@@ -121,7 +121,10 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
 def settings_for(dataset: str, model: str, given: Mapping[str, Any] | None = None) -> Settings:
     """Return the settings of a model on a dataset, with what is given on top."""
     table = DEFAULTS.get(dataset, {})
-    return Settings(**{**table.get("all", {}), **table.get(model, {}), **(given or {})})
+    settings = Settings(**{**table.get("all", {}), **table.get(model, {}), **(given or {})})
+    options.positive(settings, "hidden", "layers", "heads", "feedforward", "graph_layers", "graph_hidden", "neighbours")
+    options.positive(settings, "lr", "epochs", "patience")
+    return settings
 
 
 def graph_branch(settings: Settings, in_features: int, out_features: int) -> nn.Module | None:
@@ -609,6 +612,13 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         model: {"dataset": first.name, "model": model, "settings": dataclasses.asdict(settings)}
         for model, settings in chosen.items()
     }
+    # What cannot be built is refused before --overwrite removes anything.
+    with options.of_the_command():
+        for model, settings in chosen.items():
+            if model != "knn":
+                network = build(model, settings, first)
+                optimizer_for(network, settings)
+                RunningMean(network, settings.average)
     words = [first.name.replace("/", "-"), arguments.baseline or "hypformer", *(arguments.ablate or ())]
     base = runs.Run(
         arguments.out or Path("runs") / "-".join(words),

@@ -87,6 +87,13 @@ def at_least_one(arguments: argparse.Namespace, *names: str) -> None:
             raise RefusedError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
+def positive(settings: object, *names: str) -> None:
+    """Refuse hyper-parameters of these names that are not above 0."""
+    for name in names:
+        if not getattr(settings, name) > 0:
+            raise RefusedError(f"--{name.replace('_', '-')} must be positive, got {getattr(settings, name)}")
+
+
 @contextlib.contextmanager
 def of_the_command() -> Iterator[None]:
     """Refuse hyper-parameters that a constructor of this library or of torch refuses; other errors pass."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,13 +111,13 @@ def test_the_model_of_a_run_is_drawn(
     assert molecules.main(words) == 0
     seen: list[list[Tensor]] = []
 
-    def trained(*arguments: object) -> tuple[object, object, str]:
+    def asked(*arguments: Any) -> attention_in_colors.Asked:
         found = real(*arguments)
         seen.append(list(found[0].state_dict().values()))
         return found
 
-    real = attention_in_colors.trained
-    monkeypatch.setattr(attention_in_colors, "trained", trained)
+    real = attention_in_colors.asked
+    monkeypatch.setattr(attention_in_colors, "asked", asked)
     folder = tmp_path / "run" / "csa-lr-0.002"
     assert main(["--run", str(folder), "--out", str(tmp_path / "out"), "--layer", "0", "--molecule", "1"]) == 0
     kept = runs.read_state(folder / "part-seed-0.model.pt")

@@ -15,6 +15,7 @@ from examples.graph_sets import chains
 from examples.options import RefusedError
 from holonomy.layers import HypLinearAttention
 from holonomy.manifolds import Lorentz
+from tests.examples.interruptions import COMMANDS
 from tests.examples.test_help import SCRIPTS
 
 CHAINS = ["--chains", "4", "--epochs", "1", "--seeds", "1", "--hidden", "4", "--quiet", "--no-pictures"]
@@ -54,6 +55,40 @@ def test_a_hyper_parameter_that_cannot_be_is_one_sentence(
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1
+
+
+WIDE = [name for name in SCRIPTS if name != "hierarchy"]
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_width_of_zero_is_refused_by_the_name_of_the_option(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = importlib.import_module(f"examples.{name}").main
+    assert main([*COMMANDS[name].split(), "--hidden", "0", "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == "error: --hidden must be positive, got 0\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("long_range_chains", ["--weight-decay", "-1"]),
+        ("long_range_chains", ["--hidden", "7"]),
+        ("node_classification", ["--dropout", "2"]),
+        ("node_classification", ["--average", "1"]),
+        ("attention_in_colors", ["--heads", "3"]),
+        ("attention_in_colors", ["--molecule", "400"]),
+    ],
+)
+def test_what_cannot_be_built_overwrites_nothing(name: str, words: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = runs.Run(folder, {"old": name})
+    run.write_json("results.json", {"score": 0.5})
+    run.finish()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    main = importlib.import_module(f"examples.{name}").main
+    assert main([*COMMANDS[name].split(), *words, "--overwrite", "--out", str(folder)]) == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
