@@ -38,6 +38,7 @@ TOPICS = (
     "equivariant",
     "performer",
     "sparse_gradient",
+    "propagation",
     "models",
     "triton_kernels",
 )

@@ -2,6 +2,8 @@ r"""Euclidean graph encoders: a GCN and weightless propagation, to run beside a 
 
 Both are called as ``(x, edge_index)``: node features ``(n, d)``, dense or sparse (CSR or COO), and ``(2, m)`` int64
 with sources in the first row and targets in the second, both directions listed, as PyTorch Geometric holds graphs.
+Edges are sorted once for a tensor and the order is kept as long as it lives; a :class:`~holonomy.structures.Graph`
+keeps it in the user's own hands.
 
 They share :math:`\hat A = D^{-1/2} (A + I) D^{-1/2}`, D the degrees of :math:`A + I` (Kipf and Welling 2017).
 Self-loops that ``edge_index`` already has are not counted twice; an edge that is listed twice weighs two.
@@ -10,27 +12,29 @@ Self-loops that ``edge_index`` already has are not counted twice; an edge that i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from holonomy import _autograd, checks
-from holonomy.ops.csr import as_csr, csr, is_sparse, multiply, row_pointer, sparse_dropout
+from holonomy.ops.csr import as_csr, csr, is_sparse, multiply, sparse_dropout
+from holonomy.structures import Graph
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["GCN", "Propagation", "normalised_edges", "propagation"]
+__all__ = ["GCN", "Propagation", "check_graph", "edge_list", "normalised_edges", "propagation"]
 
 
 def normalised_edges(
     edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dtype
 ) -> tuple[Int[Tensor, " entries"], Int[Tensor, " entries"], Float[Tensor, " entries"]]:
-    """The entries of :math:`D^{-1/2} (A + I) D^{-1/2}`, unsorted."""
+    """The entries of :math:`D^{-1/2} (A + I) D^{-1/2}`, unsorted, those of I last."""
     loops = torch.arange(nodes, device=edge_index.device)
     source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
     counted = torch.cat([edge_index[0] != edge_index[1], torch.ones_like(loops, dtype=torch.bool)])
@@ -40,21 +44,42 @@ def normalised_edges(
     return source, target, (weight * scale[source] * scale[target]).to(dtype)
 
 
-def propagation(edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def propagation(
+    edge_index: Int[Tensor, "2 edges"] | Graph, nodes: int, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
     r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x.
 
-    Built anew for each forward pass and kept for its layers, never longer: nothing can go stale. The entries are
-    sorted once, into CSR and, for the way back, into CSR of the transpose; the sum over a node's neighbours has
-    one order, so that CPU results repeat bit for bit. Under ``torch.compile`` and ``torch.func``, which transforms no
-    CSR tensor, and on the meta device, it is gather and ``index_add``.
+    A sum over a node's neighbours has one order, so that CPU results repeat bit for bit. Under ``torch.compile`` and
+    ``torch.func``, which transforms no CSR tensor, and on the meta device, it is gather and ``index_add``.
     """
-    source, target, weight = normalised_edges(edge_index, nodes, dtype)
-    if torch.compiler.is_compiling() or _autograd.transformed() or edge_index.is_meta:
+    if torch.compiler.is_compiling() or _autograd.transformed() or getattr(edge_index, "is_meta", False):
+        source, target, weight = normalised_edges(edge_list(edge_index), nodes, dtype)
         return partial(_gather, source=source, target=target, weight=weight)
-    forward = _sorted_csr(target, source, weight, nodes)
-    # Sorted when a gradient first goes back, and for all layers.
-    backward = cache(partial(_sorted_csr, source, target, weight, nodes))
-    return partial(_propagate, forward=forward, backward=backward)
+    graph = edge_index if isinstance(edge_index, Graph) else _sorted_once(edge_index, nodes)
+    incoming, outgoing = (
+        csr(*neighbours, weight, (nodes, nodes)) for neighbours, weight in graph.normalised(_wide(dtype))
+    )
+    return partial(_propagate, forward=incoming, backward=outgoing)
+
+
+def edge_list(edges: Int[Tensor, "2 edges"] | Graph) -> Int[Tensor, "2 edges"]:
+    """The edges of a graph as ``edge_index``."""
+    return edges.edge_index if isinstance(edges, Graph) else edges
+
+
+# Of each tensor of edges, its state and the graph that was made of it, for as long as the tensor lives.
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _sorted_once(edge_index: Tensor, nodes: int) -> Graph:
+    """The graph of a list of edges, made anew where torch has changed the list in place."""
+    if edge_index.is_inference():  # whose changes are not counted
+        return Graph(edge_index, nodes)
+    state = (edge_index.data_ptr(), edge_index._version, edge_index.shape, nodes)
+    if edge_index not in _known or _known[edge_index][0] != state:
+        with torch.inference_mode(mode=False):
+            _known[edge_index] = state, Graph(edge_index, nodes)
+    return _known[edge_index][1]
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -66,13 +91,18 @@ def _gather(x: Tensor, *, source: Tensor, target: Tensor, weight: Tensor) -> Ten
     return messages.new_zeros(x.shape).index_add(0, target, messages).to(x.dtype)
 
 
-def _sorted_csr(row: Tensor, column: Tensor, weight: Tensor, nodes: int) -> Tensor:
-    order = torch.argsort(row, stable=True)
-    return csr(row_pointer(row, nodes), column[order], weight[order], (nodes, nodes))
+def _propagate(x: Tensor, *, forward: Tensor, backward: Tensor) -> Tensor:
+    return multiply(forward, x, lambda: backward).to(x.dtype)
 
 
-def _propagate(x: Tensor, *, forward: Tensor, backward: Callable[[], Tensor]) -> Tensor:
-    return multiply(forward, x, backward).to(x.dtype)
+def check_graph(x: Tensor, edges: Tensor | Graph, batch: Tensor | None = None) -> None:
+    """Refuse node features, edges and the graphs of nodes that do not fit together."""
+    if not isinstance(edges, Graph) or batch is not None:
+        checks.graph(x, edge_list(edges), batch=batch)
+    if x.device != edges.device:
+        raise ValueError(f"edge_index must be on the device of x ({x.device}), got {edges.device}.")
+    if isinstance(edges, Graph) and x.shape[:1] != (edges.num_nodes,):
+        raise ValueError(f"x must have one row for each node of edge_index ({edges.num_nodes}), got {tuple(x.shape)}.")
 
 
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:
@@ -150,18 +180,18 @@ class GCN(nn.Module):
             nn.init.zeros_(bias)
 
     def forward(
-        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"]
+        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"] | Graph
     ) -> Float[Tensor, "nodes dim_out"]:
         """Convolve.
 
         Args:
             x: node features ``(n, in_features)``, dense, CSR or COO.
-            edge_index: ``(2, m)``, both directions listed.
+            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
 
         Returns:
             ``(n, out_features)``.
         """
-        checks.graph(x, edge_index)
+        check_graph(x, edge_index)
         first = cast("nn.Linear", self.convolutions[0])
         checks.last_axis("x", x, first.in_features, "in_features", None if is_sparse(x) else first)
         propagate = propagation(edge_index, x.shape[0], x.dtype)
@@ -221,18 +251,18 @@ class Propagation(nn.Module):
         self.second = nn.Linear(hidden, out_features, device=device, dtype=dtype)
 
     def forward(
-        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"]
+        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"] | Graph
     ) -> Float[Tensor, "nodes dim_out"]:
         """Transform each node, then propagate.
 
         Args:
             x: node features ``(n, in_features)``, dense, CSR or COO.
-            edge_index: ``(2, m)``, both directions listed.
+            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
 
         Returns:
             ``(n, out_features)``.
         """
-        checks.graph(x, edge_index)
+        check_graph(x, edge_index)
         checks.last_axis("x", x, self.first.in_features, "in_features", None if is_sparse(x) else self.first)
         x = _dropped(x, self.dropout, training=self.training)
         hidden = torch.relu(_product(x, self.first))

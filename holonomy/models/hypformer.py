@@ -29,6 +29,7 @@ from holonomy.layers import (
     HypResidual,
     HypSoftmaxAttention,
 )
+from holonomy.layers.graph import check_graph
 from holonomy.layers.hyperbolic.midpoint import normalised_residual
 from holonomy.layers.hyperbolic.refinement import curvatures, resolve
 from holonomy.manifolds import Lorentz
@@ -38,7 +39,7 @@ from holonomy.ops.linear_attention.reference import AVERAGES, Average
 from holonomy.ops.lorentz.feedforward import lifted_feedforward
 from holonomy.ops.lorentz.lifted import lifted
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
-from holonomy.structures import PaddedGraphs
+from holonomy.structures import Graph, PaddedGraphs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -514,7 +515,7 @@ class Hypformer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        edge_index: Int[Tensor, "2 edges"] | None = None,
+        edge_index: Int[Tensor, "2 edges"] | Graph | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         *,
         num_graphs: int | None = None,
@@ -523,7 +524,8 @@ class Hypformer(nn.Module):
 
         Args:
             x: node features ``(n, in_features)``; sparse ones, CSR or COO, are multiplied sparsely.
-            edge_index: ``(2, m)``, each edge in both directions; read by the graph encoder only.
+            edge_index: ``(2, m)``, each edge in both directions, or a :class:`~holonomy.structures.Graph` that
+                ``graph_encoder`` takes; read by it only.
             batch: the graph of each node ``(n,)``, numbered from zero: nodes attend within their graph, and each
                 graph is decoded at the Lorentzian centroid of its nodes.
             num_graphs: their number, where some at the end have no node.
@@ -545,7 +547,7 @@ class Hypformer(nn.Module):
     def embed(
         self,
         x: Tensor,
-        edge_index: Int[Tensor, "2 edges"] | None = None,
+        edge_index: Int[Tensor, "2 edges"] | Graph | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
     ) -> Float[Tensor, "nodes ambient"]:
         """What the decoder reads of each node, as points of ``manifold_out``.
@@ -584,12 +586,12 @@ class Hypformer(nn.Module):
         graphs = PaddedGraphs.of(encoder.points(x), batch)
         return graphs.rows(encoder(graphs.values, graphs.padding))
 
-    def _mix(self, x: Tensor, edge_index: Tensor | None, batch: Tensor | None) -> Float[Tensor, "nodes dim"]:
+    def _mix(self, x: Tensor, edge_index: Tensor | Graph | None, batch: Tensor | None) -> Float[Tensor, "nodes dim"]:
         """Both branches in the tangent space at the origin."""
         checks.floating("x", x)
         checks.last_axis("x", x, self.in_features, "in_features")
         if edge_index is not None:
-            checks.graph(x, edge_index, batch=batch)
+            check_graph(x, edge_index, batch)
         branches: list[Tensor] = []
         if self.encoder is not None:
             branches.append(self.manifold_out.space(self.manifold_out.logmap0(self._encoded(self.encoder, x, batch))))

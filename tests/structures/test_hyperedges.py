@@ -16,7 +16,8 @@ from holonomy.layers import (
     orthogonal_identifiers,
     perturb_identifiers,
 )
-from holonomy.structures import Hyperedges, PaddedGraphs, _distinct
+from holonomy.structures import Hyperedges, PaddedGraphs
+from holonomy.structures.hyperedges import _distinct
 
 
 def test_duplicates_are_an_error():

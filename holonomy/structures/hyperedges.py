@@ -1,4 +1,4 @@
-"""Sets, graphs and hypergraphs in the layouts that layers use, and the ways between them."""
+"""Padded sets and graphs, hypergraphs as lists of node tuples, and the ways between them."""
 
 from __future__ import annotations
 
