@@ -30,14 +30,13 @@ from holonomy.layers import (
     HypSoftmaxAttention,
 )
 from holonomy.layers.graph import check_graph
+from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.layers.hyperbolic.midpoint import normalised_residual
-from holonomy.layers.hyperbolic.refinement import curvatures, resolve
+from holonomy.layers.hyperbolic.refinement import resolve
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.heads import without_padding
 from holonomy.ops.linear_attention.reference import AVERAGES, Average
-from holonomy.ops.lorentz.feedforward import lifted_feedforward
-from holonomy.ops.lorentz.lifted import lifted
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
 from holonomy.structures import Graph, PaddedGraphs
 
@@ -141,7 +140,7 @@ class HypformerBlock(nn.Module):
         self.drop = HypDropout(dropout, manifold_in)
         self.residual = HypResidual(manifold_in)
         self.norm_attention = HypLayerNorm(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
-        self.feedforward = _FeedForward(
+        self.feedforward = FeedForward(
             HTC(features, hidden, manifold_in, inner, device=device, dtype=dtype),
             HRC(_ActivationDropout(activation, dropout), inner),
             HTC(hidden, features, inner, manifold_in, device=device, dtype=dtype),
@@ -172,8 +171,7 @@ class HypformerBlock(nn.Module):
         # What padding holds goes nowhere, but it would come out again, and infinities are no points.
         x = without_padding(x, key_padding_mask)
         x = self.position(x)
-        attended = _dropped(self.drop, self.attention(x, key_padding_mask))
-        x = normalised_residual(self.residual, self.norm_attention, x, attended)
+        x = normalised_residual(self.residual, self.norm_attention, x, self.drop(self.attention(x, key_padding_mask)))
         return normalised_residual(self.residual, self.norm_feedforward, x, self.feedforward(x))
 
 
@@ -187,26 +185,6 @@ def _refuse_unread(attention: str, **options: float | str) -> None:
             raise ValueError(
                 f"{name} must be left out with attention {attention!r}, where it has no effect, got {options[name]!r}."
             )
-
-
-class _FeedForward(nn.Sequential):
-    """HTC, refinement, HTC, dropout: one after the other, without times that nobody reads."""
-
-    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        first, refine, second, drop = cast("tuple[HTC, HRC, HTC, HypDropout]", tuple(self))
-        hidden = cast("_ActivationDropout", refine.function)
-        if hidden.activation is torch.relu and not (hidden.training and hidden.dropout.p > 0):
-            before, inner, after = curvatures(first.manifold_in, first.manifold_out, second.manifold_out)
-            there, back = (before / inner).sqrt(), (inner / after).sqrt()
-            biases = cast("tuple[Tensor, Tensor]", (first.bias, second.bias))
-            weights = (first.weight * there, biases[0] * there, second.weight * back, biases[1] * back)
-            return lifted_feedforward(x, *weights, inner, after)
-        return _dropped(drop, second(refine.manifold_out.lift(hidden(first.space(x)))))
-
-
-def _dropped(drop: HypDropout, x: Tensor) -> Tensor:
-    """The dropout where it does something: else it would only make the time coordinates again."""
-    return drop(x) if drop.training and cast("nn.Dropout", drop.function).p > 0 else x
 
 
 class HypformerEncoder(nn.Module):
@@ -304,9 +282,7 @@ class HypformerEncoder(nn.Module):
         Returns:
             Points ``(*batch, features + 1)`` of the first block's manifold.
         """
-        # The refinement reads space parts: the embedding's times would be made for nobody.
-        space = cast("_ActivationDropout", self.refine.function)(self.embedding.space(x))
-        return lifted(space, self.refine.manifold_out.curvature)
+        return self.refine(self.embedding(x))
 
     def forward(
         self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None

@@ -16,9 +16,8 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
-from holonomy.ops.lorentz.lifted import lifted, lifted_linear
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -132,8 +131,7 @@ class HTC(nn.Module):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
-        return lifted_linear(x, *self.affine(), self.manifold_out.curvature)
+        return hyperboloid.lift(self.space(x), self.manifold_out.curvature)
 
     def extra_repr(self) -> str:
         """Sizes, for ``repr``.
@@ -181,7 +179,7 @@ class ExpMapHTC(HTC):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        return lifted(self.space(x), self.manifold_out.curvature)
+        return hyperboloid.lift(self.space(x), self.manifold_out.curvature)
 
     def space(
         self, x: Float[Tensor, "*batch dim_in"], factor: Float[Tensor, " 1"] | None = None

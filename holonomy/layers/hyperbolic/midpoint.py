@@ -19,7 +19,7 @@ from holonomy import _autograd, checks, numerics
 from holonomy.layers.hyperbolic.refinement import HypLayerNorm, normalised, rescale_space, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.ops.lorentz.lifted import pays
+from holonomy.ops.lorentz.lifted import use_chunked
 from holonomy.ops.lorentz.midpoint_norm import LiftedMidpoint, LiftedMidpointNorm
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _normalised_midpoint(
 def _in_parts(x: Tensor, y: Tensor) -> bool:
     return (
         x.device.type == "cpu"
-        and pays(x, x.numel() // x.shape[-1])
+        and use_chunked(x, x.numel() // x.shape[-1])
         and x.shape[:-1] == y.shape[:-1]
         and x.dtype == y.dtype
     )

@@ -24,7 +24,7 @@ from torch.nn import functional
 from holonomy import _autograd, checks, numerics
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.lorentz import require_lorentz
-from holonomy.ops.lorentz.lifted import lifted, pays
+from holonomy.ops.lorentz.lifted import use_chunked
 from holonomy.ops.lorentz.midpoint_norm import LiftedLayerNorm
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def change_curvature(
     >>> change_curvature(torch.zeros(1), Lorentz(-1.0), Lorentz(-0.25))
     tensor([2., 0.])
     """
-    return lifted(rescale_space(space, manifold_in, manifold_out), manifold_out.curvature)
+    return hyperboloid.lift(rescale_space(space, manifold_in, manifold_out), manifold_out.curvature)
 
 
 class HRC(nn.Module):
@@ -218,7 +218,7 @@ class HypLayerNorm(HRC):
             Points ``(*batch, d + 1)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
-        if x.device.type != "cpu" or not pays(x, x.numel() // x.shape[-1]):
+        if x.device.type != "cpu" or not use_chunked(x, x.numel() // x.shape[-1]):
             return super().forward(x)
         gain, shift, last, eps = self.affine(x)
         inputs = (x.reshape(-1, x.shape[-1]), gain, shift, last, eps, normalised)
@@ -322,6 +322,20 @@ class HypDropout(HRC):
 
     def __init__(self, p: float, manifold_in: Lorentz, manifold_out: Lorentz | None = None) -> None:
         super().__init__(nn.Dropout(checks.in_range("p", p, 0.0, 1.0)), manifold_in, manifold_out)
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Drop coordinates in training.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``; ``x`` itself where nothing is dropped and nothing changes.
+        """
+        dropout = cast("nn.Dropout", self.function)
+        if self.manifold_in is self.manifold_out and not (dropout.training and dropout.p > 0):
+            return x
+        return super().forward(x)
 
 
 class HypActivation(HRC):

@@ -24,6 +24,7 @@ vector of length zero. There the first derivative is right and the second may be
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -538,6 +539,11 @@ class _Time(torch.autograd.Function):
 
     @staticmethod
     def forward(space: Tensor, radius: Tensor) -> Tensor:
+        if space.device.type == "cpu" and not _autograd.transformed():
+            length = torch.linalg.vector_norm(space, dim=-1, keepdim=True)
+            # Squares that underflow are nothing beside the radius; those that overflow need numerics.norm.
+            if bool((length < math.inf).all()):
+                return torch.hypot(length, radius)
         return _radial_time(space, radius)
 
     @staticmethod

@@ -18,7 +18,7 @@ from holonomy.manifolds.hyperboloid.rows import rows_at_once
 from holonomy.ops.heads import merge_heads, without_padding
 from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
-from holonomy.ops.lorentz.lifted import pays
+from holonomy.ops.lorentz.lifted import use_chunked
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -133,7 +133,7 @@ def projected_attention(
     tensor([5.5000, 9.5000])
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
-    if rows is None and not pays(x, x.shape[-2]):
+    if rows is None and not use_chunked(x, x.shape[-2]):
         return plain_projected_attention(*tensors, heads=heads, power=power)
     rows = rows_at_once(x, residual_bias.shape[0]) if rows is None else rows
     graphs = x.reshape(-1, *x.shape[-2:])

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, numerics
-from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient, time_of
+from holonomy.manifolds import hyperboloid
+from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient
 
 __all__ = ["Options", "RecomputedAttention"]
 
@@ -169,7 +170,7 @@ def _attend(graph: _Graph, out: Tensor) -> None:
         if keep is not None:
             space[part].mul_(keep[:, None])
         if graph.curvature is not None:
-            out[part, :1] = time_of(space[part], graph.curvature)
+            out[part, :1] = hyperboloid.time(space[part], graph.curvature)
 
 
 class _Gradients:

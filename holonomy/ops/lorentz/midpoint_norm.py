@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, numerics
+from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rows import portions
-from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient, time_of
+from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient
 
 __all__ = ["LiftedLayerNorm", "LiftedMidpoint", "LiftedMidpointNorm"]
 
@@ -117,7 +118,7 @@ class LiftedMidpoint(torch.autograd.Function):
                 out[part] = definition(x[part], y[part], curvature, epsilon)
             else:
                 out[part, 1:] = pair.middle(epsilon)
-                out[part, :1] = time_of(out[part, 1:], curvature)
+                out[part, :1] = hyperboloid.time(out[part, 1:], curvature)
         return out
 
     @staticmethod
@@ -212,7 +213,7 @@ class LiftedMidpointNorm(torch.autograd.Function):
                 middle = pair.middle(epsilon).to(x.dtype)
                 space, mean[part], inverse[part] = torch.native_layer_norm(middle, gain.shape, gain, shift, eps)
                 out[part, 1:] = space
-                out[part, :1] = time_of(space, last)
+                out[part, :1] = hyperboloid.time(space, last)
             if pair is None or not _ordinary(inverse[part]):
                 out[part] = definition(x[part], y[part], curvature, gain, shift, last, epsilon, eps)
         return out, mean, inverse
@@ -302,7 +303,7 @@ class LiftedLayerNorm(torch.autograd.Function):
                 out[part] = definition(x[part], gain, shift, curvature, eps)
                 continue
             out[part, 1:] = space
-            out[part, :1] = time_of(space, curvature)
+            out[part, :1] = hyperboloid.time(space, curvature)
         return out, mean, inverse
 
     @staticmethod
