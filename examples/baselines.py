@@ -136,7 +136,9 @@ class EuclideanAttention(nn.Module):
             mixed = functional.scaled_dot_product_attention(q, k, v)
             return mixed.transpose(-3, -2).flatten(-2)
         value = power_features(v, self.power) * torch.exp(-self.log_scale)
-        mixed = linear_attention(power_features(q, self.power), power_features(k, self.power), value)
+        # The length of a query cancels; without it the gradient of short ones does not overflow.
+        query = power_features(q, self.power, unit=True)
+        mixed = linear_attention(query, power_features(k, self.power), value)
         mixed, value = (part.transpose(-3, -2).flatten(-2) for part in (mixed, value))
         return mixed + self.residual(value)
 

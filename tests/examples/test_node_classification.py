@@ -189,6 +189,21 @@ def test_linear_attention_of_the_twin_is_eqs_15_to_17_in_loops(heads: int) -> No
     assert torch.allclose(layer(x), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-20, 1e-36])
+def test_short_queries_of_the_euclidean_attention_attend_as_long_ones_do(size) -> None:
+    """Weight decay shortens them where the branch weighs little: the square of one over their length is infinite."""
+    torch.manual_seed(0)
+    layer, x = EuclideanAttention(8, 2), torch.randn(50, 8)
+    expected = layer(x)
+    with torch.no_grad():
+        for parameter in layer.query.parameters():
+            parameter.mul_(size)
+    out = layer(x)
+    assert torch.allclose(out, expected, rtol=1e-3, atol=1e-6)
+    out.square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
 def test_an_encoder_and_the_transformer_are_mixed_with_their_weights() -> None:
     class Constant(nn.Module):
         def forward(self, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
