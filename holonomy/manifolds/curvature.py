@@ -81,6 +81,14 @@ class Curvature(nn.Module):
             return _value(self.initial, self.log_ratio)
         return _autograd.apply_function(_Value, self.initial, self.log_ratio)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        initial = state_dict.get(f"{prefix}initial")
+        # Torch compares shapes; a space of positive curvature would be loaded without a word.
+        if type(initial) is Tensor and not initial.is_meta and not _is_curvature(initial):
+            args[-1].append(f"{prefix}initial must be a finite and negative curvature, got {initial}.")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", *_: Any, **__: Any
     ) -> Generator[tuple[str, nn.Module], Any, None]:
@@ -118,6 +126,11 @@ class _OneReplacement(dict[str, Any]):
                 "named_parameters(), got two."
             )
         super().__setitem__(name, value)
+
+
+def _is_curvature(initial: Tensor) -> bool:
+    dense = initial.layout == torch.strided and initial.is_floating_point()
+    return dense and bool((initial.isfinite() & (initial < 0)).all())
 
 
 def _value(initial: Tensor, log_ratio: Tensor) -> Tensor:

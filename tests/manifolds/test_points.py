@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import geoopt
 import pytest
 import torch
@@ -210,3 +212,27 @@ def test_squared_distances_of_the_farthest_points_have_gradients() -> None:
     distance = manifold.dist0(x)
     (gradient,) = torch.autograd.grad(distance.square().sum(), x)
     assert gradient[0, 1].item() == pytest.approx(2 * distance.item() / 9e306, rel=1e-12)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize(
+    ("key", "tamper"),
+    [
+        ("manifold.curvature_parameter.initial", torch.neg),
+        ("manifold.curvature_parameter.initial", torch.zeros_like),
+        ("manifold.curvature_parameter.initial", lambda x: x * float("nan")),
+        ("manifold.curvature_parameter.initial", lambda x: x.to(torch.complex64)),
+        ("manifold.curvature_parameter.initial", lambda x: x[:0]),
+        ("unit", lambda x: x.to(torch.complex64)),
+        ("unit", Tensor.to_sparse),
+        ("unit", lambda x: x[:2]),
+    ],
+)
+def test_a_state_that_was_tampered_with_is_refused_by_its_key(
+    key: str, tamper: Callable[[Tensor], Tensor], *, assign: bool
+) -> None:
+    points = LorentzPoints(4, 2, Lorentz(-1.0))
+    state = points.state_dict()
+    with pytest.raises(RuntimeError, match=key):
+        points.load_state_dict({**state, key: tamper(state[key].clone())}, assign=assign)
+    assert points.manifold.curvature.item() == -1.0
