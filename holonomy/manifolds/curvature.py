@@ -81,13 +81,14 @@ class Curvature(nn.Module):
             return _value(self.initial, self.log_ratio)
         return _autograd.apply_function(_Value, self.initial, self.log_ratio)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        initial = state_dict.get(f"{prefix}initial")
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        state, prefix, errors = args[0], args[1], args[-1]
+        initial = state.get(f"{prefix}initial")
         # Torch compares shapes; a space of positive curvature would be loaded without a word.
         if type(initial) is Tensor and not initial.is_meta and not _is_curvature(initial):
-            args[-1].append(f"{prefix}initial must be a finite and negative curvature, got {initial}.")
+            errors.append(f"{prefix}initial must be a finite and negative curvature, got {initial}.")
             return
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(*args, **kwargs)
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", *_: Any, **__: Any

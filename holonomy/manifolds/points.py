@@ -83,13 +83,14 @@ class LorentzPoints(nn.Module):
         self._hold()
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        unit = state_dict.get(f"{prefix}unit")
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        state, prefix, errors = args[0], args[1], args[-1]
+        unit = state.get(f"{prefix}unit")
         if isinstance(unit, Tensor) and not (unit.layout == torch.strided and unit.is_floating_point()):
             said = f"dtype {unit.dtype} and layout {unit.layout}"
-            args[-1].append(f"{prefix}unit must be a dense tensor of a floating-point dtype, got {said}.")
+            errors.append(f"{prefix}unit must be a dense tensor of a floating-point dtype, got {said}.")
             return
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(*args, **kwargs)
         self._hold()
 
     def _hold(self) -> None:
