@@ -12,6 +12,8 @@ overflows, or a number that the caller's dtype cannot hold. Two habits run throu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 from holonomy import _autograd
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 __all__ = [
     "ADAM_EPS",
@@ -30,27 +32,36 @@ __all__ = [
     "PRODUCT_APART",
     "PRODUCT_NEAR",
     "PRODUCT_WIDEST",
+    "ROOM",
     "ROW_STEEPEST",
     "ROW_WIDEST",
     "Tolerance",
     "asinhc",
     "at_least_spacing",
+    "bounded",
     "cothc",
+    "dot",
     "finite",
+    "finite_",
     "hypot",
     "is_ordinary",
     "minus_tanh",
     "narrow",
     "norm",
     "positive",
+    "power_of_two",
     "safe_div",
     "saturated",
     "saturating_cast",
+    "shared",
     "shrink",
     "sinhc",
     "sinhc_slope",
+    "sums_saturate",
     "tolerance",
+    "total",
     "unit_vector",
+    "where_finite",
     "widen",
     "widest_rapidity",
     "within",
@@ -79,6 +90,9 @@ PRODUCT_WIDEST = 1e18
 
 ROW_WIDEST = 1e6
 """Lengths whose float32 digits survive a product with half of float64's."""
+
+ROOM = 2.0**-32
+"""What vectors and numbers are multiplied by for no sum over one axis to leave the range."""
 
 ROW_STEEPEST = 1e4
 """What terms may be beside their sum, for gradients that cancel by its square to keep float32 digits in float64."""
@@ -210,7 +224,7 @@ def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     >>> widen(torch.ones(2, dtype=torch.float32)).dtype
     torch.float64
     """
-    return saturating_cast(x, torch.float64)
+    return sums_saturate(x) if x.dtype == torch.float64 else saturating_cast(x, torch.float64)
 
 
 def narrow(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
@@ -243,6 +257,173 @@ def finite(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """
     limits = torch.finfo(x.dtype)
     return x.clamp(limits.min, limits.max)
+
+
+def finite_(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """:func:`finite`, in place.
+
+    Args:
+        x: a floating-point tensor; it is changed.
+
+    Returns:
+        The same tensor.
+
+    >>> finite_(torch.tensor(float("inf"))).item() == torch.finfo(torch.float32).max
+    True
+    """
+    limits = torch.finfo(x.dtype)
+    return x.clamp_(limits.min, limits.max)
+
+
+def bounded(function: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """A function with infinite results saturated, and gradients without entries that overflowed.
+
+    A product that leaves the range may do so in the gradient only, where the next product makes a ``nan`` of it. An
+    entry that is not finite is zero instead, unless ``nan`` came in. Gradients are computed from the inputs again.
+    Under ``torch.compile`` and in transformations of ``torch.func`` gradients are those of the function.
+
+    Args:
+        function: a function of the inputs.
+        *inputs: floating-point tensors.
+
+    Returns:
+        What the function returns, finite where it is a number.
+
+    >>> x = torch.tensor(1e300, dtype=torch.float64, requires_grad=True)
+    >>> y = bounded(lambda x: x * (x * x), x)
+    >>> y.item() == torch.finfo(torch.float64).max, torch.autograd.grad(y, x)[0].item()
+    (True, 0.0)
+    """
+    if not _autograd.by_hand(*inputs):
+        return finite(function(*inputs))
+    return _autograd.apply_function(_Bounded, function, *inputs)
+
+
+def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """``x``, whose gradient is finite where it is a sum of finite gradients from several places.
+
+    Args:
+        x: a floating-point tensor.
+
+    Returns:
+        A view; ``x`` itself where no gradient is asked for, under ``torch.compile`` and in transformations.
+
+    >>> x = torch.ones((), requires_grad=True)
+    >>> y = sums_saturate(x)
+    >>> torch.autograd.grad(y * 3e38 + y * 3e38, x)[0].isfinite().item()
+    True
+    """
+    if not x.requires_grad or not _autograd.by_hand(x):
+        return x
+    x = x.view_as(x)
+    x.register_hook(finite)  # pyright: ignore[reportUnknownMemberType]
+    return x
+
+
+def shared(x: Float[Tensor, ""], shape: tuple[int, ...]) -> Float[Tensor, "..."]:
+    """One number as a tensor of a shape; its gradient is the sum of all, saturated.
+
+    Args:
+        x: a tensor without axes.
+        shape: the shape.
+
+    Returns:
+        A view of ``x``.
+
+    >>> shared(torch.tensor(2.0), (2, 1)).tolist()
+    [[2.0], [2.0]]
+    """
+    return _autograd.apply_function(_Shared, x, shape) if _autograd.by_hand(x) else x.expand(shape)
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        del ctx
+        return x.expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        del ctx
+        return total(grad_outputs[0]), None
+
+
+class _Bounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        return finite(function(*inputs))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, grad = ctx.saved_tensors, grad_outputs[0]
+        gradients = _autograd.by_definition(ctx.function, inputs, grad, tuple(ctx.needs_input_grad[1:]))
+        spoiled = torch.stack([x.isnan().any() for x in (*inputs, grad)]).any()
+        return None, *(x if x is None else where_finite(x, spoiled) for x in gradients)
+
+
+def where_finite(gradient: Float[Tensor, "..."], spoiled: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """A gradient without the entries that overflowed: zero in their place, so that they do not spoil sums with others.
+
+    Args:
+        gradient: a gradient.
+        spoiled: where ``nan`` came in, which is to be seen.
+
+    Returns:
+        The gradient.
+
+    >>> where_finite(torch.tensor([1.0, torch.inf, torch.nan]), torch.tensor([False, False, True])).tolist()
+    [1.0, 0.0, nan]
+    """
+    return torch.where(gradient.isfinite() | spoiled, gradient, 0.0)
+
+
+def total(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """The sum of all entries, saturated at the largest finite number, where partial sums would overflow.
+
+    Args:
+        x: any floating-point tensor.
+
+    Returns:
+        A tensor without axes.
+
+    >>> total(torch.tensor([3e38, 3e38, -3e38])).item() == torch.tensor(3e38).item()
+    True
+    """
+    return finite((x * ROOM).sum() / ROOM)
+
+
+def dot(x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"]) -> Float[Tensor, "... 1"]:
+    """The dot product over the last axis, saturated at the largest finite number as its products are.
+
+    Args:
+        x: vectors ``(..., d)``.
+        y: vectors ``(..., d)``.
+
+    Returns:
+        Products ``(..., 1)``.
+
+    >>> dot(torch.tensor([3e30, 1.0]), torch.tensor([4e30, 1.0])).item() == torch.finfo(torch.float32).max
+    True
+    """
+    return finite((finite(x * y) * ROOM).sum(-1, keepdim=True) / ROOM)
+
+
+def power_of_two(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The largest power of two up to ``|x|``, with the sign of ``x``: dividing by it is exact.
+
+    Args:
+        x: numbers other than zero, subnormal ones included.
+
+    Returns:
+        Powers of two, constant for autograd.
+
+    >>> power_of_two(torch.tensor([1.5, -8.0, 3e-45])).tolist() == [1.0, -8.0, torch.tensor(3e-45).item()]
+    True
+    """
+    x = x.detach()
+    return x / (2 * torch.frexp(x).mantissa.abs())
 
 
 def norm(x: Float[Tensor, "... dim"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
@@ -481,8 +662,12 @@ def shrink(space: Float[Tensor, "... dim"], dtype: torch.dtype) -> Float[Tensor,
     >>> shrink(torch.full((1, 2), 1e300, dtype=torch.float64), torch.float32).isfinite().all().item()
     True
     """
-    limit = torch.finfo(dtype).max / 4
-    space = finite(space)
+    shrunk = partial(_shrunk, limit=torch.finfo(dtype).max / 4)
+    # Gradients of a wider working dtype have room.
+    return bounded(shrunk, finite(space)) if space.dtype == dtype else shrunk(finite(space))
+
+
+def _shrunk(space: Tensor, limit: float) -> Tensor:
     radius = norm(space, keepdim=True)
     beyond = radius > limit
     return torch.where(beyond, space / torch.where(beyond, radius, 1.0) * limit, space)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.hyperboloid.pairs import polar
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -24,8 +25,7 @@ __all__ = ["from_klein", "from_poincare", "to_klein", "to_poincare"]
 
 def to_poincare(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
     r"""Stereographic projection :math:`x_s / (1 + \sqrt{-\kappa}\, x_t)`, to Geoopt's ``PoincareBall(c=-kappa)``."""
-    scale, space, time = _unit(x, kappa)
-    return numerics.narrow(space / (1 + time) / scale, x.dtype)
+    return numerics.narrow(hyperboloid.saturating(_poincare, kappa, hyperboloid.space(x)), x.dtype)
 
 
 def from_poincare(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -36,8 +36,7 @@ def from_poincare(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> F
 
 def to_klein(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
     r"""Central projection :math:`x_s / (\sqrt{-\kappa}\, x_t)`."""
-    scale, space, time = _unit(x, kappa)
-    return numerics.narrow(space / time / scale, x.dtype)
+    return numerics.narrow(hyperboloid.saturating(_klein, kappa, hyperboloid.space(x)), x.dtype)
 
 
 def from_klein(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -46,10 +45,14 @@ def from_klein(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Floa
     return hyperboloid.lift(numerics.narrow(wide / room.sqrt(), p.dtype), kappa)
 
 
-def _unit(x: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    scale = kappa.reshape(()).to(torch.float64).neg().sqrt()
-    space = numerics.finite(numerics.widen(hyperboloid.space(x)) * scale)
-    return scale, space, numerics.hypot(numerics.norm(space, keepdim=True), torch.ones_like(space[..., :1]))
+def _poincare(space: Tensor, scale: Tensor) -> Tensor:
+    unit = numerics.finite(space * scale)
+    return unit / (1 + polar(unit)[1]) / scale
+
+
+def _klein(space: Tensor, scale: Tensor) -> Tensor:
+    unit = numerics.finite(space * scale)
+    return unit / polar(unit)[1] / scale
 
 
 def _inside(p: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:

@@ -237,7 +237,7 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(x=x, u=u)
         if not isinstance(t, Real):
             checks.vectors(t=t)
-        return self.expmap(x, t * u)
+        return hyperboloid.geodesic(x, u, u.new_tensor(t) if isinstance(t, Real) else t, self.curvature)
 
     def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
         """Logarithm, the inverse of :meth:`expmap`.
@@ -352,7 +352,8 @@ class Lorentz(geoopt.Lorentz):
             Tangent vectors at ``expmap(x, u)``.
         """
         checks.vectors(x=x, u=u, v=v)
-        return self.transp(x, self.expmap(x, u), v)
+        x, kappa = numerics.sums_saturate(x), self.curvature
+        return hyperboloid.transp(x, hyperboloid.expmap(x, u, kappa), v, kappa)
 
     def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
         """The points with the space parts of ``x``.

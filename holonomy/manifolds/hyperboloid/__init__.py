@@ -25,6 +25,7 @@ vector of length zero. There the first derivative is right and the second may be
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,6 +57,7 @@ __all__ = [
     "egrad2rgrad",
     "expmap",
     "expmap0",
+    "geodesic",
     "inner",
     "lift",
     "logmap",
@@ -63,6 +65,7 @@ __all__ = [
     "minkowski_norm",
     "proju",
     "rescale",
+    "saturating",
     "space",
     "tangent",
     "time",
@@ -100,7 +103,7 @@ def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     >>> time(torch.tensor([3.0, 0.0]), torch.tensor([-0.0625])).item()
     5.0
     """
-    radius = kappa.reshape(()).to(space.dtype).neg().rsqrt()
+    radius = numerics.sums_saturate(kappa.reshape(()).to(space.dtype)).neg().rsqrt()
     # As for numerics.norm, dynamo takes the plain operations.
     return (
         _radial_time(space, radius) if torch.compiler.is_compiling() else _autograd.apply_function(_Time, space, radius)
@@ -185,10 +188,7 @@ def tangent(
     >>> tangent(torch.tensor([1.0, 0.0]), torch.tensor([2.0]), torch.tensor([-1.0])).tolist()
     [0.0, 2.0]
     """
-    scale, xs = _unit(kappa, x)
-    del scale
-    wide = numerics.widen(vector)
-    return _narrow(_tangent(xs, wide), x, vector)
+    return _narrow(_tangent(_unit(kappa, x), numerics.widen(vector)), x, vector)
 
 
 def expmap(
@@ -260,7 +260,18 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     scale = _scale(kappa)
     if takes_rows(u):
         return lift(row_exponential_at_origin(space(u), scale), kappa)
-    return _point(geodesics.shoot0(_wide(u), scale), scale, u)
+    return _point(saturating(geodesics.shoot0, kappa, space(u)), scale, u)
+
+
+def geodesic(
+    x: Float[Tensor, "... ambient"],
+    u: Float[Tensor, "... ambient"],
+    t: Float[Tensor, "..."],
+    kappa: Float[Tensor, "..."],
+) -> Float[Tensor, "... ambient"]:
+    """The exponential map of ``t * u``; that product may saturate."""
+    longer = numerics.bounded(torch.mul, numerics.widen(t), numerics.widen(u))
+    return expmap(x, _narrow(longer, t, u), kappa)
 
 
 def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -330,10 +341,7 @@ def transp0(
     >>> transp0(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]), torch.tensor([-1.0])).tolist()
     [0.0, 3.0]
     """
-    _, ys = _unit(kappa, y)
-    vs = numerics.widen(space(v))
-    longer = (ys / (1 + polar(ys)[1]) * vs).sum(-1, keepdim=True)
-    return _narrow(_tangent(ys, vs + ys * longer), y, v)
+    return _narrow(saturating(_from_origin, kappa, space(y), space(v)), y, v)
 
 
 def transp0back(
@@ -395,11 +403,7 @@ def minkowski_norm(u: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
     >>> minkowski_norm(torch.tensor([3.0, 5.0])).item()
     4.0
     """
-    wide = numerics.widen(u)
-    length, time = numerics.norm(space(wide)), wide[..., 0].abs()
-    spacelike = length > time
-    product = torch.where(spacelike, length - time, 1.0).sqrt() * torch.where(spacelike, length + time, 1.0).sqrt()
-    return _narrow(torch.where(spacelike, product, 0.0), u)
+    return _narrow(numerics.bounded(_length, numerics.widen(u)), u)
 
 
 def proju(
@@ -443,13 +447,7 @@ def egrad2rgrad(
     >>> egrad2rgrad(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 3.0]), torch.tensor([-1.0])).tolist()
     [0.0, 3.0]
     """
-    _, xs = _unit(kappa, x)
-    wide = numerics.widen(gradient)
-    x_time = polar(xs)[1]
-    chart = numerics.finite(space(wide) + wide[..., :1] * (xs / x_time))
-    radial = numerics.finite(numerics.finite(xs * chart).sum(-1, keepdim=True))
-    vector = numerics.finite(chart + xs * radial)
-    return _narrow(_tangent(xs, vector), x, gradient)
+    return _narrow(saturating(_riemannian, kappa, space(x), gradient), x, gradient)
 
 
 def rescale(
@@ -470,8 +468,9 @@ def rescale(
     >>> rescale(torch.tensor([1.0, 0.0]), torch.tensor([-1.0]), torch.tensor([-4.0])).tolist()
     [0.5, 0.0]
     """
-    xs, scale_to = _wide(x), _scale(to)
-    return _point(xs * (_scale(kappa) / scale_to), scale_to, x)
+    scale_to = _scale(to)
+    ratio = numerics.shared(_scale(kappa) / scale_to, (*x.shape[:-1], 1))
+    return _point(numerics.bounded(torch.mul, _wide(x), ratio), scale_to, x)
 
 
 def cdist(
@@ -532,6 +531,17 @@ def centroid(
     return _point(midpoint(_wide(x), numerics.widen(weights), scale), scale, x, weights)
 
 
+def saturating(
+    function: Callable[..., Tensor], kappa: Float[Tensor, "..."], *tensors: Float[Tensor, "... _"]
+) -> Float[Tensor, "..."]:
+    r"""A function of vectors and :math:`\sqrt{-\kappa}`, by :func:`holonomy.numerics.bounded` where it may overflow."""
+    scale, wide = _scale(kappa), [numerics.widen(x) for x in tensors]
+    if _dtype(*tensors) != torch.float64:
+        return function(*wide, scale)
+    leading = torch.broadcast_shapes(*(x.shape[:-1] for x in wide))
+    return numerics.bounded(function, *wide, numerics.shared(scale, (*leading, 1)))
+
+
 class _Time(torch.autograd.Function):
     """The time coordinate with its gradient in closed form, whose derivative is right at the origin too."""
 
@@ -543,7 +553,7 @@ class _Time(torch.autograd.Function):
             length = torch.linalg.vector_norm(space, dim=-1, keepdim=True)
             # Squares that underflow are nothing beside the radius; those that overflow need numerics.norm.
             if bool((length < math.inf).all()):
-                return torch.hypot(length, radius)
+                return numerics.hypot(length, radius)
         return _radial_time(space, radius)
 
     @staticmethod
@@ -555,7 +565,7 @@ class _Time(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None]:
         space, radius, time = ctx.saved_tensors
         (grad,) = grad_outputs
-        on_radius = (grad * (radius / time)).sum() if ctx.needs_input_grad[1] else None
+        on_radius = numerics.total(grad * (radius / time)) if ctx.needs_input_grad[1] else None
         return space * time.reciprocal() * grad, on_radius
 
     @staticmethod
@@ -572,9 +582,30 @@ def _radial_time(space: Tensor, radius: Tensor) -> Tensor:
     return numerics.hypot(numerics.norm(space, keepdim=True), radius)
 
 
-def _tangent(x: Float[Tensor, "... dim"], vector: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
-    x_time = polar(x)[1]
-    return torch.cat([(x / x_time * vector).sum(-1, keepdim=True), vector], -1)
+# Functions of float64 space parts and sqrt(-kappa).
+
+
+def _length(u: Tensor) -> Tensor:
+    length, time = numerics.norm(space(u)), u[..., 0].abs()
+    spacelike = length > time
+    product = torch.where(spacelike, length - time, 1.0).sqrt() * torch.where(spacelike, length + time, 1.0).sqrt()
+    return torch.where(spacelike, product, 0.0)
+
+
+def _tangent(x: Tensor, vector: Tensor) -> Tensor:
+    return torch.cat([numerics.dot(x / polar(x)[1], vector), vector], -1)
+
+
+def _from_origin(y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    y = numerics.finite(y * scale)
+    longer = numerics.finite(y * numerics.dot(y / (1 + polar(y)[1]), v))
+    return _tangent(y, numerics.finite(v + longer))
+
+
+def _riemannian(x: Tensor, gradient: Tensor, scale: Tensor) -> Tensor:
+    x = numerics.finite(x * scale)
+    chart = numerics.finite(space(gradient) + gradient[..., :1] * (x / polar(x)[1]))
+    return _tangent(x, numerics.finite(chart + numerics.finite(x * numerics.dot(x, chart))))
 
 
 def _scale(kappa: Float[Tensor, "..."]) -> Tensor:
@@ -587,10 +618,9 @@ def _wide(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
     return numerics.widen(space(x))
 
 
-def _unit(kappa: Float[Tensor, "..."], *tensors: Float[Tensor, "... ambient"]) -> tuple[Tensor, ...]:
-    """sqrt(-kappa) and the space parts in unit coordinates, all float64."""
-    scale = _scale(kappa)
-    return scale, *(numerics.finite(x * scale) for x in map(_wide, tensors))
+def _unit(kappa: Float[Tensor, "..."], x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+    """The space part in unit coordinates, float64."""
+    return numerics.finite(_wide(x) * _scale(kappa))
 
 
 def _dtype(*tensors: Tensor) -> torch.dtype:

@@ -114,7 +114,7 @@ def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tup
     return (
         kept(-grad * _covector(ray_x, from_x)),
         kept(-grad * _covector(ray_y, from_y)),
-        -kept(grad * slack).sum() / scale.square(),
+        -_by_scale(kept(grad * slack), scale.square()),
     )
 
 
@@ -327,7 +327,8 @@ class _Distance0(torch.autograd.Function):
         (grad,) = grad_outputs
         sinh = numerics.finite(length * scale)
         lag = numerics.minus_tanh(torch.asinh(sinh))
-        return grad / numerics.hypot(sinh, torch.ones_like(sinh)), -(grad * lag).sum() / scale.square()
+        kept = _keeper(length, grad)
+        return grad / numerics.hypot(sinh, torch.ones_like(sinh)), -_by_scale(kept(grad * lag), scale.square())
 
 
 class _SquaredChord(torch.autograd.Function):
@@ -336,7 +337,7 @@ class _SquaredChord(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         sinh = _sinh(_gap(x, y, scale))
-        return sinh * (2 * (sinh / (1 + numerics.hypot(sinh, torch.ones_like(sinh)))))
+        return numerics.finite(sinh * (2 * (sinh / (1 + numerics.hypot(sinh, torch.ones_like(sinh))))))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -357,7 +358,7 @@ class _SquaredChord(torch.autograd.Function):
         return (
             kept(-2 * scale * grad * _gap_covector(from_x)),
             kept(-2 * scale * grad * _gap_covector(from_y)),
-            2 * kept(grad * stretch).sum() / scale,
+            _by_scale(kept(2 * grad * stretch), scale),
         )
 
 
@@ -379,7 +380,7 @@ class _Logarithm(torch.autograd.Function):
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         ray, view = _ray(x, scale), _view(x, y, scale)
         length = view.distance / scale
-        time = length * ray.length * view.along
+        time = length * (ray.length * view.along)
         return torch.cat([time, length * (view.across + ray.unit * (view.along * ray.time))], -1)
 
     @staticmethod
@@ -417,7 +418,7 @@ class _Logarithm(torch.autograd.Function):
         d_time = ray_x.length * along * rate - spread * (ray_x.length / ray_x.time)
         d_scale = _dot(g, d_across) + g_along * d_along + g_time * d_time
         kept = _keeper(x, y, grad_outputs[0])
-        return kept(grad_x), kept(grad_y), kept(d_scale).sum() / scale.square()
+        return kept(grad_x), kept(grad_y), _by_scale(kept(d_scale), scale.square())
 
 
 class _Shoot(torch.autograd.Function):
@@ -427,7 +428,7 @@ class _Shoot(torch.autograd.Function):
     def forward(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
         ray, step = _ray(x, scale), _step(x, u, scale, reach)
         radial = numerics.finite(_radial(ray, step, step.distance))
-        return (torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
+        return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
@@ -467,7 +468,7 @@ class _Shoot(torch.autograd.Function):
         d_across = g_across * (ahead * cosh - aside * foot)
         d_along = g_along * (ahead * velocity + aside * ray.length * across.square().sum(-1, keepdim=True))
         kept = _keeper(x, u, g)
-        return kept(grad_x), kept(grad_u), kept(d_across + d_along).sum() / scale.square(), None
+        return kept(grad_x), kept(grad_u), _by_scale(kept(d_across + d_along), scale.square()), None
 
 
 class _Carry(torch.autograd.Function):
@@ -477,7 +478,7 @@ class _Carry(torch.autograd.Function):
     def forward(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         w = _transport(x, y, v, scale)
         ray = _ray(y, scale)
-        return torch.cat([(ray.length / ray.time) * _dot(ray.unit, w), w], -1)
+        return torch.cat([(ray.length / ray.time) * numerics.dot(ray.unit, w), w], -1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -516,7 +517,7 @@ class _Carry(torch.autograd.Function):
         slope = ray_x.length / ray_x.time
         side = -from_x.across * foot_x, slope * wide
         ratio = ray_x.time / ray_y.time
-        longer = _time_gap(x, y, scale, ray_x, ray_y) / ray_y.time  # X_t/Y_t - 1
+        longer = _time_gap(x, y, scale, ray_x, ray_y, ray_y.time)  # X_t/Y_t - 1
         rate = _rate(ray_x, ray_y, from_x)
         here = torch.zeros_like(x), slope
         change = rate * from_x.across + longer * side[0], rate * from_x.along + longer * side[1]
@@ -526,7 +527,7 @@ class _Carry(torch.autograd.Function):
         d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
         d_scale = d_scale + g_time * output[..., :1] / ray_y.time.square()
         kept = _keeper(x, y, v, grad_outputs[0])
-        return kept(grad_x * scale), kept(grad_y * scale), kept(back), kept(d_scale).sum() / scale
+        return kept(grad_x * scale), kept(grad_y * scale), kept(back), _by_scale(kept(d_scale), scale)
 
 
 class _CarryToOrigin(torch.autograd.Function):
@@ -552,7 +553,7 @@ class _CarryToOrigin(torch.autograd.Function):
         turned = along * _across(x, ray.unit, g) + g_along * _across(x, ray.unit, v)
         grad_x = -slope / (1 + ray.time) * turned - ray.unit * inward
         kept = _keeper(x, v, g)
-        return kept(scale * grad_x), kept(_to_frame(x, ray, g)), -kept(inward * ray.length).sum() / scale
+        return kept(scale * grad_x), kept(_to_frame(x, ray, g)), -_by_scale(kept(inward * ray.length), scale)
 
 
 class _Inner(torch.autograd.Function):
@@ -561,8 +562,9 @@ class _Inner(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         ray = _ray(x, scale)
-        across = _dot(_across(x, ray.unit, u), _across(x, ray.unit, v))
-        return across + (_dot(ray.unit, u) / ray.time) * (_dot(ray.unit, v) / ray.time)
+        across = numerics.dot(_across(x, ray.unit, u), _across(x, ray.unit, v))
+        along = (numerics.dot(ray.unit, u) / ray.time) * (numerics.dot(ray.unit, v) / ray.time)
+        return across + numerics.finite(along)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -585,7 +587,7 @@ class _Inner(torch.autograd.Function):
             kept(scale * grad * grad_x),
             kept(grad * (v_across + ray.unit * (v_along / ray.time))),
             kept(grad * (u_across + ray.unit * (u_along / ray.time))),
-            -kept(grad * (inward * ray.length)).sum() / scale,
+            -_by_scale(kept(grad * (inward * ray.length)), scale),
         )
 
 
@@ -597,11 +599,13 @@ def _gap_covector(gap: Gap) -> Tensor:
 def _keeper(*inputs: Tensor) -> Callable[[Tensor], Tensor]:
     """What makes of a gradient one without the entries that overflowed; see the head of this file."""
     # No function inside of this one: the compiler traces it, and in the suite each would be decorated while it does.
-    return partial(_kept, torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0))
+    spoiled = torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0)
+    return partial(numerics.where_finite, spoiled=spoiled)
 
 
-def _kept(spoiled: Tensor, grad: Tensor) -> Tensor:
-    return torch.where(grad.isfinite() | spoiled, grad, 0.0)
+def _by_scale(rates: Tensor, power: Tensor) -> Tensor:
+    """A gradient by the scale, from what the rows add to it times a power of the scale."""
+    return numerics.finite(numerics.total(rates) / power)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
@@ -618,57 +622,62 @@ def _across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
     """The part of y orthogonal to x.
 
     With x_j the largest coordinate of x, (y_i x_j - x_i y_j) / x_j is y up to a multiple of x, and the products of
-    float32 numbers are exact in float64: parallel vectors leave nothing, as they should.
+    float32 numbers are exact in float64: parallel vectors leave nothing, as they should. For no sum to leave float64,
+    x is first divided by a power of two, which is exact.
     """
     place = x.abs().argmax(-1, keepdim=True)
-    pivot, partner = x.gather(-1, place), y.gather(-1, place)
+    pivot = x.gather(-1, place)
     empty = pivot == 0
-    pivot = torch.where(empty, 1.0, pivot)
-    exact = y * pivot - x * partner
-    # Float64 products can overflow; there the quotient first.
-    reduced = torch.where(exact.isfinite(), exact / pivot, y - x / pivot * partner)
-    reduced = torch.where(empty, y, reduced)
-    return reduced - unit * _dot(unit, reduced)
+    x = x / numerics.power_of_two(torch.where(empty, 1.0, pivot)) * numerics.ROOM
+    pivot, partner = torch.where(empty, numerics.ROOM, x.gather(-1, place)), y.gather(-1, place)
+    reduced = y * pivot - x * partner
+    return numerics.finite((reduced - unit * _dot(unit, reduced)) / pivot)
 
 
 def _gap(x: Tensor, y: Tensor, scale: Tensor) -> Gap:
     ray, other = _ray(x, scale), _ray(y, scale)
     # All divided by Y_t, so that no product of two large numbers is formed that is not itself the answer.
+    y_norm, apart = numerics.norm(y, keepdim=True), numerics.finite(y - x)
+    shorter = torch.minimum(scale / other.time, 1 / y_norm)  # not alike where Y saturates
     # The difference of near points is exact, and so is what it has across the ray.
-    near = numerics.norm(y - x, keepdim=True) < numerics.norm(y, keepdim=True) / 2
-    across = _across(x, ray.unit, torch.where(near, y - x, y)) * (scale / other.time)
-    gap = _dot(ray.unit, y - x) * scale
-    along = _dot(ray.unit, y) * scale
+    near = numerics.norm(apart, keepdim=True) < y_norm / 2
+    across = _across(x, ray.unit, torch.where(near, apart, y)) * shorter
+    gap = numerics.finite(_dot(ray.unit, apart * shorter))
+    along = _dot(ray.unit, y * shorter)
     width = numerics.norm(across, keepdim=True)
 
-    longer = (gap * (along + ray.length) / other.time + width * (width * other.time)) / (ray.time + other.time)
-    both_near = ray.time * (gap / other.time) - ray.length * longer
-    plain = ray.time * (along / other.time) - ray.length
-    forward, length = along.clamp(min=0), ray.length.clamp(min=1)
-    numerator = (gap / other.time) * (1 + forward / length) - length * width * (width * other.time)
-    ahead = numerics.finite(numerator) / ((ray.time / length) * forward + other.time)
+    forward, length = numerics.finite(along.clamp(min=0) * other.time), ray.length.clamp(min=1)
+    longer = (gap * (along * other.time + ray.length) + width * (width * other.time)) / (ray.time + other.time)
+    both_near = ray.time * gap - ray.length * longer
+    plain = ray.time * along - ray.length
+    stretch = (ray.time / length) * (forward / 2) + other.time / 2
+    ahead = gap * ((0.5 + forward / length / 2) / stretch) - ray.length * width * (width * (other.time / 2 / stretch))
     far = torch.where(along > 0, ahead, plain)
     inside = torch.where(other.length <= 2, both_near, plain)
-    return Gap(ray, other, across, torch.where(ray.length > 1, far, inside))
+    return Gap(ray, other, across, numerics.finite(torch.where(ray.length > 1, far, inside)))
 
 
 def _sinh(gap: Gap) -> Tensor:
     """The hyperbolic sine of the distance."""
-    return numerics.finite(torch.hypot(numerics.norm(gap.across, keepdim=True), gap.along) * gap.other.time)
+    return numerics.finite(_size(gap) * gap.other.time)
+
+
+def _size(gap: Gap) -> Tensor:
+    return numerics.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
 
 
 def _view(x: Tensor, y: Tensor, scale: Tensor) -> View:
     gap = _gap(x, y, scale)
-    size = torch.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
+    size = _size(gap)
     return View(torch.asinh(_sinh(gap)), numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size))
 
 
 def _step(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> View:
     """A tangent vector at X as a view: its length, and its direction in the frame."""
     ray = _ray(x, scale)
-    across = _across(x, ray.unit, u) * scale
-    along = _dot(ray.unit, u) * scale / ray.time
-    length = torch.hypot(numerics.norm(across, keepdim=True), along)
+    across = numerics.finite(_across(x, ray.unit, u) * scale)
+    along = numerics.finite(numerics.dot(ray.unit, u) / ray.time * scale)
+    length = numerics.hypot(numerics.norm(across, keepdim=True), along)
     return View(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
 
 
@@ -676,8 +685,8 @@ def _radial(ray: Ray, view: View, length: Tensor) -> Tensor:
     """cosh(l) X_n + sinh(l) X_t N_along: how far out a geodesic is, along the ray it started from."""
     cosh, sinh = torch.cosh(length), torch.sinh(length)
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
-    inward = torch.sinh(torch.asinh(ray.length) - length) + sinh * ray.time * excess
-    return torch.where(view.along < 0, inward, cosh * ray.length + sinh * ray.time * view.along)
+    inward = torch.sinh(torch.asinh(ray.length) - length) + sinh * (ray.time * excess)
+    return torch.where(view.along < 0, inward, cosh * ray.length + sinh * (ray.time * view.along))
 
 
 def _velocity(ray: Ray, view: View) -> Tensor:
@@ -685,8 +694,8 @@ def _velocity(ray: Ray, view: View) -> Tensor:
     cosh, sinh = torch.cosh(view.distance), torch.sinh(view.distance)
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
     # Inward two forms of one difference, of which the one with the smaller terms is taken.
-    rise, fall = cosh * ray.time * excess, torch.cosh(torch.asinh(ray.length) - view.distance)
-    out, back = sinh * ray.length, cosh * ray.time * view.along
+    rise, fall = cosh * (ray.time * excess), torch.cosh(torch.asinh(ray.length) - view.distance)
+    out, back = sinh * ray.length, cosh * (ray.time * view.along)
     return torch.where((view.along < 0) & (rise + fall < out - back), rise - fall, out + back)
 
 
@@ -723,20 +732,24 @@ def _rate(ray_x: Ray, ray_y: Ray, view: View) -> Tensor:
     return torch.sinh(view.distance) / ray_y.time * narrow
 
 
-def _time_gap(x: Tensor, y: Tensor, scale: Tensor, ray_x: Ray, ray_y: Ray) -> Tensor:
-    """X_t - Y_t."""
-    return _dot((x - y) * scale, (x + y) * scale / (ray_x.time + ray_y.time))
+def _time_gap(x: Tensor, y: Tensor, scale: Tensor, ray_x: Ray, ray_y: Ray, unit: Tensor) -> Tensor:
+    """(X_t - Y_t) / unit, where the unit is at least the smaller of both."""
+    middle = (x / 2 + y / 2) * (scale / (ray_x.time / 2 + ray_y.time / 2))
+    return _dot(numerics.finite(x - y) * (scale / unit), middle)
 
 
 def _transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """Space part of the transported vector: v + tanh(D/2) <n_X, v> (X + Y), or by the frame, whichever cancels less."""
+    v = v * numerics.ROOM
     ray_x, ray_y, view = _ray(x, scale), _ray(y, scale), _view(x, y, scale)
     factor = torch.tanh(view.distance / 2) * _dot(_covector(ray_x, view), v)
-    direct = v + factor * (ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
+    on_x, on_y = (ray.unit * numerics.finite(factor * ray.length) for ray in (ray_x, ray_y))
+    direct = v + on_x + on_y
     held = _to_frame(x, ray_x, v)
     framed = _from_frame(ray_y, _turn(x, y, held, scale))
-    loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time + ray_y.time)
-    return torch.where(loss <= numerics.norm(held, keepdim=True) * ray_y.time, numerics.finite(direct), framed)
+    loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time / 2 + ray_y.time / 2) * 2
+    kept = loss <= numerics.finite(numerics.norm(held, keepdim=True) * ray_y.time)
+    return numerics.finite(torch.where(kept, direct, framed) / numerics.ROOM)
 
 
 def _transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -759,12 +772,12 @@ def _transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> tuple
 
 def _to_frame(x: Tensor, ray: Ray, v: Tensor) -> Tensor:
     """Components in the frame carried from the origin: the part along the ray divided by X_t."""
-    return _across(x, ray.unit, v) + ray.unit * (_dot(ray.unit, v) / ray.time)
+    return _across(x, ray.unit, v) + ray.unit * (numerics.dot(ray.unit, v) / ray.time)
 
 
 def _from_frame(ray: Ray, held: Tensor) -> Tensor:
     """The inverse (and transpose of it): the part along the ray multiplied by X_t."""
-    return held + ray.unit * (_dot(ray.unit, held) * (ray.length / (1 + ray.time)) * ray.length)
+    return held + ray.unit * numerics.finite(_dot(ray.unit, held) * (ray.length / (1 + ray.time)) * ray.length)
 
 
 def _turn(x: Tensor, y: Tensor, held: Tensor, scale: Tensor) -> Tensor:
@@ -776,13 +789,16 @@ def _turn(x: Tensor, y: Tensor, held: Tensor, scale: Tensor) -> Tensor:
     p, q = (ray.unit * (ray.length / (1 + ray.time)) for ray in (ray_x, ray_y))  # Poincare coordinates
     # q - p in two forms: divided by the larger of the times no term is larger than what they add up to.
     nearer, longer = torch.where(ray_x.time > ray_y.time, q, p), 1 + torch.maximum(ray_x.time, ray_y.time)
-    gap = (nearer * _time_gap(x, y, scale, ray_x, ray_y) - (x - y) * scale) / longer
+    gap = nearer * _time_gap(x, y, scale, ray_x, ray_y, longer) - numerics.finite(x - y) * (scale / longer)
     opening = 1 / (1 + ray_x.time) + 1 / (1 + ray_y.time) + _dot(gap, gap) / 2  # 1 - p . q
 
-    def skew(v: Tensor) -> Tensor:
-        return (_dot(v, gap) * p - _dot(v, p) * gap) / opening
-
-    once = skew(held)
     across = gap - ray_x.unit * _dot(ray_x.unit, gap)
-    half = numerics.norm(p, keepdim=True) * numerics.norm(across, keepdim=True) / opening
-    return held + (once + skew(once)) * (2 / (1 + half.square()))
+
+    def skew(v: Tensor) -> Tensor:
+        return _dot(v, across) * p - _dot(v, p) * across
+
+    # With the tangent width / opening; both may be as small as the times are large.
+    width = numerics.norm(p, keepdim=True) * numerics.norm(across, keepdim=True)
+    size = numerics.hypot(width, opening)
+    once = skew(held) / size
+    return held + 2 * (once * (opening / size) + skew(once) / size)

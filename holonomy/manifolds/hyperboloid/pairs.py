@@ -107,7 +107,7 @@ def distance_gradients(
     >>> round(distance_gradients(x, y, one, d, torch.ones_like(d), of_scale=False)[0].item(), 9)
     -1.0
     """
-    points = x, y
+    points, spoiled = (x, y), _any_nan(x, y, grad)
     x, y = numerics.finite(x * scale), numerics.finite(y * scale)
     (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
     rapidity = distances * scale
@@ -119,8 +119,8 @@ def distance_gradients(
         grad = grad.clone()
         for pair, _, _ in near:
             grad[pair] = 0.0
-    of_x = grad / 2 * numerics.safe_div(y_time.mT / cosh, sinh)
-    of_y = (grad / 2 * numerics.safe_div(x_time / cosh, sinh)).mT
+    of_x = numerics.finite(grad / 2 * numerics.safe_div(y_time.mT / cosh, sinh))
+    of_y = numerics.finite(grad / 2 * numerics.safe_div(x_time / cosh, sinh)).mT
     grad_scale = None
     if of_scale:
         # D - E of holonomy.manifolds.hyperboloid.geodesics, here 2 (D/2 - tanh(D/2)) + (X_t - Y_t)^2 / (X_t Y_t
@@ -128,8 +128,9 @@ def distance_gradients(
         slope = (x_norm / 2 + y_norm.mT / 2) / (x_time / 2 + y_time.mT / 2)
         rise = (x_norm - y_norm.mT) * slope
         bend = (rise / x_time / cosh) * numerics.safe_div(rise / y_time.mT, sinh) / 2
-        grad_scale = -(grad * (2 * numerics.minus_tanh(rapidity / 2) + bend)).sum() / scale.square()
-    grad_x, grad_y = _weighted_gap(x, y, of_x), _weighted_gap(y, x, of_y)
+        rates = numerics.where_finite(grad * (2 * numerics.minus_tanh(rapidity / 2) + bend), spoiled)
+        grad_scale = -numerics.finite(numerics.total(rates) / scale.square())
+    grad_x, grad_y = (numerics.where_finite(_weighted_gap(*of), spoiled) for of in ((x, y, of_x), (y, x, of_y)))
     for pair, a, b in near:
         *batch, i, j = pair
         of_a, of_b, of_pairs = geodesics.distance_gradients(a, b, scale, all_pairs[pair].unsqueeze(-1))
@@ -137,6 +138,11 @@ def distance_gradients(
         grad_y = grad_y.index_put((*batch, j), of_b, accumulate=True)
         grad_scale = None if grad_scale is None else grad_scale + of_pairs
     return grad_x, grad_y, grad_scale
+
+
+def _any_nan(*inputs: Tensor) -> Tensor:
+    """Whether ``nan`` came in, which is to be seen in gradients."""
+    return torch.stack([x.isnan().any() for x in inputs]).any()
 
 
 def _reads_numbers(x: Tensor) -> bool:
@@ -197,7 +203,7 @@ class _Centroid(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-        return _middle(numerics.finite(x * scale), weights)[0] / scale
+        return _middle(numerics.finite(x * scale), _moderate(weights)[0])[0] / scale
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -208,18 +214,20 @@ class _Centroid(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         # Made again from the inputs, so that it can be differentiated once more.
         x, weights, scale = ctx.saved_tensors
-        x = numerics.finite(x * scale)
+        spoiled = _any_nan(x, weights, grad_outputs[0])
+        x, (weights, unit) = numerics.finite(x * scale), _moderate(weights)
         middle, length = _middle(x, weights)
         cotangent = numerics.safe_div(grad_outputs[0], length)
         radial = (cotangent * middle).sum(-1, keepdim=True)
         grad_x = weights.mT @ cotangent - _weighted_gap(x, middle, (weights * radial * polar(middle)[1]).mT)
-        grad_weights = (cotangent @ x.mT - radial * _cosh(middle, x)) / scale
+        grad_weights = (cotangent @ x.mT - radial * _cosh(middle, x)) / scale / unit
         grad_scale = None
         if ctx.needs_input_grad[2]:
             # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
             lag = (weights * _klein_gap(middle, x) * polar(x)[1].mT).sum(-1, keepdim=True)
-            grad_scale = -(radial * polar(middle)[1] * lag).sum() / scale.square()
-        return grad_x, grad_weights, grad_scale
+            rates = numerics.where_finite(radial * polar(middle)[1] * lag, spoiled)
+            grad_scale = -numerics.finite(numerics.total(rates) / scale.square())
+        return numerics.where_finite(grad_x, spoiled), numerics.where_finite(grad_weights, spoiled), grad_scale
 
 
 class _TracedCentroid(torch.autograd.Function):
@@ -228,7 +236,7 @@ class _TracedCentroid(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(x, weights, scale)
-        return _middle(numerics.finite(x * scale), weights)[0] / scale
+        return _middle(numerics.finite(x * scale), _moderate(weights)[0])[0] / scale
 
     backward = staticmethod(_Centroid.backward)
 
@@ -262,6 +270,15 @@ def _klein_gap(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(_near(x_norm, y_norm), _chord(x / x_time, y / y_time).square(), far)
 
 
+def _moderate(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of which no sum leaves float64, and what they are to be multiplied by: midpoints do not know it."""
+    if weights.shape[-1] == 0:
+        return weights, weights.new_ones(())
+    largest = weights.amax(-1, keepdim=True)
+    unit = numerics.power_of_two(torch.where(largest > 0, largest, 1.0)) / numerics.ROOM
+    return weights / unit, unit
+
+
 def _middle(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Midpoints in unit coordinates and the Lorentzian lengths of the weighted sums."""
     x_norm, x_time = polar(x)
@@ -272,8 +289,8 @@ def _middle(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     unit = numerics.unit_vector(total, total_norm)
     chord = _chord(unit, numerics.unit_vector(x, x_norm))
     # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
-    rim = (1 / (x_time + x_norm)).mT + x_norm.mT * chord.square() / 2
-    short = (weights * torch.where(x_norm.mT <= 1, x_time.mT - unit @ x.mT, rim)).sum(-1, keepdim=True)
+    rim = weights * (1 / (x_time + x_norm)).mT + (weights * x_norm.mT) * (chord.square() / 2)
+    short = torch.where(x_norm.mT <= 1, weights * (x_time.mT - unit @ x.mT), rim).sum(-1, keepdim=True)
     far = torch.where(near, 1.0, short).sqrt() * torch.where(near, 1.0, time + total_norm).sqrt()
     length = torch.where(near, time * (1 - torch.where(near, slow, 0.0)).sqrt(), far)
     return numerics.safe_div(total, length), length

@@ -81,8 +81,9 @@ def by_rows(form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
     >>> by_rows(twice, torch.ones(()).double(), torch.tensor([1.0, 10.0])).tolist()
     [2.0, 20.0]
     """
-    tables = torch.broadcast_tensors(*tables)
-    *leading, dim = tables[0].shape
+    shape = torch.broadcast_shapes(*(x.shape for x in tables))
+    tables = tuple(x if x.shape == shape else numerics.sums_saturate(x).expand(shape) for x in tables)
+    *leading, dim = shape
     flat = (x.reshape(math.prod(leading), dim) for x in tables)
     result: Tensor = _autograd.apply_function(_ByRows, form, scale, *flat)
     return result.reshape((*leading, *result.shape[1:]))
@@ -95,6 +96,7 @@ class _ByRows(torch.autograd.Function):
         numbers, beyond = form.numbers(scale, *tables)
         ctx.form, ctx.numbers, ctx.far = form, numbers, beyond.squeeze(-1).nonzero().squeeze(-1)
         result = form.values(numbers, scale, *tables)
+        numerics.finite_(result)
         if ctx.far.numel():
             result[ctx.far] = form.definition(scale, *(x[ctx.far] for x in tables))
         return result
@@ -107,15 +109,17 @@ class _ByRows(torch.autograd.Function):
             wanted = tuple(ctx.needs_input_grad[1:])
             return None, *_autograd.by_definition(form.definition, (scale, *tables), grad, wanted)
         rates, *gradients = form.gradients(ctx.numbers, grad, scale, *tables)
+        for found in (rates, *gradients):
+            numerics.finite_(found)
         rates[far] = 0.0
-        on_scale = rates.sum()
+        on_scale = numerics.total(rates)
         if far.numel():
             rows = (scale, *(x[far] for x in tables))
             more, *exact = _autograd.by_definition(form.definition, rows, grad[far], (True,) * len(rows))
             on_scale = on_scale + more
             for gradient, of_rows in zip(gradients, exact, strict=True):
                 gradient[far] = of_rows
-        return None, on_scale, *gradients
+        return None, numerics.finite(on_scale), *gradients
 
 
 def rows_at_once(x: Tensor, width: int, dtype: torch.dtype | None = None) -> int:
