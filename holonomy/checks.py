@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import chain
 from numbers import Real
 from typing import SupportsIndex
 
@@ -18,6 +19,7 @@ from holonomy._autograd import autocast_device, transformed
 
 __all__ = [
     "boolean",
+    "broadcasting",
     "broadcasting_mask",
     "codes",
     "dense",
@@ -33,9 +35,11 @@ __all__ = [
     "last_axis",
     "membership",
     "node_mask",
+    "nodes",
     "nonnegative",
     "nonnegative_int",
     "number_of_graphs",
+    "on_device",
     "one_of",
     "only_with_batch",
     "padding_mask",
@@ -43,6 +47,7 @@ __all__ = [
     "positive_int",
     "rows",
     "sequence",
+    "shaped",
     "size",
     "vectors",
 ]
@@ -116,12 +121,17 @@ def sequence(name: str, values: object) -> None:
         raise TypeError(f"{name} must be a sequence of integers, got {values!r}.")
 
 
-def last_axis(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None) -> None:
+def last_axis(
+    name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None, *, sparse: bool = False
+) -> None:
     """Refuse a tensor whose last axis has not ``size`` entries, or that a layer cannot multiply with."""
-    _tensor(name, x)
+    floating(name, x)
+    if not sparse:
+        dense(name, x)
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
-    _dtype_of(layer, name, x)
+    if x.layout == torch.strided:
+        _dtype_of(layer, name, x)
 
 
 def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None) -> None:
@@ -148,17 +158,30 @@ def boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str
     _tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
-    if mask.shape != torch.Size(shape):
-        raise ValueError(f"{name} must have shape {symbols}{tuple(shape)}, got {tuple(mask.shape)}.")
+    shaped(name, mask, shape, symbols)
 
 
 def broadcasting_mask(name: str, mask: Tensor, shape: Sequence[int], axes: int, symbols: str) -> None:
     """Refuse a mask that is not boolean or does not broadcast to a shape, of which it must have the last axes."""
+    _tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, got {mask.dtype}.")
-    fits = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if not axes <= mask.ndim <= len(shape) or any(size not in {1, wanted} for size, wanted in fits):
-        raise ValueError(f"{name} must broadcast to {symbols} = {tuple(shape)}, got {tuple(mask.shape)}.")
+    broadcasting(name, mask, shape, axes, symbols)
+
+
+def broadcasting(name: str, x: Tensor, shape: Sequence[int], axes: int, symbols: str) -> None:
+    """Refuse a tensor that does not broadcast to a shape, of which it must have the last axes."""
+    fits = zip(reversed(x.shape), reversed(shape), strict=False)
+    if not axes <= x.ndim <= len(shape) or any(size not in {1, wanted} for size, wanted in fits):
+        raise ValueError(f"{name} must broadcast to {symbols} = {tuple(shape)}, got {tuple(x.shape)}.")
+
+
+def shaped(name: str, x: Tensor, wanted: Sequence[int], symbols: str = "") -> None:
+    """Refuse what is no dense tensor of a shape."""
+    _tensor(name, x)
+    dense(name, x)
+    if x.shape != torch.Size(wanted):
+        raise ValueError(f"{name} must have shape {symbols}{tuple(wanted)}, got {tuple(x.shape)}.")
 
 
 def function(name: str, value: object) -> None:
@@ -228,6 +251,13 @@ def dense(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got {x.layout}.")
 
 
+def on_device(device: torch.device, **named: Tensor) -> None:
+    """Refuse tensors that lie on another device, where torch may look up what is not there."""
+    for name, x in named.items():
+        if x.device != device:
+            raise ValueError(f"{name} must be on the device {device} of the other arguments, got {x.device}.")
+
+
 def codes(name: str, x: Tensor, count: int, meaning: str) -> None:
     """Refuse numbers that are looked up in a table and are not in it, where reading them makes nobody wait."""
     integers(name, x)
@@ -262,22 +292,31 @@ def only_with_batch(num_graphs: int | None, batch: Tensor | None) -> None:
         raise ValueError(f"num_graphs must be None without batch, got {num_graphs}.")
 
 
+def nodes(x: Tensor, batch: Tensor | None = None) -> None:
+    """Refuse features of nodes and the graphs of nodes that do not fit together."""
+    floating("x", x)
+    if x.ndim != 2:
+        raise ValueError(f"x must have shape (nodes, features), got {tuple(x.shape)}.")
+    if batch is not None:
+        membership(batch, x.shape[0])
+        on_device(x.device, batch=batch)
+
+
 def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch: Tensor | None = None) -> None:
     """Refuse nodes, edges, their features and the graphs of nodes that do not fit together.
 
     Where edges end is read where that makes nobody wait.
     """
-    floating("x", x)
-    if x.ndim != 2:
-        raise ValueError(f"x must have shape (nodes, features), got {tuple(x.shape)}.")
+    nodes(x, batch)
     _edge_list(edge_index)
+    on_device(x.device, edge_index=edge_index)
     if edge_attr is not None:
-        _tensor("edge_attr", edge_attr)
+        floating("edge_attr", edge_attr)
+        dense("edge_attr", edge_attr)
         if edge_attr.ndim != 2 or edge_attr.shape[0] != edge_index.shape[1]:
             wanted = f"(edges = {edge_index.shape[1]}, features)"
             raise ValueError(f"edge_attr must have shape {wanted}, got {tuple(edge_attr.shape)}.")
-    if batch is not None:
-        membership(batch, x.shape[0])
+        on_device(x.device, edge_attr=edge_attr)
     if _costs_nothing_to_read(edge_index) and (batch is None or _costs_nothing_to_read(batch)):
         edges(edge_index, x.shape[0], batch)
 
@@ -310,7 +349,7 @@ def _tensor(name: str, x: object) -> None:
 
 
 def _dtype_of(layer: nn.Module | None, name: str, x: Tensor) -> None:
-    own = None if layer is None else next(layer.parameters(recurse=False), None)
+    own = None if layer is None else next(chain(layer.parameters(recurse=False), layer.buffers(recurse=False)), None)
     if own is not None and x.dtype != own.dtype and not torch.is_autocast_enabled(autocast_device(x)):
         raise TypeError(f"{name} must have the dtype of the layer, {own.dtype}, got {x.dtype}.")
 

@@ -193,7 +193,7 @@ class GCN(nn.Module):
         """
         check_graph(x, edge_index)
         first = cast("nn.Linear", self.convolutions[0])
-        checks.last_axis("x", x, first.in_features, "in_features", None if is_sparse(x) else first)
+        checks.last_axis("x", x, first.in_features, "in_features", first, sparse=True)
         propagate = propagation(edge_index, x.shape[0], x.dtype)
         last = len(self.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
@@ -263,7 +263,7 @@ class Propagation(nn.Module):
             ``(n, out_features)``.
         """
         check_graph(x, edge_index)
-        checks.last_axis("x", x, self.first.in_features, "in_features", None if is_sparse(x) else self.first)
+        checks.last_axis("x", x, self.first.in_features, "in_features", self.first, sparse=True)
         x = _dropped(x, self.dropout, training=self.training)
         hidden = torch.relu(_product(x, self.first))
         start = self.second(functional.dropout(hidden, self.dropout, self.training))

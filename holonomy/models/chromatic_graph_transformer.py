@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.chromatic.attention import DropoutOver, EdgeProjection, Mode, ProjectedEdges
 from holonomy.layers.chromatic.encoder import ChromaticEncoderLayer
-from holonomy.layers.chromatic.pairs import PairEncoder, RandomWalkEncoder
+from holonomy.layers.chromatic.pairs import PairEncoder, RandomWalkEncoder, check_encodings
 from holonomy.layers.encodings import random_walk_encoding, shortest_path_encoding
 from holonomy.layers.substructures import ring_membership
 from holonomy.models.graph_pairs import GraphPairs, without_padding
@@ -122,6 +122,12 @@ class ChromaticGraphTransformer(nn.Module):
         self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)
+        checks.floating_dtype(dtype)
+        checks.positive_int("edge_types", edge_types)
+        for name, value in {"edge_features": edge_features, "steps": steps, "walk_features": walk_features}.items():
+            checks.nonnegative_int(name, value)
+        if pair_features is not None:
+            checks.positive_int("pair_features", pair_features)
         self.level = checks.one_of("level", level, ("graph", "node"))
         self.pooling = checks.one_of("pooling", pooling, ("mean", "sum"))
         self.edge_types, self.steps, self.limit, self.substructures = edge_types, steps, limit, substructures
@@ -266,6 +272,13 @@ class ChromaticGraphTransformer(nn.Module):
             ValueError: if a shape does not fit, or an argument is missing or unread.
         """
         checks.last_axis("nodes", nodes, self.in_features, "in_features", self.nodes)
+        checks.shaped("nodes", nodes, (*nodes.shape[:1], *nodes.shape[-2:]), "(graphs, n, in_features) = ")
+        if mask is not None:
+            checks.node_mask(mask, nodes.shape[:2])
+        pairs = (*nodes.shape[:2], nodes.shape[1])
+        checks.shaped("categories", categories, pairs, "(graphs, n, n) = ")
+        given = {"walks": walks, "distances": distances, "related": related, "attributes": attributes}
+        check_encodings(self.pairs, pairs, **given)
         graphs = without_padding(GraphPairs(nodes, mask, categories, walks, distances, related, attributes))
         h = self._layers(graphs)
         if self.level == "graph":
@@ -355,9 +368,14 @@ class ChromaticGraphTransformer(nn.Module):
         if types is not None:
             checks.codes("edge_attr", types, self.edge_types, "edge_types")
         if features is not None:
-            checks.floating("edge_attr", features)
-            checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features")
+            checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features", self.nodes)
         checks.only_with_batch(num_graphs, batch)
-        graphs = GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related, num_graphs)
+        checks.graph(x, edge_index, features, batch)
         checks.last_axis("x", x, self.in_features, "in_features", self.nodes)
-        return graphs
+        if types is not None:
+            checks.shaped("edge_attr", types, edge_index.shape[1:], "(edges,) = ")
+        pairs = x.shape[0] ** 2
+        if batch is not None and any(rows is not None for rows in (walks, distances, related)):
+            pairs = int(torch.bincount(batch).square().sum())
+        check_encodings(self.pairs, (pairs,), walks=walks, distances=distances, related=related)
+        return GraphPairs.of(x, edge_index, types, features, batch, walks, distances, related, num_graphs)

@@ -62,6 +62,8 @@ class EquivariantModel(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.floating_dtype(dtype)
+        checks.positive_int("hidden", hidden)
         checks.sequence("orders", orders)
         orders = [checks.nonnegative_int("orders", order) for order in orders]
         if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
@@ -155,7 +157,6 @@ class EquivariantModel(nn.Module):
             if any(given is not None for given in (edge_index, edge_attr, batch, num_graphs)):
                 raise ValueError("edge_index, edge_attr, batch and num_graphs must be None where x is hyperedges.")
             return x
-        checks.floating("x", x)
         checks.only_with_batch(num_graphs, batch)
         first = self.orders[0]
         if (edge_index is not None) != (first == 2):
@@ -164,20 +165,19 @@ class EquivariantModel(nn.Module):
             raise ValueError(
                 f"edge_attr must be given exactly if edge_features > 0, which is {self.edge_features} here."
             )
-        if first == 1:
-            if batch is not None:
-                checks.membership(batch, x.shape[0])
+        if first > 2:
+            raise ValueError(f"x must be hyperedges where the first order is {first}, got {type(x).__name__}.")
+        if edge_index is None:
+            checks.nodes(x, batch)
+        else:
+            checks.graph(x, edge_index, edge_attr, batch)
+        checks.last_axis("x", x, self.in_features, "in_features", self.embed)
+        if edge_attr is not None:
+            checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features", self.embed)
+        if edge_index is None:
             with torch.inference_mode(mode=False):  # in which no plan would be kept
                 indices = torch.arange(x.shape[0], device=x.device)[:, None]
                 batch = None if batch is None else batch.clone()
-            edges = Hyperedges(indices, x, x.shape[0], batch, num_graphs or 0)
-        elif edge_index is None:
-            raise ValueError(f"x must be hyperedges where the first order is {first}.")
-        else:
-            checks.graph(x, edge_index, edge_attr)
-            attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
-            edges = Hyperedges.from_graph(x, edge_index, attributes, batch, num_graphs or 0)
-        checks.last_axis("x", x, self.in_features, "in_features", self.embed)
-        if edge_attr is not None:
-            checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features")
-        return edges
+            return Hyperedges(indices, x, x.shape[0], batch, num_graphs or 0)
+        attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
+        return Hyperedges.from_graph(x, edge_index, attributes, batch, num_graphs or 0)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import checks
 from holonomy.structures import PaddedGraphs, joint
 
 if TYPE_CHECKING:
@@ -51,20 +50,12 @@ class GraphPairs(NamedTuple):
         related: Bool[Tensor, " pairs"] | None = None,
         num_graphs: int | None = None,
     ) -> GraphPairs:
-        """Lay graphs out, without a loop over them."""
-        checks.graph(x, edge_index, edge_attr, batch)
-        checks.dense("x", x)
-        if edge_type is not None and edge_type.shape != edge_index.shape[1:]:
-            wanted = f"(edges = {edge_index.shape[1]},)"
-            raise ValueError(f"edge_attr must have shape {wanted} for types of edges, got {tuple(edge_type.shape)}.")
+        """Lay graphs out, without a loop over them; the arguments were checked before."""
         rows = (walks, distances, related)
         if batch is None:
             layout, mask, nodes = None, None, x[None]
             slots = torch.arange(x.shape[0], device=x.device)
             square = (1, x.shape[0], x.shape[0])
-            if any(r is not None and r.shape[0] != x.shape[0] ** 2 for r in rows):
-                came = [r.shape[0] for r in rows if r is not None]
-                raise ValueError(f"rows must be one for each of the {x.shape[0] ** 2} pairs, got {came}.")
             laid_out = tuple(None if r is None else r.unflatten(0, square) for r in rows)
         else:
             layout = PaddedGraphs.of(x, batch, num_graphs)

@@ -74,7 +74,8 @@ class HigherOrderTransformer(EquivariantModel):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        width = checks.positive_int("feedforward", 2 * hidden if feedforward is None else feedforward)
+        checks.positive_int("hidden", hidden)
+        width = 2 * hidden if feedforward is None else checks.positive_int("feedforward", feedforward)
 
         def layer(order_in: int, order_out: int) -> HigherOrderEncoderLayer:
             return HigherOrderEncoderLayer(

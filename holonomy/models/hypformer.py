@@ -462,28 +462,28 @@ class Hypformer(nn.Module):
         # With neither a transformer nor a hyperbolic decoder nothing would move this curvature.
         moved = learnable_curvature and (transformer or decoder != "linear")
         self.manifold_out = Lorentz(curvature, learnable=moved, device=device, dtype=dtype)
-        self.encoder = None
-        if transformer:
-            self.encoder = HypformerEncoder(
-                in_features,
-                hidden_features,
-                self.manifold_out,
-                layers=layers,
-                heads=heads,
-                feedforward=feedforward,
-                attention=attention,
-                similarity=similarity,
-                power=power,
-                average=average,
-                dropout=dropout,
-                output_dropout=output_dropout,
-                activation=activation,
-                norm_eps=norm_eps,
-                curvature=curvature,
-                learnable_curvature=learnable_curvature,
-                device=device,
-                dtype=dtype,
-            )
+        # Where it is left out it takes no memory and no random numbers, and wrong options are refused all the same.
+        encoder = HypformerEncoder(
+            in_features,
+            hidden_features,
+            self.manifold_out,
+            layers=layers,
+            heads=heads,
+            feedforward=feedforward,
+            attention=attention,
+            similarity=similarity,
+            power=power,
+            average=average,
+            dropout=dropout,
+            output_dropout=output_dropout,
+            activation=activation,
+            norm_eps=norm_eps,
+            curvature=curvature,
+            learnable_curvature=learnable_curvature,
+            device=device if transformer else "meta",
+            dtype=dtype,
+        )
+        self.encoder = encoder if transformer else None
         # Kept apart from the decoder's class, so that another module may stand in its place.
         self.decodes_points = decoder != "linear"
         self.decoder = decoder_of(decoder, hidden_features, out_features, self.manifold_out, device=device, dtype=dtype)
@@ -564,8 +564,7 @@ class Hypformer(nn.Module):
 
     def _mix(self, x: Tensor, edge_index: Tensor | Graph | None, batch: Tensor | None) -> Float[Tensor, "nodes dim"]:
         """Both branches in the tangent space at the origin."""
-        checks.floating("x", x)
-        checks.last_axis("x", x, self.in_features, "in_features")
+        checks.last_axis("x", x, self.in_features, "in_features", sparse=True)
         if edge_index is not None:
             check_graph(x, edge_index, batch)
         branches: list[Tensor] = []

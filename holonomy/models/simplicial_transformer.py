@@ -142,8 +142,8 @@ class SimplicialTransformer(nn.Module):
         checks.rows("src", src, self.norm.normalized_shape[0], "features", self.norm)
         if src_key_padding_mask is not None:
             checks.padding_mask("src_key_padding_mask", src_key_padding_mask, src.shape[:-1])
-        if mask is not None and mask.dtype != torch.bool:
-            raise TypeError(f"mask must be boolean, got {mask.dtype}.")
+        if mask is not None:
+            checks.broadcasting_mask("mask", mask, (*src.shape[:-1], src.shape[-2]), 2, "(*batch, tokens, tokens)")
         pairs = None if mask is None else ~mask
         x, handed = src, None
         layers = [cast("SimplicialEncoderLayer", module) for module in self.layers]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from contextlib import ExitStack
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -34,11 +35,18 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
         (
             "in_features out_features hidden hidden_features features heads layers num dim num_embeddings "
             "embedding_dim classes capacity feedforward random_features identifier_dim query_features value_features "
-            "head_features walk_features pair_features edge_types k order"
+            "head_features pair_features edge_types k order"
         ),
         domains.SIZE,
     ),
-    ("edge_features order_in order_out type_features steps limit", domains.COUNT),
+    # Zero is documented as "none".
+    (
+        (
+            "edge_features order_in order_out type_features steps limit walk_features TokenGT.in_features "
+            "HypTokenGT.in_features GraphTokenizer.in_features HyperedgeTokenizer.in_features"
+        ),
+        domains.COUNT,
+    ),
     (
         (
             "p dropout attention_dropout output_dropout stochastic_depth eigenvector_dropout teleport momentum "
@@ -102,28 +110,34 @@ def built(name: str, nodes: int, curvatures: tuple[float, ...], dtype: torch.dty
     return Built(case, module, public, setting)
 
 
+# The methods by which what the laws wrap around a module calls it.
+_DOORS = ("forward", "padded", "tensor", "embed")
+
+
 class _FoundError(Exception):
-    """Carries what a module was called with, before it computes anything."""
+    """Carries which method of a module was called, and with what, before it computes anything."""
 
 
-def _found(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    raise _FoundError(bound.arguments)
-
-
-def _inputs(made: Built) -> tuple[nn.Module, dict[str, Any]]:
-    """What to call, and new arguments for it."""
+def _inputs(made: Built) -> tuple[str, dict[str, Any]]:
+    """Which method of the public module to call, and new arguments for it."""
     inputs = made.case.inputs(made.setting)
-    if made.public is not made.module:
-        hook = made.public.register_forward_pre_hook(_found, with_kwargs=True)
+    if made.public is made.module:
+        return "forward", named(made.module, inputs)
+    with ExitStack() as patched, torch.no_grad():
+        for door in filter(partial(hasattr, type(made.public)), _DOORS):
+            patched.enter_context(patch.object(made.public, door, _finding(door, getattr(made.public, door))))
         try:
-            with torch.no_grad():
-                made.module(*inputs)
+            made.module(*inputs)
         except _FoundError as found:
-            return made.public, dict(found.args[0])
-        finally:
-            hook.remove()
-    return made.module, named(made.module, inputs)
+            return found.args
+    raise AssertionError(f"{made.case} calls none of {_DOORS}")
+
+
+def _finding(door: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def find(*args: Any, **kwargs: Any) -> None:
+        raise _FoundError(door, dict(inspect.signature(method).bind(*args, **kwargs).arguments))
+
+    return find
 
 
 def forward(kind: type[nn.Module]) -> Target:
@@ -148,29 +162,29 @@ def forward(kind: type[nn.Module]) -> Target:
         made.setting.radius = source.pick(_RADII if made.case.any_radius else _RADII[:_WITHIN])
         training = bool(source.below(2))
         torch.manual_seed(source.below(100))
-        module, arguments = _inputs(made)
-        module.train(training)
+        module, (door, arguments) = made.public.train(training), _inputs(made)
+        method = getattr(module, door)
         for argument, value in arguments.items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 arguments[argument] = laid_out(value.detach(), source)
-        if "batch" in inspect.signature(module.forward).parameters and "edge_index" in arguments and source.below(2):
+        if "batch" in inspect.signature(method).parameters and "edge_index" in arguments and source.below(2):
             arguments = _twice(arguments)
         call = Call(
             name,
-            _by_position(module) if kind.__name__ == "HypConcat" else module,
+            _by_position(module) if kind.__name__ == "HypConcat" else module if door == "forward" else method,
             arguments,
-            "module",
+            "module" if door == "forward" else f"module.{door}",
             (
                 "from tests.fuzz.modules import built",
                 "",
-                f"module = built{key!r}.{'public' if module is made.public else 'module'}.train({training})",
+                f"module = built{key!r}.public.train({training})",
             ),
             on=getattr(made.module, made.case.target) if made.case.target else None,
             learned=tuple(module.parameters()),
             restore=_restoring(module),
         )
         kinds = _kinds(kind, module, arguments)
-        settle(call, Scene(source, seen=arguments), kinds, fate, _optional(module.forward))
+        settle(call, Scene(source, seen=arguments), kinds, fate, _optional(method))
         return call
 
     return Target(name, draw, 0.5, opening)
@@ -242,11 +256,16 @@ def constructor(kind: type[nn.Module]) -> Target:
         if fate != "valid":
             arguments |= {name: x for name, x in defaults.items() if name not in arguments and not source.below(4)}
         call = Call(kind.__name__, kind, arguments, _home(kind))
-        kinds = {name: CONSTRUCTOR[name] for name in arguments}
+        kinds = {name: _of_constructor(kind, name) for name in arguments}
         settle(call, Scene(source, seen=arguments), kinds, fate, _optional(kind))
         return call
 
     return Target(kind.__name__, draw, 0.7)
+
+
+def _of_constructor(kind: type[nn.Module], name: str) -> Kind:
+    """The kind of an argument of a constructor, by the names of both or its own."""
+    return CONSTRUCTOR.get(f"{kind.__name__}.{name}") or CONSTRUCTOR[name]
 
 
 def _home(kind: type[nn.Module]) -> str:

@@ -418,7 +418,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
     for options, sentence in (
         ({"heads": 4}, "heads must be a divisor of features = 6, got 4"),
         ({"mode": "sepia"}, "mode must be one of 'chromatic', 'mono', 'additive', got 'sepia'"),
-        ({"edge_features": -1}, "edge_features must be None or at least 0, got -1"),
+        ({"edge_features": -1}, "edge_features must be at least 0, got -1"),
         ({"dropout": 1.5}, r"dropout must lie in \[0.0, 1.0\], got 1.5"),
         ({"dropout_over": "graphs"}, "dropout_over must be one of 'edges', 'nodes', 'channels', got 'graphs'"),
     ):

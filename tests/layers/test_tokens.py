@@ -160,7 +160,7 @@ def test_drawn_identifiers_are_those_of_each_graph(kind):
         ({"identifiers": None}, "^identifier_dim must be None when identifiers is None, got 4"),
         ({"eigenvector_dropout": 0.1}, "^eigenvector_dropout must be 0 when identifiers are 'orthogonal', got 0.1"),
         ({"identifier_dim": 0}, "^identifier_dim must be a positive integer, got 0"),
-        ({"type_features": -1}, "^type_features must be a positive integer, got -1"),
+        ({"type_features": -1}, "^type_features must be at least 0, got -1"),
     ],
 )
 def test_options_without_effect_are_refused(options, message):
@@ -182,7 +182,7 @@ def test_the_door_says_what_does_not_fit():
     ):
         tokenizer()(x, edges, attr, batch, x)
     without = tokenizer(identifiers=None, identifier_dim=None)
-    with pytest.raises(ValueError, match=r"identifiers must be None for a tokenizer without, got \(6, 3\)"):
+    with pytest.raises(ValueError, match=r"identifiers must be None for a tokenizer without, got Tensor"):
         without(x, edges, attr, batch, x)
 
 

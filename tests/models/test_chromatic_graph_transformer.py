@@ -246,7 +246,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
         model(x, edges, types)
     with pytest.raises(ValueError, match="related must be given exactly if the encoder was made for it, got Tensor"):
         model(x, edges, types, walks=walks, related=torch.zeros(9, dtype=torch.bool))
-    with pytest.raises(ValueError, match="rows must be one for each of the 5 pairs, got 9"):
+    with pytest.raises(ValueError, match=r"walks must have shape \(5, 2\), got \(9, 2\)"):
         model(x, edges, types, torch.tensor([0, 0, 1]), walks=walks)
     with pytest.raises(ValueError, match=r"x must have shape \(..., in_features = 5\)"):
         model(x[:, :3], edges, types, walks=walks)

@@ -143,7 +143,7 @@ def test_types_and_rows_of_pairs_have_their_numbers():
     x, edge_index, _ = graph()
     model = ChromaticGraphTransformer(3, 8, 2, edge_types=4, limit=2, dtype=torch.float64)
     distances = torch.zeros(36, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"^edge_attr must have shape \(edges = 6,\) for types of edges, got \(6, 1\)"):
+    with pytest.raises(ValueError, match=r"^edge_attr must have shape \(edges,\) = \(6,\), got \(6, 1\)"):
         model(x, edge_index, torch.zeros(6, 1, dtype=torch.int64), distances=distances)
-    with pytest.raises(ValueError, match=r"^rows must be one for each of the 36 pairs, got \[35\]"):
+    with pytest.raises(ValueError, match=r"^distances must have shape \(36,\), got \(35,\)"):
         model(x, edge_index, torch.zeros(6, dtype=torch.int64), distances=distances[1:])

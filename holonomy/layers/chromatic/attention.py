@@ -82,7 +82,8 @@ class EdgeProjection(nn.Module):
         checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
         self.edge_features = checks.positive_int("edge_features", edge_features)
         checks.positive_int("features", features)
-        biases = checks.positive_int("heads", heads) if mode == "mono" else features
+        checks.positive_int("heads", heads)
+        biases = heads if mode == "mono" else features
         self.bias = nn.Linear(edge_features, biases, bias=False, device=device, dtype=dtype)
         self.value = nn.Linear(edge_features, features, bias=False, device=device, dtype=dtype) if edge_values else None
 
@@ -195,8 +196,8 @@ class ChromaticAttention(nn.Module):
         self.activation = activation if mode == "additive" else None
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.dropout_over = checks.one_of("dropout_over", dropout_over, ("edges", "nodes", "channels"))
-        if edge_features is not None and edge_features < 0:
-            raise ValueError(f"edge_features must be None or at least 0, got {edge_features}.")
+        if edge_features is not None:
+            checks.nonnegative_int("edge_features", edge_features)
         self.edge_features, self.edge_values = edge_features, edge_values
         self.query = nn.Linear(features, features, device=device, dtype=dtype)
         self.key = nn.Linear(features, features, bias=False, device=device, dtype=dtype)
@@ -299,6 +300,7 @@ class ChromaticAttention(nn.Module):
         if edges is None:
             return x, None, None
         checks.floating("edges", edges)
+        checks.dense("edges", edges)
         pairs = (x.shape[0], x.shape[1], x.shape[1], self.edge_features)
         if edges.shape != pairs:
             raise ValueError(

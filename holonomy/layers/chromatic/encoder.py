@@ -64,6 +64,8 @@ class NodeBatchNorm(nn.BatchNorm1d):
             ``(graphs, n, features)``, zero at padding.
         """
         checks.last_axis("x", x, self.num_features, "features")
+        if x.ndim != 3:
+            raise ValueError(f"x must have shape (graphs, n, features), got {tuple(x.shape)}.")
         if mask is not None:
             checks.node_mask(mask, x.shape[:-1])
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -156,6 +158,7 @@ class ChromaticEncoderLayer(nn.Module):
         checks.one_of("norm", norm, ("batch", "layer"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         checks.in_range("attention_dropout", attention_dropout, 0.0, 1.0)
+        checks.positive_int("features", features)
         width = 2 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         checks.function("activation", activation)
         self.activation = activation

@@ -6,6 +6,7 @@ and :mod:`holonomy.layers.substructures`. They know no padding: a result that st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,7 +18,7 @@ from holonomy.layers.encodings import category_product
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["EdgeTypeEncoder", "PairEncoder", "RandomWalkEncoder", "ShortestPathEncoder"]
+__all__ = ["EdgeTypeEncoder", "PairEncoder", "RandomWalkEncoder", "ShortestPathEncoder", "check_encodings"]
 
 
 class EdgeTypeEncoder(nn.Module):
@@ -80,10 +81,10 @@ class EdgeTypeEncoder(nn.Module):
         Raises:
             ValueError: if an argument is missing, or one comes that nobody reads.
         """
-        _given("related", related, wanted=self.product)
-        _given("attributes", attributes, wanted=self.attributes is not None)
         count = self.types.num_embeddings // (2 if self.product else 1)
         checks.codes("categories", categories, count, "edge_types + 2")
+        _check("related", related, categories.shape if self.product else None)
+        _check("attributes", attributes, (*categories.shape, self.edge_features) if self.attributes else None)
         vectors = self.types(categories if related is None else category_product(categories, related))
         if attributes is not None and self.attributes is not None:
             checks.last_axis("attributes", attributes, self.edge_features, "edge_features", self.attributes)
@@ -223,6 +224,8 @@ class PairEncoder(nn.Module):
         super().__init__()
         if substructures is not None:
             checks.one_of("substructures", substructures, ("added", "product"))
+        checks.nonnegative_int("steps", steps)
+        checks.nonnegative_int("limit", limit)
         self.edges = EdgeTypeEncoder(
             edge_types,
             features,
@@ -260,9 +263,9 @@ class PairEncoder(nn.Module):
         Raises:
             ValueError: if an argument is missing, or one comes that nobody reads.
         """
-        _given("walks", walks, wanted=self.walks is not None)
-        _given("distances", distances, wanted=self.distances is not None)
-        _given("related", related, wanted=self.related is not None or self.edges.product)
+        checks.integers("categories", categories)
+        given = {"walks": walks, "distances": distances, "related": related, "attributes": attributes}
+        check_encodings(self, categories.shape, **given)
         parts = [self.edges(categories, related if self.edges.product else None, attributes)]
         if self.walks is not None:
             parts.append(self.walks(walks))
@@ -274,6 +277,24 @@ class PairEncoder(nn.Module):
         return edges
 
 
-def _given(name: str, value: Tensor | None, *, wanted: bool) -> None:
-    if (value is not None) != wanted:
+def check_encodings(encoder: PairEncoder, pairs: Sequence[int], **given: Tensor | None) -> None:
+    """Refuse encodings that are missing, that nobody reads, or that do not have the axes of the pairs."""
+    wanted = {
+        "walks": None if encoder.walks is None else (*pairs, encoder.walks.steps),
+        "distances": None if encoder.distances is None else pairs,
+        "related": None if encoder.related is None and not encoder.edges.product else pairs,
+        "attributes": None if encoder.edges.attributes is None else (*pairs, encoder.edges.edge_features),
+    }
+    for name, value in given.items():
+        _check(name, value, wanted[name])
+
+
+def _check(name: str, value: Tensor | None, shape: Sequence[int] | None) -> None:
+    if (value is not None) != (shape is not None):
         raise ValueError(f"{name} must be given exactly if the encoder was made for it, got {type(value).__name__}.")
+    if value is None or shape is None:
+        return
+    if name == "related":
+        checks.boolean(name, value, shape, "related pairs")
+    else:
+        checks.shaped(name, value, shape)

@@ -94,7 +94,6 @@ class HypMLR(nn.Module):
             Signed distances times lengths, ``(*batch, classes)``.
         """
         checks.last_axis("x", x, self.features + 1, "features + 1")
-        checks.dense("x", x)
         kappa = numerics.widen(self.manifold.curvature)
         root = kappa.neg().sqrt()
         length = numerics.norm(numerics.widen(self.weight), keepdim=True)
@@ -164,7 +163,6 @@ class HypPrototypes(nn.Module):
             Minus scaled squared distances ``(*batch, classes)``.
         """
         checks.last_axis("x", x, self.features + 1, "features + 1")
-        checks.dense("x", x)
         distance = self.manifold.cdist(x.reshape(-1, x.shape[-1]), self.prototypes())
         logits = -self.log_scale.exp() * distance.square()
         return logits.unflatten(0, x.shape[:-1]) if x.ndim > 1 else logits.squeeze(0)

@@ -193,8 +193,7 @@ class ExpMapHTC(HTC):
         Returns:
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
-        checks.floating("x", x)
-        checks.last_axis("x", x, self.in_features, "in_features", None if is_sparse(x) else self)
+        checks.last_axis("x", x, self.in_features, "in_features", self, sparse=True)
         weight, bias = self.affine(factor)
         if is_sparse(x):
             matrix = as_csr(x)
@@ -277,7 +276,6 @@ class TangentLinear(nn.Module):
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1", self.linear)
-        checks.dense("x", x)
         tangent = self.linear(self.manifold_in.logmap0(x)[..., 1:])
         return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
 

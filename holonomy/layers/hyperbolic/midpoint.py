@@ -192,7 +192,6 @@ class HypResidual(nn.Module):
         """
         checks.vectors(x=x)
         checks.last_axis("branch", branch, x.shape[-1], "features + 1")
-        checks.dense("branch", branch)
         out = self.manifold_out
         # Only space parts are read: those of another manifold may come with its times.
         return lifted_midpoint(

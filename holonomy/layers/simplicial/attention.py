@@ -117,7 +117,7 @@ class SimplicialAttention(nn.Module):
             raise ValueError("positions must be None without rope, which they are for.")
         if positions is not None:
             checks.integers("positions", positions)
-            checks.last_axis("positions", positions, x.shape[-2], "tokens")
+            checks.broadcasting("positions", positions, x.shape[:-1], 1, "(*batch, tokens)")
         keys = [split_heads(slot, self.heads) for slot in self.key(x).chunk(self.order + 1, -1)]
         if self.rope:
             at = None if positions is None else positions[..., None, :]
@@ -313,7 +313,13 @@ class PathRouter(nn.Module):
             of that shape that carry the gradient of the scores.
         """
         checks.rows("x", x, self.gate.in_features, "features", self.gate)
+        handed = (*x.shape[:-2], self.gate.out_features, x.shape[-2])
         checks.vectors(query=query, key=key)
+        for name, projected in (("query", query), ("key", key)):
+            checks.rows(name, projected, query.shape[-1], "dim", self.gate)
+            checks.shaped(name, projected, (*handed, query.shape[-1]), "(*batch, heads, tokens, dim) = ")
+        if key_padding_mask is not None:
+            checks.padding_mask("key_padding_mask", key_padding_mask, x.shape[:-1])
         x, query, key = x.detach(), query.detach(), key.detach()
         gate = self.gate(x)
         if self.distinct:

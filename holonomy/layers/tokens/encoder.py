@@ -304,6 +304,7 @@ class TokenEncoderLayer(PreNormLayer):
     ) -> None:
         checks.floating_dtype(dtype)
         checks.one_of("attention", attention, ("softmax", "performer"))
+        checks.in_range("attention_dropout", attention_dropout, 0.0, 1.0)
         if attention == "performer" and attention_dropout > 0:
             raise ValueError(f"attention_dropout must be 0 with attention 'performer', got {attention_dropout}.")
         super().__init__(

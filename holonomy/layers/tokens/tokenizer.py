@@ -99,10 +99,10 @@ class TokenEmbedding(Derived):
         super().__init__()
         self.order = checks.positive_int("order", order)
         checks.positive_int("features", features)
-        width = _size("type_features", features if type_features is None else type_features)
+        width = checks.nonnegative_int("type_features", features if type_features is None else type_features)
         self.of_identifiers: nn.Linear | None = None
         self.of_types: nn.Linear | None = None
-        if _size("identifier_dim", identifier_dim):
+        if checks.nonnegative_int("identifier_dim", identifier_dim):
             self.of_identifiers = _block(order * identifier_dim, features, order, 1, device, dtype)
         if width:
             # Rows of length one, as identifiers are.
@@ -155,6 +155,7 @@ class _Tokenizer(nn.Module):
         super().__init__()
         if identifiers is None and identifier_dim is not None:
             raise ValueError(f"identifier_dim must be None when identifiers is None, got {identifier_dim}.")
+        self.eigenvector_dropout = checks.in_range("eigenvector_dropout", eigenvector_dropout, 0.0, 1.0)
         if eigenvector_dropout > 0 and identifiers in {None, *_RANDOM}:
             raise ValueError(
                 f"eigenvector_dropout must be 0 when identifiers are {identifiers!r}, got {eigenvector_dropout}."
@@ -164,7 +165,6 @@ class _Tokenizer(nn.Module):
         if identifiers is not None:
             width = _IDENTIFIER_DIM if identifier_dim is None else identifier_dim
             self.identifier_dim = checks.positive_int("identifier_dim", width)
-        self.eigenvector_dropout = checks.in_range("eigenvector_dropout", eigenvector_dropout, 0.0, 1.0)
         self.embedding = TokenEmbedding(
             order,
             features,
@@ -185,11 +185,13 @@ class _Tokenizer(nn.Module):
     ) -> Tensor | None:
         if given is not None:
             if self.identifiers is None:
-                raise ValueError(f"identifiers must be None for a tokenizer without, got {tuple(given.shape)}.")
+                raise ValueError(f"identifiers must be None for a tokenizer without, got {type(given).__name__}.")
             checks.floating("identifiers", given)
             if given.shape != (nodes, self.identifier_dim):
                 shape = f"(nodes = {nodes}, identifier_dim = {self.identifier_dim})"
                 raise ValueError(f"identifiers must have shape {shape}, got {tuple(given.shape)}.")
+            width = self.identifier_dim
+            checks.last_axis("identifiers", given, width, "identifier_dim", self.embedding.of_identifiers)
         elif self.identifiers is None:
             return None
         like, dim = self.graph_token, self.identifier_dim
@@ -271,8 +273,8 @@ class GraphTokenizer(_Tokenizer):
         if identifiers is not None:
             checks.one_of("identifiers", identifiers, ("laplacian", "laplacian_both", *_RANDOM))
         super().__init__(2, features, identifiers, identifier_dim, type_features, eigenvector_dropout, device, dtype)
-        self.in_features = _size("in_features", in_features)
-        self.edge_features = _size("edge_features", edge_features)
+        self.in_features = checks.nonnegative_int("in_features", in_features)
+        self.edge_features = checks.nonnegative_int("edge_features", edge_features)
         self.of_nodes = _block(in_features, features, 2, in_features, device, dtype) if in_features else None
         self.of_edges = _block(edge_features, features, 2, edge_features, device, dtype) if edge_features else None
 
@@ -371,7 +373,7 @@ class HyperedgeTokenizer(_Tokenizer):
             checks.one_of("identifiers", identifiers, _RANDOM)
         super().__init__(order, features, identifiers, identifier_dim, type_features, 0.0, device, dtype)
         self.order = order
-        self.in_features = _size("in_features", in_features)
+        self.in_features = checks.nonnegative_int("in_features", in_features)
         self.of_hyperedges = _block(in_features, features, order, in_features, device, dtype) if in_features else None
 
     def reset_parameters(self) -> None:
@@ -413,6 +415,7 @@ class HyperedgeTokenizer(_Tokenizer):
         if values.shape != wanted:
             raise ValueError(f"values must have shape (edges, in_features) = {wanted}, got {tuple(values.shape)}.")
         checks.last_axis("values", values, self.in_features, "in_features", self.of_hyperedges)
+        checks.on_device(values.device, indices=indices)
         if batch is not None:
             checks.membership(batch, num_nodes)
         identifiers = self._given_or_drawn(identifiers, num_nodes, batch, None)
@@ -420,11 +423,6 @@ class HyperedgeTokenizer(_Tokenizer):
         if self.of_hyperedges is not None:
             rows = self.of_hyperedges(values)
         return self._laid_out(self.embedding(rows, indices, identifiers), indices, batch, 0)
-
-
-def _size(name: str, value: int) -> int:
-    """A size that may be zero."""
-    return value if value == 0 else checks.positive_int(name, value)
 
 
 def _block(

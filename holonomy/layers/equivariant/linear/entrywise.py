@@ -57,7 +57,7 @@ class Entrywise(nn.Module):
                 raise ValueError("mask must be None for hyperedges, which have no padding.")
             sparse.check_hyperedges(x, self.order, self.in_features, x.indices, self.order)
             return x.with_values(x.values @ self.weight + self.bias)
-        check_dense(x, self.order, self.in_features, mask)
+        check_dense(x, self.order, self.in_features, mask, self)
         result = x @ self.weight + self.bias
         if mask is not None and self.order:
             result = torch.where(joint(mask, self.order)[..., None], result, 0)

@@ -43,6 +43,7 @@ _NODES_AT_INIT_INVARIANT = 50
 def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer: nn.Module | None = None) -> None:
     """Refuse a dense tensor that is no order-k tensor of so many features, or a mask that does not fit it."""
     checks.floating("x", x)
+    checks.dense("x", x)
     nodes = x.shape[-order - 1 : -1] if order else ()
     if x.ndim <= order or x.shape[-1] != features or any(count != x.shape[-2] for count in nodes):
         wanted = ", ".join(["*batch", *["nodes"] * order, f"features = {features}"])
@@ -360,6 +361,8 @@ class EquivariantLinear(EquivariantMap):
         dtype: torch.dtype | None = None,
     ) -> None:
         checks.floating_dtype(dtype)
+        checks.nonnegative_int("order_in", order_in)
+        checks.nonnegative_int("order_out", order_out)
         if lightweight and order_in > 0 and order_out == 0:
             raise ValueError("lightweight must be False for a map to order 0: every class of it sums over inputs.")
         super().__init__(
