@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -21,7 +22,7 @@ from tests.fuzz.judge import Call
 from tests.fuzz.source import Source
 from tests.laws.laws import named
 
-__all__ = ["CONSTRUCTOR", "built", "constructor", "forward"]
+__all__ = ["CONSTRUCTOR", "built", "constructor", "forward", "wrong_calls"]
 
 
 def _unused(scene: Scene) -> Any:
@@ -266,6 +267,28 @@ def constructor(kind: type[nn.Module]) -> Target:
 def _of_constructor(kind: type[nn.Module], name: str) -> Kind:
     """The kind of an argument of a constructor, by the names of both or its own."""
     return CONSTRUCTOR.get(f"{kind.__name__}.{name}") or CONSTRUCTOR[name]
+
+
+def wrong_calls(kind: type[nn.Module]) -> Iterator[Call]:
+    """Calls of the constructor and of the simplest module of a class, each with one argument wrong in one way."""
+    made = constructor(kind).draw(Source())
+    defaults = {p.name: p.default for p in inspect.signature(kind).parameters.values() if p.default is not p.empty}
+    made.arguments = defaults | made.arguments
+    yield from _spoiled(made, {name: _of_constructor(kind, name) for name in made.arguments}, _optional(kind))
+    if kind not in {Curvature, Lorentz}:
+        call = forward(kind).draw(Source())
+        method = call.function.forward if isinstance(call.function, nn.Module) else call.function
+        yield from _spoiled(call, {n: _kind(kind, n, x) for n, x in call.arguments.items()}, _optional(method))
+
+
+def _spoiled(call: Call, kinds: Mapping[str, Kind], optional: set[str]) -> Iterator[Call]:
+    for name, value in call.arguments.items():
+        for how, change in kinds[name].wrong.items():
+            if how == "none" and name in optional:
+                continue
+            changed = change(Scene(Source(), seen=call.arguments), value)
+            if changed is not NotImplemented:
+                yield replace(call, arguments={**call.arguments, name: changed}, wrong={name: how}, twice=False)
 
 
 def _home(kind: type[nn.Module]) -> str:

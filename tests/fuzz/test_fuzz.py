@@ -13,8 +13,11 @@ from torch import Tensor
 
 from holonomy import layers, manifolds, models, optim, structures, theory
 from holonomy.manifolds import Lorentz
+from tests.cases import public_classes
 from tests.fuzz.calls import FUNCTIONS, METHODS
+from tests.fuzz.judge import judged
 from tests.fuzz.known import is_known
+from tests.fuzz.modules import wrong_calls
 from tests.fuzz.run import run, shrunk, targets
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -25,6 +28,12 @@ def test_random_calls(seed: int) -> None:
     report = run(range(30), seed)
     new = [found for key, found in report.first.items() if not is_known(key)]
     assert not new, "\n\n".join(shrunk(found) for found in new[:3])
+
+
+def test_every_wrong_argument_of_a_class_is_refused_by_its_name() -> None:
+    """Each argument of the constructor and of the forward pass, each way of being wrong, one at a time."""
+    failures = [judged(call) for kind in public_classes() for call in wrong_calls(kind)]
+    assert [(failure.key, failure.detail) for failure in failures if failure is not None] == []
 
 
 # Public names that are not called by themselves, each with the reason.

@@ -255,7 +255,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
         ({"walk_features": 2}, "walk_features must be 0, or with steps > 0"),
         ({"walk_features": 8, "steps": 2}, "walk_features must be 0, or with steps > 0 less than hidden = 8, got 8"),
         ({"substructures": "cliques"}, "substructures must be one of 'added', 'product'"),
-        ({"steps": -1}, "steps must be a positive integer, got -1"),
+        ({"steps": -1}, "steps must be at least 0, got -1"),
         ({"pooling": "max"}, "pooling must be one of"),
         ({"norm": "graph"}, "norm must be one of"),
         ({"level": "edge"}, "level must be one of"),
