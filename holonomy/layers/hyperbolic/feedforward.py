@@ -33,5 +33,7 @@ class FeedForward(nn.Sequential):
         weight, bias = narrow.affine()
         # W (t, h) + b, where the product with t is of rank one.
         of_time = functional.linear(time.flatten(0, -2), weight[:, :1], bias)
-        space = torch.addmm(of_time, hidden.flatten(0, -2), weight[:, 1:].t()).view(*hidden.shape[:-1], -1)
+        space = torch.addmm(of_time, hidden.flatten(0, -2), weight[:, 1:].t()).view(
+            *hidden.shape[:-1], narrow.out_features
+        )
         return drop(hyperboloid.lift(space, narrow.manifold_out.curvature))

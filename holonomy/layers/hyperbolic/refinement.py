@@ -332,6 +332,7 @@ class HypDropout(HRC):
         Returns:
             Points ``(*batch, d + 1)`` on ``manifold_out``; ``x`` itself where nothing is dropped and nothing changes.
         """
+        checks.vectors(x=x)
         dropout = cast("nn.Dropout", self.function)
         if self.manifold_in is self.manifold_out and not (dropout.training and dropout.p > 0):
             return x
