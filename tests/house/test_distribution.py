@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -76,3 +77,17 @@ def test_the_source_archive_has_all_that_its_tests_read(built: Path) -> None:
     made = {"__pycache__", "_build"}
     missing = [str(path.relative_to(ROOT)) for path in files if not made.intersection(path.parts)]
     assert not set(missing) - held
+
+
+def test_tests_run_from_the_unpacked_source_archive(built: Path, tmp_path: Path) -> None:
+    """Two files: one imports the library and the benchmarks, the other reads what lies beside them."""
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = next(tmp_path.iterdir())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/manifolds/test_charts.py"]
+    command += ["tests/benchmarks/test_results.py", "--hypothesis-profile=quick"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
+    environment |= {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
