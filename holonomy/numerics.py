@@ -57,6 +57,7 @@ __all__ = [
     "shrink",
     "sinhc",
     "sinhc_slope",
+    "squarable",
     "sums_saturate",
     "tolerance",
     "total",
@@ -96,6 +97,9 @@ ROOM = 2.0**-32
 
 ROW_STEEPEST = 1e4
 """What terms may be beside their sum, for gradients that cancel by its square to keep float32 digits in float64."""
+
+# Of longer rows neither cubes nor their reciprocals fit float32.
+_LONG = 2.0**20
 
 # Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
 _SINHC_SERIES_BELOW = 0.1
@@ -731,6 +735,16 @@ def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     True
     """
     return x.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def squarable(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Powers of two by which rows of these lengths are multiplied before they are squared; one below a million.
+
+    >>> squarable(torch.tensor([1e4, 3e38])).log2().tolist()
+    [0.0, -127.0]
+    """
+    length = length.detach()
+    return torch.where(length > _LONG, torch.exp2(-length.log2().floor()), 1.0)
 
 
 def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batch dim"]:

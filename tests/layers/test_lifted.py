@@ -1,4 +1,4 @@
-"""Maps that end on the hyperboloid, in parts: the numbers of their definitions, at any size and radius."""
+"""Midpoints and blocks in chunks: the numbers of their plain forms, at any size and radius."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from holonomy.layers import HTC, HypLayerNorm, HypPositionalEncoding, HypResidual
+from holonomy.layers import HypPositionalEncoding, HypResidual
 from holonomy.manifolds import Lorentz
 from holonomy.models.hypformer import HypformerBlock
 from holonomy.ops.lorentz import lifted
@@ -25,23 +25,15 @@ def build(name, dtype):
     """A layer on manifolds of its own, and how many points it takes."""
     one, two = manifold(-1.0, dtype), manifold(-0.6, dtype)
     made = {
-        "HTC": lambda: HTC(DIM, 5, one, two, dtype=dtype),
-        "HTC without bias": lambda: HTC(DIM, 5, one, bias=False, dtype=dtype),
         "HypResidual": lambda: HypResidual(one, epsilon=0.7),
         "HypResidual, two manifolds": lambda: HypResidual(one, two),
         "HypPositionalEncoding": lambda: HypPositionalEncoding(DIM, two, dtype=dtype),
-        "HypLayerNorm": lambda: HypLayerNorm(DIM, one, two, dtype=dtype),
-        "HypLayerNorm without gain": lambda: HypLayerNorm(DIM, one, two, elementwise_affine=False, dtype=dtype),
         "HypformerBlock": lambda: HypformerBlock(DIM, 2, one, two, manifold_feedforward=two, dtype=dtype),
-        "HypformerBlock, tanh": lambda: HypformerBlock(DIM, 2, one, activation=torch.tanh, dtype=dtype),
     }
     return made[name](), 2 if "Residual" in name else 1
 
 
-LAYERS = (
-    "HTC", "HTC without bias", "HypResidual", "HypResidual, two manifolds", "HypPositionalEncoding", "HypLayerNorm",
-    "HypLayerNorm without gain", "HypformerBlock", "HypformerBlock, tanh",
-)  # fmt: skip
+LAYERS = ("HypResidual", "HypResidual, two manifolds", "HypPositionalEncoding", "HypformerBlock")
 layers = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -74,7 +66,7 @@ def test_parts_give_what_the_definition_gives(name, nodes, dtype, device, monkey
         assert_near(ours_grads[key], grad, 10 * limit, key, floor=floor)
 
 
-@pytest.mark.parametrize("name", LAYERS[:7])
+@pytest.mark.parametrize("name", LAYERS[:3])
 def test_tables_with_far_points_keep_their_digits(name, device, monkeypatch):
     """One row far out: its part is left to the definition, and float32 agrees with float64."""
     radius = torch.ones(1300, 1)
@@ -104,7 +96,7 @@ def test_gradients_by_finite_differences(name, monkeypatch):
     assert torch.autograd.gradcheck(function, inputs, atol=1e-6, rtol=1e-4, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", LAYERS[:8])
+@pytest.mark.parametrize("name", LAYERS)
 def test_second_derivatives_are_those_of_the_definition(name, monkeypatch):
     layer, count = build(name, D)
     source = Lorentz(-1.0, dtype=D)

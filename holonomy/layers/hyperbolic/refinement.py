@@ -19,13 +19,10 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from holonomy import _autograd, checks, numerics
+from holonomy import checks, numerics
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.lorentz import require_lorentz
-from holonomy.ops.lorentz.lifted import use_chunked
-from holonomy.ops.lorentz.midpoint_norm import LiftedLayerNorm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -39,7 +36,6 @@ __all__ = [
     "HypLayerNorm",
     "change_curvature",
     "curvatures",
-    "normalised",
     "rescale_space",
     "resolve",
 ]
@@ -218,11 +214,7 @@ class HypLayerNorm(HRC):
             Points ``(*batch, d + 1)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
-        if x.device.type != "cpu" or not use_chunked(x, x.numel() // x.shape[-1]):
-            return super().forward(x)
-        gain, shift, last, eps = self.affine(x)
-        inputs = (x.reshape(-1, x.shape[-1]), gain, shift, last, eps, normalised)
-        return _autograd.apply_function(LiftedLayerNorm, *inputs)[0].view_as(x)
+        return super().forward(x)
 
     def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, Tensor, float]:
         """What follows the normalisation, with the change of curvature.
@@ -405,38 +397,8 @@ class _Bounded(nn.Module):
         return (self.norm,)
 
     def forward(self, space: Tensor) -> Tensor:
-        return self.norm(_bounded(space))
-
-
-def normalised(
-    x: Float[Tensor, "*batch ambient"],
-    gain: Float[Tensor, " dim"],
-    shift: Float[Tensor, " dim"],
-    curvature: Float[Tensor, "*one"],
-    eps: float,
-) -> Float[Tensor, "*batch ambient"]:
-    """Layer normalisation of the space part, lifted: the definition of :class:`HypLayerNorm`.
-
-    Args:
-        x: points ``(*batch, d + 1)``.
-        gain: with the change of curvature, ``(d,)``.
-        shift: the same, ``(d,)``.
-        curvature: of the result, one negative number.
-        eps: added to the variance.
-
-    Returns:
-        Points ``(*batch, d + 1)``.
-
-    >>> one = torch.ones(2)
-    >>> normalised(torch.tensor([[3.0, 1.0, 3.0]]), one, 0 * one, torch.tensor([-1.0]), 0.0)[:, 1:]
-    tensor([[-1.,  1.]])
-    """
-    return hyperboloid.lift(functional.layer_norm(_bounded(x[..., 1:]), gain.shape, gain, shift, eps), curvature)
-
-
-def _bounded(space: Tensor) -> Tensor:
-    # The variance of so long a row is far from overflow, and any eps far below its last digit.
-    return numerics.within(space, torch.finfo(space.dtype).max ** 0.25)
+        # The variance of so long a row is far from overflow, and any eps far below its last digit.
+        return self.norm(numerics.within(space, torch.finfo(space.dtype).max ** 0.25))
 
 
 class _Rows(nn.Module):
