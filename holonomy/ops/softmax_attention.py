@@ -25,7 +25,6 @@ __all__ = [
     "Similarity",
     "hyperbolic_softmax_attention",
     "midpoint_of_sum",
-    "similarity_logits",
     "weighted_midpoint",
 ]
 
@@ -79,7 +78,7 @@ def hyperbolic_softmax_attention(
         hidden = dropped if hidden is None else dropped | hidden
     if similarity == "lorentz_squared":
         return _scaled_dot_product(query, key, value, hidden, curvature)
-    logits = similarity_logits(query, key, curvature=curvature, similarity=similarity)
+    logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
     if hidden is None:
         return weighted_midpoint(value, logits.softmax(-1), curvature=curvature)
     # The smallest number, not -inf: a row of -inf has no softmax. Its weights are cleared afterwards.
@@ -87,18 +86,15 @@ def hyperbolic_softmax_attention(
     return weighted_midpoint(value, weights.masked_fill(hidden, 0.0), curvature=curvature)
 
 
-def similarity_logits(
+def _geodesic_logits(
     query: Float[Tensor, "*batch query channels"],
     key: Float[Tensor, "*batch key channels"],
     *,
     curvature: Float[Tensor, "*one"],
-    similarity: Similarity = "geodesic_squared",
+    similarity: Literal["geodesic_squared", "geodesic"],
 ) -> Float[Tensor, "*batch query key"]:
-    """The logits of :func:`hyperbolic_softmax_attention`, up to a constant for ``"lorentz_squared"``."""
+    """The logits of :func:`hyperbolic_softmax_attention` that are geodesic distances."""
     scale = 1 / math.sqrt(query.shape[-1])
-    if similarity == "lorentz_squared":
-        reflected, point = _dot_product_form(query, key, curvature)
-        return 2 * scale * (reflected @ point.transpose(-2, -1))
     distance = hyperboloid.cdist(hyperboloid.lift(query, curvature), hyperboloid.lift(key, curvature), curvature)
     return -scale * (distance if similarity == "geodesic" else distance.square())
 

@@ -321,6 +321,10 @@ def test_queries_without_a_matching_key_get_zero():
     assert (query.grad[:2] == 0).all()
 
 
+def test_no_keys_give_zero():
+    assert linear_attention(torch.ones(3, 2), torch.ones(0, 2), torch.ones(0, 4)).tolist() == [[0.0] * 4] * 3
+
+
 def test_sums_over_many_large_keys_do_not_overflow():
     key = torch.full((1000, 2), 1e38)
     value = torch.full((1000, 1), 1e38)

@@ -304,3 +304,8 @@ def test_graphs_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=r"^batch must have shape \(n = 4,\), got \(2,\)\.$"):
             make_one(torch.tensor([0, 0]))
+
+
+def test_identifiers_lie_where_their_generator_does():
+    with torch.device("meta"):
+        assert not orthogonal_identifiers(4, 3, generator=torch.Generator("cpu")).is_meta

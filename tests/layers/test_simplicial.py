@@ -281,6 +281,33 @@ def test_a_million_tokens_later_turns_are_as_exact(size, device, dtype):
     torch.testing.assert_close(far @ far.mT, near @ near.mT, rtol=1e-5, atol=1e-5)
 
 
+def test_every_plane_of_a_chunk_turns_and_the_odd_one_out_stays(device):
+    """Each chunk of five has two planes and an axis, each plane its own angle."""
+    x, base = torch.randn(3, 11, device=device, dtype=torch.float64), 10000.0
+    expected = x.clone()
+    for place in range(3):
+        for plane, first in enumerate((0, 2, 5, 7)):
+            angle = place * base ** (-plane / 4)
+            a, b = x[place, first : first + 2].tolist()
+            expected[place, first] = a * math.cos(angle) - b * math.sin(angle)
+            expected[place, first + 1] = a * math.sin(angle) + b * math.cos(angle)
+    torch.testing.assert_close(rotary(x, size=5, base=base), expected)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_keys_of_other_lengths_do_not_go_with_a_mask_of_pairs(device):
+    keys, values = drawn(2, 4, 2, device=device)
+    keys[2], values[1] = keys[2][:3], values[1][:3]
+    with pytest.raises(ValueError, match=r"^keys must have equally many nodes with causal, window or pair_mask"):
+        simplicial_attention(keys, values, pair_mask=torch.ones(4, 4, dtype=torch.bool, device=device))
+
+
+def test_inner_products_of_many_large_channels_do_not_overflow(device):
+    keys, values = drawn(2, 1, 64, device=device, dtype=torch.float32)
+    large = [torch.full_like(key, 1e38) for key in keys]
+    torch.testing.assert_close(simplicial_attention(large, values), values[0] * values[1])
+
+
 def test_pairwise_turns_break_the_property_for_triples(device):
     """The usual 2 x 2 rotations move determinants of three vectors under a shift."""
     keys, values = drawn(2, 5, 12, device=device)

@@ -34,6 +34,19 @@ def tokenizer(dtype=D, **options):
     return GraphTokenizer(3, 8, **options, dtype=dtype)
 
 
+def test_each_part_of_a_token_is_drawn_with_the_same_variance():
+    """A new tokenizer and one that is drawn again: k + 2 parts, each from a vector of squared length as said."""
+    module = HyperedgeTokenizer(3, 60, 80, identifier_dim=20, type_features=90)
+    for _ in range(2):
+        for linear, square in (
+            (module.of_hyperedges, 60),
+            (module.embedding.of_identifiers, 1),
+            (module.embedding.of_types, 1),
+        ):
+            assert linear.weight.std().item() == pytest.approx((5 * square) ** -0.5, rel=0.05)
+        module.reset_parameters()
+
+
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_classes_follow_the_partitions(order):
     strings = torch.tensor(set_partitions(order))

@@ -191,6 +191,8 @@ def test_geoopt_checks_pass(dtype: torch.dtype) -> None:
     manifold.assert_check_point_on_manifold(x)
     u = manifold.proju(x, torch.randn(4, 4).to(dtype))
     manifold.assert_check_vector_on_tangent(x, u)
+    manifold.assert_check_vector_on_tangent(x.expand(2, 4, 4), u.expand(2, 4, 4))
+    assert not manifold.check_vector_on_tangent(x, u + 1)
 
 
 def test_against_geoopt_where_geoopt_is_right() -> None:

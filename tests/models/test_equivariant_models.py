@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holonomy.layers.equivariant.linear.entrywise import Entrywise
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork
 from holonomy.structures import Hyperedges
 
@@ -20,6 +21,14 @@ KINDS = (
 every_kind = pytest.mark.parametrize(
     ("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value))
 )
+
+
+@pytest.mark.parametrize("kind", [HigherOrderTransformer, InvariantGraphNetwork])
+def test_every_lightweight_map_is_entrywise_where_that_is_asked(kind):
+    for entrywise in (False, True):
+        model = kind(3, 8, 2, entrywise=entrywise)
+        made = sum(isinstance(part, Entrywise) for part in model.modules())
+        assert made == entrywise * (2 if kind is InvariantGraphNetwork else 6)
 
 
 def graph(nodes, edges, device, generator_seed=0):

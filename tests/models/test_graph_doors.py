@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from holonomy.models import ChromaticGraphTransformer, Hypformer
+from holonomy.models.graph_pairs import GraphPairs
 from tests.registry import graphs
 from tests.registry.graphs import MODELS
 
@@ -32,6 +33,16 @@ def test_indices_of_32_bits_are_indices(name):
     model, (x, edge_index, attr) = made(name), graph()
     expected = model(x, edge_index, attr, BATCH)
     torch.testing.assert_close(model(x, edge_index.int(), attr, BATCH.int()), expected)
+
+
+def test_pairs_without_an_edge_have_no_attributes():
+    x, edge_index, attr = graph()
+    pairs = GraphPairs.of(x, edge_index, None, attr, BATCH).attributes
+    expected = torch.zeros_like(pairs)
+    place = [0, 0, 1, 2, 1, 2]  # of each node in its graph
+    for (source, target), row in zip(edge_index.T.tolist(), attr, strict=True):
+        expected[BATCH[source], place[source], place[target]] += row
+    assert torch.equal(pairs, expected)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,4 @@
-"""``python -m tests.mutation map`` and ``python -m tests.mutation run``: see ``make mutation``."""
+"""``python -m tests.mutation map`` and ``run`` are ``make mutation``; ``try NAME`` looks at single mutants."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from tests.mutation.coverage_map import CoverageMap
+from tests.mutation.coverage_map import TESTS, CoverageMap
 from tests.mutation.mutants import ROOT, all_mutants, sample
 from tests.mutation.runner import MutationPlugin, Outcome, try_mutants
 
 MAP = ROOT / "runs" / "mutation" / "map.json"
 OUTCOMES = ROOT / "runs" / "mutation" / "outcomes.jsonl"
+EQUIVALENT = ROOT / "tests" / "mutation" / "equivalent.json"
 RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the two commands."""
+    """Run one of the commands."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     drawing = commands.add_parser("map", help="run the suite once and note which test runs which line")
@@ -33,9 +34,27 @@ def main(arguments: list[str]) -> int:
     running.add_argument("--controls", type=int, default=20, help="how many unchanged functions are put in first")
     running.add_argument("--again", action="store_true", help="try those that survived once more")
     running.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    trying = commands.add_parser("try", help="try the mutants whose name contains a text")
+    trying.add_argument("name")
+    trying.add_argument("tests", nargs="*", help="what to run (default: the tests that the map names)")
     options = parser.parse_args(arguments)
     MAP.parent.mkdir(parents=True, exist_ok=True)
-    return _map(options.processes) if options.command == "map" else _run(options)
+    if options.command == "map":
+        return _map(options.processes)
+    return _run(options) if options.command == "run" else _try(options.name, options.tests)
+
+
+def _try(name: str, tests: list[str]) -> int:
+    """Try the mutants whose name contains a text and say what came of each."""
+    wanted = [m for m in all_mutants() if name in m.name]
+
+    def say(outcome: Outcome) -> None:
+        print(f"{outcome.result:11s} {outcome.mutant.name} {outcome.by}", flush=True)
+
+    coverage_map = None if tests else CoverageMap.load(MAP)
+    plugin = MutationPlugin(coverage_map, wanted, controls=wanted[:1], seconds=120.0, processes=1, done=say)
+    try_mutants(plugin, tests or TESTS)
+    return 0
 
 
 def _map(processes: int) -> int:
@@ -94,7 +113,11 @@ def _outcomes() -> dict[str, dict[str, Any]]:
 
 
 def _write(options: argparse.Namespace, outcomes: list[dict[str, Any]]) -> None:
-    """Write the figures, and what survived with the reason that was found."""
+    """Write the figures and what survived; a survivor that changes nothing that a user sees stands with its reason."""
+    killed = [o for o in outcomes if o["result"] == "killed"]
+    reasons = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    survived = [o for o in outcomes if o["result"] != "killed"]
+    equivalent = {o["name"]: reasons[o["name"]] for o in survived if o["name"] in reasons}
     rooms = Counter((o["mutant"]["path"].split("/")[1], o["result"] == "killed") for o in outcomes)
     table = {
         room: {"mutants": rooms[room, True] + rooms[room, False], "killed": rooms[room, True]}
@@ -105,11 +128,16 @@ def _write(options: argparse.Namespace, outcomes: list[dict[str, Any]]) -> None:
         "command": f"python -m tests.mutation run --mutants {options.mutants} --seed {options.seed} --write",
         "commit": commit.stdout.strip(),
         "mutants": len(outcomes),
-        "killed": sum(o["result"] == "killed" for o in outcomes),
+        "killed": len(killed),
+        "share": round(len(killed) / len(outcomes), 4),
+        "share_without_equivalent": round(len(killed) / (len(outcomes) - len(equivalent)), 4),
         "rooms": table,
         "survived": [
-            {"name": o["name"], "result": o["result"], "tests": o["tests"]} for o in outcomes if o["result"] != "killed"
+            {"name": o["name"], "result": o["result"], "tests": o["tests"]}
+            for o in survived
+            if o["name"] not in equivalent
         ],
+        "equivalent": equivalent,
     }
     RESULTS.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
 

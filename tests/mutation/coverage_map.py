@@ -18,6 +18,9 @@ from tests.mutation.mutants import ROOT
 # own), not what reads sources, not what compiles: a mutant that only these would notice counts as one that survived.
 TESTS = (
     "holonomy",
+    "tests/test_numerics.py",
+    "tests/house/test_wrong_calls.py",
+    "tests/fuzz/test_fuzz.py",
     *(f"tests/{room}" for room in ("laws", "layers", "manifolds", "models", "optim", "structures", "theory")),
 )
 OPTIONS = ("-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -83,6 +84,8 @@ class Mutant:
         lines: the lines that the changed piece of code spans.
         index: which change of this function it is.
         what: the change in words.
+        text: the line of source where the changed piece begins.
+        repeated: how many changes of the same words on the same text stand before it in this function.
     """
 
     path: str
@@ -91,11 +94,14 @@ class Mutant:
     lines: tuple[int, int]
     index: int
     what: str
+    text: str
+    repeated: int
 
     @property
     def name(self) -> str:
-        """Return what identifies the mutant as long as its function stays as it is."""
-        return f"{self.path} {self.function}#{self.index} {self.what}"
+        """Return what identifies the mutant as long as its line stays as it is."""
+        again = f" ({self.repeated + 1})" if self.repeated else ""
+        return f"{self.path} {self.function}: {self.what}{again}: {self.text}"
 
 
 def _operators(node: ast.AST) -> Iterator[tuple[str, Change]]:
@@ -211,7 +217,7 @@ def start_of(function: ast.FunctionDef) -> int:
 
 def mutants_of(source: str, path: str) -> list[Mutant]:
     """Return every mutant of a source text."""
-    found = list[Mutant]()
+    found, lines, seen = list[Mutant](), source.splitlines(), Counter[tuple[str, str, str]]()
     for name, function in functions(ast.parse(source)):
         overloaded = any(isinstance(d, ast.Name) and d.id == "overload" for d in function.decorator_list)
         if overloaded:
@@ -219,7 +225,9 @@ def mutants_of(source: str, path: str) -> list[Mutant]:
         walk = _Walk()
         walk.visit(function)
         for index, (line, end, what) in enumerate(walk.found):
-            found.append(Mutant(path, name, start_of(function), (line, end), index, what))
+            text = lines[line - 1].strip()
+            found.append(Mutant(path, name, start_of(function), (line, end), index, what, text, seen[name, what, text]))
+            seen[name, what, text] += 1
     return found
 
 

@@ -61,7 +61,7 @@ class MutationPlugin:
     """A pytest plugin that tries mutants in place of running the suite.
 
     Args:
-        coverage_map: which tests run which line.
+        coverage_map: which tests run which line; ``None`` runs all tests on every mutant.
         mutants: what to try.
         seconds: how long the tests of one mutant may compute.
         processes: how many children run at once.
@@ -71,7 +71,7 @@ class MutationPlugin:
 
     def __init__(
         self,
-        coverage_map: CoverageMap,
+        coverage_map: CoverageMap | None,
         mutants: Iterable[Mutant],
         *,
         seconds: float,
@@ -86,6 +86,8 @@ class MutationPlugin:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Fork once for each mutant."""
+        if session.testsfailed:
+            raise session.Failed(f"{session.testsfailed} files of tests could not be collected")
         self._items = {item.nodeid: item for item in session.items}
         gc.collect()
         gc.freeze()
@@ -101,7 +103,8 @@ class MutationPlugin:
 
     def _try_all(self, mutants: list[Mutant], done: Callable[[Outcome], None], *, changed: bool) -> None:
         for mutant in mutants:
-            tests = [t for t in self._map.tests_of(mutant.path, mutant.lines) if t in self._items]
+            covering = self._map.tests_of(mutant.path, mutant.lines) if self._map else self._items
+            tests = [t for t in covering if t in self._items]
             if not tests:
                 done(Outcome(mutant, "no test", 0))
                 continue

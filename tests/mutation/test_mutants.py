@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+from tests.mutation.__main__ import EQUIVALENT
 from tests.mutation.mutants import ROOT, all_mutants, code_of, mutants_of, sample
 
 SOURCE = textwrap.dedent('''
@@ -41,6 +43,13 @@ def test_every_mutant_of_a_file_differs_from_the_source() -> None:
     assert len(mutants) > 100
     for mutant in mutants[::10]:
         assert code_of(mutant) != code_of(mutant, changed=False)
+
+
+def test_names_are_unique_and_equivalent_mutants_exist() -> None:
+    """A line that is edited takes its reason with it: the reason is read again and the name renewed."""
+    names = [m.name for m in all_mutants()]
+    assert len(set(names)) == len(names)
+    assert set(json.loads(EQUIVALENT.read_text(encoding="utf-8"))) <= set(names)
 
 
 def test_a_sample_is_spread_evenly_and_repeats() -> None:

@@ -413,3 +413,10 @@ def test_sharded_parameters_and_others(mesh):
     torch.testing.assert_close(ours[0].full_tensor(), theirs[0])
     for mine, other in zip(ours[1:], theirs[1:], strict=True):
         torch.testing.assert_close(mine, other)
+
+
+def test_a_rate_beside_the_parameters_stays_on_their_device() -> None:
+    """To read it would wait for the device; meta, which nothing can be read from, stands in for one."""
+    rate = torch.tensor(0.1, device="meta")
+    assert optim._rate(rate, torch.device("meta")).is_meta
+    assert optim._rate(torch.tensor(0.1), torch.device("meta")) == pytest.approx(0.1)
