@@ -7,10 +7,11 @@ where nothing waits for them: on a CPU, outside of ``torch.compile`` and of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Real
-from typing import SupportsIndex
+from types import UnionType
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +25,21 @@ __all__ = [
     "codes",
     "dense",
     "edges",
+    "finite",
     "finite_negative",
     "floating",
     "floating_dtype",
     "function",
+    "generator",
     "graph",
     "in_ball",
     "in_range",
     "integers",
     "last_axis",
+    "matrix",
     "membership",
     "node_mask",
     "nodes",
-    "nonnegative",
     "nonnegative_int",
     "number_of_graphs",
     "on_device",
@@ -49,6 +52,7 @@ __all__ = [
     "sequence",
     "shaped",
     "size",
+    "tensor",
     "vectors",
 ]
 
@@ -115,10 +119,21 @@ def one_of(name: str, value: str, choices: Collection[str]) -> str:
     return value
 
 
-def sequence(name: str, values: object) -> None:
-    """Refuse what is no sequence; a string is none."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"{name} must be a sequence of integers, got {values!r}.")
+def sequence(name: str, values: object, meaning: str, kind: type | UnionType = object) -> list[Any]:
+    """The entries of a sequence, or of whatever else can be iterated over; a string and a mapping are none."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a sequence of {meaning}, got {values!r}.")
+    entries = list(values)
+    for entry in entries:
+        if not isinstance(entry, kind):
+            raise TypeError(f"{name} must be a sequence of {meaning}, got {entry!r} in it.")
+    return entries
+
+
+def generator(value: torch.Generator | None) -> None:
+    """Refuse what is no source of random numbers."""
+    if value is not None and not isinstance(value, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"generator must be a torch.Generator, got {value!r}.")
 
 
 def last_axis(
@@ -143,6 +158,15 @@ def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None 
     _dtype_of(layer, name, x)
 
 
+def matrix(name: str, x: Tensor, rows: str, columns: str, width: int | None = None) -> None:
+    """Refuse what is no dense floating-point matrix."""
+    floating(name, x)
+    dense(name, x)
+    if x.ndim != 2 or width not in (None, x.shape[1]):
+        size = "" if width is None else f" = {width}"
+        raise ValueError(f"{name} must have shape ({rows}, {columns}{size}), got {tuple(x.shape)}.")
+
+
 def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
     """Refuse a mask that is not boolean or does not have one entry a token."""
     boolean(name, mask, shape, "padding", "(*batch, nodes) = ")
@@ -153,17 +177,20 @@ def node_mask(mask: Tensor, shape: Sequence[int]) -> None:
     boolean("mask", mask, shape, "nodes")
 
 
-def boolean(name: str, mask: Tensor, shape: Sequence[int], at: str, symbols: str = "") -> None:
+def boolean(name: str, mask: Tensor, shape: Sequence[int] | None, at: str, symbols: str = "") -> None:
     """Refuse what is not boolean or has another shape."""
-    _tensor(name, mask)
+    tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, True at {at}, got {mask.dtype}.")
-    shaped(name, mask, shape, symbols)
+    if shape is not None:
+        shaped(name, mask, shape, symbols)
+    elif mask.ndim == 0:
+        raise ValueError(f"{name} must have shape (*batch, n), got ().")
 
 
 def broadcasting_mask(name: str, mask: Tensor, shape: Sequence[int], axes: int, symbols: str) -> None:
     """Refuse a mask that is not boolean or does not broadcast to a shape, of which it must have the last axes."""
-    _tensor(name, mask)
+    tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, got {mask.dtype}.")
     broadcasting(name, mask, shape, axes, symbols)
@@ -178,7 +205,7 @@ def broadcasting(name: str, x: Tensor, shape: Sequence[int], axes: int, symbols:
 
 def shaped(name: str, x: Tensor, wanted: Sequence[int], symbols: str = "") -> None:
     """Refuse what is no dense tensor of a shape."""
-    _tensor(name, x)
+    tensor(name, x)
     dense(name, x)
     if x.shape != torch.Size(wanted):
         raise ValueError(f"{name} must have shape {symbols}{tuple(wanted)}, got {tuple(x.shape)}.")
@@ -191,9 +218,15 @@ def function(name: str, value: object) -> None:
         raise TypeError(f"{name} must be callable, got {came}.")
 
 
+def tensor(name: str, x: object) -> None:
+    """Refuse what is no tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
+
+
 def floating(name: str, x: Tensor) -> None:
     """Refuse what is no tensor of real floating-point numbers."""
-    _tensor(name, x)
+    tensor(name, x)
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
 
@@ -206,27 +239,28 @@ def floating_dtype(dtype: torch.dtype | None) -> None:
 
 def vectors(least: int = 1, /, **named: Tensor) -> None:
     """Refuse what are no dense floating-point vectors of one width, whose other axes broadcast."""
-    shape = None
+    shapes: dict[str, torch.Size] = {}
     for name, x in named.items():
         floating(name, x)
         dense(name, x)
         if x.ndim == 0 or x.shape[-1] < least:
             raise ValueError(f"{name} must have shape (..., width), got {tuple(x.shape)}.")
-        if shape is None:
-            shape = x.shape
-        elif x.shape[-1] != shape[-1] or not all(
-            a in (b, 1) or b == 1 for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
-        ):
-            wanted = f"(..., {shape[-1]}) that broadcasts with {tuple(shape)}"
-            raise ValueError(f"{name} must have a shape {wanted}, that of {next(iter(named))}, got {tuple(x.shape)}.")
+        for other, shape in shapes.items():
+            if x.shape[-1] != shape[-1] or not all(
+                a in (b, 1) or b == 1 for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
+            ):
+                wanted = f"(..., {shape[-1]}) that broadcasts with {tuple(shape)}"
+                raise ValueError(f"{name} must have a shape {wanted}, that of {other}, got {tuple(x.shape)}.")
+        shapes[name] = x.shape
 
 
-def nonnegative(name: str, x: Tensor) -> None:
-    """Refuse numbers below zero, infinities and nan, where reading them makes nobody wait."""
+def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
+    """Refuse infinities, nan and numbers below a least one, where reading them makes nobody wait."""
     if x.numel() and _costs_nothing_to_read(x):
-        least, largest = (float(value) for value in x.detach().aminmax())
-        if not 0 <= least <= largest < math.inf:
-            raise ValueError(f"{name} must be finite and nonnegative, got numbers from {least:g} to {largest:g}.")
+        smallest, largest = (float(value) for value in x.detach().aminmax())
+        if not (math.isfinite(smallest) and least <= smallest <= largest < math.inf):
+            bound = "" if math.isinf(least) else f" and at least {least:g}"
+            raise ValueError(f"{name} must be finite{bound}, got numbers from {smallest:g} to {largest:g}.")
 
 
 def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
@@ -240,7 +274,7 @@ def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
 
 def integers(name: str, x: Tensor) -> None:
     """Refuse what is no tensor of integers. A boolean tensor is none: it may mean a mask."""
-    _tensor(name, x)
+    tensor(name, x)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {x.dtype}.")
 
@@ -258,13 +292,13 @@ def on_device(device: torch.device, **named: Tensor) -> None:
             raise ValueError(f"{name} must be on the device {device} of the other arguments, got {x.device}.")
 
 
-def codes(name: str, x: Tensor, count: int, meaning: str) -> None:
+def codes(name: str, x: Tensor, count: int, meaning: str, least: int = 0) -> None:
     """Refuse numbers that are looked up in a table and are not in it, where reading them makes nobody wait."""
     integers(name, x)
     if _costs_nothing_to_read(x):
-        outside = _outside(x, count)
+        outside = _outside(x, count, least)
         if outside:
-            raise ValueError(f"{name} must lie in [0, {meaning} = {count}), got {outside}.")
+            raise ValueError(f"{name} must lie in [{least}, {meaning} = {count}), got {outside}.")
 
 
 def membership(batch: Tensor, nodes: int) -> None:
@@ -337,15 +371,10 @@ def edges(edge_index: Tensor, n: int, batch: Tensor | None = None, name: str = "
 
 
 def _edge_list(edge_index: Tensor, name: str = "edge_index") -> None:
-    _tensor(name, edge_index)
+    tensor(name, edge_index)
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"{name} must have shape (2, edges), got {tuple(edge_index.shape)}.")
     integers(name, edge_index)
-
-
-def _tensor(name: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
 
 
 def _dtype_of(layer: nn.Module | None, name: str, x: Tensor) -> None:
@@ -354,12 +383,12 @@ def _dtype_of(layer: nn.Module | None, name: str, x: Tensor) -> None:
         raise TypeError(f"{name} must have the dtype of the layer, {own.dtype}, got {x.dtype}.")
 
 
-def _outside(x: Tensor, count: int) -> str:
-    """The least and the largest number, where one is not in [0, count)."""
+def _outside(x: Tensor, count: int, least: int = 0) -> str:
+    """The smallest and the largest number, where one is not in [least, count)."""
     if x.numel() == 0:
         return ""
-    least, largest = (int(value) for value in x.aminmax())
-    return "" if 0 <= least <= largest < count else f"{least} .. {largest}"
+    smallest, largest = (int(value) for value in x.aminmax())
+    return "" if least <= smallest <= largest < count else f"{smallest} .. {largest}"
 
 
 def _can_be_read(x: Tensor) -> bool:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import geoopt
@@ -351,6 +352,17 @@ def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
             state[name] = torch.zeros_like(parameter)
 
 
+def _check_options(group: dict[str, Any]) -> None:
+    lr = group["lr"]
+    one = isinstance(lr, Tensor) and lr.numel() == 1
+    checks.in_range("lr", cast("float", lr.item() if one else lr), 0.0, math.inf)
+    for name in ("eps", "weight_decay"):
+        checks.in_range(name, group[name], 0.0, math.inf)
+    betas = checks.sequence("betas", group["betas"], "two numbers", Real)
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")
+
+
 def _check_parameter(parameter: Tensor) -> None:
     checks.floating("params", parameter)
     if getattr(parameter, "sharded_points", False):
@@ -461,15 +473,10 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             raise TypeError(
                 f"params must be an iterable of parameters, like module.parameters(), got a {type(params).__name__}."
             )
-        params = list(cast("Iterable[Any]", params))
-        if not params or any(isinstance(entry, str) for entry in params):
-            raise ValueError(f"params must be parameters or groups of them, at least one, got {params!r}.")
-        # Whether numbers are in their ranges torch says; what is no number it compares.
-        if not isinstance(betas, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"betas must be two numbers in [0, 1), got {betas!r}.")
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not isinstance(value, Tensor):
-                checks.in_range(name, value, -math.inf, math.inf)
+        params = checks.sequence("params", params, "parameters or groups of them", Tensor | dict | tuple)
+        if not params:
+            raise ValueError("params must be parameters or groups of them, at least one, got none.")
+        _check_options({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, stabilize=stabilize)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -487,6 +494,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                 raise ValueError(f"{name} is not offered by RiemannianAdam, got {param_group[name]!r}.")
         super().add_param_group(param_group)
         try:
+            _check_options(self.param_groups[-1])
             if self.param_groups[-1]["stabilize"] is not None:
                 checks.positive_int("stabilize", self.param_groups[-1]["stabilize"])
             for parameter in self.param_groups[-1]["params"]:

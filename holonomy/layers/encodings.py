@@ -127,6 +127,7 @@ def shortest_path_encoding(edge_index: Int[Tensor, "2 edges"], n: int, limit: in
     [0, 1, 2, 2]
     """
     checks.positive_int("limit", limit)
+    checks.edges(edge_index, n)
     adjacency = _adjacency(edge_index, n)
     if n == 0:
         return torch.zeros(0, 0, dtype=torch.int64, device=edge_index.device)
@@ -163,7 +164,8 @@ def edge_categories(
     source, target = edge_index.long()
     types = torch.zeros_like(source)
     if edge_type is not None:
-        if edge_type.shape != source.shape or edge_type.is_floating_point() or bool((edge_type < 0).any()):
+        checks.integers("edge_type", edge_type)
+        if edge_type.shape != source.shape or bool((edge_type < 0).any()):
             came = f"{tuple(edge_type.shape)} of {edge_type.dtype}"
             raise ValueError(f"edge_type must be an integer from zero on for each of {len(source)} edges, got {came}.")
         types = edge_type.long()
@@ -190,15 +192,14 @@ def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*
 
 
 def _adjacency(edge_index: Tensor, n: int) -> Any:
-    checks.edges(edge_index, n)
     source, target = edge_index.detach().cpu().numpy()
     return scipy.sparse.csr_array((np.ones(len(source)), (source, target)), shape=(n, n))
 
 
 def _walk(edge_index: Tensor, n: int) -> Any:
     """The transpose of RW, of which a product with distributions (n, starts) is one step of each."""
+    checks.edges(edge_index, n)
     if n <= _DENSE_NODES:
-        checks.edges(edge_index, n)
         source, target = edge_index.detach().cpu().numpy()
         walk = np.zeros((n, n))
         np.add.at(walk, (target, source), 1.0)

@@ -77,9 +77,7 @@ def substructure_membership(
     """
     graph = _neighbours(edge_index, n)
     found: set[frozenset[int]] = set()
-    if isinstance(patterns, Tensor):
-        raise TypeError(f"patterns must be a sequence of edge lists, got a tensor of shape {tuple(patterns.shape)}.")
-    for pattern in patterns:
+    for pattern in checks.sequence("patterns", patterns, "edge lists", Tensor):
         checks.integers("patterns", pattern)
         size = int(pattern.max()) + 1 if pattern.numel() else 0
         found.update(_embeddings(_neighbours(pattern, size, "patterns"), graph, induced=induced))
@@ -106,10 +104,8 @@ def membership(groups: Iterable[Iterable[int]], n: int) -> Bool[Tensor, "n n"]:
     """
     checks.nonnegative_int("n", n)
     together = torch.zeros(n, n, dtype=torch.bool, device="cpu")
-    for group in groups:
-        members = list(group) if isinstance(group, Iterable) else [group]  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not isinstance(group, Iterable) or not all(isinstance(node, SupportsIndex) for node in members):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"groups must be collections of nodes, got {group!r}.")
+    for group in checks.sequence("groups", groups, "collections of nodes"):
+        members = checks.sequence("groups", group, "collections of nodes", SupportsIndex)
         nodes = torch.tensor(members, dtype=torch.int64, device="cpu")
         checks.codes("groups", nodes, n, "n")
         together[nodes[:, None], nodes] = True

@@ -10,7 +10,6 @@ sectional curvature. Geometry is :mod:`holonomy.manifolds.hyperboloid`; this cla
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import TYPE_CHECKING
 
 import geoopt
@@ -222,12 +221,12 @@ class Lorentz(geoopt.Lorentz):
         return self.expmap(x, u)
 
     def geodesic_unit(
-        self, t: Float[Tensor, "..."], x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
+        self, t: Float[Tensor, "..."] | float, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
     ) -> Float[Tensor, "... ambient"]:
         """Points at arc length ``t`` along the geodesics that leave ``x`` with unit velocity ``u``.
 
         Args:
-            t: arc lengths, broadcast against ``x``.
+            t: arc lengths ``(..., 1)``, broadcast against ``x``, or a number.
             x: points ``(..., d+1)``.
             u: unit tangent vectors at ``x``.
 
@@ -235,9 +234,13 @@ class Lorentz(geoopt.Lorentz):
             Points ``(..., d+1)``.
         """
         checks.vectors(x=x, u=u)
-        if not isinstance(t, Real):
-            checks.vectors(t=t)
-        return hyperboloid.geodesic(x, u, u.new_tensor(t) if isinstance(t, Real) else t, self.curvature)
+        if not isinstance(t, Tensor):
+            t = u.new_tensor(checks.in_range("t", t, -math.inf, math.inf))
+        elif t.shape[-1:] == (1,):
+            checks.vectors(x=x[..., :1], u=u[..., :1], t=t)
+        else:
+            checks.vectors(x=x, u=u, t=t)
+        return hyperboloid.geodesic(x, u, t, self.curvature)
 
     def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
         """Logarithm, the inverse of :meth:`expmap`.
@@ -536,10 +539,11 @@ class Lorentz(geoopt.Lorentz):
         checks.rows("x", x, x.shape[-1], "d + 1")
         if weights is None:
             weights = x.new_ones(x.shape[:-1])
-        checks.floating("weights", weights)
         checks.last_axis("weights", weights, x.shape[-2], "n")
-        checks.nonnegative("weights", weights)
-        if weights.ndim < x.ndim:
+        one = weights.ndim < x.ndim
+        checks.vectors(0, x=x[..., 0] if one else x[..., None, :, 0], weights=weights)
+        checks.finite("weights", weights, 0.0)
+        if one:
             return hyperboloid.centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
         return hyperboloid.centroid(x, weights, self.curvature)
 

@@ -64,8 +64,7 @@ class EquivariantModel(nn.Module):
         super().__init__()
         checks.floating_dtype(dtype)
         checks.positive_int("hidden", hidden)
-        checks.sequence("orders", orders)
-        orders = [checks.nonnegative_int("orders", order) for order in orders]
+        orders = [checks.nonnegative_int("orders", order) for order in checks.sequence("orders", orders, "integers")]
         if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
             raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")
         if checks.nonnegative_int("edge_features", edge_features) and orders[0] != 2:

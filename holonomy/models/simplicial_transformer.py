@@ -85,8 +85,7 @@ class SimplicialTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.sequence("orders", orders)
-        orders = [checks.positive_int("orders", order) for order in orders]
+        orders = [checks.positive_int("orders", order) for order in checks.sequence("orders", orders, "integers")]
         if not orders:
             raise ValueError("orders must name at least one layer, got none.")
         if max(orders) == 1 and (form != "product" or lower_orders or steps is not None or capacity is not None):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, product
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor
@@ -58,9 +58,7 @@ class PaddedGraphs:
         >>> graphs.values.squeeze(-1).tolist(), graphs.padding.tolist()
         ([[1.0, 3.0], [2.0, 0.0]], [[False, False], [False, True]])
         """
-        checks.floating("x", x)
-        if x.ndim != 2:
-            raise ValueError(f"x must have shape (n, features), got {tuple(x.shape)}.")
+        checks.matrix("x", x, "n", "features")
         checks.membership(batch, x.shape[0])
         batch = batch.long()
         graphs = checks.number_of_graphs(batch, num_graphs)
@@ -454,10 +452,11 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     >>> batch["edge_index"].tolist(), batch["batch"].tolist()
     ([[0, 1, 2, 3], [1, 0, 3, 2]], [0, 0, 1, 1])
     """
+    graphs = checks.sequence("graphs", graphs, "mappings with 'x'", Mapping)
     if not graphs:
         raise ValueError("graphs must be at least one, got none.")
-    if isinstance(graphs, Mapping) or any("x" not in graph for graph in graphs):
-        raise ValueError(f"graphs must be mappings with 'x', got {[list(graph) for graph in graphs]}.")
+    if any(not {"x", *graphs[0]} <= graph.keys() for graph in graphs):
+        raise ValueError(f"graphs must have 'x' and what the first one has, got {[list(graph) for graph in graphs]}.")
     sizes = [graph["x"].shape[0] for graph in graphs]
     joined: dict[str, Tensor] = {}
     for name, first in graphs[0].items():
@@ -504,7 +503,12 @@ def batches_by_size(
     """
     checks.positive_int("batch_size", batch_size)
     checks.in_range("padding", padding, 1.0, math.inf)
-    sizes = torch.as_tensor(sizes).cpu()
+    checks.generator(generator)
+    if not isinstance(sizes, Tensor):
+        sizes = torch.tensor(checks.sequence("sizes", sizes, "integers", SupportsIndex), device="cpu")
+    if sizes.ndim != 1:
+        raise ValueError(f"sizes must have shape (graphs,), got {tuple(sizes.shape)}.")
+    sizes = sizes.cpu()
     if len(sizes):
         checks.integers("sizes", sizes)
         if int(sizes.min()) < 0:
@@ -556,7 +560,7 @@ def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]
     >>> joint(torch.tensor([True, False]), 2).tolist()
     [[True, False], [False, False]]
     """
-    checks.boolean("mask", mask, mask.shape, "nodes")
+    checks.boolean("mask", mask, None, "nodes")
     if checks.nonnegative_int("order", order) == 0:
         return mask.new_ones(mask.shape[:-1])
     batch, width = mask.shape[:-1], mask.shape[-1]
@@ -578,7 +582,10 @@ def on_features(function: Callable[[Tensor], Tensor], x: Tensor | Hyperedges) ->
     tensor([0., 2.])
     """
     checks.function("function", function)
-    return x.with_values(function(x.values)) if isinstance(x, Hyperedges) else function(x)
+    if isinstance(x, Hyperedges):
+        return x.with_values(function(x.values))
+    checks.tensor("x", x)
+    return function(x)
 
 
 def _place_in_graph(batch: Tensor, sizes: Tensor) -> Tensor:

@@ -95,14 +95,14 @@ FUNCTIONS = {
     "amsgrad:flag? -> points",
     "theory.lipschitz_bound": "layer:attention radius:radius tokens:count theorem:theorem?",
     "theory.local_lipschitz": "layer:attention x:tokens form:local_form?",
-    "theory.measure_lipschitz": "layer:attention radius:positive tokens:count features:four starts:one ascend:one "
-    "steps:one seed:seed?",
+    "theory.measure_lipschitz": "layer:attention radius:positive tokens:count features:four? starts:one ascend:one "
+    "steps:few seed:seed?",
     "theory.collapse_bound": "layers:attentions x:tokens form:collapse_form?",
     "theory.measure_collapse": "layers:attentions x:tokens",
     "theory.hyperbolic_collapse_bound": "queries:radius keys:radius values:radius scale:positive",
-    "theory.certify": "model:transformation radius:positive features:four starts:one steps:one generator:generator?",
+    "theory.certify": "model:transformation radius:positive features:four? starts:few steps:few generator:generator?",
     "theory.stretch": "layer:transformation x:few_points metric:metric?",
-    "theory.measure_stretch": "layer:transformation radius:positive features:four starts:one steps:one "
+    "theory.measure_stretch": "layer:transformation radius:positive features:four starts:one steps:few "
     "generator:generator?",
     "theory.distance_scaling": "layer:transformation x:few_points",
     "theory.basis_approximation_error": "order:one nodes:nodes a:positive dtype:dtype?",

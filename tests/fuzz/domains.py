@@ -453,12 +453,20 @@ KINDS: dict[str, Kind] = {
     "loose_ambient": Kind(lambda s: numbers(s, *s.lead, s.dim + 1), UNTIED, ODD),
     "unit": Kind(_unit, TIED | LEADING, ODD),
     "ball": Kind(_ball, UNTIED, ODD),
-    "arc": Kind(lambda s: numbers(s, *s.lead, 1, moderate=True), FLOATS, ODD),
+    # A number is an arc too.
+    "arc": Kind(
+        lambda s: numbers(s, *s.lead, 1, moderate=True), {n: FLOATS[n] for n in FLOATS if n != "number"} | LEADING, ODD
+    ),
     "points": Kind(lambda s: _lifted(s, numbers(s, *s.lead, s.source.pick((2, 1, 3, 0, 5)), s.dim)), TIED, ODD),
     "some_points": Kind(lambda s: _lifted(s, numbers(s, *s.lead, s.source.pick((2, 1, 3, 5)), s.dim)), UNTIED, ODD),
     "weights": Kind(
         _weights,
-        FLOATS | LAST_AXIS | {"negative": lambda s, x: x - 1.0, "infinite": lambda s, x: torch.full_like(x, math.inf)},
+        FLOATS
+        | LAST_AXIS
+        | {
+            "negative": lambda s, x: -1.0 - x if x.numel() else NotImplemented,
+            "infinite": lambda s, x: torch.full_like(x, math.inf) if x.numel() else NotImplemented,
+        },
         ODD | {"infinite": lambda s, x: x},
     ),
     "manifold": Kind(lambda s: manifold(s.source.pick(_CURVATURES), s.dtype), MANIFOLD),
@@ -523,6 +531,7 @@ KINDS: dict[str, Kind] = {
     "radius": Kind(lambda s: s.source.pick((1.0, 0.0, 0.1, 5.0)), POSITIVE),
     "positive": Kind(lambda s: s.source.pick((1.0, 0.1, 3.0)), POSITIVE),
     "one": count(1),
+    "few": count(1, 0, 2, zero=True),
     "four": count(4),
     "theorem": choice("L+"),
     "collapse_form": choice("weights", "chain"),

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+import torch._dynamo  # a call that is the first to use it would be too slow
 from torch import Tensor, nn
 
 import holonomy
@@ -116,15 +117,16 @@ def _too_slow(*_: Any) -> None:
 
 def judged(call: Call) -> Failure | None:
     """Make a call and say what is wrong about what it does."""
-    signal.signal(signal.SIGALRM, _too_slow)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    # Of the processor's time, so that other work beside this one does not count.
+    signal.signal(signal.SIGPROF, _too_slow)
+    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated", DeprecationWarning)
             return _judged(call)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         call.restore()
 
 
@@ -153,7 +155,7 @@ def _of_error(call: Call, error: BaseException) -> Failure | None:
     if not spoiled:
         return Failure(call.name, f"raises {kind} on valid arguments", message, _place(error))
     how = ", ".join(f"{name}: {how}" for name, how in (*call.wrong.items(), *call.doubtful.items()))
-    if "meta" in call.doubtful.values() and re.search(r"\b(meta|device)\b", message):
+    if "meta" in call.doubtful.values() and re.search(r"\b(meta|device)\b", message, re.IGNORECASE):
         return None  # torch's own words on tensors that are not where the others are
     ours = type(error).__module__.partition(".")[0] in {"builtins", "holonomy"}
     if not isinstance(error, ValueError | TypeError) or not ours:
@@ -166,8 +168,8 @@ def _of_error(call: Call, error: BaseException) -> Failure | None:
 
 
 def _written(name: str) -> str:
-    """The name of an argument, one of several by position or a curvature's only one as sentences call it."""
-    return {"value": "curvature"}.get(name, name.rstrip("0123456789"))
+    """The name of an argument, one of several by position or in a list, or a curvature's only one, in sentences."""
+    return {"value": "curvature", "layers": "layers?"}.get(name, name.rstrip("0123456789"))
 
 
 def _place(error: BaseException) -> str:

@@ -341,5 +341,5 @@ def test_inputs_that_do_not_fit_get_one_sentence():
         certify(model, torch.zeros(5, 3, **DOUBLE))
     with pytest.raises(ValueError, match="features must be a positive integer"):
         certify(model, 1.0, features=0)
-    with pytest.raises(ValueError, match="starts must not be negative"):
+    with pytest.raises(ValueError, match="starts must be at least 0, got -1"):
         certify(model, 1.0, starts=-1)

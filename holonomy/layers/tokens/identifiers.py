@@ -75,6 +75,7 @@ def orthogonal_identifiers(
     True
     """
     _check_sizes(n, dim, batch, dtype)
+    checks.generator(generator)
     device = _device(device, batch, generator)
     out = torch.zeros(n, dim, device=device, dtype=dtype)
     if batch is None:
@@ -116,6 +117,7 @@ def near_orthogonal_identifiers(
             [0.5000, 0.5000, 0.5000, 0.5000]])
     """
     _check_sizes(n, dim, None, dtype)
+    checks.generator(generator)
     device = _device(device, None, generator)
     drawn = generator.device if generator is not None else device
     signs = 2 * torch.randint(2, (n, dim), generator=generator, device=drawn) - 1
@@ -210,6 +212,7 @@ def perturb_identifiers(
     checks.floating("identifiers", identifiers)
     checks.rows("identifiers", identifiers, identifiers.shape[-1] if identifiers.ndim else 0, "dim")
     checks.in_range("dropout", dropout, 0.0, 1.0)
+    checks.generator(generator)
     if batch is not None:
         checks.membership(batch, identifiers.shape[0])
     graphs = 1 if batch is None else int(batch.max()) + 1 if batch.numel() else 0

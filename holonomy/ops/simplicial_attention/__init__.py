@@ -114,6 +114,9 @@ def simplicial_attention(
     if lower_orders and mask is not None:
         raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
     batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
+    for name, given, nodes in (("mask", mask, sizes), ("pair_mask", pair_mask, sizes[:2])):
+        if given is not None:
+            checks.broadcasting_mask(name, given, (*batch, *nodes), 0, "(*batch, nodes, ..)")
     if 0 in (*batch, *sizes):
         return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.in_range("scale", scale, -math.inf, math.inf)
@@ -144,6 +147,11 @@ def simplicial_attention(
 
 def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
     """Check that keys and values are those of one simplicial attention."""
+    for name, tensors in (("keys", keys), ("values", values)):
+        for entry in checks.sequence(name, tensors, "tensors", Tensor):
+            checks.floating(name, entry)
+            if entry.ndim < 2:
+                raise ValueError(f"{name} must have shapes (*batch, nodes, channels), got {tuple(entry.shape)}.")
     order = len(values)
     if order < 1 or len(keys) != order + 1:
         raise ValueError(f"keys must be one more than values, and values at least one, got {len(keys)} and {order}.")

@@ -67,7 +67,7 @@ def simplicial_path_attention(
         ``(*batch, nodes, values)``; zero at nodes from which no path starts.
 
     Raises:
-        ValueError: if the numbers or shapes of keys and values do not fit.
+        ValueError: if the numbers or shapes of keys and values do not fit, or a neighbour is not in ``[-1, nodes)``.
 
     >>> x, v = torch.zeros(3, 2), torch.tensor([[1.0], [2.0], [3.0]])
     >>> simplicial_path_attention([x, x, x], [v, v], torch.tensor([[1], [2], [-1]])).flatten()
@@ -80,7 +80,7 @@ def simplicial_path_attention(
     if any(key.shape[-2] != nodes for key in keys) or neighbours.shape[-2] != nodes:
         sizes = [key.shape[-2] for key in keys]
         raise ValueError(f"keys must all have the {neighbours.shape[-2]} nodes of neighbours, got {sizes}.")
-    checks.codes("neighbours", neighbours.clamp(min=0), nodes, "nodes")
+    checks.codes("neighbours", neighbours, nodes, "nodes", least=-1)
     dtype = values[0].dtype
     if dtype in (torch.bfloat16, torch.float16):
         keys, values = [key.float() for key in keys], [value.float() for value in values]

@@ -18,6 +18,7 @@ from holonomy.theory.attention.projections import (
     as_stated,
     attend,
     attention_heads,
+    check_tokens,
     projections,
 )
 from holonomy.theory.attention.sizes import spectral, through_heads
@@ -64,12 +65,15 @@ def local_lipschitz(
 
     Raises:
         NotCoveredError: if the layer has no projections and the form needs them.
+        TypeError: if ``x`` is no floating-point tensor.
+        ValueError: if it has not the shape that the layer takes, or is not finite.
 
     >>> layer = Projections(torch.zeros(2, 1, 1, 1), torch.ones(1, 1, 1, 1))
     >>> local_lipschitz(layer, torch.tensor([[1.0], [1.0]]))
     tensor(1., dtype=torch.float64)
     """
     checks.one_of("form", form, ("sums", "blocks"))
+    check_tokens(x)
     if isinstance(layer, list | tuple | nn.Sequential) and form == "sums":
         if isinstance(layer, nn.Sequential):
             as_stated(layer, nn.Sequential)
@@ -80,6 +84,7 @@ def local_lipschitz(
         return total
     read = _read(layer, form)
     if read is not None:
+        check_tokens(x, read)
         layer, x = read, numerics.widen(x)
     if form == "blocks" or read is None:
         jacobian = torch.func.jacrev(as_function(layer, mask))(x)  # (n, d_out, n, d)

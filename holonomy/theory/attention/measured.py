@@ -126,13 +126,22 @@ def measure_lipschitz(
     Returns:
         The stretch, where it was found, and what it took.
 
+    Raises:
+        TypeError: if the layer is none, or an argument is no number of its kind.
+        ValueError: if the radius is negative, or there are no tokens, features or starts.
+
     >>> layer = torch.nn.MultiheadAttention(4, 2).double()
     >>> from holonomy.theory.attention.lipschitz import lipschitz_bound
     >>> measure_lipschitz(layer, 1.0, 3).value <= lipschitz_bound(layer, 1.0, tokens=3)
     True
     """
     checks.in_range("radius", radius, 0.0, math.inf)
-    checks.positive_int("tokens", tokens)
+    for name, count in (("tokens", tokens), ("starts", starts), ("ascend", ascend)):
+        checks.positive_int(name, count)
+    checks.nonnegative_int("steps", steps)
+    checks.nonnegative_int("seed", seed)
+    if features is not None:
+        checks.positive_int("features", features)
     function = as_function(layer, mask)
     like, size = _like(layer, features)
     generator = torch.Generator().manual_seed(seed)

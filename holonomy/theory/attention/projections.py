@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from holonomy import checks
 from holonomy.layers import SimplicialAttention
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "as_stated",
     "attend",
     "attention_heads",
+    "check_tokens",
     "projections",
 ]
 
@@ -180,6 +182,12 @@ class Heads(NamedTuple):
     weights: Tensor
 
 
+def check_tokens(x: Float[Tensor, "tokens d"], layer: Projections | None = None) -> None:
+    """Refuse what are no finite tokens of a layer."""
+    checks.matrix("x", x, "n", "d", None if layer is None else layer.keys.shape[2])
+    checks.finite("x", x)
+
+
 def attention_heads(x: Float[Tensor, "tokens d"], layer: Projections, mask: Bool[Tensor, "..."] | None = None) -> Heads:
     """Evaluate the parts of a layer as they are defined, in memory of order n^(N+1)."""
     keys, values = x @ layer.keys, x @ layer.values
@@ -233,6 +241,7 @@ def as_function(layer: Any, mask: Bool[Tensor, "..."] | None = None) -> Callable
     except NotCoveredError:
         if mask is not None:
             raise
+    checks.function("layer", layer)
     whole = cast("Callable[..., Any]", layer)
     itself = isinstance(layer, nn.MultiheadAttention)
 

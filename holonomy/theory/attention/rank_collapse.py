@@ -42,7 +42,14 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.theory.attention.chained_collapse import chain
 from holonomy.theory.attention.lipschitz import radius_after
-from holonomy.theory.attention.projections import NotCoveredError, Projections, attend, attention_heads, projections
+from holonomy.theory.attention.projections import (
+    NotCoveredError,
+    Projections,
+    attend,
+    attention_heads,
+    check_tokens,
+    projections,
+)
 from holonomy.theory.attention.sizes import diameter, others, reach, through_heads
 
 if TYPE_CHECKING:
@@ -169,16 +176,19 @@ def collapse_bound(
     Returns:
         A bound for each layer, computed in float64.
 
+    Raises:
+        TypeError: if ``layers`` are no sequence, or ``x`` is no floating-point tensor.
+        ValueError: if a layer has no projections, or ``x`` not the shape that the first one takes.
+
     >>> layer = Projections(0.1 * torch.eye(2).expand(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
     >>> [b <= 0.1 for b in collapse_bound([layer] * 3, torch.eye(2))]
     [True, True, True]
     """
     checks.one_of("form", form, get_args(CollapseForm))
-    checks.floating("x", x)
     bounds: list[Tensor] = []
-    x = x.double()
+    read, x = _stack(layers, x), x.double()
     radius, diam = x.norm(dim=-1).amax(), diameter(x)
-    for layer in (projections(layer).to(torch.float64) for layer in layers):
+    for layer in (layer.to(torch.float64) for layer in read):
         if form in _BY_SIZE:
             _shared(layer, x.shape[0], mask, form)
             diam, radius = _by_size(layer, radius, diam, form), radius_after(layer, radius)
@@ -187,6 +197,12 @@ def collapse_bound(
             bounds.append(collapse_step(layer, x, form, mask))
             x = attend(x, layer, mask)
     return [bound.item() for bound in bounds]
+
+
+def _stack(layers: Sequence[Any], x: Tensor) -> list[Projections]:
+    read = [projections(layer) for layer in checks.sequence("layers", layers, "layers")]
+    check_tokens(x, read[0] if read else None)
+    return read
 
 
 def measure_collapse(
@@ -202,13 +218,17 @@ def measure_collapse(
     Returns:
         The diameter after each layer; below about 1000 eps times the size of the tokens it is rounding.
 
+    Raises:
+        TypeError: if ``layers`` are no sequence, or ``x`` is no floating-point tensor.
+        ValueError: if a layer has no projections, or ``x`` not the shape that the first one takes.
+
     >>> layer = Projections(torch.zeros(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
     >>> measure_collapse([layer], torch.eye(2))
     [0.0]
     """
-    checks.floating("x", x)
     found: list[float] = []
-    for layer in layers:
-        x = attend(x, projections(layer), mask)
+    read, x = _stack(layers, x), x.to(torch.promote_types(x.dtype, torch.float32))
+    for layer in read:
+        x = attend(x, layer.to(x.dtype), mask)
         found.append(diameter(x).item())
     return found

@@ -200,16 +200,19 @@ def certify(
     checks.one_of("metric", metric, METRICS)
     if features is not None:
         checks.positive_int("features", features)
-    if starts < 0:
-        raise ValueError(f"starts must not be negative, got {starts}.")
+    checks.nonnegative_int("starts", starts)
+    checks.nonnegative_int("steps", steps)
+    checks.generator(generator)
     if tokens is not None:
         checks.positive_int("tokens", tokens)
-    if x is not None and (x.ndim != 2 or x.shape[0] == 0):
-        raise ValueError(f"x must have shape (tokens, dim), with one token at least, got {tuple(x.shape)}.")
+    if x is not None:
+        checks.floating("x", x)
+        if x.ndim != 2 or x.shape[0] == 0:
+            raise ValueError(f"x must have shape (tokens, dim), with one token at least, got {tuple(x.shape)}.")
     if isinstance(radius, Tensor):
         raise TypeError(f"radius must be a number, got a tensor of shape {tuple(radius.shape)}: an input goes to x=.")
-    if not (radius > 0 or (radius == 0 and x is not None)):
-        raise ValueError(f"radius must be positive where no input is given, and never negative, got {radius}.")
+    if checks.in_range("radius", radius, 0.0, math.inf) == 0 and x is None:
+        raise ValueError(f"radius must be positive where no input is given, got {radius}.")
     model = widened(model)
     ends, (begin, end) = ends_of_model(model), _units(model)
     if x is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import checks, numerics
 from holonomy.manifolds import Lorentz
 from holonomy.theory.certificates.stretching import Ends, ends_of
 
@@ -77,7 +77,8 @@ def distance_scaling(
     source, target = ends or ends_of(layer)
     if source is None or target is None:
         raise ValueError("layer must map between hyperboloids, got one with a Euclidean end.")
-    if x.ndim != 2 or x.shape[0] < 3:
+    checks.matrix("x", x, "n", "d + 1")
+    if x.shape[0] < 3:
         raise ValueError(f"x must be (n, d + 1) with n at least 3, got {tuple(x.shape)}.")
     with torch.no_grad():
         y = layer(x)

@@ -219,7 +219,7 @@ def measure_stretch(
         The largest stretch seen.
 
     Raises:
-        ValueError: if the radius is not positive and finite.
+        ValueError: if the radius is not positive and finite, or there are no features or starts.
 
     >>> from holonomy.layers import HRC
     >>> m = Lorentz(-1.0, dtype=torch.float64)
@@ -228,6 +228,9 @@ def measure_stretch(
     """
     checks.positive("radius", radius)
     checks.positive_int("features", features)
+    checks.positive_int("starts", starts)
+    checks.nonnegative_int("steps", steps)
+    checks.generator(generator)
     ends = ends or ends_of(layer)
     u = points_in_ball(starts, (features,) if tokens is None else (tokens, features), radius, generator)
     u = u.to(_like(layer, ends) if like is None else like)

@@ -163,7 +163,9 @@ def judge(
     True
     """
     checks.one_of("kind", kind, get_args(Kind))
-    results = list(trials)
+    checks.floating_dtype(dtype)
+    checks.nonnegative_int("seed", seed)
+    results = checks.sequence("trials", trials, "trials", Trial)
     if not results:
         raise ValueError(f"trials must not be empty, got none for the claim {claim!r}.")
     tolerance = numerics.tolerance(dtype).rtol

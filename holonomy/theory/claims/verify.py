@@ -67,12 +67,10 @@ def select(claims: Iterable[str] | None = None) -> list[Claim]:
     """
     if claims is None:
         return list(CLAIMS)
-    if isinstance(claims, str):
-        raise TypeError(f"claims must be a list of names, got the string {claims!r}.")
-    wanted = set(claims)
+    wanted = set(checks.sequence("claims", claims, "names", str))
     known = {claim.name for claim in CLAIMS} | {_family(claim) for claim in CLAIMS}
     for name in wanted - known:
-        near = difflib.get_close_matches(str(name), known)
+        near = difflib.get_close_matches(name, known)
         nearest = f", of which {' or '.join(near)} is near" if near else ""
         raise ValueError(f"claims must be among those of python -m holonomy.theory --list{nearest}, got {name!r}.")
     return [claim for claim in CLAIMS if claim.name in wanted or _family(claim) in wanted]

@@ -223,8 +223,8 @@ def basis_approximation_error(
     """
     checks.positive_int("order", order)
     checks.positive_int("nodes", nodes)
-    if not a > 0:
-        raise ValueError(f"a must be positive, got {a}.")
+    checks.positive("a", a)
+    checks.floating_dtype(dtype)
     p = torch.eye(nodes, dtype=dtype, device=device) if identifiers is None else identifiers
     if p.ndim != 2 or p.shape[0] != nodes:
         raise ValueError(f"identifiers must be (nodes = {nodes}, dim), got {tuple(p.shape)}.")

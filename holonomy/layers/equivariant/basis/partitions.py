@@ -33,10 +33,13 @@ Partition = tuple[int, ...]
 """A restricted growth string."""
 
 
-@lru_cache(maxsize=32)
 def set_partitions(m: int) -> tuple[Partition, ...]:
     """Every partition of m positions, as restricted growth strings in lexicographic order."""
-    checks.nonnegative_int("m", m)
+    return _set_partitions(checks.nonnegative_int("m", m))
+
+
+@lru_cache(maxsize=32)
+def _set_partitions(m: int) -> tuple[Partition, ...]:
     strings: list[Partition] = [()]
     for _ in range(m):
         strings = [(*string, block) for string in strings for block in range(max(string, default=-1) + 2)]
