@@ -34,7 +34,21 @@ Partition = tuple[int, ...]
 
 
 def set_partitions(m: int) -> tuple[Partition, ...]:
-    """Every partition of m positions, as restricted growth strings in lexicographic order."""
+    """Every partition of m positions, as restricted growth strings in lexicographic order.
+
+    Args:
+        m: number of positions, at least 0.
+
+    Returns:
+        ``bell(m)`` strings.
+
+    Raises:
+        TypeError: if m is no integer.
+        ValueError: if m is negative.
+
+    >>> set_partitions(3)
+    ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
+    """
     return _set_partitions(checks.nonnegative_int("m", m))
 
 
