@@ -19,7 +19,7 @@ from holonomy.layers import (
     shortest_path_encoding,
 )
 from holonomy.layers.chromatic.attention import ProjectedEdges
-from holonomy.ops.chromatic_attention import chromatic_attention, chromatic_filters, plain_chromatic_attention
+from holonomy.ops.chromatic_attention import chromatic_attention, chromatic_attention_reference, chromatic_filters
 from tests.reference.chromatic import graphit, graphormer
 
 D = torch.float64
@@ -63,10 +63,10 @@ MASK = torch.tensor([[True] * 5, [True, False, True, True, False], [False] * 5])
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
 @pytest.mark.parametrize("chunk", [1, 70, 151, 400, 10**6])
-def test_parts_give_the_definition_and_its_gradients(mode, maps, values, mask, chunk):
+def test_chunks_give_the_reference_and_its_gradients(mode, maps, values, mask, chunk):
     tensors, named = problem(mode, maps, values)
     for keep in (None, torch.rand(3, 5, 5, dtype=D), torch.rand(3, 1, 5, dtype=D)):
-        plain = plain_chromatic_attention(*tensors, mask, **named, keep=keep)
+        plain = chromatic_attention_reference(*tensors, mask, **named, keep=keep)
         fast = chromatic_attention(*tensors, mask, **named, keep=keep, chunk=chunk)
         torch.testing.assert_close(fast, plain)
         every, grad = leaves_of(tensors, named), torch.randn_like(plain)
@@ -163,7 +163,7 @@ def test_a_node_whose_pairs_are_all_forbidden_gets_zeros(mode, values, mask):
         tensors[3][1, 0, :, 0] = -math.inf  # in one channel or head
         tensors[3][1, 2, 3] = -math.inf  # one pair
     results = []
-    for function in (plain_chromatic_attention, chromatic_attention):
+    for function in (chromatic_attention_reference, chromatic_attention):
         out = function(*tensors, mask, **named)
         every = leaves_of(tensors, named)
         results.append((out, *torch.autograd.grad(out.sin().sum(), every)))
@@ -439,6 +439,6 @@ def test_wrong_arguments_are_refused_in_a_sentence():
 @pytest.mark.parametrize("nodes", [1, 5])
 def test_filters_that_are_dropped_are_dropped_without_edges_too(nodes):
     (q, k, v), keep = torch.randn(3, 2, 5, 4, dtype=D), torch.rand(2, nodes, 5, dtype=D)
-    for function in (plain_chromatic_attention, chromatic_attention):
+    for function in (chromatic_attention_reference, chromatic_attention):
         expected = function(q, k, v, q.new_zeros(2, 5, 5, 4), heads=2, keep=keep)
         torch.testing.assert_close(function(q, k, v, heads=2, keep=keep), expected)

@@ -1,13 +1,20 @@
-"""Chromatic attention a few graphs at a time, with what the way back needs computed again (see ``kernels.chromatic``).
+r"""Chromatic attention over chunks of pairs, recomputed in the backward pass.
 
-A part is some whole graphs, or some rows of one. Its buffers are made once and serve every part: what is written
-stays in the cache. With A the filter before its division by its sum, U the messages :math:`V_j + E^{val}_{ij}`, G the
-gradient of the result, the way back is
+A chunk is some whole graphs, or some rows of one graph. All chunks are written into the same buffers, which thereby
+stay in the cache. With :math:`U_{ij} = V_j + E^{val}_{ij}` the messages, :math:`A_{ij} = e^{\ell_{ij}}` the filters
+before the division by their sum :math:`S_i = \sum_j A_{ij}`, :math:`k_{ij}` the factors ``keep`` (one without), and
+G the gradient of the result, all by channel:
 
-    B = A * G / sum,   dE^val = B,   dE = B * (U - out)
+.. math::
 
-and head-wise terms are a product with the 0-1 matrix of channels and heads. With factors ``keep`` of the filters,
-dE^val = B * keep and dE = B * (keep * U - out).
+    O_i &= \textstyle\sum_j k_{ij} A_{ij} U_{ij} / S_i &\quad (1) \\
+    B_{ij} &= A_{ij} G_i / S_i &\quad (2) \\
+    \partial U_{ij} &= k_{ij} B_{ij} &\quad (3) \\
+    \partial \ell_{ij} &= B_{ij} (k_{ij} U_{ij} - O_i) &\quad (4)
+
+Equation 4 is the gradient of softmax: :math:`\sum_j B_{ij} k_{ij} U_{ij} = G_i O_i`. Where logits have one number for
+each head, a product with the 0-1 matrix of heads and channels repeats it over the channels, and a product with its
+transpose sums the gradient over them.
 """
 
 from __future__ import annotations
@@ -20,52 +27,54 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd
+from holonomy.ops.chromatic_attention.reference import chromatic_attention_reference
 
-__all__ = ["Options", "RecomputedAttention"]
+__all__ = ["ChunkedAttention", "Options"]
 
 
 class Options(NamedTuple):
-    """What is no tensor.
+    """The arguments that are no tensors.
 
     Attributes:
         heads: number of heads.
         activation: of the additive form.
         chunk: entries of a buffer.
-        definition: what is differentiated where gradients of gradients are wanted.
-        one_tensor: whether edge values are made of the tensor that biases are made of.
+        one_tensor: whether biases and edge values are maps of the same tensor.
     """
 
     heads: int
     activation: Callable[[Tensor], Tensor] | None
     chunk: int
-    definition: Callable[..., Tensor]
     one_tensor: bool
 
 
-class _Part(NamedTuple):
+class _Chunk(NamedTuple):
+    """Whole graphs, or some rows of one graph."""
+
     graphs: slice
     rows: slice
 
 
-def _parts(graphs: int, nodes: int, channels: int, chunk: int) -> Iterator[_Part]:
+def _chunks(graphs: int, nodes: int, channels: int, entries: int) -> Iterator[_Chunk]:
+    """Chunks of at most so many entries, or of one row where a row has more."""
     row = nodes * channels
-    together = max(1, chunk // (row * nodes))
-    rows = nodes if together > 1 or chunk >= row * nodes else max(1, chunk // row)
+    together = max(1, entries // (row * nodes))
+    rows = nodes if entries >= row * nodes else max(1, entries // row)
     for graph in range(0, graphs, together):
         for start in range(0, nodes, rows):
-            yield _Part(slice(graph, min(graph + together, graphs)), slice(start, min(start + rows, nodes)))
+            yield _Chunk(slice(graph, min(graph + together, graphs)), slice(start, min(start + rows, nodes)))
 
 
 class _Workspace:
-    """The tensors of a call, and the buffers that parts share."""
+    """The tensors of a call, and the buffers that its chunks share."""
 
     def __init__(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        first: Tensor,
-        second: Tensor | None,
+        bias_edges: Tensor,
+        value_edges: Tensor | None,
         bias_map: Tensor | None,
         value_map: Tensor | None,
         mask: Tensor | None,
@@ -74,40 +83,46 @@ class _Workspace:
     ) -> None:
         self.dtype = query.dtype
         self.wide = torch.promote_types(query.dtype, torch.float32)
-        self.first, self.second, self.mask, self.keep, self.options = first, second, mask, keep, options
+        self.bias_edges, self.value_edges, self.mask, self.keep, self.options = (
+            bias_edges,
+            value_edges,
+            mask,
+            keep,
+            options,
+        )
         self.maps = tuple(None if m is None else m.to(self.dtype) for m in (bias_map, value_map))
         self.shape = query.shape
         self.scale = 1 / math.sqrt(query.shape[-1] // options.heads)
         self.query, self.key, self.value = (x.to(self.wide) for x in (query, key, value))
         self.hidden = None if mask is None else ~mask & mask.any(-1, keepdim=True)
-        biases = first.shape[-1] if bias_map is None else bias_map.shape[0]
-        self.filters = biases == query.shape[-1]
+        biases = bias_edges.shape[-1] if bias_map is None else bias_map.shape[0]
+        self.channelwise = biases == query.shape[-1]
         width = query.shape[-1] // options.heads
-        # Channels of a head: a product with it spreads a head's number, a product with its transpose sums channels.
+        # (heads, channels) of 0 and 1: repeats a head's number over its channels; transposed, it sums over them.
         self.spread = torch.eye(options.heads, dtype=self.wide, device=query.device).repeat_interleave(width, 1)
         self.buffers: dict[str, Tensor] = {}
 
-    def parts(self) -> Iterator[_Part]:
+    def chunks(self) -> Iterator[_Chunk]:
         graphs, nodes, channels = self.shape
-        return _parts(graphs, nodes, channels, self.options.chunk)
+        return _chunks(graphs, nodes, channels, self.options.chunk)
 
     def buffer(self, name: str, like: Tensor, width: int) -> Tensor:
-        """Rows of pairs, the first of which are ``like``'s; the first part is the largest."""
+        """A buffer with a row for each row of ``like``; it is allocated for the first chunk, which is the largest."""
         pairs = like.shape[0]
         if name not in self.buffers:
             self.buffers[name] = torch.empty(pairs, width, dtype=self.wide, device=like.device)
         return self.buffers[name][:pairs]
 
-    def pairs(self, edges: Tensor, part: _Part) -> Tensor:
-        """Rows (pairs, features) of a part, with zeros where there is padding."""
-        piece = edges[part.graphs, part.rows]
+    def pairs(self, edges: Tensor, chunk: _Chunk) -> Tensor:
+        """Features of the pairs of a chunk (pairs, features), zero at padding."""
+        features = edges[chunk.graphs, chunk.rows]
         if self.mask is not None:
-            nodes = self.mask[part.graphs]
-            piece = piece.masked_fill(~(nodes[:, part.rows, None] & nodes[:, None, :])[..., None], 0.0)
-        return piece.flatten(0, 2)
+            nodes = self.mask[chunk.graphs]
+            features = features.masked_fill(~(nodes[:, chunk.rows, None] & nodes[:, None, :])[..., None], 0.0)
+        return features.flatten(0, 2)
 
-    def source(self, name: str, rows: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rows, or their products with a map, and a buffer to go on in: the same one where there is a map."""
+    def mapped(self, name: str, rows: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The rows, or their products with a map, and the buffer for the next result; products already lie in it."""
         out = self.buffer(name, rows, rows.shape[1] if weight is None else weight.shape[0])
         if weight is None:
             return rows.to(self.wide), out
@@ -115,22 +130,23 @@ class _Workspace:
             return torch.mm(rows, weight.t(), out=out), out
         return out.copy_(rows.to(self.dtype) @ weight.t()), out
 
-    def logits(self, rows: Tensor, part: _Part) -> tuple[Tensor, Tensor | None]:
-        """Logits of a part (pairs, channels or heads), and for the additive form what the activation was applied to."""
-        graphs, nodes, channels = part.graphs, self.shape[1], self.shape[2]
-        biases, out = self.source("bias", rows, self.maps[0])
-        query, key = self.query[graphs, part.rows], self.key[graphs]
+    def logits(self, rows: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor | None]:
+        """Logits of a chunk (pairs, channels or heads), and in the additive form the argument of the activation."""
+        graphs, nodes, channels = chunk.graphs, self.shape[1], self.shape[2]
+        biases, out = self.mapped("bias", rows, self.maps[0])
+        query, key = self.query[graphs, chunk.rows], self.key[graphs]
         hidden = None if self.hidden is None else self.hidden[graphs]
         if self.options.activation is None:
             q, k = (x.unflatten(-1, (self.options.heads, -1)).transpose(1, 2) for x in (query, key))
             products = (q * self.scale) @ k.mT
             if hidden is not None:
-                # A finite number: in the product with zeros below, infinity would become nan.
+                # Finite: the product with zeros of ``spread`` would make nan of -inf.
                 products = products.masked_fill(hidden[:, None, None, :], torch.finfo(self.wide).min / 2)
             products = products.permute(0, 2, 3, 1).reshape(-1, self.options.heads)
-            if self.filters:
+            if self.channelwise:  # CSA eq. 5: one bias for each channel
                 return torch.addmm(biases, products, self.spread, out=out), None
-            return torch.add(biases, products, out=out), None
+            return torch.add(biases, products, out=out), None  # eq. 4: one for each head
+        # The additive form, Q_i + K_j + E_ij.
         shape = (*query.shape[:2], nodes, channels)
         summed = torch.add(biases.view(shape), query[:, :, None], out=out.view(shape)).add_(key[:, None]).view_as(out)
         logits = self.options.activation(summed)
@@ -138,71 +154,70 @@ class _Workspace:
             logits = logits.view(shape).masked_fill(hidden[:, None, :, None], -math.inf).view_as(logits)
         return logits, summed
 
-    def messages(self, rows: Tensor, part: _Part) -> Tensor:
-        """V_j + E^val_ij of a part (pairs, channels)."""
-        value = self.value[part.graphs]
+    def messages(self, rows: Tensor, chunk: _Chunk) -> Tensor:
+        """Messages U_ij = V_j + E^val_ij of a chunk (pairs, channels)."""
+        value = self.value[chunk.graphs]
         value = value.reshape(value.shape[0], 1, -1)
-        if self.second is None and not self.options.one_tensor:
+        if self.value_edges is None and not self.options.one_tensor:
             out = self.buffer("message", rows, self.shape[2])
             by_query = out.view(value.shape[0], -1, value.shape[2])
             by_query.copy_(value.expand_as(by_query))
             return out
-        edges, out = self.source(
-            "message", rows if self.second is None else self.pairs(self.second, part), self.maps[1]
+        edges, out = self.mapped(
+            "message", rows if self.value_edges is None else self.pairs(self.value_edges, chunk), self.maps[1]
         )
         by_query = (value.shape[0], -1, value.shape[2])
         torch.add(edges.view(by_query), value, out=out.view(by_query))
         return out
 
     def by_row(self, x: Tensor) -> Tensor:
-        """(pairs, c) as (queries, keys, c)."""
+        """View (pairs, c) as (queries, keys, c)."""
         return x.view(-1, self.shape[1], x.shape[-1])
 
-    def kept(self, part: _Part) -> Tensor | None:
-        """The factors of a part (queries, keys, 1)."""
+    def kept(self, chunk: _Chunk) -> Tensor | None:
+        """The factors k_ij of a chunk (queries, keys, 1)."""
         if self.keep is None:
             return None
-        keep = self.keep[part.graphs]
-        keep = keep[:, part.rows] if keep.shape[1] > 1 else keep
-        rows = part.rows.stop - part.rows.start
+        keep = self.keep[chunk.graphs]
+        keep = keep[:, chunk.rows] if keep.shape[1] > 1 else keep
+        rows = chunk.rows.stop - chunk.rows.start
         return keep.to(self.wide).expand(keep.shape[0], rows, -1).reshape(-1, self.shape[1], 1)
 
 
 def _attend(work: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and the largest logit and the sum of exponentials of each row: (graphs, nodes, channels or heads)."""
-    biases = work.shape[-1] if work.filters else work.options.heads
+    """Equation 1, and the largest logit and the sum S_i of each row: (graphs, nodes, channels or heads)."""
+    biases = work.shape[-1] if work.channelwise else work.options.heads
     out = work.query.new_empty(work.shape, dtype=work.dtype)
     largest, total = (work.query.new_empty(*work.shape[:2], biases) for _ in range(2))
-    for part in work.parts():
-        rows = work.pairs(work.first, part)
-        logits, _ = work.logits(rows, part)
+    for chunk in work.chunks():
+        rows = work.pairs(work.bias_edges, chunk)
+        logits, _ = work.logits(rows, chunk)
         filters = work.by_row(logits)
-        # Hidden keys stand at half of the least number, biases of -inf below: a row of such has weights of zero.
+        # Hidden keys have half of the lowest number, forbidden pairs -inf: at a quarter of it, a row of them has A = 0.
         top = filters.amax(1).clamp_(min=torch.finfo(work.wide).min / 4)
         filters = torch.exp(filters.sub_(top[:, None]), out=filters)
-        weight = filters.sum(1)
-        weight = weight.masked_fill(weight == 0, 1.0)
-        where = (part.graphs, part.rows)
-        largest[where], total[where] = top.view_as(largest[where]), weight.view_as(total[where])
-        messages = work.by_row(work.messages(rows, part))
-        keep = work.kept(part)
-        if not work.filters:
+        row_sum = filters.sum(1)
+        row_sum = row_sum.masked_fill(row_sum == 0, 1.0)
+        where = (chunk.graphs, chunk.rows)
+        largest[where], total[where] = top.view_as(largest[where]), row_sum.view_as(total[where])
+        messages = work.by_row(work.messages(rows, chunk))
+        keep = work.kept(chunk)
+        if not work.channelwise:  # one number for each head: repeat it over the channels
             filters = work.by_row(torch.mm(logits, work.spread, out=work.buffer("spread", rows, work.shape[2])))
-            weight = weight @ work.spread
+            row_sum = row_sum @ work.spread
         if keep is not None:
             messages = messages.mul_(keep)
-        out[where] = (messages.mul_(filters).sum(1) / weight).view_as(out[where])
+        out[where] = (messages.mul_(filters).sum(1) / row_sum).view_as(out[where])
     return out, largest, total
 
 
 class _Gradients:
-    """Where the gradients of a call are gathered; None where nobody asks."""
+    """The gradients of a call, summed over chunks; None where they are not asked for."""
 
     def __init__(self, work: _Workspace, wanted: tuple[bool, ...]) -> None:
-        nodes = [torch.zeros_like(work.query) for _ in range(3)]
-        self.query, self.key, self.value = nodes
-        self.first = torch.empty_like(work.first) if wanted[3] else None
-        self.second = None if work.second is None or not wanted[4] else torch.empty_like(work.second)
+        self.query, self.key, self.value = (torch.zeros_like(work.query) for _ in range(3))
+        self.bias_edges = torch.empty_like(work.bias_edges) if wanted[3] else None
+        self.value_edges = None if work.value_edges is None or not wanted[4] else torch.empty_like(work.value_edges)
         self.bias_map, self.value_map = (
             torch.zeros(m.shape, dtype=work.wide, device=m.device) if m is not None and asked else None
             for m, asked in zip(work.maps, wanted[5:7], strict=True)
@@ -210,11 +225,17 @@ class _Gradients:
 
     @staticmethod
     def edges(
-        gradient: Tensor, rows: Tensor, into: Tensor | None, of_map: Tensor | None, weight: Tensor | None, *, add: bool
+        gradient: Tensor,
+        rows: Tensor,
+        into: Tensor | None,
+        grad_map: Tensor | None,
+        weight: Tensor | None,
+        *,
+        add: bool,
     ) -> None:
-        """Through ``mapped``: to the map, and to the rows, where it is added or written."""
-        if of_map is not None:
-            of_map += gradient.t() @ rows.to(gradient.dtype)
+        """Backward of ``mapped``: add to the map's gradient, and add to the rows' gradient or write it."""
+        if grad_map is not None:
+            grad_map += gradient.t() @ rows.to(gradient.dtype)
         if into is None:
             return
         into = into.view(rows.shape)
@@ -223,74 +244,85 @@ class _Gradients:
         elif into.dtype == weight.dtype == gradient.dtype:
             torch.addmm(into, gradient, weight, beta=int(add), out=into)
         else:
-            back = gradient.to(weight.dtype) @ weight
-            into.add_(back) if add else into.copy_(back)
+            grad_rows = gradient.to(weight.dtype) @ weight
+            into.add_(grad_rows) if add else into.copy_(grad_rows)
 
 
-def _return(
+def _backward(
     work: _Workspace, grad: Tensor, out: Tensor, largest: Tensor, total: Tensor, wanted: tuple[bool, ...]
 ) -> _Gradients:
-    found = _Gradients(work, wanted)
-    for part in work.parts():
-        where = (part.graphs, part.rows)
-        rows = work.pairs(work.first, part)
-        logits, summed = work.logits(rows, part)
+    """Equations 2 to 4, with the logits and messages of each chunk computed again."""
+    grads = _Gradients(work, wanted)
+    for chunk in work.chunks():
+        where = (chunk.graphs, chunk.rows)
+        rows = work.pairs(work.bias_edges, chunk)
+        logits, summed = work.logits(rows, chunk)
         filters = work.by_row(logits)
         filters = torch.exp(filters.sub_(largest[where].flatten(0, 1)[:, None]), out=filters)
-        weight = total[where].flatten(0, 1)
-        if not work.filters:
+        row_sum = total[where].flatten(0, 1)
+        if not work.channelwise:  # one number for each head: repeat it over the channels
             filters = work.by_row(torch.mm(logits, work.spread, out=work.buffer("spread", rows, work.shape[2])))
-            weight = weight @ work.spread
-        from_above = grad[where].flatten(0, 1).to(work.wide) / weight
-        base = filters.mul_(from_above[:, None])
-        messages, keep = work.by_row(work.messages(rows, part)), work.kept(part)
+            row_sum = row_sum @ work.spread
+        # Equation 2: B = A * G / S.
+        scaled_grad = grad[where].flatten(0, 1).to(work.wide) / row_sum
+        base = filters.mul_(scaled_grad[:, None])
+        messages, keep = work.by_row(work.messages(rows, chunk)), work.kept(chunk)
         if keep is not None:
             messages = messages.mul_(keep)
-        of_bias = messages.sub_(out[where].flatten(0, 1)[:, None]).mul_(base).flatten(0, 1)
-        of_message = base if keep is None else base.mul_(keep)
-        _return_messages(work, found, part, rows, of_message)
-        _return_logits(work, found, part, rows, of_bias, summed)
-    return found
+        # Equation 4, then equation 3, which may overwrite B.
+        grad_logits = messages.sub_(out[where].flatten(0, 1)[:, None]).mul_(base).flatten(0, 1)
+        grad_messages = base if keep is None else base.mul_(keep)
+        _backward_messages(work, grads, chunk, rows, grad_messages)
+        _backward_logits(work, grads, chunk, rows, grad_logits, summed)
+    return grads
 
 
-def _return_messages(work: _Workspace, found: _Gradients, part: _Part, rows: Tensor, gradient: Tensor) -> None:
-    graphs = part.graphs.stop - part.graphs.start
-    found.value[part.graphs] += gradient.view(graphs, -1, *work.shape[1:]).sum(1)
+def _backward_messages(work: _Workspace, grads: _Gradients, chunk: _Chunk, rows: Tensor, gradient: Tensor) -> None:
+    """From the messages U_ij = V_j + E^val_ij to values and edge values."""
+    graphs = chunk.graphs.stop - chunk.graphs.start
+    # V_j is a term of U_ij for all i.
+    grads.value[chunk.graphs] += gradient.view(graphs, -1, *work.shape[1:]).sum(1)
     weight = work.maps[1]
     if work.options.one_tensor:
-        into = None if found.first is None else found.first[part.graphs, part.rows]
-        found.edges(gradient.flatten(0, 1), rows, into, found.value_map, weight, add=False)
-    elif work.second is not None:
-        into = None if found.second is None else found.second[part.graphs, part.rows]
-        rows = work.pairs(work.second, part)
-        found.edges(gradient.flatten(0, 1), rows, into, found.value_map, weight, add=False)
+        into = None if grads.bias_edges is None else grads.bias_edges[chunk.graphs, chunk.rows]
+        grads.edges(gradient.flatten(0, 1), rows, into, grads.value_map, weight, add=False)
+    elif work.value_edges is not None:
+        into = None if grads.value_edges is None else grads.value_edges[chunk.graphs, chunk.rows]
+        rows = work.pairs(work.value_edges, chunk)
+        grads.edges(gradient.flatten(0, 1), rows, into, grads.value_map, weight, add=False)
 
 
-def _return_logits(
-    work: _Workspace, found: _Gradients, part: _Part, rows: Tensor, gradient: Tensor, summed: Tensor | None
+def _backward_logits(
+    work: _Workspace, grads: _Gradients, chunk: _Chunk, rows: Tensor, gradient: Tensor, summed: Tensor | None
 ) -> None:
-    graphs, nodes, channels = part.graphs, work.shape[1], work.shape[2]
+    """From the logits to queries, keys and biases."""
+    graphs, nodes, channels = chunk.graphs, work.shape[1], work.shape[2]
     activation, heads = work.options.activation, work.options.heads
     if activation is not None and summed is not None:
         with torch.enable_grad():
             summed = summed.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(activation(summed), summed, gradient)
+        # Q_i is a term for all j, K_j for all i.
         by_pair = gradient.view(graphs.stop - graphs.start, -1, nodes, channels)
-        found.query[graphs, part.rows] += by_pair.sum(2)
-        found.key[graphs] += by_pair.sum(1)
+        grads.query[graphs, chunk.rows] += by_pair.sum(2)
+        grads.key[graphs] += by_pair.sum(1)
     else:
+        # CSA eq. 5: all channels of a head share Q_i . K_j / sqrt(d_h), so their gradients are summed.
         by_head = gradient @ work.spread.t()
-        of_products = by_head.view(graphs.stop - graphs.start, -1, nodes, heads).permute(0, 3, 1, 2) * work.scale
-        q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (work.query[graphs, part.rows], work.key[graphs]))
-        found.query[graphs, part.rows] += (of_products @ k).transpose(1, 2).flatten(-2)
-        found.key[graphs] += (of_products.mT @ q).transpose(1, 2).flatten(-2)
-        gradient = gradient if work.filters else by_head
-    into = None if found.first is None else found.first[graphs, part.rows]
-    found.edges(gradient, rows, into, found.bias_map, work.maps[0], add=work.options.one_tensor)
+        grad_products = by_head.view(graphs.stop - graphs.start, -1, nodes, heads).permute(0, 3, 1, 2) * work.scale
+        q, k = (
+            x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (work.query[graphs, chunk.rows], work.key[graphs])
+        )
+        grads.query[graphs, chunk.rows] += (grad_products @ k).transpose(1, 2).flatten(-2)
+        grads.key[graphs] += (grad_products.mT @ q).transpose(1, 2).flatten(-2)
+        gradient = gradient if work.channelwise else by_head
+    # Where one tensor gives biases and edge values, equation 3 has been written into its gradient: add to it.
+    into = None if grads.bias_edges is None else grads.bias_edges[graphs, chunk.rows]
+    grads.edges(gradient, rows, into, grads.bias_map, work.maps[0], add=work.options.one_tensor)
 
 
-class RecomputedAttention(torch.autograd.Function):
-    """The fast form of :func:`~holonomy.ops.chromatic_attention.chromatic_attention`."""
+class ChunkedAttention(torch.autograd.Function):
+    """The chunked form of :func:`~holonomy.ops.chromatic_attention.chromatic_attention`."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -300,37 +332,39 @@ class RecomputedAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keep the inputs, the result, and two numbers a row and channel."""
+        """Save the inputs, the result, and two numbers for each row and channel."""
         ctx.options = inputs[-1]
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs[:-1], *output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate: in parts, or by the definition where the gradient itself will be differentiated."""
+        """Differentiate by chunks, or by the reference where the gradient is differentiated again."""
         *inputs, out, largest, total = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            return _by_definition(tuple(inputs), ctx.options, grad_outputs[0], wanted)
+            return _backward_of_reference(tuple(inputs), ctx.options, grad_outputs[0], wanted)
         with torch.autocast(_autograd.autocast_device(out), enabled=False):
             work = _Workspace(*inputs, options=ctx.options)
-            found = _return(work, grad_outputs[0], out, largest, total, wanted)
+            grads = _backward(work, grad_outputs[0], out, largest, total, wanted)
         every = (
-            found.query, found.key, found.value, found.first, found.second, found.bias_map, found.value_map,
+            grads.query, grads.key, grads.value, grads.bias_edges, grads.value_edges, grads.bias_map, grads.value_map,
         )  # fmt: skip
         cast = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(every, inputs, strict=False))
         return *cast, None, None, None
 
 
-def _by_definition(
+def _backward_of_reference(
     inputs: tuple[Tensor | None, ...], options: Options, grad: Tensor, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    def plain(*inputs: Tensor | None) -> Tensor:
-        query, key, value, first, second, bias_map, value_map, mask, keep = inputs
-        return options.definition(
-            query, key, value, first, first if options.one_tensor else second, mask, heads=options.heads,
+    def reference(*inputs: Tensor | None) -> Tensor:
+        query, key, value, bias_edges, value_edges, bias_map, value_map, mask, keep = inputs
+        if options.one_tensor:
+            value_edges = bias_edges
+        return chromatic_attention_reference(
+            query, key, value, bias_edges, value_edges, mask, heads=options.heads,
             bias_map=bias_map, value_map=value_map, activation=options.activation, keep=keep,
         )  # fmt: skip
 
-    found = _autograd.by_definition(plain, inputs, grad, wanted[: len(inputs)])
-    return *found, *(None for _ in wanted[len(inputs) :])
+    grads = _autograd.by_definition(reference, inputs, grad, wanted[: len(inputs)])
+    return *grads, *(None for _ in wanted[len(inputs) :])
