@@ -105,7 +105,7 @@ def test_ruff_format(tmp_path: Path) -> None:
     assert status == 1, output
 
 
-FORMS = ("__init__", "chunked")
+OPERATORS, FORMS = ("linear_attention", "chromatic_attention", "performer"), ("__init__", "chunked")
 WINGS = ("attention", "certificates", "expressivity", "graphs")
 LIBRARY = {
     f"holonomy/{name}": DOC
@@ -121,7 +121,7 @@ LIBRARY = {
         "structures.py",
         "layers/__init__.py",
         "ops/__init__.py",
-        *(f"ops/{operator}/{name}.py" for operator in ("linear_attention", "chromatic_attention") for name in FORMS),
+        *(f"ops/{operator}/{name}.py" for operator in OPERATORS for name in FORMS),
         *(f"layers/{room}/__init__.py" for room in ("hyperbolic", "equivariant", "tokens", "chromatic", "simplicial")),
         "layers/encodings.py",
         "layers/substructures.py",

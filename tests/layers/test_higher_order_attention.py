@@ -318,7 +318,7 @@ def test_heavy_nodes_and_many_chunks_change_nothing(form, device, monkeypatch):
     found = []
     for together_from in (10**9, 0):
         layer.together_from = together_from
-        for module, chunk in (("layers.equivariant.higher_order.sparse", 64), ("ops.performer.pooled", 50)):
+        for module, chunk in (("layers.equivariant.higher_order.sparse", 64), ("ops.performer.chunked", 50)):
             monkeypatch.setattr(f"holonomy.{module}._CHUNK", chunk)
         result = layer(edges).values
         found.append([result, *torch.autograd.grad(result.sin().sum(), leaves)])

@@ -1,4 +1,4 @@
-"""Linear attention of many heads over the same rows: chunks against the plain form, and against loops."""
+"""Linear attention of many heads over the same rows: chunks against the reference, and against loops."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import math
 import pytest
 import torch
 
-from holonomy.ops.performer import pooled as kernel
+from holonomy.ops import performer
+from holonomy.ops.performer import chunked
+from holonomy.ops.performer.reference import pool_keys_reference
 
 
 @pytest.fixture(params=[1, 4, 5, 100])
 def inputs(request, device, monkeypatch):
     """Eleven rows of width five, two heads of dimension three with four features, in chunks of that many rows."""
-    monkeypatch.setattr(kernel, "_CHUNK", request.param)
+    monkeypatch.setattr(chunked, "_CHUNK", request.param)
     shapes = {"x": (11, 5), "weight": (5, 6), "bias": (6,), "logs": (2, 4), "means": (2, 4, 3), "direct": (5, 3)}
     made = {n: torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for n, s in shapes.items()}
     return made | {"projection": torch.randn(4, 3, dtype=torch.float64, device=device)}
@@ -25,7 +27,7 @@ def exponents(x, projection):
 
 def test_pooled_is_the_mean_by_each_feature(inputs):
     x, weight, bias, projection = (inputs[name] for name in ("x", "weight", "bias", "projection"))
-    logs, means = kernel.pooled(x, weight, bias, projection, 1, 4)
+    logs, means = performer.pool_keys(x, weight, bias, projection, 1, 4)
     for head in range(2):
         keys = x @ weight[:, 3 * head : 3 * head + 3] + bias[3 * head : 3 * head + 3]
         weights = exponents(keys, projection).exp()
@@ -41,7 +43,7 @@ def test_attend_is_the_quotient_of_sums(inputs):
         query = x @ weight[:, 3 * head : 3 * head + 3] + bias[3 * head : 3 * head + 3]
         weights = (exponents(query, projection) + logs[head]).exp()
         expected = expected + weights @ means[head] / weights.sum(-1, keepdim=True)
-    torch.testing.assert_close(kernel.attend(x, weight, bias, projection, logs, means, direct), expected)
+    torch.testing.assert_close(performer.attend_pooled(x, weight, bias, projection, logs, means, direct), expected)
 
 
 def test_gradients_of_both_orders(inputs):
@@ -49,10 +51,10 @@ def test_gradients_of_both_orders(inputs):
     logs, means, direct = (inputs[name] for name in ("logs", "means", "direct"))
 
     def pooled(x, weight, bias):
-        return kernel.pooled(x, weight, bias, projection, 1, 4)
+        return performer.pool_keys(x, weight, bias, projection, 1, 4)
 
     def attend(x, weight, bias, logs, means, direct):
-        return kernel.attend(x, weight, bias, projection, logs, means, direct)
+        return performer.attend_pooled(x, weight, bias, projection, logs, means, direct)
 
     leaves = (x, weight, bias, logs, means, direct)
     assert torch.autograd.gradcheck(pooled, (x, weight, bias), fast_mode=True)
@@ -64,8 +66,8 @@ def test_gradients_of_both_orders(inputs):
 def test_the_projection_learns_where_it_is_asked_to(inputs):
     x, weight, bias, projection = (inputs[name] for name in ("x", "weight", "bias", "projection"))
     projection.requires_grad_()
-    ours = kernel.pooled(x, weight, bias, projection, 0, 2)[1].square().sum()
-    top, table = kernel.pooled_plainly(x, weight, bias, projection, 0, 2)
+    ours = performer.pool_keys(x, weight, bias, projection, 0, 2)[1].square().sum()
+    top, table = pool_keys_reference(x, weight, bias, projection, 0, 2)
     plain = (table[:-1] / table[-1]).square().sum()
     torch.testing.assert_close(*(torch.autograd.grad(loss, projection)[0] for loss in (ours, plain)))
     assert top.shape == (2, 4)
@@ -75,8 +77,8 @@ def test_the_projection_learns_where_it_is_asked_to(inputs):
 def test_large_logits(inputs, scale):
     x, weight, projection = (inputs[name].detach().float() for name in ("x", "weight", "projection"))
     x = (x * scale).requires_grad_()
-    logs, means = kernel.pooled(x, weight, weight[0] * 0, projection, 0, 5)
-    result = kernel.attend(x, weight, weight[0] * 0, projection, logs, means, weight[:, :5])
+    logs, means = performer.pool_keys(x, weight, weight[0] * 0, projection, 0, 5)
+    result = performer.attend_pooled(x, weight, weight[0] * 0, projection, logs, means, weight[:, :5])
     assert result.isfinite().all()
     assert torch.autograd.grad(result.sum(), x)[0].isfinite().all()
     assert (means <= x[:, :5].detach().amax(0) * (1 + 1e-5)).all()

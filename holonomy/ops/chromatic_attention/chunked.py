@@ -357,8 +357,10 @@ class ChunkedAttention(torch.autograd.Function):
 def _backward_of_reference(
     inputs: tuple[Tensor | None, ...], options: Options, grad: Tensor, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    def reference(*inputs: Tensor | None) -> Tensor:
-        query, key, value, bias_edges, value_edges, bias_map, value_map, mask, keep = inputs
+    def reference(
+        query: Tensor, key: Tensor, value: Tensor, bias_edges: Tensor, value_edges: Tensor | None, *rest: Tensor | None
+    ) -> Tensor:
+        bias_map, value_map, mask, keep = rest
         if options.one_tensor:
             value_edges = bias_edges
         return chromatic_attention_reference(

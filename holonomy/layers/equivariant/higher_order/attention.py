@@ -74,7 +74,7 @@ class HigherOrderAttention(nn.Module):
 
     From :attr:`together_from` hyperedges on (decoupled, in each graph) the queries, keys and values of all classes come
     out of one product each, of what the nodes of a tuple have of their own. Decoupled, all classes are pooled together
-    in chunks of rows that stay in cache (:mod:`holonomy.ops.performer.pooled`): at 100,000 hyperedges of 32 channels a
+    in chunks of rows that stay in cache (:mod:`holonomy.ops.performer`): at 100,000 hyperedges of 32 channels a
     quarter of the time of a class after the other, and a cost of a hyperedge that does not grow. Coupled, what keys and
     queries share is multiplied out in small blocks (:mod:`holonomy.layers.equivariant.higher_order.packing`): half of
     the time there, two thirds at 10,000.

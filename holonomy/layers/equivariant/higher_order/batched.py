@@ -18,7 +18,7 @@ from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import centering, sparse
 from holonomy.layers.equivariant.higher_order.gathered import Own, entries, own
 from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, lookups
-from holonomy.ops.performer.pooled import attend, pooled
+from holonomy.ops.performer import attend_pooled, pool_keys
 from holonomy.structures import Hyperedges
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _pooled(
     finest = tuple(range(blocks))
     itself = lookups(classes.order_in, blocks).index((Source(pattern, finest), finest)) * features
     weight, bias = maps.keys[pattern] * _root(maps), -shift * _root(maps)
-    both = pooled(keys, weight, bias, maps.projection, itself, itself + features)
+    both = pool_keys(keys, weight, bias, maps.projection, itself, itself + features)
     logs, means = (x.unflatten(0, (len(found), -1)) for x in both)
     chosen = [classes.pairs.index(pair) for pair in found]
     value = maps.value[chosen].unflatten(-1, (maps.heads, -1)).transpose(1, 2)
@@ -128,7 +128,7 @@ def _attend(
         return queries @ direct
     weight, bias = maps.queries[pattern]
     logs, means = (torch.cat(column) for column in zip(*(sums[pair] for pair in found), strict=True))
-    return attend(queries, weight * _root(maps), bias * _root(maps), maps.projection, logs, means, direct)
+    return attend_pooled(queries, weight * _root(maps), bias * _root(maps), maps.projection, logs, means, direct)
 
 
 def _direct(classes: Classes, maps: Maps, pattern: Partition) -> Tensor:

@@ -1,0 +1,57 @@
+r"""Linear attention of many heads over the same rows, where queries and keys are few linear maps of them.
+
+.. math::
+
+    L_f &= \log \textstyle\sum_i e^{\ell_f(k_i)} &\quad (1) \\
+    M_f &= \textstyle\sum_i \mathrm{softmax}_i(\ell_f(k_i))\, v_i &\quad (2) \\
+    o_j &= x_j D + \textstyle\sum_f \mathrm{softmax}_f(\ell_f(q_j) + L_f)\, M_f &\quad (3)
+
+with :math:`\ell_f` of :func:`~holonomy.ops.performer.features.log_features`; f runs over the random features of all
+heads, and the softmax of equation 3 over those of one head. Keys are ``x @ weight + bias``, values the columns
+``first`` to ``last`` of x.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy.ops.performer.features import log_features
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["attend_pooled_reference", "pool_keys_reference"]
+
+
+def pool_keys_reference(
+    x: Float[Tensor, "keys width"],
+    weight: Float[Tensor, "width heads_dim"],
+    bias: Float[Tensor, " heads_dim"],
+    projection: Float[Tensor, "features dim"],
+    first: int,
+    last: int,
+) -> tuple[Float[Tensor, "heads features"], Float[Tensor, "values_and_one heads_features"]]:
+    """Largest logarithms by feature, and sums over the keys relative to them: of the values, and last of ones."""
+    logs = log_features((x @ weight + bias).unflatten(-1, (-1, projection.shape[1])), projection)
+    top = logs.detach().amax(0)
+    phi = (logs - top).exp().flatten(1)
+    values_and_one = torch.cat([x[:, first:last], torch.ones_like(x[:, :1])], -1)
+    return top, values_and_one.to(phi.dtype).mT @ phi
+
+
+def attend_pooled_reference(
+    x: Float[Tensor, "queries width"],
+    weight: Float[Tensor, "width heads_dim"],
+    bias: Float[Tensor, " heads_dim"],
+    projection: Float[Tensor, "features dim"],
+    logs: Float[Tensor, "heads features"],
+    means: Float[Tensor, "heads features out"],
+    direct: Float[Tensor, "width out"],
+) -> Float[Tensor, "queries out"]:
+    """Equation 3."""
+    query = (x @ weight + bias).unflatten(-1, (-1, projection.shape[1]))
+    probs = (log_features(query, projection, of_query=True) + logs).softmax(-1).flatten(1)
+    return x @ direct + probs.to(means.dtype) @ means.flatten(0, 1)
