@@ -41,6 +41,7 @@ __all__ = [
     "bounded",
     "cothc",
     "dot",
+    "exp",
     "finite",
     "finite_",
     "hypot",
@@ -412,6 +413,22 @@ def dot(x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"]) -> Float[Tenso
     True
     """
     return finite((finite(x * y) * ROOM).sum(-1, keepdim=True) / ROOM)
+
+
+def exp(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The exponential of a logarithm that is learned, held where its square and its inverse are in the range.
+
+    Args:
+        x: any numbers; those beyond half the logarithm of the largest finite number count as that, with zero gradient.
+
+    Returns:
+        Positive finite numbers.
+
+    >>> exp(torch.tensor([-1e3, 0.0, 1e3])).square().isfinite().all().item()
+    True
+    """
+    widest = widest_rapidity(x.dtype) / 2
+    return x.clamp(-widest, widest).exp()
 
 
 def power_of_two(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

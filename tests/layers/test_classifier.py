@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from holonomy.layers import HypMLR, HypPrototypes
+from holonomy.layers import FullyLorentzLinear, HypLinearAttention, HypMLR, HypPrototypes
 from holonomy.manifolds import Lorentz
 from holonomy.ops.lorentz.hyperplanes import hyperplane_distances, plain_hyperplane_distances
 
@@ -157,3 +157,17 @@ def test_distances_are_differentiated_twice_by_the_definition():
         seconds.append(torch.autograd.grad(sum(x.square().sum() for x in first), leaves))
     for ours, theirs in zip(*seconds, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("log_scale", [-1e3, 1e3])
+@pytest.mark.parametrize("kind", [HypPrototypes, HypLinearAttention, FullyLorentzLinear])
+def test_a_learned_scale_of_any_size_leaves_finite_numbers(kind: type, log_scale: float, dtype: torch.dtype) -> None:
+    """Its exponential overflows; an optimizer with a large step makes such ones."""
+    manifold = Lorentz(-1.0, learnable=True, dtype=dtype)
+    layer = kind(4, 4, manifold, dtype=dtype)
+    torch.nn.init.constant_(layer.log_scale, log_scale)
+    x = manifold.lift(torch.randn(5, 4, dtype=dtype)).detach().requires_grad_()
+    result = layer(x)
+    assert result.isfinite().all()
+    for gradient in torch.autograd.grad(result.sum(), (x, *layer.parameters()), allow_unused=True):
+        assert gradient is None or gradient.isfinite().all()

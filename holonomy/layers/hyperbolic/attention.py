@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks
+from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz
@@ -129,7 +129,7 @@ class HypLinearAttention(nn.Module):
         ratio, last = (before / hidden).sqrt(), (hidden / out).sqrt()
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
         # the change of curvature of the result, are taken by the map of the values.
-        factors = torch.stack([ratio, ratio, ratio * (-self.log_scale).exp() * last]).to(self.log_scale.dtype)
+        factors = torch.stack([ratio, ratio, ratio * numerics.exp(-self.log_scale) * last]).to(self.log_scale.dtype)
         maps = (self.query, self.key, self.value)
         weight = torch.stack([htc.weight for htc in maps]) * factors[:, None]
         bias = torch.stack([htc.bias for htc in maps if htc.bias is not None]) * factors
@@ -148,7 +148,7 @@ class HypLinearAttention(nn.Module):
     def _by_midpoints(self, x: Tensor, mask: Tensor | None) -> Tensor:
         query, key, value = (
             power_features(htc.space(x, factor).unflatten(-1, (self.heads, -1)), self.power)
-            for htc, factor in ((self.query, None), (self.key, None), (self.value, (-self.log_scale).exp()))
+            for htc, factor in ((self.query, None), (self.key, None), (self.value, numerics.exp(-self.log_scale)))
         )
         hidden = None if mask is None else mask[..., None, :]
         by_head = (query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2))

@@ -164,5 +164,5 @@ class HypPrototypes(nn.Module):
         """
         checks.last_axis("x", x, self.features + 1, "features + 1")
         distance = self.manifold.cdist(x.reshape(-1, x.shape[-1]), self.prototypes())
-        logits = -self.log_scale.exp() * distance.square()
+        logits = -numerics.exp(self.log_scale) * distance.square()
         return logits.unflatten(0, x.shape[:-1]) if x.ndim > 1 else logits.squeeze(0)

@@ -347,6 +347,6 @@ class FullyLorentzLinear(nn.Module):
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self.direction)
         affine = self.direction(x if self.activation is None else self.activation(x))
-        length = self.log_scale.exp() * torch.sigmoid(self.length(x))
+        length = numerics.exp(self.log_scale) * torch.sigmoid(self.length(x))
         unit = numerics.unit_vector(affine, numerics.norm(affine, keepdim=True))
         return change_curvature(length * unit, self.manifold_in, self.manifold_out)

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from holonomy import numerics
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.linear_attention.reference import power_features
@@ -189,7 +190,7 @@ def attend_linear(layer: HypLinearAttention, region: Region, setting: Setting) -
 def _local_linear(layer: HypLinearAttention, points: Tensor, setting: Setting) -> float:
     """The stretch from hyperbolic distances of the input to Euclidean ones of the output, in original coordinates."""
     ends = Ends(layer.manifold_in, None)
-    shrink = (-layer.log_scale.detach()).exp()
+    shrink = numerics.exp(-layer.log_scale.detach())
 
     def features(htc: HTC, x: Tensor, factor: Tensor | None = None) -> Tensor:
         return power_features(htc.space(x, factor).unflatten(-1, (layer.heads, -1)), layer.power)
@@ -214,7 +215,7 @@ def _local_linear(layer: HypLinearAttention, points: Tensor, setting: Setting) -
 def _features(layer: HypLinearAttention, region: Region) -> Features:
     """Constants and radii of the features of all heads."""
     slope = power_slope(layer.query.out_features // layer.heads, layer.power)
-    shrink = math.exp(-layer.log_scale.item())
+    shrink = numerics.exp(-layer.log_scale.detach()).item()
     stretches: list[float] = []
     radii: list[float] = []
     for htc, factor in ((layer.query, 1.0), (layer.key, 1.0), (layer.value, shrink)):

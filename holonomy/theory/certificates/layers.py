@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from holonomy import numerics
 from holonomy.layers import (
     HTC,
     ExpMapHTC,
@@ -174,7 +175,7 @@ def _(layer: HypPrototypes, region: Region, setting: Setting) -> Step:
         radii = layer.manifold.dist0(layer.prototypes()).double()
     # The square of a distance has the slope of twice the distance.
     far = radii + region.radius / root(layer.manifold)
-    constant = 2 * layer.log_scale.detach().double().exp().item() * far.norm().item()
+    constant = 2 * numerics.exp(layer.log_scale.detach()).item() * far.norm().item()
     return _read(layer, region, constant / root(layer.manifold), "H13")
 
 
