@@ -373,6 +373,7 @@ class ChromaticGraphTransformer(nn.Module):
         checks.graph(x, edge_index, features, batch)
         checks.last_axis("x", x, self.in_features, "in_features", self.nodes)
         if types is not None:
+            checks.on_device(x.device, edge_attr=types)
             checks.shaped("edge_attr", types, edge_index.shape[1:], "(edges,) = ")
         pairs = x.shape[0] ** 2
         if batch is not None and any(rows is not None for rows in (walks, distances, related)):

@@ -156,6 +156,7 @@ class EquivariantModel(nn.Module):
             if any(given is not None for given in (edge_index, edge_attr, batch, num_graphs)):
                 raise ValueError("edge_index, edge_attr, batch and num_graphs must be None where x is hyperedges.")
             return x
+        checks.floating("x", x)
         checks.only_with_batch(num_graphs, batch)
         first = self.orders[0]
         if (edge_index is not None) != (first == 2):
@@ -173,10 +174,11 @@ class EquivariantModel(nn.Module):
         checks.last_axis("x", x, self.in_features, "in_features", self.embed)
         if edge_attr is not None:
             checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features", self.embed)
+        graphs = 0 if num_graphs is None else checks.number_of_graphs(batch, num_graphs)
         if edge_index is None:
             with torch.inference_mode(mode=False):  # in which no plan would be kept
                 indices = torch.arange(x.shape[0], device=x.device)[:, None]
                 batch = None if batch is None else batch.clone()
-            return Hyperedges(indices, x, x.shape[0], batch, num_graphs or 0)
+            return Hyperedges(indices, x, x.shape[0], batch, graphs)
         attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
-        return Hyperedges.from_graph(x, edge_index, attributes, batch, num_graphs or 0)
+        return Hyperedges.from_graph(x, edge_index, attributes, batch, graphs)

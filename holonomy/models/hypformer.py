@@ -108,6 +108,7 @@ class HypformerBlock(nn.Module):
         for name, inner in (("attention", manifold_attention), ("feedforward", manifold_feedforward)):
             if inner is not None:
                 require_lorentz(f"manifold_{name}", inner)
+        checks.in_range("power", power, 1.0, math.inf)
         _refuse_unread(attention, similarity=similarity, power=power, average=average)
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.manifold_in = manifold_in

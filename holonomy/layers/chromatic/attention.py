@@ -294,18 +294,23 @@ class ChromaticAttention(nn.Module):
                 raise ValueError(f"edges must be a tensor where edge_features is given, here {self.edge_features}.")
             if (edges.value is not None) != self.edge_values:
                 raise ValueError("edges must be projected with values exactly if edge_values is True.")
+            channels = self.heads if self.mode == "mono" else self.features
+            for part, width in ((edges.bias, channels), (edges.value, self.features)):
+                if part is not None:
+                    checks.shaped("edges", part, (*x.shape[:2], x.shape[1], width), "(graphs, n, n, channels) = ")
+                    checks.last_axis("edges", part, width, "channels", self.query)
             return x, edges.bias, edges.value
         if (edges is None) != (self.edge_features == 0):
             raise ValueError(f"edges must fit edge_features, which is {self.edge_features} here.")
         if edges is None:
             return x, None, None
         checks.floating("edges", edges)
-        checks.dense("edges", edges)
         pairs = (x.shape[0], x.shape[1], x.shape[1], self.edge_features)
         if edges.shape != pairs:
             raise ValueError(
                 f"edges must have shape (graphs, n, n, edge_features) = {pairs}, got {tuple(edges.shape)}."
             )
+        checks.last_axis("edges", edges, edges.shape[-1], "edge_features", self.query)
         return x, edges, edges if self.edge_values else None
 
     def extra_repr(self) -> str:

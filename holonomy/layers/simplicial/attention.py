@@ -152,6 +152,9 @@ class SimplicialAttention(nn.Module):
         """
         checks.rows("x", x, self.features, "features", self.key)
         x = without_padding(x, key_padding_mask)
+        if pair_mask is not None:
+            pairs = (*x.shape[:-1], x.shape[-2])
+            checks.broadcasting_mask("pair_mask", pair_mask, pairs, 2, "(*batch, tokens, tokens)")
         if key_padding_mask is not None:
             there = ~key_padding_mask[..., None, :]
             pair_mask = there if pair_mask is None else pair_mask & there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -161,6 +161,11 @@ class SimplicialEncoderLayer(PreNormLayer):
         if pair_mask is not None and (self.router is not None or isinstance(self.attention, ExpertChoice)):
             raise ValueError("pair_mask must be None with steps or capacity, which choose the simplexes.")
         checks.rows("x", x, self.features, "features", self.norm_attention)
+        if pair_mask is not None:
+            pairs = (*x.shape[:-1], x.shape[-2])
+            checks.broadcasting_mask("pair_mask", pair_mask, pairs, 2, "(*batch, tokens, tokens)")
+        if previous is not None and self.router is not None:
+            _check_previous(previous, (*x.shape[:-2], self.router.gate.out_features, x.shape[-2]))
         x = without_padding(x, key_padding_mask)  # which goes nowhere, but would come out again
         normed, handed = without_padding(self.norm_attention(x), key_padding_mask), None
         if isinstance(self.attention, ExpertChoice):
@@ -177,3 +182,11 @@ class SimplicialEncoderLayer(PreNormLayer):
                 neighbours, scores = self.router(normed, *previous, key_padding_mask)
                 attended = self.attention.along_paths(keys, values, neighbours, scores)
         return self.fed_forward(x + self.branch(attended)), handed
+
+
+def _check_previous(previous: tuple[Tensor, Tensor], leading: Sequence[int]) -> None:
+    if not isinstance(previous, tuple) or len(previous) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
+        raise TypeError(f"previous must be a tuple of queries and keys, got {type(previous).__name__}.")
+    for part in previous:
+        checks.vectors(previous=part)
+        checks.shaped("previous", part, (*leading, part.shape[-1]), "(*batch, heads, tokens, dim) = ")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from holonomy import checks
 from holonomy.layers.equivariant.basis.orbits import Group, Source, Target, positions_of
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.structures import Hyperedges
@@ -84,6 +85,7 @@ def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, o
     if edges.order != order or edges.values.shape[1] != features:
         came = f"order {edges.order} with {edges.values.shape[1]}"
         raise ValueError(f"x must be hyperedges of order {order} with {features} features, got {came}.")
+    checks.integers("to", to)
     if to.ndim != 2 or to.shape[1] != order_out:
         raise ValueError(f"to must have shape (tuples, {order_out}), got {tuple(to.shape)}.")
     if to is not edges.indices:
@@ -92,8 +94,6 @@ def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, o
 
 def _check_tuples(edges: Hyperedges, to: Tensor) -> None:
     """Refuse tuples of nodes that are not there, or not of one graph: they would be looked up as others."""
-    if to.is_floating_point():
-        raise TypeError(f"to must hold integers, got {to.dtype}.")
     if to.numel() == 0:
         return
     if int(to.min()) < 0 or int(to.max()) >= edges.num_nodes:

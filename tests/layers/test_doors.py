@@ -1,0 +1,53 @@
+"""Optional arguments, which the cases leave out, are refused by their names, too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holonomy import layers, models
+from holonomy.layers.chromatic.attention import ProjectedEdges
+from holonomy.structures import Hyperedges
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+X, PADDING, PAIRS = torch.ones(2, 3, 8), torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, 3, 8)
+EDGES, GRAPH = torch.tensor([[0, 1], [1, 0]]), torch.ones(2, 8)
+
+
+def shared(bias, value):
+    layers.ChromaticAttention(8, 2, None)(X, ProjectedEdges(bias, value))
+
+
+def routed(previous):
+    layers.SimplicialEncoderLayer(8, 2, steps=2)(X, previous=previous)
+
+
+def projected(to):
+    layers.EquivariantLinear(2, 1, 8, 4)(Hyperedges(EDGES.T, GRAPH, 2), to=to)
+
+
+def network(num_graphs):
+    models.InvariantGraphNetwork(8, 8, 2)(GRAPH, EDGES, None, torch.tensor([0, 0]), num_graphs=num_graphs)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: layers.SimplicialAttention(8, 2)(X, PADDING, pair_mask=[1]), TypeError, "pair_mask must be a tensor"),
+        (lambda: layers.SimplicialEncoderLayer(8, 2)(X, pair_mask=PAIRS), TypeError, "pair_mask must be boolean"),
+        (lambda: models.SimplicialTransformer(8, 2)(X, mask=[1]), TypeError, "mask must be a tensor, got list"),
+        (lambda: routed("ab"), TypeError, "previous must be a tuple of queries and keys, got str"),
+        (lambda: routed((X, X)), ValueError, r"previous must have shape .* = \(2, 2, 3, 8\)"),
+        (lambda: shared(PAIRS, PAIRS[:, :1]), ValueError, r"edges must have shape .* got \(2, 1, 3, 8\)"),
+        (lambda: shared(PAIRS.double(), PAIRS), TypeError, "edges must have the dtype of the layer"),
+        (lambda: projected([[0]]), TypeError, "to must be a tensor, got list"),
+        (lambda: projected(torch.ones(1, 1) > 0), TypeError, "to must hold integers, got torch.bool"),
+        (lambda: network(0), ValueError, "num_graphs must be at least the 1 that batch numbers, got 0"),
+        (lambda: network(torch.ones(2)), TypeError, "num_graphs must be an integer"),
+        (lambda: models.HypTokenGT(3, 8, 2, attention="softmax", power=[2]), TypeError, "power must be a number"),
+        (lambda: models.Hypformer(3, 8, 2, transformer=False, average="mean"), ValueError, "average must be one of"),
+    ],
+)  # fmt: skip
+def test_wrong_optional_arguments_get_one_sentence(call, error, sentence):
+    with pytest.raises(error, match=f"^{sentence}"):
+        call()
