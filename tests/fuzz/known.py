@@ -8,9 +8,6 @@ __all__ = ["KNOWN", "is_known"]
 
 # Patterns of a failure's key, each with the reason.
 KNOWN = {
-    r"^(?!Lorentz|Curvature|Hyperedges|Padded|Riemannian)[A-Z]\w*(\.forward)?: (accepts|raises \w+,|\w+ names no)": (
-        "known: a few wrong arguments of layers and models reach torch unchecked"
-    ),
     r"^(Hyp|HRC|LorentzP).*(gradient|result) is not finite": "known: the end of the range",
 }
 
