@@ -11,6 +11,7 @@ from torch import nn
 
 from holonomy import layers
 from holonomy.layers import HRC, HypBatchNorm, HypConcat, HypDropout, HypLayerNorm, HypResidual
+from holonomy.layers.hyperbolic import refinement
 from holonomy.manifolds import Lorentz
 
 D = torch.float64
@@ -240,3 +241,8 @@ def test_batch_norm_in_float16(spread, mean):
         torch.testing.assert_close(result.double(), expected, rtol=2e-3, atol=2e-3 if mode else 2e-3 * (1 + abs(mean)))
     half(x).square().mean().backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float16 for p in half.function.parameters())
+
+
+def test_a_change_of_curvature_saturates(dtype: torch.dtype) -> None:
+    largest = torch.tensor([-1.0, 1.0], dtype=dtype) * torch.finfo(dtype).max
+    assert refinement.rescale_space(largest, Lorentz(-4.0), Lorentz(-1.0)).equal(largest)

@@ -105,7 +105,7 @@ def rescale_space(
     """
     if manifold_in is manifold_out:
         return space
-    return space * manifold_in.ratio(manifold_out).to(space.dtype)
+    return numerics.finite(space * manifold_in.ratio(manifold_out).to(space.dtype))
 
 
 def change_curvature(
