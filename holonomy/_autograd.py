@@ -14,11 +14,21 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-__all__ = ["apply_function", "autocast_device", "by_definition", "by_hand", "eager", "forward_mode", "transformed"]
+__all__ = [
+    "apply_function",
+    "autocast_device",
+    "by_definition",
+    "by_hand",
+    "eager",
+    "forward_mode",
+    "may_bypass",
+    "transformed",
+]
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -128,6 +138,17 @@ def by_hand(*tensors: Tensor) -> bool:
         and not torch.is_autocast_enabled(tensors[0].device.type)
         and {x.dtype for x in tensors} in ({torch.float32}, {torch.float64})
     )
+
+
+def may_bypass(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a fast form may read the parameters of a module of this class in place of calling it.
+
+    Not where something sees or changes the call: hooks, or another class, as parametrizations and adapters make it.
+
+    >>> may_bypass(nn.Linear(1, 1), nn.Linear), may_bypass(nn.LazyLinear(1), nn.Linear)
+    (True, False)
+    """
+    return type(module) is kind and "forward" not in module.__dict__ and not any(getattr(module, x) for x in _HOOKS)
 
 
 def transformed() -> bool:

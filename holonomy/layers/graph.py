@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from holonomy import _autograd, checks
+from holonomy._autograd import may_bypass
 from holonomy.ops.csr import as_csr, csr, is_sparse, multiply, sparse_dropout
 from holonomy.structures import Graph
 
@@ -108,6 +109,8 @@ def check_graph(x: Tensor, edges: Tensor | Graph, batch: Tensor | None = None) -
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:
     if not is_sparse(x):
         return linear(x)
+    if not may_bypass(linear, nn.Linear):
+        return linear(x.to_dense())
     product = multiply(x, linear.weight.t())
     return product if linear.bias is None else product + linear.bias  # pyright: ignore[reportUnnecessaryComparison]
 

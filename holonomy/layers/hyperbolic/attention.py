@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
-from holonomy.layers.hyperbolic.linear import HTC
+from holonomy._autograd import may_bypass
+from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.ops.linear_attention import projected_attention
-from holonomy.ops.linear_attention.reference import AVERAGES, Average, linear_midpoint, power_features
+from holonomy.ops.linear_attention.reference import AVERAGES, Average, linear_attention, linear_midpoint, power_features
 from holonomy.ops.softmax_attention import (
     SIMILARITIES,
     Similarity,
@@ -123,14 +124,15 @@ class HypLinearAttention(nn.Module):
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
-        if self.average == "midpoint":
-            return self._by_midpoints(without_padding(x, key_padding_mask), key_padding_mask)
+        maps = (self.query, self.key, self.value)
+        readable = all(may_bypass(htc, HTC) for htc in maps) and may_bypass(self.residual, nn.Linear)
+        if self.average == "midpoint" or not readable:
+            return self._attend(without_padding(x, key_padding_mask), key_padding_mask)
         before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
         ratio, last = (before / hidden).sqrt(), (hidden / out).sqrt()
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
         # the change of curvature of the result, are taken by the map of the values.
         factors = torch.stack([ratio, ratio, ratio * numerics.exp(-self.log_scale) * last]).to(self.log_scale.dtype)
-        maps = (self.query, self.key, self.value)
         weight = torch.stack([htc.weight for htc in maps]) * factors[:, None]
         bias = torch.stack([htc.bias for htc in maps if htc.bias is not None]) * factors
         return projected_attention(
@@ -145,15 +147,19 @@ class HypLinearAttention(nn.Module):
             power=self.power,
         )
 
-    def _by_midpoints(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Eqs. 14-19 one after the other."""
         query, key, value = (
-            power_features(htc.space(x, factor).unflatten(-1, (self.heads, -1)), self.power)
+            power_features(space_of(htc, x, factor).unflatten(-1, (self.heads, -1)), self.power)
             for htc, factor in ((self.query, None), (self.key, None), (self.value, numerics.exp(-self.log_scale)))
         )
         hidden = None if mask is None else mask[..., None, :]
         by_head = (query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2))
-        middle = linear_midpoint(*by_head, hidden, curvature=self.manifold_hidden.curvature)
-        space = without_padding(merge_heads(middle) + self.residual(value.flatten(-2)), mask)
+        if self.average == "midpoint":
+            average = linear_midpoint(*by_head, hidden, curvature=self.manifold_hidden.curvature)
+        else:
+            average = linear_attention(*by_head, hidden)
+        space = without_padding(merge_heads(average) + self.residual(value.flatten(-2)), mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def extra_repr(self) -> str:
@@ -233,7 +239,7 @@ class HypSoftmaxAttention(nn.Module):
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         x = without_padding(x, key_padding_mask)
-        query, key, value = (split_heads(htc.space(x), self.heads) for htc in (self.query, self.key, self.value))
+        query, key, value = (split_heads(space_of(htc, x), self.heads) for htc in (self.query, self.key, self.value))
         space = merge_heads(
             hyperbolic_softmax_attention(
                 query,

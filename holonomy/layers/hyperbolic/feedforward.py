@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, rescale_space
 from holonomy.manifolds import hyperboloid
@@ -28,6 +29,8 @@ class FeedForward(nn.Sequential):
     def forward(self, x: Float[Tensor, "*batch ambient"]) -> Float[Tensor, "*batch ambient_out"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Apply the four."""
         widen, refine, narrow, drop = cast("tuple[HTC, HRC, HTC, HypDropout]", tuple(self))
+        if not (may_bypass(widen, HTC) and may_bypass(refine, HRC) and may_bypass(narrow, HTC)):
+            return super().forward(x)
         hidden = rescale_space(refine.function(widen.space(x)), refine.manifold_in, refine.manifold_out)
         time = hyperboloid.time(hidden, refine.manifold_out.curvature)
         weight, bias = narrow.affine()

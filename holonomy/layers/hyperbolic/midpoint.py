@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import _autograd, checks, numerics
-from holonomy.layers.hyperbolic.refinement import HypLayerNorm, rescale_space, resolve
+from holonomy._autograd import may_bypass
+from holonomy.layers.hyperbolic.refinement import HypLayerNorm, may_bypass_norm, rescale_space, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.ops.lorentz.lifted import use_chunked
@@ -110,9 +111,12 @@ def add_and_norm(
     """
     manifolds = (residual.manifold_in, residual.manifold_branch, norm.manifold_in)
     one = all(manifold is residual.manifold_out for manifold in manifolds)
+    readable = one and may_bypass(residual, HypResidual) and may_bypass_norm(norm)
+    if not readable or x.shape != branch.shape or x.shape[-1] != norm.features + 1:
+        return norm(residual(x, branch))
     gain, shift, last, eps = norm.affine(x)
     # A larger eps would show the rounding of what it is multiplied with.
-    if not one or x.shape != branch.shape or x.shape[-1] != norm.features + 1 or eps * norm.features > 1:
+    if eps * norm.features > 1:
         return norm(residual(x, branch))
     return residual_norm(
         x, branch, residual.manifold_out.curvature, gain, shift, last, weight=residual.epsilon, eps=eps

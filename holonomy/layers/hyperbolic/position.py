@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.layers.hyperbolic.linear import HTC
+from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
@@ -70,7 +70,7 @@ class HypPositionalEncoding(nn.Module):
             Points ``(*batch, d + 1)``.
         """
         checks.vectors(x=x)
-        return lifted_midpoint(x, self.position.space(x), self.epsilon, self.manifold.curvature)
+        return lifted_midpoint(x, space_of(self.position, x), self.epsilon, self.manifold.curvature)
 
     def extra_repr(self) -> str:
         """The weight, for ``repr``.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._autograd import may_bypass
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.lorentz import require_lorentz
 
@@ -36,6 +37,7 @@ __all__ = [
     "HypLayerNorm",
     "change_curvature",
     "curvatures",
+    "may_bypass_norm",
     "rescale_space",
     "resolve",
 ]
@@ -233,6 +235,21 @@ class HypLayerNorm(HRC):
             ratio = (here / last).sqrt().to(gain.dtype)
             gain, shift = gain * ratio, shift * ratio
         return gain, shift, last, norm.eps
+
+
+def may_bypass_norm(norm: HypLayerNorm) -> bool:
+    """Whether the parameters of a layer normalisation may be read in place of calling it.
+
+    >>> may_bypass_norm(HypLayerNorm(2, Lorentz()))
+    True
+    """
+    inner = norm.function
+    return (
+        may_bypass(norm, HypLayerNorm)
+        and isinstance(inner, _Bounded)
+        and may_bypass(inner, _Bounded)
+        and may_bypass(inner.norm, nn.LayerNorm)
+    )
 
 
 class HypBatchNorm(HRC):

@@ -6,13 +6,13 @@ Euclidean kernel, and the time coordinate of the result is the one that its spac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.layers.hyperbolic.linear import HTC
+from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
@@ -131,7 +131,7 @@ class HypSimplicialAttention(nn.Module):
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def _spaces(self, maps: nn.ModuleList, x: Tensor) -> list[Tensor]:
-        return [split_heads(htc.space(x), self.heads) for htc in maps if isinstance(htc, HTC)]
+        return [split_heads(space_of(cast("HTC", htc), x), self.heads) for htc in maps]
 
     def extra_repr(self) -> str:
         """Heads, order and form, for ``repr``.

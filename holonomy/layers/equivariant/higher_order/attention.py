@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
-from holonomy._autograd import eager
+from holonomy._autograd import eager, may_bypass
 from holonomy.layers.equivariant.basis.orbits import Pair, Target, free_axes, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import batched, centering
@@ -323,7 +323,7 @@ class HigherOrderAttention(nn.Module):
         same = to is None and self.order_in == self.order_out
         to = x.projected(self.order_out) if to is None else to
         sparse.check_hyperedges(x, self.order_in, self.features, to, self.order_out)
-        if self._pays(x, to):
+        if self._use_batched(x, to):
             together = batched.decoupled if self.sums == "decoupled" else batched.coupled
             result = together(self.classes, self.maps(), x, to)
             return x.with_values(result) if same else x.at(to, result)
@@ -377,10 +377,12 @@ class HigherOrderAttention(nn.Module):
                 )
         return mixed.flatten(-2) @ self.out[index]
 
-    def _pays(self, x: Hyperedges, to: Tensor) -> bool:
+    def _use_batched(self, x: Hyperedges, to: Tensor) -> bool:
         """Whether there are enough hyperedges for what is done for all classes at once; decoupled, in each graph."""
         times = x.num_graphs if self.sums == "decoupled" else 1
-        return self.projection is not None and max(x.indices.shape[0], to.shape[0]) >= self.together_from * times
+        many = max(x.indices.shape[0], to.shape[0]) >= self.together_from * times
+        maps = (*self.query.values(), *self.key.values())
+        return self.projection is not None and many and all(may_bypass(end, EquivariantMap) for end in maps)
 
     @staticmethod
     def _at(module: nn.Module, x: Hyperedges, where: Hyperedges) -> Tensor:
