@@ -1,8 +1,8 @@
-"""Which tensors the Triton kernels serve, and Triton's language for the modules that hold them.
+"""Which tensors the Triton kernels support, and Triton's language for the modules that define kernels.
 
-The rule, everywhere: CUDA tensors of at most 32 bits, Triton 3.6 or newer installed (torch's wheel for GPUs brings it
-along), and a form that the kernel knows. Else the plain or the chunked form runs, which means the same. Nothing imports
-Triton before the first tensor that it serves.
+Kernels run on CUDA tensors of at most 32 bits where Triton 3.6 or newer is installed (torch's wheel for GPUs includes
+it) and the kernel supports the form. Elsewhere the reference or the chunked form runs. Triton is imported when a kernel
+first runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["TRITON", "Language", "language", "serves"]
+__all__ = ["TRITON", "Language", "language", "supports_triton"]
 
 
 def _installed() -> bool:
@@ -32,16 +32,16 @@ def _installed() -> bool:
 TRITON = _installed()
 """Whether Triton is installed, in a version that the kernels were compiled with."""
 
-_SERVED = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def serves(*tensors: Tensor) -> bool:
-    """Whether kernels in Triton take these tensors."""
-    return TRITON and all(tensor.is_cuda and tensor.dtype in _SERVED for tensor in tensors)
+def supports_triton(*tensors: Tensor) -> bool:
+    """Whether Triton kernels run on these tensors."""
+    return TRITON and all(tensor.is_cuda and tensor.dtype in _DTYPES for tensor in tensors)
 
 
 class Language(NamedTuple):
-    """What a kernel is written with.
+    """The modules and functions that a kernel is written with.
 
     Attributes:
         tl: the module ``triton.language``.
@@ -55,7 +55,7 @@ class Language(NamedTuple):
 def language() -> Language:
     """Import Triton."""
     if not TRITON:
-        # Of the language, the kernels' signatures name a type.
+        # Signatures of kernels name a type of the language.
         return Language(SimpleNamespace(constexpr=object), _as_it_is)
     return Language(importlib.import_module("triton.language"), _compiled)
 
@@ -65,5 +65,5 @@ def _as_it_is(function: Callable[..., Any]) -> Any:
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    # Triton reads a function's source and globals: not those of a decorator that checks shapes.
+    # Triton reads the source and globals of the function itself, not of a decorator around it.
     return importlib.import_module("triton").jit(inspect.unwrap(function))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holonomy.layers import PathRouter, SimplicialAttention, SimplicialEncoderLayer, simplicial_attention
 from holonomy.models import SimplicialTransformer
-from holonomy.ops.simplicial_attention.duplicates import copies
+from holonomy.ops.simplicial_attention.duplicates import find_duplicates
 
 
 @given(data=st.data())
@@ -19,7 +19,7 @@ def test_copies_are_what_the_loops_say(data, device, dtype):
     # Small integers: many copies, and many tokens with the same entries in another order.
     x = torch.randint(-1, 2, (2, tokens, features), device=device).to(dtype)
     hidden = torch.rand(2, tokens, device=device) < 0.3 if data.draw(st.booleans()) else None
-    found = copies(x, hidden)
+    found = find_duplicates(x, hidden)
     assert found.shape == (2, tokens)
     for b in range(2):
         there = [i for i in range(tokens) if hidden is None or not hidden[b, i]]
@@ -32,8 +32,8 @@ def test_rounding_does_not_part_copies(device, dtype):
     x = torch.randn(1, 6, device=device, dtype=dtype)
     near = x * (1 + 4 * torch.finfo(dtype).eps)
     far = x * (1 + 100 * torch.finfo(dtype).eps)
-    assert copies(torch.cat([x, near])).tolist() == [False, True]
-    assert copies(torch.cat([x, far])).tolist() == [False, False]
+    assert find_duplicates(torch.cat([x, near])).tolist() == [False, True]
+    assert find_duplicates(torch.cat([x, far])).tolist() == [False, False]
 
 
 @pytest.mark.parametrize("causal", [False, True])

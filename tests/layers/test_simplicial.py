@@ -556,13 +556,13 @@ def test_no_tokens_and_no_steps_at_all(order, device):
 
 
 def test_what_is_held_is_of_order_n_for_triples():
-    """Logits are held a tile at a time, and a tile is at most TILE or what one query and one head need."""
+    """Logits are held a tile at a time, and a tile is at most TILE or what one query and one first key need."""
     listed = kernel.list_simplexes((512, 512, 512), torch.Size([4]), torch.device("cpu"))
     for block in kernel.tiles(listed, kernel.TILE):
         for tile in block:
             entries = tile.batch.stop - tile.batch.start
-            rows, columns, tails = (part.stop - part.start for part in (tile.queries, tile.heads, tile.tails))
-            assert entries * rows * columns * tails <= kernel.TILE
+            rows, columns, others = (part.stop - part.start for part in (tile.queries, tile.first_keys, tile.others))
+            assert entries * rows * columns * others <= kernel.TILE
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -573,13 +573,13 @@ def test_tiles_hold_all_that_is_allowed_and_little_else(order, causal, window):
     window = kernel.check_window(window, order)
     n = 24 if order == 3 else 64
     listed = kernel.list_simplexes((n,) * (order + 1), torch.Size(), torch.device("cpu"), causal=causal, window=window)
-    found = torch.zeros(n, listed.heads, listed.tails, dtype=torch.bool)
+    found = torch.zeros(n, listed.first_keys, listed.others, dtype=torch.bool)
     looked_at = 0
     for block in kernel.tiles(listed, 64):
         for tile in block:
             part = kernel.allowed(listed, tile)
-            found[tile.queries, tile.heads, tile.tails] = part[0]
-            looked_at += found[tile.queries, tile.heads, tile.tails].numel()
+            found[tile.queries, tile.first_keys, tile.others] = part[0]
+            looked_at += found[tile.queries, tile.first_keys, tile.others].numel()
     whole = next(kernel.tiles(listed, n ** (order + 1)))
     assert torch.equal(found, kernel.allowed(listed, whole[0])[0].expand_as(found))
     if window is not None:

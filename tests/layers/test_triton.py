@@ -48,7 +48,7 @@ def test_kernels_mean_what_they_replace(device):
 COMPILED = """
 import torch
 from holonomy.ops import simplicial_attention as simplicial
-simplicial.STORED, simplicial.TILE, simplicial.serves = 0, 1, lambda *tensors: True
+simplicial.STORED, simplicial.TILE, simplicial.supports_triton = 0, 1, lambda *tensors: True
 torch.manual_seed(0)
 def by_simplex(x):
     return simplicial.simplicial_attention(x[:3], x[3:], causal=True)
@@ -70,7 +70,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from holonomy.ops.simplicial_attention import triton as triton_simplicial
 simplicial = dict(TERMS=2, POWER=1, F=16, C=16, BLOCK=32)
-kinds = {"reach": ("i32",) * 4, "heads_at": "*i32", "tails_at": "*i32"}
+kinds = {"reach": ("i32",) * 4, "first_keys_at": "*i32", "others_at": "*i32"}
 kinds |= {"power": "fp32", "share": "fp32", "there": "*u8"}
 for capability, precision in ((80, "tf32"), (90, "ieee")):
     constants = simplicial | {"PRECISION": precision}

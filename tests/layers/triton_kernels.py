@@ -12,8 +12,8 @@ import torch
 from holonomy.layers import simplicial_attention
 from holonomy.ops import simplicial_attention as simplicial
 from holonomy.ops.simplicial_attention import triton as triton_simplicial
+from holonomy.ops.simplicial_attention.reference import factors_of, simplicial_attention_reference
 from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-from holonomy.ops.simplicial_attention.tiled import factors_of, stored_attention
 from tests.reference.simplicial import attention as by_loops
 from tests.reference.simplicial import near
 
@@ -38,7 +38,7 @@ def launched(monkeypatch, device):
     monkeypatch.setattr(simplicial, "STORED", 0)
     monkeypatch.setattr(simplicial, "TILE", 1)
     if device.type == "cpu":
-        monkeypatch.setattr(simplicial, "serves", lambda *tensors: True)
+        monkeypatch.setattr(simplicial, "supports_triton", lambda *tensors: True)
     return names
 
 
@@ -80,7 +80,7 @@ def test_simplicial_attention_is_that_of_chunks(shape, values, form, causal, win
         assert torch.equal(ours[0, ..., 0, :], torch.zeros_like(ours[0, ..., 0, :]))
     theirs = simplicial_attention(keys, mixed, tile=300, **options)
     assert_same(ours, theirs, keys + mixed, exact[1])
-    assert launched == ["_forward", "_of_queries", "_of_heads", "_of_tails"]
+    assert launched == ["_forward", "_of_queries", "_of_first_keys", "_of_others"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,10 @@ def test_one_token(form, device, exact, launched):
     keys, values = drawn(2, 1, 8, values=8, device=device, dtype=exact[0])
     alone = list_simplexes((1, 1, 1), torch.Size(), device)
     factors = factors_of(keys, values, alone, form=form, scale=0.5)
-    (ours, mass), (theirs, expected) = triton_simplicial.triton_attention(factors, alone), stored_attention(factors)
+    (ours, mass), (theirs, expected) = (
+        triton_simplicial.triton_attention(factors, alone),
+        simplicial_attention_reference(factors),
+    )
     torch.testing.assert_close(mass, expected)
     assert_same(ours, theirs, values, exact[1])
     assert len(launched) == 4
@@ -122,7 +125,7 @@ def test_all_orders_in_one_softmax(device, exact, launched):
     keys, values = drawn(2, 5, 8, values=3, device=device, dtype=exact[0])
     ours = simplicial_attention(keys, values, lower_orders=True, causal=True)
     assert_same(ours, by_loops(keys, values, lambda i, s: max(s) <= i, lower_orders=True), keys + values, exact[1])
-    assert "_of_tails" in launched
+    assert "_of_others" in launched
 
 
 def test_keys_of_several_lengths(device, exact, launched):

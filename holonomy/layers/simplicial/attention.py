@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.ops.simplicial_attention import check_window, simplicial_attention
-from holonomy.ops.simplicial_attention.duplicates import copies
+from holonomy.ops.simplicial_attention.duplicates import find_duplicates
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks, rotary
 from holonomy.ops.simplicial_attention.paths import best_neighbours, simplicial_path_attention, step_scores
 
@@ -326,7 +326,7 @@ class PathRouter(nn.Module):
         x, query, key = x.detach(), query.detach(), key.detach()
         gate = self.gate(x)
         if self.distinct:
-            again = copies(x, key_padding_mask)
+            again = find_duplicates(x, key_padding_mask)
             key_padding_mask = again if key_padding_mask is None else key_padding_mask | again
         steps = best_neighbours(query, key, gate, self.k, causal=self.causal, key_padding_mask=key_padding_mask)
         scores = step_scores(query, key, gate, steps)

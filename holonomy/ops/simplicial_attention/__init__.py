@@ -3,16 +3,18 @@ r"""N-simplicial attention: one softmax over all N-tuples of keys (Simplicial se
 .. math:: z_i = \sum_{k_1 .. k_N} A_{i k_1 .. k_N} \; v^1_{k_1} * \cdots * v^N_{k_N}, \qquad
     A_{i \cdot} = \mathrm{softmax}_{k_1 .. k_N} \bigl( s \, \langle x^0_i, x^1_{k_1}, \dots, x^N_{k_N} \rangle \bigr)
 
-Axes are ``(*batch, nodes, channels)``, heads among the batch axes. Masks are boolean and ``True`` where something takes
+Axes are ``(*batch, nodes, channels)``, heads among the batch axes. Masks are boolean and ``True`` where a simplex takes
 part, as in :func:`torch.nn.functional.scaled_dot_product_attention`.
 
 Both forms of the logit are inner products of features of the first two vectors with features of the other N - 1
-(:mod:`~holonomy.ops.simplicial_attention.logits`). For any N there is thus a *head* :math:`k_1` and a *tail*
-:math:`(k_2, \dots, k_N)`, a list of :math:`n^{N-1}` rows, and the logits of a query and a head are a row of one matrix
-product. Where all logits are few they are stored. Else they are made tile by tile with a running softmax, and again
-in the backward pass: memory of order :math:`n^{N-1}` instead of :math:`n^{N+1}`. On CUDA devices the tiles are those of
-kernels in Triton (:mod:`~holonomy.ops.simplicial_attention.triton`), where it is installed and N is at least 2, no
-``mask`` is given, the pair mask is a row for all queries, and no more than 128 channels are.
+(:mod:`~holonomy.ops.simplicial_attention.logits`). For any N there is thus a first key :math:`k_1` and a tuple of other
+keys :math:`(k_2, \dots, k_N)`, one of :math:`n^{N-1}`, and the logits of a query and a first key are a row of one
+matrix product. Up to :data:`STORED` logits are stored
+(:mod:`~holonomy.ops.simplicial_attention.reference`). More are computed tile by tile with a running softmax, and
+recomputed in the backward pass (:mod:`~holonomy.ops.simplicial_attention.tiled`): memory of order :math:`n^{N-1}`
+instead of :math:`n^{N+1}`. On CUDA devices Triton kernels compute the tiles
+(:mod:`~holonomy.ops.simplicial_attention.triton`), where Triton is installed, N is at least 2, no ``mask`` and no
+``tile`` is given, the pair mask is one row for all queries, and there are at most 128 channels.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from torch import Tensor
 
 from holonomy import _autograd, checks
 from holonomy.ops.dot_product import dot_product_attention
-from holonomy.ops.simplicial_attention.logits import FORMS, Form, moderate
+from holonomy.ops.simplicial_attention.logits import FORMS, Form, rescale_to_safe_range
+from holonomy.ops.simplicial_attention.reference import Factors, factors_of, simplicial_attention_reference
 from holonomy.ops.simplicial_attention.simplexes import Simplexes, allowed, list_simplexes, tiles
-from holonomy.ops.simplicial_attention.tiled import Factors, factors_of, stored_attention, tiled_attention
-from holonomy.ops.triton_support import serves
+from holonomy.ops.simplicial_attention.tiled import tiled_attention
+from holonomy.ops.triton_support import supports_triton
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -45,10 +48,10 @@ __all__ = [
 ]
 
 TILE = 2**17
-"""Logits that are held at a time: a tile of this size stays in a core's cache. On other devices 64 times as many."""
+"""Logits of a tile, which stays in a CPU core's cache. On other devices 64 times as many."""
 
 STORED = 2**19
-"""Where all logits are no more than this, they are one tile. On other devices 64 times as many."""
+"""Up to so many logits are stored, as one tile. On other devices 64 times as many."""
 
 
 def simplicial_attention(
@@ -68,7 +71,7 @@ def simplicial_attention(
 
     ``lower_orders`` puts all tuples of the first m keys, m = 1 .. N, into one softmax (appendix F.1, where the keys and
     values beyond m are ones). That is the mixture :math:`\sum_m Z_m z^{(m)} / \sum_m Z_m` of the attentions of each
-    order with their softmax masses :math:`Z_m`, and is computed so; it is defined for determinants as well.
+    order with their softmax masses :math:`Z_m`, and is computed in this way; it is defined for determinants as well.
 
     Where N = 1 the product form is scaled dot-product attention. Determinants at N = 1 are antisymmetric; at any N
     equal arguments have logit 0, and :math:`\lfloor d/(N+1) \rfloor` chunks of N + 1 channels count.
@@ -79,16 +82,15 @@ def simplicial_attention(
         mask: which simplexes there are, broadcasting to ``(*batch, n_0, n_1, .., n_N)``.
         pair_mask: ``(*batch, n_0, n_1)``, broadcasting: a simplex is there if its query may attend to each of its keys.
             A row for keys that are no padding is ``(*batch, 1, n)``.
-        causal: keys later than the query take no part.
-        window: keys w places from the query, or further, take no part: each key within a window of its own if N numbers
-            are given. With ``causal`` these are the w tokens up to the query. Time is then of order
-            :math:`n w^N`.
+        causal: leave out keys later than the query.
+        window: leave out keys w or more places from the query; N numbers give each key its own window. With ``causal``
+            the w tokens up to the query remain. Time is then of order :math:`n w^N`.
         form: of the logits, ``"product"`` or ``"determinant"``.
         scale: s, :math:`1/\sqrt{d}` if left out.
         lower_orders: all orders up to N in one softmax.
-        tile: logits held at a time; if left out, all up to :data:`STORED`, else :data:`TILE`. A tile that holds all of
-            them keeps them for the backward pass, which is faster for short sequences; smaller ones are made anew
-            there. The tiled form has no second derivative and says so.
+        tile: logits of a tile; if left out, all of them up to :data:`STORED`, else :data:`TILE`. One tile of all logits
+            is stored for the backward pass, which is faster for short sequences; smaller ones are recomputed there.
+            The tiled form has no second derivative and raises an error if asked for one.
 
     Returns:
         ``(*batch, n_0, values)``; zero for a query that is in no simplex.
@@ -186,7 +188,7 @@ def _pairwise(
     window: tuple[int, ...] | None,
     scale: float,
 ) -> Tensor:
-    query, key = moderate(keys, keys[0].shape[-1])
+    query, key = rescale_to_safe_range(keys, keys[0].shape[-1])
     given = [item for item in (mask, pair_mask) if item is not None]
     if causal or window is not None:
         square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
@@ -216,18 +218,18 @@ def _attend(
     rounded: bool,
 ) -> tuple[Tensor, Tensor]:
     """The averages ``(*batch, n_0, channels)`` and the logarithms of the softmax masses ``(*batch, n_0)``."""
-    keys = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys)))
-    factors = factors_of(keys, moderate(values, 1), simplexes, form=form, scale=scale)
-    by_triton = tile is None and _in_triton(factors, simplexes)
+    keys = rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys)))
+    factors = factors_of(keys, rescale_to_safe_range(values, 1), simplexes, form=form, scale=scale)
+    use_triton = tile is None and _supports_triton(factors, simplexes)
     if tile is None:
         total = math.prod((*simplexes.batch, *simplexes.sizes))
         larger = 1 if keys[0].device.type == "cpu" else 64
         tile = total if total <= larger * STORED else larger * TILE
     blocks = list(itertools.islice(tiles(simplexes, tile), 2))
     if len(blocks) == len(blocks[0]) == 1:
-        mixed, mass = stored_attention(factors, allowed(simplexes, blocks[0][0]))
-    elif by_triton:
-        from holonomy.ops.simplicial_attention.triton import triton_attention  # noqa: PLC0415 - not before it serves
+        mixed, mass = simplicial_attention_reference(factors, allowed(simplexes, blocks[0][0]))
+    elif use_triton:
+        from holonomy.ops.simplicial_attention.triton import triton_attention  # noqa: PLC0415 - Triton is imported where it is used
 
         mixed, mass = triton_attention(factors, simplexes, rounded=rounded)
     else:
@@ -235,10 +237,10 @@ def _attend(
     return mixed.unflatten(0, simplexes.batch) if simplexes.batch else mixed[0], mass.reshape(*simplexes.batch, -1)
 
 
-def _in_triton(f: Factors, simplexes: Simplexes) -> bool:
-    """Whether the kernels know the form: padding and places they do, other masks they do not."""
+def _supports_triton(f: Factors, simplexes: Simplexes) -> bool:
+    """Whether the kernels support these inputs: they know padding, causality and windows, and no other masks."""
     pairs = simplexes.pair_mask
-    known = (
+    supported = (
         simplexes.order > 1 and simplexes.mask is None and (pairs is None or pairs.dim() < 2 or pairs.shape[-2] == 1)
     )
-    return known and max(f.left.shape[-1], f.value.shape[-1]) <= 128 and serves(*f)
+    return supported and max(f.left.shape[-1], f.value.shape[-1]) <= 128 and supports_triton(*f)

@@ -1,4 +1,4 @@
-"""Which tokens of a set repeat an earlier one: what takes each token once has to know."""
+"""Which tokens of a set repeat an earlier one, for operators that count equal tokens once."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["copies"]
+__all__ = ["find_duplicates"]
 
 
-def copies(
+def find_duplicates(
     x: Float[Tensor, "*batch tokens features"], key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None
 ) -> Bool[Tensor, "*batch tokens"]:
     """Tell which tokens are equal to an earlier one, up to rounding (16 units in the last place of the largest entry).
 
-    Tokens are sorted by their places along one direction, where equal ones lie side by side: n log n in time, and no
+    Tokens are sorted by their projections on one direction, so that equal ones are adjacent: time n log n, without an
     n x n matrix.
     """
     x, tokens = x.detach(), x.shape[-2]
     if tokens < 2:
         return x.new_zeros(x.shape[:-1], dtype=torch.bool)
-    # No two entries of the direction are alike, so that tokens with the same entries in another order lie apart.
+    # No two entries of the direction are equal, so that tokens with the same entries in another order lie apart.
     direction = torch.arange(1, x.shape[-1] + 1, device=x.device).to(torch.float32).cos().to(x.dtype)
     place = (x * direction).sum(-1)
     if key_padding_mask is not None:

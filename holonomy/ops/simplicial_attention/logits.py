@@ -9,7 +9,7 @@ determinant   :math:`\sum_c \det[x_0^{(c)}, \dots, x_N^{(c)}]`, chunks c of N + 
 
 Either is an inner product of features of the first two vectors with features of the others: of :math:`x_0 * x_1` with
 :math:`x_2 * \cdots * x_N`, or of :math:`x_0 \wedge x_1` with the minors of the others (Laplace's expansion along two
-columns). That turns any N into one matrix product, see :mod:`holonomy.ops.simplicial_attention`.
+columns). The logits of any N are thus one matrix product, see :mod:`holonomy.ops.simplicial_attention`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["FORMS", "Form", "chunks", "head_terms", "moderate", "rotary", "tail_features"]
+__all__ = ["FORMS", "Form", "chunks", "first_key_terms", "other_keys_features", "rescale_to_safe_range", "rotary"]
 
 Form = Literal["product", "determinant"]
 """How N + 1 vectors become a logit."""
@@ -44,12 +44,13 @@ def chunks(channels: int, order: int) -> int:
     return channels // (order + 1)
 
 
-def head_terms(
+def first_key_terms(
     query: Float[Tensor, "..."], key: Float[Tensor, "..."], *, order: int, form: Form
 ) -> list[tuple[Float[Tensor, "..."], Float[Tensor, "..."]]]:
     r"""Features of the first two vectors, as sums :math:`\sum_r l^r_i * r^r_j` of entrywise products."""
     if form == "product":
         return [(query, key)]
+    # Laplace: det = sum over a < b of (x_0a x_1b - x_0b x_1a) times the signed minor without rows a and b.
     size, number = order + 1, chunks(query.shape[-1], order)
     first, second = _pairs(size, number, query.device)
     return [
@@ -58,7 +59,7 @@ def head_terms(
     ]
 
 
-def tail_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, form: Form) -> Float[Tensor, "..."]:
+def other_keys_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, form: Form) -> Float[Tensor, "..."]:
     r"""Features of the other vectors :math:`x_2, \dots, x_N`, entry by entry over their leading axes."""
     if form == "product":
         return reduce(torch.mul, factors)
@@ -69,14 +70,15 @@ def tail_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, form: 
     return torch.stack(minors, -1).flatten(-2)
 
 
-def moderate(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
-    """Other factors with the same entrywise product, none of whose sums leaves the range of the dtype.
+def rescale_to_safe_range(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
+    """Factors with the same entrywise product, whose product and its sum over ``terms`` terms do not overflow.
 
     Products of N + 1 entries overflow float32 long before the entries do. All factors but the first are divided by
-    powers of two until they are at most one, and the first one is multiplied by as many, which changes no digit; only
-    what would be infinite then is not multiplied further.
+    powers of two until they are at most one, and the first is multiplied by the same powers, which is exact. The first
+    is multiplied by less where it would become infinite.
     """
     exponents = [torch.frexp(x.detach().abs().amax()).exponent.clamp(min=0) for x in factors]
+    # The largest exponent with which a sum of so many products stays finite.
     most = math.frexp(torch.finfo(factors[0].dtype).max)[1] - 1 - math.ceil(math.log2(terms))
     total = torch.stack(exponents).sum(0).clamp(max=most)
     one = factors[0].new_ones(())
@@ -85,7 +87,7 @@ def moderate(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[
 
 
 def _pairs(size: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Channels a and b of all pairs a < b of all chunks, the pairs fastest."""
+    """Channels a and b of all pairs a < b within a chunk, chunk by chunk."""
     within = list(itertools.combinations(range(size), 2))
     both = torch.tensor(within, device=device).T
     start = torch.arange(number, device=device)[:, None] * size
@@ -93,7 +95,7 @@ def _pairs(size: int, number: int, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def _minor(parts: Sequence[Tensor], first: int, second: int) -> Tensor:
-    """The signed minor without two rows, by Leibniz's formula: its gradient is right at singular matrices, too."""
+    """The signed minor without two rows by Leibniz's formula, whose gradient is finite at singular matrices."""
     rows = [row for row in range(len(parts) + 2) if row not in (first, second)]
     terms: list[Tensor] = []
     # Not by `itertools.permutations`, which the compiler of torch 2.6 does not know.
@@ -107,6 +109,7 @@ def _minor(parts: Sequence[Tensor], first: int, second: int) -> Tensor:
 
 
 def _odd(permutation: Sequence[int]) -> bool:
+    """Whether the number of inversions is odd."""
     return sum(a > b for a, b in itertools.combinations(permutation, 2)) % 2 == 1
 
 
@@ -128,7 +131,7 @@ def rotary(
     if positions is None:
         positions = torch.arange(nodes, device=x.device)
     planes = size // 2
-    # In single precision an angle of a million has no digit behind the first.
+    # In float64: in float32 an angle of a million radians is known to 0.06 only.
     fraction = torch.arange(number * planes, device=x.device, dtype=torch.float64) / max(1, number * planes)
     angles = positions[..., None].to(torch.float64) * base**-fraction
     cosine, sine = (f(angles).to(x.dtype).unflatten(-1, (number, planes)) for f in (torch.cos, torch.sin))

@@ -1,10 +1,11 @@
-r"""Simplicial attention along paths, all paths that end in the same step together.
+r"""Simplicial attention along paths, with all paths that end in the same step computed together.
 
-A path :math:`k_0 \to \cdots \to k_N` has its last step :math:`k_{N-1} \to k_N` in common with every path that comes to
-:math:`k_{N-1}`. Logits are inner products of features of that step with features of what came before, and values
-products of the two likewise (:mod:`holonomy.ops.simplicial_attention.logits`; a block of two vectors changes places
-with N - 1 others without a sign). So the k steps from a node are gathered once for some of the paths that come to it,
-and n :math:`k^{N-1}` rows are gathered in place of n :math:`k^N`, a few groups at a time, forwards and backwards.
+A path :math:`k_0 \to \cdots \to k_N` shares its last step :math:`k_{N-1} \to k_N` with all other paths that reach
+:math:`k_{N-1}`. Logits are inner products of features of that step with features of the earlier nodes, and values are
+products of the two in the same way (:mod:`holonomy.ops.simplicial_attention.logits`; moving a block of two vectors past
+N - 1 others does not change the sign of a determinant). So the k steps from a node are gathered once for a group of
+paths that reach it: n :math:`k^{N-1}` rows are gathered instead of n :math:`k^N`, some groups at a time, and again in
+the backward pass.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd
-from holonomy.ops.simplicial_attention.logits import Form, head_terms, tail_features
+from holonomy.ops.simplicial_attention.logits import Form, first_key_terms, other_keys_features
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 __all__ = ["Groups", "gathered", "group_by_end", "grouped_paths"]
 
-# Numbers that are gathered at a time: with what is made of them they fit the cache of a core.
+# Numbers that are gathered in one chunk: with the results they fit in the cache of a core.
 _CHUNK = 2**18
 
 
 class Groups(NamedTuple):
-    """Paths without their last node, in groups of the same end.
+    """Paths without their last node, in groups that end at the same node.
 
     Attributes:
         node: the end of each group ``(groups,)``.
-        members: which paths it has ``(groups, members)``; the number of all paths where there is none.
+        members: the paths of each group ``(groups, members)``; free places have the number of all paths.
     """
 
     node: Tensor
@@ -41,7 +42,7 @@ class Groups(NamedTuple):
 
 
 def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Groups:
-    """Put paths of the same end into groups."""
+    """Put paths that end at the same node into groups."""
     counts = torch.bincount(ends, minlength=nodes)
     groups = (counts + members - 1) // members
     order = ends.argsort(stable=True)
@@ -62,7 +63,7 @@ def gathered(
     rows: int,
     chunk: int,
 ) -> Tensor:
-    """A function of gathered rows, added up, some at a time; nothing is kept, all is gathered again on the way back."""
+    """Sum a function of gathered rows, by chunks that are gathered again in the backward pass."""
     return _autograd.apply_function(_Gathered, function, tuple(indices), into, rows, chunk, *tables)
 
 
@@ -81,47 +82,51 @@ def grouped_paths(
     for _ in range(order - 1):
         ends.append(steps[ends[-1]].flatten())
         bias = bias.flatten()[:, None] + scores[ends[-1]]
-    # On average k paths of two nodes come to a node: smaller groups gather its steps more often, larger ones have gaps.
-    node, own = group_by_end(ends[-1], nodes, 1 if order == 1 else k)
+    # On average k paths of two nodes reach a node: smaller groups gather its steps more often, larger ones have gaps.
+    node, members = group_by_end(ends[-1], nodes, 1 if order == 1 else k)
     far = steps[node]
-    size = max(1, min(chunk, _CHUNK) // ((own.shape[1] + k) * max(keys[0].shape[1], values[0].shape[1])))
+    size = max(1, min(chunk, _CHUNK) // ((members.shape[1] + k) * max(keys[0].shape[1], values[0].shape[1])))
 
-    # What the paths are before their last step, and that step. What is found for no path goes into a row too many.
+    # The earlier nodes of each path, and its last step. Results of free places go into an extra last row.
     paths = len(ends[-1])
-    some = own.masked_fill(own == paths, 0)
+    some = members.masked_fill(members == paths, 0)
     before = [end.repeat_interleave(k ** (order - 1 - m))[some] for m, end in enumerate(ends[:-1])]
     tables = (keys, [*before, node, far])
-    logits = gathered(partial(_logits, order=order, form=form), *tables, own, paths + 1, size)[:paths]
+    logits = gathered(partial(_logits, order=order, form=form), *tables, members, paths + 1, size)[:paths]
     logits = logits.view(nodes, -1) + bias.view(nodes, -1)
     empty = logits.isneginf().all(-1, keepdim=True)
     weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0).view(-1, k)
 
     pivots = [] if order == 1 else [(values[-2], node)]
     tables, indices = zip((weights, some), *pivots, (values[-1], far), strict=True)
-    if order > 1:  # paths with the same beginning are added up
-        own, paths = own // k, paths // k
-    mixed = gathered(_mixed, tables, indices, own, paths + 1, size)[:paths]
+    if order > 1:  # sum over paths with the same earlier nodes
+        members, paths = members // k, paths // k
+    mixed = gathered(_mixed, tables, indices, members, paths + 1, size)[:paths]
     for m in range(order - 2, 0, -1):
         mixed = (mixed * values[m - 1][ends[m]]).unflatten(0, (-1, k)).sum(1)
     return mixed
 
 
 def _logits(*rows: Tensor, order: int, form: Form) -> Tensor:
-    """Of groups: the inner products of what paths are before their last step with that step."""
+    """For each group, inner products of features of the earlier nodes with those of the last step."""
     *before, pivot, far = rows
-    step = reduce(torch.add, (left * right for left, right in head_terms(pivot[:, None], far, order=order, form=form)))
+    step = reduce(
+        torch.add, (left * right for left, right in first_key_terms(pivot[:, None], far, order=order, form=form))
+    )
     if not before:
         return step.sum(-1)[:, None]
-    return tail_features(before, order=order, form=form) @ step.mT
+    return other_keys_features(before, order=order, form=form) @ step.mT
 
 
 def _mixed(weights: Tensor, *rows: Tensor) -> Tensor:
-    """Of groups: the averages, over the last step, of what is multiplied with the values of earlier steps."""
+    """For each group, averages over the last step, which are multiplied with the values of earlier steps."""
     *pivots, far = rows
     return weights @ (far if not pivots else pivots[0][:, None] * far)
 
 
 class _Gathered(torch.autograd.Function):
+    """Sum of a function of gathered rows; its gradient is gathered and added by the same chunks."""
+
     @staticmethod
     def forward(
         function: Callable[..., Tensor],
@@ -131,11 +136,11 @@ class _Gathered(torch.autograd.Function):
         chunk: int,
         *tables: Tensor,
     ) -> Tensor:
-        start, *others = _parts(into, chunk)
+        start, *others = _chunks(into, chunk)
         made = function(*_rows(tables, indices, start))
         out = _add(made.new_zeros(rows, made.shape[-1]), into[start], made)
-        for part in others:
-            _add(out, into[part], function(*_rows(tables, indices, part)))
+        for chunk_rows in others:
+            _add(out, into[chunk_rows], function(*_rows(tables, indices, chunk_rows)))
         return out
 
     @staticmethod
@@ -156,17 +161,18 @@ class _Gathered(torch.autograd.Function):
 
             return *[None] * 5, *_autograd.by_definition(whole, tuple(tables), grad, wanted)
         found = [torch.zeros_like(table) if want else None for table, want in zip(tables, wanted, strict=True)]
-        for part in _parts(into, ctx.chunk):
-            rows = tuple(_rows(tables, ctx.indices, part))
-            back = grad.index_select(0, into[part].flatten()).unflatten(0, into[part].shape)
-            pulled = _autograd.by_definition(ctx.function, rows, back, wanted)
-            for total, index, more in zip(found, ctx.indices, pulled, strict=True):
+        for chunk_rows in _chunks(into, ctx.chunk):
+            rows = tuple(_rows(tables, ctx.indices, chunk_rows))
+            grad_out = grad.index_select(0, into[chunk_rows].flatten()).unflatten(0, into[chunk_rows].shape)
+            # The function of this chunk is differentiated by autograd; gathering becomes adding.
+            grad_rows = _autograd.by_definition(ctx.function, rows, grad_out, wanted)
+            for total, index, more in zip(found, ctx.indices, grad_rows, strict=True):
                 if total is None:
                     continue
                 if index is None:
-                    total[part] = more
+                    total[chunk_rows] = more
                 else:
-                    _add(total, index[part], more)
+                    _add(total, index[chunk_rows], more)
         return *[None] * 5, *found
 
 
@@ -174,12 +180,14 @@ def _add(total: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return total.index_add_(0, index.flatten(), rows.reshape(-1, rows.shape[-1]))
 
 
-def _parts(into: Tensor, chunk: int) -> list[slice]:
+def _chunks(into: Tensor, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, len(into), chunk)]
 
 
-def _rows(tables: Sequence[Tensor], indices: Sequence[Tensor | None], part: slice) -> list[Tensor]:
+def _rows(tables: Sequence[Tensor], indices: Sequence[Tensor | None], chunk_rows: slice) -> list[Tensor]:
     return [
-        table[part] if index is None else table.index_select(0, index[part].flatten()).unflatten(0, index[part].shape)
+        table[chunk_rows]
+        if index is None
+        else table.index_select(0, index[chunk_rows].flatten()).unflatten(0, index[chunk_rows].shape)
         for table, index in zip(tables, indices, strict=True)
     ]

@@ -20,10 +20,16 @@ from torch.utils.checkpoint import checkpoint
 
 from holonomy import _autograd, checks
 from holonomy.ops.simplicial_attention import TILE, check_simplex
-from holonomy.ops.simplicial_attention.logits import FORMS, Form, head_terms, moderate, tail_features
+from holonomy.ops.simplicial_attention.logits import (
+    FORMS,
+    Form,
+    first_key_terms,
+    other_keys_features,
+    rescale_to_safe_range,
+)
 from holonomy.ops.simplicial_attention.path_groups import grouped_paths
+from holonomy.ops.simplicial_attention.reference import factors_of, simplicial_attention_reference
 from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-from holonomy.ops.simplicial_attention.tiled import factors_of, stored_attention
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -32,7 +38,7 @@ __all__ = ["GATHERED", "best_neighbours", "path_mask", "simplicial_path_attentio
 
 
 GATHERED = 2**21
-"""Numbers that are gathered at a time."""
+"""Numbers that are gathered in one chunk."""
 
 
 def simplicial_path_attention(
@@ -47,8 +53,8 @@ def simplicial_path_attention(
 ) -> Float[Tensor, "..."]:
     r"""Attend along paths of neighbours.
 
-    The same as :func:`~holonomy.ops.simplicial_attention.simplicial_attention` with the mask :func:`path_mask`, which
-    is never made.
+    The same as :func:`~holonomy.ops.simplicial_attention.simplicial_attention` with the mask :func:`path_mask`, without
+    building the mask.
 
     Args:
         keys: N + 1 tensors ``(*batch, nodes, d)``, the query first.
@@ -58,8 +64,8 @@ def simplicial_path_attention(
         scale: of the logits, :math:`1/\sqrt{d}` if left out.
         scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
             out.
-        tile: numbers that are gathered at a time; more are gathered in parts, and again in the backward pass. Nothing
-            is gathered where a token has fewer simplexes than its paths have channels. On the CPU, paths of the same
+        tile: numbers that are gathered in one chunk; chunks are gathered again in the backward pass. Nothing is
+            gathered where a token has fewer simplexes than its paths have channels. On the CPU, paths of the same
             last step are taken together (:func:`~holonomy.ops.simplicial_attention.path_groups.grouped_paths`), by the
             rule of :func:`holonomy._autograd.by_hand`: a fourth of the time.
 
@@ -87,15 +93,18 @@ def simplicial_path_attention(
     batch = torch.broadcast_shapes(neighbours.shape[:-2], *(tensor.shape[:-2] for tensor in (*keys, *values)))
     if 0 in (*batch, nodes, neighbours.shape[-1]):
         return values[0].new_zeros(*batch, nodes, values[0].shape[-1]).to(dtype)
-    keys, values = moderate(keys, keys[0].shape[-1] * math.factorial(len(keys))), moderate(values, 1)
+    keys, values = (
+        rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys))),
+        rescale_to_safe_range(values, 1),
+    )
     keys[0] = keys[0] * (1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale)
-    there = _there(neighbours)
+    valid = _valid(neighbours)
     bias = keys[0].new_zeros(()) if scores is None else scores.to(keys[0].dtype)
-    bias = torch.where(there, bias, -torch.inf)
+    bias = torch.where(valid, bias, -torch.inf)
     gathered = neighbours.shape[-1] ** order * (keys[0].shape[-1] + values[0].shape[-1])
     with torch.autocast(_autograd.autocast_device(values[0]), enabled=False):
         if nodes**order <= gathered:  # fewer logits than numbers along the paths
-            steps = neighbours.masked_fill(~there, nodes)
+            steps = neighbours.masked_fill(~valid, nodes)
             mixed = _masked(*_flat(batch, keys, values, [steps, bias]), form)
         elif keys[0].device.type == "cpu" and _autograd.by_hand(*keys, *values):
             return _grouped(keys, values, neighbours.clamp(min=0), bias, batch, form, tile).to(dtype)
@@ -121,7 +130,7 @@ def _grouped(
     form: Form,
     tile: int,
 ) -> Tensor:
-    """By the last step of the paths. Batch axes along which steps are the same, as heads have them, share groups."""
+    """Group paths by their last step. Batch axes with the same steps, as attention heads have, share the groups."""
     nodes, own = steps.shape[-2], torch.broadcast_shapes(steps.shape, bias.shape)
     own = (1,) * (len(batch) + 2 - len(own)) + tuple(own)
     apart = [axis for axis in range(len(batch)) if own[axis] != 1]
@@ -142,7 +151,7 @@ def _grouped(
 
 
 def _blocks(keys: list[Tensor], values: list[Tensor], steps: Tensor, bias: Tensor, form: Form, rows: int) -> Tensor:
-    """Path by path, for so many queries at a time, gathered again in the backward pass."""
+    """Path by path, for chunks of queries, gathered again in the backward pass."""
     nodes, rows = steps.shape[-2], max(1, rows // len(steps))
     if rows >= nodes:
         return _paths(keys, values, steps, bias, 0, nodes, form)
@@ -167,13 +176,14 @@ def _blocks(keys: list[Tensor], values: list[Tensor], steps: Tensor, bias: Tenso
 def _masked(keys: Sequence[Tensor], values: Sequence[Tensor], steps: Tensor, scores: Tensor, form: Form) -> Tensor:
     """All simplexes, with the scores of their steps as biases, -inf where a step is not marked."""
     order, (entries, nodes, _) = len(values), steps.shape
+    # Column n takes the steps that do not count.
     table = scores.new_full((entries, nodes, nodes + 1), -torch.inf).scatter(-1, steps, scores)[..., :nodes]
     bias = table
     for _ in range(order - 1):
         bias = bias[..., None] + table.reshape(entries, *(1,) * (bias.dim() - 2), nodes, nodes)
     bias = bias[:, :, None] if order == 1 else bias.flatten(3)
     simplexes = list_simplexes((nodes,) * (order + 1), torch.Size([entries]), steps.device)
-    return stored_attention(factors_of(keys, values, simplexes, form=form, scale=1.0), bias=bias)[0]
+    return simplicial_attention_reference(factors_of(keys, values, simplexes, form=form, scale=1.0), bias=bias)[0]
 
 
 def _paths(
@@ -198,10 +208,10 @@ def _paths(
     spread = [end.reshape(*end.shape, *(1,) * (order - m)) for m, end in enumerate(ends)]
     entry = entry.reshape(-1, *(1,) * (order + 1))
     gathered = [key[entry, end] for key, end in zip(keys, spread, strict=True)]
-    terms = head_terms(gathered[0], gathered[1], order=order, form=form)
+    terms = first_key_terms(gathered[0], gathered[1], order=order, form=form)
     features = reduce(torch.add, (left * right for left, right in terms))
     if order > 1:
-        features = features * tail_features(gathered[2:], order=order, form=form)
+        features = features * other_keys_features(gathered[2:], order=order, form=form)
     logits = (logits + features.sum(-1)).flatten(2)
     empty = logits.isneginf().all(-1, keepdim=True)
     weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
@@ -209,8 +219,8 @@ def _paths(
     return (weights[..., None, :] @ mixed.flatten(2, -2)).squeeze(-2)
 
 
-def _there(neighbours: Tensor) -> Tensor:
-    """Which entries count: not those below zero, nor those that repeat an earlier one."""
+def _valid(neighbours: Tensor) -> Tensor:
+    """Which entries count: those that are not negative and do not repeat an earlier one."""
     earlier = torch.ones(neighbours.shape[-1], neighbours.shape[-1], dtype=torch.bool, device=neighbours.device).tril(
         -1
     )
@@ -255,7 +265,7 @@ def best_neighbours(
     key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     tile: int = TILE,
 ) -> Int[Tensor, "*batch nodes k"]:
-    """The k best steps from each node by :func:`step_scores`, of equal ones those to the lowest index."""
+    """The k best steps from each node by :func:`step_scores`, the lowest indices among equal scores."""
     nodes = query.shape[-2]
     kept = min(checks.positive_int("k", k), nodes)
     rows = max(1, tile // max(1, math.prod(query.shape[:-1])))
@@ -264,14 +274,14 @@ def best_neighbours(
     found: list[Tensor] = []
     with torch.no_grad():
         for start in range(0, nodes, rows):
-            part = slice(start, min(start + rows, nodes))
-            products = (query[..., part, :] @ key.mT).relu()
-            scores = (products * gate[..., part, :].mT[..., None]).sum(-3)
+            chunk = slice(start, min(start + rows, nodes))
+            products = (query[..., chunk, :] @ key.mT).relu()
+            scores = (products * gate[..., chunk, :].mT[..., None]).sum(-3)
             if key_padding_mask is not None:
                 scores = scores.masked_fill(key_padding_mask[..., None, :], -torch.inf)
             if causal:
                 at = torch.arange(nodes, device=scores.device)
-                scores = scores.masked_fill(at > at[part, None], -torch.inf)
+                scores = scores.masked_fill(at > at[chunk, None], -torch.inf)
             found.append(_best(scores, kept))
     return torch.nn.functional.pad(torch.cat(found, -2), (0, k - kept), value=-1)
 
@@ -279,6 +289,7 @@ def best_neighbours(
 def _best(scores: Tensor, k: int) -> Tensor:
     """Indices of the k largest finite entries of each row, ascending; ties go to the lowest index."""
     least = scores.topk(k, -1).values[..., -1:]
+    # topk leaves open which of equal scores it returns: take all above the k-th, then fill up by index.
     above, level = scores > least, (scores == least) & (scores > -torch.inf)
     chosen = above | (level & (level.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
     nodes = scores.shape[-1]

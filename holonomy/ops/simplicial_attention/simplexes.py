@@ -1,11 +1,12 @@
-r"""Which simplexes take part in simplicial attention, and the tiles in which their logits are made.
+r"""Which simplexes take part in simplicial attention, and the tiles in which their logits are computed.
 
-A simplex is a query, a head :math:`k_1` and a tail :math:`(k_2, \dots, k_N)`; for N = 1 the head is a single dummy and
-the tail :math:`k_1`. Tails are listed with the last index fastest, or by their latest node where attention is causal
-or has a window: what some queries may see then is a stretch of the list. Masks are ``True`` where something takes part.
+A simplex is a query, a first key :math:`k_1` and the other keys :math:`(k_2, \dots, k_N)`; for N = 1 the first key is a
+single dummy and the other keys are :math:`k_1`. Here "others" are the tuples of other keys, listed with the last index
+fastest; with causality or a window they are sorted by their latest node instead, so that a block of queries sees a
+slice of the list. Masks are ``True`` where a simplex takes part.
 
-Causality and windows leave to each key an interval of queries that may see it, and to a tail the intersection of its
-keys' intervals. That is all that the tiles here, and a kernel elsewhere, need to know of them.
+Causality and windows give each key an interval of queries that see it, and a tuple of keys the intersection of their
+intervals. The tiles here and the Triton kernels need no more than these intervals.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ __all__ = ["Interval", "Simplexes", "Tile", "allowed", "list_simplexes", "reach"
 
 
 class Interval(NamedTuple):
-    """The queries that see a key or a tail: from ``opens`` to before ``closes``."""
+    """The queries that see a key or a tuple of keys: from ``opens`` to before ``closes``."""
 
     opens: Tensor
     closes: Tensor
 
 
 class Tile(NamedTuple):
-    """A block of logits: of some batch entries, queries, heads and tails.
+    """A block of logits: of some batch entries, queries, first keys and tuples of other keys.
 
     Attributes:
         batch: entries of the flattened batch.
         queries: rows.
-        heads: columns.
-        tails: a stretch of their list.
+        first_keys: columns.
+        others: a slice of their list.
     """
 
     batch: slice
     queries: slice
-    heads: slice
-    tails: slice
+    first_keys: slice
+    others: slice
 
 
 class Simplexes(NamedTuple):
@@ -51,29 +52,29 @@ class Simplexes(NamedTuple):
         sizes: numbers of nodes :math:`n_0, \dots, n_N`.
         batch: shape of the batch.
         order: N.
-        heads: how many there are.
-        tails: how many there are.
+        first_keys: how many there are.
+        others: how many there are.
         mask: broadcasts to ``(*batch, n_0, .., n_N)``, or None.
         pair_mask: broadcasts to ``(*batch, n_0, n_1)``, or None.
-        causal: whether keys later than the query take no part.
+        causal: whether keys later than the query are left out.
         window: key m takes part if it is less than ``window[m - 1]`` places from the query; None for all.
-        order_of_tails: where each tail of the list stands in row-major order, None if there; :func:`list_simplexes`.
-        of_heads: the queries that see each head, None for all.
-        of_tails: the queries that see each tail of the list, None for all.
+        order_of_others: row-major index of each tuple of the list, None if the list is in row-major order.
+        of_first_keys: the queries that see each first key, None for all.
+        of_others: the queries that see each tuple of the list, None for all.
     """
 
     sizes: tuple[int, ...]
     batch: torch.Size
     order: int
-    heads: int
-    tails: int
+    first_keys: int
+    others: int
     mask: Tensor | None = None
     pair_mask: Tensor | None = None
     causal: bool = False
     window: tuple[int, ...] | None = None
-    order_of_tails: Tensor | None = None
-    of_heads: Interval | None = None
-    of_tails: Interval | None = None
+    order_of_others: Tensor | None = None
+    of_first_keys: Interval | None = None
+    of_others: Interval | None = None
 
 
 def list_simplexes(
@@ -86,21 +87,21 @@ def list_simplexes(
     causal: bool = False,
     window: tuple[int, ...] | None = None,
 ) -> Simplexes:
-    """List the tails."""
+    """List the tuples of other keys."""
     order = len(sizes) - 1
-    heads, of_tails = (sizes[1], sizes[2:]) if order > 1 else (1, sizes[1:])
-    known = (sizes, batch, order, heads, math.prod(of_tails), mask, pair_mask, causal, window)
+    first_keys, of_others = (sizes[1], sizes[2:]) if order > 1 else (1, sizes[1:])
+    known = (sizes, batch, order, first_keys, math.prod(of_others), mask, pair_mask, causal, window)
     found = Simplexes(*known)
     if not causal and window is None:
         return found
     each = [_interval(found, m, device) for m in range(1, order + 1)]
-    tails = each[1:] or each
-    opens = reduce(torch.maximum, torch.meshgrid(*(x.opens for x in tails), indexing="ij")).flatten()
-    closes = reduce(torch.minimum, torch.meshgrid(*(x.closes for x in tails), indexing="ij")).flatten()
+    others = each[1:] or each
+    opens = reduce(torch.maximum, torch.meshgrid(*(x.opens for x in others), indexing="ij")).flatten()
+    closes = reduce(torch.minimum, torch.meshgrid(*(x.closes for x in others), indexing="ij")).flatten()
     listed = None
-    if len(tails) > 1:
+    if len(others) > 1:
         at = torch.arange(sizes[0], device=device)
-        listed = reduce(torch.maximum, torch.meshgrid(*(at for _ in tails), indexing="ij")).flatten()
+        listed = reduce(torch.maximum, torch.meshgrid(*(at for _ in others), indexing="ij")).flatten()
         listed = listed.sort(stable=True).indices
         opens, closes = opens[listed], closes[listed]
     # Not by `_replace`, which the compiler of torch 2.6 does not know.
@@ -115,76 +116,83 @@ def _interval(simplexes: Simplexes, m: int, device: torch.device) -> Interval:
 
 
 def steps_of(simplexes: Simplexes, m: int) -> tuple[int, int]:
-    """Tell how far key m may lie back of a query, and ahead of it."""
+    """How many places key m may lie before a query, and after it."""
     far = simplexes.sizes[0] if simplexes.window is None else simplexes.window[m - 1] - 1
     return far, 0 if simplexes.causal else far
 
 
 def reach(simplexes: Simplexes, queries: slice) -> tuple[slice, slice]:
-    """Find the heads and the stretch of the list of tails outside of which none of some queries sees anything."""
-    if simplexes.of_tails is None:
-        return slice(0, simplexes.heads), slice(0, simplexes.tails)
+    """The first keys and the slice of the list of others that contain all that a block of queries sees."""
+    if simplexes.of_others is None:
+        return slice(0, simplexes.first_keys), slice(0, simplexes.others)
     each = [steps_of(simplexes, m) for m in range(1, simplexes.order + 1)]
-    tails, power = each[1:] or each, max(1, simplexes.order - 1)
-    # The latest node of a tail is no further back than the key with the narrowest window may be.
-    first = max(0, queries.start - min(back for back, _ in tails))
-    last = min(simplexes.sizes[0], queries.stop + max(ahead for _, ahead in tails))
-    heads = slice(0, 1)
+    others, power = each[1:] or each, max(1, simplexes.order - 1)
+    # The list is sorted by the latest node, which no window allows further back than the narrowest one does.
+    # Tuples of p keys with all nodes before n are the first n^p of the list.
+    first = max(0, queries.start - min(back for back, _ in others))
+    last = min(simplexes.sizes[0], queries.stop + max(ahead for _, ahead in others))
+    first_keys = slice(0, 1)
     if simplexes.order > 1:
         back, ahead = each[0]
-        heads = slice(max(0, queries.start - back), min(simplexes.heads, queries.stop + ahead))
-    return heads, slice(first**power, last**power)
+        first_keys = slice(max(0, queries.start - back), min(simplexes.first_keys, queries.stop + ahead))
+    return first_keys, slice(first**power, last**power)
 
 
 def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
-    """Cut all logits into tiles, so that each has about ``logits``, but all tails of one query and head."""
+    """Cut all logits into tiles of about ``logits`` entries, with all others of at least one query and first key."""
     entries, queries = math.prod(simplexes.batch), simplexes.sizes[0]
-    row, most = simplexes.heads * simplexes.tails, queries
+    row, most = simplexes.first_keys * simplexes.others, queries
     together = max(1, logits // (queries * row))
     if simplexes.window is not None and logits < queries * row:
-        # As many queries as a window is wide: fewer would look at one key again and again, more at keys far from most.
+        # As many queries as the window is wide: fewer would read each key more often, more would read masked keys.
         most = max(simplexes.window)
-        heads, tails = reach(simplexes, slice(queries // 2, queries // 2 + most))
-        row = (heads.stop - heads.start) * (tails.stop - tails.start)
+        first_keys, others = reach(simplexes, slice(queries // 2, queries // 2 + most))
+        row = (first_keys.stop - first_keys.start) * (others.stop - others.start)
     rows = min(queries, most, max(1, logits // row))
     for entry in range(0, entries, together):
         for query in range(0, queries, rows):
             some = slice(query, min(query + rows, queries))
-            heads, tails = reach(simplexes, some)
-            columns = max(1, logits // ((some.stop - some.start) * (tails.stop - tails.start)))
+            first_keys, others = reach(simplexes, some)
+            columns = max(1, logits // ((some.stop - some.start) * (others.stop - others.start)))
             yield [
-                Tile(slice(entry, min(entry + together, entries)), some, slice(k, min(k + columns, heads.stop)), tails)
-                for k in range(heads.start, heads.stop, columns)
+                Tile(
+                    slice(entry, min(entry + together, entries)),
+                    some,
+                    slice(k, min(k + columns, first_keys.stop)),
+                    others,
+                )
+                for k in range(first_keys.start, first_keys.stop, columns)
             ]
 
 
 def allowed(simplexes: Simplexes, tile: Tile) -> Tensor | None:
-    """Which logits of a tile take part."""
+    """Which logits of a tile take part, None for all."""
     found: list[Tensor] = []
-    if simplexes.of_tails is not None:
-        at = torch.arange(tile.queries.start, tile.queries.stop, device=simplexes.of_tails.opens.device)[:, None]
-        found.append(_seen(simplexes.of_tails, tile.tails, at)[None, :, None, :])
-        if simplexes.of_heads is not None:
-            found.append(_seen(simplexes.of_heads, tile.heads, at)[None, :, :, None])
+    if simplexes.of_others is not None:
+        at = torch.arange(tile.queries.start, tile.queries.stop, device=simplexes.of_others.opens.device)[:, None]
+        found.append(_seen(simplexes.of_others, tile.others, at)[None, :, None, :])
+        if simplexes.of_first_keys is not None:
+            found.append(_seen(simplexes.of_first_keys, tile.first_keys, at)[None, :, :, None])
     if simplexes.pair_mask is not None:
         pair = _block(simplexes, simplexes.pair_mask, tile, (simplexes.sizes[0], simplexes.sizes[1]))
-        tails = pair
+        # A tuple is there if each of its keys is.
+        others = pair
         for _ in range(simplexes.order - 2):
-            tails = (tails[..., :, None] & pair[..., None, :]).flatten(-2)
-        found.append(_listed(simplexes, tails, tile)[:, :, None, :])
+            others = (others[..., :, None] & pair[..., None, :]).flatten(-2)
+        found.append(_listed(simplexes, others, tile)[:, :, None, :])
         if simplexes.order > 1:
-            found.append(pair[..., tile.heads][..., None])
+            found.append(pair[..., tile.first_keys][..., None])
     if simplexes.mask is not None:
         whole = _block(simplexes, simplexes.mask, tile, simplexes.sizes)
-        whole = whole[:, :, None] if simplexes.order == 1 else whole[:, :, tile.heads]
+        whole = whole[:, :, None] if simplexes.order == 1 else whole[:, :, tile.first_keys]
         found.append(_listed(simplexes, whole.flatten(3), tile))
     return reduce(torch.logical_and, found) if found else None
 
 
-def _listed(simplexes: Simplexes, tails: Tensor, tile: Tile) -> Tensor:
-    if simplexes.order_of_tails is None:
-        return tails[..., tile.tails]
-    return tails[..., simplexes.order_of_tails[tile.tails]]
+def _listed(simplexes: Simplexes, others: Tensor, tile: Tile) -> Tensor:
+    if simplexes.order_of_others is None:
+        return others[..., tile.others]
+    return others[..., simplexes.order_of_others[tile.others]]
 
 
 def _seen(interval: Interval, some: slice, query: Tensor) -> Tensor:
@@ -192,7 +200,7 @@ def _seen(interval: Interval, some: slice, query: Tensor) -> Tensor:
 
 
 def _block(simplexes: Simplexes, mask: Tensor, tile: Tile, sizes: tuple[int, ...]) -> Tensor:
-    """The tile's batch entries and queries of a mask that broadcasts: no more of it is ever made whole."""
+    """The tile's batch entries and queries of a mask that broadcasts; the rest of it is not expanded."""
     axes = len(sizes)
     mask = mask[(None,) * max(0, len(simplexes.batch) + axes - mask.dim())]
     mask = mask.expand(*mask.shape[:-axes], *sizes).narrow(-axes, tile.queries.start, _length(tile.queries))

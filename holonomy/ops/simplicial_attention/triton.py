@@ -1,15 +1,16 @@
-r"""The tiles of N-simplicial attention as Triton kernels, for N >= 2 and both forms of the logit.
+r"""Triton kernels of N-simplicial attention, for N >= 2 and both forms of the logit.
 
-The same as :func:`~holonomy.ops.simplicial_attention.tiled.tiled_attention`, from the same factors: the logits of
-queries and a head are a product with the tails, a running softmax goes over tails and heads, and the way back makes the
-logits again. Causality, windows and padding come as the interval of queries that see a head or a tail. What it buys:
-logits never leave the multiprocessor, and a tile is no launch of a dozen operations.
+They compute the same as :func:`~holonomy.ops.simplicial_attention.tiled.tiled_attention` from the same factors, and its
+equations 1 to 9 are those that comments here name: the logits of queries and a first key are a product with the others,
+a running softmax goes over others and first keys, and the backward pass recomputes the logits. Causality, windows and
+padding enter as the interval of queries that see a first key or a tuple of others. Logits never leave the
+multiprocessor, and a tile is one launch instead of a dozen.
 
-The gradient is three kernels, of queries, of heads and of tails, each with its own sums. They make the logits three
-times instead of once, and add in one order, without atomics: two runs give the same bits.
+The gradient is three kernels, for queries, first keys and others, each with its own sums. They compute the logits three
+times instead of once, and add in a fixed order, without atomics: two runs give the same bits.
 
-All is kept and added in float32, or float64. Products of float32 are IEEE's; where inputs had 16 bits, the factors of
-matrix products are rounded to the 11 digits of TF32, into which bfloat16 and float16 numbers fit.
+Sums are in float32, or float64. Products of float32 are IEEE products; where inputs have 16 bits, the factors of matrix
+products are rounded to the 11 digits of TF32, which hold bfloat16 and float16 exactly.
 """
 
 # Triton's language has no types: pointers and sizes are what the launchers below pass.
@@ -25,8 +26,8 @@ from torch import Tensor
 from torch.cuda import device_of
 
 from holonomy import _autograd
+from holonomy.ops.simplicial_attention.reference import Factors
 from holonomy.ops.simplicial_attention.simplexes import Simplexes, steps_of
-from holonomy.ops.simplicial_attention.tiled import Factors
 from holonomy.ops.triton_support import language
 
 __all__ = ["seen_by", "triton_attention"]
@@ -54,7 +55,7 @@ def _row(base, row, columns, width):
 
 @jit
 def _interval(at, index, count, queries):
-    """The queries that see a tail: none beyond the last."""
+    """The queries that see a tuple of others: none beyond the last tuple."""
     there = index < count
     return tl.load(at + index, mask=there, other=queries), tl.load(at + count + index, mask=there, other=0)
 
@@ -66,10 +67,10 @@ def _within(first, last, count, back, ahead):
 
 
 @jit
-def _stretch(first, last, queries, tails, back, ahead, POWER: tl.constexpr):
-    """Tails that a block of queries may see, as :func:`simplexes.reach` has it; all where POWER is zero."""
+def _slice_of_others(first, last, queries, others, back, ahead, POWER: tl.constexpr):
+    """The slice of others that a block of queries may see, as in :func:`simplexes.reach`; all where POWER is zero."""
     low, high = _within(first, last, queries, back, ahead)
-    start, stop = low * 0, high * 0 + tails
+    start, stop = low * 0, high * 0 + others
     if POWER > 0:
         start, stop = low, high
     for _ in tl.static_range(1, POWER):
@@ -78,28 +79,28 @@ def _stretch(first, last, queries, tails, back, ahead, POWER: tl.constexpr):
 
 
 @jit
-def _times(a, b, PRECISION: tl.constexpr):
+def _matmul(a, b, PRECISION: tl.constexpr):
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
 
 
 @jit
-def _slopes(a, tail, tail_value, seen, grad, value, base, average, PRECISION: tl.constexpr):
-    """Weights of a tile, what is pulled through the head's values, and the slopes of the logits."""
-    weights = tl.where(seen, tl.exp(_times(a, tl.trans(tail), PRECISION) - base[:, None]), 0.0)
+def _grad_logits(a, other, other_value, seen, grad, value, base, average, PRECISION: tl.constexpr):
+    """The weights A of a tile, G_q * u_h, and equation 4."""
+    weights = tl.where(seen, tl.exp(_matmul(a, tl.trans(other), PRECISION) - base[:, None]), 0.0)
     pulled = grad * value[None, :]
-    slopes = weights * (_times(pulled, tl.trans(tail_value), PRECISION) - average[:, None])
-    return weights, pulled, slopes
+    grad_logits = weights * (_matmul(pulled, tl.trans(other_value), PRECISION) - average[:, None])
+    return weights, pulled, grad_logits
 
 
 @jit
 def _forward(
     left,
     right,
-    tail,
+    other,
     value,
-    tail_value,
-    heads_at,
-    tails_at,
+    other_value,
+    first_keys_at,
+    others_at,
     mixed,
     mass,
     sizes,
@@ -112,48 +113,52 @@ def _forward(
     PRECISION: tl.constexpr,
 ):
     """A block of queries of one entry of the batch: their averages and the logarithms of their masses."""
-    entries, queries, heads, tails, features, channels, heads_step, tails_step = sizes
-    back, ahead, tails_back, tails_ahead = reach
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
     entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    second_left, second_right = (entry * 0 + entries) * queries * features, (entry * 0 + entries) * heads * features
+    second_left, second_right = (
+        (entry * 0 + entries) * queries * features,
+        (entry * 0 + entries) * first_keys * features,
+    )
     f, c = tl.arange(0, F), tl.arange(0, C)
     left += entry * queries * features
-    right += entry * heads * features
-    tail += entry * tails * features
-    value += entry * heads * channels
-    tail_value += entry * tails * channels
-    heads_at += entry * heads_step
-    tails_at += entry * tails_step
+    right += entry * first_keys * features
+    other += entry * others * features
+    value += entry * first_keys * channels
+    other_value += entry * others * channels
+    first_keys_at += entry * first_keys_step
+    others_at += entry * others_step
     rows = first + tl.arange(0, BLOCK)
     left0 = _load(left, rows, queries, f, features)
     if TERMS == 2:
         left1 = _load(left + second_left, rows, queries, f, features)
     peak = tl.full((BLOCK,), float("-inf"), left0.dtype)
     total, average = tl.zeros((BLOCK,), left0.dtype), tl.zeros((BLOCK, C), left0.dtype)
-    first_head, last_head = _within(first, first + BLOCK, heads, back, ahead)
-    first_tail, last_tail = _stretch(first, first + BLOCK, queries, tails, tails_back, tails_ahead, POWER)
-    for start in range(first_tail, last_tail, BLOCK):
+    first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
+    other_start, other_stop = _slice_of_others(first, first + BLOCK, queries, others, others_back, others_ahead, POWER)
+    for start in range(other_start, other_stop, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        some, some_values = _load(tail, at, tails, f, features), _load(tail_value, at, tails, c, channels)
-        opens, closes = _interval(tails_at, at, tails, queries)
+        block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
+        opens, closes = _interval(others_at, at, others, queries)
         sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
-        for head in range(first_head, last_head):
-            one = _row(value, head, c, channels)
-            right0 = _row(right, head, f, features)
-            from_, to = tl.load(heads_at + head), tl.load(heads_at + heads + head)
+        for first_key in range(first_key_start, first_key_stop):
+            first_value = _row(value, first_key, c, channels)
+            right0 = _row(right, first_key, f, features)
+            from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
             a = left0 * right0[None, :]
             if TERMS == 2:
-                right1 = _row(right + second_right, head, f, features)
+                right1 = _row(right + second_right, first_key, f, features)
                 a += left1 * right1[None, :]
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
-            logits = tl.where(seen, _times(a, tl.trans(some), PRECISION), float("-inf"))
+            logits = tl.where(seen, _matmul(a, tl.trans(block), PRECISION), float("-inf"))
             highest = tl.maximum(peak, tl.max(logits, 1))
-            # Where nothing is allowed so far every logit is -inf, and any finite number serves.
+            # While all logits so far are -inf, their maximum is replaced by zero: -inf minus itself is nan.
             level = tl.where(highest == float("-inf"), 0.0, highest)
+            # Sums so far are rescaled to the new maximum.
             weights, kept = tl.exp(logits - level[:, None]), tl.exp(peak - level)
             total = total * kept + tl.sum(weights, 1)
-            average = average * kept[:, None] + _times(weights, some_values, PRECISION) * one[None, :]
+            average = average * kept[:, None] + _matmul(weights, block_values, PRECISION) * first_value[None, :]
             peak = highest
     average = average / tl.where(total == 0.0, 1.0, total)[:, None]
     _store(mixed + entry * queries * channels, average, rows, queries, c, channels)
@@ -165,15 +170,15 @@ def _forward(
 def _of_queries(
     left,
     right,
-    tail,
+    other,
     value,
-    tail_value,
-    heads_at,
-    tails_at,
+    other_value,
+    first_keys_at,
+    others_at,
     grad,
     base,
     average,
-    g_left,
+    grad_left,
     sizes,
     reach,
     TERMS: tl.constexpr,
@@ -183,20 +188,23 @@ def _of_queries(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of a block of queries."""
-    entries, queries, heads, tails, features, channels, heads_step, tails_step = sizes
-    back, ahead, tails_back, tails_ahead = reach
+    """The gradient of a block of queries: equations 4, 8 and 9."""
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
     entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    second_left, second_right = (entry * 0 + entries) * queries * features, (entry * 0 + entries) * heads * features
+    second_left, second_right = (
+        (entry * 0 + entries) * queries * features,
+        (entry * 0 + entries) * first_keys * features,
+    )
     f, c = tl.arange(0, F), tl.arange(0, C)
     left += entry * queries * features
-    right += entry * heads * features
-    tail += entry * tails * features
-    value += entry * heads * channels
-    tail_value += entry * tails * channels
-    heads_at += entry * heads_step
-    tails_at += entry * tails_step
+    right += entry * first_keys * features
+    other += entry * others * features
+    value += entry * first_keys * channels
+    other_value += entry * others * channels
+    first_keys_at += entry * first_keys_step
+    others_at += entry * others_step
     grad += entry * queries * channels
     base += entry * queries
     average += entry * queries
@@ -204,52 +212,55 @@ def _of_queries(
     left0 = _load(left, rows, queries, f, features)
     if TERMS == 2:
         left1 = _load(left + second_left, rows, queries, f, features)
-    slope = _load(grad, rows, queries, c, channels)
-    low, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+    grad_rows = _load(grad, rows, queries, c, channels)
+    log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
     g0 = tl.zeros((BLOCK, F), left0.dtype)
     if TERMS == 2:
         g1 = tl.zeros((BLOCK, F), left0.dtype)
-    first_head, last_head = _within(first, first + BLOCK, heads, back, ahead)
-    first_tail, last_tail = _stretch(first, first + BLOCK, queries, tails, tails_back, tails_ahead, POWER)
-    for start in range(first_tail, last_tail, BLOCK):
+    first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
+    other_start, other_stop = _slice_of_others(first, first + BLOCK, queries, others, others_back, others_ahead, POWER)
+    for start in range(other_start, other_stop, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        some, some_values = _load(tail, at, tails, f, features), _load(tail_value, at, tails, c, channels)
-        opens, closes = _interval(tails_at, at, tails, queries)
+        block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
+        opens, closes = _interval(others_at, at, others, queries)
         sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
-        for head in range(first_head, last_head):
-            one = _row(value, head, c, channels)
-            right0 = _row(right, head, f, features)
-            from_, to = tl.load(heads_at + head), tl.load(heads_at + heads + head)
+        for first_key in range(first_key_start, first_key_stop):
+            first_value = _row(value, first_key, c, channels)
+            right0 = _row(right, first_key, f, features)
+            from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
             a = left0 * right0[None, :]
             if TERMS == 2:
-                right1 = _row(right + second_right, head, f, features)
+                right1 = _row(right + second_right, first_key, f, features)
                 a += left1 * right1[None, :]
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
-            _, _, slopes = _slopes(a, some, some_values, seen, slope, one, low, mean, PRECISION)
-            pulled = _times(slopes, some, PRECISION)
+            _, _, grad_logits = _grad_logits(
+                a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
+            )
+            # Equation 8, then 9 for the query.
+            pulled = _matmul(grad_logits, block, PRECISION)
             g0 += pulled * right0[None, :]
             if TERMS == 2:
                 g1 += pulled * right1[None, :]
-    g_left += entry * queries * features
-    _store(g_left, g0, rows, queries, f, features)
+    grad_left += entry * queries * features
+    _store(grad_left, g0, rows, queries, f, features)
     if TERMS == 2:
-        _store(g_left + second_left, g1, rows, queries, f, features)
+        _store(grad_left + second_left, g1, rows, queries, f, features)
 
 
 @jit
-def _of_heads(
+def _of_first_keys(
     left,
     right,
-    tail,
+    other,
     value,
-    tail_value,
-    heads_at,
-    tails_at,
+    other_value,
+    first_keys_at,
+    others_at,
     grad,
     base,
     average,
-    g_right,
-    g_value,
+    grad_right,
+    grad_value,
     sizes,
     reach,
     TERMS: tl.constexpr,
@@ -259,76 +270,85 @@ def _of_heads(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of one head."""
-    entries, queries, heads, tails, features, channels, heads_step, tails_step = sizes
-    back, ahead, tails_back, tails_ahead = reach
+    """The gradient of one first key: equations 5, 8 and 9."""
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
-    entry, head = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
-    second_left, second_right = (entry * 0 + entries) * queries * features, (entry * 0 + entries) * heads * features
+    entry, first_key = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    second_left, second_right = (
+        (entry * 0 + entries) * queries * features,
+        (entry * 0 + entries) * first_keys * features,
+    )
     f, c = tl.arange(0, F), tl.arange(0, C)
     left += entry * queries * features
-    right += entry * heads * features
-    tail += entry * tails * features
-    value += entry * heads * channels
-    tail_value += entry * tails * channels
-    heads_at += entry * heads_step
-    tails_at += entry * tails_step
+    right += entry * first_keys * features
+    other += entry * others * features
+    value += entry * first_keys * channels
+    other_value += entry * others * channels
+    first_keys_at += entry * first_keys_step
+    others_at += entry * others_step
     grad += entry * queries * channels
     base += entry * queries
     average += entry * queries
-    one = _row(value, head, c, channels)
-    right0 = _row(right, head, f, features)
-    from_, to = tl.load(heads_at + head), tl.load(heads_at + heads + head)
-    g0, g_one = tl.zeros((F,), right0.dtype), tl.zeros((C,), right0.dtype)
+    first_value = _row(value, first_key, c, channels)
+    right0 = _row(right, first_key, f, features)
+    from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
+    g0, grad_first_value = tl.zeros((F,), right0.dtype), tl.zeros((C,), right0.dtype)
     if TERMS == 2:
-        right1 = _row(right + second_right, head, f, features)
+        right1 = _row(right + second_right, first_key, f, features)
         g1 = tl.zeros((F,), right0.dtype)
     for first in range(tl.maximum(from_, 0), tl.minimum(to, queries), BLOCK):
         rows = first + tl.arange(0, BLOCK)
         left0 = _load(left, rows, queries, f, features)
         if TERMS == 2:
             left1 = _load(left + second_left, rows, queries, f, features)
-        slope = _load(grad, rows, queries, c, channels)
-        low, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+        grad_rows = _load(grad, rows, queries, c, channels)
+        log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
         a = left0 * right0[None, :]
         if TERMS == 2:
             a += left1 * right1[None, :]
         pulled, inner = tl.zeros((BLOCK, F), right0.dtype), tl.zeros((BLOCK, C), right0.dtype)
-        first_tail, last_tail = _stretch(first, first + BLOCK, queries, tails, tails_back, tails_ahead, POWER)
-        for start in range(first_tail, last_tail, BLOCK):
+        other_start, other_stop = _slice_of_others(
+            first, first + BLOCK, queries, others, others_back, others_ahead, POWER
+        )
+        for start in range(other_start, other_stop, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            some, some_values = _load(tail, at, tails, f, features), _load(tail_value, at, tails, c, channels)
-            opens, closes = _interval(tails_at, at, tails, queries)
+            block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
+            opens, closes = _interval(others_at, at, others, queries)
             sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
-            weights, _, slopes = _slopes(a, some, some_values, seen, slope, one, low, mean, PRECISION)
-            pulled += _times(slopes, some, PRECISION)
-            inner += _times(weights, some_values, PRECISION)
-        g_one += tl.sum(inner * slope, 0)
+            weights, _, grad_logits = _grad_logits(
+                a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
+            )
+            # Equation 8, and the inner sum of equation 5.
+            pulled += _matmul(grad_logits, block, PRECISION)
+            inner += _matmul(weights, block_values, PRECISION)
+        # Equation 5, then 9 for the first key.
+        grad_first_value += tl.sum(inner * grad_rows, 0)
         g0 += tl.sum(pulled * left0, 0)
         if TERMS == 2:
             g1 += tl.sum(pulled * left1, 0)
-    g_right += entry * heads * features + head * features
-    tl.store(g_right + f, g0, f < features)
+    grad_right += entry * first_keys * features + first_key * features
+    tl.store(grad_right + f, g0, f < features)
     if TERMS == 2:
-        tl.store(g_right + second_right + f, g1, f < features)
-    tl.store(g_value + entry * heads * channels + head * channels + c, g_one, c < channels)
+        tl.store(grad_right + second_right + f, g1, f < features)
+    tl.store(grad_value + entry * first_keys * channels + first_key * channels + c, grad_first_value, c < channels)
 
 
 @jit
-def _of_tails(
+def _of_others(
     left,
     right,
-    tail,
+    other,
     value,
-    tail_value,
-    heads_at,
-    tails_at,
+    other_value,
+    first_keys_at,
+    others_at,
     grad,
     base,
     average,
-    g_tail,
-    g_tail_value,
+    grad_other,
+    grad_other_value,
     sizes,
     reach,
     TERMS: tl.constexpr,
@@ -338,82 +358,94 @@ def _of_tails(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of a block of tails."""
-    entries, queries, heads, tails, features, channels, heads_step, tails_step = sizes
-    back, ahead, tails_back, tails_ahead = reach
+    """The gradient of a block of others: equations 4, 6 and 7."""
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
     entry, start = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    second_left, second_right = (entry * 0 + entries) * queries * features, (entry * 0 + entries) * heads * features
+    second_left, second_right = (
+        (entry * 0 + entries) * queries * features,
+        (entry * 0 + entries) * first_keys * features,
+    )
     f, c = tl.arange(0, F), tl.arange(0, C)
     left += entry * queries * features
-    right += entry * heads * features
-    tail += entry * tails * features
-    value += entry * heads * channels
-    tail_value += entry * tails * channels
-    heads_at += entry * heads_step
-    tails_at += entry * tails_step
+    right += entry * first_keys * features
+    other += entry * others * features
+    value += entry * first_keys * channels
+    other_value += entry * others * channels
+    first_keys_at += entry * first_keys_step
+    others_at += entry * others_step
     grad += entry * queries * channels
     base += entry * queries
     average += entry * queries
     at = start + tl.arange(0, BLOCK)
-    some, some_values = _load(tail, at, tails, f, features), _load(tail_value, at, tails, c, channels)
-    opens, closes = _interval(tails_at, at, tails, queries)
-    g_some, g_some_values = tl.zeros((BLOCK, F), some.dtype), tl.zeros((BLOCK, C), some.dtype)
+    block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
+    opens, closes = _interval(others_at, at, others, queries)
+    grad_block, grad_block_values = tl.zeros((BLOCK, F), block.dtype), tl.zeros((BLOCK, C), block.dtype)
     for first in range(tl.maximum(tl.min(opens, 0), 0), tl.minimum(tl.max(closes, 0), queries), BLOCK):
         rows = first + tl.arange(0, BLOCK)
         left0 = _load(left, rows, queries, f, features)
         if TERMS == 2:
             left1 = _load(left + second_left, rows, queries, f, features)
-        slope = _load(grad, rows, queries, c, channels)
-        low, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+        grad_rows = _load(grad, rows, queries, c, channels)
+        log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
         sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
-        first_head, last_head = _within(first, first + BLOCK, heads, back, ahead)
-        for head in range(first_head, last_head):
-            one = _row(value, head, c, channels)
-            right0 = _row(right, head, f, features)
-            from_, to = tl.load(heads_at + head), tl.load(heads_at + heads + head)
+        first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
+        for first_key in range(first_key_start, first_key_stop):
+            first_value = _row(value, first_key, c, channels)
+            right0 = _row(right, first_key, f, features)
+            from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
             a = left0 * right0[None, :]
             if TERMS == 2:
-                right1 = _row(right + second_right, head, f, features)
+                right1 = _row(right + second_right, first_key, f, features)
                 a += left1 * right1[None, :]
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
-            weights, pulled, slopes = _slopes(a, some, some_values, seen, slope, one, low, mean, PRECISION)
-            g_some += _times(tl.trans(slopes), a, PRECISION)
-            g_some_values += _times(tl.trans(weights), pulled, PRECISION)
-    _store(g_tail + entry * tails * features, g_some, at, tails, f, features)
-    _store(g_tail_value + entry * tails * channels, g_some_values, at, tails, c, channels)
+            weights, pulled, grad_logits = _grad_logits(
+                a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
+            )
+            # Equations 7 and 6.
+            grad_block += _matmul(tl.trans(grad_logits), a, PRECISION)
+            grad_block_values += _matmul(tl.trans(weights), pulled, PRECISION)
+    _store(grad_other + entry * others * features, grad_block, at, others, f, features)
+    _store(grad_other_value + entry * others * channels, grad_block_values, at, others, c, channels)
 
 
-KERNELS = (_forward, _of_queries, _of_heads, _of_tails)
+KERNELS = (_forward, _of_queries, _of_first_keys, _of_others)
 
 
 def seen_by(simplexes: Simplexes, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The interval of queries that see each head and each tail; what is padding for all queries is seen by none."""
+    """The interval of queries that see each first key and each tuple of others; it is empty at padding."""
     all_queries = torch.tensor([[0], [simplexes.sizes[0]]], device=device)
-    of_heads, of_tails = (
+    of_first_keys, of_others = (
         all_queries.expand(2, count) if interval is None else torch.stack([interval.opens, interval.closes])
-        for interval, count in ((simplexes.of_heads, simplexes.heads), (simplexes.of_tails, simplexes.tails))
+        for interval, count in (
+            (simplexes.of_first_keys, simplexes.first_keys),
+            (simplexes.of_others, simplexes.others),
+        )
     )
-    heads, tails = of_heads[None], of_tails[None]
+    first_keys, others = of_first_keys[None], of_others[None]
     if simplexes.pair_mask is not None:
         there = torch.atleast_2d(simplexes.pair_mask)[..., 0, :]
         there = there.expand(*simplexes.batch, -1).flatten(0, -2) if there.dim() > 1 else there[None]
-        there = there.expand(-1, simplexes.heads)
+        there = there.expand(-1, simplexes.first_keys)
         whole = there
         for _ in range(simplexes.order - 2):
             whole = (whole[:, :, None] & there[:, None]).flatten(1)
-        if simplexes.order_of_tails is not None:
-            whole = whole[:, simplexes.order_of_tails]
+        if simplexes.order_of_others is not None:
+            whole = whole[:, simplexes.order_of_others]
         nobody = all_queries.flip(0)
-        heads, tails = torch.where(there[:, None], heads, nobody), torch.where(whole[:, None], tails, nobody)
-    return heads.to(torch.int32).contiguous(), tails.to(torch.int32).contiguous()
+        first_keys, others = (
+            torch.where(there[:, None], first_keys, nobody),
+            torch.where(whole[:, None], others, nobody),
+        )
+    return first_keys.to(torch.int32).contiguous(), others.to(torch.int32).contiguous()
 
 
 def triton_attention(factors: Factors, simplexes: Simplexes, *, rounded: bool = False) -> tuple[Tensor, Tensor]:
-    """Attention of any number of tokens, without a second derivative."""
+    """Equations 2 and 3. Asking for a second derivative raises an error."""
     at = seen_by(simplexes, factors.left.device)
     steps = [steps_of(simplexes, m) for m in range(1, simplexes.order + 1)]
-    if simplexes.of_tails is None:
+    if simplexes.of_others is None:
         far = max(simplexes.sizes)
         reach = [far, far, far, far, 0]
     else:
@@ -427,15 +459,15 @@ class _Attention(torch.autograd.Function):
     def forward(
         left: Tensor,
         right: Tensor,
-        tail: Tensor,
+        other: Tensor,
         value: Tensor,
-        tail_value: Tensor,
-        heads_at: Tensor,
-        tails_at: Tensor,
+        other_value: Tensor,
+        first_keys_at: Tensor,
+        others_at: Tensor,
         reach: list[int],
         precision: str,
     ) -> tuple[Tensor, Tensor]:
-        return _attend(left, right, tail, value, tail_value, heads_at, tails_at, reach, precision)
+        return _attend(left, right, other, value, other_value, first_keys_at, others_at, reach, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -447,7 +479,7 @@ class _Attention(torch.autograd.Function):
         *tensors, mixed, mass = ctx.saved_tensors
         grad, grad_mass = grad_outputs
         base = mass.masked_fill(mass.isneginf(), 0.0)
-        # The softmax's own derivative takes from each logit's slope the average slope of its row.
+        # c_q of equation 4.
         average = (mixed * grad).sum(-1) - grad_mass
         grads = _autograd.apply_function(
             _Gradient, *tensors, grad.contiguous(), base, average, ctx.reach, ctx.precision
@@ -456,24 +488,26 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient of :class:`_Attention`, an operation of its own so that asking for its derivative is refused."""
+    """The gradient of :class:`_Attention`, a separate Function, so that its own derivative raises an error."""
 
     @staticmethod
     def forward(
         left: Tensor,
         right: Tensor,
-        tail: Tensor,
+        other: Tensor,
         value: Tensor,
-        tail_value: Tensor,
-        heads_at: Tensor,
-        tails_at: Tensor,
+        other_value: Tensor,
+        first_keys_at: Tensor,
+        others_at: Tensor,
         grad: Tensor,
         base: Tensor,
         average: Tensor,
         reach: list[int],
         precision: str,
     ) -> tuple[Tensor, ...]:
-        return _pull(left, right, tail, value, tail_value, heads_at, tails_at, grad, base, average, reach, precision)
+        return _pull(
+            left, right, other, value, other_value, first_keys_at, others_at, grad, base, average, reach, precision
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -487,9 +521,11 @@ class _Gradient(torch.autograd.Function):
         )
 
 
-# Operations of torch, so that a compiler takes them as they are.
+# Registered with torch, so that torch.compile calls them without tracing.
 
-_FACTORS = "Tensor left, Tensor right, Tensor tail, Tensor value, Tensor tail_value, Tensor heads_at, Tensor tails_at"
+_FACTORS = (
+    "Tensor left, Tensor right, Tensor other, Tensor value, Tensor other_value, Tensor first_keys_at, Tensor others_at"
+)
 
 
 @torch.library.custom_op(
@@ -517,10 +553,10 @@ def _(*inputs: Any) -> tuple[Tensor, Tensor]:
 )
 def _pull(*inputs: Any) -> tuple[Tensor, ...]:
     *tensors, reach, precision = inputs
-    left, right, tail, value, tail_value = grads = tuple(torch.empty_like(tensor) for tensor in tensors[:5])
+    left, right, other, value, other_value = grads = tuple(torch.empty_like(tensor) for tensor in tensors[:5])
     _launch(_of_queries, tensors, [left], reach, precision)
-    _launch(_of_heads, tensors, [right, value], reach, precision)
-    _launch(_of_tails, tensors, [tail, tail_value], reach, precision)
+    _launch(_of_first_keys, tensors, [right, value], reach, precision)
+    _launch(_of_others, tensors, [other, other_value], reach, precision)
     return grads
 
 
@@ -530,20 +566,20 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _launch(kernel: Any, tensors: list[Tensor], results: list[Tensor], reach: list[int], precision: str) -> None:
-    left, right, tail, value, _, heads_at, tails_at, *_ = tensors
+    left, right, other, value, _, first_keys_at, others_at, *_ = tensors
     terms, entries, queries, features = left.shape
-    heads, tails, channels = right.shape[2], tail.shape[1], value.shape[-1]
+    first_keys, others, channels = right.shape[2], other.shape[1], value.shape[-1]
     *steps, power = reach
-    between = (0 if len(at) == 1 else 2 * at.shape[-1] for at in (heads_at, tails_at))
+    between = (0 if len(at) == 1 else 2 * at.shape[-1] for at in (first_keys_at, others_at))
     wide = max(features, channels)
-    # The largest that leave their sums in registers. On a CPU the interpreter runs, for tests: with several blocks.
+    # The largest blocks whose sums fit in registers. On a CPU, where tests run the interpreter, several small blocks.
     block = 16 if left.device.type == "cpu" else 64 if precision == "tf32" and wide <= 32 else 32
-    programs = {_of_heads: heads, _of_tails: -(-tails // block)}.get(kernel, -(-queries // block))
+    programs = {_of_first_keys: first_keys, _of_others: -(-others // block)}.get(kernel, -(-queries // block))
     with device_of(left):
         kernel[(programs * entries,)](
             *tensors,
             *results,
-            (entries, queries, heads, tails, features, channels, *between),
+            (entries, queries, first_keys, others, features, channels, *between),
             tuple(steps),
             TERMS=terms,
             POWER=power,
@@ -556,5 +592,5 @@ def _launch(kernel: Any, tensors: list[Tensor], results: list[Tensor], reach: li
 
 
 def _padded(width: int) -> int:
-    """The power of two that a product of matrices takes."""
+    """The next power of two that a Triton matrix product supports."""
     return max(16, 1 << (width - 1).bit_length())

@@ -1,0 +1,107 @@
+r"""Simplicial attention with all logits stored (Simplicial algorithm 2).
+
+With features :math:`f_{qh} = \sum_r l^r_q * r^r_h` of a query and a first key, :math:`t` of a tuple of other keys, and
+values :math:`u_h` of the first key, :math:`w_t` of the others (their entrywise product),
+
+.. math::
+
+    \ell_{qht} &= f_{qh} \cdot t_t &\quad (1) \\
+    m_q &= \log \textstyle\sum_{ht} e^{\ell_{qht}} &\quad (2) \\
+    o_q &= \textstyle\sum_h u_h * \sum_t e^{\ell_{qht} - m_q} w_t &\quad (3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy.ops.simplicial_attention.logits import Form, first_key_terms, other_keys_features
+from holonomy.ops.simplicial_attention.simplexes import Simplexes
+
+__all__ = ["Factors", "factors_of", "rows_times", "simplicial_attention_reference"]
+
+
+class Factors(NamedTuple):
+    """The factors of logits and values, with one batch axis.
+
+    The logits are ``(left[:, :, :, None] * right[:, :, None]).sum(0) @ other.mT``, the values of a first key and others
+    ``value * other_value``.
+
+    Attributes:
+        left: ``(terms, batch, queries, features)``, the scale included.
+        right: ``(terms, batch, first_keys, features)``.
+        other: ``(batch, others, features)``.
+        value: ``(batch, first_keys, channels)``.
+        other_value: ``(batch, others, channels)``.
+    """
+
+    left: Tensor
+    right: Tensor
+    other: Tensor
+    value: Tensor
+    other_value: Tensor
+
+
+def factors_of(
+    keys: Sequence[Tensor], values: Sequence[Tensor], simplexes: Simplexes, *, form: Form, scale: float
+) -> Factors:
+    """The factors of first keys and of tuples of other keys."""
+    order, batch = simplexes.order, simplexes.batch
+    keys = [key.expand(*batch, -1, -1).flatten(0, -3) if batch else key[None] for key in keys]
+    values = [value.expand(*batch, -1, -1).flatten(0, -3) if batch else value[None] for value in values]
+    terms = first_key_terms(keys[0] * scale, keys[1], order=order, form=form)
+    if order == 1:
+        # The one first key is a dummy, and the keys are the others.
+        left = torch.cat([term for term, _ in terms], -1)
+        other = torch.cat([term for _, term in terms], -1)
+        return Factors(
+            left[None], torch.ones_like(left[None, :, :1]), other, torch.ones_like(values[0][:, :1]), values[0]
+        )
+    other = other_keys_features(_crossed(keys[2:]), order=order, form=form).flatten(1, -2)
+    other_value = reduce(torch.mul, _crossed(values[1:])).flatten(1, -2)
+    if simplexes.order_of_others is not None:
+        other, other_value = other[:, simplexes.order_of_others], other_value[:, simplexes.order_of_others]
+    left, right = (torch.stack(sides) for sides in zip(*terms, strict=True))
+    return Factors(left, right, other, values[0], other_value)
+
+
+def _crossed(factors: Sequence[Tensor]) -> list[Tensor]:
+    """Each ``(batch, n_m, d)`` on an axis of its own, so that they broadcast to the list of all tuples."""
+    batch, channels = factors[0].shape[0], factors[0].shape[-1]
+    several = len(factors)
+    return [
+        factor.reshape(batch, *(factor.shape[1] if axis == own else 1 for axis in range(several)), channels)
+        for own, factor in enumerate(factors)
+    ]
+
+
+def simplicial_attention_reference(
+    f: Factors, there: Tensor | None = None, *, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The averages and the log masses of algorithm 2, with all logits stored."""
+    features = (f.left[:, :, :, None] * f.right[:, :, None]).sum(0)
+    shape = (*features.shape[:-1], f.other.shape[1])
+    logits = rows_times(features, f.other.mT)
+    if bias is not None:
+        # Masked as well: the gradient of softmax at a row of -inf is nan.
+        logits, listed = logits + bias, ~bias.isneginf()
+        there = listed if there is None else there & listed
+    if there is not None:
+        logits = logits.masked_fill(~there, -torch.inf)
+    logits = logits.flatten(2)
+    mass = logits.logsumexp(-1)
+    if there is None:
+        weights = logits.softmax(-1)
+    else:  # softmax of a row of -inf is nan; these weights are zero
+        weights = (logits - mass.masked_fill(mass.isneginf(), 0.0)[..., None]).exp()
+    inner = rows_times(weights.reshape(shape), f.other_value)
+    return (inner * f.value[:, None]).sum(2), mass
+
+
+def rows_times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """``(batch, queries, first_keys, x) @ (batch, x, y)``."""
+    return (rows.flatten(1, 2) @ matrix).unflatten(1, rows.shape[1:3])
