@@ -10,6 +10,7 @@ import torch
 
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.basis.orbits import extensions, pairs
+from holonomy.layers.equivariant.higher_order.sparse import _features
 from holonomy.ops.segments import block_sum, contract, in_chunks, outer_sum
 from holonomy.structures import Hyperedges, joint
 from tests.layers.test_equivariant_linear import permuted
@@ -106,6 +107,16 @@ def test_large_logits_stay_finite(order_in, order_out, form, scale, device, dtyp
         assert result.isfinite().all()
         for grad in torch.autograd.grad(result.square().mean().sqrt(), [x, *layer.parameters()], allow_unused=True):
             assert grad is None or grad.isfinite().all()
+
+
+def test_features_of_long_queries_keep_their_digits(device):
+    """What all features of a query share would drown their differences, and is left out."""
+    graphs, query, key = torch.zeros(5, dtype=torch.int64, device=device), *torch.randn(2, 5, 1, 4, device=device)
+    given = (3000 * query, key, torch.randn(6, 4, device=device))
+    narrow, wide = (
+        _features(graphs, graphs, 1, *(x.to(dtype) for x in given))[0] for dtype in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(narrow.double(), wide, rtol=0.01, atol=1e-6)
 
 
 def test_each_row_subtracts_its_own_maximum(device):

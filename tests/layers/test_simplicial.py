@@ -139,6 +139,8 @@ def test_order_one_is_scaled_dot_product_attention(device, dtype):
     torch.testing.assert_close(simplicial_attention(keys, values), expected)
     expected = functional.scaled_dot_product_attention(keys[0], keys[1], values[0], is_causal=True)
     torch.testing.assert_close(simplicial_attention(keys, values, causal=True), expected)
+    expected = functional.scaled_dot_product_attention(keys[0], keys[1], values[0], scale=0.2)
+    torch.testing.assert_close(simplicial_attention(keys, values, scale=0.2), expected)
 
 
 def test_order_two_determinants_are_triple_products(device):

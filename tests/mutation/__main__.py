@@ -77,8 +77,8 @@ def _map(processes: int) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     """Try the controls, then the mutants that have no outcome yet; say what survived."""
-    coverage_map = CoverageMap.load(MAP)
-    chosen = sample(all_mutants(), options.mutants, options.seed)
+    coverage_map, mutants = CoverageMap.load(MAP), all_mutants()
+    chosen = sample(mutants, options.mutants, options.seed)
     outcomes = _outcomes()
     done = {n for n, o in outcomes.items() if o["result"] == "killed" or not options.again}
     left = [m for m in chosen if m.name not in done]
@@ -99,9 +99,16 @@ def _run(options: argparse.Namespace) -> int:
     chosen_outcomes = [outcomes[m.name] for m in chosen if m.name in outcomes]
     counts = Counter(o["result"] for o in chosen_outcomes)
     print(dict(counts))
+    for name in _reasons().keys() - {m.name for m in mutants}:
+        print(f"{EQUIVALENT.name} names a line that is no more: {name}")
     if options.write:
         _write(options, chosen_outcomes)
     return 0
+
+
+def _reasons() -> dict[str, str]:
+    """Return why a mutant changes nothing that a user sees, by its name."""
+    return json.loads(EQUIVALENT.read_text(encoding="utf-8"))
 
 
 def _outcomes() -> dict[str, dict[str, Any]]:
@@ -115,8 +122,7 @@ def _outcomes() -> dict[str, dict[str, Any]]:
 def _write(options: argparse.Namespace, outcomes: list[dict[str, Any]]) -> None:
     """Write the figures and what survived; a survivor that changes nothing that a user sees stands with its reason."""
     killed = [o for o in outcomes if o["result"] == "killed"]
-    reasons = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
-    survived = [o for o in outcomes if o["result"] != "killed"]
+    survived, reasons = [o for o in outcomes if o["result"] != "killed"], _reasons()
     equivalent = {o["name"]: reasons[o["name"]] for o in survived if o["name"] in reasons}
     rooms = Counter((o["mutant"]["path"].split("/")[1], o["result"] == "killed") for o in outcomes)
     table = {

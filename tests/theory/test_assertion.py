@@ -22,6 +22,8 @@ from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory import BoundViolatedError, assert_lipschitz, certify, lipschitz_bound
 from holonomy.theory.attention.projections import NotCoveredError, projections
+from holonomy.theory.certificates.attack import Scope, _Hunt, _Space, attack_at
+from holonomy.theory.certificates.stretching import Ends
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # an attack calls the manifold ten thousand times
 DOUBLE = {"dtype": torch.float64}
@@ -158,3 +160,17 @@ def test_a_map_without_slope_or_constant_is_no_trouble():
     assert assert_lipschitz(torch.zeros_like, 0.0, features=2) == 0
     with pytest.raises(AssertionError):
         assert_lipschitz(torch.sign, 10.0, features=2)
+
+
+@pytest.mark.parametrize("manifold", [None, Lorentz(-100.0, **DOUBLE), Lorentz(-0.01, **DOUBLE)])
+def test_rounding_and_sizes_are_measured_in_the_units_of_the_points(manifold):
+    """A coordinate 1000 times as large rounds 1000 times as far; far out the trusted stretch of the identity is one."""
+    space = torch.tensor([[1.0, 2.0], [1000.0, 2000.0]], **DOUBLE)
+    x = space if manifold is None else manifold.lift(space)
+    near, far = _Space(manifold).noise(x).tolist()
+    assert 200 < far / near < 1001
+    at = attack_at(lambda z: z, Scope(Ends(manifold, manifold), "sup", x[1:], 0.1))
+    assert at.ratio == pytest.approx(1, rel=1e-3)
+    for metric, size in (("sup", 4.0), ("l2", 5.0)):
+        hunt = _Hunt(lambda z: z, Scope(Ends(manifold, manifold), metric, x, 0.1))
+        assert hunt.size(torch.tensor([3.0, 4.0])).item() == pytest.approx(size)

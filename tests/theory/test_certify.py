@@ -14,6 +14,7 @@ from torch import nn
 from holonomy.layers import (
     HRC,
     HTC,
+    ExpMapHTC,
     HypActivation,
     HypBatchNorm,
     HypDropout,
@@ -252,7 +253,16 @@ def test_any_layer_and_any_activation_at_an_input():
     assert lipschitz_bound(model, 1.0) == certify(model, 1.0, starts=0).constant
     block = HypformerBlock(4, 1, m, attention="softmax", norm_eps=0.5, **DOUBLE).eval()
     assert lipschitz_bound(block, 1.0) == certify(block, 1.0, starts=0).constant
+    for several in (block, nn.Sequential(HypSoftmaxAttention(4, 1, m, **DOUBLE))):
+        for scope in ({"tokens": 7, "metric": "l2"}, {"tokens": 2, "metric": "l2"}, {"metric": "sup"}):
+            assert lipschitz_bound(several, 1.0, **scope) == certify(several, 1.0, starts=0, **scope).constant
     assert certify(block, x=m.lift(torch.randn(3, 4, **DOUBLE))).slack >= 1
+
+
+def test_equal_tokens_lie_as_far_out_as_one():
+    layer = ExpMapHTC(3, 2, Lorentz(-1.3, **DOUBLE), **DOUBLE)
+    one, five = (certify(layer, 0.1, x=torch.ones(count, 3), starts=0).constant for count in (1, 5))
+    assert one == pytest.approx(five)
 
 
 @pytest.mark.parametrize("radius", [0.0, 0.05])

@@ -61,12 +61,6 @@ def test_pairs_of_channels_do_not_shift(generator):
     assert (here - there).abs().max() > 0.1
 
 
-def test_a_rotation_of_planes_leaves_the_odd_channel(generator):
-    turn = rotation(3, generator=generator, planes=True)
-    assert turn[2].tolist() == [0.0, 0.0, 1.0]
-    torch.testing.assert_close(turn @ turn.T, torch.eye(3).double())
-
-
 def test_appended_ones_mix_both_orders_as_the_layer_does():
     keys, values = torch.randn(3, 4, 3).double(), torch.randn(2, 4, 3).double()
     whole, mixed = mixture_of_orders(keys, values, 0.5)

@@ -40,8 +40,8 @@ def test_class_sizes_by_listing(order, order_out):
 
 def test_attention_of_ones_is_the_linear_map():
     generator = torch.Generator().manual_seed(0)
-    value, out = (torch.randn(2, 15, 3, 3, generator=generator, **DOUBLE) for _ in range(2))
-    layer = EquivariantLinear(2, 2, 3, 3, bias=False, **DOUBLE)
+    value, out = (torch.randn(2, 15, *size, generator=generator, **DOUBLE) for size in ((3, 4), (4, 2)))
+    layer = EquivariantLinear(2, 2, 3, 2, bias=False, **DOUBLE)
     with torch.no_grad():
         layer.weight.copy_((value @ out).sum(0))
     x = torch.randn(4, 4, 3, generator=generator, **DOUBLE)
@@ -60,10 +60,10 @@ def test_normalised_attention_fits_one_number_of_nodes():
 
 def test_messages_are_summed_over_neighbours():
     edge_index = chorded_cycle()
-    x = torch.arange(6.0, **DOUBLE)[:, None]
+    x = torch.arange(7.0, **DOUBLE)[:, None]  # the last one has no neighbour
     e = torch.arange(14.0, **DOUBLE)[:, None]
     found = message_passing(x, edge_index, e, lambda m: torch.stack([m[:, 0] * m[:, 1], m[:, 2]], 1))
-    wanted = torch.zeros(6, 2, **DOUBLE)
+    wanted = torch.zeros(7, 2, **DOUBLE)
     for number, (v, u) in enumerate(edge_index.T.tolist()):
         wanted[v] += torch.tensor([v * u, number], **DOUBLE)
     torch.testing.assert_close(found, wanted)

@@ -185,6 +185,7 @@ def test_the_stretch_about_a_point_solves_its_equation(start):
             value += 0.2 / steps * math.hypot(value**2 - 1, b)
         assert ball_stretch(start, b, 0.2) == pytest.approx(value, rel=1e-4)
     assert ball_stretch(start, 0.0, 0.0) == start
+    assert ball_stretch(1.0, 0.0, 0.2) == 1  # an isometry is one everywhere
     assert ball_stretch(3.0, 0.0, 1.0) == math.inf  # leaves for infinity at artanh(1/3)
     assert ball_stretch(3.0, 0.1, 1.0) == math.inf
 

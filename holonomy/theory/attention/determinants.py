@@ -34,12 +34,9 @@ def determinant_logits(keys: Float[Tensor, "slots n d"]) -> Float[Tensor, "..."]
     return torch.linalg.det(torch.stack(torch.broadcast_tensors(*places), -2)).sum(-1)
 
 
-def rotation(size: int, *, generator: torch.Generator, planes: bool = False) -> Float[Tensor, "size size"]:
-    """Draw a rotation, all of SO(size) or, as rotary positions usually do, turning pairs of channels alone."""
+def rotation(size: int, *, generator: torch.Generator) -> Float[Tensor, "size size"]:
+    """Draw a rotation of SO(size)."""
     skew = torch.randn(size, size, generator=generator, dtype=torch.float64)
-    if planes:
-        pair = torch.arange(size) // 2
-        skew = torch.where(pair[:, None] == pair, skew, 0.0)
     # The exponential is orthogonal up to rounding that grows with the angles: its last digits are made so.
     turn, upper = torch.linalg.qr(torch.linalg.matrix_exp(skew - skew.mT))
     return turn * upper.diagonal().sign()

@@ -119,8 +119,8 @@ def _hadamard(keys: Tensor) -> float:
     return keys.norm(dim=-1).amax(-1).prod().item()
 
 
-def _turn(draws: Draws, order: int, *, planes: bool = False) -> Tensor:
-    return rotation(order + 1, generator=draws.generator, planes=planes).to(draws.device, draws.dtype)
+def _turn(draws: Draws, order: int) -> Tensor:
+    return rotation(order + 1, generator=draws.generator).to(draws.device, draws.dtype)
 
 
 def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
@@ -140,7 +140,7 @@ def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
 def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
     for order in (2,) if planes else (1, 2, 3):
         for _ in draws.rounds(10):
-            keys, turn = _keys(draws, order, 2 * (order + 1)), _turn(draws, order, planes=planes)
+            keys, turn = _keys(draws, order, 2 * (order + 1)), _turn(draws, order)
             position = torch.arange(keys.shape[1], device=keys.device, dtype=draws.dtype)
             # The usual pairs run on through the channels, across the borders of chunks.
             if planes:
