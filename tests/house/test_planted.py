@@ -114,7 +114,7 @@ LIBRARY = {
         "_autograd.py",
         "numerics.py",
         "checks.py",
-        "optim.py",
+        "optim/__init__.py",
         "manifolds/__init__.py",
         "manifolds/hyperboloid/__init__.py",
         "manifolds/lorentz.py",
@@ -136,7 +136,7 @@ LIBRARY = {
     "holonomy/manifolds/lorentz.py": "import geoopt\nfrom holonomy import _autograd, checks, numerics\n",
     "holonomy/layers/hyperbolic/__init__.py": "from holonomy import manifolds, ops\n",
     "holonomy/models/__init__.py": "from holonomy import layers, manifolds\n",
-    "holonomy/optim.py": "from holonomy import manifolds\n",
+    "holonomy/optim/__init__.py": "from holonomy import manifolds\n",
     "holonomy/theory/__init__.py": "from holonomy import layers, models, optim\n",
 }
 
@@ -163,7 +163,7 @@ LIBRARY = {
         ("models/__init__.py", "holonomy.theory"),
         ("models/__init__.py", "holonomy.optim"),
         ("models/__init__.py", "examples"),
-        ("optim.py", "holonomy.layers"),
+        ("optim/__init__.py", "holonomy.layers"),
         ("unlisted.py", "holonomy.layers"),
     ],
 )

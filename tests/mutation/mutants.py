@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("numerics.py", "manifolds", "optim.py", "optim", "ops", "layers", "models", "theory")
+FOLDERS = ("numerics.py", "manifolds", "optim", "ops", "layers", "models", "theory")
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,

@@ -1,23 +1,13 @@
-r"""Riemannian Adam: Geoopt's rule, with Euclidean tensors fused and hyperboloid tables stacked.
-
-A point of the hyperboloid :math:`\langle x, x\rangle = 1/\kappa = -k` is held as ``(time, space)``.
-In the chart of its space part the metric is :math:`G = I - e e^T` with :math:`e = x_s / t`, and its
-inverse :math:`I + x_s x_s^T / k`. The step therefore adds up gradients as *covectors* ``w`` of that
-chart, whose Riemannian length :math:`|w|^2 + (x_s \cdot w)^2 / k` is a sum of squares: nothing
-cancels, however far out the point lies. The new point and the transported momentum are then
-combinations of ``x`` and ``w`` whose coefficients are one number a row.
-
-The file has the mathematics first, then the sorting of tensors into blocks, then the optimizer.
-"""
+"""Riemannian Adam: Geoopt's rule, with Euclidean tensors fused and hyperboloid tables stacked."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import geoopt
 import torch
@@ -26,16 +16,12 @@ from torch.optim.adam import adam
 
 from holonomy import checks, numerics
 from holonomy.manifolds import Lorentz
+from holonomy.optim.tables import Rows, Rule, dot, step_tables
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 __all__ = ["RiemannianAdam"]
-
-# Elements of one block on the CPU: its working copies, 2 MiB each in float32, stay in the last cache, and some sixty
-# operations are dispatched for each block. Elsewhere launches cost more than bandwidth.
-_BLOCK_ELEMENTS = 2**19
-_DEVICE_BLOCK_ELEMENTS = 2**26
 
 # Devices on which torch has a fused Adam since 2.6.
 _FUSED_DEVICES = frozenset({"cpu", "cuda"})
@@ -50,199 +36,6 @@ _CHANGES_THE_RESULT = ("maximize", "decoupled_weight_decay")
 
 # A parameter, its gradient and its state.
 _Entry = tuple[Tensor, Tensor, dict[str, Any]]
-
-
-class _Rule(NamedTuple):
-    """Adam's constants at one step, ``rate`` and ``eps`` with the bias corrections in them."""
-
-    rate: float | Tensor
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-
-
-class _Rows(NamedTuple):
-    """Rows of hyperboloid tables, changed in place; second moments are one number a row."""
-
-    point: Tensor
-    momentum: Tensor
-    grad: Tensor
-    second: Tensor
-    largest: Tensor | None
-    radius: Tensor
-
-
-def _dot(a: Float[Tensor, "*rows d"], b: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
-    return (a * b).sum(-1, keepdim=True)
-
-
-def _length(x: Float[Tensor, "rows d"]) -> Float[Tensor, "rows 1"]:
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-
-def _plain_step(rows: _Rows, rule: _Rule, scratch: Float[Tensor, "2 most d"]) -> bool:
-    """One step in the rows' own dtype and memory, for points and gradients of ordinary size.
-
-    Returns False, with nothing changed, if a row is too far out or too long for squares and
-    rounding in this dtype: :func:`_careful_step` is the same formula without that limit. Fresh
-    memory of this size would cost more than the arithmetic, hence the scratch.
-    """
-    x, m, g, second, largest, radius = rows
-    fresh = 1 - rule.beta1
-    space, momentum, covector = x[:, 1:], m[:, 1:], g[:, 1:]
-    w, product = scratch[0, : x.shape[0]], scratch[1, : x.shape[0]]
-    time = torch.hypot(_length(space), radius)
-    # The total derivative in the space chart, weight decay (of the ambient vector) included. It is
-    # the gradient's space part itself for functions that read points by their space part.
-    if rule.decay or bool(g[:, :1].any()):
-        torch.addcmul(covector, space, g[:, :1] / time + 2 * rule.decay, out=w)
-        covector = w
-    radial = torch.mul(space, covector, out=product).sum(-1, keepdim=True) / radius
-    size2 = _length(covector).square_().addcmul_(radial, radial)
-    lean = torch.mul(space, momentum, out=product).sum(-1, keepdim=True) / time
-    # (1 - beta1) w = (1 - beta1) covector + beta1 (momentum, as a covector), and its part along x.
-    torch.add(covector, momentum, alpha=rule.beta1 / fresh, out=w)
-    lean = lean / time * (rule.beta1 / fresh)
-    w.addcmul_(space, lean, value=-1)
-    radial.addcmul_(lean, radius)
-    length = torch.hypot(_length(w), radial)
-    new_second = torch.lerp(second, size2, 1 - rule.beta2)
-    seen = new_second if largest is None else torch.maximum(largest, new_second)
-    radial /= radius
-    length /= radius
-    angle = (length / seen.sqrt().add_(rule.eps)).mul_(rule.rate * fresh)
-    if not numerics.is_ordinary(time / radius, angle, size2):
-        return False
-    second.copy_(new_second)
-    if largest is not None:
-        largest.copy_(seen)
-    sinh = torch.sinh(angle)
-    square = sinh.square()
-    cosh = (square + 1).sqrt_()
-    pace = sinh / numerics.positive(length)
-    # cosh - 1 without cancellation: what a short step adds to x keeps its digits.
-    along = (square / (cosh + 1)).addcmul_(pace, radial, value=-1)
-    turn = radial.mul_(cosh).addcmul_(sinh, length, value=-1).mul_(fresh)
-    torch.mul(w, cosh.mul_(fresh), out=momentum).addcmul_(space, turn)
-    torch.mul(turn, time, out=m[:, :1])
-    space.addcmul_(space, along).addcmul_(w, pace, value=-1)
-    torch.hypot(_length(space), radius, out=x[:, :1])
-    return True
-
-
-def _careful_step(rows: _Rows, rule: _Rule) -> None:
-    """The step of :func:`_plain_step` in float64, finite for whatever finite numbers come in."""
-    dtype = rows.point.dtype
-    x, m, g, radius = map(numerics.widen, (rows.point, rows.momentum, rows.grad, rows.radius))
-    space = x[:, 1:]
-    time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
-    e, stretch = space / time, time / radius
-    g = numerics.finite(g)
-    covector = numerics.finite(g[:, 1:] + g[:, :1] * e + 2 * rule.decay * space)
-    pull = numerics.finite(_dot(e, covector))
-    radial = numerics.finite(pull * stretch)
-    size = numerics.hypot(numerics.norm(covector, keepdim=True), radial)
-    # A gradient whose square the dtype cannot hold counts as the longest whose square it can: with the second moment
-    # alone at its largest number, the step would be as long as the gradient.
-    longest = math.sqrt(torch.finfo(dtype).max)
-    share = torch.where(size > longest, longest / size, 1.0)
-    covector, radial, size = covector * share, radial * share, size * share
-    rows.second.lerp_(numerics.narrow(size.square(), dtype), 1 - rule.beta2)
-    seen = rows.second
-    if rows.largest is not None:
-        seen = torch.maximum(rows.largest, seen, out=rows.largest)
-    lean = _dot(e, m[:, 1:])
-    w = (1 - rule.beta1) * covector + rule.beta1 * (m[:, 1:] - lean * e)
-    radial = (1 - rule.beta1) * radial + rule.beta1 * lean / stretch
-    length = numerics.hypot(numerics.norm(w, keepdim=True), radial)
-    # The new point is (cosh - p sinh) x - radius sinh q, a unit vector of the momentum (p, q).
-    p, q = numerics.safe_div(radial, length), numerics.safe_div(w, length)
-    pace = numerics.safe_div(
-        torch.as_tensor(rule.rate, dtype=x.dtype, device=x.device),
-        numerics.widen(seen).sqrt() + rule.eps,
-    )
-    room = numerics.widest_rapidity(x.dtype) - time.log()
-    room = room.clamp(min=1.0, max=numerics.widest_rapidity(dtype))
-    angle = torch.minimum(numerics.finite(pace * length / radius), room)
-    cosh, sinh = torch.cosh(angle), torch.sinh(angle)
-    along = 2 * torch.sinh(angle / 2).square() - p * sinh
-    new_space = numerics.shrink(space + along * space - radius * sinh * q, dtype)
-    new_time = numerics.hypot(numerics.norm(new_space, keepdim=True), radius)
-    flow = numerics.finite(cosh * q + (p * cosh - sinh) / radius * space)
-    limit = numerics.safe_div(x.new_tensor(torch.finfo(dtype).max / 4), numerics.norm(flow, keepdim=True))
-    new_momentum = flow * torch.minimum(length, limit)
-    rows.point.copy_(numerics.narrow(torch.cat((new_time, new_space), dim=-1), dtype))
-    slope = _dot(new_space / new_time, new_momentum)
-    rows.momentum.copy_(numerics.narrow(torch.cat((slope, new_momentum), dim=-1), dtype))
-
-
-def _blocks(tables: list[_Rows], most: int) -> Iterator[list[_Rows]]:
-    """Tables of one width, dtype and device: long ones in slices, short ones in stacks."""
-    stack: list[_Rows] = []
-    height = 0
-    for table in tables:
-        count = table.point.shape[0]
-        if count > most // 2:
-            for start in range(0, count, most):
-                yield [_cut(table, slice(start, start + most))]
-            continue
-        if height + count > most:
-            yield stack
-            stack, height = [], 0
-        stack.append(table)
-        height += count
-    if height:
-        yield stack
-
-
-def _cut(table: _Rows, cut: slice) -> _Rows:
-    largest = None if table.largest is None else table.largest[cut]
-    return _Rows(*(t[cut] for t in table[:4]), largest=largest, radius=table.radius)
-
-
-def _stacked(block: list[_Rows]) -> _Rows:
-    points, momenta, grads, seconds, largest, radii = zip(*block, strict=True)
-    radius = radii[0]
-    if any(other is not radius for other in radii):
-        radius = torch.cat([r.expand(len(x), 1) for r, x in zip(radii, points, strict=True)])
-    return _Rows(
-        point=torch.cat(points),
-        momentum=torch.cat(momenta),
-        grad=torch.cat(grads),
-        second=torch.cat(seconds),
-        largest=None if largest[0] is None else torch.cat(largest),
-        radius=radius,
-    )
-
-
-def _unstack(rows: _Rows, block: list[_Rows]) -> None:
-    start = 0
-    for table in block:
-        part = _cut(rows, slice(start, start + table.point.shape[0]))
-        start += table.point.shape[0]
-        table.point.copy_(part.point)
-        table.momentum.copy_(part.momentum)
-        table.second.copy_(part.second)
-        if table.largest is not None and part.largest is not None:
-            table.largest.copy_(part.largest)
-
-
-def _step_tables(tables: list[_Rows], rule: _Rule) -> None:
-    point = tables[0].point
-    on_cpu = point.device.type == "cpu"
-    most = max(1, (_BLOCK_ELEMENTS if on_cpu else _DEVICE_BLOCK_ELEMENTS) // point.shape[1])
-    scratch = None
-    # Whether rows are ordinary is read back from the tensors: free on the CPU, a stall elsewhere.
-    if on_cpu and point.dtype in {torch.float32, torch.float64}:
-        height = min(most, sum(table.point.shape[0] for table in tables))
-        scratch = point.new_empty(2, height, point.shape[1] - 1)
-    for block in _blocks(tables, most):
-        rows = block[0] if len(block) == 1 else _stacked(block)
-        if scratch is None or not _plain_step(rows, rule, scratch):
-            _careful_step(rows, rule)
-        if len(block) > 1:
-            _unstack(rows, block)
 
 
 def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> None:
@@ -276,7 +69,7 @@ def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> 
         call(*lists, before, foreach=True, lr=float(group["lr"]), **options)
 
 
-def _step_generic(entry: _Entry, manifold: geoopt.Manifold, rule: _Rule) -> None:
+def _step_generic(entry: _Entry, manifold: geoopt.Manifold, rule: Rule) -> None:
     """Geoopt's step through the manifold's own methods."""
     parameter, grad, state = entry
     exp_avg, second = state["exp_avg"], state["exp_avg_sq"]
@@ -293,11 +86,11 @@ def _step_generic(entry: _Entry, manifold: geoopt.Manifold, rule: _Rule) -> None
     exp_avg.copy_(momentum)
 
 
-def _rule(group: dict[str, Any], step: int, device: torch.device) -> _Rule:
+def _rule(group: dict[str, Any], step: int, device: torch.device) -> Rule:
     beta1, beta2 = map(float, group["betas"])
     # (m / c1) / (sqrt(v / c2) + eps) = (m sqrt(c2) / c1) / (sqrt(v) + eps sqrt(c2))
     correction1, root2 = 1 - beta1**step, math.sqrt(1 - beta2**step)
-    return _Rule(
+    return Rule(
         rate=_rate(group["lr"], device) * (root2 / correction1),
         beta1=beta1,
         beta2=beta2,
@@ -379,10 +172,10 @@ def _check_parameter(parameter: Tensor) -> None:
         )
 
 
-def _rows(entry: _Entry, point: Tensor, radius: Tensor) -> _Rows:
+def _rows(entry: _Entry, point: Tensor, radius: Tensor) -> Rows:
     _, grad, state = entry
     largest = state.get("max_exp_avg_sq")
-    return _Rows(
+    return Rows(
         point=point,
         momentum=state["exp_avg"].view(point.shape),
         grad=grad.reshape(point.shape),
@@ -534,7 +327,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
     def _step_group(self, group: dict[str, Any]) -> None:
         every, wanted = group["stabilize"], 4 if group["amsgrad"] else 3
         euclidean: defaultdict[Any, list[_Entry]] = defaultdict(list)
-        tables: defaultdict[Any, list[_Rows]] = defaultdict(list)
+        tables: defaultdict[Any, list[Rows]] = defaultdict(list)
         radii: dict[Any, Tensor] = {}
         copies: list[tuple[Tensor, Tensor]] = []
         due = False
@@ -565,7 +358,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         for (_, _, step, _), entries in euclidean.items():
             _step_euclidean(entries, group, step)
         for (device, _, step, _), rows in tables.items():
-            _step_tables(rows, _rule(group, step, device))
+            step_tables(rows, _rule(group, step, device))
         for parameter, point in copies:
             parameter.copy_(point.view(parameter.shape))
         if due:
@@ -590,7 +383,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                 radius = _radius(manifold, space).view(1)
                 time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
                 parameter[..., :1] = numerics.narrow(time, parameter.dtype)
-                exp_avg[..., :1] = numerics.narrow(_dot(space / time, momentum), parameter.dtype)
+                exp_avg[..., :1] = numerics.narrow(dot(space / time, momentum), parameter.dtype)
             else:
                 parameter.copy_(manifold.projx(parameter))
                 exp_avg.copy_(manifold.proju(parameter, exp_avg))

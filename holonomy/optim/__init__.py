@@ -1,0 +1,5 @@
+"""Riemannian optimizers."""
+
+from holonomy.optim.adam import RiemannianAdam
+
+__all__ = ["RiemannianAdam"]
