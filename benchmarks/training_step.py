@@ -14,8 +14,8 @@ from holonomy.models.hypformer import HypformerEncoder
 __all__ = ["CASES"]
 
 WIDTH, HEADS, HIDDEN, LAYERS = 64, 4, 256, 2
-MIDPOINTS = "attention takes 0.85 of flat, feed-forward 1.05; the rest is six midpoints, which are means in flat space"
-FUSED = "the flat step gains 1.5 by fusing; ours gives up its kernels for float64 arithmetic of rows, and gains nothing"
+MIDPOINTS = "positions are midpoints in float64, and residuals need time coordinates; in flat space both are means"
+FUSED = "the flat step gains 1.5 by fusing; ours gives up its chunked attention, and positions compute in float64"
 
 
 def problem(

@@ -1,1 +1,1 @@
-"""Linear maps, midpoints and norms of points on the hyperboloid, some rows at a time."""
+"""Midpoints, their layer normalisation, and distances from hyperplanes, of points on the hyperboloid."""
