@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in which a query without a key gets zeros: torch's kernels give nan, or an average."""
+"""Scaled dot-product attention that returns zero for a query without a key, where torch returns nan or an average."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _attend(
     if allowed is None:
         return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale)
     empty = ~allowed.any(-1, keepdim=True)
-    # A query without a key attends to all, and is cleared afterwards.
+    # A query without a key attends to all keys, and its result is set to zero afterwards.
     mask = (allowed | empty).expand(*query.shape[:-1], key.shape[-2])
     mixed = functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
     return mixed.masked_fill(empty, 0.0)

@@ -1,4 +1,4 @@
-"""What every multi-head attention does around its kernel: heads to batch axes and back, and padding to zero."""
+"""Steps that all multi-head attentions share: heads to batch axes and back, and zeros at padding."""
 
 from __future__ import annotations
 

@@ -1,12 +1,24 @@
-r"""Sums of outer products by segment, and their way back: what linear attention over scattered rows consists of.
+r"""Sums of outer products by segment, and products with them: the two halves of linear attention over scattered rows.
 
 With slots :math:`s_r` of rows r,
 
-.. math:: T_{s} = \sum_{r : s_r = s} a_r b_r^\top, \qquad o_r = a_r^\top T_{s_r}.
+.. math::
 
-Each is the other's gradient. Neither the outer products nor the gathered tables of all rows exist at once: rows are
-taken in chunks, forwards and backwards, so that memory is that of rows and table. Where a segment has few rows, no
-table is needed: :func:`block_sum` multiplies queries with keys, in blocks of a few segments.
+    T_s &= \textstyle\sum_{r : s_r = s} a_r b_r^\top &\quad (1) \\
+    o_r &= a_r^\top T_{s_r} &\quad (2)
+
+Equation 2 is the gradient of equation 1 and the other way round:
+
+.. math::
+
+    \partial a_r &= \partial T_{s_r}\, b_r, \qquad
+        \partial b_r = \partial T_{s_r}^\top a_r \quad \text{for 1,} &\quad (3) \\
+    \partial a_r &= T_{s_r}\, \partial o_r, \qquad
+        \partial T_s = \textstyle\sum_{r : s_r = s} a_r\, \partial o_r^\top \quad \text{for 2} &\quad (4)
+
+The outer products and the gathered tables of all rows are never stored: rows are processed in chunks, forwards and
+backwards, and memory is that of rows and table. Where a segment has few rows, no table is needed: :func:`block_sum`
+multiplies queries with keys, in blocks of a few segments.
 """
 
 from __future__ import annotations
@@ -25,10 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["block_sum", "contract", "in_chunks", "outer_sum"]
 
-# Entries of the chunk's outer products: a few MiB, so that they are written and read in cache.
+# Entries of the outer products of a chunk: a few MiB, which stay in the cache.
 _CHUNK = 2**18
 _CHUNK_CUDA = 2**26
-# Entries of the queries of a chunk of blocks: with what is made of them they fit the cache of a core.
+# Entries of the queries of a chunk of blocks: with the results they fit in the cache of a core.
 _BLOCKS = 2**16
 _BLOCKS_CUDA = 2**24
 
@@ -65,10 +77,10 @@ def block_sum(
 
 
 def in_chunks(function: Callable[..., Tensor], rows: Sequence[Tensor], shared: Sequence[Tensor], chunk: int) -> Tensor:
-    """A function of rows, taken over chunks of them, whose temporaries stay in cache and are never kept.
+    """A function of rows, applied to chunks of them, whose temporaries stay in the cache and are not saved.
 
-    The way back computes each chunk again. It buys memory, that of rows and results whatever the function makes on its
-    way, and time: fresh memory beyond a cache takes longer to write than most of what is written here to compute.
+    The backward pass computes each chunk again. Memory is that of rows and results, whatever temporaries the function
+    has; time is saved as well, because writing fresh memory takes longer than most functions of rows do.
     """
     if rows[0].shape[0] <= chunk:
         return function(*rows, *shared)
@@ -104,6 +116,7 @@ class _OuterSum(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b, slots = ctx.saved_tensors
         grad = grad_outputs[0]
+        # Equation 3, itself two products of rows with their slots' matrices.
         return contract(b, grad.transpose(-1, -2), slots), contract(a, grad, slots), None, None
 
 
@@ -117,7 +130,7 @@ class _Contract(torch.autograd.Function):
         result = a.new_empty(a.shape[0], heads, dim_b)
         for rows in _chunks(a.shape[0], heads * dim_a * dim_b, a.device):
             gathered = table.index_select(0, slots[rows])
-            # A sum of products: batched products of a vector and so small a matrix take four times as long.
+            # Multiply and sum: a batched product of a vector and a small matrix takes four times as long.
             torch.sum(gathered.mul_(a[rows, :, :, None]), 2, out=result[rows])
         return result
 
@@ -125,6 +138,7 @@ class _Contract(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
         a, table, slots = ctx.saved_tensors
         grad = grad_outputs[0]
+        # Equation 4: equations 2 and 1 of the gradient.
         return contract(grad, table.transpose(-1, -2), slots), outer_sum(a, grad, slots, table.shape[0]), None
 
 
@@ -155,31 +169,33 @@ class _BlockSum(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, query_rows, key_rows, mask = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # To be differentiated again: all blocks at once.
-            def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                return _block_sum(query, key, value, query_rows, key_rows, mask, ctx.dtype)
+            # A gradient to be differentiated again is that of the reference, with all blocks stored.
+            def reference(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                return _block_sum_reference(query, key, value, query_rows, key_rows, mask, ctx.dtype)
 
             wanted = ctx.needs_input_grad[:3]
-            found = _autograd.by_definition(plain, (query, key, value), grad_outputs[0], wanted)
+            found = _autograd.by_definition(reference, (query, key, value), grad_outputs[0], wanted)
             return *found, None, None, None, None
         dtype, grad = ctx.dtype, grad_outputs[0]
         grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
         for here in _chunks_of_blocks(query, query_rows):
             of_query, of_key = query_rows[here], key_rows[here]
             q, k, v = _blocks(query, of_query, dtype), _blocks(key, of_key, dtype), _blocks(value, of_key, dtype)
-            given = _blocks(grad, of_query, dtype)
+            grad_out = _blocks(grad, of_query, dtype)
+            # O = (M * Q K^T) V by block, with the mask M. W = M * Q K^T has the gradient M * (dO V^T).
             weights = (q @ k.mT).mul_(mask[here, None])
-            slope = (given @ v.mT).mul_(mask[here, None])
-            _add_blocks(grads[0], of_query, slope @ k)
-            _add_blocks(grads[1], of_key, slope.mT @ q)
-            _add_blocks(grads[2], of_key, weights.mT @ given)
+            grad_weights = (grad_out @ v.mT).mul_(mask[here, None])
+            # dQ = dW K, dK = dW^T Q, dV = W^T dO.
+            _add_blocks(grads[0], of_query, grad_weights @ k)
+            _add_blocks(grads[1], of_key, grad_weights.mT @ q)
+            _add_blocks(grads[2], of_key, weights.mT @ grad_out)
         return *grads, None, None, None, None
 
 
-def _block_sum(
+def _block_sum_reference(
     query: Tensor, key: Tensor, value: Tensor, query_rows: Tensor, key_rows: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """What :func:`block_sum` is, in torch's own operations."""
+    """The definition of :func:`block_sum`."""
     blocks = _mixed(query, key, value, query_rows, key_rows, mask, dtype)[..., : value.shape[-1]]
     result = query.new_zeros(query.shape[0], *value.shape[1:], dtype=dtype)
     return result.index_add(0, query_rows.flatten(), blocks.transpose(1, 2).flatten(0, 1))
@@ -193,7 +209,7 @@ def _mixed(
 
 
 def _blocks(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """``(blocks, heads, width, dim)``, in single precision with zeros up to a multiple of eight: products like that."""
+    """``(blocks, heads, width, dim)``; float32 is padded with zeros to a multiple of 8, which makes products faster."""
     taken = x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:]).transpose(1, 2)
     if dtype == torch.float32 and x.shape[-1] % 8:
         return functional.pad(taken.to(dtype), (0, -x.shape[-1] % 8))
@@ -206,7 +222,7 @@ def _add_blocks(result: Tensor, rows: Tensor, blocks: Tensor) -> None:
 
 
 class _InChunks(torch.autograd.Function):
-    """Values without a graph, and on the way back the graph of a chunk at a time."""
+    """Forward without an autograd graph; backward builds and differentiates the graph of one chunk at a time."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Tensor], count: int, chunk: int, *inputs: Tensor) -> Tensor:
@@ -237,6 +253,7 @@ class _InChunks(torch.autograd.Function):
                 part = function(*leaves)
             sources = [leaves[place] for place in wanted]
             found = torch.autograd.grad(part, sources, grad, create_graph=twice, materialize_grads=True)
+            # Gradients of rows are concatenated over chunks, those of shared inputs added.
             for place, more in zip(wanted, found, strict=True):
                 if place < count or not pieces[place]:
                     pieces[place].append(more)

@@ -33,7 +33,7 @@ r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squa
 distance (eq. 5 as printed), minus the squared Lorentzian distance
 :math:`\langle q-k, q-k\rangle` (the released code), minus the geodesic distance."""
 
-# torch's fused kernel takes exactly four axes. It has no second derivative: few pairs are left to the plain one.
+# From so many pairs on, four axes are made, which torch's fused kernel needs. It has no second derivative.
 _FEWEST_PAIRS = 2**16
 
 SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
@@ -72,7 +72,7 @@ def hyperbolic_softmax_attention(
         value = value.masked_fill(mask[..., None], 0.0)
         hidden = mask[..., None, :]
     if dropout > 0.0:
-        # The midpoint forgets a common factor: to drop a weight is to hide a key from one query.
+        # The midpoint does not depend on a common factor of the weights, so a dropped weight is a hidden key.
         weights = query.new_empty(*query.shape[:-1], key.shape[-2], dtype=torch.float32)
         dropped = torch.rand_like(weights) < dropout
         hidden = dropped if hidden is None else dropped | hidden
@@ -81,7 +81,7 @@ def hyperbolic_softmax_attention(
     logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
     if hidden is None:
         return weighted_midpoint(value, logits.softmax(-1), curvature=curvature)
-    # The smallest number, not -inf: a row of -inf has no softmax. Its weights are cleared afterwards.
+    # The lowest finite number, because softmax of a row of -inf is nan. Such weights are set to zero afterwards.
     weights = logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1)
     return weighted_midpoint(value, weights.masked_fill(hidden, 0.0), curvature=curvature)
 
@@ -126,7 +126,7 @@ def midpoint_of_sum(
     curvature: Float[Tensor, "*one"],
     spacing: float,
 ) -> Float[Tensor, "*batch dim"]:
-    """The point of the hyperboloid on the ray of a weighted sum of points, Hypformer eq. 4 behind its sum."""
+    """Scale a weighted sum of points to the hyperboloid, the quotient of Hypformer eq. 4."""
     time, space = total[..., :1], total[..., 1:]
     length = numerics.norm(space, keepdim=True)
     positive = mass > 0
@@ -134,9 +134,8 @@ def midpoint_of_sum(
     scale = curvature.reshape(()).to(total.dtype).neg().sqrt()
     radius = mass / scale
     low = torch.where(positive, time - length, 1.0)
-    # -<s,s> = low * high >= mass^2/|kappa| for points of the hyperboloid, with equality where they coincide. A
-    # difference that could be rounding is rounding: the bound takes its place, which is right for coincident
-    # points at any radius, where the difference of two large numbers would be anything.
+    # -<s, s> = t^2 - |s|^2 = low * high >= mass^2 / |kappa| on the hyperboloid, with equality where all points
+    # coincide. Where low is within rounding of zero, the bound replaces it: exact for coincident points at any radius.
     rounded = (low <= 4 * spacing * high) | (low * (high / 2) < radius * (radius / 2))
     norm = torch.where(rounded, 1.0, low).sqrt() * high.sqrt()
     norm = torch.where(rounded, torch.where(positive, radius, 1.0), norm)
@@ -162,6 +161,7 @@ def _scaled_dot_product(
     hidden: Bool[Tensor, "*#batch #query key"] | None,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch query values"]:
+    # -<q - k, q - k> = 2 <q, k> + a constant that softmax ignores.
     inputs = [*_dot_product_form(query, key, curvature), hyperboloid.lift(value, curvature)]
     allowed = None if hidden is None else ~hidden
     if query.dim() > 2 and query.shape[-2] * key.shape[-2] >= _FEWEST_PAIRS:

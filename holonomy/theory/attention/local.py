@@ -88,14 +88,17 @@ def local_lipschitz(
         layer, x = read, numerics.widen(x)
     if form == "blocks" or read is None:
         jacobian = torch.func.jacrev(as_function(layer, mask))(x)  # (n, d_out, n, d)
+        # The n by n blocks of J J^T, their norms, and the norm of the matrix of these.
         gram = torch.einsum("iajb,kcjb->ikac", jacobian, jacobian)
         return spectral(spectral(gram)).sqrt()
     heads = attention_heads(x, read, mask)
     mean = heads.weights @ heads.products
     away = heads.products[:, None] - mean[:, :, None]  # (heads, n, n^N, d_v)
     weighted = heads.weights[..., None] * away
+    # |Cov_i(T, kappa)|, largest over queries, and lambda_max Cov_i(T).
     spread = spectral(weighted.mT @ heads.kappa[:, None]).amax(1)
     variance = spectral(weighted.mT @ away)  # (heads, n)
+    # The three terms of "sums": by the query, by each value, by each key.
     bound = read.scale * spectral(read.keys[0]) * spread
     for m in range(read.order):
         bound = bound + spectral(read.values[m]) * _value_norm(heads, m)
@@ -125,6 +128,7 @@ def _value_norm(heads: Heads, m: int) -> Tensor:
     weights = _slots(heads.weights, order, m)
     if order == 1:
         return spectral(weights.squeeze(-1))
+    # G^{m,a}: the sum over the tokens of all other slots of A times the product of their values.
     rest = _products([heads.values[j] for j in range(order) if j != m])
     return spectral(torch.einsum("hikr,hra->haik", weights, rest)).amax(1)
 
@@ -137,9 +141,11 @@ def _key_norm(layer: Projections, heads: Heads, m: int, away: Tensor, variance: 
         squares = query.square() @ _products(others).square().mT if others else query.square().sum(-1, keepdim=True)
         factor = squares.sqrt()  # (heads, n, n^(N-1)), or (heads, n, 1)
     else:
+        # Hadamard: minors of the query and the other keys are at most the product of their norms.
         factor = query.norm(dim=-1, keepdim=True)
         for key in others:
             factor = factor * key.norm(dim=-1).amax(-1)[:, None, None]
+    # Both forms of B_m.
     by_columns = (weights.sum(-1) * (factor.amax(-1) ** 2 * variance)[..., None]).sum(1).amax(-1).sqrt()
     by_norm = spectral((weights * _slots(away, layer.order, m) * factor[:, :, None]).sum(-1))
     return torch.minimum(by_columns, by_norm)

@@ -79,6 +79,7 @@ def jacobian_norm(
     for _ in range(min(steps, x.numel())):
         basis.append(v)
         images.append(linear.push(v))
+        # The next direction is J^T J v, made orthogonal to all before it.
         w = linear.pull(images[-1])
         size = w.norm()
         stacked = torch.stack(basis).flatten(1)
@@ -200,6 +201,7 @@ def _climb(
     best, best_x, best_v = -1.0, x, v
     for step in range(steps):
         linear = _linear(function, x)
+        # One step of power iteration keeps u and v near the top singular vectors as x moves.
         u = linear.push(v)
         u = u / numerics.positive(u.norm())
         v = linear.pull(u)

@@ -111,6 +111,8 @@ class _Germ(NamedTuple):
 
     def pull(self, covector: Tensor, *, create_graph: bool) -> Tensor:
         """The differential's transpose in orthonormal frames, applied to ``(..., d_out)``."""
+        # In space coordinates y the metric is I - y y^T / t^2, and E = I + y y^T / (1 + t) is an orthonormal frame. The
+        # transpose is E_in^T J^T E_out^-T, with E^-1 = I - y y^T / (t (1 + t)).
         if self.after is not None:
             time = _time(self.after)
             covector = covector - (covector * self.after).sum(-1, keepdim=True) * self.after / (time * (1 + time))
@@ -159,6 +161,7 @@ def _top(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
         v = (matrix * u[..., None, None]).sum(-3)
     v = numerics.unit_vector(v, numerics.norm(v, keepdim=True))
     u = (matrix * v[..., None, :, :]).sum((-2, -1))
+    # The sup metric takes the largest row: directions of that row only.
     size, token = numerics.norm(u).max(-1, keepdim=True)
     chosen = torch.zeros_like(u).scatter(-2, token[..., None].expand_as(u[..., :1, :]), 1.0)
     u = numerics.unit_vector(u, numerics.norm(u, keepdim=True)) * chosen

@@ -89,7 +89,7 @@ def softmax_class(
     allowed = present & _apart(nodes, len(free_out), len(free_in), key.device)
     batch = q.shape[:-3]
     allowed = allowed.expand(*batch, 1, *allowed.shape[-2:])
-    # Four axes are what the fused kernels take.
+    # torch's fused kernels need exactly four axes.
     q, k, v, allowed = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v, allowed))
     mixed = dot_product_attention(q, k, v, allowed)
     return mixed.reshape(*batch, *mixed.shape[-3:]).transpose(-2, -3).flatten(-2)
@@ -114,20 +114,24 @@ def kernel_class(
     order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
     split = value.unflatten(-1, (heads, -1))
-    # Over all keys of a graph the weights add up to at least one; over those of a class they may nearly vanish.
+    # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
+    # alternating sum below loses digits: float64.
     exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([split, torch.ones_like(split[..., :1])], -1).to(exact)
     letters_in, letters_out = "abcdefg"[:order_in], "ABCDEFG"[:order_out]
+    # Output axes have capital letters. An input axis that a term identifies with an output axis gets its letter.
     total, largest = None, None
     for term in terms:
         shared = dict(zip(term.kept, term.places, strict=True))
         named = "".join(letters_out[shared[axis]] if axis in shared else letters_in[axis] for axis in range(order_in))
         kept = "".join(letters_out[place] for place in term.places)
+        # With all input axes shared, one key meets each query, and no outer product is needed.
         if len(shared) == order_in:
             weight = torch.einsum(f"...{letters_out}hm,...{named}hm->...{letters_out}h", phi_q, phi_k)
             part = torch.einsum(f"...{letters_out}h,...{named}hv->...{letters_out}hv", weight, counted)
         else:
+            # Sum phi(k) v^T over the free keys first, then contract with phi(q): no pair of tuples is formed.
             table = torch.einsum(f"...{named}hm,...{named}hv->...{kept}hmv", phi_k, counted)
             part = torch.einsum(f"...{letters_out}hm,...{kept}hmv->...{letters_out}hv", phi_q, table)
         largest = part[..., -1:] if largest is None else largest

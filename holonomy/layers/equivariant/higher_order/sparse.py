@@ -70,6 +70,7 @@ def matching_rows(
             of_query = sparse.keys(queries.indices, places, keys.num_nodes)
         else:
             of_key, of_query = keys.graphs, queries.graphs
+        # Sort-merge join: each query matches a run of the sorted keys.
         ordered, order = of_key.sort(stable=True)
         start = torch.searchsorted(ordered, of_query)
         counts = torch.searchsorted(ordered, of_query, right=True) - start
@@ -77,6 +78,7 @@ def matching_rows(
         within = torch.arange(query_rows.shape[0], device=counts.device) - (counts.cumsum(0) - counts)[query_rows]
         key_rows = order[start[query_rows] + within]
         free_in, free_out = free_axes(pair)
+        # Free nodes of key and query differ; equal ones belong to another class.
         apart = torch.ones_like(key_rows, dtype=torch.bool)
         for a in free_in:
             for b in free_out:
@@ -100,6 +102,7 @@ def softmax_class(
     query, key = query.to(wide), key.to(wide)
     logits = (query.index_select(0, query_rows) * key.index_select(0, key_rows)).sum(-1) / math.sqrt(query.shape[-1])
     where = query_rows[:, None].expand_as(logits)
+    # The row maximum cancels in the quotient; without it the exponential overflows.
     top = torch.full_like(query[..., 0], -math.inf).scatter_reduce(0, where, logits.detach(), "amax")
     weights = (logits - top.index_select(0, query_rows)).exp()
     mass = torch.zeros_like(query[..., 0]).index_add(0, query_rows, weights)
@@ -124,7 +127,8 @@ def kernel_class(
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
     phi_q, phi_k = _features(keys.graphs, queries.graphs, keys.num_graphs, query, key, projection)
-    # Over all keys of a graph the weights add up to at least one; over those of a class they may nearly vanish.
+    # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
+    # alternating sum below loses digits: float64.
     exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(exact)
@@ -143,7 +147,7 @@ def _term(term: Term, keys: Hyperedges, queries: Hyperedges, phi_q: Tensor, phi_
     group = Group(len(term.kept), (source,), (target,), ((0,),))
     [planned] = sparse.plan(keys, queries.indices, (group,))[0]
     [ins], [outs] = planned.sources, planned.targets
-    # Every key and every query is in the pattern, but a key may meet no slot that a query asks for.
+    # Sum phi(k) v^T by slot, then contract with phi(q). A key may meet no slot that a query asks for.
     if len(term.kept) < keys.order:
         table = outer_sum(ins.taken(phi_k), ins.taken(counted), ins.slots, planned.size)
         return contract(phi_q, table, outs.slots)
@@ -175,7 +179,8 @@ def coupled_class(
         return value.new_zeros(query.shape[0], *value.shape[1:])
     blocks, heavy, strata = _meetings(pair, edges, keys, queries)
     slots = blocks[0] if pair.source.kept else None
-    # Where nothing is taken away single precision does, relative to the largest key at the same nodes.
+    # Only the class without shared nodes subtracts. The others keep their dtype, relative to the largest key at their
+    # nodes.
     if slots is None:
         ends = keys.graphs, queries.graphs, edges.num_graphs
     else:
@@ -192,6 +197,7 @@ def coupled_class(
     mixed = mixed.to(value.dtype)
     if heavy.shape[0] == 0:
         return mixed
+    # Queries that meet too many keys for a block are computed by tables instead.
     few = query.index_select(0, heavy)
     return mixed.index_copy(0, heavy, kernel_class(extensions(pair), *strata, few, key, value, projection))
 
@@ -291,5 +297,6 @@ def _features(
         top = top.scatter_reduce(0, graphs_in[:, None, None].expand_as(log_k), log_k.detach(), "amax")
         top = torch.where(top.isfinite(), top, 0)
         of_query, of_key = top[graphs_out], top[graphs_in]
+    # e^(l_q + t) e^(l_k - t) = e^(l_q + l_k); a factor common to all features of a query cancels in the quotient.
     log_q = log_q + of_query
     return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - of_key).exp()

@@ -19,7 +19,7 @@ from holonomy.layers.equivariant.basis.partitions import Partition
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["combine", "combine_plainly", "diagonal", "place", "reduce", "spread"]
+__all__ = ["combine", "combine_reference", "diagonal", "place", "reduce", "spread"]
 
 
 def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..."]:
@@ -81,7 +81,7 @@ def spread(parts: Sequence[tuple[Target, Float[Tensor, "..."]]], order: int, nod
     if whole is None:
         result = parts[0][1].new_zeros(shape)
     elif whole.shape == shape:
-        # What came is not ours to add to.
+        # In place only in a tensor made here, never in an input.
         result = whole if fresh or not sums else whole.clone()
     else:
         result = whole.expand(shape).contiguous()
@@ -123,19 +123,18 @@ def combine(
 ) -> Float[Tensor, "..."]:
     """Reduce, multiply and spread: the sum of all classes.
 
-    The way back is the same with source and target exchanged, for reducing and spreading are each other's transpose.
-    Written so, it keeps ``x`` and nothing else, and no operation in between has a node in the graph: half of the time
-    at few nodes, and at many a third less memory. :func:`combine_plainly` is what it computes, and what is taken under
-    :func:`torch.compile`, ``torch.func`` and autocast and for second derivatives.
+    The backward pass is the same with source and target exchanged, because reducing and spreading are each other's
+    transpose. It saves only ``x`` and the weights: half of the time at few nodes, a third less memory at many.
+    :func:`combine_reference` runs under :func:`torch.compile`, ``torch.func`` and autocast, and for second derivatives.
     """
     rows = [row for _, row in biases]
     if not _autograd.by_hand(x, *weights, *rows):
-        return combine_plainly(x, weights, groups, order, biases)
+        return combine_reference(x, weights, groups, order, biases)
     patterns = tuple(pattern for pattern, _ in biases)
     return _autograd.apply_function(_Combine, x, tuple(groups), order, patterns, *weights, *rows)
 
 
-def combine_plainly(
+def combine_reference(
     x: Float[Tensor, "..."],
     weights: Sequence[Float[Tensor, "..."]],
     groups: Sequence[Group],
@@ -167,7 +166,7 @@ class _Combine(torch.autograd.Function):
         ctx.save_for_backward(x, *learned)
         ctx.classes = groups, order, patterns
         biases = tuple(zip(patterns, learned[len(groups) :], strict=True))
-        result = combine_plainly(x, learned[: len(groups)], groups, order, biases)
+        result = combine_reference(x, learned[: len(groups)], groups, order, biases)
         # What autograd lets the caller change in place.
         return result.clone() if result._is_view() else result  # noqa: SLF001
 
@@ -179,16 +178,18 @@ class _Combine(torch.autograd.Function):
         grad = grad_outputs[0]
         if torch.is_grad_enabled():
 
-            def plain(x: Tensor, *learned: Tensor) -> Tensor:
+            def reference(x: Tensor, *learned: Tensor) -> Tensor:
                 biases = tuple(zip(patterns, learned[len(groups) :], strict=True))
-                return combine_plainly(x, learned[: len(groups)], groups, order, biases)
+                return combine_reference(x, learned[: len(groups)], groups, order, biases)
 
             wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
-            for_x, *for_learned = _autograd.by_definition(plain, (x, *learned), grad, wanted)
+            for_x, *for_learned = _autograd.by_definition(reference, (x, *learned), grad, wanted)
             return for_x, None, None, None, *for_learned
         parts: list[tuple[Target, Tensor]] = []
         for_weights: list[Tensor] = []
         known, known_back = dict[Source, Tensor](), dict[Source, Tensor]()
+        # Forward: table X = reductions of x, products X W_t, spread over the tuples of each target t. So with G_t the
+        # gradient reduced to the target's axes, dW_t = X^T G_t, and dX = sum_t G_t W_t^T is spread over the sources.
         for group, weight in zip(groups, weights, strict=True):
             table = torch.cat([_reduced(x, source, known) for source in group.sources], -1)
             for_weight, for_table = torch.empty_like(weight), None
@@ -204,6 +205,7 @@ class _Combine(torch.autograd.Function):
                 parts += [(Target(s.pattern, s.kept), c) for s, c in zip(group.sources, columns, strict=True)]
         order_in = len(groups[0].sources[0].pattern)
         for_x = spread(parts, order_in, x.shape[-2] if x.ndim > 1 else 0) if parts else None
+        # A bias is added at all tuples of its pattern: its gradient is their sum.
         sums = [_reduced(grad, Source(pattern, ()), known_back) for pattern in patterns]
         for_rows = [total.reshape(-1, total.shape[-1]).sum(0) for total in sums]
         return for_x, None, None, None, *for_weights, *for_rows

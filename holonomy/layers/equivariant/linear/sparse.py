@@ -109,6 +109,7 @@ def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes
     """Number tuples of nodes, so that equal tuples get equal numbers."""
     if num_nodes ** len(columns) >= 2**63:
         raise ValueError(f"num_nodes must be below {int(2 ** (63 / len(columns)))} at this order, got {num_nodes}.")
+    # The tuple read as a number in base num_nodes.
     number = indices.new_zeros(indices.shape[0])
     for column in columns:
         number = number * num_nodes + indices[:, column]
@@ -146,6 +147,7 @@ def _trimmed(planned: GroupPlan) -> tuple[GroupPlan, list[int], list[int]]:
     reached = torch.zeros(planned.size, dtype=torch.bool, device=planned.graphs.device)
     for source in planned.sources:
         reached[source.slots] = True
+    # Renumber the slots that some source reaches.
     number = reached.cumsum(0) - 1
     targets: list[Slots] = []
     for target in planned.targets:
@@ -176,6 +178,7 @@ def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> 
     keys_out = [keys(tuples, columns, n) for tuples in wanted_out]
     if group.order == 1:
         return _paired(n, edges.membership, sources, keys_in, targets, keys_out, ends)
+    # Slots are the distinct node tuples that outputs ask for; inputs without a slot have no effect.
     distinct, inverse = torch.cat(keys_out).unique(return_inverse=True)
     slots_out = list(inverse.split([len(k) for k in keys_out]))
     slot_graphs = edges.membership[distinct // n ** (group.order - 1)]
@@ -225,7 +228,7 @@ def distribute(
     table: Float[Tensor, "slots targets dim"], group: GroupPlan, result: Float[Tensor, "tuples dim"]
 ) -> Float[Tensor, "tuples dim"]:
     """Add to each tuple of the output what lies in its slots."""
-    # Unbound at once: the gradient of a slice is a table of zeros for each target.
+    # One unbind, not slices: the gradient of each slice would be a whole table of zeros.
     for column, target in zip(table.unbind(1), group.targets, strict=True):
         result = target.added(result, column.index_select(0, target.slots))
     return result

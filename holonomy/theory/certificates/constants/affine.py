@@ -151,6 +151,7 @@ def _follow_angle(angle: float, bias: float, radius: float, steps: int) -> float
     """Runge and Kutta's fourth order for the angle of H2'; what passes the right angle stays there."""
 
     def speed(angle: float) -> float:
+        # phi' = lambda' / (1 + lambda^2) at lambda = tan(phi).
         c, s = math.cos(angle) ** 2, math.sin(angle) ** 2
         return math.hypot(s - c, bias * c)
 
@@ -185,12 +186,14 @@ def _dual(still: Tensor, far: Tensor, moved: Tensor) -> float:
     """
 
     def at(mu: float) -> tuple[float, bool]:
+        # M + mu Q. With v its top eigenvector, v^T Q v is a subgradient in mu.
         value, vector = _top(still + mu * far + (1 - mu) * moved)
         return value, bool(vector @ far @ vector >= vector @ moved @ vector)
 
     best, rising = at(0.0)
     if rising:
         return best
+    # The eigenvalue is convex in mu: double mu until it rises, then bisect.
     low, high = 0.0, 1.0
     while not rising and high < 2.0**60:
         value, rising = at(high)
@@ -206,6 +209,7 @@ def _dual(still: Tensor, far: Tensor, moved: Tensor) -> float:
 
 def _golden(function: Callable[[float], float], low: float, high: float) -> float:
     """The least value that golden sections of an interval find."""
+    # Each step keeps one of the two inner points: one evaluation a step.
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     best = min(at_left, at_right, function(low), function(high))

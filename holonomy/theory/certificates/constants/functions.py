@@ -61,14 +61,14 @@ def entrywise(function: object) -> Entrywise | None:
     if isinstance(function, nn.ReLU | nn.Identity) or function in (torch.relu, functional.relu, functional.leaky_relu):
         return Entrywise(1.0, homogeneous)
     if (isinstance(function, nn.GELU) and function.approximate == "none") or function is functional.gelu:
-        # The slope and z^2 times the density are both largest at the root of two.
+        # GELU is z Phi(z). Its slope Phi + z phi and its gap z^2 phi are both largest at z = sqrt(2).
         density = math.exp(-1) / math.sqrt(2 * math.pi)
         return Entrywise((1 + math.erf(1)) / 2 + math.sqrt(2) * density, ((1.0, 2 * density),))
     if isinstance(function, nn.SiLU) or function is functional.silu:
         return Entrywise(_supremum(_silu_slope), ((1.0, _supremum(_silu_gap)),))
     if (isinstance(function, nn.ELU) and function.alpha == 1) or function is functional.elu:
         return Entrywise(1.0, ((1.0, 1.0),))
-    # Above its threshold softplus is the identity: a step, if a small one at the threshold that it has by itself.
+    # Above its threshold torch's softplus is the identity, a jump; at the default threshold the jump is negligible.
     usual = isinstance(function, nn.Softplus) and function.beta == 1 and function.threshold >= _SOFTPLUS_THRESHOLD
     if usual or function is functional.softplus:
         return Entrywise(1.0, ((1.0, math.log(2)),), offset=math.log(2))
@@ -116,6 +116,7 @@ def layer_norm_stretch(
     affine = 1.0
     if weight is not None:
         shift = None if bias is None else root * bias
+        # Normalised rows have length at most sqrt(d).
         affine = affine_stretch(torch.diag(weight), shift, math.asinh(root * math.sqrt(features)))
     return math.inf if variance + eps == 0 else affine / math.sqrt(variance + eps)
 
@@ -163,6 +164,7 @@ def _silu_gap(z: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _tanh_gaps() -> tuple[tuple[float, float], ...]:
+    # H3 holds for every e: the bound takes the least of a grid in [0, 1].
     def gap(e: float) -> float:
         return _supremum(lambda z: z / z.cosh().square() - e * z.tanh())
 

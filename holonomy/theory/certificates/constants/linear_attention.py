@@ -62,6 +62,8 @@ def euclidean_stretch(weight: Float[Tensor, "out ambient"], radius: float) -> fl
     weight = numerics.widen(weight.detach())
     if 2 * radius >= numerics.widest_rapidity(torch.float64):
         return math.inf
+    # An orthonormal frame E of the tangent space at X has E E^T = J + X X^T, J = diag(-1, 1, .., 1). With S = W J W^T,
+    # |W E|_2^2 <= lambda_max(S) + |W X|^2.
     time, space = weight[:, :1], weight[:, 1:]
     top = max(0.0, torch.linalg.eigvalsh(space @ space.mT - time @ time.mT)[-1].item())
     longest = time.norm().item() * math.cosh(radius) + torch.linalg.matrix_norm(space, 2).item() * math.sinh(radius)
@@ -115,15 +117,18 @@ def local_linear(
     """
     q, k, v = (numerics.widen(z) for z in features)
     s_query, s_key, s_value = (numerics.widen(s) for s in stretches)
+    # w_ij = <q_i, k_j> / D_i and V_j - Z_i.
     meets = q @ k.mT
     total = meets.sum(-1, keepdim=True)
     if not bool((total > 0).all()):
         return math.inf
     weights = meets / total
     away = v[:, None] - (weights @ v)[:, :, None]
+    # The three terms of dZ_i: by dV_j, by dq_i, by dk_j.
     of_value = weights * s_value[:, None]
     of_query = torch.linalg.matrix_norm(away.mT @ k[:, None] / total[..., None], 2) * s_query
     of_key = q.norm(dim=-1, keepdim=True) * away.norm(dim=-1) / total * s_key[:, None]
+    # Heads are concatenated: their stretches add in squares.
     if metric == "sup":
         return (of_value.sum(-1) + of_query + of_key.sum(-1)).square().sum(0).sqrt().amax().item()
     heads = torch.linalg.matrix_norm(of_value, 2) + of_query.amax(-1) + torch.linalg.matrix_norm(of_key, 2)

@@ -92,6 +92,7 @@ def softmax_stretch(
         return value + by_query + _times(h, by_key)
     if tokens is None:
         raise ValueError("tokens must be given in the l2 metric: the constant grows with their number.")
+    # |p|_2^2 is at most the largest row sum of the shares, one, times the largest column sum, which C bounds.
     ratio = math.exp(-min(spread, 700.0)) / math.cosh(min(extent.values, 700.0))
     columns = float(tokens) if masked else tokens / (1 + (tokens - 1) * ratio)
     return math.sqrt(columns) * value + by_query + _times(math.sqrt(h * math.tanh(extent.values) * columns), by_key)
@@ -132,6 +133,7 @@ def local_softmax_stretch(
     # Unit directions in orthonormal frames: of the values seen from the midpoints, of the keys from the queries.
     outward = shares[..., None] * away.tanh()[..., None] * _directions(middle, value)
     inward = slope[..., None] * _directions(query, key)
+    # |C_i| s_q, p s_v and B s_k.
     of_query = torch.linalg.matrix_norm(outward.mT @ inward, 2) * s_query
     of_value = shares * s_value
     of_key = shares * away.tanh() * slope * s_key
@@ -156,6 +158,7 @@ def _directions(x: Tensor, y: Tensor) -> Tensor:
     kappa = unit_curvature().to(x.device)
     log = hyperboloid.logmap(x[:, None].expand(-1, y.shape[0], -1), y[None].expand(x.shape[0], -1, -1), kappa)
     at = x[:, None, 1:]
+    # The boost along the geodesic from x to the origin: v_s - x_s v_t / (1 + x_t).
     vector = log[..., 1:] - at * log[..., :1] / (1 + x[:, None, :1])
     return numerics.unit_vector(vector, numerics.norm(vector, keepdim=True))
 
