@@ -112,7 +112,8 @@ def test_large_logits_stay_finite(order_in, order_out, form, scale, device, dtyp
 def test_features_of_long_queries_keep_their_digits(device):
     """What all features of a query share would drown their differences, and is left out."""
     graphs, query, key = torch.zeros(5, dtype=torch.int64, device=device), *torch.randn(2, 5, 1, 4, device=device)
-    given = (3000 * query, key, torch.randn(6, 4, device=device))
+    alike = torch.randn(1, 4, device=device) + 1e-3 * torch.randn(6, 4, device=device)
+    given = (3000 * query, key, alike)
     narrow, wide = (
         _features(graphs, graphs, 1, *(x.to(dtype) for x in given))[0] for dtype in (torch.float32, torch.float64)
     )
