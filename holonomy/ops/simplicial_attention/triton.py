@@ -433,10 +433,10 @@ def seen_by(simplexes: Simplexes, device: torch.device) -> tuple[Tensor, Tensor]
             whole = (whole[:, :, None] & there[:, None]).flatten(1)
         if simplexes.order_of_others is not None:
             whole = whole[:, simplexes.order_of_others]
-        nobody = all_queries.flip(0)
+        no_queries = all_queries.flip(0)
         first_keys, others = (
-            torch.where(there[:, None], first_keys, nobody),
-            torch.where(whole[:, None], others, nobody),
+            torch.where(there[:, None], first_keys, no_queries),
+            torch.where(whole[:, None], others, no_queries),
         )
     return first_keys.to(torch.int32).contiguous(), others.to(torch.int32).contiguous()
 

@@ -123,8 +123,10 @@ def plus_bound(
     """Theorem L+ (see the module), differentiable in the projections."""
     w_key, key = reach(layer.keys, layer.key_bias, radius)
     w_value, value = reach(layer.values, layer.value_bias, radius)
+    # Per head: logits are at most b = s prod of the lengths of query and keys.
     columns = _column_sums(layer, tokens, mask, layer.scale * key.prod(0)).sqrt()
     of_values = (columns * w_value * others(value)).sum(0)
+    # Through the weights: by the query, and by each key.
     of_query = w_key[0] * key[1:].prod(0)
     of_keys = (columns * w_key[1:] * others(key)[1:]).sum(0)
     if _chooses(layer, tokens, mask):
@@ -141,6 +143,7 @@ def _chooses(layer: Projections, tokens: int, mask: Tensor | None) -> bool:
 
 def _column_sums(layer: Projections, tokens: int, mask: Tensor | None, logits: Tensor) -> Tensor:
     """c_m, ``(N, heads)``: how much attention one token can receive in slot m, logits within the given size."""
+    # Two weights of a row differ by at most e^{2b}: a token gets at most 1 / (1 + (n - 1) e^{-2b}) of it.
     least = torch.exp(-2 * logits)
     allowed = layer.allowed(tokens, mask)
     if allowed is None:
@@ -150,6 +153,7 @@ def _column_sums(layer: Projections, tokens: int, mask: Tensor | None, logits: T
     sums: list[Tensor] = []
     for m in range(1, layer.order + 1):
         counts = shaped.movedim(m, 1).flatten(2).sum(2) if layer.order > 1 else shaped
+        # p, the share of a query's simplexes with the token in slot m, gets p / (p + (1 - p) e^{-2b}) at most.
         share = torch.where(total > 0, counts / total.clamp(min=1), 0.0)
         floor = share[..., None] + (1 - share[..., None]) * least
         # Where e^{-2b} underflows, a token that the query may not use still gets nothing.

@@ -89,6 +89,7 @@ def collapse_step(
             return _to_output(layer, kappa.new_zeros(kappa.shape[0]), diameter(x))
         kappa, products = kappa[:, shared], products[:, shared]
     if form == "pair":
+        # osc over tuples of the difference of the logits of two queries, for all pairs of queries.
         change = layer.scale * heads.keys[0] @ kappa.mT  # (heads, n, tuples)
         apart = (change[:, :, None] - change[:, None]).flatten(1, 2)
         osc = (apart.amax(-1) - apart.amin(-1)).amax(-1)
@@ -116,6 +117,7 @@ def _shared(layer: Projections, tokens: int, mask: Tensor | None, form: Collapse
 def _diameter_of_products(products: Tensor, factors: Tensor) -> Tensor:
     if products.shape[1] <= _LIMIT:
         return diameter(products)
+    # Exchange one factor at a time: the sum of its diameter times the lengths of the others.
     longest = factors.norm(dim=-1).amax(-1)
     return (diameter(factors) * others(longest)).sum(0)
 
@@ -125,6 +127,7 @@ def _by_size(layer: Projections, radius: Tensor, diam: Tensor, form: CollapseFor
     w_value, value = reach(layer.values, layer.value_bias, radius)
     of_kappa = (w_key[1:] * others(key[1:])).sum(0) * diam
     of_products = (w_value * others(value)).sum(0) * diam
+    # osc / 4, as s diam(Q) diam(kappa) / 4.
     size = layer.scale * w_key[0] * diam * of_kappa / 4
     if form == "cubic":
         return _to_output(layer, size * of_products, diam)

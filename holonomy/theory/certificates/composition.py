@@ -184,6 +184,7 @@ def _local_residual(layer: HypResidual, x: Tensor, branch: Tensor, inside: float
     both = torch.stack(pair, -2)
     weights = both.new_tensor([[1.0, layer.epsilon]]).expand(*both.shape[:-2], 1, 2)
     shares, _ = midpoint_shares(weights, both)
+    # The midpoint moves by p_x d + p_F Lip(F) d; in l2, tokens with different shares also obey Cauchy-Schwarz.
     stay, move = shares[..., 0, 0], shares[..., 0, 1]
     if metric == "sup":
         return (stay + move * inside).amax().item()

@@ -76,6 +76,7 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
         radii.append(far)
     constant, radius = bounds[0], radii[0]
     if layer.heads > 1:
+        # H11: concatenation stretches each head by cosh of its radius; heads add in squares.
         constant = math.hypot(*(concatenation_stretch(r) * b if b else 0.0 for r, b in zip(radii, bounds, strict=True)))
         radius = _together(radii)
     region = outputs(layer, region, constant, radius, layer.query.out_features)
@@ -220,6 +221,7 @@ def _features(layer: HypLinearAttention, region: Region) -> Features:
     radii: list[float] = []
     for htc, factor in ((layer.query, 1.0), (layer.key, 1.0), (layer.value, shrink)):
         far = transformation(htc, slice(None), Region(region.radius)).radius
+        # HTC, then the power map; the temperature of values is a factor.
         stretches.append(factor * slope * euclidean_stretch(htc.weight, region.radius))
         radii.append(factor * math.sinh(far) if far < 700 else math.inf)
     residual = torch.linalg.matrix_norm(layer.residual.weight.detach().double(), 2).item()

@@ -93,6 +93,7 @@ def pairs(order_in: int, order_out: int) -> tuple[Pair, ...]:
     """Cut every class into source and target."""
     found: list[Pair] = []
     for partition in set_partitions(order_in + order_out):
+        # A block with positions on both sides is an axis that input and output share.
         pattern_in, tail = partition[:order_in], partition[order_in:]
         pattern_out = canonical(tail)
         shared = sorted(set(pattern_in) & set(tail))
@@ -137,6 +138,7 @@ def extensions(pair: Pair) -> tuple[Term, ...]:
     """
     free_in, free_out = free_axes(pair)
     terms: list[Term] = []
+    # Each further shared block changes the sign: sum over tuples that differ = sum of (-1)^more over those that agree.
     for more in range(min(len(free_in), len(free_out)) + 1):
         for chosen in combinations(free_in, more):
             for places in permutations(free_out, more):

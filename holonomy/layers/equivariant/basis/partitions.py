@@ -78,6 +78,7 @@ def bell(m: int) -> int:
     checks.nonnegative_int("m", m)
     numbers = [1]
     for size in range(m):
+        # B_{m+1} = sum_k C(m, k) B_k, by the k elements outside the block of the last one.
         numbers.append(sum(math.comb(size, chosen) * numbers[chosen] for chosen in range(size + 1)))
     return numbers[m]
 
@@ -103,6 +104,7 @@ def _lattice(m: int) -> tuple[Any, Any]:
         for column, coarse in enumerate(partitions):
             if refines(fine, coarse):
                 zeta[row, column] = 1
+                # mu(fine, coarse) = prod over coarse blocks of (-1)^(b - 1) (b - 1)!, b the fine blocks within.
                 merged = [big for _, big in set(zip(fine, coarse, strict=True))]
                 sizes = [merged.count(big) for big in set(coarse)]
                 moebius[row, column] = math.prod((-1) ** (size - 1) * math.factorial(size - 1) for size in sizes)
