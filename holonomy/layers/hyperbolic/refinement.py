@@ -332,21 +332,6 @@ class HypDropout(HRC):
     def __init__(self, p: float, manifold_in: Lorentz, manifold_out: Lorentz | None = None) -> None:
         super().__init__(nn.Dropout(checks.in_range("p", p, 0.0, 1.0)), manifold_in, manifold_out)
 
-    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
-        """Drop coordinates in training.
-
-        Args:
-            x: points ``(*batch, d + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, d + 1)`` on ``manifold_out``; ``x`` itself where nothing is dropped and nothing changes.
-        """
-        checks.vectors(x=x)
-        dropout = cast("nn.Dropout", self.function)
-        if self.manifold_in is self.manifold_out and not (dropout.training and dropout.p > 0):
-            return x
-        return super().forward(x)
-
 
 class HypActivation(HRC):
     r"""An activation of the space part: HRC (eq. 21) with a function of torch such as ``torch.relu``.
