@@ -230,6 +230,10 @@ def test_the_span_has_as_many_dimensions_as_there_are_orbits(order_in, order_out
         assert orbits(nodes, 4) == 14
 
 
+def test_entries_and_sums_over_500_nodes_are_drawn_with_half_of_the_variance_each():
+    assert torch.allclose(EquivariantLinear(1, 1, 64, 64).weight.var((1, 2)) * 64, torch.tensor([0.5, 0.001]), rtol=0.1)
+
+
 @pytest.mark.parametrize("order_out", [1, 2])
 @pytest.mark.parametrize("normalise", [None, "counts"])
 def test_initialisation_keeps_the_variance_from_5_to_500_nodes(order_out, normalise, device):

@@ -259,6 +259,14 @@ def test_any_layer_and_any_activation_at_an_input():
     assert certify(block, x=m.lift(torch.randn(3, 4, **DOUBLE))).slack >= 1
 
 
+def test_a_layer_that_forgets_its_input_makes_the_constant_zero():
+    m = Lorentz(-1.0, **DOUBLE)
+    first, second = HTC(3, 3, m, bias=False, **DOUBLE), HTC(3, 3, m, **DOUBLE)
+    with torch.no_grad():
+        first.weight.zero_()
+    assert certify(nn.Sequential(first, second), 1.0, starts=0).constant == 0
+
+
 def test_equal_tokens_lie_as_far_out_as_one():
     layer = ExpMapHTC(3, 2, Lorentz(-1.3, **DOUBLE), **DOUBLE)
     one, five = (certify(layer, 0.1, x=torch.ones(count, 3), starts=0).constant for count in (1, 5))
