@@ -106,6 +106,19 @@ def test_batch_norm_is_torchs_on_the_space_part_and_keeps_statistics():
     torch.testing.assert_close(layer.eval()(m.lift(space))[..., 1:].reshape(-1, 3), norm.eval()(space.reshape(-1, 3)))
 
 
+def test_batch_norm_at_the_end_of_the_range(dtype):
+    """The mean overflowed, stayed in the running one, and made nan of every later point in evaluation."""
+    m, far = Lorentz(dtype=dtype), torch.finfo(dtype).max / 30
+    layer, near = HypBatchNorm(3, m, dtype=dtype), torch.randn(8, 3, dtype=dtype)
+    for space in (far * near, far * near.abs(), near):
+        x = m.lift(space).requires_grad_()
+        for mode in (True, False):
+            y = layer.train(mode)(x)
+            (grad,) = torch.autograd.grad(y.tanh().sum(), x)
+            assert y.isfinite().all()
+            assert grad.isfinite().all()
+
+
 def test_one_batch_far_out_does_not_stay_in_the_running_variance():
     """A variance above the largest float32 was infinity, and the mean with it for ever: evaluation gave zeros."""
     m = Lorentz()

@@ -415,11 +415,10 @@ class _Rows(nn.Module):
 
     def forward(self, space: Tensor) -> Tensor:
         rows = space.reshape(-1, space.shape[-1])
-        result = (self._in_float32(rows) if rows.dtype in _HALF else self.norm(rows)).reshape(space.shape)
-        if self.training and self.norm.running_var is not None:
-            # One variance that the dtype cannot hold would stay in the running one as infinity for ever.
-            self.norm.running_var = numerics.finite(self.norm.running_var)
-        return result
+        if rows.dtype in _HALF:
+            return self._in_float32(rows).reshape(space.shape)
+        # The squares of a longer row, summed over the table, would leave the dtype, and the running variance with them.
+        return self.norm(numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)).reshape(space.shape)
 
     def _in_float32(self, rows: Tensor) -> Tensor:
         # Torch rounds the mean to the dtype of the rows before it is subtracted.
