@@ -144,9 +144,6 @@ def may_bypass(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a fast form may read the parameters of a module of this class in place of calling it.
 
     Not where something sees or changes the call: hooks, or another class, as parametrizations and adapters make it.
-
-    >>> may_bypass(nn.Linear(1, 1), nn.Linear), may_bypass(nn.LazyLinear(1), nn.Linear)
-    (True, False)
     """
     return type(module) is kind and "forward" not in module.__dict__ and not any(getattr(module, x) for x in _HOOKS)
 

@@ -121,10 +121,7 @@ _MINUS_TANH = (
 
 
 class Tolerance(NamedTuple):
-    """Relative and absolute agreement that a dtype allows between two ways to compute one thing.
-
-    >>> torch.testing.assert_close(torch.tensor(1.0), torch.tensor(1.0 + 1e-7), **tolerance(torch.float32)._asdict())
-    """
+    """Relative and absolute agreement that a dtype allows between two ways to compute one thing."""
 
     rtol: float
     atol: float
@@ -139,17 +136,7 @@ _TOLERANCES = {
 
 
 def tolerance(dtype: torch.dtype) -> Tolerance:
-    """Agreement to expect of two evaluations in ``dtype``: the one table that tests and guards read.
-
-    Args:
-        dtype: a floating-point dtype.
-
-    Returns:
-        Its :class:`Tolerance`.
-
-    >>> tolerance(torch.float64).rtol < tolerance(torch.float32).rtol
-    True
-    """
+    """Agreement to expect of two evaluations in ``dtype``: the one table that tests and guards read."""
     return _TOLERANCES[dtype]
 
 
@@ -178,18 +165,7 @@ class _SaturatingCast(torch.autograd.Function):
 
 
 def saturated(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """Cast to ``dtype``, saturating at its largest finite value, with torch's own gradient.
-
-    Args:
-        x: any floating-point tensor.
-        dtype: the dtype of the result.
-
-    Returns:
-        ``x`` in ``dtype``, finite where ``x`` is.
-
-    >>> bool(saturated(torch.tensor(1e300, dtype=torch.float64), torch.float32).isfinite())
-    True
-    """
+    """Cast to ``dtype``, saturating at its largest finite value, with torch's own gradient."""
     limits = torch.finfo(dtype)
     if limits.max < torch.finfo(x.dtype).max:
         x = x.clamp(limits.min, limits.max)
@@ -197,18 +173,7 @@ def saturated(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "...
 
 
 def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast to ``dtype``, saturating at its largest finite value; gradients are cast back the same way.
-
-    Args:
-        x: any floating-point tensor.
-        dtype: the dtype of the result.
-
-    Returns:
-        ``x`` in ``dtype``, finite where ``x`` is.
-
-    >>> bool(saturating_cast(torch.tensor(1e300, dtype=torch.float64), torch.float32).isfinite())
-    True
-    """
+    """Cast to ``dtype``, saturating at its largest finite value; gradients are cast back the same way."""
     if x.dtype == dtype:
         return x
     # dynamo refuses autograd Functions that define jvp; the compiled graph keeps the forward saturation.
@@ -218,64 +183,23 @@ def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def widen(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The float64 working copy of ``x``; gradients come back saturated, not infinite.
-
-    Args:
-        x: a floating-point tensor.
-
-    Returns:
-        ``x`` in float64.
-
-    >>> widen(torch.ones(2, dtype=torch.float32)).dtype
-    torch.float64
-    """
+    """The float64 working copy of ``x``; gradients come back saturated, not infinite."""
     return sums_saturate(x) if x.dtype == torch.float64 else saturating_cast(x, torch.float64)
 
 
 def narrow(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """Back from the float64 working copy to the caller's ``dtype``, saturated at its largest finite value.
-
-    Args:
-        x: a working copy.
-        dtype: the caller's dtype.
-
-    Returns:
-        ``x`` in ``dtype``; infinities of the working copy saturate too.
-
-    >>> narrow(torch.tensor([1.0, float("inf")], dtype=torch.float64), torch.float64)[0].item()
-    1.0
-    """
+    """Back from the float64 working copy to the caller's ``dtype``, saturated at its largest finite value."""
     return saturating_cast(finite(x), dtype)
 
 
 def finite(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``x`` with infinities replaced by the largest finite number of its dtype; the gradient there is zero.
-
-    Args:
-        x: a floating-point tensor.
-
-    Returns:
-        ``x`` clamped to the finite range of its dtype.
-
-    >>> finite(torch.tensor(float("-inf"))).item() == torch.finfo(torch.float32).min
-    True
-    """
+    """``x`` with infinities replaced by the largest finite number of its dtype; the gradient there is zero."""
     limits = torch.finfo(x.dtype)
     return x.clamp(limits.min, limits.max)
 
 
 def finite_(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """:func:`finite`, in place.
-
-    Args:
-        x: a floating-point tensor; it is changed.
-
-    Returns:
-        The same tensor.
-
-    >>> finite_(torch.tensor(float("inf"))).item() == torch.finfo(torch.float32).max
-    True
-    """
+    """:func:`finite`, in place."""
     limits = torch.finfo(x.dtype)
     return x.clamp_(limits.min, limits.max)
 
@@ -286,18 +210,6 @@ def bounded(function: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> F
     A product that leaves the range may do so in the gradient only, where the next product makes a ``nan`` of it. An
     entry that is not finite is zero instead, unless ``nan`` came in. Gradients are computed from the inputs again.
     Under ``torch.compile`` and in transformations of ``torch.func`` gradients are those of the function.
-
-    Args:
-        function: a function of the inputs.
-        *inputs: floating-point tensors.
-
-    Returns:
-        What the function returns, finite where it is a number.
-
-    >>> x = torch.tensor(1e300, dtype=torch.float64, requires_grad=True)
-    >>> y = bounded(lambda x: x * (x * x), x)
-    >>> y.item() == torch.finfo(torch.float64).max, torch.autograd.grad(y, x)[0].item()
-    (True, 0.0)
     """
     if not _autograd.by_hand(*inputs):
         return finite(function(*inputs))
@@ -305,19 +217,7 @@ def bounded(function: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> F
 
 
 def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``x``, whose gradient is finite where it is a sum of finite gradients from several places.
-
-    Args:
-        x: a floating-point tensor.
-
-    Returns:
-        A view; ``x`` itself where no gradient is asked for, under ``torch.compile`` and in transformations.
-
-    >>> x = torch.ones((), requires_grad=True)
-    >>> y = sums_saturate(x)
-    >>> torch.autograd.grad(y * 3e38 + y * 3e38, x)[0].isfinite().item()
-    True
-    """
+    """``x``, whose gradient is finite where it is a sum of finite gradients from several places."""
     if not x.requires_grad or not _autograd.by_hand(x):
         return x
     x = x.view_as(x)
@@ -326,18 +226,7 @@ def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def shared(x: Float[Tensor, ""], shape: tuple[int, ...]) -> Float[Tensor, "..."]:
-    """One number as a tensor of a shape; its gradient is the sum of all, saturated.
-
-    Args:
-        x: a tensor without axes.
-        shape: the shape.
-
-    Returns:
-        A view of ``x``.
-
-    >>> shared(torch.tensor(2.0), (2, 1)).tolist()
-    [[2.0], [2.0]]
-    """
+    """One number as a tensor of a shape; its gradient is the sum of all, saturated."""
     return _autograd.apply_function(_Shared, x, shape) if _autograd.by_hand(x) else x.expand(shape)
 
 
@@ -369,98 +258,36 @@ class _Bounded(torch.autograd.Function):
 
 
 def where_finite(gradient: Float[Tensor, "..."], spoiled: Bool[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """A gradient without the entries that overflowed: zero in their place, so that they do not spoil sums with others.
-
-    Args:
-        gradient: a gradient.
-        spoiled: where ``nan`` came in, which is to be seen.
-
-    Returns:
-        The gradient.
-
-    >>> where_finite(torch.tensor([1.0, torch.inf, torch.nan]), torch.tensor([False, False, True])).tolist()
-    [1.0, 0.0, nan]
-    """
+    """A gradient with zero in place of the entries that overflowed, so that they do not spoil sums with others."""
     return torch.where(gradient.isfinite() | spoiled, gradient, 0.0)
 
 
 def total(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """The sum of all entries, saturated at the largest finite number, where partial sums would overflow.
-
-    Args:
-        x: any floating-point tensor.
-
-    Returns:
-        A tensor without axes.
-
-    >>> total(torch.tensor([3e38, 3e38, -3e38])).item() == torch.tensor(3e38).item()
-    True
-    """
+    """The sum of all entries, saturated at the largest finite number, where partial sums would overflow."""
     return finite((x * ROOM).sum() / ROOM)
 
 
 def dot(x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"]) -> Float[Tensor, "... 1"]:
-    """The dot product over the last axis, saturated at the largest finite number as its products are.
-
-    Args:
-        x: vectors ``(..., d)``.
-        y: vectors ``(..., d)``.
-
-    Returns:
-        Products ``(..., 1)``.
-
-    >>> dot(torch.tensor([3e30, 1.0]), torch.tensor([4e30, 1.0])).item() == torch.finfo(torch.float32).max
-    True
-    """
+    """The dot product over the last axis, saturated at the largest finite number as its products are."""
     return finite((finite(x * y) * ROOM).sum(-1, keepdim=True) / ROOM)
 
 
 def exp(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The exponential of a logarithm that is learned, held where its square and its inverse are in the range.
-
-    Args:
-        x: any numbers; those beyond half the logarithm of the largest finite number count as that, with zero gradient.
-
-    Returns:
-        Positive finite numbers.
-
-    >>> exp(torch.tensor([-1e3, 0.0, 1e3])).square().isfinite().all().item()
-    True
-    """
+    """The exponential of a logarithm that is learned, held where its square and its inverse are in the range."""
     widest = widest_rapidity(x.dtype) / 2
     return x.clamp(-widest, widest).exp()
 
 
 def power_of_two(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The largest power of two up to ``|x|``, with the sign of ``x``: dividing by it is exact.
-
-    Args:
-        x: numbers other than zero, subnormal ones included.
-
-    Returns:
-        Powers of two, constant for autograd.
-
-    >>> power_of_two(torch.tensor([1.5, -8.0, 3e-45])).tolist() == [1.0, -8.0, torch.tensor(3e-45).item()]
-    True
-    """
+    """The largest power of two up to ``|x|``, with the sign of ``x``: dividing by it is exact."""
     x = x.detach()
     return x / (2 * torch.frexp(x).mantissa.abs())
 
 
 def norm(x: Float[Tensor, "... dim"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
-    r"""Euclidean norm :math:`|x|_2` over the last axis, free of overflow and underflow in its squares.
+    """Euclidean norm :math:`|x|_2` over the last axis, free of overflow and underflow in its squares.
 
     The gradient is ``x / |x|``, and zero (a subgradient) at ``x = 0``. A norm that the dtype cannot hold saturates.
-
-    Args:
-        x: vectors ``(..., d)``.
-        keepdim: keep the reduced axis with size one.
-
-    Returns:
-        Norms ``(...)`` or ``(..., 1)``.
-
-    >>> norm(torch.tensor([3e30, 4e30])).item() == torch.tensor(5e30).item()
-    True
     """
     # As for saturating_cast, dynamo takes the plain operations, whose gradient is the same.
     length = _norm(x) if torch.compiler.is_compiling() else _autograd.apply_function(_Norm, x)
@@ -507,51 +334,18 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def unit_vector(x: Float[Tensor, "... dim"], length: Float[Tensor, "... 1"]) -> Float[Tensor, "... dim"]:
-    """``x / length``, and the zero vector, with zero gradient, where ``length`` is zero.
-
-    Args:
-        x: vectors ``(..., d)``.
-        length: their norms ``(..., 1)``.
-
-    Returns:
-        Unit vectors ``(..., d)``.
-
-    >>> unit_vector(torch.zeros(1, 2), torch.zeros(1, 1)).tolist()
-    [[0.0, 0.0]]
-    """
+    """``x / length``, and the zero vector, with zero gradient, where ``length`` is zero."""
     return safe_div(x, length)
 
 
 def safe_div(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """``a / b``, and 0 with zero gradients where ``b == 0``.
-
-    Args:
-        a: numerator.
-        b: denominator, broadcast against ``a``.
-
-    Returns:
-        The quotient.
-
-    >>> safe_div(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0])).tolist()
-    [0.5, 0.0]
-    """
+    """``a / b``, and 0 with zero gradients where ``b == 0``."""
     zero = b == 0
     return torch.where(zero, 0.0, a / torch.where(zero, 1.0, b))
 
 
 def hypot(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r""":math:`\sqrt{a^2 + b^2}` without overflow of the squares, saturated at the largest finite number.
-
-    Args:
-        a: one leg.
-        b: the other, broadcast against ``a``; where both are zero the gradient is not defined.
-
-    Returns:
-        The hypotenuse.
-
-    >>> hypot(torch.tensor(3e30), torch.tensor(4e30)).item() == torch.tensor(5e30).item()
-    True
-    """
+    r""":math:`\sqrt{a^2 + b^2}` without overflow of the squares, saturated at the largest finite number."""
     return finite(torch.hypot(a, b))
 
 
@@ -559,15 +353,6 @@ def sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`\sinh(x)/x`, 1 at zero; a series below 0.1, so that the gradient keeps its digits.
 
     Arguments beyond :func:`widest_rapidity` are held there (zero gradient): the result stays finite.
-
-    Args:
-        x: nonnegative numbers.
-
-    Returns:
-        The quotient.
-
-    >>> sinhc(torch.tensor(0.0)).item()
-    1.0
     """
     small = x < _SINHC_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
@@ -577,17 +362,7 @@ def sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def sinhc_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r""":math:`(\cosh x - \sinh(x)/x) / x^2`, twice the derivative of :func:`sinhc` by :math:`x^2`; 1/3 at zero.
-
-    Args:
-        x: nonnegative numbers.
-
-    Returns:
-        The slope, by a series below 0.1; without gradients in mind.
-
-    >>> round(sinhc_slope(torch.tensor(0.0)).item(), 6)
-    0.333333
-    """
+    r""":math:`(\cosh x - \sinh(x)/x) / x^2`, twice the derivative of :func:`sinhc` by :math:`x^2`; 1/3 at zero."""
     small = x < _SINHC_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
     series = (1 + s / 10 * (1 + s / 28 * (1 + s / 54 * (1 + s / 88)))) / 3
@@ -596,17 +371,7 @@ def sinhc_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r""":math:`\operatorname{arsinh}(x)/x`, 1 at zero; a series below 0.02, so that the gradient keeps its digits.
-
-    Args:
-        x: nonnegative numbers.
-
-    Returns:
-        The quotient.
-
-    >>> asinhc(torch.tensor(0.0)).item()
-    1.0
-    """
+    r""":math:`\operatorname{arsinh}(x)/x`, 1 at zero; a series below 0.02, so that the gradient keeps its digits."""
     small = x < _ASINHC_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
     series = 1 - s * (1 / 6 - s * (3 / 40 - s * (15 / 336 - s * (105 / 3456))))
@@ -615,17 +380,7 @@ def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def cothc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r""":math:`x \coth x`, 1 at zero; a series below 0.2, so that the gradient keeps its digits.
-
-    Args:
-        x: nonnegative numbers.
-
-    Returns:
-        The product.
-
-    >>> cothc(torch.tensor(0.0)).item()
-    1.0
-    """
+    r""":math:`x \coth x`, 1 at zero; a series below 0.2, so that the gradient keeps its digits."""
     small = x < _TANH_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
     series = 1 + s * (1 / 3 - s * (1 / 45 - s * (2 / 945 - s * (1 / 4725 - s * (2 / 93555 - s * 1382 / 638512875)))))
@@ -634,17 +389,7 @@ def cothc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def minus_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r""":math:`x - \tanh x`; a series below 0.2, where the difference cancels.
-
-    Args:
-        x: nonnegative numbers.
-
-    Returns:
-        The difference.
-
-    >>> round(minus_tanh(torch.tensor(3e-4, dtype=torch.float64)).item() * 1e12, 6)
-    9.0
-    """
+    r""":math:`x - \tanh x`; a series below 0.2, where the difference cancels."""
     small = x < _TANH_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
     series = torch.zeros_like(s)
@@ -654,17 +399,7 @@ def minus_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def widest_rapidity(dtype: torch.dtype) -> float:
-    """The largest ``r`` for which ``sinh(r)`` and its neighbours are surely finite in ``dtype``.
-
-    Args:
-        dtype: a floating-point dtype.
-
-    Returns:
-        ``log(max) - 2``: 86.7 in float32, 707.7 in float64.
-
-    >>> 86 < widest_rapidity(torch.float32) < 88.8
-    True
-    """
+    """The largest ``r`` for which ``sinh(r)`` and its neighbours are surely finite in ``dtype``."""
     return math.log(torch.finfo(dtype).max) - 2.0
 
 
@@ -672,16 +407,6 @@ def shrink(space: Float[Tensor, "... dim"], dtype: torch.dtype) -> Float[Tensor,
     """A point beyond what ``dtype`` can hold, drawn back along its ray to a quarter of the largest finite number.
 
     Points that fit are returned as they are. The quarter leaves room for the time coordinate.
-
-    Args:
-        space: space parts ``(..., d)`` in the working dtype.
-        dtype: the caller's dtype.
-
-    Returns:
-        Space parts with ``|space| <= max / 4``.
-
-    >>> shrink(torch.full((1, 2), 1e300, dtype=torch.float64), torch.float32).isfinite().all().item()
-    True
     """
     shrunk = partial(_shrunk, limit=torch.finfo(dtype).max / 4)
     # Gradients of a wider working dtype have room.
@@ -695,18 +420,7 @@ def _shrunk(space: Tensor, limit: float) -> Tensor:
 
 
 def at_least_spacing(room: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """``room``, a distance from one, held above a quarter of the spacing of ``dtype`` there (zero gradient below).
-
-    Args:
-        room: numbers in the working dtype, one minus a number that ``dtype`` rounds.
-        dtype: the caller's dtype.
-
-    Returns:
-        Positive numbers.
-
-    >>> at_least_spacing(torch.tensor(0.0, dtype=torch.float64), torch.float32).item() > 0
-    True
-    """
+    """``room``, a distance from one, held above a quarter of the spacing of ``dtype`` there (zero gradient below)."""
     return room.clamp(min=torch.finfo(dtype).eps / 4)
 
 
@@ -716,18 +430,6 @@ def is_ordinary(stretch: Tensor, angle: Tensor, square: Tensor) -> bool:
     True if ``stretch <= 1/sqrt(eps)`` (rounding, which a point stretches, keeps half of the digits),
     ``angle <= 1`` and ``square <= sqrt(max)`` (sums of such squares are finite). False where anything
     is ``nan``. Reads numbers back: for tensors on the CPU.
-
-    Args:
-        stretch: time coordinates of points in units of the radius of curvature.
-        angle: lengths of geodesic steps in the same units.
-        square: squared lengths of gradients.
-
-    Returns:
-        The verdict, for all entries together.
-
-    >>> one = torch.ones(1, 1)
-    >>> is_ordinary(one, one, one), is_ordinary(one, one, one * 1e30)
-    (True, False)
     """
     limits = torch.finfo(stretch.dtype)
     return (
@@ -741,25 +443,12 @@ def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """``x`` with zeros replaced by the smallest normal number: a denominator for what vanishes with it.
 
     Without gradients in mind; :func:`safe_div` has them.
-
-    Args:
-        x: nonnegative numbers.
-
-    Returns:
-        Positive numbers.
-
-    >>> positive(torch.tensor([0.0, 2.0])).gt(0).all().item()
-    True
     """
     return x.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def squarable(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Powers of two by which rows of these lengths are multiplied before they are squared; one below a million.
-
-    >>> squarable(torch.tensor([1e4, 3e38])).log2().tolist()
-    [0.0, -127.0]
-    """
+    """Powers of two by which rows of these lengths are multiplied before they are squared; one below a million."""
     length = length.detach()
     return torch.where(length > _LONG, torch.exp2(-length.log2().floor()), 1.0)
 
@@ -769,16 +458,6 @@ def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batc
 
     For what is about to be squared or multiplied, where the length of so long a row is beyond the last digit of the
     result. The factor is constant for _autograd.
-
-    Args:
-        x: vectors ``(..., d)``.
-        limit: the greatest length.
-
-    Returns:
-        Vectors ``(..., d)``.
-
-    >>> bool(within(torch.tensor([3e30, 4e30]), 1e9).square().sum().isfinite())
-    True
     """
     length = norm(x.detach(), keepdim=True)
     return x * torch.where(length > limit, limit / length, 1.0)

@@ -192,30 +192,6 @@ class HypformerEncoder(nn.Module):
     """The hyperbolic branch of figure 4: features to points by exponential map and HTC, then blocks.
 
     Each manifold has a curvature of its own: of the input, before each block, two inside it, and of the output.
-
-    Args:
-        in_features: number of features of a row.
-        features: dimension of the hyperbolic spaces.
-        manifold_out: where the output lies.
-        layers: number of blocks.
-        heads: attention heads per block, a divisor of ``features``.
-        feedforward: hidden dimension of each feed-forward; ``4 * features`` if left out.
-        attention: ``"linear"`` or ``"softmax"``.
-        similarity: what softmax attention compares.
-        power: the sharpening exponent p of linear attention.
-        average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
-        dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
-        output_dropout: the same, on the output.
-        activation: a function of space parts, after the first HTC and in the feed-forwards.
-        norm_eps: added to the variance by the LayerNorms.
-        curvature: the initial curvature of every manifold but the last.
-        learnable_curvature: whether these curvatures receive gradients.
-        device: where the parameters live.
-        dtype: their dtype.
-
-    >>> encoder = HypformerEncoder(3, 4, Lorentz(-1.0), layers=1, heads=2)
-    >>> encoder(encoder.points(torch.zeros(5, 3))).shape
-    torch.Size([5, 5])
     """
 
     def __init__(
@@ -275,39 +251,19 @@ class HypformerEncoder(nn.Module):
         self.drop = HypDropout(output_dropout, manifold_out)
 
     def points(self, x: Tensor) -> Float[Tensor, "*batch ambient"]:
-        """Where the blocks start.
-
-        Args:
-            x: features ``(*batch, in_features)``; sparse ones are multiplied sparsely.
-
-        Returns:
-            Points ``(*batch, features + 1)`` of the first block's manifold.
-        """
+        """Where the blocks start."""
         return self.refine(self.embedding(x))
 
     def forward(
         self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None
     ) -> Float[Tensor, "... nodes ambient"]:
-        """Apply the blocks.
-
-        Args:
-            x: what :meth:`points` gives, one graph or padded ones.
-            key_padding_mask: ``True`` at padding.
-
-        Returns:
-            Points of ``manifold_out``, shaped as ``x``.
-        """
+        """Apply the blocks."""
         for block in self.blocks:
             x = block(x, key_padding_mask)
         return self.drop(x)
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
-        """The curvature of every manifold but the last, by where it lies.
-
-        Returns:
-            ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
-            ``"block0.feedforward"``, ...
-        """
+        """The curvature of every manifold but the last, by where it lies."""
         named = {"input": self.embedding.manifold_in}
         for index, module in enumerate(self.blocks):
             block = cast("HypformerBlock", module)
@@ -326,25 +282,7 @@ def decoder_of(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Linear | HypMLR | HypPrototypes:
-    """Make the decoder of a hyperbolic model.
-
-    Args:
-        kind: ``"linear"`` on the logarithm at the origin, ``"mlr"``, or ``"prototypes"``, on points.
-        features: dimension of the space.
-        out_features: number of classes or targets.
-        manifold: where the points lie.
-        device: where the parameters live.
-        dtype: their dtype.
-
-    Returns:
-        The decoder.
-
-    Raises:
-        ValueError: if the kind is none of these.
-
-    >>> decoder_of("linear", 4, 2, Lorentz(-1.0))
-    Linear(in_features=4, out_features=2, bias=True)
-    """
+    """Make the decoder of a hyperbolic model."""
     checks.one_of("decoder", kind, ("linear", "mlr", "prototypes"))
     if kind == "linear":
         return nn.Linear(features, out_features, device=device, dtype=dtype)

@@ -36,23 +36,7 @@ def midpoint(
     epsilon: float,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch dim"]:
-    r"""Space part of the Lorentzian midpoint of ``x`` and ``epsilon * y``, two points of one manifold.
-
-    Args:
-        x: space parts ``(*batch, d)``.
-        y: space parts ``(*batch, d)``.
-        epsilon: the positive weight of ``y``.
-        curvature: one negative number.
-
-    Returns:
-        Space parts ``(*batch, d)``.
-
-    >>> x = torch.tensor([[3.0, 4.0]])
-    >>> torch.allclose(midpoint(x, x, 1.0, torch.tensor([-1.0])), x)
-    True
-    >>> midpoint(x, -x, 1.0, torch.tensor([-1.0])).tolist()
-    [[0.0, 0.0]]
-    """
+    """Space part of the Lorentzian midpoint of ``x`` and ``epsilon * y``, two points of one manifold."""
     dtype = torch.promote_types(x.dtype, y.dtype)
     x, y, scale = numerics.widen(x), numerics.widen(y), numerics.widen(curvature.reshape(()).neg()).sqrt()
     norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * geodesics.squared_chord(x, y, scale))
@@ -66,22 +50,9 @@ def lifted_midpoint(
     epsilon: float,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch ambient"]:
-    r"""The midpoint of points, lifted.
+    """The midpoint of points, lifted.
 
     On the CPU, where rows are many, :class:`~holonomy.ops.lorentz.midpoint.LiftedMidpoint` makes it in parts.
-
-    Args:
-        x: points ``(*batch, d + 1)``; only their space parts are read.
-        y: the same, or space parts ``(*batch, d)``.
-        epsilon: the positive weight of ``y``.
-        curvature: one negative number.
-
-    Returns:
-        Points ``(*batch, d + 1)``.
-
-    >>> x = torch.tensor([[5.0, 3.0, 4.0]])
-    >>> lifted_midpoint(x, -x[:, 1:], 1.0, torch.tensor([-1.0])).tolist()
-    [[1.0, 0.0, 0.0]]
     """
     if not _in_parts(x, y):
         return _lifted_midpoint(x, y, curvature, epsilon)
@@ -101,14 +72,7 @@ def add_and_norm(
     x: Float[Tensor, "*batch ambient"],
     branch: Float[Tensor, "*batch ambient"],
 ) -> Float[Tensor, "*batch ambient"]:
-    """``norm(residual(x, branch))``, on one manifold by the formula that needs no midpoint.
-
-    >>> from holonomy.layers import HypLayerNorm
-    >>> m = Lorentz(-1.0)
-    >>> x = m.lift(torch.tensor([[1.0, 3.0]]))
-    >>> add_and_norm(HypResidual(m), HypLayerNorm(2, m), x, x)[:, 1:]
-    tensor([[-1.0000,  1.0000]], grad_fn=...)
-    """
+    """``norm(residual(x, branch))``, on one manifold by the formula that needs no midpoint."""
     manifolds = (residual.manifold_in, residual.manifold_branch, norm.manifold_in)
     one = all(manifold is residual.manifold_out for manifold in manifolds)
     readable = one and may_bypass(residual, HypResidual) and may_bypass_norm(norm)

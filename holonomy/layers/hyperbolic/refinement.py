@@ -47,41 +47,13 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None, name: str = "manifold_out") -> tuple[Lorentz, Lorentz]:
-    """The two manifolds of a layer, the second being the first where it is ``None``.
-
-    Args:
-        manifold_in: where the input lies.
-        manifold_out: where the output lies, or ``None``.
-        name: of the second one, for the sentence.
-
-    Returns:
-        Both manifolds.
-
-    Raises:
-        TypeError: if one of them is no :class:`holonomy.manifolds.Lorentz`.
-
-    >>> m = Lorentz()
-    >>> resolve(m, None) == (m, m)
-    True
-    """
+    """The two manifolds of a layer, the second being the first where it is ``None``."""
     require_lorentz("manifold_in", manifold_in)
     return manifold_in, manifold_in if manifold_out is None else require_lorentz(name, manifold_out)
 
 
 def curvatures(*manifolds: Lorentz) -> list[Tensor]:
-    """The curvatures of manifolds, each computed once: it is a function of a parameter.
-
-    Args:
-        *manifolds: some of which may be the same.
-
-    Returns:
-        One for each.
-
-    >>> m = Lorentz(-0.5, learnable=True)
-    >>> one, other = curvatures(m, m)
-    >>> one is other
-    True
-    """
+    """The curvatures of manifolds, each computed once: it is a function of a parameter."""
     found: list[Tensor] = []
     for place, manifold in enumerate(manifolds):
         known = [value for value, other in zip(found, manifolds[:place], strict=True) if other is manifold]
@@ -92,19 +64,7 @@ def curvatures(*manifolds: Lorentz) -> list[Tensor]:
 def rescale_space(
     space: Float[Tensor, "*batch dim"], manifold_in: Lorentz, manifold_out: Lorentz
 ) -> Float[Tensor, "*batch dim"]:
-    r"""The change of curvature on space parts: multiplication by :math:`\sqrt{\kappa_1/\kappa_2}`.
-
-    Args:
-        space: space parts ``(*batch, d)`` on ``manifold_in``.
-        manifold_in: the manifold of curvature :math:`\kappa_1`.
-        manifold_out: the manifold of curvature :math:`\kappa_2`.
-
-    Returns:
-        Space parts ``(*batch, d)`` on ``manifold_out``.
-
-    >>> rescale_space(torch.ones(2), Lorentz(-4.0), Lorentz(-1.0))
-    tensor([2., 2.])
-    """
+    r"""The change of curvature on space parts: multiplication by :math:`\sqrt{\kappa_1/\kappa_2}`."""
     if manifold_in is manifold_out:
         return space
     return numerics.finite(space * manifold_in.ratio(manifold_out).to(space.dtype))
@@ -113,19 +73,7 @@ def rescale_space(
 def change_curvature(
     space: Float[Tensor, "*batch dim"], manifold_in: Lorentz, manifold_out: Lorentz
 ) -> Float[Tensor, "*batch dim_plus_1"]:
-    """The point of ``manifold_out`` that HTC and HRC make of their Euclidean result (eqs. 9, 13).
-
-    Args:
-        space: what the Euclidean function gave, read as a space part on ``manifold_in``, ``(*batch, d)``.
-        manifold_in: where it is read.
-        manifold_out: where it is sent.
-
-    Returns:
-        Points ``(*batch, d + 1)`` on ``manifold_out``.
-
-    >>> change_curvature(torch.zeros(1), Lorentz(-1.0), Lorentz(-0.25))
-    tensor([2., 0.])
-    """
+    """The point of ``manifold_out`` that HTC and HRC make of their Euclidean result (eqs. 9, 13)."""
     return hyperboloid.lift(rescale_space(space, manifold_in, manifold_out), manifold_out.curvature)
 
 
@@ -238,11 +186,7 @@ class HypLayerNorm(HRC):
 
 
 def may_bypass_norm(norm: HypLayerNorm) -> bool:
-    """Whether the parameters of a layer normalisation may be read in place of calling it.
-
-    >>> may_bypass_norm(HypLayerNorm(2, Lorentz()))
-    True
-    """
+    """Whether the parameters of a layer normalisation may be read in place of calling it."""
     inner = norm.function
     return (
         may_bypass(norm, HypLayerNorm)

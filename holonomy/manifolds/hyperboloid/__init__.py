@@ -76,33 +76,12 @@ __all__ = [
 
 
 def space(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
-    """Space part ``(..., d)`` of ambient points or vectors ``(..., d+1)``.
-
-    Args:
-        x: ambient tensors, time first.
-
-    Returns:
-        A view of ``x`` without its time coordinate.
-
-    >>> space(torch.tensor([3.0, 1.0, 2.0])).tolist()
-    [1.0, 2.0]
-    """
+    """Space part ``(..., d)`` of ambient points or vectors ``(..., d+1)``."""
     return x[..., 1:]
 
 
 def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
-    r"""Time coordinate :math:`\sqrt{|x_s|^2 - 1/\kappa}` of points given by their space part.
-
-    Args:
-        space: space parts ``(..., d)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Times ``(..., 1)`` in the dtype of ``space``.
-
-    >>> time(torch.tensor([3.0, 0.0]), torch.tensor([-0.0625])).item()
-    5.0
-    """
+    r"""Time coordinate :math:`\sqrt{|x_s|^2 - 1/\kappa}` of points given by their space part."""
     radius = numerics.sums_saturate(kappa.reshape(()).to(space.dtype)).neg().rsqrt()
     # As for numerics.norm, dynamo takes the plain operations.
     return (
@@ -111,18 +90,7 @@ def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
 
 
 def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
-    """The point of the hyperboloid above each space part: the inverse of :func:`space`.
-
-    Args:
-        space: space parts ``(..., d)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Ambient points ``(..., d+1)``.
-
-    >>> lift(torch.tensor([0.0, 0.0]), torch.tensor([-4.0])).tolist()
-    [0.5, 0.0, 0.0]
-    """
+    """The point of the hyperboloid above each space part: the inverse of :func:`space`."""
     return torch.cat([time(space, kappa), space], dim=-1)
 
 
@@ -133,21 +101,6 @@ def dist(
 
     Zero, with zero gradients (a subgradient), where the points coincide. Float64 points more than 709 curvature radii
     apart saturate there.
-
-    Args:
-        x: points ``(..., d+1)``.
-        y: points ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Distances ``(...)``.
-
-    >>> kappa = torch.tensor([-1.0])
-    >>> round(
-    ...     dist(lift(torch.tensor([0.0]), kappa), lift(torch.tensor([1.1752012]), kappa), kappa).item(),
-    ...     5,
-    ... )
-    1.0
     """
     if takes_rows(x, y):
         return row_distance(space(x), space(y), _scale(kappa))
@@ -158,16 +111,6 @@ def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float
     r"""Distance :math:`\operatorname{arsinh}(\sqrt{-\kappa}\,|x_s|)/\sqrt{-\kappa}` from the origin.
 
     Zero, with zero gradient (a subgradient), at the origin.
-
-    Args:
-        x: points ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Distances ``(...)``.
-
-    >>> dist0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).item()
-    0.0
     """
     return _narrow(geodesics.distance0(_wide(x), _scale(kappa)), x)
 
@@ -175,19 +118,7 @@ def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float
 def tangent(
     x: Float[Tensor, "... ambient"], vector: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
-    r"""The tangent vector at ``x`` with the given space part: :math:`u_t = x_s \cdot u_s / x_t`.
-
-    Args:
-        x: points ``(..., d+1)``.
-        vector: space parts ``(..., d)`` of tangent vectors.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Ambient tangent vectors ``(..., d+1)``.
-
-    >>> tangent(torch.tensor([1.0, 0.0]), torch.tensor([2.0]), torch.tensor([-1.0])).tolist()
-    [0.0, 2.0]
-    """
+    r"""The tangent vector at ``x`` with the given space part: :math:`u_t = x_s \cdot u_s / x_t`."""
     return _narrow(_tangent(_unit(kappa, x), numerics.widen(vector)), x, vector)
 
 
@@ -200,19 +131,6 @@ def expmap(
 
     No length is cut off; a point beyond what the dtype can hold saturates along its ray and stays finite. Float32
     gradients keep their digits up to rapidity 44 from the origin; beyond they are finite.
-
-    Args:
-        x: points ``(..., d+1)``.
-        u: tangent vectors at ``x``, ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Points ``(..., d+1)``.
-
-    >>> kappa = torch.tensor([-1.0])
-    >>> x = lift(torch.tensor([0.3, -0.2]), kappa)
-    >>> bool(torch.allclose(expmap(x, torch.zeros(3), kappa), x))
-    True
     """
     scale = _scale(kappa)
     if takes_rows(x, u):
@@ -223,20 +141,7 @@ def expmap(
 def logmap(
     x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
-    """Logarithm: the tangent vector at ``x`` whose geodesic reaches ``y`` at time one; the inverse of :func:`expmap`.
-
-    Args:
-        x: points ``(..., d+1)``.
-        y: points ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Tangent vectors at ``x``, ``(..., d+1)``; zero where the points coincide.
-
-    >>> kappa = torch.tensor([-1.0])
-    >>> logmap(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]), kappa).tolist()
-    [0.0, 0.0]
-    """
+    """Logarithm: the tangent vector at ``x`` whose geodesic reaches ``y`` at time one; it inverts :func:`expmap`."""
     if takes_rows(x, y):
         return row_logarithm(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
@@ -246,16 +151,6 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     r"""Exponential map at the origin.
 
     The space part is :math:`\sinh(\ell)\,u_s/\ell` with :math:`\ell = \sqrt{-\kappa}|u_s|`.
-
-    Args:
-        u: tangent vectors at the origin, ``(..., d+1)``; their time coordinate is zero and is not read.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Points ``(..., d+1)``; saturated, and finite, where the dtype cannot hold them.
-
-    >>> expmap0(torch.tensor([0.0, 0.0]), torch.tensor([-1.0])).tolist()
-    [1.0, 0.0]
     """
     scale = _scale(kappa)
     if takes_rows(u):
@@ -275,18 +170,7 @@ def geodesic(
 
 
 def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
-    """Logarithm at the origin: the inverse of :func:`expmap0`.
-
-    Args:
-        x: points ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Tangent vectors at the origin, ``(..., d+1)``, time zero.
-
-    >>> logmap0(torch.tensor([1.0, 0.0]), torch.tensor([-1.0])).tolist()
-    [0.0, 0.0]
-    """
+    """Logarithm at the origin: the inverse of :func:`expmap0`."""
     scale = _scale(kappa)
     if takes_rows(x):
         return torch.nn.functional.pad(row_logarithm_at_origin(space(x), scale), (1, 0))
@@ -304,21 +188,6 @@ def transp(
     In closed form :math:`v + \frac{-\kappa\langle y, v\rangle}{1 + \kappa\langle x, y\rangle}(x + y)`. Its terms cancel
     when x is much farther out than the result is long; there ``v`` is carried to the origin's frame instead, turned by
     the area of the triangle (origin, x, y), and carried to ``y``. Of the two the one with the smaller terms is taken.
-
-    Args:
-        x: points ``(..., d+1)``.
-        y: points ``(..., d+1)``.
-        v: tangent vectors at ``x``, ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Tangent vectors at ``y``, ``(..., d+1)``.
-
-    >>> kappa = torch.tensor([-1.0])
-    >>> x = lift(torch.tensor([0.3, -0.2]), kappa)
-    >>> v = tangent(x, torch.tensor([1.0, 2.0]), kappa)
-    >>> bool(torch.allclose(transp(x, x, v, kappa), v))
-    True
     """
     if takes_rows(x, y, v):
         return row_transport(space(x), space(y), space(v), _scale(kappa))
@@ -328,38 +197,14 @@ def transp(
 def transp0(
     y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
-    """Parallel transport of ``v`` from the origin to ``y``.
-
-    Args:
-        y: points ``(..., d+1)``.
-        v: tangent vectors at the origin, ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Tangent vectors at ``y``, ``(..., d+1)``.
-
-    >>> transp0(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]), torch.tensor([-1.0])).tolist()
-    [0.0, 3.0]
-    """
+    """Parallel transport of ``v`` from the origin to ``y``."""
     return _narrow(saturating(_from_origin, kappa, space(y), space(v)), y, v)
 
 
 def transp0back(
     x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
-    """Parallel transport of ``v`` from ``x`` to the origin: the inverse of :func:`transp0`.
-
-    Args:
-        x: points ``(..., d+1)``.
-        v: tangent vectors at ``x``, ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Tangent vectors at the origin, ``(..., d+1)``.
-
-    >>> transp0back(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]), torch.tensor([-1.0])).tolist()
-    [0.0, 3.0]
-    """
+    """Parallel transport of ``v`` from ``x`` to the origin: the inverse of :func:`transp0`."""
     return torch.nn.functional.pad(_narrow(geodesics.carry_to_origin(_wide(x), _wide(v), _scale(kappa)), x, v), (1, 0))
 
 
@@ -369,40 +214,12 @@ def inner(
     v: Float[Tensor, "... ambient"],
     kappa: Float[Tensor, "..."],
 ) -> Float[Tensor, "..."]:
-    r"""Inner product :math:`\langle u, v\rangle` of tangent vectors, from their components in the frame at ``x``.
-
-    Args:
-        x: points ``(..., d+1)``.
-        u: tangent vectors at ``x``, ``(..., d+1)``.
-        v: tangent vectors at ``x``, ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Inner products ``(...)``.
-
-    >>> inner(
-    ...     torch.tensor([1.0, 0.0]),
-    ...     torch.tensor([0.0, 2.0]),
-    ...     torch.tensor([0.0, 3.0]),
-    ...     torch.tensor([-1.0]),
-    ... ).item()
-    6.0
-    """
+    r"""Inner product :math:`\langle u, v\rangle` of tangent vectors, from their components in the frame at ``x``."""
     return _narrow(geodesics.inner(_wide(x), _wide(u), _wide(v), _scale(kappa)), x, u, v)
 
 
 def minkowski_norm(u: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
-    r"""Length :math:`\sqrt{\max(0, |u_s|^2 - u_t^2)}` of ambient vectors whose point of tangency is not known.
-
-    Args:
-        u: ambient vectors ``(..., d+1)``.
-
-    Returns:
-        Lengths ``(...)``, with zero gradient where they are zero.
-
-    >>> minkowski_norm(torch.tensor([3.0, 5.0])).item()
-    4.0
-    """
+    r"""Length :math:`\sqrt{\max(0, |u_s|^2 - u_t^2)}` of ambient vectors whose point of tangency is not known."""
     return _narrow(numerics.bounded(_length, numerics.widen(u)), u)
 
 
@@ -412,17 +229,6 @@ def proju(
     r"""Orthogonal projection :math:`u - \kappa\langle x, u\rangle x` of ambient vectors onto the tangent space.
 
     Unlike the functions above it reads the time coordinate of ``u``, which need not be tangent.
-
-    Args:
-        x: points ``(..., d+1)``.
-        u: ambient vectors ``(..., d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Tangent vectors at ``x``, ``(..., d+1)``.
-
-    >>> proju(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 3.0]), torch.tensor([-1.0])).tolist()
-    [0.0, 3.0]
     """
     return egrad2rgrad(x, torch.cat([-u[..., :1], space(u)], -1), kappa)
 
@@ -435,17 +241,6 @@ def egrad2rgrad(
     r"""Riemannian gradient from the ambient Euclidean one.
 
     Its space part is :math:`g - \kappa (x_s \cdot g)\, x_s` with the total derivative :math:`g = g_s + g_t x_s / x_t`.
-
-    Args:
-        x: points ``(..., d+1)``.
-        gradient: Euclidean gradients ``(..., d+1)``; it is not changed.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Tangent vectors at ``x``, ``(..., d+1)``.
-
-    >>> egrad2rgrad(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 3.0]), torch.tensor([-1.0])).tolist()
-    [0.0, 3.0]
     """
     return _narrow(saturating(_riemannian, kappa, space(x), gradient), x, gradient)
 
@@ -456,17 +251,6 @@ def rescale(
     r"""The point :math:`\sqrt{\kappa/\kappa'}\, x` of another curvature (Hypformer Prop. 4.2).
 
     All distances scale by that factor.
-
-    Args:
-        x: points ``(..., d+1)`` of curvature ``kappa``.
-        kappa: their curvature.
-        to: the curvature wanted.
-
-    Returns:
-        Points ``(..., d+1)`` of curvature ``to``.
-
-    >>> rescale(torch.tensor([1.0, 0.0]), torch.tensor([-1.0]), torch.tensor([-4.0])).tolist()
-    [0.5, 0.0]
     """
     scale_to = _scale(to)
     ratio = numerics.shared(_scale(kappa) / scale_to, (*x.shape[:-1], 1))
@@ -484,18 +268,6 @@ def cdist(
     between the rays, :math:`\sinh^2(d/2) = \sinh^2((a-b)/2) + \sinh a \sinh b \sin^2(\theta/2)`, the angle from the
     chord of the unit vectors. Large sets of float32 points go through matrix products, with the near pairs by the law,
     see :mod:`holonomy.manifolds.hyperboloid.pair_products`. Gradients are zero (a subgradient) for coincident pairs.
-
-    Args:
-        x: points ``(..., n, d+1)``.
-        y: points ``(..., m, d+1)``.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Distances ``(..., n, m)``.
-
-    >>> kappa = torch.tensor([-1.0])
-    >>> cdist(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), kappa).tolist()
-    [[0.0, 0.0]]
     """
     wide, scale = (_wide(x), _wide(y)), _scale(kappa)
     if takes_products(x, y):
@@ -514,18 +286,6 @@ def centroid(
 
     The norm of the sum is its time minus the length of its space part, written as a sum of positive terms. Of points on
     nearly one ray midpoints keep float32 digits up to rapidity 36, and gradients up to 15.
-
-    Args:
-        x: points ``(..., n, d+1)``.
-        weights: nonnegative weights ``(..., m, n)``; a row of zeros gives the origin, with zero gradients.
-        kappa: curvature, one negative number.
-
-    Returns:
-        Points ``(..., m, d+1)``.
-
-    >>> x = lift(torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0]))
-    >>> centroid(x, torch.ones(1, 2), torch.tensor([-1.0])).tolist()
-    [[1.0, 0.0]]
     """
     scale = _scale(kappa)
     return _point(midpoint(_wide(x), numerics.widen(weights), scale), scale, x, weights)

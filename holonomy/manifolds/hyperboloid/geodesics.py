@@ -72,41 +72,14 @@ class View(NamedTuple):
 
 
 def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Geodesic distance, with zero gradients where the points coincide.
-
-    Args:
-        x: space parts ``(..., d)``, float64 as all below.
-        y: space parts ``(..., d)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Distances ``(...)``.
-
-    >>> one = torch.ones(1, dtype=torch.float64)
-    >>> distance(one, one, one.squeeze()).item()
-    0.0
-    """
+    """Geodesic distance, with zero gradients where the points coincide."""
     x, y = torch.broadcast_tensors(x, y)
     result: Tensor = _autograd.apply_function(_Distance, x, y, scale)
     return result.squeeze(-1)
 
 
 def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the gradient of :func:`distance` is; it can be differentiated again.
-
-    Args:
-        x: space parts ``(..., d)``.
-        y: space parts ``(..., d)``.
-        scale: the square root of minus the curvature, without axes.
-        grad: gradients by the distances ``(..., 1)``.
-
-    Returns:
-        Gradients by ``x``, ``y`` and ``scale``.
-
-    >>> x, one = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    >>> distance_gradients(x, x + 1, one, one.reshape(1))[0].item()
-    -1.0
-    """
+    """What the gradient of :func:`distance` is; it can be differentiated again."""
     ray_x, ray_y = _ray(x, scale), _ray(y, scale)
     from_x, from_y = _view(x, y, scale), _view(y, x, scale)
     slack = _slack(from_x.distance, _foot(ray_x, from_x) * -_foot(ray_y, from_y))
@@ -119,169 +92,55 @@ def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tup
 
 
 def squared_chord(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    r""":math:`|\kappa| \langle x - y, x - y\rangle = 4 \sinh^2(D/2)`, smooth where the points coincide.
-
-    Args:
-        x: space parts ``(..., d)``.
-        y: space parts ``(..., d)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Squares ``(..., 1)``.
-
-    >>> zero, scale = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    >>> round(squared_chord(zero, scale.sinh().reshape(1), scale).item(), 5)
-    1.08616
-    """
+    r""":math:`|\kappa| \langle x - y, x - y\rangle = 4 \sinh^2(D/2)`, smooth where the points coincide."""
     x, y = torch.broadcast_tensors(x, y)
     function = _TracedSquaredChord if torch.compiler.is_compiling() else _SquaredChord
     return _autograd.apply_function(function, x, y, scale)
 
 
 def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """The logarithm: what tangent vector at x leads to y.
-
-    Args:
-        x: space parts ``(..., d)``.
-        y: space parts ``(..., d)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Ambient tangent vectors ``(..., d+1)``.
-
-    >>> zero, scale = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    >>> logarithm(zero, scale.sinh().reshape(1), scale).tolist()
-    [0.0, 1.0]
-    """
+    """The logarithm: what tangent vector at x leads to y."""
     x, y = torch.broadcast_tensors(x, y)
     return _autograd.apply_function(_Logarithm, x, y, scale)
 
 
 def shoot(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
-    """The exponential map.
-
-    Args:
-        x: space parts ``(..., d)``.
-        u: space parts ``(..., d)`` of tangent vectors at x.
-        scale: the square root of minus the curvature, without axes.
-        reach: the greatest length in units of the radius of curvature; longer vectors are cut, and their end saturates.
-
-    Returns:
-        Space parts ``(..., d)``.
-
-    >>> zero, scale = torch.zeros(1, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    >>> shoot(zero, zero + 1, scale, 700.0).asinh().item()
-    1.0
-    """
+    """The exponential map."""
     x, u = torch.broadcast_tensors(x, u)
     return _autograd.apply_function(_Shoot, x, u, scale, reach)
 
 
 def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Parallel transport along the geodesic from x to y.
-
-    Args:
-        x: space parts ``(..., d)``.
-        y: space parts ``(..., d)``.
-        v: space parts ``(..., d)`` of tangent vectors at x.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Ambient tangent vectors ``(..., d+1)`` at y.
-
-    >>> x, scale = torch.ones(2, dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    >>> [round(t, 12) for t in carry(x, x, x, scale)[1:].tolist()]
-    [1.0, 1.0]
-    """
+    """Parallel transport along the geodesic from x to y."""
     x, y, v = torch.broadcast_tensors(x, y, v)
     return _autograd.apply_function(_Carry, x, y, v, scale)
 
 
 def carry_to_origin(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Parallel transport along the geodesic from x to the origin.
-
-    Args:
-        x: space parts ``(..., d)``.
-        v: space parts ``(..., d)`` of tangent vectors at x.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Space parts ``(..., d)`` of tangent vectors at the origin.
-
-    >>> x, scale = torch.ones(1, dtype=torch.float64).sinh(), torch.ones((), dtype=torch.float64)
-    >>> round(carry_to_origin(x, x.asinh().cosh(), scale).item(), 12)
-    1.0
-    """
+    """Parallel transport along the geodesic from x to the origin."""
     x, v = torch.broadcast_tensors(x, v)
     return _autograd.apply_function(_CarryToOrigin, x, v, scale)
 
 
 def inner(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Inner products of tangent vectors.
-
-    Args:
-        x: space parts ``(..., d)``.
-        u: space parts ``(..., d)`` of tangent vectors at x.
-        v: space parts ``(..., d)`` of tangent vectors at x.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Inner products ``(...)``.
-
-    >>> x, scale = torch.ones(1, dtype=torch.float64).sinh(), torch.ones((), dtype=torch.float64)
-    >>> round(inner(x, x.asinh().cosh(), x.asinh().cosh(), scale).item(), 12)
-    1.0
-    """
+    """Inner products of tangent vectors."""
     x, u, v = torch.broadcast_tensors(x, u, v)
     products: Tensor = _autograd.apply_function(_Inner, x, u, v, scale)
     return products.squeeze(-1)
 
 
 def shoot0(u: Tensor, scale: Tensor) -> Tensor:
-    r"""The exponential map at the origin, :math:`\sinh(\ell)\, u / \ell` with :math:`\ell = s |u|`.
-
-    Args:
-        u: space parts ``(..., d)`` of tangent vectors.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Space parts ``(..., d)``.
-
-    >>> shoot0(torch.ones(1).double(), torch.ones(()).double()).asinh().item()
-    1.0
-    """
+    r"""The exponential map at the origin, :math:`\sinh(\ell)\, u / \ell` with :math:`\ell = s |u|`."""
     return u * numerics.sinhc(_length(u, scale))
 
 
 def distance0(x: Tensor, scale: Tensor) -> Tensor:
-    """Geodesic distance from the origin, with zero gradients there.
-
-    Args:
-        x: space parts ``(..., d)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Distances ``(...)``.
-
-    >>> distance0(torch.ones(1).double().sinh(), torch.ones(()).double()).item()
-    1.0
-    """
+    """Geodesic distance from the origin, with zero gradients there."""
     return _autograd.apply_function(_Distance0, numerics.norm(x), scale)
 
 
 def logarithm0(x: Tensor, scale: Tensor) -> Tensor:
-    r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`.
-
-    Args:
-        x: space parts ``(..., d)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Space parts ``(..., d)`` of tangent vectors.
-
-    >>> logarithm0(torch.ones(1).double().sinh(), torch.ones(()).double()).item()
-    1.0
-    """
+    r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`."""
     return x * numerics.asinhc(_length(x, scale))
 
 

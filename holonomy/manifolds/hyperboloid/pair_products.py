@@ -39,18 +39,6 @@ def takes_products(x: Tensor, y: Tensor) -> bool:
     """The rule: two large sets of points, without batch axes, none of float64.
 
     Under compilation and ``torch.func``, which know no sizes that depend on numbers, differences are taken.
-
-    Args:
-        x: points ``(..., n, d+1)``.
-        y: points ``(..., m, d+1)``.
-
-    Returns:
-        Whether :func:`product_distance` is for them.
-
-    >>> takes_products(torch.ones(1000, 3), torch.ones(1000, 3))
-    True
-    >>> takes_products(torch.ones(1000, 3).double(), torch.ones(1000, 3))
-    False
     """
     large = x.ndim == y.ndim == 2 and x.shape[0] * y.shape[0] >= FEWEST_PAIRS
     read_back = not torch.compiler.is_compiling() and not _autograd.transformed()
@@ -58,20 +46,7 @@ def takes_products(x: Tensor, y: Tensor) -> bool:
 
 
 def product_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Distances of all pairs, right to float32 rounding; a second derivative goes through differences.
-
-    Args:
-        x: space parts ``(n, d)``, float64.
-        y: space parts ``(m, d)``, float64.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Distances ``(n, m)``, float32.
-
-    >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> product_distance(one, -one, one.squeeze()).item() / 2 == one.float().asinh().item()
-    True
-    """
+    """Distances of all pairs, right to float32 rounding; a second derivative goes through differences."""
     distances: Tensor = _autograd.apply_function(_ProductDistance, x, y, scale)
     return distances
 

@@ -24,60 +24,21 @@ __all__ = ["distance_gradients", "distance_values", "midpoint", "pairwise_distan
 
 
 def pairwise_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Distances of all pairs; see :func:`holonomy.manifolds.hyperboloid.cdist`.
-
-    Args:
-        x: space parts ``(..., n, d)``, float64 as all below.
-        y: space parts ``(..., m, d)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Distances ``(..., n, m)``.
-
-    >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> pairwise_distance(one, one, one.squeeze()).item()
-    0.0
-    """
+    """Distances of all pairs; see :func:`holonomy.manifolds.hyperboloid.cdist`."""
     function = _TracedPairwiseDistance if torch.compiler.is_compiling() else _PairwiseDistance
     distances: Tensor = _autograd.apply_function(function, x, y, scale)
     return distances
 
 
 def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-    """Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`.
-
-    Args:
-        x: space parts ``(..., n, d)``.
-        weights: nonnegative weights ``(..., m, n)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Space parts ``(..., m, d)``.
-
-    >>> x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    >>> midpoint(x, torch.ones(1, 2, dtype=torch.float64), torch.ones(()).double()).tolist()
-    [[0.0]]
-    """
+    """Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`."""
     function = _TracedCentroid if torch.compiler.is_compiling() else _Centroid
     middle: Tensor = _autograd.apply_function(function, x, weights, scale)
     return middle
 
 
 def distance_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    r"""Distances of all pairs from :math:`\sinh(d/2)`, without a gradient of its own.
-
-    Args:
-        x: space parts ``(..., n, d)``.
-        y: space parts ``(..., m, d)``.
-        scale: the square root of minus the curvature, without axes.
-
-    Returns:
-        Distances ``(..., n, m)``.
-
-    >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> distance_values(one, -one, one.squeeze()).item() / 2 == one.asinh().item()
-    True
-    """
+    r"""Distances of all pairs from :math:`\sinh(d/2)`, without a gradient of its own."""
     half_sinh = _half_sinh(numerics.finite(x * scale), numerics.finite(y * scale))
     distances = 2 * torch.asinh(half_sinh) / scale
     if _reads_numbers(x):
@@ -89,24 +50,7 @@ def distance_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
 def distance_gradients(
     x: Tensor, y: Tensor, scale: Tensor, distances: Tensor, grad: Tensor, *, of_scale: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the distances' gradient is in both sets of points and in the scale; it can be differentiated again.
-
-    Args:
-        x: space parts ``(..., n, d)``.
-        y: space parts ``(..., m, d)``.
-        scale: the square root of minus the curvature, without axes.
-        distances: what :func:`distance_values` gives.
-        grad: gradients by the distances ``(..., n, m)``.
-        of_scale: whether the last is wanted.
-
-    Returns:
-        Gradients by ``x``, ``y`` and ``scale``, the last ``None`` where it is not wanted.
-
-    >>> x, y, one = torch.zeros(1, 1).double(), torch.ones(1, 1).double(), torch.ones(()).double()
-    >>> d = distance_values(x, y, one)
-    >>> round(distance_gradients(x, y, one, d, torch.ones_like(d), of_scale=False)[0].item(), 9)
-    -1.0
-    """
+    """What the distances' gradient is in both sets of points and in the scale; it can be differentiated again."""
     points, spoiled = (x, y), _any_nan(x, y, grad)
     x, y = numerics.finite(x * scale), numerics.finite(y * scale)
     (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
@@ -315,7 +259,7 @@ def _sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Ten
 
 
 def _weighted_gap(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    r"""``sum_j w_ij (x_i / x_t_i - y_j / y_t_j)``: for w = u y_t the gradient of ``sum_j u_ij cosh d(x_i, y_j)`` in x.
+    """``sum_j w_ij (x_i / x_t_i - y_j / y_t_j)``: for w = u y_t the gradient of ``sum_j u_ij cosh d(x_i, y_j)`` in x.
 
     Away from the origin the radial component is summed by itself, from ``sinh(a - b) + cosh(a) |y| (1 - cos)``, and the
     rest projected off the ray, since their difference is too small to survive the subtraction.
@@ -343,18 +287,7 @@ def _time(length: Tensor) -> Tensor:
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Length of the space part, and time, in unit coordinates.
-
-    Args:
-        x: space parts ``(..., d)`` of points of curvature -1.
-
-    Returns:
-        Both as ``(..., 1)``.
-
-    >>> length, time = polar(torch.tensor([3.0, 4.0]))
-    >>> length.item(), time.square().round().item()
-    (5.0, 26.0)
-    """
+    """Length of the space part, and time, in unit coordinates."""
     length = numerics.norm(x, keepdim=True)
     return length, _time(length)
 

@@ -19,20 +19,7 @@ __all__ = ["row_distance"]
 
 
 def row_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Geodesic distances of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.distance`.
-
-    Args:
-        x: space parts ``(..., d)``, float32.
-        y: space parts ``(..., d)``, float32.
-        scale: the square root of minus the curvature, without axes, float64.
-
-    Returns:
-        Distances ``(...)``, float32.
-
-    >>> x = torch.tensor([[1.0, 0.0]])
-    >>> row_distance(x, -x, torch.ones(()).double()).item() / 2 == x[0, 0].asinh().item()
-    True
-    """
+    """Geodesic distances of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.distance`."""
     return by_rows(_DISTANCE, scale, x, y)
 
 

@@ -27,83 +27,27 @@ __all__ = ["reach_of", "row_exponential", "row_exponential_at_origin", "row_loga
 
 
 def row_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
-    """Exponential map of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.shoot`.
-
-    Args:
-        x: space parts ``(..., d)``, float32.
-        u: space parts ``(..., d)`` of tangent vectors at x, float32.
-        scale: the square root of minus the curvature, without axes, float64.
-
-    Returns:
-        Space parts ``(..., d)``, float32; those that it cannot hold are drawn back along their ray.
-
-    >>> row_exponential(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(()).double()).asinh().item()
-    1.0
-    """
+    """Exponential map of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.shoot`."""
     return by_rows(_EXPONENTIAL, scale, x, u)
 
 
 def row_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Logarithm of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.logarithm`.
-
-    Args:
-        x: space parts ``(..., d)``, float32.
-        y: space parts ``(..., d)``, float32.
-        scale: the square root of minus the curvature, without axes, float64.
-
-    Returns:
-        Ambient tangent vectors ``(..., d+1)``, float32.
-
-    >>> row_logarithm(torch.zeros(1, 1), torch.ones(1, 1).sinh(), torch.ones(()).double())[0, 1].item()
-    1.0
-    """
+    """Logarithm of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.logarithm`."""
     return by_rows(_LOGARITHM, scale, x, y)
 
 
 def row_exponential_at_origin(u: Tensor, scale: Tensor) -> Tensor:
-    r"""Exponential map at the origin, :math:`\sinh(\ell)\, u / \ell`.
-
-    Args:
-        u: space parts ``(..., d)``, float32.
-        scale: the square root of minus the curvature, without axes, float64.
-
-    Returns:
-        Space parts ``(..., d)``, float32; those that it cannot hold are drawn back along their ray.
-
-    >>> row_exponential_at_origin(torch.ones(1, 1), torch.ones(()).double()).asinh().item()
-    1.0
-    """
+    r"""Exponential map at the origin, :math:`\sinh(\ell)\, u / \ell`."""
     return by_rows(_EXPONENTIAL_AT_ORIGIN, scale, u)
 
 
 def row_logarithm_at_origin(x: Tensor, scale: Tensor) -> Tensor:
-    r"""Logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r`.
-
-    Args:
-        x: space parts ``(..., d)``, float32.
-        scale: the square root of minus the curvature, without axes, float64.
-
-    Returns:
-        Space parts ``(..., d)``, float32.
-
-    >>> row_logarithm_at_origin(torch.ones(1, 1).sinh(), torch.ones(()).double()).item()
-    1.0
-    """
+    r"""Logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r`."""
     return by_rows(_LOGARITHM_AT_ORIGIN, scale, x)
 
 
 def reach_of(dtype: torch.dtype) -> float:
-    """Twice the widest rapidity: it leads from any point through the origin to any other.
-
-    Args:
-        dtype: that of the points.
-
-    Returns:
-        The longest step that an exponential map need take, in units of the radius.
-
-    >>> reach_of(torch.float64) == numerics.widest_rapidity(torch.float64)
-    True
-    """
+    """Twice the widest rapidity: it leads from any point through the origin to any other."""
     return min(4 * numerics.widest_rapidity(dtype), numerics.widest_rapidity(torch.float64))
 
 

@@ -24,21 +24,7 @@ __all__ = ["row_transport"]
 
 
 def row_transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Parallel transport of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.carry`.
-
-    Args:
-        x: space parts ``(..., d)``, float32.
-        y: space parts ``(..., d)``, float32.
-        v: space parts ``(..., d)`` of tangent vectors at x, float32.
-        scale: the square root of minus the curvature, without axes, float64.
-
-    Returns:
-        Ambient tangent vectors ``(..., d+1)`` at y, float32.
-
-    >>> x, v = torch.ones(1, 2), torch.tensor([[1.0, -1.0]])
-    >>> row_transport(x, 2 * x, v, torch.ones(()).double()).tolist()
-    [[0.0, 1.0, -1.0]]
-    """
+    """Parallel transport of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.carry`."""
     return by_rows(_TRANSPORT, scale, x, y, v)
 
 

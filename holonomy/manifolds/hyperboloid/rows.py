@@ -24,18 +24,7 @@ _BYTES_OF_A_THREAD, _BYTES_OF_A_GPU = 2**18, 2**26
 
 
 def takes_rows(*tables: Tensor) -> bool:
-    """The rule: float32, and :func:`holonomy._autograd.by_hand`.
-
-    Args:
-        *tables: points, or vectors at them.
-
-    Returns:
-        Whether :func:`by_rows` is for them.
-
-    >>> x = torch.ones(2)
-    >>> takes_rows(x, x), takes_rows(x, x.double()), torch.func.vmap(lambda x: x * takes_rows(x))(x)
-    (True, False, tensor([0., 0.]))
-    """
+    """The rule: float32, and :func:`holonomy._autograd.by_hand`."""
     return tables[0].dtype == torch.float32 and _autograd.by_hand(*tables)
 
 
@@ -50,9 +39,6 @@ class Form(NamedTuple):
         gradients: of the numbers, the gradient by the results, the scale and the tables, what each row adds to the
             gradient by the scale, ``(n, 1)`` in float64, then the gradients by the tables.
         definition: of the scale and the tables, the same by :mod:`holonomy.manifolds.hyperboloid.geodesics`.
-
-    >>> Form._fields
-    ('numbers', 'values', 'gradients', 'definition')
     """
 
     numbers: Callable[..., tuple[Any, Tensor]]
@@ -62,25 +48,7 @@ class Form(NamedTuple):
 
 
 def by_rows(form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
-    """A function of the rows of tables; its second derivative is that of the form's definition.
-
-    Args:
-        form: the function.
-        scale: the square root of minus the curvature, without axes, float64.
-        *tables: space parts ``(..., d)``, float32, broadcast against each other.
-
-    Returns:
-        Results ``(..., *)``, float32.
-
-    >>> twice = Form(
-    ...     numbers=lambda scale, x: (None, x[:, :1] > 9),
-    ...     values=lambda numbers, scale, x: 2 * x,
-    ...     gradients=lambda numbers, grad, scale, x: (torch.zeros(len(x), 1).double(), 2 * grad),
-    ...     definition=lambda scale, x: x + x,
-    ... )
-    >>> by_rows(twice, torch.ones(()).double(), torch.tensor([1.0, 10.0])).tolist()
-    [2.0, 20.0]
-    """
+    """A function of the rows of tables; its second derivative is that of the form's definition."""
     shape = torch.broadcast_shapes(*(x.shape for x in tables))
     tables = tuple(x if x.shape == shape else numerics.sums_saturate(x).expand(shape) for x in tables)
     *leading, dim = shape
@@ -123,37 +91,14 @@ class _ByRows(torch.autograd.Function):
 
 
 def rows_at_once(x: Tensor, width: int, dtype: torch.dtype | None = None) -> int:
-    """How many rows are computed at once: of 64 channels 1024 float32 ones for each thread of a CPU.
-
-    Args:
-        x: any tensor of the device.
-        width: channels of a row.
-        dtype: what they are computed in; that of ``x`` if left out.
-
-    Returns:
-        The number.
-
-    >>> rows_at_once(torch.ones(1), 64) >= 1024
-    True
-    """
+    """How many rows are computed at once: of 64 channels 1024 float32 ones for each thread of a CPU."""
     on_cpu = x.device.type == "cpu"
     size = _BYTES_OF_A_THREAD * torch.get_num_threads() if on_cpu else _BYTES_OF_A_GPU
     return max(256, size // (max(width, 1) * (dtype or x.dtype).itemsize))
 
 
 def portions(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[slice]:
-    """Rows of a table in portions that stay in the cache.
-
-    Args:
-        x: a table ``(n, d)``.
-        dtype: what it is computed in; its own if left out.
-
-    Yields:
-        Slices of its rows, in order.
-
-    >>> len(list(portions(torch.ones(5, 1))))
-    1
-    """
+    """Rows of a table in portions that stay in the cache."""
     size = rows_at_once(x, x.shape[1], dtype)
     for start in range(0, x.shape[0], size):
         yield slice(start, start + size)
@@ -169,9 +114,6 @@ class Between(NamedTuple):
         z: :math:`\cosh D - 1` of their distance D.
         sinh: :math:`\sinh D`.
         rate: what ``z`` gains as all space parts grow, by the logarithm of their scale.
-
-    >>> Between._fields
-    ('x_time', 'y_time', 'rise', 'z', 'sinh', 'rate')
     """
 
     x_time: Tensor
@@ -189,18 +131,6 @@ def between(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
 
     .. math::
         z = \cosh D - 1 = \tfrac12 \big(|d|^2 - (x_t - y_t)^2\big), \qquad x_t - y_t = \frac{d \cdot (x + y)}{x_t + y_t}
-
-    Args:
-        scale: the square root of minus the curvature, without axes, float64.
-        x: space parts ``(n, d)``, float32.
-        y: space parts ``(n, d)``, float32.
-
-    Returns:
-        The numbers, and the rows whose z has lost its float32 digits: it is below 1e-8 of :math:`|d|^2`.
-
-    >>> one = torch.ones(1, 1)
-    >>> round(between(torch.ones(()).double(), 0 * one, one)[0].z.item(), 9) == round(2**0.5 - 1, 9)
-    True
     """
     squares = x.new_empty((4, x.shape[0], 1), dtype=torch.float64)
     for rows in portions(x, torch.float64):

@@ -38,32 +38,7 @@ def plain_projected_attention(
     heads: int,
     power: float,
 ) -> Float[Tensor, "*batch nodes outputs"]:
-    r"""The definition of :func:`projected_attention`, with the same arguments.
-
-    Args:
-        x: see there.
-        weight: see there.
-        bias: see there.
-        residual_weight: see there.
-        residual_bias: see there.
-        curvature: see there.
-        mask: see there.
-        heads: see there.
-        power: see there.
-
-    Returns:
-        ``(*batch, nodes, d + 1)``, or d channels without a curvature.
-
-    >>> import torch
-    >>> x, maps = torch.randn(5, 4), (torch.randn(12, 4), torch.randn(12), torch.randn(4, 4), torch.randn(4))
-    >>> torch.allclose(
-    ...     plain_projected_attention(x, *maps, heads=2, power=2.0),
-    ...     projected_attention(x, *maps, heads=2, power=2.0, rows=2),
-    ...     atol=1e-4,
-    ...     rtol=1e-4,
-    ... )
-    True
-    """
+    """The definition of :func:`projected_attention`, with the same arguments."""
     maps = zip(weight.chunk(3), bias.chunk(3), (True, False, False), strict=True)
     # Features before heads become batch axes: rows of channels are contiguous there.
     query, key, value = (
@@ -109,28 +84,6 @@ def projected_attention(
     gradients are right: where autograd is asked for them, the plain definition is differentiated, at its price.
     ``torch.func.grad`` works, ``vmap`` does not. The plain definition runs where nodes are few, below 2048, under
     ``torch.compile``, under autocast, and in other dtypes than float32 and float64.
-
-    Args:
-        x: ``(*batch, nodes, inputs)``, finite, zero at padding.
-        weight: the three maps below each other, ``(3 d, inputs)``.
-        bias: theirs, ``(3 d,)``.
-        residual_weight: ``(d, d)``.
-        residual_bias: ``(d,)``.
-        curvature: of the hyperboloid on which z is lifted, one negative number; ``None`` leaves z as it is.
-        mask: ``(*batch, nodes)``, ``True`` at padding.
-        heads: number of heads, a divisor of d.
-        power: the exponent p of the feature map.
-        rows: how many are computed at once, in the fast form; ``None`` chooses the form by the rule above, and the
-            rows by device. It has no effect on the result but rounding.
-
-    Returns:
-        ``(*batch, nodes, d + 1)``, or d channels without a curvature; zero, or the origin, at padding.
-
-    >>> import torch
-    >>> one = torch.ones(1, 1)
-    >>> maps = (one.repeat(3, 1), torch.zeros(3), 2 * one, torch.ones(1))
-    >>> projected_attention(torch.tensor([[1.0], [3.0]]), *maps, heads=1, power=1.0, rows=1).flatten()
-    tensor([5.5000, 9.5000])
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
     if rows is None and not use_chunked(x, x.shape[-2]):

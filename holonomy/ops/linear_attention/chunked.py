@@ -38,9 +38,6 @@ class Options(NamedTuple):
         power: the exponent of the feature map.
         rows: how many are computed at once.
         definition: what is differentiated where gradients of gradients are wanted.
-
-    >>> Options(4, 2.0, 512, lambda *tensors: tensors[0]).heads
-    4
     """
 
     heads: int
@@ -231,26 +228,11 @@ def _return(graph: _Graph, out: Tensor, grad: Tensor, x: Tensor, found: _Gradien
 
 
 class RecomputedAttention(torch.autograd.Function):
-    """The fast form of :func:`~holonomy.ops.linear_attention.projected_attention`.
-
-    >>> from holonomy.ops.linear_attention import projected_attention
-    >>> one = torch.ones(1, 1, requires_grad=True)
-    >>> maps = (torch.ones(3, 1), torch.zeros(3), one, torch.ones(1))
-    >>> projected_attention(one, *maps, heads=1, power=1.0, rows=1).grad_fn.name()
-    'ViewBackward0'
-    """
+    """The fast form of :func:`~holonomy.ops.linear_attention.projected_attention`."""
 
     @staticmethod
     def forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Attend.
-
-        Args:
-            x: graphs ``(graphs, nodes, inputs)``.
-            *inputs: mask, weight and bias of the three maps and of the residual, curvature, and :class:`Options`.
-
-        Returns:
-            The result, and per graph the sums over keys and the largest entry of a key.
-        """
+        """Attend."""
         *tensors, options = inputs
         graphs = _graphs(x, tensors, options)
         lifted = tensors[-1] is not None
@@ -262,28 +244,14 @@ class RecomputedAttention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep the inputs, the result, and the sums over keys.
-
-        Args:
-            ctx: of _autograd.
-            inputs: of :meth:`forward`.
-            output: of :meth:`forward`.
-        """
+        """Keep the inputs, the result, and the sums over keys."""
         ctx.options = inputs[-1]
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs[:-1], *output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate: in parts, or by the definition where the gradient itself will be differentiated.
-
-        Args:
-            ctx: of _autograd.
-            *grad_outputs: of the result, and of what has none.
-
-        Returns:
-            A gradient for each input that wants one.
-        """
+        """Differentiate: in parts, or by the definition where the gradient itself will be differentiated."""
         *inputs, out, context, mass, largest = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _by_definition(tuple(inputs), ctx.options, grad_outputs[0], ctx.needs_input_grad)

@@ -33,20 +33,6 @@ def power_features(
 
     It keeps the length of :math:`e` and sharpens its direction. Being homogeneous of degree one,
     :math:`\phi(x/t) = \phi(x)/t`. At rows with no positive entry value and gradient are zero.
-
-    Args:
-        x: vectors ``(*batch, channels)``.
-        power: the exponent :math:`p \ge 1`; 1 is plain ReLU.
-        unit: leave the length out: :math:`e^p / |e^p|`, for queries, whose length cancels between the numerator and
-            the denominator of eq. 16.
-
-    Returns:
-        Nonnegative features ``(*batch, channels)``.
-
-    >>> power_features(torch.tensor([[3.0, 4.0, -1.0]]), 1.0)
-    tensor([[3., 4., 0.]])
-    >>> power_features(torch.tensor([3.0, 4.0]), 3.0).norm()
-    tensor(5.0000)
     """
     if torch.compiler.is_compiling():  # which fuses the plain operations itself
         return _power_features(x, power, unit=unit)
@@ -113,21 +99,6 @@ def linear_attention(
     all zero (zero query, orthogonal keys, every key masked) is zero, and so is its gradient; as zero counts what is
     less than 1e-19 in float32 (the root of the smallest number) of the largest query entry times the largest key entry
     of all, divided by the number of key entries.
-
-    Args:
-        query: nonnegative features ``(*batch, query, channels)``.
-        key: nonnegative features ``(*batch, key, channels)``.
-        value: values ``(*batch, key, values)``.
-        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
-
-    Returns:
-        Averages ``(*batch, query, values)``.
-
-    >>> q, k, v = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([[1.0], [3.0]])
-    >>> linear_attention(q, k, v)
-    tensor([[2.]])
-    >>> linear_attention(q, k, v, torch.tensor([False, True]))
-    tensor([[1.]])
     """
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
@@ -157,24 +128,10 @@ def linear_midpoint(
     *,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch query values"]:
-    r"""Lorentzian midpoints (Hypformer eq. 4) of the points above the values, with the weights of linear attention.
+    """Lorentzian midpoints (Hypformer eq. 4) of the points above the values, with the weights of linear attention.
 
     A linear sum of ambient points, time included, in float64; then the point on its ray, as precise as
     :func:`holonomy.ops.softmax_attention.weighted_midpoint`.
-
-    Args:
-        query: nonnegative features ``(*batch, query, channels)``.
-        key: nonnegative features ``(*batch, key, channels)``.
-        value: space parts ``(*batch, key, values)``.
-        mask: ``(*batch, key)``, ``True`` at keys to ignore, whatever they hold.
-        curvature: where the values lie, one negative number.
-
-    Returns:
-        Space parts ``(*batch, query, values)``; the origin where all weights are zero.
-
-    >>> q, k, v = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])
-    >>> linear_midpoint(q, k, v, curvature=torch.tensor([-1.0]))
-    tensor([[0.]])
     """
     points = hyperboloid.lift(numerics.widen(value), curvature)
     mean = linear_attention(numerics.widen(query), numerics.widen(key), points, mask)

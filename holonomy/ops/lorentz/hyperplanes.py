@@ -29,21 +29,7 @@ def hyperplane_distances(
     gain: Float[Tensor, " classes"],
     curvature: Float[Tensor, " 1"],
 ) -> Float[Tensor, "*batch classes"]:
-    r""":math:`\operatorname{arsinh}(g_k\, p_k \cdot x)` for the points x with these space parts.
-
-    Args:
-        space: space parts ``(*batch, d)``.
-        plane: p, by time and space ``(classes, d + 1)``, float64.
-        gain: g ``(classes,)``, float64.
-        curvature: of the points, one negative number, float64.
-
-    Returns:
-        Distances in curvature radii ``(*batch, classes)``, float64.
-
-    >>> plane, one = torch.tensor([[0.0, 1.0]]).double(), torch.ones(1).double()
-    >>> hyperplane_distances(torch.tensor([[1.0]]), plane, one, -one).item() == one.asinh().item()
-    True
-    """
+    r""":math:`\operatorname{arsinh}(g_k\, p_k \cdot x)` for the points x with these space parts."""
     if not takes_rows(space):
         return plain_hyperplane_distances(space, plane, gain, curvature)
     rows = space.reshape(-1, space.shape[-1])
@@ -57,21 +43,7 @@ def plain_hyperplane_distances(
     gain: Float[Tensor, " classes"],
     curvature: Float[Tensor, " 1"],
 ) -> Float[Tensor, "*batch classes"]:
-    """The definition of :func:`hyperplane_distances`.
-
-    Args:
-        space: as there.
-        plane: as there.
-        gain: as there.
-        curvature: as there.
-
-    Returns:
-        As there.
-
-    >>> plane, one = torch.tensor([[0.0, 1.0]]).double(), torch.ones(1).double()
-    >>> plain_hyperplane_distances(torch.tensor([[0.0]]), plane, one, -one).item()
-    0.0
-    """
+    """The definition of :func:`hyperplane_distances`."""
     points = hyperboloid.lift(numerics.widen(space), curvature)
     return torch.asinh(numerics.finite(gain * functional.linear(points, plane)))
 

@@ -22,22 +22,14 @@ _FEWEST_ROWS = 2048
 
 
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:
-    """Whether an operator computes in chunks of rows: 2048 rows, and :func:`holonomy._autograd.by_hand`.
-
-    >>> use_chunked(torch.ones(3000, 2), 3000), use_chunked(torch.ones(30, 2), 30)
-    (True, False)
-    """
+    """Whether an operator computes in chunks of rows: 2048 rows, and :func:`holonomy._autograd.by_hand`."""
     return _autograd.by_hand(x) and rows >= _FEWEST_ROWS and x.numel() > 0
 
 
 def space_gradient(
     grad: Float[torch.Tensor, "rows ambient"], point: Float[torch.Tensor, "rows ambient"]
 ) -> Float[torch.Tensor, "rows dim"]:
-    """The gradient of the space part alone, from that of time and space.
-
-    >>> space_gradient(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([[5.0, 3.0, 4.0]]))
-    tensor([[4., 5.]])
-    """
+    """The gradient of the space part alone, from that of time and space."""
     return torch.addcmul(grad[:, 1:], point[:, 1:] / point[:, :1], grad[:, :1])
 
 
@@ -46,9 +38,5 @@ def curvature_gradient(
     point: Float[torch.Tensor, "rows ambient"],
     curvature: Float[torch.Tensor, "*one"],
 ) -> Float[torch.Tensor, "*one"]:
-    """The gradient of the curvature through the time coordinates.
-
-    >>> curvature_gradient(torch.ones(1, 2), torch.tensor([[2.0, 0.0]]), torch.tensor([-0.25])).item()
-    4.0
-    """
+    """The gradient of the curvature through the time coordinates."""
     return (grad[:, 0] / point[:, 0]).sum() / (2 * curvature.square())

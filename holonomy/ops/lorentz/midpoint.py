@@ -88,28 +88,11 @@ def _positive(curvature: Tensor) -> Tensor:
 
 
 class LiftedMidpoint(torch.autograd.Function):
-    """The midpoint of x and epsilon times y (see :func:`holonomy.layers.hyperbolic.midpoint.midpoint`), lifted.
-
-    >>> from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
-    >>> x = torch.tensor([[1.0, 0.0]], requires_grad=True).expand(2048, 2)
-    >>> lifted_midpoint(x, x, 1.0, torch.tensor([-1.0])).grad_fn.next_functions[0][0].name()
-    'LiftedMidpointBackward'
-    """
+    """The midpoint of x and epsilon times y (see :func:`holonomy.layers.hyperbolic.midpoint.midpoint`), lifted."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float, definition: Callable[..., Tensor]) -> Tensor:
-        """Midpoints.
-
-        Args:
-            x: points ``(rows, d + 1)``.
-            y: points ``(rows, d + 1)``, or space parts ``(rows, d)``.
-            curvature: one negative number.
-            epsilon: the weight of y.
-            definition: of these arguments.
-
-        Returns:
-            Points ``(rows, d + 1)``.
-        """
+        """Midpoints."""
         out, dim, c = torch.empty_like(x), x.shape[1] - 1, _positive(curvature)
         for part in portions(x, torch.float64):
             pair = _pair(x[part, 1:], y[part, -dim:], c)
@@ -122,27 +105,13 @@ class LiftedMidpoint(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep inputs and results.
-
-        Args:
-            ctx: of _autograd.
-            inputs: of :meth:`forward`.
-            output: of :meth:`forward`.
-        """
+        """Keep inputs and results."""
         *tensors, ctx.epsilon, ctx.definition = inputs
         ctx.save_for_backward(*tensors, output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate.
-
-        Args:
-            ctx: of _autograd.
-            *grad_outputs: of the points.
-
-        Returns:
-            A gradient for each input that wants one.
-        """
+        """Differentiate."""
         x, y, curvature, out = ctx.saved_tensors
         grad, wanted = grad_outputs[0], ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():
