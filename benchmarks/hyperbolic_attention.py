@@ -12,7 +12,7 @@ from benchmarks.case import Case, Contenders, Growth, Line, stepped
 from benchmarks.plain import hyperbolic as plain
 from holonomy import Lorentz
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
-from holonomy.ops.linear_attention import projected_attention
+from holonomy.ops.linear_attention import linear_attention_block
 
 __all__ = ["CASES"]
 
@@ -30,7 +30,7 @@ def same_kernel(layer: plain.FlatAttention, x: Tensor) -> Tensor:
     maps = (layer.query, layer.key, layer.value)
     weight, bias = torch.cat([m.weight for m in maps]), torch.cat([m.bias for m in maps])
     residual = (layer.residual.weight, layer.residual.bias)
-    return projected_attention(x, weight, bias, *residual, heads=layer.heads, power=layer.power)
+    return linear_attention_block(x, weight, bias, *residual, heads=layer.heads, power=layer.power)
 
 
 def linear(count: int, device: torch.device) -> Contenders:

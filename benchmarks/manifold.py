@@ -21,7 +21,7 @@ from holonomy.layers import HTC
 __all__ = ["CASES"]
 
 FEATURES = 64
-NOTE = "float64 inside, in portions that stay in the cache: right where Geoopt's formulas cancel"
+NOTE = "float64 inside, in chunks that stay in the cache: right where Geoopt's formulas cancel"
 # Of two points x, y and a tangent vector u at x.
 FUNCTIONS: dict[str, Callable[[geoopt.Lorentz, Tensor, Tensor, Tensor], Tensor]] = {
     "dist": lambda m, x, y, _: m.dist(x, y),

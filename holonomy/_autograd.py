@@ -1,9 +1,9 @@
 """Gradients written by hand: when they may stand in for those of a plain definition, and how they are called.
 
 Most fast forms of this library are autograd Functions beside a plain definition of the same signature. One rule,
-:func:`by_hand`, says when such a form stands in; :func:`apply_function` calls it, and gives it forward mode;
-:func:`by_definition` differentiates the definition in its place, where a gradient is itself to be differentiated or
-rows lie where the direct formulas lose digits. What such a form must know of torch's modes stands here, too.
+:func:`supports_custom_backward`, says when such a form stands in; :func:`apply_function` calls it, and gives it forward
+mode; :func:`by_definition` differentiates the definition in its place, where a gradient is itself to be differentiated
+or rows lie where the direct formulas lose digits. What such a form must know of torch's modes stands here, too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = [
     "apply_function",
     "autocast_device",
     "by_definition",
-    "by_hand",
     "eager",
     "forward_mode",
     "may_bypass",
+    "supports_custom_backward",
     "transformed",
 ]
 
@@ -129,7 +129,7 @@ def _states_forward_mode(function: type[torch.autograd.Function]) -> bool:
     return older or function.jvp is not torch.autograd.Function.jvp
 
 
-def by_hand(*tensors: Tensor) -> bool:
+def supports_custom_backward(*tensors: Tensor) -> bool:
     """Whether a form with gradients written by hand may stand in for a plain definition of the same signature."""
     return (
         not torch.compiler.is_compiling()

@@ -211,14 +211,14 @@ def bounded(function: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> F
     entry that is not finite is zero instead, unless ``nan`` came in. Gradients are computed from the inputs again.
     Under ``torch.compile`` and in transformations of ``torch.func`` gradients are those of the function.
     """
-    if not _autograd.by_hand(*inputs):
+    if not _autograd.supports_custom_backward(*inputs):
         return finite(function(*inputs))
     return _autograd.apply_function(_Bounded, function, *inputs)
 
 
 def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """``x``, whose gradient is finite where it is a sum of finite gradients from several places."""
-    if not x.requires_grad or not _autograd.by_hand(x):
+    if not x.requires_grad or not _autograd.supports_custom_backward(x):
         return x
     x = x.view_as(x)
     x.register_hook(finite)  # pyright: ignore[reportUnknownMemberType]
@@ -227,7 +227,7 @@ def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def shared(x: Float[Tensor, ""], shape: tuple[int, ...]) -> Float[Tensor, "..."]:
     """One number as a tensor of a shape; its gradient is the sum of all, saturated."""
-    return _autograd.apply_function(_Shared, x, shape) if _autograd.by_hand(x) else x.expand(shape)
+    return _autograd.apply_function(_Shared, x, shape) if _autograd.supports_custom_backward(x) else x.expand(shape)
 
 
 class _Shared(torch.autograd.Function):

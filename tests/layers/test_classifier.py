@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from holonomy.layers import FullyLorentzLinear, HypLinearAttention, HypMLR, HypPrototypes
 from holonomy.manifolds import Lorentz
-from holonomy.ops.lorentz.hyperplanes import hyperplane_distances, plain_hyperplane_distances
+from holonomy.ops.lorentz.hyperplanes import hyperplane_distances, hyperplane_distances_reference
 
 D = torch.float64
 
@@ -140,7 +140,7 @@ def test_distances_in_portions_are_those_of_the_definition(batch, radius):
     plane, gain = torch.randn(3, 66, dtype=D, requires_grad=True), torch.rand(3, dtype=D, requires_grad=True)
     kappa = torch.tensor([-0.3], dtype=D, requires_grad=True)
     leaves, found = (space, plane, gain, kappa), []
-    for function in (hyperplane_distances, plain_hyperplane_distances):
+    for function in (hyperplane_distances, hyperplane_distances_reference):
         result = function(*leaves)
         weights = torch.linspace(-1, 1, result.numel(), dtype=D).view_as(result)
         first = torch.autograd.grad((result * weights).sum(), leaves)
@@ -152,7 +152,7 @@ def test_distances_in_portions_are_those_of_the_definition(batch, radius):
 def test_distances_are_differentiated_twice_by_the_definition():
     leaves = (torch.randn(4, 3), torch.randn(2, 4, dtype=D), torch.rand(2, dtype=D), torch.tensor([-0.3], dtype=D))
     leaves, seconds = tuple(x.requires_grad_() for x in leaves), []
-    for function in (hyperplane_distances, plain_hyperplane_distances):
+    for function in (hyperplane_distances, hyperplane_distances_reference):
         first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
         seconds.append(torch.autograd.grad(sum(x.square().sum() for x in first), leaves))
     for ours, theirs in zip(*seconds, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 from holonomy.layers import HypLinearAttention
 from holonomy.manifolds import Lorentz
-from holonomy.ops.linear_attention import plain_projected_attention, projected_attention
+from holonomy.ops.linear_attention import linear_attention_block, linear_attention_block_reference
 from tests.laws.laws import assert_near, cotangent
 
 D = torch.float64
@@ -33,8 +33,8 @@ def attend(leaves, mask, *, power=2.0, rows=None):
     """In parts where rows are given, else by definition."""
     curvature = leaves[5] if len(leaves) > 5 else None
     if rows is None:
-        return plain_projected_attention(*leaves[:5], curvature, mask, heads=HEADS, power=power)
-    return projected_attention(*leaves[:5], curvature, mask, heads=HEADS, power=power, rows=rows)
+        return linear_attention_block_reference(*leaves[:5], curvature, mask, heads=HEADS, power=power)
+    return linear_attention_block(*leaves[:5], curvature, mask, heads=HEADS, power=power, rows=rows)
 
 
 def with_gradients(leaves, mask, **options):

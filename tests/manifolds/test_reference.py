@@ -98,12 +98,12 @@ def test_differences_are_derivatives(kappa: float, radius: float, separation: fl
     with mp.workdps(400):
         kappa_ = mpf(kappa)
         x, y, _, v = place(kappa, radius, separation, kind, 3, 5, axis=False)
-        for function, arguments, by_hand in (
+        for function, arguments, supports_custom_backward in (
             (oracle.dist, [x, y], dist_by_hand(x, y, kappa_)),
             (oracle.expmap0, [v], expmap0_by_hand(v, kappa_)),
         ):
             differences = oracle.jacobian(function, arguments, kappa_)
-            for ours, hand in zip(differences, by_hand, strict=True):
+            for ours, hand in zip(differences, supports_custom_backward, strict=True):
                 for left, right in zip(ours, hand, strict=True):
                     assert close(left, right)
 

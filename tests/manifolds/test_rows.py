@@ -47,7 +47,7 @@ def parts_of(gradient: Tensor, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("dim", [1, 2, 65])
 def test_agree_with_geodesics(kappa: float, rapidity: float, dim: int, device: torch.device) -> None:
     x, y = pairs(kappa, rapidity, dim, device)
-    assert rows.takes_rows(x, y)
+    assert rows.use_rowwise(x, y)
     grad = torch.ones(ROWS, device=device)
     fast, exact = (found(x, y, kappa, grad, dtype) for dtype in (torch.float32, torch.float64))
     assert bool((fast[0][250:300] == 0).all())
@@ -125,8 +125,8 @@ def test_no_dimension(device: torch.device) -> None:
 
 def test_the_rule(device: torch.device) -> None:
     x = torch.ones(9, 4, device=device)
-    assert rows.takes_rows(x, x)
-    assert not rows.takes_rows(x, x.double())
-    assert not rows.takes_rows(x.double(), x.double())
+    assert rows.use_rowwise(x, x)
+    assert not rows.use_rowwise(x, x.double())
+    assert not rows.use_rowwise(x.double(), x.double())
     with torch.autocast(device.type, torch.bfloat16):
-        assert not rows.takes_rows(x, x)
+        assert not rows.use_rowwise(x, x)

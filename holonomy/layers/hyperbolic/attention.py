@@ -24,7 +24,7 @@ from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
-from holonomy.ops.linear_attention import projected_attention
+from holonomy.ops.linear_attention import linear_attention_block
 from holonomy.ops.linear_attention.reference import AVERAGES, Average, linear_attention, linear_midpoint, power_features
 from holonomy.ops.softmax_attention import (
     SIMILARITIES,
@@ -135,7 +135,7 @@ class HypLinearAttention(nn.Module):
         factors = torch.stack([ratio, ratio, ratio * numerics.exp(-self.log_scale) * last]).to(self.log_scale.dtype)
         weight = torch.stack([htc.weight for htc in maps]) * factors[:, None]
         bias = torch.stack([htc.bias for htc in maps if htc.bias is not None]) * factors
-        return projected_attention(
+        return linear_attention_block(
             without_padding(x, key_padding_mask),
             weight.flatten(0, 1),
             bias.flatten(),

@@ -44,7 +44,7 @@ from holonomy.manifolds.hyperboloid.row_maps import (
     row_logarithm_at_origin,
 )
 from holonomy.manifolds.hyperboloid.row_transport import row_transport
-from holonomy.manifolds.hyperboloid.rows import takes_rows
+from holonomy.manifolds.hyperboloid.rows import use_rowwise
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -102,7 +102,7 @@ def dist(
     Zero, with zero gradients (a subgradient), where the points coincide. Float64 points more than 709 curvature radii
     apart saturate there.
     """
-    if takes_rows(x, y):
+    if use_rowwise(x, y):
         return row_distance(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.distance(_wide(x), _wide(y), _scale(kappa)), x, y)
 
@@ -133,16 +133,16 @@ def expmap(
     gradients keep their digits up to rapidity 44 from the origin; beyond they are finite.
     """
     scale = _scale(kappa)
-    if takes_rows(x, u):
+    if use_rowwise(x, u):
         return lift(row_exponential(space(x), space(u), scale), kappa)
-    return _point(geodesics.shoot(_wide(x), _wide(u), scale, reach_of(_dtype(x, u))), scale, x, u)
+    return _point(geodesics.expmap_exact(_wide(x), _wide(u), scale, reach_of(_dtype(x, u))), scale, x, u)
 
 
 def logmap(
     x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
     """Logarithm: the tangent vector at ``x`` whose geodesic reaches ``y`` at time one; it inverts :func:`expmap`."""
-    if takes_rows(x, y):
+    if use_rowwise(x, y):
         return row_logarithm(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
 
@@ -153,9 +153,9 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     The space part is :math:`\sinh(\ell)\,u_s/\ell` with :math:`\ell = \sqrt{-\kappa}|u_s|`.
     """
     scale = _scale(kappa)
-    if takes_rows(u):
+    if use_rowwise(u):
         return lift(row_exponential_at_origin(space(u), scale), kappa)
-    return _point(saturating(geodesics.shoot0, kappa, space(u)), scale, u)
+    return _point(saturating(geodesics.expmap0_exact, kappa, space(u)), scale, u)
 
 
 def geodesic(
@@ -172,7 +172,7 @@ def geodesic(
 def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
     """Logarithm at the origin: the inverse of :func:`expmap0`."""
     scale = _scale(kappa)
-    if takes_rows(x):
+    if use_rowwise(x):
         return torch.nn.functional.pad(row_logarithm_at_origin(space(x), scale), (1, 0))
     return torch.nn.functional.pad(_narrow(geodesics.logarithm0(_wide(x), scale), x), (1, 0))
 
@@ -189,9 +189,9 @@ def transp(
     when x is much farther out than the result is long; there ``v`` is carried to the origin's frame instead, turned by
     the area of the triangle (origin, x, y), and carried to ``y``. Of the two the one with the smaller terms is taken.
     """
-    if takes_rows(x, y, v):
+    if use_rowwise(x, y, v):
         return row_transport(space(x), space(y), space(v), _scale(kappa))
-    return _narrow(geodesics.carry(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
+    return _narrow(geodesics.transport_exact(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
 
 
 def transp0(

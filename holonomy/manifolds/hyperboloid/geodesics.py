@@ -32,17 +32,17 @@ from torch import Tensor
 from holonomy import _autograd, numerics
 
 __all__ = [
-    "carry",
     "carry_to_origin",
     "distance",
     "distance0",
     "distance_gradients",
+    "expmap0_exact",
+    "expmap_exact",
     "inner",
     "logarithm",
     "logarithm0",
-    "shoot",
-    "shoot0",
     "squared_chord",
+    "transport_exact",
 ]
 
 
@@ -104,13 +104,13 @@ def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     return _autograd.apply_function(_Logarithm, x, y, scale)
 
 
-def shoot(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
+def expmap_exact(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
     """The exponential map."""
     x, u = torch.broadcast_tensors(x, u)
     return _autograd.apply_function(_Shoot, x, u, scale, reach)
 
 
-def carry(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+def transport_exact(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """Parallel transport along the geodesic from x to y."""
     x, y, v = torch.broadcast_tensors(x, y, v)
     return _autograd.apply_function(_Carry, x, y, v, scale)
@@ -129,7 +129,7 @@ def inner(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     return products.squeeze(-1)
 
 
-def shoot0(u: Tensor, scale: Tensor) -> Tensor:
+def expmap0_exact(u: Tensor, scale: Tensor) -> Tensor:
     r"""The exponential map at the origin, :math:`\sinh(\ell)\, u / \ell` with :math:`\ell = s |u|`."""
     return u * numerics.sinhc(_length(u, scale))
 

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, portions
+from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
 
 __all__ = ["reach_of", "row_exponential", "row_exponential_at_origin", "row_logarithm", "row_logarithm_at_origin"]
 
 
 def row_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
-    """Exponential map of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.shoot`."""
+    """Exponential map of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.expmap_exact`."""
     return by_rows(_EXPONENTIAL, scale, x, u)
 
 
@@ -63,7 +63,7 @@ class _Step(NamedTuple):
 
 def _shoot_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
     squares = x.new_empty((3, x.shape[0], 1), dtype=torch.float64)
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         a, b = x[rows].double(), u[rows].double()
         squares[0, rows] = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
         squares[1, rows] = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
@@ -79,7 +79,7 @@ def _shoot_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
 def _shoot_values(numbers: _Step, scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
     del scale
     result = torch.empty_like(x)
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         along = x[rows] * numbers.cosh[rows]  # float64 from here on
         result[rows] = torch.addcmul(along, u[rows].double(), numbers.sinhc[rows])
     return result
@@ -90,7 +90,7 @@ def _shoot_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     w, length, cosh, sinhc, slope = numbers
     on_x, on_u, on_square = torch.empty_like(x), torch.empty_like(u), torch.empty_like(w)
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         a, b, g = x[rows].double(), u[rows].double(), grad[rows].double()
         by_cosh, by_sinhc = ((g * z).sum(-1, keepdim=True) for z in (a, b))
         # What the square of the length does, and u without its part along x: the square's own gradient.
@@ -102,7 +102,7 @@ def _shoot_gradients(
 
 
 def _shoot_definition(scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
-    wide = geodesics.shoot(numerics.widen(x), numerics.widen(u), scale, reach_of(x.dtype))
+    wide = geodesics.expmap_exact(numerics.widen(x), numerics.widen(u), scale, reach_of(x.dtype))
     return numerics.narrow(numerics.shrink(wide, x.dtype), x.dtype)
 
 
@@ -118,7 +118,7 @@ def _log_values(numbers: Between, scale: Tensor, x: Tensor, y: Tensor) -> Tensor
     result = x.new_empty(x.shape[0], x.shape[1] + 1)
     result[:, :1] = shorter * (0.0 - rise - z * x_time) / scale
     along = 1 + z
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         result[rows, 1:] = torch.addcmul(y[rows].double(), x[rows].double(), -along[rows]).mul_(shorter[rows])
     return result
 
@@ -131,7 +131,7 @@ def _log_gradients(
     slope = -shorter.pow(3) * numerics.sinhc_slope(torch.log1p(z + sinh))
     on_x, on_y, on_z = torch.empty_like(x), torch.empty_like(y), torch.empty_like(z)
     square = scale.square()
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         a, b, g = x[rows].double(), y[rows].double(), grad[rows, 1:].double()
         gap = b - a
         on_point = (g * a).sum(-1, keepdim=True) + time[rows] * x_time[rows]
@@ -172,7 +172,7 @@ class _Factor(NamedTuple):
 def _radial_values(numbers: _Factor, scale: Tensor, x: Tensor) -> Tensor:
     del scale
     result = torch.empty_like(x)
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         result[rows] = x[rows] * numbers.value[rows]
     return result
 
@@ -180,7 +180,7 @@ def _radial_values(numbers: _Factor, scale: Tensor, x: Tensor) -> Tensor:
 def _radial_gradients(numbers: _Factor, grad: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     on_x, along = torch.empty_like(x), torch.empty_like(numbers.square)
     pull = numbers.slope * scale.square()
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         a, g = x[rows].double(), grad[rows].double()
         along[rows] = (g * a).sum(-1, keepdim=True)
         on_x[rows] = a.mul_(pull[rows] * along[rows]).addcmul_(g, numbers.value[rows])
@@ -195,7 +195,7 @@ def _shoot0_numbers(scale: Tensor, u: Tensor) -> tuple[_Factor, Tensor]:
 
 
 def _shoot0_definition(scale: Tensor, u: Tensor) -> Tensor:
-    wide = geodesics.shoot0(numerics.widen(u), scale)
+    wide = geodesics.expmap0_exact(numerics.widen(u), scale)
     return numerics.narrow(numerics.shrink(wide, u.dtype), u.dtype)
 
 
@@ -212,7 +212,7 @@ def _log0_definition(scale: Tensor, x: Tensor) -> Tensor:
 
 def _length(scale: Tensor, x: Tensor) -> Tensor:
     length = x.new_empty((x.shape[0], 1), dtype=torch.float64)
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         length[rows] = torch.linalg.vector_norm(x[rows].double(), dim=-1, keepdim=True)
     return length.mul_(scale)
 

@@ -1,4 +1,4 @@
-r"""Float32 points as tables, row by row: in which portions, and with which gradients.
+r"""Float32 points as tables, row by row: in which chunks, and with which gradients.
 
 :mod:`holonomy.manifolds.hyperboloid.geodesics` is right everywhere, at the price of some sixty passes over the points.
 Where a formula cancels by no more than half of float64's digits a few products of rows are enough: that is most rows of
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 
-__all__ = ["Between", "Form", "between", "by_rows", "portions", "rows_at_once", "takes_rows"]
+__all__ = ["Between", "Form", "between", "by_rows", "row_chunks", "rows_at_once", "use_rowwise"]
 
 # What is computed at once: a quarter of a MiB for each thread. A GPU wants more.
 _BYTES_OF_A_THREAD, _BYTES_OF_A_GPU = 2**18, 2**26
 
 
-def takes_rows(*tables: Tensor) -> bool:
-    """The rule: float32, and :func:`holonomy._autograd.by_hand`."""
-    return tables[0].dtype == torch.float32 and _autograd.by_hand(*tables)
+def use_rowwise(*tables: Tensor) -> bool:
+    """The rule: float32, and :func:`holonomy._autograd.supports_custom_backward`."""
+    return tables[0].dtype == torch.float32 and _autograd.supports_custom_backward(*tables)
 
 
 class Form(NamedTuple):
@@ -97,8 +97,8 @@ def rows_at_once(x: Tensor, width: int, dtype: torch.dtype | None = None) -> int
     return max(256, size // (max(width, 1) * (dtype or x.dtype).itemsize))
 
 
-def portions(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[slice]:
-    """Rows of a table in portions that stay in the cache."""
+def row_chunks(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[slice]:
+    """Rows of a table in chunks that stay in the cache."""
     size = rows_at_once(x, x.shape[1], dtype)
     for start in range(0, x.shape[0], size):
         yield slice(start, start + size)
@@ -133,7 +133,7 @@ def between(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
         z = \cosh D - 1 = \tfrac12 \big(|d|^2 - (x_t - y_t)^2\big), \qquad x_t - y_t = \frac{d \cdot (x + y)}{x_t + y_t}
     """
     squares = x.new_empty((4, x.shape[0], 1), dtype=torch.float64)
-    for rows in portions(x, torch.float64):
+    for rows in row_chunks(x, torch.float64):
         a, b = x[rows].double(), y[rows].double()
         gap = a - b
         squares[0, rows] = torch.linalg.vector_norm(a, dim=-1, keepdim=True)

@@ -23,10 +23,10 @@ from holonomy.ops.lorentz.lifted import use_chunked
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["plain_projected_attention", "projected_attention"]
+__all__ = ["linear_attention_block", "linear_attention_block_reference"]
 
 
-def plain_projected_attention(
+def linear_attention_block_reference(
     x: Float[Tensor, "*batch nodes inputs"],
     weight: Float[Tensor, "three_dims inputs"],
     bias: Float[Tensor, " three_dims"],
@@ -38,7 +38,7 @@ def plain_projected_attention(
     heads: int,
     power: float,
 ) -> Float[Tensor, "*batch nodes outputs"]:
-    """The definition of :func:`projected_attention`, with the same arguments."""
+    """The definition of :func:`linear_attention_block`, with the same arguments."""
     maps = zip(weight.chunk(3), bias.chunk(3), (True, False, False), strict=True)
     # Features before heads become batch axes: rows of channels are contiguous there.
     query, key, value = (
@@ -57,7 +57,7 @@ def plain_projected_attention(
     return space if curvature is None else hyperboloid.lift(space, curvature)
 
 
-def projected_attention(
+def linear_attention_block(
     x: Float[Tensor, "*batch nodes inputs"],
     weight: Float[Tensor, "three_dims inputs"],
     bias: Float[Tensor, " three_dims"],
@@ -87,10 +87,10 @@ def projected_attention(
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
     if rows is None and not use_chunked(x, x.shape[-2]):
-        return plain_projected_attention(*tensors, heads=heads, power=power)
+        return linear_attention_block_reference(*tensors, heads=heads, power=power)
     rows = rows_at_once(x, residual_bias.shape[0]) if rows is None else rows
     graphs = x.reshape(-1, *x.shape[-2:])
     masks = None if mask is None else mask.reshape(-1, mask.shape[-1])
-    options = Options(heads, power, rows, plain_projected_attention)
+    options = Options(heads, power, rows, linear_attention_block_reference)
     out = apply_function(RecomputedAttention, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)

@@ -1,4 +1,4 @@
-r"""Linear attention some rows at a time, with what the way back needs computed again (see ``projected_attention``).
+r"""Linear attention some rows at a time, with what the way back needs computed again (see ``linear_attention_block``).
 
 A part is some rows of one graph. Channels come first, ``(heads, channels, rows)``: sums over channels run along
 contiguous rows. With e a row of a projection after ReLU, m its largest entry, :math:`s = e/m`, :math:`P = s^p`,
@@ -228,7 +228,7 @@ def _return(graph: _Graph, out: Tensor, grad: Tensor, x: Tensor, found: _Gradien
 
 
 class RecomputedAttention(torch.autograd.Function):
-    """The fast form of :func:`~holonomy.ops.linear_attention.projected_attention`."""
+    """The fast form of :func:`~holonomy.ops.linear_attention.linear_attention_block`."""
 
     @staticmethod
     def forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

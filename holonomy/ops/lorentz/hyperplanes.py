@@ -1,7 +1,7 @@
-r"""Signed distances of many float32 points to a few hyperplanes, in float64 in portions that stay in the cache.
+r"""Signed distances of many float32 points to a few hyperplanes, in float64 in chunks that stay in the cache.
 
 Near a hyperplane far out two numbers of size :math:`\cosh(s)\, x_t` cancel: float32 products would leave no digits.
-What costs is not the product in float64 but the copies of all points in it, so that only portions are copied, forward
+What costs is not the product in float64 but the copies of all points in it, so that only chunks are copied, forward
 and backward.
 """
 
@@ -15,12 +15,12 @@ from torch.nn import functional
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.hyperboloid.rows import portions, takes_rows
+from holonomy.manifolds.hyperboloid.rows import row_chunks, use_rowwise
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["hyperplane_distances", "plain_hyperplane_distances"]
+__all__ = ["hyperplane_distances", "hyperplane_distances_reference"]
 
 
 def hyperplane_distances(
@@ -30,14 +30,14 @@ def hyperplane_distances(
     curvature: Float[Tensor, " 1"],
 ) -> Float[Tensor, "*batch classes"]:
     r""":math:`\operatorname{arsinh}(g_k\, p_k \cdot x)` for the points x with these space parts."""
-    if not takes_rows(space):
-        return plain_hyperplane_distances(space, plane, gain, curvature)
+    if not use_rowwise(space):
+        return hyperplane_distances_reference(space, plane, gain, curvature)
     rows = space.reshape(-1, space.shape[-1])
     found: Tensor = _autograd.apply_function(_Distances, rows, plane, gain, curvature)
     return found.view(*space.shape[:-1], plane.shape[0])
 
 
-def plain_hyperplane_distances(
+def hyperplane_distances_reference(
     space: Float[Tensor, "*batch dim"],
     plane: Float[Tensor, "classes ambient"],
     gain: Float[Tensor, " classes"],
@@ -54,7 +54,7 @@ class _Distances(torch.autograd.Function):
         products = plane.new_empty(space.shape[0], plane.shape[0])
         times = plane.new_empty(space.shape[0], 1)
         radius = curvature.neg().rsqrt()
-        for rows in portions(space, torch.float64):
+        for rows in row_chunks(space, torch.float64):
             wide = space[rows].double()
             times[rows] = time = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), radius)
             torch.addmm(time * plane[:, 0], wide, plane[:, 1:].t(), out=products[rows])
@@ -67,7 +67,7 @@ class _Distances(torch.autograd.Function):
         space, plane, gain, curvature = ctx.saved_tensors
         if torch.is_grad_enabled():
             wanted = tuple(ctx.needs_input_grad)
-            return _autograd.by_definition(plain_hyperplane_distances, ctx.saved_tensors, grad_outputs[0], wanted)
+            return _autograd.by_definition(hyperplane_distances_reference, ctx.saved_tensors, grad_outputs[0], wanted)
         products, times = ctx.products, ctx.times
         slope = grad_outputs[0] / torch.hypot(products * gain, torch.ones_like(products))
         on_gain = (slope * products).sum(0)
@@ -76,7 +76,7 @@ class _Distances(torch.autograd.Function):
         on_space, on_plane = torch.empty_like(space), torch.empty_like(plane)
         on_plane[:, :1] = slope.t() @ times
         on_plane[:, 1:] = 0.0
-        for rows in portions(space, torch.float64):
+        for rows in row_chunks(space, torch.float64):
             wide = space[rows].double()
             on_plane[:, 1:].addmm_(slope[rows].t(), wide)
             on_space[rows] = numerics.saturated(wide.mul_(pull[rows]).addmm_(slope[rows], plane[:, 1:]), space.dtype)

@@ -22,8 +22,8 @@ _FEWEST_ROWS = 2048
 
 
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:
-    """Whether an operator computes in chunks of rows: 2048 rows, and :func:`holonomy._autograd.by_hand`."""
-    return _autograd.by_hand(x) and rows >= _FEWEST_ROWS and x.numel() > 0
+    """Whether to compute in chunks: from 2048 rows on, where a custom backward is supported."""
+    return _autograd.supports_custom_backward(x) and rows >= _FEWEST_ROWS and x.numel() > 0
 
 
 def space_gradient(

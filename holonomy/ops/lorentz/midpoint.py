@@ -25,7 +25,7 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.hyperboloid.rows import portions
+from holonomy.manifolds.hyperboloid.rows import row_chunks
 from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient
 
 __all__ = ["LiftedMidpoint"]
@@ -94,7 +94,7 @@ class LiftedMidpoint(torch.autograd.Function):
     def forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float, definition: Callable[..., Tensor]) -> Tensor:
         """Midpoints."""
         out, dim, c = torch.empty_like(x), x.shape[1] - 1, _positive(curvature)
-        for part in portions(x, torch.float64):
+        for part in row_chunks(x, torch.float64):
             pair = _pair(x[part, 1:], y[part, -dim:], c)
             if pair is None:
                 out[part] = definition(x[part], y[part], curvature, epsilon)
@@ -118,7 +118,7 @@ class LiftedMidpoint(torch.autograd.Function):
             return *_autograd.by_definition(ctx.definition, (x, y, curvature, ctx.epsilon), grad, wanted), None
         c = _positive(curvature)
         of_x, of_y, of_curvature = torch.empty_like(x), torch.empty_like(y), torch.zeros_like(curvature)
-        for part in portions(x, torch.float64):
+        for part in row_chunks(x, torch.float64):
             pair = _pair(x[part, 1:], y[part, 1 - x.shape[1] :], c)
             if pair is None:
                 rows = (x[part], y[part], curvature, ctx.epsilon)

@@ -43,7 +43,7 @@ def pool_keys(
     last: int,
 ) -> tuple[Float[Tensor, "heads features"], Float[Tensor, "heads features values"]]:
     """:math:`L_f` and :math:`M_f` of each feature of each head, equations 1 and 2 of the reference."""
-    if _autograd.by_hand(x, weight, bias, projection):
+    if _autograd.supports_custom_backward(x, weight, bias, projection):
         top, table = _autograd.apply_function(ChunkedPooling, x, weight, bias, projection, first, last)
     else:
         top, table = pool_keys_reference(x, weight, bias, projection, first, last)
@@ -63,7 +63,7 @@ def attend_pooled(
 ) -> Float[Tensor, "queries out"]:
     r"""The sum of all heads at each query, equation 3 of the reference."""
     inputs = (x, weight, bias, projection, logs, means, direct)
-    if _autograd.by_hand(*inputs):
+    if _autograd.supports_custom_backward(*inputs):
         return _autograd.apply_function(ChunkedAttention, *inputs)
     return attend_pooled_reference(*inputs)
 

@@ -67,7 +67,7 @@ def simplicial_path_attention(
         tile: numbers that are gathered in one chunk; chunks are gathered again in the backward pass. Nothing is
             gathered where a token has fewer simplexes than its paths have channels. On the CPU, paths of the same
             last step are taken together (:func:`~holonomy.ops.simplicial_attention.path_groups.grouped_paths`), by the
-            rule of :func:`holonomy._autograd.by_hand`: a fourth of the time.
+            rule of :func:`holonomy._autograd.supports_custom_backward`: a fourth of the time.
 
     Returns:
         ``(*batch, nodes, values)``; zero at nodes from which no path starts.
@@ -106,7 +106,7 @@ def simplicial_path_attention(
         if nodes**order <= gathered:  # fewer logits than numbers along the paths
             steps = neighbours.masked_fill(~valid, nodes)
             mixed = _masked(*_flat(batch, keys, values, [steps, bias]), form)
-        elif keys[0].device.type == "cpu" and _autograd.by_hand(*keys, *values):
+        elif keys[0].device.type == "cpu" and _autograd.supports_custom_backward(*keys, *values):
             return _grouped(keys, values, neighbours.clamp(min=0), bias, batch, form, tile).to(dtype)
         else:
             mixed = _blocks(*_flat(batch, keys, values, [neighbours.clamp(min=0), bias]), form, tile // gathered)

@@ -128,7 +128,7 @@ def combine(
     :func:`combine_reference` runs under :func:`torch.compile`, ``torch.func`` and autocast, and for second derivatives.
     """
     rows = [row for _, row in biases]
-    if not _autograd.by_hand(x, *weights, *rows):
+    if not _autograd.supports_custom_backward(x, *weights, *rows):
         return combine_reference(x, weights, groups, order, biases)
     patterns = tuple(pattern for pattern, _ in biases)
     return _autograd.apply_function(_Combine, x, tuple(groups), order, patterns, *weights, *rows)
