@@ -221,8 +221,12 @@ def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     if not x.requires_grad or not _autograd.supports_custom_backward(x):
         return x
     x = x.view_as(x)
-    x.register_hook(finite)  # pyright: ignore[reportUnknownMemberType]
+    x.register_hook(_finite_gradient)  # pyright: ignore[reportUnknownMemberType]
     return x
+
+
+def _finite_gradient(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else finite(gradient)
 
 
 def shared(x: Float[Tensor, ""], shape: tuple[int, ...]) -> Float[Tensor, "..."]:

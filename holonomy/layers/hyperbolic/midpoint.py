@@ -38,10 +38,16 @@ def midpoint(
 ) -> Float[Tensor, "*batch dim"]:
     """Space part of the Lorentzian midpoint of ``x`` and ``epsilon * y``, two points of one manifold."""
     dtype = torch.promote_types(x.dtype, y.dtype)
-    x, y, scale = numerics.widen(x), numerics.widen(y), numerics.widen(curvature.reshape(()).neg()).sqrt()
-    norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * geodesics.squared_chord(x, y, scale))
-    # Divided before the sum, which might not fit float64 where the midpoint does.
-    return numerics.narrow(x * (1 / norm) + y * (epsilon / norm), dtype)
+
+    def middle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * geodesics.squared_chord(x, y, scale))
+        # Divided before the sum, which might not fit float64 where the midpoint does.
+        return x * (1 / norm) + y * (epsilon / norm)
+
+    inputs = numerics.widen(x), numerics.widen(y), numerics.widen(curvature.reshape(()).neg()).sqrt()
+    # Float64 holds every product of float32 numbers and their gradients, but not those of its own.
+    found = numerics.bounded(middle, *inputs) if dtype == torch.float64 else middle(*inputs)
+    return numerics.narrow(found, dtype)
 
 
 def lifted_midpoint(

@@ -155,7 +155,11 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     scale = _scale(kappa)
     if use_rowwise(u):
         return lift(row_exponential_at_origin(space(u), scale), kappa)
-    return _point(saturating(geodesics.expmap0_exact, kappa, space(u)), scale, u)
+    tangent = space(u)
+    # A row beyond the range is held as a whole, its gradient across the ray with it: that would be its length again.
+    reach = numerics.norm(tangent.detach(), keepdim=True) * scale.detach()
+    tangent = torch.where(reach > numerics.widest_rapidity(u.dtype), tangent.detach(), tangent)
+    return _point(saturating(geodesics.expmap0_exact, kappa, tangent), scale, u)
 
 
 def geodesic(

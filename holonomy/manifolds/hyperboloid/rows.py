@@ -87,7 +87,7 @@ class _ByRows(torch.autograd.Function):
             on_scale = on_scale + more
             for gradient, of_rows in zip(gradients, exact, strict=True):
                 gradient[far] = of_rows
-        return None, numerics.finite(on_scale), *gradients
+        return None, None if on_scale is None else numerics.finite(on_scale), *gradients
 
 
 def rows_at_once(x: Tensor, width: int, dtype: torch.dtype | None = None) -> int:
