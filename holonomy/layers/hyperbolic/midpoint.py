@@ -10,6 +10,7 @@ The norm under the root is never taken as the difference of two large squares: w
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,16 +39,17 @@ def midpoint(
 ) -> Float[Tensor, "*batch dim"]:
     """Space part of the Lorentzian midpoint of ``x`` and ``epsilon * y``, two points of one manifold."""
     dtype = torch.promote_types(x.dtype, y.dtype)
-
-    def middle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * geodesics.squared_chord(x, y, scale))
-        # Divided before the sum, which might not fit float64 where the midpoint does.
-        return x * (1 / norm) + y * (epsilon / norm)
-
     inputs = numerics.widen(x), numerics.widen(y), numerics.widen(curvature.reshape(()).neg()).sqrt()
     # Float64 holds every product of float32 numbers and their gradients, but not those of its own.
+    middle = partial(_middle, epsilon)
     found = numerics.bounded(middle, *inputs) if dtype == torch.float64 else middle(*inputs)
     return numerics.narrow(found, dtype)
+
+
+def _middle(epsilon: float, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * geodesics.squared_chord(x, y, scale))
+    # Divided before the sum, which might not fit float64 where the midpoint does.
+    return x * (1 / norm) + y * (epsilon / norm)
 
 
 def lifted_midpoint(
