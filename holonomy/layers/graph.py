@@ -100,9 +100,11 @@ def check_graph(x: Tensor, edges: Tensor | Graph, batch: Tensor | None = None) -
     """Refuse node features, edges and the graphs of nodes that do not fit together."""
     if not isinstance(edges, Graph) or batch is not None:
         checks.graph(x, edge_list(edges), batch=batch)
+    if not isinstance(edges, Graph):
+        return
     if x.device != edges.device:
         raise ValueError(f"edge_index must be on the device of x ({x.device}), got {edges.device}.")
-    if isinstance(edges, Graph) and x.shape[:1] != (edges.num_nodes,):
+    if x.shape[:1] != (edges.num_nodes,):
         raise ValueError(f"x must have one row for each node of edge_index ({edges.num_nodes}), got {tuple(x.shape)}.")
 
 
