@@ -42,7 +42,7 @@ from holonomy.layers import (
     SimplicialAttention,
     TangentLinear,
 )
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Curvature, Lorentz
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import (
@@ -90,9 +90,12 @@ def pick(draws: Draws, choices: Sequence[Any]) -> Any:
 
 
 def spoil(model: nn.Module, draws: Draws) -> None:
-    """Draw weights whose sizes lie far apart, from tensor to tensor and row to row, or that have few channels."""
+    """Draw weights whose sizes lie far apart, from tensor to tensor and row to row, or that have few channels.
+
+    Curvatures stay as :func:`manifold` draws them.
+    """
     for module in model.modules():
-        own = () if isinstance(module, Lorentz) else module.parameters(recurse=False)
+        own = () if isinstance(module, Lorentz | Curvature) else module.parameters(recurse=False)
         for parameter in own:
             if parameter.ndim and not isinstance(parameter, geoopt.ManifoldParameter):
                 parameter.copy_(_weights(draws, parameter.shape))
@@ -116,7 +119,7 @@ def _weights(draws: Draws, shape: Sequence[int]) -> Tensor:
 
 
 def manifold(draws: Draws) -> Lorentz:
-    return Lorentz(-draws.logarithmic(0.1, 10.0), dtype=torch.float64)
+    return Lorentz(-draws.logarithmic(0.01, 100.0), dtype=torch.float64)
 
 
 def norm_eps(draws: Draws) -> float:

@@ -15,6 +15,7 @@ from holonomy.layers import (
     ExpMapHTC,
     HypDropout,
     HypLayerNorm,
+    HypMLR,
     HypSoftmaxAttention,
     SimplicialAttention,
 )
@@ -136,6 +137,22 @@ def test_a_right_bound_in_float32_never_fails_however_far_out(radius):
         assert_lipschitz(layer, lipschitz_bound(layer), radius=0.1, x=far)
     plain = nn.Linear(3, 3)
     assert assert_lipschitz(plain, spectral(plain), radius=1e3 * radius) > 0
+
+
+@pytest.mark.parametrize("gap", [1e-12, 5e-11, 1e-8])
+def test_rounding_of_a_layer_that_cancels_refutes_nothing(gap):
+    """Logits of points far out, on the way to a farther hyperplane: some of the pairs round apart, and none counts."""
+    m = Lorentz(-2500.0, **DOUBLE)
+    layer = HypMLR(1, 1, m, **DOUBLE)
+    with torch.no_grad():
+        layer.weight.fill_(0.25)
+        layer.offset.fill_(4.0)
+        rapidity = torch.linspace(7.0, 8.0, 4000, **DOUBLE)[:, None, None]
+        x, y = (m.lift((rapidity + gap).sinh() / 50) for gap in (0.0, gap))
+        origin = m.lift(torch.zeros(1, 1, **DOUBLE))
+        before, after, ratio = _Hunt(layer, Scope(Ends(m, None), "sup", origin, 8 / 50)).compare(x, y)
+    assert (after / before).amax() > (1 + 1e-5) * 0.25
+    assert ratio.amax() <= 0.25
 
 
 def test_what_does_not_fit_gets_one_sentence():
