@@ -98,7 +98,7 @@ def main() -> None:
             fixed = claim.judged_on is not None and molecules is not None
             budget = 1.0 if fixed else needed(claim, options.draws, options.seconds, options.seed)
             draws = Draws(options.seed, options.device, budget=budget, molecules=molecules)
-            done[claim.name] = measured(claim, draws) | {"commit": commit()}
+            done[claim.name] = measured(claim, draws) | {"commit": commit(), "date": time.strftime("%Y-%m-%d")}
             options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         found = done[claim.name]
         line = f"[{index:2}/{len(claims)}] {claim.name:32} {found['verdict']:16}"
