@@ -1,0 +1,1 @@
+"""Affine forms: enclosures of what a network computes on a ball of inputs, and certificates made of them."""

@@ -1,0 +1,255 @@
+r"""Affine forms whose noise lives in balls and intervals, many side by side: linear maps, sums, bounds.
+
+A form encloses a vector of :math:`R^k` that depends on unknowns ("noise"):
+
+.. math:: y \in c + \sum_g A_g e_g + [-b, b], \qquad |e_g|_2 \le 1 \text{ or } |e_g|_\infty \le 1 .
+
+The first group is the perturbation over its radius; the others are remainders of nonlinear operations. Groups are
+shared: two forms that hold the same group move together, and their sum adds columns with sign. The interval
+:math:`[-b, b]`, the *box*, is a remainder that nobody tracks; rounding goes there.
+
+Forms are batched over problems: axes ``(problem, entry)`` of the centre, ``(problem, entry, column)`` of the columns.
+Groups are numbered in the order in which they are made, and a form that is older than a group has no columns of it.
+
+**Rounding.** Everything is float64. A product of n terms is off by at most :math:`(n + 2) u` of the sum of the absolute
+terms (Higham 2002, section 3.1), u the spacing at one; :func:`linear` adds this to the box. The other operations do the
+same with :data:`ROUNDING` of what they add. So an enclosure holds for real arithmetic on the weights and constants that
+it is given; library functions (``exp``, ``asinh``) are taken to be right to :data:`ROUNDING`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = [
+    "ROUNDING",
+    "Form",
+    "Noise",
+    "apart",
+    "constant",
+    "join",
+    "largest_singular_value",
+    "linear",
+    "plus",
+    "reach",
+    "select",
+    "spread",
+    "times",
+    "with_ball",
+    "with_box",
+]
+
+UNIT = torch.finfo(torch.float64).eps
+# Relative; more than a short chain of float64 operations and one library function lose.
+ROUNDING = 64 * UNIT
+
+
+@dataclass(frozen=True)
+class Group:
+    """Columns ``start`` to ``stop``: a vector in the unit ball, or numbers in [-1, 1]; who made them."""
+
+    start: int
+    stop: int
+    ball: bool
+    owner: str
+
+
+@dataclass
+class Noise:
+    """The groups of one computation, and the problems in which an operation found no finite bound."""
+
+    groups: list[Group]
+    failed: Bool[Tensor, " problem"]
+    owner: str = "input"
+    blamed: dict[str, Bool[Tensor, " problem"]] = field(default_factory=dict[str, Tensor])
+
+    @classmethod
+    def of(cls, problems: int, dim: int, like: Tensor) -> Noise:
+        """Noise with the first group alone."""
+        return cls([Group(0, dim, ball=True, owner="input")], like.new_zeros(problems, dtype=torch.bool))
+
+    @property
+    def size(self) -> int:
+        """The number of columns so far."""
+        return self.groups[-1].stop
+
+    def new(self, size: int, *, ball: bool) -> int:
+        """Make a group; its first column."""
+        start = self.size
+        self.groups.append(Group(start, start + size, ball, self.owner))
+        return start
+
+    def fail(self, where: Bool[Tensor, " problem"]) -> None:
+        """Note problems in which there is no bound; their forms hold arbitrary numbers from here on."""
+        self.blamed[self.owner] = self.blamed.get(self.owner, torch.zeros_like(where)) | (where & ~self.failed)
+        self.failed = self.failed | where
+
+    def forgive(self, failed: Bool[Tensor, " problem"]) -> None:
+        """Go back to the failures of before, where another bound takes the place of the one that failed."""
+        self.blamed[self.owner] = self.blamed.get(self.owner, failed) & failed
+        self.failed = failed
+
+
+@dataclass(frozen=True)
+class Form:
+    """Enclosures of vectors, one a problem."""
+
+    noise: Noise
+    center: Float[Tensor, "problem entry"]
+    columns: Float[Tensor, "problem entry column"]
+    box: Float[Tensor, "problem entry"]
+
+    def __getitem__(self, entries: slice) -> Form:
+        """Some entries."""
+        return Form(self.noise, self.center[:, entries], self.columns[:, entries], self.box[:, entries])
+
+    @property
+    def gradient(self) -> Float[Tensor, "problem entry first"]:
+        """The columns of the first group."""
+        return self.columns[..., : self.noise.groups[0].stop]
+
+    def groups(self) -> list[Group]:
+        """The groups that the form has columns of."""
+        return [group for group in self.noise.groups if group.stop <= self.columns.shape[-1]]
+
+
+def constant(noise: Noise, value: Float[Tensor, "problem entry"]) -> Form:
+    """A vector that nothing moves."""
+    return Form(noise, value, value.new_zeros(*value.shape, 0), torch.zeros_like(value))
+
+
+def with_box(form: Form, box: Float[Tensor, "problem entry"]) -> Form:
+    """The form with a larger box."""
+    return replace(form, box=form.box + box)
+
+
+def linear(form: Form, weight: Float[Tensor, "..."], bias: Tensor | float = 0.0) -> Form:
+    r""":math:`W y + b`, exact but for rounding; one W ``(out, in)`` or one a problem ``(problem, out, in)``."""
+    size = weight.abs()
+    terms = weight.shape[-1] + 2
+    mass = form.center.abs() + form.columns.abs().sum(-1) + form.box
+    moved = (size @ mass[..., None]).squeeze(-1)
+    loss = (moved + abs(bias)) * (terms * UNIT)
+    center = (weight @ form.center[..., None]).squeeze(-1) + bias
+    box = (size @ form.box[..., None]).squeeze(-1) * (1 + terms * UNIT)
+    return Form(form.noise, center, weight @ form.columns, box + loss)
+
+
+def times(form: Form, factor: Tensor | float) -> Form:
+    """Multiply by known numbers, one for each entry or for all, ``(problem, entry)`` or less."""
+    factor = torch.as_tensor(factor, dtype=form.center.dtype)
+    center, size = form.center * factor, factor.abs()
+    columns = form.columns * (factor[..., None] if factor.ndim else factor)
+    return Form(form.noise, center, columns, form.box * size + UNIT * (center.abs() + size * _mass(form)))
+
+
+def plus(*forms: Form) -> Form:
+    """The sum: columns of one group are added."""
+    center = sum((form.center for form in forms[1:]), forms[0].center)
+    box = sum((form.box for form in forms[1:]), forms[0].box)
+    wide = _wide(forms)
+    columns = sum(wide[1:], wide[0])
+    loss = sum((form.center.abs() + _mass(form) for form in forms[1:]), forms[0].center.abs() + _mass(forms[0]))
+    return Form(forms[0].noise, center, columns, box + loss * (len(forms) * UNIT))
+
+
+def join(*forms: Form) -> Form:
+    """The entries of all, one after the other."""
+    return Form(
+        forms[0].noise,
+        torch.cat([form.center for form in forms], -1),
+        torch.cat(_wide(forms), -2),
+        torch.cat([form.box for form in forms], -1),
+    )
+
+
+def select(where: Bool[Tensor, " problem"], one: Form, other: Form) -> Form:
+    """In each problem, one of two enclosures of one thing."""
+    columns, others = _wide((one, other))
+    pick = where[:, None]
+    return Form(
+        one.noise,
+        torch.where(pick, one.center, other.center),
+        torch.where(pick[..., None], columns, others),
+        torch.where(pick, one.box, other.box),
+    )
+
+
+def apart(form: Form, center: Tensor, radius: Tensor) -> Form:
+    """The form plus intervals about ``center`` ``(problem, entry)``: one new symbol for each entry."""
+    entries = radius.shape[-1]
+    start = form.noise.new(entries, ball=False)
+    columns = torch.cat(
+        [_padded(form.columns, start), torch.diag_embed(radius).expand(*form.center.shape, entries)], dim=-1
+    )
+    middle = form.center + center
+    return Form(form.noise, middle, columns, form.box + ROUNDING * (form.center.abs() + center.abs() + radius))
+
+
+def with_ball(form: Form, matrix: Float[Tensor, "problem entry column"]) -> Form:
+    """The form plus the image of a new unit ball."""
+    start = form.noise.new(matrix.shape[-1], ball=True)
+    return replace(form, columns=torch.cat([_padded(form.columns, start), matrix], dim=-1))
+
+
+def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
+    r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, which is attained.
+
+    ``rest`` leaves the first group out.
+    """
+    total = torch.zeros_like(form.center)
+    for group in form.groups()[rest:]:
+        part = form.columns[..., group.start : group.stop]
+        total = total + (part.norm(dim=-1) if group.ball else part.abs().sum(-1))
+    return total * (1 + ROUNDING) + form.box
+
+
+def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
+    r"""How far the vector is from its centre at most, in l2.
+
+    The sum over balls of :math:`|A_g|_2`, and for all interval columns B together the lesser of
+    :math:`\sum_j |b_j|` and the length of the row sums :math:`\sum_j |b_{kj}|`. ``rest`` leaves the first group out.
+    """
+    total = form.box.norm(dim=-1)
+    groups = form.groups()[rest:]
+    for group in groups:
+        if group.ball:
+            total = total + largest_singular_value(form.columns[..., group.start : group.stop])
+    boxes = [form.columns[..., group.start : group.stop] for group in groups if not group.ball]
+    if boxes:
+        sums = torch.stack([group.abs().sum(-1) for group in boxes]).sum(0).norm(dim=-1)
+        lengths = torch.stack([group.norm(dim=-2).sum(-1) for group in boxes]).sum(0)
+        total = total + torch.minimum(sums, lengths)
+    return total * (1 + ROUNDING)
+
+
+def largest_singular_value(matrix: Float[Tensor, "problem entry column"]) -> Float[Tensor, " problem"]:
+    """The spectral norm, from the smaller Gram matrix."""
+    matrix = matrix if matrix.shape[-1] <= matrix.shape[-2] else matrix.mT
+    if min(matrix.shape[-2:]) <= 1:
+        return matrix.norm(dim=(-2, -1))
+    gram = matrix.mT @ matrix
+    # The eigenvalues are off by rounding of the largest.
+    top = torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0)
+    return (top + ROUNDING * gram.diagonal(dim1=-2, dim2=-1).sum(-1)).sqrt()
+
+
+def _mass(form: Form) -> Tensor:
+    return form.columns.abs().sum(-1) + form.box
+
+
+def _padded(columns: Tensor, size: int) -> Tensor:
+    missing = size - columns.shape[-1]
+    return columns if missing == 0 else torch.nn.functional.pad(columns, (0, missing))
+
+
+def _wide(forms: tuple[Form, ...] | list[Form]) -> list[Tensor]:
+    size = max(form.columns.shape[-1] for form in forms)
+    return [_padded(form.columns, size) for form in forms]

@@ -1,0 +1,99 @@
+r"""Products and quotients of affine forms: L2 and L5.
+
+Write a form as :math:`c + G d + \omega`, d the perturbation, :math:`|d| \le 1`, and :math:`\omega` everything else.
+
+**L2.** For every vector g, :math:`\{(g \cdot d)\, d : |d| \le 1\} \subseteq g/2 + (|g|/2)\, \mathrm{Ball}`.
+
+*Proof.* With d = t v, |v| = 1: :math:`(g \cdot v) v = g/2 + (2 (g \cdot v) v - g)/2`, and
+:math:`2 (g \cdot v) v - g` is a reflection of g, so of its length. Times :math:`t^2 \le 1` it stays in this ball, which
+contains 0. QED
+
+So a scalar :math:`h = h_0 + g \cdot d + \rho`, :math:`|\rho| \le R`, times a vector :math:`w = w_0 + G d + \omega`,
+:math:`|\omega_k| \le o_k`, lies in
+
+.. math:: h_0 w + w_0 (h - h_0) + G g / 2 + (|g|/2 + R)\, G\,\mathrm{Ball} + (|g| + R)\,[-o, o] .
+
+**Inner products.** :math:`(G d) \cdot (H d)` lies between the least eigenvalue of the symmetric part of
+:math:`G^\top H`, or 0 if that is less, and the largest, or 0. What remains is at most the product of lengths.
+
+**L5.** :math:`y / N = y_0/N_0 + (1/N)\,(y - (y_0/N_0) N)`. The bracket has centre zero, and what y and N have in common
+has cancelled in it. Then L1 for 1/N, and L2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.affine.entrywise import inverse
+from holonomy.theory.affine.forms import (
+    ROUNDING,
+    Form,
+    apart,
+    constant,
+    largest_singular_value,
+    linear,
+    plus,
+    reach,
+    spread,
+    times,
+    with_ball,
+    with_box,
+)
+
+__all__ = ["inner", "quotient", "scale", "squared_length"]
+
+
+def scale(scalar: Form, vector: Form) -> Form:
+    """L2: a form of one entry times a form."""
+    h, w = scalar.center, vector.center
+    first = plus(times(vector, h), linear(scalar, w[..., None]), constant(scalar.noise, -h * w))
+    g, matrix = scalar.gradient, vector.gradient
+    length, rest = g.norm(dim=-1), spread(scalar, rest=True)
+    center = torch.zeros_like(w)
+    if g.shape[-1] and matrix.shape[-1]:
+        center = (matrix @ g.mT).squeeze(-1) / 2
+    if matrix.shape[-1]:
+        first = with_ball(first, matrix * ((length / 2 + rest) * (1 + ROUNDING))[..., None])
+    return apart(first, center, spread(vector, rest=True) * (length + rest) * (1 + ROUNDING))
+
+
+def inner(one: Form, other: Form) -> Form:
+    """The inner product of two forms, a form of one entry."""
+    a, b = one.center, other.center
+    product = (a * b).sum(-1, keepdim=True)
+    first = plus(linear(one, b[:, None]), linear(other, a[:, None]), constant(one.noise, -product))
+    first = with_box(first, ROUNDING * (a * b).abs().sum(-1, keepdim=True))
+    ga, gb = one.gradient, other.gradient
+    low = high = torch.zeros_like(a[:, 0])
+    if ga.shape[-1] and gb.shape[-1]:
+        both = ga.mT @ gb
+        eigenvalues = torch.linalg.eigvalsh((both + both.mT) / 2)
+        slack = ROUNDING * ga.norm(dim=(-2, -1)) * gb.norm(dim=(-2, -1))
+        low = (eigenvalues[:, 0] - slack).clamp(max=0)
+        high = (eigenvalues[:, -1] + slack).clamp(min=0)
+    lengths = reach(one) * reach(other, rest=True) + reach(one, rest=True) * largest_singular_value(gb)
+    other_first = spread(other) - spread(other, rest=True)
+    entries = (spread(one) * spread(other, rest=True) + spread(one, rest=True) * other_first).sum(-1)
+    rest = torch.minimum(lengths, entries) * (1 + ROUNDING)
+    return apart(first, ((low + high) / 2)[:, None], ((high - low) / 2 + rest)[:, None])
+
+
+def squared_length(form: Form) -> Form:
+    r""":math:`|y|^2 = |y_0|^2 + 2 y_0 \cdot dy + |dy|^2`, the last between 0 and the square of the reach."""
+    center = form.center
+    square = center.square().sum(-1, keepdim=True)
+    first = plus(linear(form, 2 * center[:, None]), constant(form.noise, -square))
+    half = reach(form).square()[:, None] / 2
+    return apart(with_box(first, ROUNDING * square), half, half * (1 + ROUNDING))
+
+
+def quotient(vector: Form, scalar: Form, low: Tensor | float = -torch.inf) -> Form:
+    """L5: a form over a form of one entry, whose value is known to be at least ``low``."""
+    ratio = vector.center / torch.where(scalar.center > 0, scalar.center, 1.0)
+    difference = plus(vector, linear(scalar, -ratio[..., None]))
+    # Its centre is zero but for rounding, which the box holds.
+    difference = replace(difference, center=torch.zeros_like(ratio), box=difference.box + 2 * difference.center.abs())
+    return plus(constant(vector.noise, ratio), scale(inverse(scalar, low), difference))
