@@ -115,8 +115,7 @@ class EquivariantModel(nn.Module):
         arrives = max((depth for depth, order in enumerate(self.orders, start=1) if order != last), default=0)
         if to is not None and (last < 2 or arrives == 0):
             raise ValueError(f"to must be None for orders {self.orders}, which say the tuples of the result.")
-        nodes = edges.planned("nodes", lambda: torch.arange(edges.num_nodes, device=edges.indices.device)[:, None])
-        wanted = {1: nodes, self.orders[0]: edges.indices}
+        wanted = {1: edges.plan.nodes.indices, self.orders[0]: edges.indices}
         h = cast("Hyperedges", self.embed(edges))
         for depth, layer in enumerate(self.layers, start=1):
             before, order = self.orders[depth - 1], self.orders[depth]
@@ -176,7 +175,7 @@ class EquivariantModel(nn.Module):
             checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features", self.embed)
         graphs = 0 if num_graphs is None else checks.number_of_graphs(batch, num_graphs)
         if edge_index is None:
-            with torch.inference_mode(mode=False):  # in which no plan would be kept
+            with torch.inference_mode(mode=False):  # where a plan would keep nothing
                 indices = torch.arange(x.shape[0], device=x.device)[:, None]
                 batch = None if batch is None else batch.clone()
             return Hyperedges(indices, x, x.shape[0], batch, graphs)

@@ -1,13 +1,18 @@
 """Sets, graphs and hypergraphs in the layouts that layers use, and the ways between them."""
 
+from holonomy.structures.batching import batches_by_size, join_graphs
 from holonomy.structures.graph import Graph
-from holonomy.structures.hyperedges import (
-    Hyperedges,
-    PaddedGraphs,
-    batches_by_size,
-    join_graphs,
-    joint,
-    on_features,
-)
+from holonomy.structures.hyperedges import Hyperedges, on_features
+from holonomy.structures.padded import PaddedGraphs, joint
+from holonomy.structures.plan import HyperedgePlan
 
-__all__ = ["Graph", "Hyperedges", "PaddedGraphs", "batches_by_size", "join_graphs", "joint", "on_features"]
+__all__ = [
+    "Graph",
+    "HyperedgePlan",
+    "Hyperedges",
+    "PaddedGraphs",
+    "batches_by_size",
+    "join_graphs",
+    "joint",
+    "on_features",
+]

@@ -86,6 +86,7 @@ FUNCTIONS = {
     "structures.on_features": "function:function x:anything",
     "structures.PaddedGraphs.of": "x:rows batch:batch",
     "structures.Graph": "edge_index:edges num_nodes:nodes",
+    "structures.HyperedgePlan": "indices:tuples num_nodes:nodes batch:batch?",
     "structures.Hyperedges": "indices:tuples values:hyperedge_values num_nodes:nodes batch:batch?",
     "structures.Hyperedges.from_graph": "x:rows edge_index:edges edge_attr:attributes? batch:batch?",
     "structures.Hyperedges.from_dense": "x:dense mask:node_mask?",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -16,8 +18,8 @@ from holonomy.layers import (
     orthogonal_identifiers,
     perturb_identifiers,
 )
-from holonomy.structures import Hyperedges, PaddedGraphs
-from holonomy.structures.hyperedges import _distinct
+from holonomy.structures import HyperedgePlan, Hyperedges, PaddedGraphs
+from holonomy.structures.plan import _distinct
 
 
 def test_duplicates_are_an_error():
@@ -148,14 +150,45 @@ def test_an_isolated_node_and_an_empty_graph_have_their_place():
     assert mask[:, 0].tolist() == [True, False, True, False]
 
 
-def test_plans_stay_with_the_hyperedges_and_not_with_their_features():
+def test_a_plan_is_kept_with_the_tuples_and_not_with_their_features():
     edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
     calls = []
     for values in (torch.ones(1, 1), torch.zeros(1, 2)):
-        edges.with_values(values).planned("key", lambda: calls.append(1))
+        edges.with_values(values).plan.computed("key", lambda: calls.append(1))
     assert calls == [1]
-    edges.at(torch.tensor([[1, 0]]), torch.ones(1, 1)).planned("key", lambda: calls.append(2))
+    edges.at(torch.tensor([[1, 0]]), torch.ones(1, 1)).plan.computed("key", lambda: calls.append(2))
     assert calls == [1, 2]
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_plan_that_is_made_once_serves_any_features(device):
+    plan = HyperedgePlan(torch.tensor([[0, 1], [1, 2], [2, 2]]), 3, torch.tensor([0, 0, 0])).to(device)
+    layer = EquivariantLinear(2, 1, 4, 2, device=device)
+    values = torch.randn(3, 4, device=device)
+    edges = Hyperedges.of(plan, values)
+    assert edges.plan is plan
+    expected = layer(Hyperedges(plan.indices.clone(), values, 3))
+    assert torch.equal(layer(edges).values, expected.values)
+    assert layer(edges).plan is layer(edges.with_values(-values)).plan is plan.projected(1)
+    with pytest.raises(ValueError, match=r"^values must have shape \(edges = 3, features\), got \(2, 4\)\.$"):
+        Hyperedges.of(plan, values[:2])
+
+
+def test_hyperedges_are_frozen():
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
+    for name in ("indices", "values", "num_nodes", "batch", "num_graphs", "plan"):
+        with pytest.raises(AttributeError):
+            setattr(edges, name, getattr(edges, name))
+
+
+def test_plans_find_one_another_by_their_tensors():
+    plan = HyperedgePlan(torch.tensor([[0, 1]]), 3)
+    nodes = plan.nodes
+    assert nodes.indices.tolist() == [[0], [1], [2]]
+    assert plan.at(nodes.indices) is nodes
+    assert nodes.at(plan.indices) is plan.at(plan.indices) is plan
+    nodes.indices.add_(0)
+    assert plan.at(nodes.indices) is not nodes
 
 
 @pytest.mark.parametrize("make", [
@@ -195,26 +228,35 @@ def test_tensors_that_change_are_refused(name):
 def test_hyperedges_made_in_inference_mode_keep_their_plans(make):
     with torch.inference_mode():
         edges = make()
-        assert edges.planned("key", lambda: 1) == edges.planned("key", lambda: 2) == 1
+        assert edges.plan.computed("key", lambda: 1) == edges.plan.computed("key", lambda: 2) == 1
 
 
-def test_old_plans_make_room():
-    """Those who ask the same hyperedges for ever new tuples do not fill the memory, and get the same answers."""
-    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
-    for key in range(1000):
-        assert edges.planned(key, lambda key=key: key) == key
-    assert edges.planned(0, lambda: "again") == "again"
-    assert edges.planned(999, lambda: "again") == 999
+def test_plans_are_freed_with_what_they_were_made_for():
+    """Ever new tuples do not fill the memory, and what a batch planned goes with it, before garbage is collected."""
+    plan = HyperedgePlan(torch.tensor([[0, 1]]), 2)
+    layer = EquivariantLinear(2, 2, 3, 3)
+    edges = Hyperedges.of(plan, torch.ones(1, 3))
+    asked = [weakref.ref(layer(edges, to=torch.tensor([[0, 1]])).plan) for _ in range(100)]
+    assert asked[0]() is None
+    assert asked[-1]() is not None
+    mixed = Hyperedges.of(plan, torch.ones(1, 6))
+    for attention in (HigherOrderAttention(2, 2, 6, 2, kernel="performer"), HigherOrderAttention(2, 1, 6, 2)):
+        mixed = attention(mixed)
+    HigherOrderAttention(1, 2, 6, 2)(mixed, to=plan.indices)
+    everywhere = [weakref.ref(plan), weakref.ref(plan.projected(1))]
+    gc.disable()
+    del plan, edges, mixed
+    gc.enable()
+    assert [found() for found in everywhere] == [None, None]
 
 
-@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda edges: pickle.loads(pickle.dumps(edges))])
-def test_plans_stay_behind_where_ids_name_other_tensors(twin):
-    """Plans are found by the ids of tuples; a copy that took them along answered later tuples with earlier ones."""
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_a_copy_of_a_plan_starts_without_results(twin):
     edges = Hyperedges(torch.tensor([[0, 1], [2, 2]]), torch.randn(2, 1), 3)
-    edges.planned("where", lambda: "here")
+    edges.plan.computed("where", lambda: "here")
+    assert twin(edges.plan).computed("where", lambda: "there") == "there"
+    assert edges.plan.computed("where", lambda: "there") == "here"
     other = twin(edges)
-    assert other.planned("where", lambda: "there") == "there"
-    assert edges.planned("where", lambda: "there") == "here"
     for name in ("indices", "values", "batch"):
         assert torch.equal(getattr(other, name), getattr(edges, name))
     assert (other.num_nodes, other.num_graphs) == (3, 1)
@@ -222,7 +264,7 @@ def test_plans_stay_behind_where_ids_name_other_tensors(twin):
 
 def test_moving_plans_anew(device):
     edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
-    edges.planned("where", lambda: "here")
+    edges.plan.computed("where", lambda: "here")
     moved = edges.to(device)
-    assert moved.planned("where", lambda: "there") == "there"
-    assert moved.indices.device.type == moved.membership.device.type == device.type
+    assert moved.plan.computed("where", lambda: "there") == "there"
+    assert moved.indices.device.type == moved.batch.device.type == device.type

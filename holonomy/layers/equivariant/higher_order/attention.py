@@ -27,7 +27,7 @@ from holonomy.layers.equivariant.higher_order.maps import Maps, by_class, classe
 from holonomy.layers.equivariant.linear import dense, sparse
 from holonomy.layers.equivariant.linear.layer import EquivariantMap, check_dense
 from holonomy.ops.performer import redraw
-from holonomy.structures import Hyperedges, joint
+from holonomy.structures import HyperedgePlan, Hyperedges, joint
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -254,7 +254,7 @@ class HigherOrderAttention(nn.Module):
             raise ValueError("to must be None for a dense tensor, whose result has every tuple.")
         return self._dense(x, mask, support)
 
-    def _query(self, pattern: Partition, x: Tensor | Hyperedges, where: Hyperedges | None) -> Tensor:
+    def _query(self, pattern: Partition, x: Tensor | Hyperedges, where: HyperedgePlan | None) -> Tensor:
         """The queries of all classes of an output pattern, on its dense stratum or on the one that is given."""
         if self.constant_query is not None:
             batch = (x.num_graphs,) if isinstance(x, Hyperedges) else x.shape[: x.ndim - 1 - self.order_in]
@@ -320,16 +320,19 @@ class HigherOrderAttention(nn.Module):
 
     @eager
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
-        same = to is None and self.order_in == self.order_out
-        to = x.projected(self.order_out) if to is None else to
-        sparse.check_hyperedges(x, self.order_in, self.features, to, self.order_out)
-        if self._use_batched(x, to):
+        sparse.check_hyperedges(x, self.order_in, self.features)
+        wanted = sparse.targets(x, to, self.order_out)
+        tuples = max(x.indices.shape[0], wanted.indices.shape[0])
+        if self._use_batched(tuples, x.num_graphs):
             together = batched.decoupled if self.sums == "decoupled" else batched.coupled
-            result = together(self.classes, self.maps(), x, to)
-            return x.with_values(result) if same else x.at(to, result)
+            return x.at(wanted.indices, together(self.classes, self.maps(), x, wanted))
         every, ins, outs = self.classes.pairs, self.classes.by_input, self.classes.by_output
-        outputs = {p: sparse_attention.stratum(x, to, p) for p in sorted({pair.target.pattern for pair in every})}
-        inputs = {p: sparse_attention.stratum(x, x.indices, p) for p in sorted({pair.source.pattern for pair in every})}
+        outputs = {
+            p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted({pair.target.pattern for pair in every})
+        }
+        inputs = {
+            p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted({pair.source.pattern for pair in every})
+        }
         queries = by_class({p: self._query(p, x, outputs[p][1]) for p in outs}, outs)
         keys = by_class({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in ins}, ins)
         if self.projection is not None:
@@ -337,7 +340,7 @@ class HigherOrderAttention(nn.Module):
             for pair, shift in centering.of_classes(self.classes, self.maps(), means).items():
                 keys[pair] = keys[pair] - shift.index_select(0, inputs[pair.source.pattern][1].graphs)
         # What a class computes on the way would be kept for the backward pass, and there are many classes.
-        again = torch.is_grad_enabled() and max(x.indices.shape[0], to.shape[0]) > _RECOMPUTED_FROM
+        again = torch.is_grad_enabled() and tuples > _RECOMPUTED_FROM
         sums: dict[Partition, Tensor] = {}
         for index, pair in enumerate(every):
             target = pair.target.pattern
@@ -345,16 +348,16 @@ class HigherOrderAttention(nn.Module):
             step = (pair, index, ends, x.values, queries.get(pair), keys.get(pair))
             more = checkpoint(self._class_sparse, *step, use_reentrant=False) if again else self._class_sparse(*step)
             sums[target] = sums[target] + more if target in sums else more
-        result = next(iter(sums.values())).new_zeros(to.shape[0], self.features)
+        result = next(iter(sums.values())).new_zeros(wanted.indices.shape[0], self.features)
         for pattern, more in sums.items():
             result = result.index_add(0, outputs[pattern][0], more)
-        return x.with_values(result) if same else x.at(to, result)
+        return x.at(wanted.indices, result)
 
     def _class_sparse(
         self,
         pair: Pair,
         index: int,
-        ends: tuple[Tensor, Hyperedges, Hyperedges],
+        ends: tuple[Tensor, HyperedgePlan, HyperedgePlan],
         values: Tensor,
         query: Tensor | None,
         key: Tensor | None,
@@ -377,15 +380,14 @@ class HigherOrderAttention(nn.Module):
                 )
         return mixed.flatten(-2) @ self.out[index]
 
-    def _use_batched(self, x: Hyperedges, to: Tensor) -> bool:
+    def _use_batched(self, tuples: int, graphs: int) -> bool:
         """Whether there are enough hyperedges for what is done for all classes at once; decoupled, in each graph."""
-        times = x.num_graphs if self.sums == "decoupled" else 1
-        many = max(x.indices.shape[0], to.shape[0]) >= self.together_from * times
+        many = tuples >= self.together_from * (graphs if self.sums == "decoupled" else 1)
         maps = (*self.query.values(), *self.key.values())
         return self.projection is not None and many and all(may_bypass(end, EquivariantMap) for end in maps)
 
     @staticmethod
-    def _at(module: nn.Module, x: Hyperedges, where: Hyperedges) -> Tensor:
+    def _at(module: nn.Module, x: Hyperedges, where: HyperedgePlan) -> Tensor:
         return cast("Hyperedges", module(x, to=where.indices)).values
 
     def extra_repr(self) -> str:

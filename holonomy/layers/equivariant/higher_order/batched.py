@@ -19,10 +19,10 @@ from holonomy.layers.equivariant.higher_order import centering, sparse
 from holonomy.layers.equivariant.higher_order.gathered import Own, entries, own
 from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, lookups
 from holonomy.ops.performer import attend_pooled, pool_keys
-from holonomy.structures import Hyperedges
+from holonomy.structures import HyperedgePlan, Hyperedges
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 __all__ = ["coupled", "decoupled"]
 
@@ -30,9 +30,7 @@ __all__ = ["coupled", "decoupled"]
 _RECOMPUTED_FROM = 2**18
 
 
-def coupled(
-    classes: Classes, maps: Maps, x: Hyperedges, to: Int[Tensor, "tuples order_out"]
-) -> Float[Tensor, "tuples dim"]:
+def coupled(classes: Classes, maps: Maps, x: Hyperedges, to: HyperedgePlan) -> Float[Tensor, "tuples dim"]:
     """All queries at once, all keys and all values, then a class after the other."""
     ins, outs = _both_ends(classes, x, to)
     heads, again = maps.heads, torch.is_grad_enabled() and x.indices.shape[0] > _RECOMPUTED_FROM
@@ -45,7 +43,7 @@ def coupled(
         matrix = maps.value[[classes.pairs.index(pair) for pair in found]].transpose(0, 1).flatten(1)
         values = (x.values.index_select(0, plan.rows) @ matrix).chunk(len(found), -1)
         ends |= {pair: (plan, k, v) for pair, k, v in zip(found, keys, values, strict=True)}
-    result = x.values.new_zeros(to.shape[0], maps.value.shape[1])
+    result = x.values.new_zeros(to.indices.shape[0], maps.value.shape[1])
     for pattern, (plan, table) in outs.items():
         total = table @ _direct(classes, maps, pattern)
         found = classes.by_output.get(pattern, [])
@@ -54,7 +52,7 @@ def coupled(
             for pair, query in zip(found, (table @ weight + bias).chunk(len(found), -1), strict=True):
                 rows, *of_keys = ends[pair]
                 q, k, v = (z.unflatten(-1, (heads, -1)) for z in (query, *of_keys))
-                step = (pair, x, rows, plan, q, k, v, maps.projection)
+                step = (pair, x.plan, rows, plan, q, k, v, maps.projection)
                 function = sparse.coupled_class
                 mixed = checkpoint(function, *step, use_reentrant=False) if again else function(*step)
                 total = total + mixed.flatten(1) @ maps.out[classes.pairs.index(pair)]
@@ -62,9 +60,7 @@ def coupled(
     return result
 
 
-def decoupled(
-    classes: Classes, maps: Maps, x: Hyperedges, to: Int[Tensor, "tuples order_out"]
-) -> Float[Tensor, "tuples dim"]:
+def decoupled(classes: Classes, maps: Maps, x: Hyperedges, to: HyperedgePlan) -> Float[Tensor, "tuples dim"]:
     """The same where each class sums over all keys of a graph: all classes are pooled at once."""
     ins, outs = _both_ends(classes, x, to)
     away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.sources))
@@ -78,7 +74,7 @@ def decoupled(
         for pattern, (plan, table) in outs.items():
             here = table[plan.bounds[graph] : plan.bounds[graph + 1]]
             parts[pattern].append(_attend(classes, maps, pattern, here, sums))
-    result = x.values.new_zeros(to.shape[0], maps.value.shape[1])
+    result = x.values.new_zeros(to.indices.shape[0], maps.value.shape[1])
     for pattern, found in parts.items():
         result = result.index_add(0, outs[pattern][0].rows, torch.cat(found).to(result.dtype))
     return result
@@ -87,15 +83,15 @@ def decoupled(
 _Ends = dict[Partition, tuple[Own, Tensor]]
 
 
-def _both_ends(classes: Classes, x: Hyperedges, to: Tensor) -> tuple[_Ends, _Ends]:
+def _both_ends(classes: Classes, x: Hyperedges, to: HyperedgePlan) -> tuple[_Ends, _Ends]:
     """The entries of the tuples of each pattern, of the hyperedges and of those that are asked for."""
 
-    def gathered(indices: Tensor, pattern: Partition) -> tuple[Own, Tensor]:
-        plan = own(x, indices, pattern, lookups(classes.order_in, number_of_blocks(pattern)))
+    def gathered(tuples: HyperedgePlan, pattern: Partition) -> tuple[Own, Tensor]:
+        plan = own(x.plan, tuples, pattern, lookups(classes.order_in, number_of_blocks(pattern)))
         return plan, entries(x.values, plan)
 
     patterns = sorted({pair.target.pattern for pair in classes.pairs})
-    return {p: gathered(x.indices, p) for p in classes.by_input}, {p: gathered(to, p) for p in patterns}
+    return {p: gathered(x.plan, p) for p in classes.by_input}, {p: gathered(to, p) for p in patterns}
 
 
 def _pooled(

@@ -55,7 +55,7 @@ def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partitio
     """The same of hyperedges."""
     means: dict[Partition, Tensor] = {}
     for pattern in patterns:
-        rows, stratum = sparse.stratum(x, x.indices, pattern)
+        rows, stratum = sparse.stratum(x.plan, x.plan, pattern)
         total = x.values.new_zeros(x.num_graphs, x.values.shape[1])
         total = total.index_add(0, stratum.graphs, x.values.index_select(0, rows))
         count = torch.bincount(stratum.graphs, minlength=x.num_graphs).clamp_min(1)

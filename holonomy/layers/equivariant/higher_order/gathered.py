@@ -16,7 +16,7 @@ from torch import Tensor
 from holonomy.layers.equivariant.basis.orbits import Source, positions_of
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.linear import sparse
-from holonomy.structures import Hyperedges
+from holonomy.structures import HyperedgePlan
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -30,50 +30,48 @@ class Own:
 
     Attributes:
         rows: the tuples of the stratum, graph by graph.
-        tuples: their nodes.
+        tuples: the plan of their nodes.
         graphs: the graph of each.
         sources: for each of them the hyperedges on its nodes, one for each lookup; their number where there is none.
         bounds: where each graph starts among the rows, and the end.
     """
 
     rows: Int[Tensor, " rows"]
-    tuples: Int[Tensor, "rows order"]
+    tuples: HyperedgePlan
     graphs: Int[Tensor, " rows"]
     sources: Int[Tensor, "rows lookups"]
     bounds: tuple[int, ...]
 
 
 def own(
-    edges: Hyperedges,
-    indices: Int[Tensor, "tuples order"],
+    edges: HyperedgePlan,
+    asked: HyperedgePlan,
     pattern: Partition,
     lookups: Sequence[tuple[Source, tuple[int, ...]]],
 ) -> Own:
     """Look up the hyperedges on the nodes of each tuple of a stratum; planned once for the hyperedges."""
 
     def make() -> Own:
-        if pattern:
-            rows = sparse.in_pattern(indices, pattern, exactly=True).nonzero()[:, 0]
-        else:
-            rows = torch.arange(indices.shape[0], device=indices.device)
-        graphs = edges.graphs_of(indices)[rows]
-        graphs, order = graphs.sort(stable=True)
+        rows = sparse.in_pattern(asked.indices, pattern, exactly=True).nonzero()[:, 0]
+        graphs, order = asked.graphs[rows].sort(stable=True)
         rows = rows[order]
-        tuples = indices[rows][:, list(positions_of(pattern))]
+        tuples = asked.indices[rows][:, list(positions_of(pattern))]
         every = range(edges.order)
-        ordered, place = sparse.keys(edges.indices, every, edges.num_nodes).sort()
+        ordered, place = sparse.tuple_codes(edges.indices, every, edges.num_nodes).sort()
         columns: list[Tensor] = []
         for source, places in lookups:
             wanted = tuples[:, [places[block] for block in source.pattern]]
-            key = sparse.keys(wanted, every, edges.num_nodes)
-            at = torch.searchsorted(ordered, key).clamp(max=max(len(ordered) - 1, 0))
-            met = ordered[at] == key if len(ordered) else torch.zeros_like(key, dtype=torch.bool)
-            columns.append(torch.where(met, place[at], len(ordered)) if len(ordered) else torch.zeros_like(key))
+            code = sparse.tuple_codes(wanted, every, edges.num_nodes)
+            if len(ordered) == 0:
+                columns.append(torch.zeros_like(code))
+                continue
+            at = torch.searchsorted(ordered, code).clamp(max=len(ordered) - 1)
+            columns.append(torch.where(ordered[at] == code, place[at], len(ordered)))
         sources = torch.stack(columns, 1) if columns else rows.new_zeros(len(rows), 0)
         sizes = torch.bincount(graphs, minlength=edges.num_graphs).cumsum(0).tolist()
-        return Own(rows, tuples, graphs, sources, (0, *sizes))
+        return Own(rows, edges.at(tuples), graphs, sources, (0, *sizes))
 
-    return edges.planned(("own", pattern, tuple(lookups)), make, indices)
+    return edges.computed(("own", pattern, tuple(lookups)), make, asked)
 
 
 def entries(values: Float[Tensor, "edges dim"], plan: Own) -> Float[Tensor, "rows width"]:

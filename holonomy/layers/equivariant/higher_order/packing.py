@@ -71,7 +71,7 @@ def class_blocks(
     num_nodes: int,
 ) -> Blocks:
     """Pack the pairs of a key and a query that share some nodes, and none of some others."""
-    of_key, of_query = sparse.keys(keys, kept, num_nodes), sparse.keys(queries, places, num_nodes)
+    of_key, of_query = sparse.tuple_codes(keys, kept, num_nodes), sparse.tuple_codes(queries, places, num_nodes)
     distinct, slots = torch.cat([of_key, of_query]).unique(return_inverse=True)
     slots = slots.split([len(of_key), len(of_query)])
     sizes = torch.stack([torch.bincount(slot, minlength=len(distinct)) for slot in slots], 1)

@@ -31,7 +31,7 @@ from holonomy.layers.equivariant.higher_order.packing import Blocks, class_block
 from holonomy.layers.equivariant.linear import sparse
 from holonomy.ops.performer import log_features
 from holonomy.ops.segments import block_sum, contract, in_chunks, outer_sum
-from holonomy.structures import Hyperedges
+from holonomy.structures import HyperedgePlan
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -42,32 +42,26 @@ __all__ = ["coupled_class", "kernel_class", "matching_rows", "softmax_class", "s
 _CHUNK = 2**11
 
 
-def stratum(
-    edges: Hyperedges, indices: Int[Tensor, "tuples order"], pattern: Partition
-) -> tuple[Int[Tensor, " rows"], Hyperedges]:
-    """Pick the tuples of an exact pattern, each written as its different nodes; planned once for the hyperedges."""
+def stratum(edges: HyperedgePlan, tuples: HyperedgePlan, pattern: Partition) -> tuple[Tensor, HyperedgePlan]:
+    """Pick the tuples of an exact pattern, each written as its different nodes, and their rows."""
 
-    def make() -> tuple[Tensor, Hyperedges]:
-        if indices.shape[1] == 0:
-            rows = torch.arange(indices.shape[0], device=indices.device)
-        else:
-            rows = sparse.in_pattern(indices, pattern, exactly=True).nonzero()[:, 0]
-        tuples = indices[rows][:, list(positions_of(pattern))]
-        return rows, edges.at(tuples, edges.values.new_zeros(rows.shape[0], 0))
+    def make() -> tuple[Tensor, HyperedgePlan]:
+        rows = sparse.in_pattern(tuples.indices, pattern, exactly=True).nonzero()[:, 0]
+        return rows, edges.at(tuples.indices[rows][:, list(positions_of(pattern))])
 
-    return edges.planned(("stratum", pattern), make, indices)
+    return edges.computed(("stratum", pattern), make, tuples)
 
 
 def matching_rows(
-    keys: Hyperedges, queries: Hyperedges, pair: Pair
+    keys: HyperedgePlan, queries: HyperedgePlan, pair: Pair
 ) -> tuple[Int[Tensor, " matches"], Int[Tensor, " matches"]]:
     """Join two strata: all pairs of a key and a query that belong to the class."""
 
     def make() -> tuple[Tensor, Tensor]:
         kept, places = pair.source.kept, pair.target.places
         if kept:
-            of_key = sparse.keys(keys.indices, kept, keys.num_nodes)
-            of_query = sparse.keys(queries.indices, places, keys.num_nodes)
+            of_key = sparse.tuple_codes(keys.indices, kept, keys.num_nodes)
+            of_query = sparse.tuple_codes(queries.indices, places, keys.num_nodes)
         else:
             of_key, of_query = keys.graphs, queries.graphs
         # Sort-merge join: each query matches a run of the sorted keys.
@@ -85,13 +79,13 @@ def matching_rows(
                 apart &= keys.indices[key_rows, a] != queries.indices[query_rows, b]
         return key_rows[apart], query_rows[apart]
 
-    return keys.planned(("join", pair), make, queries.indices)
+    return keys.computed(("join", pair), make, queries)
 
 
 def softmax_class(
     pair: Pair,
-    keys: Hyperedges,
-    queries: Hyperedges,
+    keys: HyperedgePlan,
+    queries: HyperedgePlan,
     query: Float[Tensor, "queries heads dim"],
     key: Float[Tensor, "keys heads dim"],
     value: Float[Tensor, "keys heads values"],
@@ -113,8 +107,8 @@ def softmax_class(
 
 def kernel_class(
     terms: Sequence[Term],
-    keys: Hyperedges,
-    queries: Hyperedges,
+    keys: HyperedgePlan,
+    queries: HyperedgePlan,
     query: Float[Tensor, "queries heads dim"],
     key: Float[Tensor, "keys heads dim"],
     value: Float[Tensor, "keys heads values"],
@@ -140,12 +134,14 @@ def kernel_class(
     return quotient(cast("Tensor", total), cast("Tensor", largest)).to(value.dtype)
 
 
-def _term(term: Term, keys: Hyperedges, queries: Hyperedges, phi_q: Tensor, phi_k: Tensor, counted: Tensor) -> Tensor:
+def _term(
+    term: Term, keys: HyperedgePlan, queries: HyperedgePlan, phi_q: Tensor, phi_k: Tensor, counted: Tensor
+) -> Tensor:
     """Sum over the keys that share at least the matching's nodes with a query."""
     source = Source(tuple(range(keys.order)), term.kept)
     target = Target(tuple(range(queries.order)), term.places)
     group = Group(len(term.kept), (source,), (target,), ((0,),))
-    [planned] = sparse.plan(keys, queries.indices, (group,))[0]
+    [planned] = sparse.group_plans(keys, queries, (group,))
     [ins], [outs] = planned.sources, planned.targets
     # Sum phi(k) v^T by slot, then contract with phi(q). A key may meet no slot that a query asks for.
     if len(term.kept) < keys.order:
@@ -161,7 +157,7 @@ def _term(term: Term, keys: Hyperedges, queries: Hyperedges, phi_q: Tensor, phi_
 
 def coupled_class(
     pair: Pair,
-    edges: Hyperedges,
+    edges: HyperedgePlan,
     keys: Own,
     queries: Own,
     query: Float[Tensor, "queries heads dim"],
@@ -177,7 +173,7 @@ def coupled_class(
     """
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
-    blocks, heavy, strata = _meetings(pair, edges, keys, queries)
+    blocks, heavy, heavy_queries = _meetings(pair, edges, keys, queries)
     slots = blocks[0] if pair.source.kept else None
     # Only the class without shared nodes subtracts. The others keep their dtype, relative to the largest key at their
     # nodes.
@@ -199,7 +195,8 @@ def coupled_class(
         return mixed
     # Queries that meet too many keys for a block are computed by tables instead.
     few = query.index_select(0, heavy)
-    return mixed.index_copy(0, heavy, kernel_class(extensions(pair), *strata, few, key, value, projection))
+    few = kernel_class(extensions(pair), keys.tuples, heavy_queries, few, key, value, projection)
+    return mixed.index_copy(0, heavy, few)
 
 
 def _mean(total: Tensor) -> Tensor:
@@ -261,26 +258,23 @@ def _tops(key: Tensor, graphs: Tensor, num_graphs: int, projection: Tensor) -> T
     return torch.where(found.isfinite(), found, 0)
 
 
-def _meetings(
-    pair: Pair, edges: Hyperedges, keys: Own, queries: Own
-) -> tuple[list[Blocks], Tensor, tuple[Hyperedges, Hyperedges]]:
-    """Where keys and queries of a class meet, the queries that are left to tables, and the strata for these."""
+def _meetings(pair: Pair, edges: HyperedgePlan, keys: Own, queries: Own) -> tuple[list[Blocks], Tensor, HyperedgePlan]:
+    """Where keys and queries of a class meet, and the queries that are left to tables, by rows and as tuples."""
 
-    def make() -> tuple[list[Blocks], Tensor, tuple[Hyperedges, Hyperedges]]:
+    def make() -> tuple[list[Blocks], Tensor, HyperedgePlan]:
         free = [(a, b) for a in free_axes(pair)[0] for b in free_axes(pair)[1]]
         if pair.source.kept:
             asked = [(pair.source.kept, pair.target.places, tuple(free))]
         else:
             # A pair that meets at several nodes counts at the first.
             asked = [((a,), (b,), tuple(free[:rank])) for rank, (a, b) in enumerate(free)]
-        made = [class_blocks(keys.tuples, queries.tuples, *ends, edges.num_nodes) for ends in asked]
+        ends = keys.tuples.indices, queries.tuples.indices
+        made = [class_blocks(*ends, *shared, edges.num_nodes) for shared in asked]
         empty = keys.rows.new_zeros(0)
         heavy = torch.cat([empty, *(blocks.heavy for blocks in made)]).unique()
-        ends = keys.tuples, queries.tuples[heavy]
-        one, other = (edges.at(tuples, edges.values.new_zeros(tuples.shape[0], 0)) for tuples in ends)
-        return made, heavy, (one, other)
+        return made, heavy, edges.at(queries.tuples.indices[heavy])
 
-    return edges.planned(("meetings", pair), make, keys.tuples, queries.tuples)
+    return keys.tuples.computed(("meetings", pair), make, queries.tuples)
 
 
 def _features(

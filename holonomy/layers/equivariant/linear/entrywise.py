@@ -55,7 +55,7 @@ class Entrywise(nn.Module):
         if isinstance(x, Hyperedges):
             if mask is not None:
                 raise ValueError("mask must be None for hyperedges, which have no padding.")
-            sparse.check_hyperedges(x, self.order, self.in_features, x.indices, self.order)
+            sparse.check_hyperedges(x, self.order, self.in_features)
             return x.with_values(x.values @ self.weight + self.bias)
         check_dense(x, self.order, self.in_features, mask, self)
         result = x @ self.weight + self.bias

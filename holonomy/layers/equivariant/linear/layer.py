@@ -260,24 +260,20 @@ class EquivariantMap(Derived):
 
     @eager
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
-        given = to is not None
-        to = x.projected(self.order_out) if to is None else to
-        sparse.check_hyperedges(x, self.order_in, self.in_features, to, self.order_out)
-        plans = sparse.met(x, to, self.groups)
-        scale = self._scale(torch.bincount(x.membership, minlength=x.num_graphs))
+        sparse.check_hyperedges(x, self.order_in, self.in_features)
+        wanted = sparse.targets(x, to, self.order_out)
+        tuples = wanted.indices.shape[0]
+        plans = sparse.pruned_plans(x.plan, wanted, self.groups)
+        scale = self._scale(torch.bincount(x.batch, minlength=x.num_graphs))
         values, kind = self._widened(x.values)
-        result = values.new_zeros(to.shape[0], self.out_features)
+        result = values.new_zeros(tuples, self.out_features)
         for (planned, sources, targets), every in zip(plans, self._weights(), strict=True):
             if not sources or not targets:
                 continue
             whole = (len(sources), len(targets)) == every.shape[1:3]
             weight = every if whole else every[:, sources][:, :, targets]
             table = sparse.collect(values, planned)
-            if (
-                scale is None
-                and planned.size > to.shape[0] // 2
-                and table.shape[1] * self.in_features < self.out_features
-            ):
+            if scale is None and planned.size > tuples // 2 and table.shape[1] * self.in_features < self.out_features:
                 # About a slot a tuple, and narrow: looked up before the product, which is then added in place.
                 for column, target in enumerate(planned.targets):
                     matrix = weight[0, :, column].flatten(0, 1).to(table.dtype)
@@ -286,12 +282,9 @@ class EquivariantMap(Derived):
                 product = self._multiply(table, weight, None if scale is None else scale[planned.graphs])
                 result = sparse.distribute(product, planned, result)
         for index, row in self._biases():
-            fits = sparse.in_pattern(to, self.patterns[index], exactly=False)
+            fits = sparse.in_pattern(wanted.indices, self.patterns[index], exactly=False)
             result = result + fits[:, None].to(result.dtype) * row.to(result.dtype)
-        result = result.to(kind)
-        if to is x.indices and not given:
-            return x.with_values(result)
-        return x.at(to, result)
+        return x.at(wanted.indices, result.to(kind))
 
     def extra_repr(self) -> str:
         """Orders, widths and number of classes, for ``repr``.

@@ -1,14 +1,15 @@
-"""The same reductions and broadcasts for hyperedges: by keys, the tuples of nodes that input and output share.
+"""The same reductions and broadcasts for hyperedges: by the tuples of nodes that input and output share.
 
 What keeps c axes is a table with one slot for each c-tuple of nodes that the output asks for: the graphs for c = 0, the
-nodes for c = 1. Which hyperedge goes to which slot depends on the hyperedges only; it is planned once and kept with
-them, so that the layers of a model share it.
+nodes for c = 1. Which hyperedge goes to which slot depends on the tuples only; it is computed once and kept in their
+plan, so that the layers of a model share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +18,24 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.layers.equivariant.basis.orbits import Group, Source, Target, positions_of
 from holonomy.layers.equivariant.basis.partitions import Partition
-from holonomy.structures import Hyperedges
+from holonomy.structures import HyperedgePlan, Hyperedges
+from holonomy.structures import plan as plans
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
-__all__ = ["GroupPlan", "Slots", "check_hyperedges", "collect", "distribute", "in_pattern", "keys", "met", "plan"]
+__all__ = [
+    "GroupPlan",
+    "Slots",
+    "check_hyperedges",
+    "collect",
+    "distribute",
+    "group_plans",
+    "in_pattern",
+    "pruned_plans",
+    "targets",
+    "tuple_codes",
+]
 
 
 @dataclass(frozen=True)
@@ -73,121 +86,113 @@ def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exac
         if first != position:
             fits &= indices[:, first] == indices[:, position]
     if exactly:
-        heads = positions_of(pattern)
-        for a, one in enumerate(heads):
-            for other in heads[a + 1 :]:
-                fits &= indices[:, one] != indices[:, other]
+        for one, other in combinations(positions_of(pattern), 2):
+            fits &= indices[:, one] != indices[:, other]
     return fits
 
 
-def check_hyperedges(edges: Hyperedges, order: int, features: int, to: Tensor, order_out: int) -> None:
-    """Refuse hyperedges of another order or width, or tuples of another order than the result's."""
+def check_hyperedges(edges: Hyperedges, order: int, features: int) -> None:
+    """Refuse hyperedges of another order or width."""
     if edges.order != order or edges.values.shape[1] != features:
         came = f"order {edges.order} with {edges.values.shape[1]}"
         raise ValueError(f"x must be hyperedges of order {order} with {features} features, got {came}.")
+
+
+def targets(edges: Hyperedges, to: Int[Tensor, "tuples order_out"] | None, order: int) -> HyperedgePlan:
+    """The tuples of a result: those asked for, or all of its order within a hyperedge (HOT section 4.2)."""
+    if to is None:
+        return edges.plan.projected(order)
     checks.integers("to", to)
-    if to.ndim != 2 or to.shape[1] != order_out:
-        raise ValueError(f"to must have shape (tuples, {order_out}), got {tuple(to.shape)}.")
-    if to is not edges.indices:
-        edges.planned("checked", lambda: _check_tuples(edges, to), to)
+    if to.ndim != 2 or to.shape[1] != order:
+        raise ValueError(f"to must have shape (tuples, {order}), got {tuple(to.shape)}.")
+    wanted = edges.plan.at(to)
+    edges.plan.computed("checked", lambda: wanted is edges.plan or _check_tuples(wanted), wanted)
+    return wanted
 
 
-def _check_tuples(edges: Hyperedges, to: Tensor) -> None:
+def _check_tuples(plan: HyperedgePlan) -> None:
     """Refuse tuples of nodes that are not there, or not of one graph: they would be looked up as others."""
+    to = plan.indices
     if to.numel() == 0:
         return
-    if int(to.min()) < 0 or int(to.max()) >= edges.num_nodes:
-        raise ValueError(f"to must lie in [0, num_nodes = {edges.num_nodes}), got {int(to.min())} .. {int(to.max())}.")
-    graphs = edges.membership[to]
+    if int(to.min()) < 0 or int(to.max()) >= plan.num_nodes:
+        raise ValueError(f"to must lie in [0, num_nodes = {plan.num_nodes}), got {int(to.min())} .. {int(to.max())}.")
+    graphs = plan.batch[to]
     across = (graphs != graphs[:, :1]).any(1)
     if bool(across.any()):
         row = tuple(to[int(across.nonzero()[0])].tolist())
         raise ValueError(f"to must join nodes of one graph, got {row} across two.")
 
 
-def keys(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
+def tuple_codes(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
     """Number tuples of nodes, so that equal tuples get equal numbers."""
-    if num_nodes ** len(columns) >= 2**63:
+    codes = plans.tuple_codes(indices[:, list(columns)], num_nodes)
+    if codes is None:
         raise ValueError(f"num_nodes must be below {int(2 ** (63 / len(columns)))} at this order, got {num_nodes}.")
-    # The tuple read as a number in base num_nodes.
-    number = indices.new_zeros(indices.shape[0])
-    for column in columns:
-        number = number * num_nodes + indices[:, column]
-    return number
+    return codes
 
 
-def plan(
-    edges: Hyperedges, to: Int[Tensor, "tuples order_out"], groups: Sequence[Group]
-) -> tuple[tuple[GroupPlan, ...], Int[Tensor, " tuples"]]:
-    """Plan where hyperedges of the input meet tuples of the output, for each group of classes."""
-
-    def make() -> tuple[tuple[GroupPlan, ...], Tensor]:
-        graphs = edges.graphs_of(to)
-        return tuple(_plan_group(edges, to, graphs, group) for group in groups), graphs
-
-    return edges.planned(("plan", tuple(groups)), make, to)
+def group_plans(edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[Group, ...]) -> tuple[GroupPlan, ...]:
+    """Where hyperedges of the input meet tuples of the output, for each group of orbits."""
+    return edges.computed(groups, lambda: tuple(_plan_group(edges, to, group) for group in groups), to)
 
 
-def met(
-    edges: Hyperedges, to: Int[Tensor, "tuples order_out"], groups: Sequence[Group]
+def pruned_plans(
+    edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[Group, ...]
 ) -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
-    """:func:`plan` without what no hyperedge of the input meets: slots, and sources and targets without a row.
+    """:func:`group_plans` without what no hyperedge of the input reaches: slots, and patterns without a row.
 
-    Hyperedges of different nodes have no diagonals, and one direction of each is not met by the other: of the 52
-    classes of a lightweight map of order 3 one is left there.
+    Hyperedges of different nodes have no diagonals, and one direction of each does not reach the other: of the 52
+    orbits of a lightweight map of order 3 one is left there.
     """
-
-    def make() -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
-        return tuple(_trimmed(planned) for planned in plan(edges, to, groups)[0])
-
-    return edges.planned(("met", tuple(groups)), make, to)
+    return edges.computed(("pruned", groups), lambda: tuple(map(_pruned, group_plans(edges, to, groups))), to)
 
 
-def _trimmed(planned: GroupPlan) -> tuple[GroupPlan, list[int], list[int]]:
-    reached = torch.zeros(planned.size, dtype=torch.bool, device=planned.graphs.device)
-    for source in planned.sources:
+def _pruned(plan: GroupPlan) -> tuple[GroupPlan, list[int], list[int]]:
+    reached = torch.zeros(plan.size, dtype=torch.bool, device=plan.graphs.device)
+    for source in plan.sources:
         reached[source.slots] = True
     # Renumber the slots that some source reaches.
     number = reached.cumsum(0) - 1
     targets: list[Slots] = []
-    for target in planned.targets:
+    for target in plan.targets:
         here = reached[target.slots]
         slots = number[target.slots[here]]
         targets.append(Slots(target.rows[here], slots, target.whole and len(slots) == len(here)))
-    sources = [Slots(source.rows, number[source.slots], source.whole) for source in planned.sources]
+    sources = [Slots(source.rows, number[source.slots], source.whole) for source in plan.sources]
     of_sources, of_targets = ([i for i, slots in enumerate(every) if len(slots.rows)] for every in (sources, targets))
-    graphs = planned.graphs[reached]
+    graphs = plan.graphs[reached]
     ends = tuple(sources[i] for i in of_sources), tuple(targets[i] for i in of_targets)
     return GroupPlan(len(graphs), graphs, *ends), of_sources, of_targets
 
 
-def _plan_group(edges: Hyperedges, to: Tensor, graphs: Tensor, group: Group) -> GroupPlan:
-    ends = (edges.indices.shape[0], to.shape[0])
+def _plan_group(edges: HyperedgePlan, to: HyperedgePlan, group: Group) -> GroupPlan:
+    ends = (edges.indices.shape[0], to.indices.shape[0])
     sources = [_rows(edges.indices, source.pattern) for source in group.sources]
-    targets = [_rows(to, target.pattern) for target in group.targets]
+    targets = [_rows(to.indices, target.pattern) for target in group.targets]
     if group.order == 0:
         slots_in = [edges.graphs[rows] for rows in sources]
-        slots_out = [graphs[rows] for rows in targets]
-        here = torch.arange(edges.num_graphs, device=to.device)
+        slots_out = [to.graphs[rows] for rows in targets]
+        here = torch.arange(edges.num_graphs, device=edges.batch.device)
         return _paired(edges.num_graphs, here, sources, slots_in, targets, slots_out, ends)
     n = edges.num_nodes
     wanted_in = [_columns(edges.indices[rows], s) for rows, s in zip(sources, group.sources, strict=True)]
-    wanted_out = [_columns(to[rows], t) for rows, t in zip(targets, group.targets, strict=True)]
+    wanted_out = [_columns(to.indices[rows], t) for rows, t in zip(targets, group.targets, strict=True)]
     columns = tuple(range(group.order))
-    keys_in = [keys(tuples, columns, n) for tuples in wanted_in]
-    keys_out = [keys(tuples, columns, n) for tuples in wanted_out]
+    codes_in = [tuple_codes(tuples, columns, n) for tuples in wanted_in]
+    codes_out = [tuple_codes(tuples, columns, n) for tuples in wanted_out]
     if group.order == 1:
-        return _paired(n, edges.membership, sources, keys_in, targets, keys_out, ends)
+        return _paired(n, edges.batch, sources, codes_in, targets, codes_out, ends)
     # Slots are the distinct node tuples that outputs ask for; inputs without a slot have no effect.
-    distinct, inverse = torch.cat(keys_out).unique(return_inverse=True)
-    slots_out = list(inverse.split([len(k) for k in keys_out]))
-    slot_graphs = edges.membership[distinct // n ** (group.order - 1)]
+    distinct, inverse = torch.cat(codes_out).unique(return_inverse=True)
+    slots_out = list(inverse.split([len(codes) for codes in codes_out]))
+    slot_graphs = edges.batch[distinct // n ** (group.order - 1)]
     slots_in: list[Tensor] = []
-    for index, key in enumerate(keys_in):
-        place = torch.searchsorted(distinct, key).clamp(max=max(distinct.shape[0] - 1, 0))
-        met = distinct[place] == key if distinct.shape[0] else torch.zeros_like(key, dtype=torch.bool)
-        slots_in.append(place[met])
-        sources[index] = sources[index][met]
+    for index, code in enumerate(codes_in):
+        place = torch.searchsorted(distinct, code).clamp(max=max(distinct.shape[0] - 1, 0))
+        found = distinct[place] == code if distinct.shape[0] else torch.zeros_like(code, dtype=torch.bool)
+        slots_in.append(place[found])
+        sources[index] = sources[index][found]
     return _paired(distinct.shape[0], slot_graphs, sources, slots_in, targets, slots_out, ends)
 
 
@@ -212,9 +217,9 @@ def _rows(indices: Tensor, pattern: Partition) -> Tensor:
 
 
 def _columns(indices: Tensor, end: Source | Target) -> Tensor:
-    heads = positions_of(end.pattern)
+    first = positions_of(end.pattern)
     blocks = end.kept if isinstance(end, Source) else end.places
-    return indices[:, [heads[block] for block in blocks]]
+    return indices[:, [first[block] for block in blocks]]
 
 
 def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tensor, "slots sources dim"]:

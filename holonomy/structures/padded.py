@@ -1,0 +1,137 @@
+"""Graphs of different sizes as one padded tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import checks
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
+
+__all__ = ["PaddedGraphs", "joint", "place_in_graph"]
+
+
+@dataclass(frozen=True)
+class PaddedGraphs:
+    """The nodes of several graphs, one graph a row, filled up with padding.
+
+    Attributes:
+        values: ``(graphs, nodes, features)``, zero at padding.
+        padding: ``(graphs, nodes)``, ``True`` where there is no node: a ``key_padding_mask``.
+        slots: ``(n,)``, the place of each node in the flattened first two axes.
+
+    >>> graphs = PaddedGraphs.of(torch.ones(3, 2), torch.tensor([0, 1, 0]))
+    >>> graphs.values.shape, graphs.slots.tolist()
+    (torch.Size([2, 2, 2]), [0, 2, 1])
+    """
+
+    values: Float[Tensor, "graphs nodes features"]
+    padding: Bool[Tensor, "graphs nodes"]
+    slots: Int[Tensor, " n"]
+
+    @staticmethod
+    def of(x: Float[Tensor, "n features"], batch: Int[Tensor, " n"], num_graphs: int | None = None) -> PaddedGraphs:
+        """Lay the rows of ``x`` out by graph; nodes of one graph keep their order and need not be neighbours.
+
+        Args:
+            x: node features ``(n, features)``.
+            batch: the graph of each node ``(n,)``, numbered from zero, as in PyTorch Geometric.
+            num_graphs: their number, where some at the end have no node.
+
+        Returns:
+            The padded graphs; a number that no node bears is an empty graph.
+
+        Raises:
+            ValueError: if ``x`` is not a row a node, ``batch`` has not one entry a node, or numbers more graphs.
+
+        >>> graphs = PaddedGraphs.of(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0]))
+        >>> graphs.values.squeeze(-1).tolist(), graphs.padding.tolist()
+        ([[1.0, 3.0], [2.0, 0.0]], [[False, False], [False, True]])
+        """
+        checks.matrix("x", x, "n", "features")
+        checks.membership(batch, x.shape[0])
+        batch = batch.long()
+        graphs = checks.number_of_graphs(batch, num_graphs)
+        sizes = torch.bincount(batch, minlength=graphs)
+        widest = int(sizes.max()) if batch.numel() else 0
+        slots = batch * widest + place_in_graph(batch, sizes)
+        padding = torch.ones(graphs * widest, dtype=torch.bool, device=x.device)
+        padding[slots] = False
+        values = x.new_zeros(graphs * widest, x.shape[-1]).index_copy(0, slots, x)
+        return PaddedGraphs(values.unflatten(0, (graphs, widest)), padding.unflatten(0, (graphs, widest)), slots)
+
+    def rows(self, values: Float[Tensor, "graphs nodes features"]) -> Float[Tensor, "n features"]:
+        """Padded values back as rows, in the order of the nodes that came.
+
+        Args:
+            values: ``(graphs, nodes, features)`` in the layout of this object.
+
+        Returns:
+            Rows ``(n, features)``.
+
+        >>> x = torch.tensor([[1.0], [2.0], [3.0]])
+        >>> graphs = PaddedGraphs.of(x, torch.tensor([0, 1, 0]))
+        >>> torch.equal(graphs.rows(graphs.values), x)
+        True
+        """
+        return values.flatten(0, 1)[self.slots]
+
+    def pairs(self, rows: Shaped[Tensor, " pairs *features"]) -> Shaped[Tensor, " graphs nodes nodes *features"]:
+        """Lay out what is known of each pair of nodes of a graph, with zeros where there is padding.
+
+        Args:
+            rows: ``(pairs, ...)``: graph after graph, a row for each pair (i, j) of its nodes, j running faster. An
+                ``(n, n, ...)`` tensor of each graph, its first two axes flattened, concatenated.
+
+        Returns:
+            ``(graphs, nodes, nodes, ...)``.
+
+        Raises:
+            ValueError: if there is not one row a pair.
+
+        >>> graphs = PaddedGraphs.of(torch.ones(3, 1), torch.tensor([0, 1, 1]))
+        >>> graphs.pairs(torch.arange(1, 6)).tolist()
+        [[[1, 0], [0, 0]], [[2, 3], [4, 5]]]
+        """
+        there = joint(~self.padding, 2)
+        where = there.flatten().nonzero().squeeze(1)
+        if rows.shape[0] != where.shape[0]:
+            raise ValueError(f"rows must be one for each of the {where.shape[0]} pairs, got {rows.shape[0]}.")
+        laid_out = rows.new_zeros(there.numel(), *rows.shape[1:]).index_copy(0, where, rows)
+        return laid_out.unflatten(0, there.shape)
+
+
+def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]:
+    """Which tuples consist of nodes only.
+
+    Args:
+        mask: ``(*batch, n)``, ``True`` at nodes.
+        order: k.
+
+    Returns:
+        ``(*batch, n, .., n)``, without a node axis for order 0.
+
+    >>> joint(torch.tensor([True, False]), 2).tolist()
+    [[True, False], [False, False]]
+    """
+    checks.boolean("mask", mask, None, "nodes")
+    if checks.nonnegative_int("order", order) == 0:
+        return mask.new_ones(mask.shape[:-1])
+    batch, width = mask.shape[:-1], mask.shape[-1]
+    axes = (mask.reshape(*batch, *[1] * axis, width, *[1] * (order - 1 - axis)) for axis in range(order))
+    return reduce(torch.logical_and, axes)
+
+
+def place_in_graph(batch: Tensor, sizes: Tensor) -> Tensor:
+    """Number the nodes of each graph from zero, in the order in which they come."""
+    order = batch.argsort(stable=True)
+    starts = sizes.cumsum(0) - sizes
+    place = torch.empty_like(batch)
+    place[order] = torch.arange(batch.shape[0], device=batch.device) - starts[batch[order]]
+    return place
