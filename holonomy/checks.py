@@ -256,7 +256,7 @@ def vectors(least: int = 1, /, **named: Tensor) -> None:
 
 def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
     """Refuse infinities, nan and numbers below a least one, where reading them makes nobody wait."""
-    if x.numel() and _costs_nothing_to_read(x):
+    if x.numel() and costs_nothing_to_read(x):
         smallest, largest = (float(value) for value in x.detach().aminmax())
         if not (math.isfinite(smallest) and least <= smallest <= largest < math.inf):
             bound = "" if math.isinf(least) else f" and at least {least:g}"
@@ -265,7 +265,7 @@ def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
 
 def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
     """Refuse points outside of the ball of radius ``1/sqrt(-curvature)``, where reading them makes nobody wait."""
-    if x.numel() and _costs_nothing_to_read(x) and _costs_nothing_to_read(curvature.detach()):
+    if x.numel() and costs_nothing_to_read(x) and costs_nothing_to_read(curvature.detach()):
         radius = (-float(curvature.detach())) ** -0.5
         farthest = float(torch.linalg.vector_norm(x.detach().to(torch.float64), dim=-1).amax())
         if not farthest <= radius * (1 + slack):
@@ -295,7 +295,7 @@ def on_device(device: torch.device, **named: Tensor) -> None:
 def codes(name: str, x: Tensor, count: int, meaning: str, least: int = 0) -> None:
     """Refuse numbers that are looked up in a table and are not in it, where reading them makes nobody wait."""
     integers(name, x)
-    if _costs_nothing_to_read(x):
+    if costs_nothing_to_read(x):
         outside = _outside(x, count, least)
         if outside:
             raise ValueError(f"{name} must lie in [{least}, {meaning} = {count}), got {outside}.")
@@ -351,7 +351,7 @@ def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch:
             wanted = f"(edges = {edge_index.shape[1]}, features)"
             raise ValueError(f"edge_attr must have shape {wanted}, got {tuple(edge_attr.shape)}.")
         on_device(x.device, edge_attr=edge_attr)
-    if _costs_nothing_to_read(edge_index) and (batch is None or _costs_nothing_to_read(batch)):
+    if costs_nothing_to_read(edge_index) and (batch is None or costs_nothing_to_read(batch)):
         edges(edge_index, x.shape[0], batch)
 
 
@@ -396,5 +396,5 @@ def _can_be_read(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not transformed() and type(x) is Tensor and not x.is_meta
 
 
-def _costs_nothing_to_read(x: Tensor) -> bool:
+def costs_nothing_to_read(x: Tensor) -> bool:
     return x.device.type == "cpu" and _can_be_read(x)

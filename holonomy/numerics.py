@@ -463,5 +463,6 @@ def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batc
     For what is about to be squared or multiplied, where the length of so long a row is beyond the last digit of the
     result. The factor is constant for _autograd.
     """
-    length = norm(x.detach(), keepdim=True)
-    return x * torch.where(length > limit, limit / length, 1.0)
+    # In float64 and smaller by a power of two: the length of a row of the largest numbers fits, too.
+    length = norm(x.detach().to(torch.float64) * ROOM, keepdim=True) / (limit * ROOM)
+    return x * torch.where(length > 1, 1 / length, 1.0).to(x.dtype)

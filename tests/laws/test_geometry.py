@@ -76,10 +76,15 @@ def test_finite_input_gives_finite_output_and_gradients(case, drawn, device, dty
 
 
 @cases_where(lambda case: case.any_radius)
-def test_the_largest_points_that_float32_holds_stay_finite(case, device):
-    _, module, inputs = build(case, device, torch.float32, radius=1e37)
-    for mode in twins(module):
-        assert output(mode, inputs).isfinite().all()
+def test_the_largest_points_that_float32_holds_give_points_and_finite_gradients(case, device):
+    for curvatures in ((-1.0, -0.3, -2.5), (-100.0, -0.01, -3.0)):  # where a change of curvature is a factor of 100
+        _, module, inputs = build(case, device, torch.float32, radius=1e37, curvatures=curvatures)
+        for mode in twins(module):
+            result, grads = gradients(mode, inputs)
+            if case.target is not None:
+                assert_on(getattr(mode, case.target), result)
+            for name, grad in (grads | {"result": result}).items():
+                assert grad.isfinite().all(), name
 
 
 @every_case

@@ -17,18 +17,20 @@ from torch.nn import functional
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds import Lorentz
 from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "space_of"]
+__all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "held", "space_of"]
 
 # The longest points made: in float32 a fiftieth of the largest number there is, as gradients are sums over them; in
 # float64 those whose squares, which later layers take, still fit.
 _FARTHEST = {torch.float64: 340.0}
 _ROOM = 4.0
+# What of the largest number the times of points may be for weights to be multiplied with them.
+_REACH = 2.0**-12
 
 
 class HTC(nn.Module):
@@ -41,6 +43,9 @@ class HTC(nn.Module):
     the whole point going in, time included. The time column of ``weight`` starts at zero and the rest
     as in :class:`torch.nn.Linear`: at first f is an ordinary linear layer of the space part, whatever
     the curvature (a random time column would add :math:`|\kappa_1|^{-1/2}` times itself to the bias).
+
+    Points whose time is more than 1/4096 of the largest number of the dtype (rapidity 80 in float32) are taken as if
+    they lay there, and a result that the dtype cannot hold is drawn back along its ray.
 
     Args:
         in_features: dimension of the points that come in.
@@ -102,7 +107,7 @@ class HTC(nn.Module):
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
-        return functional.linear(x, *self.affine(factor))
+        return functional.linear(held(x), *self.affine(factor))
 
     def affine(
         self, factor: Float[Tensor, " 1"] | None = None
@@ -132,7 +137,7 @@ class HTC(nn.Module):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        return hyperboloid.lift(self.space(x), self.manifold_out.curvature)
+        return change_curvature(self.space(x), self.manifold_out, self.manifold_out)
 
     def extra_repr(self) -> str:
         """Sizes, for ``repr``.
@@ -141,6 +146,14 @@ class HTC(nn.Module):
             The line that ``repr`` shows.
         """
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+def held(x: Float[Tensor, "*batch ambient"]) -> Float[Tensor, "*batch ambient"]:
+    """Points whose products with weights would leave the range drawn back along their rays, by a constant factor."""
+    time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * _REACH
+    if checks.costs_nothing_to_read(x) and not bool((time > limit).any()):
+        return x
+    return x * torch.where(time > limit, limit / time, 1.0)
 
 
 def space_of(
@@ -190,7 +203,7 @@ class ExpMapHTC(HTC):
         Returns:
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
-        return hyperboloid.lift(self.space(x), self.manifold_out.curvature)
+        return change_curvature(self.space(x), self.manifold_out, self.manifold_out)
 
     def space(
         self, x: Float[Tensor, "*batch dim_in"], factor: Float[Tensor, " 1"] | None = None
@@ -206,31 +219,36 @@ class ExpMapHTC(HTC):
         """
         checks.last_axis("x", x, self.in_features, "in_features", self, sparse=True)
         weight, bias = self.affine(factor)
-        if is_sparse(x):
-            matrix = as_csr(x)
-            length = row_norms(matrix)
+        sparse = is_sparse(x)
+        matrix = as_csr(x) if sparse else x
+        time, stretch, shrink = self._exponential(row_norms(matrix) if sparse else numerics.norm(x, keepdim=True))
+        if sparse:
             product = multiply(matrix, weight[:, 1:].t())
+            stretch = stretch if shrink is None else stretch * shrink
         else:
-            length = numerics.norm(x, keepdim=True)
-            product = functional.linear(x, weight[:, 1:])
-        time, stretch = self._exponential(length)
+            product = functional.linear(x if shrink is None else x * shrink, weight[:, 1:])
         # The column of time by a product of its own: as a factor its strides slow down whatever is fused with it.
         return torch.addcmul(functional.linear(time, weight[:, :1], bias), product, stretch)
 
     def _exponential(
         self, length: Float[Tensor, "*batch 1"]
-    ) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"]]:
-        """Time coordinate and factor of the space part of exp_o(u), from the length of u."""
+    ) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"] | None]:
+        """Time coordinate of exp_o(u), and the two factors of its space part, from the length of u.
+
+        The second brings u to the length that the exponential is held at; it is constant, and None where it is one.
+        """
         root = self.manifold_in.curvature.reshape(()).neg().to(torch.float64).sqrt()
         rapidity = numerics.widen(length) * root
         most = _FARTHEST.get(length.dtype, numerics.widest_rapidity(length.dtype) - _ROOM)
         most = most + root.detach().log().clamp(max=0.0)  # the radius is 1/root
-        held = torch.minimum(rapidity, most)
-        time = held.cosh() / root
-        beyond = rapidity > held
-        share = torch.where(beyond, held / torch.where(beyond, rapidity, 1.0), 1.0)
-        stretch = numerics.sinhc(held) * share
-        return numerics.narrow(time, length.dtype), numerics.narrow(stretch, length.dtype)
+        reached = torch.minimum(rapidity, most)
+        time, stretch, shrink = reached.cosh() / root, numerics.sinhc(reached), None
+        beyond = (rapidity > most).detach()
+        if not checks.costs_nothing_to_read(beyond) or bool(beyond.any()):
+            wide = torch.where(beyond, most / rapidity, 1.0).detach()
+            stretch = stretch * torch.where(beyond, reached / torch.where(beyond, rapidity * wide, 1.0), 1.0)
+            shrink = wide.to(length.dtype)
+        return numerics.narrow(time, length.dtype), numerics.narrow(stretch, length.dtype), shrink
 
 
 class TangentLinear(nn.Module):
