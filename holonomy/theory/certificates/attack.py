@@ -89,19 +89,17 @@ class _Space:
         return x * factor if self.manifold is None else self.manifold.lift(self.manifold.space(x) * factor)
 
     def noise(self, x: Tensor) -> Tensor:
-        """How far rounding can move each token: the last digit of the largest coordinate, and more."""
-        digits = _DIGITS * torch.finfo(x.dtype).eps
-        return digits * (x.norm(dim=-1) if self.manifold is None else self.manifold.time(x).squeeze(-1))
+        r"""How far rounding can move each token: the last digit of the largest coordinate, and more.
 
-    def blur(self, x: Tensor) -> Tensor:
-        r"""How far apart points may lie whose images rounding decides.
-
-        HypMLR subtracts the time coordinate from one of space: of two numbers of size :math:`e^\rho` there remains
-        :math:`e^{-\rho}`, of which the last digit is :math:`e^{2 \rho}` times as large. Images are stairs then, whose
-        steps are wider than a few digits of x. The search finds the two sides of a step, as far out as it may go.
+        Hyperbolic layers subtract the time coordinate from one of space (HypMLR), or from the length of space parts
+        (midpoints): of two numbers of size :math:`e^\rho` there remains :math:`e^{-\rho}`, of which the last digit is
+        :math:`e^{2 \rho}` times as large. Images are stairs then, with steps wider than a few digits of x. A search
+        finds the two sides of a step, as far out as it may go.
         """
-        noise = self.noise(x)
-        return noise if self.manifold is None else noise * self.manifold.time(x).squeeze(-1) * self.unit
+        digits = _DIGITS * torch.finfo(x.dtype).eps
+        return digits * (
+            x.norm(dim=-1) if self.manifold is None else self.manifold.time(x).squeeze(-1) ** 2 * self.unit
+        )
 
 
 def _length(v: Tensor) -> Tensor:
@@ -217,7 +215,7 @@ class _Hunt:
         fx, fy = images.chunk(2)
         before, after = self.size(self.source.dist(x, y)), self.size(self.target.dist(fx, fy))
         with torch.no_grad():
-            wide = before + self.size(self.source.blur(x) + self.source.blur(y))
+            wide = before + self.size(self.source.noise(x) + self.source.noise(y))
             short = after - self.size(self.target.noise(fx) + self.target.noise(fy))
             ratio = torch.where(before > 0, short / wide, 0.0).nan_to_num(0.0, 0.0, 0.0)
         return before, after, ratio
