@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holonomy.layers import EquivariantLinear, bell, moebius_matrix, set_partitions, zeta_matrix
 from holonomy.layers.equivariant.basis import partitions
-from holonomy.layers.equivariant.basis.orbits import groups, pairs
+from holonomy.layers.equivariant.basis.orbits import groups, orbits
 from holonomy.layers.equivariant.linear.sparse import pruned_plans
 from holonomy.structures import Hyperedges, joint
 from tests.reference.equivariant import equivariant_linear, pattern, patterns
@@ -76,8 +76,8 @@ def test_zeta_turns_exact_patterns_into_diagrams(m, device):
 
 def test_classes_share_sources():
     """203 classes of 3 -> 3 need 22 reduced tensors."""
-    assert len(pairs(3, 3)) == 203
-    assert sum(len(group.sources) for group in groups(3, 3, tuple(range(203)))) == 22
+    assert len(orbits(3, 3)) == 203
+    assert sum(len(group.inputs) for group in groups(3, 3, tuple(range(203)))) == 22
 
 
 @every_order
@@ -207,7 +207,7 @@ def test_sparse_gradients_equal_dense_ones(order_in, order_out, device):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def orbits(nodes, order):
+def number_of_orbits(nodes, order):
     """Burnside: the mean over all permutations of the number of multi-indices that they fix."""
     permutations = list(itertools.permutations(range(nodes)))
     return sum(sum(p[v] == v for v in range(nodes)) ** order for p in permutations) // len(permutations)
@@ -225,9 +225,9 @@ def test_the_span_has_as_many_dimensions_as_there_are_orbits(order_in, order_out
         with torch.no_grad():
             layer.weight.zero_()[index] = 1.0
             maps.append(layer(basis).flatten())
-    assert torch.linalg.matrix_rank(torch.stack(maps)) == orbits(nodes, order_in + order_out)
+    assert torch.linalg.matrix_rank(torch.stack(maps)) == number_of_orbits(nodes, order_in + order_out)
     if (order_in, order_out, nodes) == (2, 2, 3):
-        assert orbits(nodes, 4) == 14
+        assert number_of_orbits(nodes, 4) == 14
 
 
 def test_entries_and_sums_over_500_nodes_are_drawn_with_half_of_the_variance_each():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
-from holonomy.layers.equivariant.basis.orbits import extensions, pairs
+from holonomy.layers.equivariant.basis.orbits import extensions, orbits
 from holonomy.layers.equivariant.higher_order.sparse import _features
 from holonomy.ops.segments import block_sum, contract, in_chunks, outer_sum
 from holonomy.structures import Hyperedges, joint
@@ -230,14 +230,14 @@ def test_what_all_entries_share_is_not_left_to_random_features(order_in, order_o
     assert errors[3] < errors[0] / 2
 
 
-@pytest.mark.parametrize("pair", pairs(2, 2), ids=lambda pair: f"{pair.source} to {pair.target}")
+@pytest.mark.parametrize("pair", orbits(2, 2), ids=lambda pair: f"{pair.input} to {pair.output}")
 def test_extensions_count_exactly_the_members_of_a_class(pair):
     """On all pairs of tuples of different nodes: the signed matchings add up to the indicator of the class."""
     nodes = 4
-    for i in itertools.permutations(range(nodes), max(pair.source.pattern) + 1):
-        for j in itertools.permutations(range(nodes), max(pair.target.pattern) + 1):
+    for i in itertools.permutations(range(nodes), max(pair.input.pattern) + 1):
+        for j in itertools.permutations(range(nodes), max(pair.output.pattern) + 1):
             shared = {(a, b) for a, node in enumerate(i) for b, other in enumerate(j) if node == other}
-            wanted = set(zip(pair.source.kept, pair.target.places, strict=True))
+            wanted = set(zip(pair.input.kept, pair.output.places, strict=True))
             counted = sum(term.sign * (set(zip(term.kept, term.places, strict=True)) <= shared)
                           for term in extensions(pair))  # fmt: skip
             assert counted == (shared == wanted) or not wanted <= shared

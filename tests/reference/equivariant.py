@@ -104,7 +104,7 @@ def higher_order_attention(
     k, ell, heads = module.order_in, module.order_out, module.heads
     batch, nodes = x.shape[0], x.shape[1]
     classes = [
-        p for p in patterns(k + ell) if set(p[:k]) & set(p[k:]) or len(module.classes.pairs) == len(patterns(k + ell))
+        p for p in patterns(k + ell) if set(p[:k]) & set(p[k:]) or len(module.classes.orbits) == len(patterns(k + ell))
     ]
     attended = [p for p in classes if set(p[:k]) - set(p[k:])]
 

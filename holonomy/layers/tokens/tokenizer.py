@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers.equivariant.basis.partitions import bell, set_partitions
-from holonomy.layers.equivariant.basis.recomputed import Derived
+from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.tokens.identifiers import (
     laplacian_identifiers,
     near_orthogonal_identifiers,
@@ -81,7 +81,7 @@ def _looked_up(indices: Tensor, table: Tensor) -> Tensor:
     return table[code]
 
 
-class TokenEmbedding(Derived):
+class TokenEmbedding(RecomputedBuffers):
     """What node and type identifiers add to a token: their rows of :math:`w^{in}` in TokenGT section 2."""
 
     class_table: Tensor
@@ -113,7 +113,7 @@ class TokenEmbedding(Derived):
             # Made here, for the partitions are cached and torch.compile warns of caches.
             self.register_buffer("class_table", _class_table(order).to(device), persistent=False)
 
-    def _derived(self) -> dict[str, Tensor]:
+    def _recomputed(self) -> dict[str, Tensor]:
         return {"class_table": _class_table(self.order)}
 
     def reset_parameters(self) -> None:

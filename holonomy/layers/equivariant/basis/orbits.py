@@ -1,10 +1,10 @@
-r"""The equivalence classes of an equivariant map, sorted by what has to be computed for them.
+r"""The orbits of index tuples, sorted by what has to be computed for them.
 
-A class :math:`\mu` is a partition of the positions :math:`(i_1 .. i_k, j_1 .. j_l)`. Cut between input and output it is
-a pattern of the input, a pattern of the output, and the blocks that both share. What the input contributes, a
-:class:`Source`, is its diagonal in that pattern with the blocks that the output does not know summed away; where that
-goes, a :class:`Target`, is a choice of output blocks for what is left. Many classes have the same source: the 203 of
-3 -> 3 have 22.
+An orbit, the equivalence class :math:`\mu` of HOT eq. 1, is a partition of the positions
+:math:`(i_1 .. i_k, j_1 .. j_l)`. Cut between input and output it is a pattern of the input, a pattern of the output,
+and the blocks that both share. What the input contributes, an :class:`InputPattern`, is its diagonal in that pattern,
+summed over the blocks that the output does not share; where that goes, an :class:`OutputPattern`, is a choice of output
+blocks for what is left. Many orbits read the same: the 203 of 3 -> 3 have 22 input patterns.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from typing import NamedTuple
 from holonomy.layers.equivariant.basis.partitions import Partition, canonical, set_partitions
 
 __all__ = [
-    "Group",
-    "Pair",
-    "Source",
-    "Target",
+    "InputPattern",
+    "Orbit",
+    "OrbitGroup",
+    "OutputPattern",
     "Term",
     "everything",
     "extensions",
     "free_axes",
     "groups",
     "number_of_blocks",
-    "pairs",
+    "orbits",
     "positions_of",
 ]
 
 
-class Source(NamedTuple):
-    """An input pattern and those of its blocks that stay, in ascending order; the others are summed over."""
+class InputPattern(NamedTuple):
+    """A pattern of the input and those of its blocks that are kept, ascending; the others are summed over."""
 
     pattern: Partition
     kept: tuple[int, ...]
 
 
-class Target(NamedTuple):
-    """An output pattern and the block that each axis of a source goes to; the others are broadcast over."""
+class OutputPattern(NamedTuple):
+    """A pattern of the output and the block that each kept axis goes to; the others are broadcast over."""
 
     pattern: Partition
     places: tuple[int, ...]
 
 
-class Pair(NamedTuple):
-    """A class, cut into source and target."""
+class Orbit(NamedTuple):
+    """An orbit, cut into what is read and where it goes."""
 
-    source: Source
-    target: Target
+    input: InputPattern
+    output: OutputPattern
 
 
 class Term(NamedTuple):
@@ -62,19 +62,19 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
-    """All classes whose sources keep as many axes: any source goes to any target.
+class OrbitGroup:
+    """All orbits that keep as many axes: any input pattern goes to any output pattern.
 
     Attributes:
         order: the number of axes kept.
-        sources: what the input contributes.
-        targets: where it goes.
-        classes: index of the class of each source and target, in the order of ``set_partitions(k + l)``.
+        inputs: what the input contributes.
+        outputs: where it goes.
+        classes: index of the orbit of each input and output, in the order of ``set_partitions(k + l)``.
     """
 
     order: int
-    sources: tuple[Source, ...]
-    targets: tuple[Target, ...]
+    inputs: tuple[InputPattern, ...]
+    outputs: tuple[OutputPattern, ...]
     classes: tuple[tuple[int, ...], ...]
 
 
@@ -89,39 +89,40 @@ def positions_of(pattern: Partition) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def pairs(order_in: int, order_out: int) -> tuple[Pair, ...]:
-    """Cut every class into source and target."""
-    found: list[Pair] = []
+def orbits(order_in: int, order_out: int) -> tuple[Orbit, ...]:
+    """Cut every partition of the positions between input and output."""
+    found: list[Orbit] = []
     for partition in set_partitions(order_in + order_out):
         # A block with positions on both sides is an axis that input and output share.
-        pattern_in, tail = partition[:order_in], partition[order_in:]
-        pattern_out = canonical(tail)
-        shared = sorted(set(pattern_in) & set(tail))
-        places = tuple(pattern_out[tail.index(block)] for block in shared)
-        found.append(Pair(Source(pattern_in, tuple(shared)), Target(pattern_out, places)))
+        labels_in, labels_out = partition[:order_in], partition[order_in:]
+        pattern_out = canonical(labels_out)
+        shared = sorted(set(labels_in) & set(labels_out))
+        places = tuple(pattern_out[labels_out.index(block)] for block in shared)
+        # The labels of the input, which come first, are canonical as they are.
+        found.append(Orbit(InputPattern(labels_in, tuple(shared)), OutputPattern(pattern_out, places)))
     return tuple(found)
 
 
 @lru_cache(maxsize=64)
-def groups(order_in: int, order_out: int, chosen: tuple[int, ...]) -> tuple[Group, ...]:
-    """Sort classes into groups in which any source goes to any target."""
-    every = pairs(order_in, order_out)
-    found: list[Group] = []
+def groups(order_in: int, order_out: int, chosen: tuple[int, ...]) -> tuple[OrbitGroup, ...]:
+    """Sort orbits into groups in which any input pattern goes to any output pattern."""
+    every = orbits(order_in, order_out)
+    found: list[OrbitGroup] = []
     for order in range(min(order_in, order_out) + 1):
-        members = {every[index]: index for index in chosen if len(every[index].source.kept) == order}
-        sources = tuple(dict.fromkeys(pair.source for pair in members))
-        targets = tuple(dict.fromkeys(pair.target for pair in members))
+        members = {every[index]: index for index in chosen if len(every[index].input.kept) == order}
+        inputs = tuple(dict.fromkeys(orbit.input for orbit in members))
+        outputs = tuple(dict.fromkeys(orbit.output for orbit in members))
         if members:
-            classes = tuple(tuple(members[Pair(s, t)] for t in targets) for s in sources)
-            found.append(Group(order, sources, targets, classes))
+            classes = tuple(tuple(members[Orbit(i, o)] for o in outputs) for i in inputs)
+            found.append(OrbitGroup(order, inputs, outputs, classes))
     return tuple(found)
 
 
-def free_axes(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the blocks of the input and of the output that a class does not share."""
-    blocks_in, blocks_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
-    free_in = tuple(block for block in range(blocks_in) if block not in pair.source.kept)
-    return free_in, tuple(block for block in range(blocks_out) if block not in pair.target.places)
+def free_axes(orbit: Orbit) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the blocks of the input and of the output that an orbit does not share."""
+    blocks_in, blocks_out = number_of_blocks(orbit.input.pattern), number_of_blocks(orbit.output.pattern)
+    free_in = tuple(block for block in range(blocks_in) if block not in orbit.input.kept)
+    return free_in, tuple(block for block in range(blocks_out) if block not in orbit.output.places)
 
 
 def everything() -> Term:
@@ -130,18 +131,18 @@ def everything() -> Term:
 
 
 @lru_cache(maxsize=512)
-def extensions(pair: Pair) -> tuple[Term, ...]:
-    """Write the sum over the tuples of exactly a class by sums over those that share at least some blocks.
+def extensions(orbit: Orbit) -> tuple[Term, ...]:
+    """Write the sum over the tuples of exactly an orbit by sums over those that share at least some blocks.
 
     Within the strata of tuples of different nodes, what a tuple of the input and one of the output share is a partial
-    matching of their blocks, and inclusion and exclusion run over the matchings that contain the one of the class.
+    matching of their blocks, and inclusion and exclusion run over the matchings that contain the one of the orbit.
     """
-    free_in, free_out = free_axes(pair)
+    free_in, free_out = free_axes(orbit)
     terms: list[Term] = []
     # Each further shared block changes the sign: sum over tuples that differ = sum of (-1)^more over those that agree.
     for more in range(min(len(free_in), len(free_out)) + 1):
         for chosen in combinations(free_in, more):
             for places in permutations(free_out, more):
-                matching = sorted(zip((*pair.source.kept, *chosen), (*pair.target.places, *places), strict=True))
+                matching = sorted(zip((*orbit.input.kept, *chosen), (*orbit.output.places, *places), strict=True))
                 terms.append(Term((-1) ** more, tuple(a for a, _ in matching), tuple(b for _, b in matching)))
     return tuple(terms)

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Derived"]
+__all__ = ["RecomputedBuffers"]
 
 
-class Derived(nn.Module):
+class RecomputedBuffers(nn.Module):
     """A module with buffers that follow from its arguments, and no source but these.
 
     Large modules are made on the meta device. What they get when they leave it is storage without content
@@ -26,11 +26,11 @@ class Derived(nn.Module):
              [ 1., -1.]]])
     """
 
-    def _derived(self) -> dict[str, Tensor]:
+    def _recomputed(self) -> dict[str, Tensor]:
         """The buffers by name, on any device and in any dtype."""
         raise NotImplementedError
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Derived:  # noqa: FBT001, FBT002
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RecomputedBuffers:  # noqa: FBT001, FBT002
         away = self._away()
         super()._apply(fn, recurse)
         if away:
@@ -48,5 +48,5 @@ class Derived(nn.Module):
     def _hold(self) -> None:
         device = next(self.parameters(recurse=False)).device
         if device.type != "meta":
-            for name, value in self._derived().items():
+            for name, value in self._recomputed().items():
                 self._buffers[name] = value.to(device=device, dtype=getattr(self, name).dtype)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
 from holonomy._autograd import eager, may_bypass
-from holonomy.layers.equivariant.basis.orbits import Pair, Target, free_axes, number_of_blocks
+from holonomy.layers.equivariant.basis.orbits import Orbit, OutputPattern, free_axes, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import batched, centering
 from holonomy.layers.equivariant.higher_order import dense as dense_attention
@@ -140,9 +140,9 @@ class HigherOrderAttention(nn.Module):
         self.query_features = checks.positive_int("query_features", share if query_features is None else query_features)
         self.value_features = checks.positive_int("value_features", share if value_features is None else value_features)
         self.classes = classes_of(order_in, order_out, local=local, coupled=sums == "coupled")
-        if not self.classes.pairs:
+        if not self.classes.orbits:
             raise ValueError(f"local must be False for order_out = {order_out}: every class of it is global.")
-        number, width = len(self.classes.pairs), heads * self.value_features
+        number, width = len(self.classes.orbits), heads * self.value_features
         self.value = nn.Parameter(torch.empty(number, features, width, device=device, dtype=dtype))
         ends = self.classes.by_input, self.classes.by_output
         keys, queries = ({p: len(found) for p, found in end.items()} for end in ends)
@@ -163,8 +163,8 @@ class HigherOrderAttention(nn.Module):
         blocks = number_of_blocks(pattern)
         finest = tuple(range(blocks))
 
-        def choose(pair: Pair) -> bool:
-            return not free_axes(pair)[0] and pair.target.pattern == finest
+        def choose(orbit: Orbit) -> bool:
+            return not free_axes(orbit)[0] and orbit.output.pattern == finest
 
         width = classes * self.heads * self.query_features
         return EquivariantMap(
@@ -187,7 +187,7 @@ class HigherOrderAttention(nn.Module):
         self.redraw()
         with torch.no_grad():
             self.value.normal_(std=1 / math.sqrt(self.features))
-            patterns = [pair.target.pattern for pair in self.classes.pairs]
+            patterns = [orbit.output.pattern for orbit in self.classes.orbits]
             for weight, pattern in zip(self.out, patterns, strict=True):
                 alike = patterns.count(pattern)
                 weight.normal_(std=1 / math.sqrt(alike * weight.shape[0]))
@@ -276,46 +276,46 @@ class HigherOrderAttention(nn.Module):
         queries = by_class({p: self._query(p, x, None) for p in outs}, outs)
         keys = by_class({p: self.key[_name(p)](x) for p in ins}, ins)
         if self.projection is not None:
-            means = centering.of_dense(x, self.classes.sources, present)
-            for pair, shift in centering.of_classes(self.classes, self.maps(), means).items():
-                keys[pair] = keys[pair] - shift.unflatten(-1, (*[1] * number_of_blocks(pair.source.pattern), -1))
+            means = centering.of_dense(x, self.classes.entries, present)
+            for orbit, shift in centering.of_classes(self.classes, self.maps(), means).items():
+                keys[orbit] = keys[orbit] - shift.unflatten(-1, (*[1] * number_of_blocks(orbit.input.pattern), -1))
         sums: dict[Partition, Tensor] = {}
-        for index, pair in enumerate(self.classes.pairs):
-            pattern = pair.source.pattern
+        for index, orbit in enumerate(self.classes.orbits):
+            pattern = orbit.input.pattern
             valid = dense_attention.different(nodes, number_of_blocks(pattern), x.device)
             if present is not None:
                 valid = valid & dense.diagonal(present[..., None], pattern).squeeze(-1)
             value = dense.diagonal(x, pattern) @ self.value[index]
             value = value * valid[..., None].to(value.dtype)
             mixed = self._attend_dense(
-                pair, queries, keys, value, valid.expand(*batch, *valid.shape[-len(set(pattern)) :])
+                orbit, queries, keys, value, valid.expand(*batch, *valid.shape[-len(set(pattern)) :])
             )
             placed = mixed @ self.out[index]
-            target = pair.target.pattern
+            target = orbit.output.pattern
             sums[target] = sums[target] + placed if target in sums else placed
-        parts: list[tuple[Target, Tensor]] = []
+        parts: list[tuple[OutputPattern, Tensor]] = []
         for pattern, total in sums.items():
             blocks = number_of_blocks(pattern)
             apart = dense_attention.different(nodes, blocks, x.device)[..., None].to(total.dtype)
-            parts.append((Target(pattern, tuple(range(blocks))), total * apart))
+            parts.append((OutputPattern(pattern, tuple(range(blocks))), total * apart))
         result = dense.spread(parts, self.order_out, nodes)
         if mask is not None and self.order_out:
             result = torch.where(joint(mask, self.order_out)[..., None], result, 0)
         return result
 
     def _attend_dense(
-        self, pair: Pair, queries: dict[Pair, Tensor], keys: dict[Pair, Tensor], value: Tensor, valid: Tensor
+        self, orbit: Orbit, queries: dict[Orbit, Tensor], keys: dict[Orbit, Tensor], value: Tensor, valid: Tensor
     ) -> Tensor:
         """The mixed values of a class on the stratum of the output, heads side by side."""
         nodes = value.shape[-2]
-        if not free_axes(pair)[0]:
-            return dense.place(value, pair.target.places, number_of_blocks(pair.target.pattern))
-        query, key = queries[pair], keys[pair]
+        if not free_axes(orbit)[0]:
+            return dense.place(value, orbit.output.places, number_of_blocks(orbit.output.pattern))
+        query, key = queries[orbit], keys[orbit]
         if self.projection is None:
-            mixed = dense_attention.softmax_class(pair, query, key, value, valid, self.heads)
-            return dense_attention.settle(mixed, pair, nodes)
+            mixed = dense_attention.softmax_class(orbit, query, key, value, valid, self.heads)
+            return dense_attention.settle(mixed, orbit, nodes)
         return dense_attention.kernel_class(
-            pair, query, key, value, valid, self.heads, self.projection, self.classes.terms[pair]
+            orbit, query, key, value, valid, self.heads, self.projection, self.classes.terms[orbit]
         )
 
     @eager
@@ -326,26 +326,26 @@ class HigherOrderAttention(nn.Module):
         if self._use_batched(tuples, x.num_graphs):
             together = batched.decoupled if self.sums == "decoupled" else batched.coupled
             return x.at(wanted.indices, together(self.classes, self.maps(), x, wanted))
-        every, ins, outs = self.classes.pairs, self.classes.by_input, self.classes.by_output
+        every, ins, outs = self.classes.orbits, self.classes.by_input, self.classes.by_output
         outputs = {
-            p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted({pair.target.pattern for pair in every})
+            p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted({orbit.output.pattern for orbit in every})
         }
         inputs = {
-            p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted({pair.source.pattern for pair in every})
+            p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted({orbit.input.pattern for orbit in every})
         }
         queries = by_class({p: self._query(p, x, outputs[p][1]) for p in outs}, outs)
         keys = by_class({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in ins}, ins)
         if self.projection is not None:
-            means = centering.of_hyperedges(x, self.classes.sources)
-            for pair, shift in centering.of_classes(self.classes, self.maps(), means).items():
-                keys[pair] = keys[pair] - shift.index_select(0, inputs[pair.source.pattern][1].graphs)
+            means = centering.of_hyperedges(x, self.classes.entries)
+            for orbit, shift in centering.of_classes(self.classes, self.maps(), means).items():
+                keys[orbit] = keys[orbit] - shift.index_select(0, inputs[orbit.input.pattern][1].graphs)
         # What a class computes on the way would be kept for the backward pass, and there are many classes.
         again = torch.is_grad_enabled() and tuples > _RECOMPUTED_FROM
         sums: dict[Partition, Tensor] = {}
-        for index, pair in enumerate(every):
-            target = pair.target.pattern
-            ends = (*inputs[pair.source.pattern], outputs[target][1])
-            step = (pair, index, ends, x.values, queries.get(pair), keys.get(pair))
+        for index, orbit in enumerate(every):
+            target = orbit.output.pattern
+            ends = (*inputs[orbit.input.pattern], outputs[target][1])
+            step = (orbit, index, ends, x.values, queries.get(orbit), keys.get(orbit))
             more = checkpoint(self._class_sparse, *step, use_reentrant=False) if again else self._class_sparse(*step)
             sums[target] = sums[target] + more if target in sums else more
         result = next(iter(sums.values())).new_zeros(wanted.indices.shape[0], self.features)
@@ -355,7 +355,7 @@ class HigherOrderAttention(nn.Module):
 
     def _class_sparse(
         self,
-        pair: Pair,
+        orbit: Orbit,
         index: int,
         ends: tuple[Tensor, HyperedgePlan, HyperedgePlan],
         values: Tensor,
@@ -366,15 +366,15 @@ class HigherOrderAttention(nn.Module):
         rows_in, stratum_in, stratum_out = ends
         value = (values.index_select(0, rows_in) @ self.value[index]).unflatten(-1, (self.heads, -1))
         if query is None or key is None:
-            key_rows, query_rows = sparse_attention.matching_rows(stratum_in, stratum_out, pair)
+            key_rows, query_rows = sparse_attention.matching_rows(stratum_in, stratum_out, orbit)
             empty = value.new_zeros(stratum_out.indices.shape[0], *value.shape[1:])
             mixed = empty.index_copy(0, query_rows, value.index_select(0, key_rows))
         else:
             query, key = query.unflatten(-1, (self.heads, -1)), key.unflatten(-1, (self.heads, -1))
             if self.projection is None:
-                mixed = sparse_attention.softmax_class(pair, stratum_in, stratum_out, query, key, value)
+                mixed = sparse_attention.softmax_class(orbit, stratum_in, stratum_out, query, key, value)
             else:
-                terms = self.classes.terms[pair]
+                terms = self.classes.terms[orbit]
                 mixed = sparse_attention.kernel_class(
                     terms, stratum_in, stratum_out, query, key, value, self.projection
                 )
@@ -397,4 +397,4 @@ class HigherOrderAttention(nn.Module):
             The line that ``repr`` shows.
         """
         orders = f"{self.order_in} -> {self.order_out}, features={self.features}, heads={self.heads}"
-        return f"{orders}, kernel={self.kernel!r}, classes={len(self.classes.pairs)}"
+        return f"{orders}, kernel={self.kernel!r}, classes={len(self.classes.orbits)}"

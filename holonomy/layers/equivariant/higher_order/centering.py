@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy.layers.equivariant.basis.orbits import Pair, number_of_blocks
+from holonomy.layers.equivariant.basis.orbits import Orbit, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import dense as dense_attention
 from holonomy.layers.equivariant.higher_order import sparse
@@ -41,6 +41,7 @@ def of_dense(
     means: dict[Partition, Tensor] = {}
     for pattern in patterns:
         blocks = number_of_blocks(pattern)
+        # The entries of exactly this pattern: its diagonal, where its blocks are different nodes.
         here = dense_attention.different(x.shape[-2], blocks, x.device)
         if present is not None:
             here = here & dense.diagonal(present[..., None], pattern).squeeze(-1)
@@ -65,19 +66,23 @@ def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partitio
 
 def of_classes(
     classes: Classes, maps: Maps, means: dict[Partition, Float[Tensor, "*graphs dim"]]
-) -> dict[Pair, Float[Tensor, "*graphs width"]]:
+) -> dict[Orbit, Float[Tensor, "*graphs width"]]:
     """What the keys of each class lose: their own mean, and that of the queries."""
     entry = {p: _mean_entries(classes, means, p) for p in classes.read}
+    # Maps are linear: the mean of keys is the key of the mean entry. Keys have no bias, queries have.
     keys = by_class({p: entry[p] @ weight for p, weight in maps.keys.items()}, classes.by_input)
     queries = {p: entry[p] @ weight + bias for p, (weight, bias) in maps.queries.items()}
+    # Choromanski et al. 2021, lemma 2: counted from mean key + mean query, q + k has the mean zero.
     found = by_class(queries, classes.by_output)
-    return {pair: key + at_most(found[pair].unflatten(-1, (maps.heads, -1))).flatten(-2) for pair, key in keys.items()}
+    return {
+        orbit: key + at_most(found[orbit].unflatten(-1, (maps.heads, -1))).flatten(-2) for orbit, key in keys.items()
+    }
 
 
 def _mean_entries(classes: Classes, means: dict[Partition, Tensor], pattern: Partition) -> Tensor:
     """The entries of a tuple, as they are on average; a one where a tuple has no nodes."""
     parts = [means[read] for read in classes.read[pattern]]
-    return torch.cat(parts, -1) if parts else torch.ones_like(means[classes.sources[0]][..., :1])
+    return torch.cat(parts, -1) if parts else torch.ones_like(means[classes.entries[0]][..., :1])
 
 
 def at_most(x: Float[Tensor, "*batch dim"], length: float = _FARTHEST) -> Float[Tensor, "*batch dim"]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from holonomy.layers.equivariant.basis.orbits import Pair, Term, everything, free_axes, number_of_blocks
+from holonomy.layers.equivariant.basis.orbits import Orbit, Term, everything, free_axes, number_of_blocks
 from holonomy.layers.equivariant.linear import dense
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.performer import log_features
@@ -40,9 +40,9 @@ def _apart(nodes: int, queries: int, keys: int, device: torch.device) -> Tensor:
 def _differing(nodes: int, order: int, axes: Iterable[tuple[int, ...]], device: torch.device) -> Tensor:
     """Which tuples have different nodes at each of the given pairs of axes."""
     result = torch.ones([nodes] * order, dtype=torch.bool, device=device)
-    for pair in axes:
+    for orbit in axes:
         apart = ~torch.eye(nodes, dtype=torch.bool, device=device)
-        result = result & apart.reshape([nodes if axis in pair else 1 for axis in range(order)])
+        result = result & apart.reshape([nodes if axis in orbit else 1 for axis in range(order)])
     return result
 
 
@@ -54,16 +54,16 @@ def _front(x: Tensor, axes: tuple[int, ...], order: int) -> Tensor:
     return x.reshape(*x.shape[: batch + len(axes)], math.prod(x.shape[batch + len(axes) : -1]), x.shape[-1])
 
 
-def settle(x: Float[Tensor, "..."], pair: Pair, nodes: int) -> Float[Tensor, "..."]:
+def settle(x: Float[Tensor, "..."], orbit: Orbit, nodes: int) -> Float[Tensor, "..."]:
     """Bring the result of a class, kept axes first and free ones flattened, back to the axes of its stratum."""
-    free = free_axes(pair)[1]
-    batch = x.shape[: x.ndim - 2 - len(pair.target.places)]
-    x = x.reshape(*batch, *[nodes] * (len(pair.target.places) + len(free)), x.shape[-1])
-    return dense.place(x, (*pair.target.places, *free), number_of_blocks(pair.target.pattern))
+    free = free_axes(orbit)[1]
+    batch = x.shape[: x.ndim - 2 - len(orbit.output.places)]
+    x = x.reshape(*batch, *[nodes] * (len(orbit.output.places) + len(free)), x.shape[-1])
+    return dense.place(x, (*orbit.output.places, *free), number_of_blocks(orbit.output.pattern))
 
 
 def softmax_class(
-    pair: Pair,
+    orbit: Orbit,
     query: Float[Tensor, "..."],
     key: Float[Tensor, "..."],
     value: Float[Tensor, "..."],
@@ -74,18 +74,18 @@ def softmax_class(
 
     The logits are :math:`q_{\mathbf j} \cdot k_{\mathbf i} / \sqrt d`, and each row subtracts its own maximum.
     """
-    free_in, free_out = free_axes(pair)
-    order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
+    free_in, free_out = free_axes(orbit)
+    order_in, order_out = number_of_blocks(orbit.input.pattern), number_of_blocks(orbit.output.pattern)
     nodes = key.shape[-2]
     q, k, v = (
         _front(x, axes, order).unflatten(-1, (heads, -1)).transpose(-2, -3)
         for x, axes, order in (
-            (query, pair.target.places, order_out),
-            (key, pair.source.kept, order_in),
-            (value, pair.source.kept, order_in),
+            (query, orbit.output.places, order_out),
+            (key, orbit.input.kept, order_in),
+            (value, orbit.input.kept, order_in),
         )
     )
-    present = _front(valid[..., None], pair.source.kept, order_in).squeeze(-1)[..., None, None, :]
+    present = _front(valid[..., None], orbit.input.kept, order_in).squeeze(-1)[..., None, None, :]
     allowed = present & _apart(nodes, len(free_out), len(free_in), key.device)
     batch = q.shape[:-3]
     allowed = allowed.expand(*batch, 1, *allowed.shape[-2:])
@@ -96,7 +96,7 @@ def softmax_class(
 
 
 def kernel_class(
-    pair: Pair,
+    orbit: Orbit,
     query: Float[Tensor, "..."],
     key: Float[Tensor, "..."],
     value: Float[Tensor, "..."],
@@ -111,7 +111,7 @@ def kernel_class(
     more, plus .. : inclusion and exclusion over the partial matchings of free axes. In float64, for what is left may be
     small beside what was taken away; where nothing certain is left, the result is zero.
     """
-    order_in, order_out = number_of_blocks(pair.source.pattern), number_of_blocks(pair.target.pattern)
+    order_in, order_out = number_of_blocks(orbit.input.pattern), number_of_blocks(orbit.output.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
     split = value.unflatten(-1, (heads, -1))
     # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the

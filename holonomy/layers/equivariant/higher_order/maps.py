@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from holonomy.layers.equivariant.basis.orbits import (
-    Pair,
-    Source,
+    InputPattern,
+    Orbit,
     Term,
     everything,
     extensions,
     free_axes,
     number_of_blocks,
-    pairs,
+    orbits,
 )
 from holonomy.layers.equivariant.basis.partitions import Partition
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Classes", "Lookup", "Maps", "by_class", "classes_of", "lookups"]
+__all__ = ["Classes", "EntryPattern", "Maps", "by_class", "classes_of", "entry_patterns"]
 
-Lookup = tuple[Source, tuple[int, ...]]
-"""What a lightweight map reads of a tuple: an entry of that source, at those blocks of the tuple."""
+EntryPattern = tuple[InputPattern, tuple[int, ...]]
+"""What a lightweight map reads of a tuple: an entry of that input pattern, at those blocks of the tuple."""
 
 
 class Classes(NamedTuple):
     """The classes of an attention."""
 
     order_in: int
-    pairs: tuple[Pair, ...]
-    by_input: dict[Partition, list[Pair]]
-    by_output: dict[Partition, list[Pair]]
-    terms: dict[Pair, tuple[Term, ...]]
+    orbits: tuple[Orbit, ...]
+    by_input: dict[Partition, list[Orbit]]
+    by_output: dict[Partition, list[Orbit]]
+    terms: dict[Orbit, tuple[Term, ...]]
     read: dict[Partition, tuple[Partition, ...]]
-    sources: tuple[Partition, ...]
+    entries: tuple[Partition, ...]
 
 
 class Maps(NamedTuple):
@@ -53,34 +53,37 @@ class Maps(NamedTuple):
 
 def classes_of(order_in: int, order_out: int, *, local: bool, coupled: bool) -> Classes:
     """Sort the classes of an attention."""
-    chosen = tuple(pair for pair in pairs(order_in, order_out) if pair.source.kept or not local)
-    attended = [pair for pair in chosen if free_axes(pair)[0]]
-    by_input: dict[Partition, list[Pair]] = {}
-    by_output: dict[Partition, list[Pair]] = {}
-    for pair in attended:
-        by_input.setdefault(pair.source.pattern, []).append(pair)
-        by_output.setdefault(pair.target.pattern, []).append(pair)
-    by_input, by_output = dict(sorted(by_input.items())), dict(sorted(by_output.items()))
+    # An orbit that shares no node averages over the whole graph, which `local` leaves out.
+    chosen = tuple(orbit for orbit in orbits(order_in, order_out) if orbit.input.kept or not local)
+    # An orbit without free axes in the input has one key for each query, of weight one: nothing to attend to.
+    attended = [orbit for orbit in chosen if free_axes(orbit)[0]]
+    by_input = {p: [o for o in attended if o.input.pattern == p] for p in sorted({o.input.pattern for o in attended})}
+    by_output = {
+        p: [o for o in attended if o.output.pattern == p] for p in sorted({o.output.pattern for o in attended})
+    }
+    # What queries and keys of a pattern read, and all that is read.
     ends = (*by_input, *by_output)
-    read = {p: tuple(source.pattern for source, _ in lookups(order_in, number_of_blocks(p))) for p in ends}
-    sources = tuple(sorted({pattern for found in read.values() for pattern in found}))
-    terms = {pair: extensions(pair) if coupled else (everything(),) for pair in attended}
-    return Classes(order_in, chosen, by_input, by_output, terms, read, sources)
+    read = {p: tuple(entry.pattern for entry, _ in entry_patterns(order_in, number_of_blocks(p))) for p in ends}
+    entries = tuple(sorted({pattern for found in read.values() for pattern in found}))
+    terms = {orbit: extensions(orbit) if coupled else (everything(),) for orbit in attended}
+    return Classes(order_in, chosen, by_input, by_output, terms, read, entries)
 
 
 @lru_cache(maxsize=64)
-def lookups(order: int, blocks: int) -> tuple[Lookup, ...]:
+def entry_patterns(order: int, blocks: int) -> tuple[EntryPattern, ...]:
     """What a lightweight map to tuples of different nodes reads, in the order of its weights."""
+    # Tuples of different nodes are the finest pattern, and lightweight maps are without a sum (HOT Prop. 2).
     finest = tuple(range(blocks))
-    every = pairs(order, blocks)
-    return tuple((p.source, p.target.places) for p in every if p.target.pattern == finest and not free_axes(p)[0])
+    every = orbits(order, blocks)
+    return tuple((p.input, p.output.places) for p in every if p.output.pattern == finest and not free_axes(p)[0])
 
 
 def by_class(
-    projected: dict[Partition, Tensor], ends: dict[Partition, list[Pair]]
-) -> dict[Pair, Float[Tensor, "*rows width"]]:
+    projected: dict[Partition, Tensor], ends: dict[Partition, list[Orbit]]
+) -> dict[Orbit, Float[Tensor, "*rows width"]]:
     """Cut the queries or keys of all classes of a pattern into those of each."""
-    cut: dict[Pair, Tensor] = {}
+    # The maps of a pattern are one matrix, its orbits side by side in the order of `ends`.
+    cut: dict[Orbit, Tensor] = {}
     for pattern, found in ends.items():
         cut.update(zip(found, projected[pattern].chunk(len(found), -1), strict=True))
     return cut

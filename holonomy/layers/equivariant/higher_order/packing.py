@@ -56,6 +56,7 @@ def pack(sizes: Int[Tensor, "slots kinds"], width: int) -> Int[Tensor, " slots"]
     jump = torch.stack(columns).amin(0)
     first = torch.zeros_like(jump, dtype=torch.bool)
     first[0] = True
+    # After step t, `first` has the first 2^t blocks and `jump` leads 2^t blocks on.
     for _ in range(slots.bit_length()):
         first[jump[first]] = True
         jump = jump[jump]
@@ -72,11 +73,13 @@ def class_blocks(
 ) -> Blocks:
     """Pack the pairs of a key and a query that share some nodes, and none of some others."""
     of_key, of_query = sparse.tuple_codes(keys, kept, num_nodes), sparse.tuple_codes(queries, places, num_nodes)
+    # Slots are numbered by what they share; keys and queries of one number meet.
     distinct, slots = torch.cat([of_key, of_query]).unique(return_inverse=True)
     slots = slots.split([len(of_key), len(of_query)])
     sizes = torch.stack([torch.bincount(slot, minlength=len(distinct)) for slot in slots], 1)
     met = (sizes > 0).all(1)
     width = next((w for w in _WIDTHS if _heavy(sizes, met, w)[slots[1]].sum() <= _HEAVY_SHARE * len(queries)), 64)
+    # A slot that fills more than a block goes to tables; one without a key or without a query goes nowhere.
     heavy = _heavy(sizes, met, width)
     light = met & ~heavy
     blocks = torch.zeros_like(distinct)
@@ -84,6 +87,7 @@ def class_blocks(
         blocks[light] = pack(sizes[light], width)
     count = int(blocks.max()) + 1 if bool(light.any()) else 0
     rows = [_rows(slot, light, blocks, count, width) for slot in slots]
+    # Blocks hold several slots: entries of different slots do not meet, nor do those that share a node beside it.
     mask = _same(slots[0], slots[1], *rows)
     for a, b in others:
         mask &= ~_same(keys[:, a], queries[:, b], *rows)
@@ -104,6 +108,7 @@ def _rows(slots: Tensor, light: Tensor, blocks: Tensor, count: int, width: int) 
     rows, of_row = rows[order], blocks[of_row]
     filled = torch.bincount(of_row, minlength=count)
     within = torch.arange(len(rows), device=rows.device) - (filled.cumsum(0) - filled)[of_row]
+    # The place within a block is the rank in it, the rows of a slot side by side.
     result[of_row * width + within] = rows
     return result.view(count, width)
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from holonomy.layers.equivariant.basis.orbits import (
-    Group,
-    Pair,
-    Source,
-    Target,
+    InputPattern,
+    Orbit,
+    OrbitGroup,
+    OutputPattern,
     Term,
     everything,
     extensions,
@@ -26,7 +26,7 @@ from holonomy.layers.equivariant.basis.orbits import (
 )
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order.dense import quotient
-from holonomy.layers.equivariant.higher_order.gathered import Own
+from holonomy.layers.equivariant.higher_order.gathered import GatherPlan
 from holonomy.layers.equivariant.higher_order.packing import Blocks, class_blocks
 from holonomy.layers.equivariant.linear import sparse
 from holonomy.ops.performer import log_features
@@ -53,12 +53,12 @@ def stratum(edges: HyperedgePlan, tuples: HyperedgePlan, pattern: Partition) -> 
 
 
 def matching_rows(
-    keys: HyperedgePlan, queries: HyperedgePlan, pair: Pair
+    keys: HyperedgePlan, queries: HyperedgePlan, orbit: Orbit
 ) -> tuple[Int[Tensor, " matches"], Int[Tensor, " matches"]]:
     """Join two strata: all pairs of a key and a query that belong to the class."""
 
     def make() -> tuple[Tensor, Tensor]:
-        kept, places = pair.source.kept, pair.target.places
+        kept, places = orbit.input.kept, orbit.output.places
         if kept:
             of_key = sparse.tuple_codes(keys.indices, kept, keys.num_nodes)
             of_query = sparse.tuple_codes(queries.indices, places, keys.num_nodes)
@@ -71,7 +71,7 @@ def matching_rows(
         query_rows = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts)
         within = torch.arange(query_rows.shape[0], device=counts.device) - (counts.cumsum(0) - counts)[query_rows]
         key_rows = order[start[query_rows] + within]
-        free_in, free_out = free_axes(pair)
+        free_in, free_out = free_axes(orbit)
         # Free nodes of key and query differ; equal ones belong to another class.
         apart = torch.ones_like(key_rows, dtype=torch.bool)
         for a in free_in:
@@ -79,11 +79,11 @@ def matching_rows(
                 apart &= keys.indices[key_rows, a] != queries.indices[query_rows, b]
         return key_rows[apart], query_rows[apart]
 
-    return keys.computed(("join", pair), make, queries)
+    return keys.computed(("join", orbit), make, queries)
 
 
 def softmax_class(
-    pair: Pair,
+    orbit: Orbit,
     keys: HyperedgePlan,
     queries: HyperedgePlan,
     query: Float[Tensor, "queries heads dim"],
@@ -91,7 +91,7 @@ def softmax_class(
     value: Float[Tensor, "keys heads values"],
 ) -> Float[Tensor, "queries heads values"]:
     """Average the values of a class over the keys that are there, HOT eqs. 16-17, stabilised by the row maximum."""
-    key_rows, query_rows = matching_rows(keys, queries, pair)
+    key_rows, query_rows = matching_rows(keys, queries, orbit)
     wide = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(wide), key.to(wide)
     logits = (query.index_select(0, query_rows) * key.index_select(0, key_rows)).sum(-1) / math.sqrt(query.shape[-1])
@@ -138,11 +138,11 @@ def _term(
     term: Term, keys: HyperedgePlan, queries: HyperedgePlan, phi_q: Tensor, phi_k: Tensor, counted: Tensor
 ) -> Tensor:
     """Sum over the keys that share at least the matching's nodes with a query."""
-    source = Source(tuple(range(keys.order)), term.kept)
-    target = Target(tuple(range(queries.order)), term.places)
-    group = Group(len(term.kept), (source,), (target,), ((0,),))
+    source = InputPattern(tuple(range(keys.order)), term.kept)
+    target = OutputPattern(tuple(range(queries.order)), term.places)
+    group = OrbitGroup(len(term.kept), (source,), (target,), ((0,),))
     [planned] = sparse.group_plans(keys, queries, (group,))
-    [ins], [outs] = planned.sources, planned.targets
+    [ins], [outs] = planned.inputs, planned.outputs
     # Sum phi(k) v^T by slot, then contract with phi(q). A key may meet no slot that a query asks for.
     if len(term.kept) < keys.order:
         table = outer_sum(ins.taken(phi_k), ins.taken(counted), ins.slots, planned.size)
@@ -156,10 +156,10 @@ def _term(
 
 
 def coupled_class(
-    pair: Pair,
+    orbit: Orbit,
     edges: HyperedgePlan,
-    keys: Own,
-    queries: Own,
+    keys: GatherPlan,
+    queries: GatherPlan,
     query: Float[Tensor, "queries heads dim"],
     key: Float[Tensor, "keys heads dim"],
     value: Float[Tensor, "keys heads values"],
@@ -173,8 +173,8 @@ def coupled_class(
     """
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
-    blocks, heavy, heavy_queries = _meetings(pair, edges, keys, queries)
-    slots = blocks[0] if pair.source.kept else None
+    blocks, heavy, heavy_queries = _meetings(orbit, edges, keys, queries)
+    slots = blocks[0] if orbit.input.kept else None
     # Only the class without shared nodes subtracts. The others keep their dtype, relative to the largest key at their
     # nodes.
     if slots is None:
@@ -195,7 +195,7 @@ def coupled_class(
         return mixed
     # Queries that meet too many keys for a block are computed by tables instead.
     few = query.index_select(0, heavy)
-    few = kernel_class(extensions(pair), keys.tuples, heavy_queries, few, key, value, projection)
+    few = kernel_class(extensions(orbit), keys.tuples, heavy_queries, few, key, value, projection)
     return mixed.index_copy(0, heavy, few)
 
 
@@ -258,13 +258,15 @@ def _tops(key: Tensor, graphs: Tensor, num_graphs: int, projection: Tensor) -> T
     return torch.where(found.isfinite(), found, 0)
 
 
-def _meetings(pair: Pair, edges: HyperedgePlan, keys: Own, queries: Own) -> tuple[list[Blocks], Tensor, HyperedgePlan]:
+def _meetings(
+    orbit: Orbit, edges: HyperedgePlan, keys: GatherPlan, queries: GatherPlan
+) -> tuple[list[Blocks], Tensor, HyperedgePlan]:
     """Where keys and queries of a class meet, and the queries that are left to tables, by rows and as tuples."""
 
     def make() -> tuple[list[Blocks], Tensor, HyperedgePlan]:
-        free = [(a, b) for a in free_axes(pair)[0] for b in free_axes(pair)[1]]
-        if pair.source.kept:
-            asked = [(pair.source.kept, pair.target.places, tuple(free))]
+        free = [(a, b) for a in free_axes(orbit)[0] for b in free_axes(orbit)[1]]
+        if orbit.input.kept:
+            asked = [(orbit.input.kept, orbit.output.places, tuple(free))]
         else:
             # A pair that meets at several nodes counts at the first.
             asked = [((a,), (b,), tuple(free[:rank])) for rank, (a, b) in enumerate(free)]
@@ -274,7 +276,7 @@ def _meetings(pair: Pair, edges: HyperedgePlan, keys: Own, queries: Own) -> tupl
         heavy = torch.cat([empty, *(blocks.heavy for blocks in made)]).unique()
         return made, heavy, edges.at(queries.tuples.indices[heavy])
 
-    return keys.tuples.computed(("meetings", pair), make, queries.tuples)
+    return keys.tuples.computed(("meetings", orbit), make, queries.tuples)
 
 
 def _features(

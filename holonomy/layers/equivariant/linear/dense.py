@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd
-from holonomy.layers.equivariant.basis.orbits import Group, Source, Target, number_of_blocks
+from holonomy.layers.equivariant.basis.orbits import InputPattern, OrbitGroup, OutputPattern, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 
 if TYPE_CHECKING:
@@ -34,21 +34,21 @@ def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..
     return x
 
 
-def reduce(x: Float[Tensor, "..."], sources: Iterable[Source]) -> list[Float[Tensor, "..."]]:
+def reduce(x: Float[Tensor, "..."], sources: Iterable[InputPattern]) -> list[Float[Tensor, "..."]]:
     """Take the diagonal of each source and sum the blocks that it does not keep.
 
     Sums are shared: the total is the sum of the row sums.
     """
-    known: dict[Source, Tensor] = {}
+    known: dict[InputPattern, Tensor] = {}
     return [_reduced(x, source, known) for source in sources]
 
 
-def _reduced(x: Tensor, source: Source, known: dict[Source, Tensor]) -> Tensor:
+def _reduced(x: Tensor, source: InputPattern, known: dict[InputPattern, Tensor]) -> Tensor:
     if source not in known:
         missing = [block for block in range(number_of_blocks(source.pattern)) if block not in source.kept]
         if missing:
             kept = tuple(sorted((*source.kept, missing[-1])))
-            parent = _reduced(x, Source(source.pattern, kept), known)
+            parent = _reduced(x, InputPattern(source.pattern, kept), known)
             known[source] = parent.sum(kept.index(missing[-1]) - len(kept) - 1)
         else:
             known[source] = diagonal(x, source.pattern)
@@ -68,7 +68,7 @@ def place(x: Float[Tensor, "..."], places: Sequence[int], order: int) -> Float[T
     return x
 
 
-def spread(parts: Sequence[tuple[Target, Float[Tensor, "..."]]], order: int, nodes: int) -> Float[Tensor, "..."]:
+def spread(parts: Sequence[tuple[OutputPattern, Float[Tensor, "..."]]], order: int, nodes: int) -> Float[Tensor, "..."]:
     """Add up contributions, each broadcast over the tuples of its target."""
     patterns = sorted({target.pattern for target, _ in parts}, key=lambda p: (-number_of_blocks(p), p))
     sums = {pattern: _total([part for part in parts if part[0].pattern == pattern]) for pattern in patterns}
@@ -90,7 +90,7 @@ def spread(parts: Sequence[tuple[Target, Float[Tensor, "..."]]], order: int, nod
     return result
 
 
-def _total(parts: Sequence[tuple[Target, Tensor]]) -> tuple[Tensor, bool]:
+def _total(parts: Sequence[tuple[OutputPattern, Tensor]]) -> tuple[Tensor, bool]:
     """Add the contributions to one pattern, those over the same axes first, so that few additions are large.
 
     Whether the sum is a tensor of its own, not a view of what came, is told beside it.
@@ -117,7 +117,7 @@ def _sum(left: tuple[Tensor, bool], right: Tensor) -> tuple[Tensor, bool]:
 def combine(
     x: Float[Tensor, "..."],
     weights: Sequence[Float[Tensor, "..."]],
-    groups: Sequence[Group],
+    groups: Sequence[OrbitGroup],
     order: int,
     biases: Sequence[tuple[Partition, Float[Tensor, " dim_out"]]] = (),
 ) -> Float[Tensor, "..."]:
@@ -137,22 +137,22 @@ def combine(
 def combine_reference(
     x: Float[Tensor, "..."],
     weights: Sequence[Float[Tensor, "..."]],
-    groups: Sequence[Group],
+    groups: Sequence[OrbitGroup],
     order: int,
     biases: Sequence[tuple[Partition, Float[Tensor, " dim_out"]]] = (),
 ) -> Float[Tensor, "..."]:
     """:func:`combine` in operations that know their gradients."""
-    parts: list[tuple[Target, Tensor]] = []
-    known: dict[Source, Tensor] = {}
+    parts: list[tuple[OutputPattern, Tensor]] = []
+    known: dict[InputPattern, Tensor] = {}
     for group, weight in zip(groups, weights, strict=True):
-        table = torch.cat([_reduced(x, source, known) for source in group.sources], -1)
+        table = torch.cat([_reduced(x, source, known) for source in group.inputs], -1)
         if group.order == order:
             # As large as the result: one after the other, so that none has to be cut out of a larger one.
-            parts += [(t, table @ w.flatten(0, 1)) for t, w in zip(group.targets, weight.unbind(1), strict=True)]
+            parts += [(t, table @ w.flatten(0, 1)) for t, w in zip(group.outputs, weight.unbind(1), strict=True)]
         else:
-            product = (table @ weight.transpose(1, 2).flatten(2).flatten(0, 1)).unflatten(-1, (len(group.targets), -1))
-            parts += zip(group.targets, product.unbind(-2), strict=True)
-    parts += [(Target(pattern, ()), row.to(parts[0][1].dtype)) for pattern, row in biases]
+            product = (table @ weight.transpose(1, 2).flatten(2).flatten(0, 1)).unflatten(-1, (len(group.outputs), -1))
+            parts += zip(group.outputs, product.unbind(-2), strict=True)
+    parts += [(OutputPattern(pattern, ()), row.to(parts[0][1].dtype)) for pattern, row in biases]
     return spread(parts, order, x.shape[-2] if x.ndim > 1 else 0)
 
 
@@ -161,7 +161,12 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, groups: tuple[Group, ...], order: int, patterns: tuple[Partition, ...], *learned: Tensor
+        ctx: Any,
+        x: Tensor,
+        groups: tuple[OrbitGroup, ...],
+        order: int,
+        patterns: tuple[Partition, ...],
+        *learned: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(x, *learned)
         ctx.classes = groups, order, patterns
@@ -185,16 +190,16 @@ class _Combine(torch.autograd.Function):
             wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
             for_x, *for_learned = _autograd.by_definition(reference, (x, *learned), grad, wanted)
             return for_x, None, None, None, *for_learned
-        parts: list[tuple[Target, Tensor]] = []
+        parts: list[tuple[OutputPattern, Tensor]] = []
         for_weights: list[Tensor] = []
-        known, known_back = dict[Source, Tensor](), dict[Source, Tensor]()
+        known, known_back = dict[InputPattern, Tensor](), dict[InputPattern, Tensor]()
         # Forward: table X = reductions of x, products X W_t, spread over the tuples of each target t. So with G_t the
         # gradient reduced to the target's axes, dW_t = X^T G_t, and dX = sum_t G_t W_t^T is spread over the sources.
         for group, weight in zip(groups, weights, strict=True):
-            table = torch.cat([_reduced(x, source, known) for source in group.sources], -1)
+            table = torch.cat([_reduced(x, source, known) for source in group.inputs], -1)
             for_weight, for_table = torch.empty_like(weight), None
             rows = table.reshape(-1, table.shape[-1])
-            for place_of, target in enumerate(group.targets):
+            for place_of, target in enumerate(group.outputs):
                 back = _gathered(grad, target, known_back).reshape(-1, grad.shape[-1])
                 for_weight[:, place_of] = (rows.mT @ back).view_as(for_weight[:, place_of])
                 matrix = weight[:, place_of].flatten(0, 1).mT
@@ -202,18 +207,18 @@ class _Combine(torch.autograd.Function):
             for_weights.append(for_weight)
             if ctx.needs_input_grad[0] and for_table is not None:
                 columns = for_table.view(table.shape).split(x.shape[-1], -1)
-                parts += [(Target(s.pattern, s.kept), c) for s, c in zip(group.sources, columns, strict=True)]
-        order_in = len(groups[0].sources[0].pattern)
+                parts += [(OutputPattern(s.pattern, s.kept), c) for s, c in zip(group.inputs, columns, strict=True)]
+        order_in = len(groups[0].inputs[0].pattern)
         for_x = spread(parts, order_in, x.shape[-2] if x.ndim > 1 else 0) if parts else None
         # A bias is added at all tuples of its pattern: its gradient is their sum.
-        sums = [_reduced(grad, Source(pattern, ()), known_back) for pattern in patterns]
+        sums = [_reduced(grad, InputPattern(pattern, ()), known_back) for pattern in patterns]
         for_rows = [total.reshape(-1, total.shape[-1]).sum(0) for total in sums]
         return for_x, None, None, None, *for_weights, *for_rows
 
 
-def _gathered(grad: Tensor, target: Target, known: dict[Source, Tensor]) -> Tensor:
+def _gathered(grad: Tensor, target: OutputPattern, known: dict[InputPattern, Tensor]) -> Tensor:
     """What goes back to the axes of a source: the diagonal of the target, summed over what was broadcast."""
-    reduced = _reduced(grad, Source(target.pattern, tuple(sorted(target.places))), known)
+    reduced = _reduced(grad, InputPattern(target.pattern, tuple(sorted(target.places))), known)
     ranks = [sorted(target.places).index(axis) for axis in target.places]
     start = reduced.ndim - 1 - len(ranks)
     return reduced.permute(*range(start), *(start + rank for rank in ranks), reduced.ndim - 1)

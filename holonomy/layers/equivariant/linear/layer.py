@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from holonomy import _autograd, checks
 from holonomy._autograd import eager
-from holonomy.layers.equivariant.basis.orbits import Group, Pair, Target, groups, number_of_blocks, pairs
+from holonomy.layers.equivariant.basis.orbits import Orbit, OrbitGroup, OutputPattern, groups, number_of_blocks, orbits
 from holonomy.layers.equivariant.basis.partitions import bell, moebius_matrix, set_partitions
-from holonomy.layers.equivariant.basis.recomputed import Derived
+from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.equivariant.linear import dense, sparse
 from holonomy.structures import Hyperedges, joint
 
@@ -53,7 +53,7 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer
         checks.node_mask(mask, x.shape[: x.ndim - order] if order else mask.shape)
 
 
-class EquivariantMap(Derived):
+class EquivariantMap(RecomputedBuffers):
     """A linear combination of chosen classes; :class:`EquivariantLinear` is the one of all, or of the lightweight ones.
 
     Args:
@@ -67,7 +67,7 @@ class EquivariantMap(Derived):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> EquivariantMap(1, 1, 3, 4, choose=lambda pair: not pair.source.kept)(torch.ones(2, 5, 3)).shape
+    >>> EquivariantMap(1, 1, 3, 4, choose=lambda orbit: not orbit.input.kept)(torch.ones(2, 5, 3)).shape
     torch.Size([2, 5, 4])
     """
 
@@ -80,7 +80,7 @@ class EquivariantMap(Derived):
         in_features: int,
         out_features: int,
         *,
-        choose: Callable[[Pair], bool],
+        choose: Callable[[Orbit], bool],
         bias: bool = True,
         normalise: Literal["counts"] | None = None,
         device: torch.device | str | None = None,
@@ -97,34 +97,34 @@ class EquivariantMap(Derived):
         self.order_in, self.order_out, self.normalise = order_in, order_out, normalise
         self.in_features = checks.positive_int("in_features", in_features)
         self.out_features = checks.positive_int("out_features", out_features)
-        every = pairs(order_in, order_out)
-        chosen = tuple(index for index, pair in enumerate(every) if choose(pair))
-        self.pairs = tuple(every[index] for index in chosen)
-        self.groups: tuple[Group, ...] = groups(order_in, order_out, chosen)
-        reached = {pair.target.pattern for pair in self.pairs}
+        every = orbits(order_in, order_out)
+        chosen = tuple(index for index, orbit in enumerate(every) if choose(orbit))
+        self.orbits = tuple(every[index] for index in chosen)
+        self.groups: tuple[OrbitGroup, ...] = groups(order_in, order_out, chosen)
+        reached = {orbit.output.pattern for orbit in self.orbits}
         rows = [row for row, pattern in enumerate(set_partitions(order_out)) if pattern in reached]
         self.patterns = tuple(set_partitions(order_out)[row] for row in rows)
         self.weight = nn.Parameter(torch.empty(len(chosen), in_features, out_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(len(rows), out_features, device=device, dtype=dtype)) if bias else None
-        self.counts = sorted({_count_of(pair) for pair in self.pairs})
-        for name, matrix in self._derived().items():
+        self.counts = sorted({_count_of(orbit) for orbit in self.orbits})
+        for name, matrix in self._recomputed().items():
             self.register_buffer(name, matrix.to(self.weight), persistent=False)
         self.reset_parameters()
 
-    def _derived(self) -> dict[str, Tensor]:
+    def _recomputed(self) -> dict[str, Tensor]:
         partitions = set_partitions(self.order_out)
         rows = [partitions.index(pattern) for pattern in self.patterns]
         return {"conversion": self._conversion(), "bias_conversion": moebius_matrix(self.order_out)[rows][:, rows]}
 
     def _conversion(self) -> Tensor:
         """Classes with as many terms each; then the class, and the diagram that its weight goes to, group by group."""
-        every = {pair: index for index, pair in enumerate(pairs(self.order_in, self.order_out))}
-        chosen = [every[pair] for pair in self.pairs]
+        every = {orbit: index for index, orbit in enumerate(orbits(self.order_in, self.order_out))}
+        chosen = [every[orbit] for orbit in self.orbits]
         diagrams = [index for group in self.groups for row in group.classes for index in row]
         matrix = moebius_matrix(self.order_in + self.order_out)[chosen][:, diagrams]
         if self.normalise is None:
             return matrix[None]
-        of_pair = [_count_of(pair) for pair in self.pairs]
+        of_pair = [_count_of(orbit) for orbit in self.orbits]
         return torch.stack(
             [matrix * matrix.new_tensor([c == count for c in of_pair])[:, None] for count in self.counts]
         )
@@ -136,12 +136,12 @@ class EquivariantMap(Derived):
         keeps it at n = 50. With ``normalise="counts"`` the means are drawn for the same numbers of nodes.
         """
         nodes = _NODES_AT_INIT if self.order_out else _NODES_AT_INIT_INVARIANT
-        local = {p: sum(q.target.pattern == p and not _summed(q) for q in self.pairs) for p in self.patterns}
-        sums = {p: sum(q.target.pattern == p and _summed(q) > 0 for q in self.pairs) for p in self.patterns}
+        local = {p: sum(q.output.pattern == p and not _summed(q) for q in self.orbits) for p in self.patterns}
+        sums = {p: sum(q.output.pattern == p and _summed(q) > 0 for q in self.orbits) for p in self.patterns}
         with torch.no_grad():
-            for rank, pair in enumerate(self.pairs):
-                pattern, terms = pair.target.pattern, nodes ** _summed(pair)
-                alike = sums[pattern] if _summed(pair) else local[pattern]
+            for rank, orbit in enumerate(self.orbits):
+                pattern, terms = orbit.output.pattern, nodes ** _summed(orbit)
+                alike = sums[pattern] if _summed(orbit) else local[pattern]
                 share = alike * (2 if sums[pattern] and local[pattern] else 1)
                 scale = terms if self.normalise else 1 / terms
                 if self.normalise and self.order_out:
@@ -153,7 +153,7 @@ class EquivariantMap(Derived):
     def _weights(self) -> list[Float[Tensor, "counts sources targets dim_in dim_out"]]:
         """The weights of the diagram basis, one tensor a group."""
         diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
-        shapes = [(len(group.sources), len(group.targets)) for group in self.groups]
+        shapes = [(len(group.inputs), len(group.outputs)) for group in self.groups]
         parts = diagram.split([math.prod(shape) for shape in shapes], 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -247,15 +247,15 @@ class EquivariantMap(Derived):
 
     def _scaled(self, x: Tensor, mask: Tensor | None, batch: tuple[int, ...], nodes: int) -> Tensor:
         """The sums of each class divided by their number of terms, or broadcast from order 0."""
-        parts: list[tuple[Target, Tensor]] = []
+        parts: list[tuple[OutputPattern, Tensor]] = []
         scale = self._scale(x.new_full(batch, nodes, dtype=torch.int64) if mask is None else mask.sum(-1))
         for group, weight in zip(self.groups, self._weights(), strict=True):
-            table = torch.stack(dense.reduce(x, group.sources), -2)
+            table = torch.stack(dense.reduce(x, group.inputs), -2)
             broadcast = None if scale is None else scale.reshape(*batch, *[1] * group.order, -1)
             product = self._multiply(table, weight, broadcast)
-            parts += zip(group.targets, product.unbind(-2), strict=True)
+            parts += zip(group.outputs, product.unbind(-2), strict=True)
         for index, row in self._biases():
-            parts.append((Target(self.patterns[index], ()), row.to(parts[0][1].dtype)))
+            parts.append((OutputPattern(self.patterns[index], ()), row.to(parts[0][1].dtype)))
         return dense.spread(parts, self.order_out, nodes)
 
     @eager
@@ -267,20 +267,20 @@ class EquivariantMap(Derived):
         scale = self._scale(torch.bincount(x.batch, minlength=x.num_graphs))
         values, kind = self._widened(x.values)
         result = values.new_zeros(tuples, self.out_features)
-        for (planned, sources, targets), every in zip(plans, self._weights(), strict=True):
-            if not sources or not targets:
+        for (plan, inputs, outputs), every in zip(plans, self._weights(), strict=True):
+            if not inputs or not outputs:
                 continue
-            whole = (len(sources), len(targets)) == every.shape[1:3]
-            weight = every if whole else every[:, sources][:, :, targets]
-            table = sparse.collect(values, planned)
-            if scale is None and planned.size > tuples // 2 and table.shape[1] * self.in_features < self.out_features:
+            whole = (len(inputs), len(outputs)) == every.shape[1:3]
+            weight = every if whole else every[:, inputs][:, :, outputs]
+            table = sparse.collect(values, plan)
+            if scale is None and plan.size > tuples // 2 and table.shape[1] * self.in_features < self.out_features:
                 # About a slot a tuple, and narrow: looked up before the product, which is then added in place.
-                for column, target in enumerate(planned.targets):
+                for column, slots in enumerate(plan.outputs):
                     matrix = weight[0, :, column].flatten(0, 1).to(table.dtype)
-                    result = target.added(result, table.flatten(1).index_select(0, target.slots) @ matrix)
+                    result = slots.added(result, table.flatten(1).index_select(0, slots.slots) @ matrix)
             else:
-                product = self._multiply(table, weight, None if scale is None else scale[planned.graphs])
-                result = sparse.distribute(product, planned, result)
+                product = self._multiply(table, weight, None if scale is None else scale[plan.graphs])
+                result = sparse.distribute(product, plan, result)
         for index, row in self._biases():
             fits = sparse.in_pattern(wanted.indices, self.patterns[index], exactly=False)
             result = result + fits[:, None].to(result.dtype) * row.to(result.dtype)
@@ -293,17 +293,17 @@ class EquivariantMap(Derived):
             The line that ``repr`` shows.
         """
         sizes = f"{self.order_in} -> {self.order_out}, {self.in_features} -> {self.out_features}"
-        return f"{sizes}, classes={len(self.pairs)}, normalise={self.normalise!r}"
+        return f"{sizes}, classes={len(self.orbits)}, normalise={self.normalise!r}"
 
 
-def _summed(pair: Pair) -> int:
+def _summed(orbit: Orbit) -> int:
     """How many blocks of the input a class sums over."""
-    return number_of_blocks(pair.source.pattern) - len(pair.source.kept)
+    return number_of_blocks(orbit.input.pattern) - len(orbit.input.kept)
 
 
-def _count_of(pair: Pair) -> tuple[int, int]:
+def _count_of(orbit: Orbit) -> tuple[int, int]:
     """What the number of terms of a class follows from: blocks summed over, and blocks of the output they avoid."""
-    return _summed(pair), number_of_blocks(pair.target.pattern)
+    return _summed(orbit), number_of_blocks(orbit.output.pattern)
 
 
 class EquivariantLinear(EquivariantMap):
@@ -363,7 +363,7 @@ class EquivariantLinear(EquivariantMap):
             order_out,
             in_features,
             out_features,
-            choose=(lambda pair: not _summed(pair)) if lightweight else (lambda _: True),
+            choose=(lambda orbit: not _summed(orbit)) if lightweight else (lambda _: True),
             bias=bias,
             normalise=normalise,
             device=device,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
-from holonomy.layers.equivariant.basis.orbits import Group, Source, Target, positions_of
+from holonomy.layers.equivariant.basis.orbits import OrbitGroup, positions_of
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.structures import HyperedgePlan, Hyperedges
 from holonomy.structures import plan as plans
@@ -32,6 +32,7 @@ __all__ = [
     "distribute",
     "group_plans",
     "in_pattern",
+    "places",
     "pruned_plans",
     "targets",
     "tuple_codes",
@@ -68,14 +69,14 @@ class GroupPlan:
     Attributes:
         size: number of slots.
         graphs: the graph of each slot.
-        sources: for each source of the group, input rows and their slots.
-        targets: for each target of the group, output rows and their slots.
+        inputs: for each input pattern of the group, rows of the input and their slots.
+        outputs: for each output pattern of the group, rows of the output and their slots.
     """
 
     size: int
     graphs: Int[Tensor, " slots"]
-    sources: tuple[Slots, ...]
-    targets: tuple[Slots, ...]
+    inputs: tuple[Slots, ...]
+    outputs: tuple[Slots, ...]
 
 
 def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exactly: bool) -> Bool[Tensor, " tuples"]:
@@ -132,13 +133,13 @@ def tuple_codes(indices: Int[Tensor, "tuples order"], columns: Sequence[int], nu
     return codes
 
 
-def group_plans(edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[Group, ...]) -> tuple[GroupPlan, ...]:
+def group_plans(edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[OrbitGroup, ...]) -> tuple[GroupPlan, ...]:
     """Where hyperedges of the input meet tuples of the output, for each group of orbits."""
     return edges.computed(groups, lambda: tuple(_plan_group(edges, to, group) for group in groups), to)
 
 
 def pruned_plans(
-    edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[Group, ...]
+    edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[OrbitGroup, ...]
 ) -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
     """:func:`group_plans` without what no hyperedge of the input reaches: slots, and patterns without a row.
 
@@ -150,90 +151,76 @@ def pruned_plans(
 
 def _pruned(plan: GroupPlan) -> tuple[GroupPlan, list[int], list[int]]:
     reached = torch.zeros(plan.size, dtype=torch.bool, device=plan.graphs.device)
-    for source in plan.sources:
-        reached[source.slots] = True
-    # Renumber the slots that some source reaches.
+    for part in plan.inputs:
+        reached[part.slots] = True
+    # Renumber the slots that some input reaches.
     number = reached.cumsum(0) - 1
-    targets: list[Slots] = []
-    for target in plan.targets:
-        here = reached[target.slots]
-        slots = number[target.slots[here]]
-        targets.append(Slots(target.rows[here], slots, target.whole and len(slots) == len(here)))
-    sources = [Slots(source.rows, number[source.slots], source.whole) for source in plan.sources]
-    of_sources, of_targets = ([i for i, slots in enumerate(every) if len(slots.rows)] for every in (sources, targets))
+    inputs = [Slots(part.rows, number[part.slots], part.whole) for part in plan.inputs]
+    outputs: list[Slots] = []
+    for part in plan.outputs:
+        here = reached[part.slots]
+        slots = number[part.slots[here]]
+        outputs.append(Slots(part.rows[here], slots, part.whole and len(slots) == len(here)))
+    left_in, left_out = ([i for i, part in enumerate(every) if len(part.rows)] for every in (inputs, outputs))
     graphs = plan.graphs[reached]
-    ends = tuple(sources[i] for i in of_sources), tuple(targets[i] for i in of_targets)
-    return GroupPlan(len(graphs), graphs, *ends), of_sources, of_targets
+    ends = tuple(inputs[i] for i in left_in), tuple(outputs[i] for i in left_out)
+    return GroupPlan(len(graphs), graphs, *ends), left_in, left_out
 
 
-def _plan_group(edges: HyperedgePlan, to: HyperedgePlan, group: Group) -> GroupPlan:
-    ends = (edges.indices.shape[0], to.indices.shape[0])
-    sources = [_rows(edges.indices, source.pattern) for source in group.sources]
-    targets = [_rows(to.indices, target.pattern) for target in group.targets]
+def _plan_group(edges: HyperedgePlan, to: HyperedgePlan, group: OrbitGroup) -> GroupPlan:
+    rows_in = [in_pattern(edges.indices, end.pattern, exactly=False).nonzero()[:, 0] for end in group.inputs]
+    rows_out = [in_pattern(to.indices, end.pattern, exactly=False).nonzero()[:, 0] for end in group.outputs]
     if group.order == 0:
-        slots_in = [edges.graphs[rows] for rows in sources]
-        slots_out = [to.graphs[rows] for rows in targets]
-        here = torch.arange(edges.num_graphs, device=edges.batch.device)
-        return _paired(edges.num_graphs, here, sources, slots_in, targets, slots_out, ends)
-    n = edges.num_nodes
-    wanted_in = [_columns(edges.indices[rows], s) for rows, s in zip(sources, group.sources, strict=True)]
-    wanted_out = [_columns(to.indices[rows], t) for rows, t in zip(targets, group.targets, strict=True)]
-    columns = tuple(range(group.order))
-    codes_in = [tuple_codes(tuples, columns, n) for tuples in wanted_in]
-    codes_out = [tuple_codes(tuples, columns, n) for tuples in wanted_out]
-    if group.order == 1:
-        return _paired(n, edges.batch, sources, codes_in, targets, codes_out, ends)
-    # Slots are the distinct node tuples that outputs ask for; inputs without a slot have no effect.
-    distinct, inverse = torch.cat(codes_out).unique(return_inverse=True)
-    slots_out = list(inverse.split([len(codes) for codes in codes_out]))
-    slot_graphs = edges.batch[distinct // n ** (group.order - 1)]
-    slots_in: list[Tensor] = []
-    for index, code in enumerate(codes_in):
-        place = torch.searchsorted(distinct, code).clamp(max=max(distinct.shape[0] - 1, 0))
-        found = distinct[place] == code if distinct.shape[0] else torch.zeros_like(code, dtype=torch.bool)
-        slots_in.append(place[found])
-        sources[index] = sources[index][found]
-    return _paired(distinct.shape[0], slot_graphs, sources, slots_in, targets, slots_out, ends)
-
-
-def _paired(
-    size: int,
-    graphs: Tensor,
-    sources: Sequence[Tensor],
-    slots_in: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    slots_out: Sequence[Tensor],
-    ends: tuple[int, int],
-) -> GroupPlan:
-    ins, outs = (
-        tuple(Slots(rows, slots, rows.shape[0] == end) for rows, slots in zip(every, where, strict=True))
-        for every, where, end in zip((sources, targets), (slots_in, slots_out), ends, strict=True)
+        size, graphs = edges.num_graphs, torch.arange(edges.num_graphs, device=edges.batch.device)
+        slots_in = [edges.graphs[rows] for rows in rows_in]
+        slots_out = [to.graphs[rows] for rows in rows_out]
+    else:
+        size, graphs = edges.num_nodes, edges.batch
+        slots_in = [_codes(edges, rows, end.pattern, end.kept) for rows, end in zip(rows_in, group.inputs, strict=True)]
+        slots_out = [
+            _codes(to, rows, end.pattern, end.places) for rows, end in zip(rows_out, group.outputs, strict=True)
+        ]
+    if group.order > 1:
+        # Slots are the distinct node tuples that outputs ask for; inputs without a slot have no effect.
+        distinct, inverse = torch.cat(slots_out).unique(return_inverse=True)
+        size, graphs = len(distinct), edges.batch[distinct // edges.num_nodes ** (group.order - 1)]
+        slots_out = inverse.split([len(codes) for codes in slots_out])
+        found = [places(codes, distinct) for codes in slots_in]
+        rows_in = [rows[place >= 0] for rows, place in zip(rows_in, found, strict=True)]
+        slots_in = [place[place >= 0] for place in found]
+    ends = (edges, rows_in, slots_in), (to, rows_out, slots_out)
+    inputs, outputs = (
+        tuple(Slots(r, s, len(r) == len(end.indices)) for r, s in zip(rows, slots, strict=True))
+        for end, rows, slots in ends
     )
-    return GroupPlan(size, graphs, ins, outs)
+    return GroupPlan(size, graphs, inputs, outputs)
 
 
-def _rows(indices: Tensor, pattern: Partition) -> Tensor:
-    return in_pattern(indices, pattern, exactly=False).nonzero()[:, 0]
+def _codes(plan: HyperedgePlan, rows: Tensor, pattern: Partition, blocks: Sequence[int]) -> Tensor:
+    """The codes of the nodes that rows of a pattern have at some of its blocks."""
+    first = positions_of(pattern)
+    return tuple_codes(plan.indices[rows], [first[block] for block in blocks], plan.num_nodes)
 
 
-def _columns(indices: Tensor, end: Source | Target) -> Tensor:
-    first = positions_of(end.pattern)
-    blocks = end.kept if isinstance(end, Source) else end.places
-    return indices[:, [first[block] for block in blocks]]
+def places(codes: Tensor, ascending: Tensor) -> Tensor:
+    """Where codes stand in an ascending list, -1 where they do not."""
+    if len(ascending) == 0:
+        return torch.full_like(codes, -1)
+    place = torch.searchsorted(ascending, codes).clamp(max=len(ascending) - 1)
+    return torch.where(ascending[place] == codes, place, -1)
 
 
-def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tensor, "slots sources dim"]:
-    """Sum the rows of each source into its slots."""
+def collect(values: Float[Tensor, "edges dim"], group: GroupPlan) -> Float[Tensor, "slots inputs dim"]:
+    """Sum the rows of each input pattern into its slots."""
     empty = values.new_zeros(group.size, values.shape[1])
-    columns = [empty.index_add(0, source.slots, source.taken(values)) for source in group.sources]
-    return torch.stack(columns, 1)
+    return torch.stack([empty.index_add(0, part.slots, part.taken(values)) for part in group.inputs], 1)
 
 
 def distribute(
-    table: Float[Tensor, "slots targets dim"], group: GroupPlan, result: Float[Tensor, "tuples dim"]
+    table: Float[Tensor, "slots outputs dim"], group: GroupPlan, result: Float[Tensor, "tuples dim"]
 ) -> Float[Tensor, "tuples dim"]:
     """Add to each tuple of the output what lies in its slots."""
     # One unbind, not slices: the gradient of each slice would be a whole table of zeros.
-    for column, target in zip(table.unbind(1), group.targets, strict=True):
-        result = target.added(result, column.index_select(0, target.slots))
+    for column, part in zip(table.unbind(1), group.outputs, strict=True):
+        result = part.added(result, column.index_select(0, part.slots))
     return result
