@@ -230,14 +230,14 @@ def test_what_all_entries_share_is_not_left_to_random_features(order_in, order_o
     assert errors[3] < errors[0] / 2
 
 
-@pytest.mark.parametrize("pair", orbits(2, 2), ids=lambda pair: f"{pair.input} to {pair.output}")
+@pytest.mark.parametrize("pair", orbits(2, 2), ids=lambda pair: f"{pair.reads} to {pair.writes}")
 def test_extensions_count_exactly_the_members_of_a_class(pair):
     """On all pairs of tuples of different nodes: the signed matchings add up to the indicator of the class."""
     nodes = 4
-    for i in itertools.permutations(range(nodes), max(pair.input.pattern) + 1):
-        for j in itertools.permutations(range(nodes), max(pair.output.pattern) + 1):
+    for i in itertools.permutations(range(nodes), max(pair.reads.pattern) + 1):
+        for j in itertools.permutations(range(nodes), max(pair.writes.pattern) + 1):
             shared = {(a, b) for a, node in enumerate(i) for b, other in enumerate(j) if node == other}
-            wanted = set(zip(pair.input.kept, pair.output.places, strict=True))
+            wanted = set(zip(pair.reads.kept, pair.writes.places, strict=True))
             counted = sum(term.sign * (set(zip(term.kept, term.places, strict=True)) <= shared)
                           for term in extensions(pair))  # fmt: skip
             assert counted == (shared == wanted) or not wanted <= shared

@@ -49,8 +49,8 @@ class OutputPattern(NamedTuple):
 class Orbit(NamedTuple):
     """An orbit, cut into what is read and where it goes."""
 
-    input: InputPattern
-    output: OutputPattern
+    reads: InputPattern
+    writes: OutputPattern
 
 
 class Term(NamedTuple):
@@ -109,9 +109,9 @@ def groups(order_in: int, order_out: int, chosen: tuple[int, ...]) -> tuple[Orbi
     every = orbits(order_in, order_out)
     found: list[OrbitGroup] = []
     for order in range(min(order_in, order_out) + 1):
-        members = {every[index]: index for index in chosen if len(every[index].input.kept) == order}
-        inputs = tuple(dict.fromkeys(orbit.input for orbit in members))
-        outputs = tuple(dict.fromkeys(orbit.output for orbit in members))
+        members = {every[index]: index for index in chosen if len(every[index].reads.kept) == order}
+        inputs = tuple(dict.fromkeys(orbit.reads for orbit in members))
+        outputs = tuple(dict.fromkeys(orbit.writes for orbit in members))
         if members:
             classes = tuple(tuple(members[Orbit(i, o)] for o in outputs) for i in inputs)
             found.append(OrbitGroup(order, inputs, outputs, classes))
@@ -120,9 +120,9 @@ def groups(order_in: int, order_out: int, chosen: tuple[int, ...]) -> tuple[Orbi
 
 def free_axes(orbit: Orbit) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the blocks of the input and of the output that an orbit does not share."""
-    blocks_in, blocks_out = number_of_blocks(orbit.input.pattern), number_of_blocks(orbit.output.pattern)
-    free_in = tuple(block for block in range(blocks_in) if block not in orbit.input.kept)
-    return free_in, tuple(block for block in range(blocks_out) if block not in orbit.output.places)
+    blocks_in, blocks_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
+    free_in = tuple(block for block in range(blocks_in) if block not in orbit.reads.kept)
+    return free_in, tuple(block for block in range(blocks_out) if block not in orbit.writes.places)
 
 
 def everything() -> Term:
@@ -143,6 +143,6 @@ def extensions(orbit: Orbit) -> tuple[Term, ...]:
     for more in range(min(len(free_in), len(free_out)) + 1):
         for chosen in combinations(free_in, more):
             for places in permutations(free_out, more):
-                matching = sorted(zip((*orbit.input.kept, *chosen), (*orbit.output.places, *places), strict=True))
+                matching = sorted(zip((*orbit.reads.kept, *chosen), (*orbit.writes.places, *places), strict=True))
                 terms.append(Term((-1) ** more, tuple(a for a, _ in matching), tuple(b for _, b in matching)))
     return tuple(terms)

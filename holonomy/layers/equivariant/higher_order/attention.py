@@ -164,7 +164,7 @@ class HigherOrderAttention(nn.Module):
         finest = tuple(range(blocks))
 
         def choose(orbit: Orbit) -> bool:
-            return not free_axes(orbit)[0] and orbit.output.pattern == finest
+            return not free_axes(orbit)[0] and orbit.writes.pattern == finest
 
         width = classes * self.heads * self.query_features
         return EquivariantMap(
@@ -187,7 +187,7 @@ class HigherOrderAttention(nn.Module):
         self.redraw()
         with torch.no_grad():
             self.value.normal_(std=1 / math.sqrt(self.features))
-            patterns = [orbit.output.pattern for orbit in self.classes.orbits]
+            patterns = [orbit.writes.pattern for orbit in self.classes.orbits]
             for weight, pattern in zip(self.out, patterns, strict=True):
                 alike = patterns.count(pattern)
                 weight.normal_(std=1 / math.sqrt(alike * weight.shape[0]))
@@ -278,10 +278,10 @@ class HigherOrderAttention(nn.Module):
         if self.projection is not None:
             means = centering.of_dense(x, self.classes.entries, present)
             for orbit, shift in centering.of_classes(self.classes, self.maps(), means).items():
-                keys[orbit] = keys[orbit] - shift.unflatten(-1, (*[1] * number_of_blocks(orbit.input.pattern), -1))
+                keys[orbit] = keys[orbit] - shift.unflatten(-1, (*[1] * number_of_blocks(orbit.reads.pattern), -1))
         sums: dict[Partition, Tensor] = {}
         for index, orbit in enumerate(self.classes.orbits):
-            pattern = orbit.input.pattern
+            pattern = orbit.reads.pattern
             valid = dense_attention.different(nodes, number_of_blocks(pattern), x.device)
             if present is not None:
                 valid = valid & dense.diagonal(present[..., None], pattern).squeeze(-1)
@@ -291,7 +291,7 @@ class HigherOrderAttention(nn.Module):
                 orbit, queries, keys, value, valid.expand(*batch, *valid.shape[-len(set(pattern)) :])
             )
             placed = mixed @ self.out[index]
-            target = orbit.output.pattern
+            target = orbit.writes.pattern
             sums[target] = sums[target] + placed if target in sums else placed
         parts: list[tuple[OutputPattern, Tensor]] = []
         for pattern, total in sums.items():
@@ -309,7 +309,7 @@ class HigherOrderAttention(nn.Module):
         """The mixed values of a class on the stratum of the output, heads side by side."""
         nodes = value.shape[-2]
         if not free_axes(orbit)[0]:
-            return dense.place(value, orbit.output.places, number_of_blocks(orbit.output.pattern))
+            return dense.place(value, orbit.writes.places, number_of_blocks(orbit.writes.pattern))
         query, key = queries[orbit], keys[orbit]
         if self.projection is None:
             mixed = dense_attention.softmax_class(orbit, query, key, value, valid, self.heads)
@@ -328,23 +328,23 @@ class HigherOrderAttention(nn.Module):
             return x.at(wanted.indices, together(self.classes, self.maps(), x, wanted))
         every, ins, outs = self.classes.orbits, self.classes.by_input, self.classes.by_output
         outputs = {
-            p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted({orbit.output.pattern for orbit in every})
+            p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted({orbit.writes.pattern for orbit in every})
         }
         inputs = {
-            p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted({orbit.input.pattern for orbit in every})
+            p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted({orbit.reads.pattern for orbit in every})
         }
         queries = by_class({p: self._query(p, x, outputs[p][1]) for p in outs}, outs)
         keys = by_class({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in ins}, ins)
         if self.projection is not None:
             means = centering.of_hyperedges(x, self.classes.entries)
             for orbit, shift in centering.of_classes(self.classes, self.maps(), means).items():
-                keys[orbit] = keys[orbit] - shift.index_select(0, inputs[orbit.input.pattern][1].graphs)
+                keys[orbit] = keys[orbit] - shift.index_select(0, inputs[orbit.reads.pattern][1].graphs)
         # What a class computes on the way would be kept for the backward pass, and there are many classes.
         again = torch.is_grad_enabled() and tuples > _RECOMPUTED_FROM
         sums: dict[Partition, Tensor] = {}
         for index, orbit in enumerate(every):
-            target = orbit.output.pattern
-            ends = (*inputs[orbit.input.pattern], outputs[target][1])
+            target = orbit.writes.pattern
+            ends = (*inputs[orbit.reads.pattern], outputs[target][1])
             step = (orbit, index, ends, x.values, queries.get(orbit), keys.get(orbit))
             more = checkpoint(self._class_sparse, *step, use_reentrant=False) if again else self._class_sparse(*step)
             sums[target] = sums[target] + more if target in sums else more

@@ -92,7 +92,7 @@ def _both_ends(classes: Classes, x: Hyperedges, to: HyperedgePlan) -> tuple[_End
         plan = gather_plan(x.plan, tuples, pattern)
         return plan, gather(x.values, plan)
 
-    patterns = sorted({orbit.output.pattern for orbit in classes.orbits})
+    patterns = sorted({orbit.writes.pattern for orbit in classes.orbits})
     return {p: gathered(x.plan, p) for p in classes.by_input}, {p: gathered(to, p) for p in patterns}
 
 
@@ -134,9 +134,9 @@ def _attend(
 def _direct(classes: Classes, maps: Maps, pattern: Partition) -> Tensor:
     """What the classes whose weight is one do to the entries of a tuple."""
     ones = {
-        (orbit.input, orbit.output.places): index
+        (orbit.reads, orbit.writes.places): index
         for index, orbit in enumerate(classes.orbits)
-        if orbit.output.pattern == pattern and not free_axes(orbit)[0]
+        if orbit.writes.pattern == pattern and not free_axes(orbit)[0]
     }
     features = maps.value.shape[1]
     nothing = maps.value.new_zeros(features, features)

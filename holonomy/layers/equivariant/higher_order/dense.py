@@ -57,9 +57,9 @@ def _front(x: Tensor, axes: tuple[int, ...], order: int) -> Tensor:
 def settle(x: Float[Tensor, "..."], orbit: Orbit, nodes: int) -> Float[Tensor, "..."]:
     """Bring the result of a class, kept axes first and free ones flattened, back to the axes of its stratum."""
     free = free_axes(orbit)[1]
-    batch = x.shape[: x.ndim - 2 - len(orbit.output.places)]
-    x = x.reshape(*batch, *[nodes] * (len(orbit.output.places) + len(free)), x.shape[-1])
-    return dense.place(x, (*orbit.output.places, *free), number_of_blocks(orbit.output.pattern))
+    batch = x.shape[: x.ndim - 2 - len(orbit.writes.places)]
+    x = x.reshape(*batch, *[nodes] * (len(orbit.writes.places) + len(free)), x.shape[-1])
+    return dense.place(x, (*orbit.writes.places, *free), number_of_blocks(orbit.writes.pattern))
 
 
 def softmax_class(
@@ -75,17 +75,17 @@ def softmax_class(
     The logits are :math:`q_{\mathbf j} \cdot k_{\mathbf i} / \sqrt d`, and each row subtracts its own maximum.
     """
     free_in, free_out = free_axes(orbit)
-    order_in, order_out = number_of_blocks(orbit.input.pattern), number_of_blocks(orbit.output.pattern)
+    order_in, order_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
     nodes = key.shape[-2]
     q, k, v = (
         _front(x, axes, order).unflatten(-1, (heads, -1)).transpose(-2, -3)
         for x, axes, order in (
-            (query, orbit.output.places, order_out),
-            (key, orbit.input.kept, order_in),
-            (value, orbit.input.kept, order_in),
+            (query, orbit.writes.places, order_out),
+            (key, orbit.reads.kept, order_in),
+            (value, orbit.reads.kept, order_in),
         )
     )
-    present = _front(valid[..., None], orbit.input.kept, order_in).squeeze(-1)[..., None, None, :]
+    present = _front(valid[..., None], orbit.reads.kept, order_in).squeeze(-1)[..., None, None, :]
     allowed = present & _apart(nodes, len(free_out), len(free_in), key.device)
     batch = q.shape[:-3]
     allowed = allowed.expand(*batch, 1, *allowed.shape[-2:])
@@ -111,7 +111,7 @@ def kernel_class(
     more, plus .. : inclusion and exclusion over the partial matchings of free axes. In float64, for what is left may be
     small beside what was taken away; where nothing certain is left, the result is zero.
     """
-    order_in, order_out = number_of_blocks(orbit.input.pattern), number_of_blocks(orbit.output.pattern)
+    order_in, order_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
     split = value.unflatten(-1, (heads, -1))
     # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the

@@ -54,12 +54,12 @@ class Maps(NamedTuple):
 def classes_of(order_in: int, order_out: int, *, local: bool, coupled: bool) -> Classes:
     """Sort the classes of an attention."""
     # An orbit that shares no node averages over the whole graph, which `local` leaves out.
-    chosen = tuple(orbit for orbit in orbits(order_in, order_out) if orbit.input.kept or not local)
+    chosen = tuple(orbit for orbit in orbits(order_in, order_out) if orbit.reads.kept or not local)
     # An orbit without free axes in the input has one key for each query, of weight one: nothing to attend to.
     attended = [orbit for orbit in chosen if free_axes(orbit)[0]]
-    by_input = {p: [o for o in attended if o.input.pattern == p] for p in sorted({o.input.pattern for o in attended})}
+    by_input = {p: [o for o in attended if o.reads.pattern == p] for p in sorted({o.reads.pattern for o in attended})}
     by_output = {
-        p: [o for o in attended if o.output.pattern == p] for p in sorted({o.output.pattern for o in attended})
+        p: [o for o in attended if o.writes.pattern == p] for p in sorted({o.writes.pattern for o in attended})
     }
     # What queries and keys of a pattern read, and all that is read.
     ends = (*by_input, *by_output)
@@ -75,7 +75,7 @@ def entry_patterns(order: int, blocks: int) -> tuple[EntryPattern, ...]:
     # Tuples of different nodes are the finest pattern, and lightweight maps are without a sum (HOT Prop. 2).
     finest = tuple(range(blocks))
     every = orbits(order, blocks)
-    return tuple((p.input, p.output.places) for p in every if p.output.pattern == finest and not free_axes(p)[0])
+    return tuple((p.reads, p.writes.places) for p in every if p.writes.pattern == finest and not free_axes(p)[0])
 
 
 def by_class(

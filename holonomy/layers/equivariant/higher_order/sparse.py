@@ -58,7 +58,7 @@ def matching_rows(
     """Join two strata: all pairs of a key and a query that belong to the class."""
 
     def make() -> tuple[Tensor, Tensor]:
-        kept, places = orbit.input.kept, orbit.output.places
+        kept, places = orbit.reads.kept, orbit.writes.places
         if kept:
             of_key = sparse.tuple_codes(keys.indices, kept, keys.num_nodes)
             of_query = sparse.tuple_codes(queries.indices, places, keys.num_nodes)
@@ -174,7 +174,7 @@ def coupled_class(
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
     blocks, heavy, heavy_queries = _meetings(orbit, edges, keys, queries)
-    slots = blocks[0] if orbit.input.kept else None
+    slots = blocks[0] if orbit.reads.kept else None
     # Only the class without shared nodes subtracts. The others keep their dtype, relative to the largest key at their
     # nodes.
     if slots is None:
@@ -265,8 +265,8 @@ def _meetings(
 
     def make() -> tuple[list[Blocks], Tensor, HyperedgePlan]:
         free = [(a, b) for a in free_axes(orbit)[0] for b in free_axes(orbit)[1]]
-        if orbit.input.kept:
-            asked = [(orbit.input.kept, orbit.output.places, tuple(free))]
+        if orbit.reads.kept:
+            asked = [(orbit.reads.kept, orbit.writes.places, tuple(free))]
         else:
             # A pair that meets at several nodes counts at the first.
             asked = [((a,), (b,), tuple(free[:rank])) for rank, (a, b) in enumerate(free)]

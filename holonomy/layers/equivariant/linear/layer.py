@@ -67,7 +67,7 @@ class EquivariantMap(RecomputedBuffers):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> EquivariantMap(1, 1, 3, 4, choose=lambda orbit: not orbit.input.kept)(torch.ones(2, 5, 3)).shape
+    >>> EquivariantMap(1, 1, 3, 4, choose=lambda orbit: not orbit.reads.kept)(torch.ones(2, 5, 3)).shape
     torch.Size([2, 5, 4])
     """
 
@@ -101,7 +101,7 @@ class EquivariantMap(RecomputedBuffers):
         chosen = tuple(index for index, orbit in enumerate(every) if choose(orbit))
         self.orbits = tuple(every[index] for index in chosen)
         self.groups: tuple[OrbitGroup, ...] = groups(order_in, order_out, chosen)
-        reached = {orbit.output.pattern for orbit in self.orbits}
+        reached = {orbit.writes.pattern for orbit in self.orbits}
         rows = [row for row, pattern in enumerate(set_partitions(order_out)) if pattern in reached]
         self.patterns = tuple(set_partitions(order_out)[row] for row in rows)
         self.weight = nn.Parameter(torch.empty(len(chosen), in_features, out_features, device=device, dtype=dtype))
@@ -136,11 +136,11 @@ class EquivariantMap(RecomputedBuffers):
         keeps it at n = 50. With ``normalise="counts"`` the means are drawn for the same numbers of nodes.
         """
         nodes = _NODES_AT_INIT if self.order_out else _NODES_AT_INIT_INVARIANT
-        local = {p: sum(q.output.pattern == p and not _summed(q) for q in self.orbits) for p in self.patterns}
-        sums = {p: sum(q.output.pattern == p and _summed(q) > 0 for q in self.orbits) for p in self.patterns}
+        local = {p: sum(q.writes.pattern == p and not _summed(q) for q in self.orbits) for p in self.patterns}
+        sums = {p: sum(q.writes.pattern == p and _summed(q) > 0 for q in self.orbits) for p in self.patterns}
         with torch.no_grad():
             for rank, orbit in enumerate(self.orbits):
-                pattern, terms = orbit.output.pattern, nodes ** _summed(orbit)
+                pattern, terms = orbit.writes.pattern, nodes ** _summed(orbit)
                 alike = sums[pattern] if _summed(orbit) else local[pattern]
                 share = alike * (2 if sums[pattern] and local[pattern] else 1)
                 scale = terms if self.normalise else 1 / terms
@@ -298,12 +298,12 @@ class EquivariantMap(RecomputedBuffers):
 
 def _summed(orbit: Orbit) -> int:
     """How many blocks of the input a class sums over."""
-    return number_of_blocks(orbit.input.pattern) - len(orbit.input.kept)
+    return number_of_blocks(orbit.reads.pattern) - len(orbit.reads.kept)
 
 
 def _count_of(orbit: Orbit) -> tuple[int, int]:
     """What the number of terms of a class follows from: blocks summed over, and blocks of the output they avoid."""
-    return _summed(orbit), number_of_blocks(orbit.output.pattern)
+    return _summed(orbit), number_of_blocks(orbit.writes.pattern)
 
 
 class EquivariantLinear(EquivariantMap):
