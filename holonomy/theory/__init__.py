@@ -6,6 +6,7 @@ one's own layer and data.
 
 from __future__ import annotations
 
+from holonomy.theory.affine.certificate import NodeCertificate, certified_accuracy, certified_radius, certify_node
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.attention.local import local_lipschitz
 from holonomy.theory.attention.measured import measure_lipschitz
@@ -30,6 +31,7 @@ __all__ = [
     "Claim",
     "DistanceScaling",
     "Draws",
+    "NodeCertificate",
     "NotCoveredError",
     "Projections",
     "Trial",
@@ -38,7 +40,10 @@ __all__ = [
     "attend_linear",
     "attend_softmax",
     "basis_approximation_error",
+    "certified_accuracy",
+    "certified_radius",
     "certify",
+    "certify_node",
     "collapse_bound",
     "distance_scaling",
     "follow_refinement",

@@ -34,6 +34,7 @@ __all__ = [
     "Noise",
     "apart",
     "constant",
+    "eigenvalues",
     "join",
     "largest_singular_value",
     "linear",
@@ -237,8 +238,15 @@ def largest_singular_value(matrix: Float[Tensor, "problem entry column"]) -> Flo
         return matrix.norm(dim=(-2, -1))
     gram = matrix.mT @ matrix
     # The eigenvalues are off by rounding of the largest.
-    top = torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0)
+    top = eigenvalues(gram)[..., -1].clamp(min=0)
     return (top + ROUNDING * gram.diagonal(dim1=-2, dim2=-1).sum(-1)).sqrt()
+
+
+def eigenvalues(matrix: Float[Tensor, "problem entry entry"]) -> Float[Tensor, "problem entry"]:
+    """Those of symmetric matrices, in ascending order; nan where a matrix is not finite."""
+    finite = torch.isfinite(matrix).all(-1).all(-1)
+    found = torch.linalg.eigvalsh(torch.where(finite[:, None, None], matrix, 0.0))
+    return torch.where(finite[:, None], found, torch.nan)
 
 
 def _mass(form: Form) -> Tensor:

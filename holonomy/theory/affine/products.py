@@ -33,6 +33,7 @@ from holonomy.theory.affine.forms import (
     Form,
     apart,
     constant,
+    eigenvalues,
     largest_singular_value,
     linear,
     plus,
@@ -70,10 +71,10 @@ def inner(one: Form, other: Form) -> Form:
     low = high = torch.zeros_like(a[:, 0])
     if ga.shape[-1] and gb.shape[-1]:
         both = ga.mT @ gb
-        eigenvalues = torch.linalg.eigvalsh((both + both.mT) / 2)
+        values = eigenvalues((both + both.mT) / 2)
         slack = ROUNDING * ga.norm(dim=(-2, -1)) * gb.norm(dim=(-2, -1))
-        low = (eigenvalues[:, 0] - slack).clamp(max=0)
-        high = (eigenvalues[:, -1] + slack).clamp(min=0)
+        low = (values[:, 0] - slack).clamp(max=0)
+        high = (values[:, -1] + slack).clamp(min=0)
     lengths = reach(one) * reach(other, rest=True) + reach(one, rest=True) * largest_singular_value(gb)
     other_first = spread(other) - spread(other, rest=True)
     entries = (spread(one) * spread(other, rest=True) + spread(one, rest=True) * other_first).sum(-1)

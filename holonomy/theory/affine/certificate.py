@@ -1,0 +1,286 @@
+r"""Certified nodes: how far the features of one node may move before a prediction can change.
+
+A Hypformer is followed through a ball of features by affine forms (:mod:`holonomy.theory.affine.forms`), layer by
+layer, to lower bounds of the target's logit minus each other. Where all are positive, no features in the ball change
+the prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy import checks
+from holonomy.models import Hypformer
+from holonomy.structures import Graph
+from holonomy.theory.affine.enclosure import Enclosure, Margins
+from holonomy.theory.attention.projections import NotCoveredError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["NodeCertificate", "certified_accuracy", "certified_radius", "certify_node"]
+
+Progress = Callable[[int, int], None]
+
+# Problems side by side; more of them do not fit the cache.
+_BATCH = 16
+# The search for a radius ends where it is known to this factor, or after so many bounds.
+_NARROW, _MOST = 1.05, 16
+
+
+@dataclass(frozen=True)
+class NodeCertificate:
+    """What holds for every perturbation of one node's features up to a radius, in l2.
+
+    Attributes:
+        node: whose features move.
+        victim: whose prediction is followed.
+        radius: of the ball.
+        target: the class that is to stay.
+        margins: lower bounds of the target's logit minus each other ``(classes,)``; infinite at the target.
+        affine: the same without the cap, minus infinity where it has no bound.
+        cap: the same with nothing known of the transformer but its last LayerNorm.
+        layers: how much the remainders of each layer take from the least margin of ``affine``; ``"input"`` is the
+            linear part.
+
+    >>> certificate = NodeCertificate(0, 0, 0.1, 1, torch.tensor([0.5, torch.inf]), *2 * (torch.zeros(2),), {})
+    >>> certificate.holds
+    True
+    """
+
+    node: int
+    victim: int
+    radius: float
+    target: int
+    margins: Float[Tensor, " classes"]
+    affine: Float[Tensor, " classes"]
+    cap: Float[Tensor, " classes"]
+    layers: dict[str, float]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the prediction is proved to stay."""
+        return bool((self.margins > 0).all())
+
+    def __str__(self) -> str:
+        """A table with one line a layer."""
+        verdict = "certified" if self.holds else "not certified"
+        lines = [
+            f"node {self.node} moves by {self.radius:g} at most, node {self.victim} in class {self.target}: {verdict}",
+            f"least margin {self.margins.amin():.4g}, without cap {self.affine.amin():.4g}, cap {self.cap.amin():.4g}",
+        ]
+        lines += [f"  {name:28}{value:12.4g}" for name, value in self.layers.items()]
+        return "\n".join(lines)
+
+
+def certify_node(
+    model: Hypformer,
+    x: Float[Tensor, "nodes dim"],
+    edge_index: Int[Tensor, "2 edges"] | Graph | None,
+    node: int,
+    radius: float,
+    *,
+    victim: int | None = None,
+    target: int | None = None,
+) -> NodeCertificate:
+    r"""Bound the logits of a node while the features of one node move by at most a radius.
+
+    **Statement.** For every :math:`\delta` with :math:`|\delta|_2 \le` ``radius``, the logits of ``victim``, with
+    :math:`x_{node} + \delta` in place of :math:`x_{node}` and all else as it is, satisfy :math:`\ell_{target} - \ell_k
+    \ge` ``margins[k]``.
+
+    It is one of the function that the weights define, in evaluation. Rounding of the bound's own float64 arithmetic is
+    counted in it; the sums over the other tokens, which do not move, are taken as float64 computes them. A model that
+    runs in float32 differs from that function by its rounding, which is not bounded here: ask for margins above it.
+
+    Covered: linear attention of space parts with any power and number of heads, one block, GCN, Propagation or no graph
+    encoder, ReLU, LayerNorm, a linear decoder.
+
+    Args:
+        model: in evaluation.
+        x: node features ``(n, in_features)``, dense or sparse.
+        edge_index: ``(2, m)`` or a :class:`~holonomy.structures.Graph`; ``None`` without a graph encoder.
+        node: whose features move.
+        radius: of the ball, in units of the features.
+        victim: whose prediction is followed; ``node`` if left out.
+        target: the class that is to stay; the predicted one if left out.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        NotCoveredError: if a module of the model is not covered; the message names it.
+        ValueError: if a node, the target or the radius is out of range.
+
+    >>> from holonomy.models import Hypformer
+    >>> _ = torch.manual_seed(0)
+    >>> model = Hypformer(3, 8, 2, layers=1, graph_encoder=None).eval()
+    >>> certificate = certify_node(model, torch.randn(5, 3), None, 0, 0.001)
+    >>> certificate.holds, list(certificate.layers)[:3]
+    (True, ['input', 'embedding', 'block0.position'])
+    """
+    enclosure = _enclosed(model, x, edge_index)
+    node = _node("node", node, len(x))
+    victim = node if victim is None else _node("victim", victim, len(x))
+    checks.in_range("radius", radius, 0.0, torch.inf)
+    if target is None:
+        target = int(enclosure.logits[victim].argmax())
+    elif not 0 <= target < enclosure.logits.shape[1]:
+        raise ValueError(f"target must be one of {enclosure.logits.shape[1]} classes, got {target}.")
+    found = enclosure.margins(
+        torch.tensor([node]), torch.tensor([victim]), enclosure.x.new_tensor([radius]), torch.tensor([target])
+    )
+    layers = {name: value.item() for name, value in found.layers.items()}
+    return NodeCertificate(node, victim, radius, target, found.best[0], found.affine[0], found.cap[0], layers)
+
+
+def certified_radius(
+    model: Hypformer,
+    x: Float[Tensor, "nodes dim"],
+    edge_index: Int[Tensor, "2 edges"] | Graph | None,
+    nodes: Int[Tensor, " victims"],
+    *,
+    target: Int[Tensor, " victims"] | None = None,
+    limit: float = 100.0,
+    cap: bool = True,
+    progress: Progress | None = None,
+) -> Float[Tensor, " victims"]:
+    """Find, for each node, a radius within which its own features do not change its prediction.
+
+    Each radius returned was certified itself, as by :func:`certify_node`; the search, a bisection, only decides which
+    ones are tried.
+
+    Args:
+        model: in evaluation, see :func:`certify_node`.
+        x: node features ``(n, in_features)``.
+        edge_index: ``(2, m)`` or a graph.
+        nodes: whose predictions are followed, each while it moves itself.
+        target: the classes that are to stay; the predicted ones if left out.
+        limit: the largest radius that is tried.
+        cap: whether the cap by the last LayerNorm may be used.
+        progress: called with the number of nodes done and of all.
+
+    Returns:
+        Radii in units of the features; zero where none was certified.
+
+    Raises:
+        NotCoveredError: if a module of the model is not covered.
+        ValueError: if a node or target is out of range.
+
+    >>> from holonomy.models import Hypformer
+    >>> _ = torch.manual_seed(0)
+    >>> model = Hypformer(3, 8, 2, layers=1, graph_encoder=None).eval()
+    >>> bool((certified_radius(model, torch.randn(5, 3), None, torch.arange(2)) > 0.01).all())
+    True
+    """
+    enclosure = _enclosed(model, x, edge_index)
+    nodes = _nodes(nodes, len(x))
+    classes = enclosure.logits[nodes].argmax(-1) if target is None else target
+    found = []
+    for start in range(0, len(nodes), _BATCH):
+        part = slice(start, start + _BATCH)
+        found.append(_radii(enclosure, nodes[part], classes[part], limit, cap=cap))
+        if progress is not None:
+            progress(min(start + _BATCH, len(nodes)), len(nodes))
+    return torch.cat(found) if found else enclosure.x.new_zeros(0)
+
+
+def certified_accuracy(
+    model: Hypformer,
+    x: Float[Tensor, "nodes dim"],
+    edge_index: Int[Tensor, "2 edges"] | Graph | None,
+    nodes: Int[Tensor, " victims"],
+    labels: Int[Tensor, " victims"],
+    radii: Float[Tensor, " radii"],
+    *,
+    progress: Progress | None = None,
+) -> Float[Tensor, " radii"]:
+    """The share of nodes that are classified as labelled, whatever their own features do within each radius.
+
+    Args:
+        model: in evaluation, see :func:`certify_node`.
+        x: node features ``(n, in_features)``.
+        edge_index: ``(2, m)`` or a graph.
+        nodes: which nodes.
+        labels: their classes.
+        radii: of the balls, in units of the features.
+        progress: called with the number of nodes done and of all.
+
+    Returns:
+        One share for each radius; it never increases with the radius.
+
+    Raises:
+        NotCoveredError: if a module of the model is not covered.
+        ValueError: if a node or label is out of range, or there is no node.
+
+    >>> from holonomy.models import Hypformer
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = Hypformer(3, 8, 2, layers=1, graph_encoder=None).eval(), torch.randn(5, 3)
+    >>> labels = model(x).argmax(-1)
+    >>> certified_accuracy(model, x, None, torch.arange(5), labels, torch.tensor([0.0, 1e6]))[:1]
+    tensor([1.], dtype=torch.float64)
+    """
+    enclosure = _enclosed(model, x, edge_index)
+    nodes = _nodes(nodes, len(x))
+    if not len(nodes):
+        raise ValueError("nodes must be one at least, got none.")
+    held = []
+    for start in range(0, len(nodes), _BATCH):
+        part = slice(start, start + _BATCH)
+        certified = [_holds(enclosure, nodes[part], labels[part], radius.expand(len(nodes[part]))) for radius in radii]
+        held.append(torch.stack(certified, dim=1))
+        if progress is not None:
+            progress(min(start + _BATCH, len(nodes)), len(nodes))
+    # What holds on a ball holds on every smaller one.
+    order = radii.argsort(descending=True)
+    shares = torch.cat(held).double()[:, order].cummax(1).values.mean(0)
+    return torch.empty_like(shares).scatter(0, order, shares)
+
+
+def _radii(enclosure: Enclosure, nodes: Tensor, target: Tensor, limit: float, *, cap: bool) -> Tensor:
+    """Bisection on a logarithmic scale, of each node by itself, from the radius at which the linear part would fail."""
+    tiny = torch.full((len(nodes),), torch.finfo(torch.float64).eps ** 0.5).double()
+    own = enclosure.logits[nodes]
+    margins = (own.gather(1, target[:, None]) - own).scatter(1, target[:, None], torch.inf)
+    slopes = ((margins - enclosure.margins(nodes, nodes, tiny, target).affine) / tiny[:, None]).clamp(min=tiny[0])
+    guess = (margins / slopes).nan_to_num(torch.inf).amin(-1).clamp(min=tiny[0], max=limit)
+    low, high = torch.zeros_like(guess), torch.full_like(guess, torch.inf)
+    radius = (guess / 2).clamp(max=limit)
+    for _ in range(_MOST):
+        holds = _holds(enclosure, nodes, target, radius, cap=cap)
+        low, high = torch.where(holds, radius, low), torch.where(holds, high, radius)
+        open_above, open_below = torch.isinf(high), low == 0
+        radius = torch.where(open_above, low * 2, torch.where(open_below, high / 2, (low * high).sqrt()))
+        radius = radius.clamp(max=limit)
+        done = (high <= low * _NARROW) | (low >= limit) | (open_below & (high < guess * tiny))
+        if bool(done.all()):
+            break
+    return low
+
+
+def _holds(enclosure: Enclosure, nodes: Tensor, target: Tensor, radius: Tensor, *, cap: bool = True) -> Tensor:
+    found: Margins = enclosure.margins(nodes, nodes, radius.double(), target)
+    return ((found.best if cap else found.affine) > 0).all(-1)
+
+
+def _enclosed(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> Enclosure:
+    if not isinstance(model, Hypformer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
+    return Enclosure(model, x, edge_index)
+
+
+def _node(name: str, node: int, count: int) -> int:
+    if not 0 <= node < count:
+        raise ValueError(f"{name} must be one of {count} nodes, got {node}.")
+    return node
+
+
+def _nodes(nodes: Tensor, count: int) -> Tensor:
+    if nodes.ndim != 1 or (len(nodes) and not 0 <= int(nodes.amin()) <= int(nodes.amax()) < count):
+        raise ValueError(f"nodes must be numbers of {count} nodes, got {nodes.tolist()}.")
+    return nodes

@@ -1,0 +1,208 @@
+r"""A whole Hypformer on a ball of features of one node: lower bounds of the margins of a node's logits.
+
+**L9, the cap.** Whatever comes in, the last LayerNorm gives :math:`y = \gamma u + \beta` with :math:`|u| \le \sqrt d`
+orthogonal to 1. So for every a, with m the least :math:`a \cdot y` on this set, R the largest :math:`|y|` and
+:math:`f(t) = \operatorname{arsinh}(k t)/k`, the product :math:`a \cdot \log_o(y)` is at least
+:math:`-|a| f(\min(R, -m/|a|))` if m < 0, and :math:`m f(R)/R` if not.
+
+*Proof.* :math:`a \cdot \log_o(y) = (a \cdot y) f(|y|)/|y|`, where :math:`a \cdot y \ge \max(m, -|a| |y|)`. f
+increases and f(t)/t decreases, so for m < 0 the worst length is where both bounds agree. QED
+
+A bound by the enclosure and one by the cap are both bounds, and so is every mixture of them, whose linear parts may
+cancel better: the largest of a few is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import HypLayerNorm, HypLinearAttention
+from holonomy.models import Hypformer, HypformerBlock
+from holonomy.models.hypformer import HypformerEncoder
+from holonomy.structures import Graph
+from holonomy.theory.affine.attention import crowd_of
+from holonomy.theory.affine.branch import block, logarithm, positioned
+from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, linear, plus, spread, times
+from holonomy.theory.affine.graph import graph_branch, reading
+from holonomy.theory.affine.points import affine_of, bias_of, exponential, lifted, refined, root
+from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.certificates.regions import refuse_training, widened
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["Enclosure", "Margins"]
+
+# Shares of the enclosure in its mixtures with the cap.
+_MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Lower bounds of target logit minus each other logit; infinite at the target itself.
+
+    Attributes:
+        affine: from the enclosure alone; minus infinity where it has none.
+        cap: with the transformer replaced by its cap.
+        best: the largest that is known.
+        layers: for the least margin of each problem, how much each layer's remainders take from ``affine``.
+    """
+
+    affine: Float[Tensor, "problem class"]
+    cap: Float[Tensor, "problem class"]
+    best: Float[Tensor, "problem class"]
+    layers: dict[str, Float[Tensor, " problem"]]
+
+
+class Enclosure:
+    """A model at one input, in float64, with all that does not depend on the moving node computed once."""
+
+    def __init__(self, model: Hypformer, x: Float[Tensor, "nodes dim"], edge_index: Tensor | Graph | None) -> None:
+        as_stated(model, Hypformer)
+        refuse_training(model)
+        if not isinstance(model.decoder, nn.Linear):
+            raise NotCoveredError(f"model must have a linear decoder, got {type(model.decoder).__name__}.")
+        as_stated(model.decoder, nn.Linear)
+        self.model = cast("Hypformer", widened(model))
+        self.x = (x if x.layout == torch.strided else x.to_dense()).detach().double()
+        self.edge_index = edge_index
+        with torch.no_grad():
+            self.logits = self.model(self.x, edge_index)
+        self.graph = None
+        reads: list[Tensor] = []
+        encoder = self.model.encoder
+        if encoder is not None:
+            reads.append(affine_of(encoder.embedding)[0][:, 1:])
+            with torch.no_grad():
+                self.points = encoder.points(self.x)
+        if self.model.graph_encoder is not None:
+            if edge_index is None:
+                raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
+            reads += reading(self.model.graph_encoder)
+            with torch.no_grad():
+                self.graph = graph_branch(self.model.graph_encoder, self.x, edge_index)
+        rows = torch.cat(reads)
+        # Motion across all that is read changes only |x|, which L3 covers.
+        self.span = torch.linalg.qr(rows.T).Q if len(rows) + 1 < rows.shape[1] else None
+
+    def _basis(self, x: Tensor) -> Tensor:
+        """Orthonormal columns that span what is read of each node's perturbation, and the node's own features."""
+        if self.span is None:
+            return torch.eye(x.shape[1]).double().expand(len(x), -1, -1)
+        rest = x - (x @ self.span) @ self.span.T
+        rest = rest - (rest @ self.span) @ self.span.T
+        size = rest.norm(dim=-1, keepdim=True)
+        rest = rest / torch.where(size > 0, size, 1.0)
+        return torch.cat([self.span.expand(len(x), -1, -1), rest[..., None]], -1)
+
+    @torch.no_grad()
+    def margins(
+        self,
+        moving: Int[Tensor, " problem"],
+        victim: Int[Tensor, " problem"],
+        radius: Float[Tensor, " problem"],
+        target: Int[Tensor, " problem"],
+    ) -> Margins:
+        """Bound the margins of each victim while its moving node keeps within its radius."""
+        basis = self._basis(self.x[moving])
+        noise = Noise.of(len(moving), basis.shape[-1], self.x)
+        weight = self.model.graph_weight
+        parts: list[Form] = []
+        transformer: Form | None = None
+        if self.model.encoder is not None:
+            share = 1.0 if self.graph is None else 1 - weight
+            transformer = times(self._transformer(self.model.encoder, noise, moving, victim, basis, radius), share)
+        noise.owner = "graph encoder"
+        if self.graph is not None:
+            share = 1.0 if self.model.encoder is None else weight
+            parts.append(times(self.graph.enclose(noise, moving, victim, basis, radius), share))
+        return self._decoded(noise, transformer, parts, target)
+
+    def _decoded(self, noise: Noise, transformer: Form | None, parts: list[Form], target: Tensor) -> Margins:
+        decoder = cast("nn.Linear", self.model.decoder)
+        weight = decoder.weight.double()
+        bias = bias_of(decoder)
+        rows, offset = weight[target][:, None] - weight, bias[target][:, None] - bias
+        own = torch.nn.functional.one_hot(target, len(weight)).bool()
+        graph = plus(constant(noise, offset), *(linear(part, rows) for part in parts))
+        encoder = self.model.encoder
+        if encoder is None or transformer is None:
+            bound = _lower(graph).masked_fill(own, torch.inf)
+            return Margins(bound, bound, bound, _shares(graph, bound))
+        share = 1.0 if self.graph is None else 1 - self.model.graph_weight
+        whole = linear(transformer, rows)
+        cap = self._cap(encoder, rows * share)
+        found = []
+        for mixture in _MIXTURES:
+            bound = _lower(plus(graph, times(whole, mixture)) if mixture else graph)
+            if mixture < 1:
+                bound = bound + (1 - mixture) * cap
+            unknown = ~torch.isfinite(bound) | (noise.failed[:, None] & (mixture > 0))
+            found.append(bound.masked_fill(unknown, -torch.inf).masked_fill(own, torch.inf))
+        best = torch.stack(found).amax(0)
+        return Margins(found[-1], found[0], best, _shares(plus(graph, whole), found[-1]))
+
+    def _cap(self, encoder: HypformerEncoder, rows: Tensor) -> Tensor:
+        """L9, the least each row's product with the transformer's logarithm can be."""
+        norm = cast("HypformerBlock", encoder.blocks[-1]).norm_feedforward
+        if not isinstance(norm, HypLayerNorm):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return torch.full(rows.shape[:-1], -torch.inf, dtype=rows.dtype)
+        gain, shift, _, _ = norm.affine(self.points)
+        k, root_size = root(norm.manifold_out), math.sqrt(norm.features)
+        turned = rows * gain
+        turned = turned - turned.mean(-1, keepdim=True)
+        least = (rows * shift).sum(-1) - root_size * turned.norm(dim=-1)
+        least = least - ROUNDING * root_size * (rows.abs() * (gain.abs() + shift.abs())).sum(-1)
+        size = rows.norm(dim=-1)
+        radius = root_size * gain.abs().amax() + shift.norm()
+        reach = torch.minimum(least.abs() / torch.where(size > 0, size, 1.0), radius)
+        below = -size * (k * reach).asinh() / k
+        above = least * (k * radius).asinh() / (k * radius)
+        return torch.where(least < 0, below, above) - ROUNDING * size * radius
+
+    def _transformer(
+        self, encoder: HypformerEncoder, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor
+    ) -> Form:
+        """The logarithm of the victim's point."""
+        if len(encoder.blocks) > 1:
+            raise NotCoveredError(f"model must have one block, got {len(encoder.blocks)}.")
+        if not torch.equal(moving, victim):
+            raise NotCoveredError("victim must be the node that moves.")
+        noise.owner = "embedding"
+        x = self.x[moving]
+        weight, _ = affine_of(encoder.embedding)
+        moved = (weight[:, 1:] @ basis) * radius[:, None, None]
+        along = (basis.mT @ x[..., None]).squeeze(-1) * radius[:, None]
+        space, scaling, floor = exponential(encoder.embedding, noise, x, moved, along, radius)
+        layer = cast("HypformerBlock", encoder.blocks[0])
+        if not isinstance(layer.attention, HypLinearAttention):
+            raise NotCoveredError(f"model must attend by HypLinearAttention, got {type(layer.attention).__name__}.")
+        point = lifted(refined(encoder.refine, space), scaling, floor, layer.manifold_in)
+        noise.owner = "block0.position"
+        point = positioned(layer.position, point)
+        crowd = crowd_of(layer.attention, layer.position(self.points), moving)
+        space = block(layer, "block0", point, point, crowd)
+        noise.owner = "logarithm"
+        return logarithm(refined(encoder.drop, space), self.model.manifold_out)
+
+
+def _lower(form: Form) -> Tensor:
+    return form.center - spread(form)
+
+
+def _shares(form: Form, bound: Tensor) -> dict[str, Tensor]:
+    """What each owner's symbols take from the least margin."""
+    worst = bound.argmin(-1)[:, None]
+    found: dict[str, Tensor] = {}
+    for group in form.groups():
+        part = form.columns[..., group.start : group.stop]
+        sizes = part.norm(dim=-1) if group.ball else part.abs().sum(-1)
+        sizes = sizes.gather(1, worst).squeeze(1)
+        found[group.owner] = found[group.owner] + sizes if group.owner in found else sizes
+    found["rounding"] = form.box.gather(1, worst).squeeze(1)
+    return found

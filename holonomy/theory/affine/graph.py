@@ -1,0 +1,274 @@
+r"""The graph branch on a ball of features of one node: L8.
+
+**Propagation** of an MLP is linear in its start: the output of node i is :math:`\kappa\, \mathrm{MLP}(x_a)` plus a
+constant,
+:math:`\kappa` the entry (i, a) of the propagation matrix. A node apart from the moving one has a constant.
+
+**GCN.** Where node a moves and node v is asked, layer l changes only within distance l of a and matters only within
+distance L - l of v. Over these rows the change of the hidden state is an affine form: columns for the perturbation, and
+one symbol for each ReLU that may switch (L1; others are linear on the ball). Rows share the symbols, as a convolution
+mixes them. Symbols of different problems have nothing to do with each other, so they share numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import singledispatch
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import GCN, Propagation
+from holonomy.layers.graph import edge_list, normalised_edges, propagation
+from holonomy.structures import Graph
+from holonomy.theory.affine.entrywise import positive_power
+from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, linear, plus, times
+from holonomy.theory.affine.points import bias_of
+from holonomy.theory.attention.projections import NotCoveredError, as_stated
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["Convolved", "GraphBranch", "Propagated", "graph_branch", "reading"]
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    as_stated(layer, nn.Linear)
+    return cast("nn.Linear", layer).weight.detach().double()
+
+
+@singledispatch
+def reading(encoder: Any) -> list[Tensor]:
+    """The weights that are multiplied with node features."""
+    raise NotCoveredError(f"graph_encoder must be a GCN or a Propagation, got {type(encoder).__name__}.")
+
+
+@reading.register
+def _(encoder: GCN) -> list[Tensor]:
+    as_stated(encoder, GCN)
+    layers = [encoder.convolutions[0], *([encoder.skips[0]] if encoder.residual else [])]
+    return [_weight(layer) for layer in layers]
+
+
+@reading.register
+def _(encoder: Propagation) -> list[Tensor]:
+    as_stated(encoder, Propagation)
+    return [_weight(encoder.first)]
+
+
+class GraphBranch(ABC):
+    """A graph encoder at one input: what it gives a node when another moves."""
+
+    @abstractmethod
+    def enclose(
+        self,
+        noise: Noise,
+        moving: Int[Tensor, " problem"],
+        victim: Int[Tensor, " problem"],
+        basis: Float[Tensor, "problem dim first"],
+        radius: Float[Tensor, " problem"],
+    ) -> Form:
+        """The output of the victim; the perturbation is ``basis`` times the first group times the radius."""
+
+
+@singledispatch
+def graph_branch(encoder: Any, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
+    """Prepare a graph encoder at an input."""
+    del x, edge_index
+    raise NotCoveredError(f"graph_encoder must be a GCN or a Propagation, got {type(encoder).__name__}.")
+
+
+class Propagated(GraphBranch):
+    """A propagated MLP at one input."""
+
+    def __init__(self, encoder: Propagation, x: Tensor, edge_index: Tensor | Graph) -> None:
+        self.encoder, self.x = encoder, x
+        self.propagate = propagation(edge_index, len(x), x.dtype)
+        self.start = self.mlp(x)
+        self.result = self._propagated(self.start)
+
+    def share(self, moving: Tensor, victim: Tensor) -> Tensor:
+        """Entries of the propagation matrix, ``(problem, 1)``."""
+        number = torch.arange(len(moving))
+        one = torch.zeros(len(self.x), len(moving), dtype=self.x.dtype)
+        one[moving, number] = 1
+        return self._propagated(one)[victim, number][:, None]
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """What is propagated."""
+        first, second = self.encoder.first, self.encoder.second
+        hidden = torch.relu(x @ _weight(first).T + bias_of(first))
+        return hidden @ _weight(second).T + bias_of(second)
+
+    def _propagated(self, start: Tensor) -> Tensor:
+        result = start
+        for _ in range(self.encoder.steps):
+            result = torch.lerp(self.propagate(result), start, self.encoder.teleport)
+        return result
+
+    def enclose(self, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor) -> Form:
+        """MLP of one node, times a number."""
+        first, second = self.encoder.first, self.encoder.second
+        share = self.share(moving, victim)
+        center = self.x[moving] @ _weight(first).T + bias_of(first)
+        columns = (_weight(first) @ basis) * radius[:, None, None]
+        loss = ROUNDING * (self.x[moving].abs() @ _weight(first).abs().T + bias_of(first).abs())
+        hidden = positive_power(Form(noise, center, columns, loss), 1.0)
+        rest = self.result[victim] - share * self.start[moving]
+        return plus(times(linear(hidden, _weight(second), bias_of(second)), share), constant(noise, rest))
+
+
+@graph_branch.register
+def _(encoder: Propagation, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
+    return Propagated(encoder, x, edge_index)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convolution: its maps, and what it gives all nodes before the ReLU."""
+
+    weight: Tensor
+    skip: Tensor | None
+    before: Tensor
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A layer between the rows that matter: their numbers, shares of the rows before, which of them they are."""
+
+    rows: Tensor
+    shares: Tensor
+    kept: Tensor
+
+
+class Convolved(GraphBranch):
+    """A GCN at one input: the values before each ReLU, and the rows that matter of each pair of nodes asked for."""
+
+    def __init__(self, encoder: GCN, x: Tensor, edge_index: Tensor | Graph) -> None:
+        self.x = x
+        self.edges = normalised_edges(edge_list(edge_index), len(x), x.dtype)
+        propagate = propagation(edge_index, len(x), x.dtype)
+        self.layers: list[_Layer] = []
+        hidden, last = x, len(encoder.convolutions) - 1
+        for i, (convolution, bias) in enumerate(zip(encoder.convolutions, encoder.biases, strict=True)):
+            weight, skip = _weight(convolution), None
+            before = propagate(hidden @ weight.T) + bias.detach().double()
+            if encoder.residual:
+                layer = encoder.skips[i]
+                skip = torch.eye(len(weight)).double() if isinstance(layer, nn.Identity) else _weight(layer)
+                before = before + hidden @ skip.T
+            self.layers.append(_Layer(weight, skip, before))
+            hidden = before if i == last else torch.relu(before)
+        self.known: dict[tuple[int, int], list[_Step] | None] = {}
+
+    def enclose(self, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor) -> Form:
+        """Problem by problem, as each has rows of its own."""
+        output = self.layers[-1].before[victim]
+        found = [
+            self._one(a, v, basis[i] * radius[i], output.shape[1])
+            for i, (a, v) in enumerate(zip(moving.tolist(), victim.tolist(), strict=True))
+        ]
+        first = basis.shape[-1]
+        start = noise.new(max(columns.shape[-1] for _, columns, _ in found) - first, ball=False)
+        columns = output.new_zeros(len(found), output.shape[1], noise.size)
+        for i, (_, each, _) in enumerate(found):
+            columns[i, :, :first] = each[:, :first]
+            columns[i, :, start : start + each.shape[1] - first] = each[:, first:]
+        shift, box = torch.stack([shift for shift, _, _ in found]), torch.stack([box for _, _, box in found])
+        return Form(noise, output + shift, columns, box)
+
+    def _one(self, moving: int, victim: int, basis: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
+        steps = self.steps(moving, victim)
+        first = basis.shape[1]
+        if steps is None:
+            zero = basis.new_zeros(entries)
+            return zero, basis.new_zeros(entries, first), zero
+        # Changes of the rows that matter: shift (row, entry), columns (row, entry, column).
+        shift, columns = basis.new_zeros(1, len(basis)), basis[None]
+        box = torch.zeros_like(shift)
+        for i, (layer, step) in enumerate(zip(self.layers, steps, strict=True)):
+            shift, columns, box = _convolve(layer, step, shift, columns, box)
+            if i < len(self.layers) - 1:
+                shift, columns, box = _switch(layer.before[step.rows], shift, columns, box, first)
+        return shift[0], columns[0], box[0]
+
+    def steps(self, moving: int, victim: int) -> list[_Step] | None:
+        """The rows that matter layer by layer; None where the victim is too far away."""
+        if (moving, victim) not in self.known:
+            self.known[moving, victim] = self._planned(moving, victim)
+        return self.known[moving, victim]
+
+    def _planned(self, moving: int, victim: int) -> list[_Step] | None:
+        source, target, weight = self.edges
+        depth = len(self.layers)
+        changed = [torch.arange(len(self.x)) == moving]
+        wanted = [torch.arange(len(self.x)) == victim]
+        for _ in range(depth):
+            ahead = changed[-1].clone()
+            ahead[target[changed[-1][source]]] = True
+            changed.append(ahead)
+            behind = wanted[-1].clone()
+            behind[source[wanted[-1][target]]] = True
+            wanted.append(behind)
+        if not bool(changed[depth][victim]):
+            return None
+        rows = [(changed[i] & wanted[depth - i]).nonzero().squeeze(1) for i in range(depth + 1)]
+        place = torch.full((len(self.x),), -1)
+        steps = []
+        for before, after in pairwise(rows):
+            place.fill_(-1)
+            place[before] = torch.arange(len(before))
+            into = torch.full_like(place, -1)
+            into[after] = torch.arange(len(after))
+            some = (place[source] >= 0) & (into[target] >= 0)
+            shares = weight.new_zeros(len(after), len(before))
+            shares.index_put_((into[target[some]], place[source[some]]), weight[some], accumulate=True)
+            steps.append(_Step(after, shares, place[after]))
+        return steps
+
+
+@graph_branch.register
+def _(encoder: GCN, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
+    return Convolved(encoder, x, edge_index)
+
+
+def _convolve(layer: _Layer, step: _Step, shift: Tensor, columns: Tensor, box: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A convolution of changes; the bias and the rows that stay drop out."""
+    mass = shift.abs() + columns.abs().sum(-1) + box
+
+    def mixed(part: Tensor) -> Tensor:
+        return (step.shares @ part.reshape(len(part), -1)).reshape(-1, *part.shape[1:])
+
+    new_shift, new_box = mixed(shift) @ layer.weight.T, mixed(box) @ layer.weight.abs().T
+    new_columns = layer.weight @ mixed(columns)
+    moved = mixed(mass) @ layer.weight.abs().T
+    if layer.skip is not None:
+        stay = step.kept >= 0
+        chosen = step.kept.clamp(min=0)
+        pick = stay[:, None].to(shift.dtype)
+        new_shift = new_shift + (shift[chosen] * pick) @ layer.skip.T
+        new_columns = new_columns + layer.skip @ (columns[chosen] * pick[..., None])
+        new_box = new_box + (box[chosen] * pick) @ layer.skip.abs().T
+        moved = moved + (mass[chosen] * pick) @ layer.skip.abs().T
+    return new_shift, new_columns, new_box * (1 + ROUNDING) + ROUNDING * (1 + len(layer.weight)) * moved
+
+
+def _switch(before: Tensor, shift: Tensor, columns: Tensor, box: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+    """ReLU (L1) of a nominal value plus a change, as a change of the nominal result; one symbol where it may switch."""
+    radius = (columns[..., :first].norm(dim=-1) + columns[..., first:].abs().sum(-1)) * (1 + ROUNDING) + box
+    center = before + shift
+    lower, upper = center - radius, center + radius
+    crossing = (lower < 0) & (upper > 0)
+    slope = torch.where(crossing, upper / torch.where(crossing, upper - lower, 1.0), (upper > 0).to(upper.dtype))
+    slope = slope.clamp(0, 1)
+    half = torch.where(crossing, torch.maximum(-slope * lower, (1 - slope) * upper) / 2, 0.0)
+    new = slope * center + half - torch.relu(before)
+    half = half + torch.where(crossing, ROUNDING * (center.abs() + radius), 0.0)
+    which = crossing.flatten().nonzero().squeeze(1)
+    symbols = columns.new_zeros(crossing.numel(), len(which))
+    symbols[which, torch.arange(len(which))] = half.flatten()[which]
+    columns = torch.cat([columns * slope[..., None], symbols.reshape(*crossing.shape, -1)], dim=-1)
+    return new, columns, box * slope + ROUNDING * (center.abs() + radius)

@@ -1,0 +1,202 @@
+r"""Enclosures of points of the hyperboloid and of the layers of Hypformer that take one point at a time.
+
+**Scaled points (L6).** Every layer up to the first LayerNorm is positively homogeneous once the scale of a point is
+carried beside it: a point is held as (time, space)/scale with three forms, so that
+
+* the exponential map at the origin gives :math:`T\,(1, k \tanh(\rho)/\rho\; u)`, :math:`\rho = k |u|`, with
+  scale :math:`1/T = k/\cosh \rho`: nothing of the size of :math:`e^\rho` occurs;
+* :math:`\mathrm{HTC}` reads W (time, space) + b scale;
+* the Lorentzian midpoint is the sum, with scale :math:`\sqrt c\, L`, L the Lorentz norm of the sum: no division;
+* LayerNorm divides by :math:`(\mathrm{var} + \epsilon\, \mathrm{scale}^2)^{1/2}`, the first division of a block.
+
+The scale of a midpoint of x and :math:`\epsilon p` is at least :math:`1 + \epsilon` times theirs (reversed triangle
+inequality), so that a lower bound of the scale, ``floor``, is known all along.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import HRC, HTC, ExpMapHTC, HypBatchNorm, HypDropout, HypLayerNorm
+from holonomy.manifolds import Lorentz
+from holonomy.theory.affine.entrywise import positive_power, sech_of_square, tanhc_of_square
+from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, join, linear, plus, times, with_box
+from holonomy.theory.affine.lengths import length, lorentz_norm
+from holonomy.theory.affine.products import quotient, scale
+from holonomy.theory.attention.projections import NotCoveredError, as_stated
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+__all__ = [
+    "Scaled",
+    "affine_of",
+    "bias_of",
+    "dropped",
+    "exponential",
+    "lifted",
+    "midpoint",
+    "normalised",
+    "refined",
+    "transformed",
+]
+
+
+# The largest rapidity.
+_FARTHEST = 300.0
+_LESS = 1 - ROUNDING
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Points (time, space) / scale; each scale is at least ``floor``."""
+
+    space: Form
+    time: Form
+    scale: Form
+    floor: Float[Tensor, "problem 1"]
+
+
+def root(manifold: Lorentz) -> float:
+    """The root of minus the curvature."""
+    return math.sqrt(-manifold.curvature.detach().double().item())
+
+
+def lifted(space: Form, scaling: Form, floor: Tensor, manifold: Lorentz) -> Scaled:
+    """The point above a space part: its time is a length (L3)."""
+    return Scaled(space, length(join(space, times(scaling, 1 / root(manifold)))), scaling, floor)
+
+
+def affine_of(layer: HTC) -> tuple[Tensor, Tensor]:
+    """Weight and bias of an HTC, with its change of curvature, in float64."""
+    as_stated(layer, ExpMapHTC if isinstance(layer, ExpMapHTC) else HTC)
+    ratio = root(layer.manifold_in) / root(layer.manifold_out)
+    weight = layer.weight.detach().double() * ratio
+    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().double() * ratio
+    return weight, bias
+
+
+def bias_of(layer: nn.Linear) -> Tensor:
+    """The bias of a linear map in float64, zeros if it has none."""
+    bias = cast("Tensor | None", layer.bias)
+    return torch.zeros(layer.out_features).double() if bias is None else bias.detach().double()
+
+
+def transformed(layer: HTC, point: Scaled) -> Form:
+    """The space part of HTC (eq. 9), times the scale."""
+    weight, bias = affine_of(layer)
+    return linear(join(point.time, point.space, point.scale), torch.cat([weight, bias[:, None]], dim=1))
+
+
+def exponential(
+    layer: ExpMapHTC,
+    noise: Noise,
+    features: Float[Tensor, "problem dim"],
+    moved: Float[Tensor, "problem entry first"],
+    along: Float[Tensor, "problem first"],
+    radius: Float[Tensor, " problem"],
+) -> tuple[Form, Form, Tensor]:
+    """The first layer on features that move by at most ``radius``: its space part over T, 1/T, and the least 1/T.
+
+    ``moved`` is W applied to the perturbation, ``along`` the inner product with the features, per unit ball.
+    """
+    weight, bias = affine_of(layer)
+    k = root(layer.manifold_in)
+    square = features.square().sum(-1, keepdim=True)
+    # Farther out the scale is no number of float64 any more.
+    beyond = k * (square.squeeze(1).sqrt() + radius) > _FARTHEST
+    noise.fail(beyond)
+    stay = (~beyond).to(radius.dtype)
+    radius, moved, along = radius * stay, moved * stay[:, None, None], along * stay[:, None]
+    half = radius[:, None].square() / 2
+    # v = k^2 |u + delta|^2, whose last term lies between 0 and r^2.
+    start = noise.new(1, ball=False)
+    columns = torch.cat(
+        [2 * along[:, None], along.new_zeros(len(along), 1, start - along.shape[-1]), half[..., None]], -1
+    )
+    v = times(Form(noise, square + half, columns, torch.zeros_like(half)), k * k)
+    farthest = (k * (square.sqrt() + radius[:, None])).clamp(max=_FARTHEST)
+    inner = Form(noise, features @ weight[:, 1:].T, moved, torch.zeros_like(moved[..., 0]))
+    inner = with_box(inner, ROUNDING * (features.abs() @ weight[:, 1:].abs().T))
+    scaling = times(sech_of_square(v), k)
+    space = plus(
+        scale(times(tanhc_of_square(v), k), inner),
+        linear(scaling, bias[:, None]),
+        constant(noise, weight[:, 0].expand(len(features), -1)),
+    )
+    return space, scaling, k / farthest.cosh() * _LESS
+
+
+def midpoint(one: Scaled, other: Scaled, weight: float, manifold: Lorentz) -> Scaled:
+    """The Lorentzian midpoint of a point and ``weight`` times another, which has the same scale; its norm is L4."""
+    k = root(manifold)
+    time = plus(one.time, times(other.time, weight))
+    space = plus(one.space, times(other.space, weight))
+    floor = one.floor * (1 + weight)
+    return Scaled(space, time, times(lorentz_norm(time, space, floor / k), k), floor)
+
+
+def normalised(layer: nn.Module, point: Scaled) -> Form:
+    """Layer or batch normalisation of the space part (eq. 21), with the change of curvature."""
+    if isinstance(layer, HypLayerNorm):
+        as_stated(layer, HypLayerNorm)
+        inner = cast("nn.LayerNorm", cast("nn.Module", layer.function).norm)
+        size = layer.features
+        gain, shift = _gain(inner.weight, inner.bias, size, layer)
+        centered = linear(point.space, torch.eye(size).double() - 1 / size)
+        extra = math.sqrt(size * inner.eps)
+        divisor = length(join(centered, times(point.scale, extra)))
+        unit = quotient(centered, divisor, point.floor * (extra * _LESS))
+        return plus(times(unit, gain * math.sqrt(size)), constant(unit.noise, shift.expand_as(unit.center)))
+    if isinstance(layer, HypBatchNorm):
+        as_stated(layer, HypBatchNorm)
+        inner = cast("nn.BatchNorm1d", cast("nn.Module", layer.function).norm)
+        if layer.training or inner.running_mean is None or inner.running_var is None:
+            raise NotCoveredError(
+                "model must be in evaluation, with running statistics: batch normalisation mixes rows."
+            )
+        gain, shift = _gain(inner.weight, inner.bias, inner.num_features, layer)
+        deviation = (inner.running_var.double() + inner.eps).sqrt()
+        unit = quotient(point.space, point.scale, point.floor)
+        gain = gain / deviation
+        shift = shift - gain * inner.running_mean.double()
+        return plus(times(unit, gain), constant(unit.noise, shift.expand_as(unit.center)))
+    raise NotCoveredError(f"model must normalise by HypLayerNorm or HypBatchNorm, got {type(layer).__name__}.")
+
+
+def _gain(weight: Tensor | None, bias: Tensor | None, size: int, layer: HRC) -> tuple[Tensor, Tensor]:
+    ratio = root(layer.manifold_in) / root(layer.manifold_out)
+    one = torch.ones(size, dtype=torch.float64)
+    gain = one if weight is None else weight.detach().double()
+    shift = torch.zeros_like(one) if bias is None else bias.detach().double()
+    return gain * ratio, shift * ratio
+
+
+def refined(layer: HRC, form: Form) -> Form:
+    """A refinement (eq. 13) of ReLU, dropout that is off, or both; the scale stays."""
+    as_stated(layer, HRC)
+    ratio = root(layer.manifold_in) / root(layer.manifold_out)
+    inner = layer.function
+    split = getattr(inner, "refinements", None)
+    steps = (inner,) if split is None else split()
+    for step in steps:
+        if isinstance(step, nn.Dropout | nn.Identity):
+            continue
+        if not (step in (torch.relu, nn.functional.relu) or isinstance(step, nn.ReLU)):
+            name = getattr(step, "__name__", type(step).__name__)
+            raise NotCoveredError(f"model must have ReLU as its activation, got {name}.")
+        form = positive_power(form, 1.0)
+    return form if ratio == 1 else times(form, ratio)
+
+
+def dropped(layer: nn.Module, form: Form) -> Form:
+    """Dropout that is off: at most a change of curvature."""
+    if not isinstance(layer, HypDropout):
+        raise NotCoveredError(f"model must have HypDropout here, got {type(layer).__name__}.")
+    return refined(layer, form)

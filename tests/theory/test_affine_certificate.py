@@ -1,0 +1,185 @@
+"""Certified nodes: no sampled or attacked point of a ball is below its bounds; what is not covered is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import GCN, Propagation
+from holonomy.models import Hypformer
+from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
+from holonomy.theory.affine.enclosure import Enclosure
+
+NODES, FEATURES = 9, 4
+EDGES = torch.tensor(
+    [[0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8], [1, 0, 2, 1, 3, 2, 4, 3, 5, 4, 6, 5, 7, 6, 8, 7]]
+)
+
+MODELS: dict[str, dict[str, Any]] = {
+    "alone": {"graph_encoder": None},
+    "heads, cubes": {"heads": 2, "power": 3.0, "graph_weight": 0.3},
+    "power 1": {"power": 1.0, "norm_eps": 0.5, "graph_encoder": None},
+    "power 1.5": {"power": 1.5, "graph_encoder": None},
+    "residual GCN": {"graph_encoder": GCN(FEATURES, 6, 8, layers=3, residual=True), "norm_eps": 0.1},
+    "propagation": {"graph_encoder": Propagation(FEATURES, 6, 8, steps=2), "curvature": -0.5},
+    "graph alone": {"transformer": False},
+}  # fmt: skip
+
+
+def trained(name: str, seed: int = 0, steps: int = 6) -> tuple[Hypformer, Tensor]:
+    """A tiny model of float64 after a few steps, in evaluation, and its features."""
+    torch.manual_seed(seed)
+    model = Hypformer(FEATURES, 8, 3, **{"layers": 1, **MODELS[name]}).double()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+    x, y = torch.randn(NODES, FEATURES).double(), torch.arange(NODES) % 3
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x, EDGES), y).backward()
+        optimizer.step()
+    return model.eval(), x
+
+
+def logits(model: Hypformer, x: Tensor, node: int, victim: int) -> Callable[[Tensor], Tensor]:
+    """The victim's logits as a function of many changes of a node's features."""
+
+    def one(change: Tensor) -> Tensor:
+        moved = torch.cat([x[:node], x[node : node + 1] + change, x[node + 1 :]])
+        return model(moved, EDGES)[victim]
+
+    return torch.func.vmap(one)
+
+
+def within(change: Tensor, radius: float) -> Tensor:
+    return change * (radius / change.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+
+
+def hardest(model: Hypformer, x: Tensor, node: int, victim: int, radius: float, target: int) -> Tensor:
+    """The least margin of each class that random points and gradient ascent find in a ball."""
+    function = logits(model, x, node, victim)
+    change = torch.randn(40, FEATURES).double()
+    change = change / change.norm(dim=-1, keepdim=True) * radius
+    least = torch.full((3,), torch.inf).double()
+    for step in range(5):
+        change = change.detach().requires_grad_()
+        scores = function(change)
+        margins = scores[:, target : target + 1] - scores
+        least = torch.minimum(least, margins.detach().amin(0))
+        other = torch.arange(len(change)) % 3
+        (grad,) = torch.autograd.grad(margins.gather(1, other[:, None]).sum(), change)
+        pull = grad / grad.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        change = within(change - radius * (0.5 if step < 3 else 0.1) * pull, radius)
+    return least
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_point_of_a_ball_is_below_its_bounds(name: str) -> None:
+    model, x = trained(name)
+    node = 4
+    certified = certified_radius(model, x, EDGES, torch.tensor([node])).item()
+    assert certified > 0
+    assert certify_node(model, x, EDGES, node, certified).holds
+    for radius in (certified, 0.1):
+        found = certify_node(model, x, EDGES, node, radius)
+        least = hardest(model, x, node, node, radius, found.target)
+        others = torch.arange(3) != found.target
+        for bound in (found.margins, found.affine, found.cap):
+            assert (bound <= least)[others].all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_centre_is_the_model_and_the_linear_part_its_gradient(name: str) -> None:
+    model, x = trained(name)
+    truth = model(x, EDGES)[4]
+    found = certify_node(model, x, EDGES, 4, 0.0)
+    others = torch.arange(3) != found.target
+    gap = (truth[found.target] - truth - found.margins)[others]
+    assert gap.min() >= 0
+    # The bound without its own rounding budget is the model's margin.
+    assert abs((truth[found.target] - truth)[others].min() - found.affine.min() - found.layers["rounding"]) < 1e-10
+    assert gap.max() < 1e-8
+    radius = 1e-4
+    slopes = torch.autograd.functional.jacobian(
+        lambda change: logits(model, x, 4, 4)(change[None])[0], torch.zeros(FEATURES).double()
+    )
+    linear = truth[found.target] - truth - radius * (slopes[found.target] - slopes).norm(dim=-1)
+    certified = certify_node(model, x, EDGES, 4, radius).affine
+    torch.testing.assert_close(certified[others], linear[others], rtol=0, atol=0.01 * radius * slopes.norm().item())
+
+
+def test_float32_weights_and_sparse_features_are_taken_as_they_are() -> None:
+    model, x = trained("heads, cubes")
+    narrow = model.float()
+    wide = certify_node(narrow, x.float().to_sparse(), EDGES, 2, 0.02)
+    torch.testing.assert_close(wide.margins, certify_node(narrow.double(), x.float(), EDGES, 2, 0.02).margins)
+
+
+def test_features_wider_than_what_is_read_are_rotated() -> None:
+    torch.manual_seed(1)
+    model = Hypformer(60, 4, 2, layers=1, graph_encoder=None).double().eval()
+    x = torch.randn(6, 60).double()
+    enclosure = Enclosure(model, x, None)
+    assert enclosure.span is not None
+    nodes, target, radius = torch.arange(6), model(x).argmax(-1), torch.full((6,), 0.3).double()
+    rotated = enclosure.margins(nodes, nodes, radius, target).affine
+    enclosure.span = None
+    torch.testing.assert_close(enclosure.margins(nodes, nodes, radius, target).affine, rotated)
+
+
+def test_a_curve_of_certified_accuracy_falls() -> None:
+    model, x = trained("alone")
+    labels = model(x).argmax(-1)
+    labels[0] = (labels[0] + 1) % 3
+    radii = torch.tensor([0.5, 0.0, 0.01, 100.0]).double()
+    shares = certified_accuracy(model, x, EDGES, torch.arange(NODES), labels, radii)
+    assert shares[1].item() == pytest.approx(8 / 9)
+    assert shares[1] >= shares[2] >= shares[0] >= shares[3]
+
+
+def test_the_table_names_layers() -> None:
+    model, x = trained("residual GCN")
+    told = str(certify_node(model, x, EDGES, 1, 0.05))
+    assert "block0.attention" in told
+    assert "graph encoder" in told
+
+
+def refused(**options: Any) -> Hypformer:
+    return Hypformer(FEATURES, 8, 3, **{"layers": 1, **options}).eval()
+
+
+class Strange(nn.Module):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        del edge_index
+        return x.new_zeros(len(x), 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (refused(attention="softmax"), "HypSoftmaxAttention"),
+        (refused(decoder="mlr"), "HypMLR"),
+        (refused(layers=2), "one block"),
+        (refused(average="midpoint"), "average"),
+        (refused(activation=torch.tanh), "tanh"),
+        (refused(graph_encoder=Strange()), "Strange"),
+        (Hypformer(FEATURES, 8, 3, dropout=0.5), "eval"),
+    ],
+)
+def test_what_is_not_covered_is_named(model: Hypformer, named: str) -> None:
+    with pytest.raises(NotCoveredError, match=named):
+        certify_node(model, torch.randn(NODES, FEATURES), EDGES, 0, 0.1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"node": 9}, {"node": -1}, {"radius": -1.0}, {"target": 3}, {"victim": 12}], ids=lambda w: next(iter(w))
+)
+def test_an_argument_out_of_range_is_named(wrong: dict[str, Any]) -> None:
+    model, x = trained("alone", steps=0)
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        certify_node(model, x, EDGES, **{"node": 0, "radius": 0.1, **wrong})
