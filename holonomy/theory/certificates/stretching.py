@@ -248,7 +248,10 @@ def measure_stretch(
         # At fixed directions the stretch is a number whose gradient is that of the maximum.
         germ = _Germ.of(layer, x, ends)
         pulled = germ.pull(out if tokens else out.squeeze(-2), create_graph=True)
-        (slope,) = torch.autograd.grad((pulled * (back if tokens else back.squeeze(-2))).sum(), u)
+        moved = (pulled * (back if tokens else back.squeeze(-2))).sum()
+        (slope,) = torch.autograd.grad(moved, u, allow_unused=True) if moved.requires_grad else (None,)
+        if slope is None:  # a linear map of Euclidean space: its stretch is the same everywhere
+            break
         slope = _inward(slope.nan_to_num(0.0), u.detach(), radius)
         scale = numerics.positive(slope.flatten(1).norm(dim=1)).reshape(-1, *[1] * (u.ndim - 1))
         reach = radius * 3.0 ** (-1 - 7 * step / steps) * (tokens or 1) ** 0.5
