@@ -615,7 +615,12 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     # What cannot be built is refused before --overwrite removes anything.
     with options.of_the_command():
         for model, settings in chosen.items():
-            if model != "knn":
+            if model == "knn":
+                none = first.train[:0]
+                nearest_neighbours(
+                    first.x, first.y, first.train, none, k=settings.neighbours, classes=first.num_classes
+                )
+            else:
                 network = build(model, settings, first)
                 optimizer_for(network, settings)
                 RunningMean(network, settings.average)

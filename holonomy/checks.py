@@ -231,9 +231,10 @@ def floating(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
 
 
-def floating_dtype(dtype: torch.dtype | None) -> None:
-    """Refuse a dtype that is not one of real floating-point numbers."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance]
+def floating_dtype(dtype: torch.dtype | None, *, needed: bool = False) -> None:
+    """Refuse a dtype that is not one of real floating-point numbers, and None where one is needed."""
+    right = dtype.is_floating_point if isinstance(dtype, torch.dtype) else dtype is None and not needed
+    if not right:
         raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}.")
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "exp",
     "finite",
     "finite_",
+    "gradient_within",
     "hypot",
     "is_ordinary",
     "minus_tanh",
@@ -218,15 +219,20 @@ def bounded(function: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> F
 
 def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """``x``, whose gradient is finite where it is a sum of finite gradients from several places."""
+    return gradient_within(x, torch.finfo(x.dtype).max)
+
+
+def gradient_within(x: Float[Tensor, "..."], limit: float) -> Float[Tensor, "..."]:
+    """``x``, the entries of whose gradient are held at a limit."""
     if not x.requires_grad or not _autograd.supports_custom_backward(x):
         return x
     x = x.view_as(x)
-    x.register_hook(_finite_gradient)  # pyright: ignore[reportUnknownMemberType]
+
+    def hold(gradient: Tensor | None) -> Tensor | None:
+        return None if gradient is None else gradient.clamp(-limit, limit)
+
+    x.register_hook(hold)  # pyright: ignore[reportUnknownMemberType]
     return x
-
-
-def _finite_gradient(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else finite(gradient)
 
 
 def shared(x: Float[Tensor, ""], shape: tuple[int, ...]) -> Float[Tensor, "..."]:

@@ -63,7 +63,8 @@ def hyperbolic_softmax_attention(
     see: it runs as scaled dot-product attention with queries :math:`(-q_t, q_s)`. Its logits are differences of
     numbers of size :math:`q_t k_t`. Points with :math:`|x_s| > \epsilon^{-1/2}` (2896 in float32, rapidity 8.7 at
     :math:`\kappa = -1`), of which rounding leaves no digit, are compared as if they lay at that radius, and the
-    midpoint has a relative error of :math:`\epsilon |\kappa| x_t^2`; the two other similarities have no such limit.
+    midpoint has a relative error of :math:`\epsilon |\kappa| x_t^2`, of values up to rapidity 67 in float32; the two
+    other similarities have no such limit.
     A query whose keys are all masked gets the origin.
     """
     hidden = None
@@ -162,7 +163,9 @@ def _scaled_dot_product(
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch query values"]:
     # -<q - k, q - k> = 2 <q, k> + a constant that softmax ignores.
-    inputs = [*_dot_product_form(query, key, curvature), hyperboloid.lift(value, curvature)]
+    # Gradients of weights are as long as values are.
+    values = hyperboloid.held(hyperboloid.lift(value, curvature), numerics.ROOM)
+    inputs = [*_dot_product_form(query, key, curvature), values]
     allowed = None if hidden is None else ~hidden
     if query.dim() > 2 and query.shape[-2] * key.shape[-2] >= _FEWEST_PAIRS:
         inputs = [x.flatten(0, -4) if x.dim() > 3 else x[None] for x in inputs]

@@ -76,6 +76,7 @@ def test_a_width_of_zero_is_refused_by_the_name_of_the_option(
         ("long_range_chains", ["--hidden", "7"]),
         ("node_classification", ["--dropout", "2"]),
         ("node_classification", ["--average", "1"]),
+        ("node_classification", ["--baseline", "knn", "--neighbours", "1000"]),
         ("attention_in_colors", ["--heads", "3"]),
         ("attention_in_colors", ["--molecule", "400"]),
     ],

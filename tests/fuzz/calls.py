@@ -96,7 +96,7 @@ FUNCTIONS = {
     "amsgrad:flag? -> points",
     "theory.lipschitz_bound": "layer:attention radius:radius tokens:count theorem:theorem?",
     "theory.local_lipschitz": "layer:attention x:tokens form:local_form?",
-    "theory.measure_lipschitz": "layer:attention radius:positive tokens:count features:four? starts:one ascend:one "
+    "theory.measure_lipschitz": "layer:attention radius:positive tokens:count features:told? starts:one ascend:one "
     "steps:few seed:seed?",
     "theory.collapse_bound": "layers:attentions x:tokens form:collapse_form?",
     "theory.measure_collapse": "layers:attentions x:tokens",

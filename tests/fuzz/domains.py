@@ -335,6 +335,7 @@ DTYPE: dict[str, Change] = {
     "integer": lambda s, x: torch.int64,
     "text": lambda s, x: "float32",
     "number": lambda s, x: 3,
+    "none": lambda s, x: None,
 }
 # What torch has no device for it says itself, in a RuntimeError.
 DEVICE: dict[str, Change] = {"number": lambda s, x: 1.5}
@@ -533,6 +534,7 @@ KINDS: dict[str, Kind] = {
     "one": count(1),
     "few": count(1, 0, 2, zero=True),
     "four": count(4),
+    "told": Kind(lambda s: 4, SIZE | {"another": lambda s, x: 5}),
     "theorem": choice("L+"),
     "collapse_form": choice("weights", "chain"),
     "local_form": choice("sums", "blocks"),

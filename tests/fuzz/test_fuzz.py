@@ -44,7 +44,9 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(("BoundViolatedError", "assert_lipschitz"), "an AssertionError is the result"),
     **dict.fromkeys(("CLAIMS", "Claim", "Draws", "Trial", "Verdict", "verify"), "a claim takes seconds to measure"),
-    **dict.fromkeys(("Certificate", "DistanceScaling", "NotCoveredError", "Projections"), "what functions return"),
+    **dict.fromkeys(("Certificate", "DistanceScaling", "NodeCertificate"), "what functions return"),
+    **dict.fromkeys(("NotCoveredError", "Projections"), "what functions raise or return"),
+    **dict.fromkeys(("certified_accuracy", "certified_radius", "certify_node"), "a whole model's takes seconds"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -144,6 +145,23 @@ def test_any_radius_gives_finite_points_and_gradients(build, kappa, radius):
     (y / y[:, :1]).sum().backward()
     assert space.grad.isfinite().all()
     assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("build", [*ATTENTIONS.values(), partial(HypLinearAttention, average="midpoint")])
+@pytest.mark.parametrize("radius", [1e30, 1e37])
+def test_gradients_beside_the_end_of_the_range_are_finite(build, radius):
+    for seed in range(8):
+        torch.manual_seed(seed)
+        m, to = Lorentz(-100.0, learnable=True), Lorentz(-0.01, learnable=True)
+        layer = build(6, 2, m, to, manifold_hidden=Lorentz(-3.0))
+        for p in layer.parameters():
+            p.data.add_(torch.randn_like(p), alpha=0.3)
+        space = torch.cat([torch.zeros(1, 6), radius * torch.randn(2, 6)]).requires_grad_()
+        y = layer(m.lift(space))
+        assert y.isfinite().all()
+        y.backward(torch.randn_like(y))
+        assert space.grad.isfinite().all()
+        assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
 
 
 @attentions

@@ -223,6 +223,8 @@ def test_edges():
         lipschitz_bound(nn.MultiheadAttention(4, 2, add_zero_attn=True), 1.0, tokens=3)
     with pytest.raises(ValueError, match="features must be given"):
         measure_lipschitz(torch.tanh, 1.0, 2)
+    with pytest.raises(ValueError, match="features must be those of the layer, 4, got 5"):
+        measure_lipschitz(nn.MultiheadAttention(4, 2), 1.0, 2, features=5)
     nobody = torch.zeros(3, 3, dtype=torch.bool)
     one = Projections(torch.ones(2, 1, 2, 2), torch.ones(1, 1, 2, 2))
     assert lipschitz_bound(one, 1e4, mask=nobody) >= 0

@@ -71,6 +71,12 @@ def test_no_trials_are_an_error():
         verdict()
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_verdict_needs_a_dtype():
+    with pytest.raises(TypeError, match=r"dtype must be a floating-point torch.*, got None"):
+        judge("sines", "trigonometry", [Trial(0.5, 1.0)], dtype=None)
+
+
 @given(st.integers(0, 2**31))
 def test_draws_do_not_depend_on_the_dtype(seed):
     wide, narrow = Draws(seed).normal(3), Draws(seed, dtype=torch.float32).normal(3)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
-from holonomy.layers.hyperbolic.linear import HTC, held, space_of
+from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.ops.linear_attention import linear_attention_block
 from holonomy.ops.linear_attention.reference import AVERAGES, Average, linear_attention, linear_midpoint, power_features
@@ -73,7 +73,7 @@ class HypLinearAttention(nn.Module):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> from holonomy.manifolds import Lorentz
+    >>> from holonomy.manifolds import Lorentz, hyperboloid
     >>> m, to = Lorentz(-1.0), Lorentz(-0.5)
     >>> z = HypLinearAttention(8, 2, m, to)(m.lift(torch.randn(6, 8)))
     >>> torch.allclose(z[:, :1], to.time(z))
@@ -137,17 +137,31 @@ class HypLinearAttention(nn.Module):
         weight = torch.stack([htc.weight for htc in maps]) * factors[:, None]
         bias = torch.stack([htc.bias for htc in maps if htc.bias is not None]) * factors
         x = without_padding(x, key_padding_mask)
-        tensors = (held(x), weight.flatten(0, 1), bias.flatten(), self.residual.weight, self.residual.bias * last, out)
+        tensors = (
+            hyperboloid.held(x),
+            weight.flatten(0, 1),
+            bias.flatten(),
+            self.residual.weight,
+            self.residual.bias * last,
+            out,
+        )
         attend = partial(linear_attention_block, mask=key_padding_mask, heads=self.heads, power=self.power)
-        # Gradients of queries are as long as values are.
-        far = checks.costs_nothing_to_read(x) and bool((x[..., 0] > torch.finfo(x.dtype).max ** 0.5).any())
-        return numerics.bounded(attend, *tensors) if far else attend(*tensors)
+        return attend(*tensors) if _steepest(x) == math.inf else numerics.bounded(attend, *tensors)
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Eqs. 14-19 one after the other."""
+        limit = _steepest(x)
+
+        def features(htc: HTC, factor: Tensor | None = None) -> Tensor:
+            space = space_of(htc, x, factor).unflatten(-1, (self.heads, -1))
+            if limit == math.inf:
+                return power_features(space, self.power)
+            return numerics.gradient_within(power_features(numerics.gradient_within(space, limit), self.power), limit)
+
         query, key, value = (
-            power_features(space_of(htc, x, factor).unflatten(-1, (self.heads, -1)), self.power)
-            for htc, factor in ((self.query, None), (self.key, None), (self.value, numerics.exp(-self.log_scale)))
+            features(self.query),
+            features(self.key),
+            features(self.value, numerics.exp(-self.log_scale)),
         )
         hidden = None if mask is None else mask[..., None, :]
         by_head = (query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2))
@@ -165,6 +179,16 @@ class HypLinearAttention(nn.Module):
             The line that ``repr`` shows.
         """
         return f"heads={self.heads}, power={self.power}, average={self.average!r}"
+
+
+def _steepest(x: Float[Tensor, "*batch nodes ambient"]) -> float:
+    """What gradients may be for their products with points beyond rapidity 22; infinite where none is there.
+
+    Gradients of queries are as long as values are, and those of weights are sums of their products with points.
+    """
+    largest = torch.finfo(x.dtype).max
+    farthest = float(x[..., 0].detach().amax()) if x.numel() and checks.costs_nothing_to_read(x) else 0.0
+    return largest / farthest * 2.0**-12 if farthest > largest**0.25 else math.inf
 
 
 class HypSoftmaxAttention(nn.Module):
@@ -187,7 +211,7 @@ class HypSoftmaxAttention(nn.Module):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> from holonomy.manifolds import Lorentz
+    >>> from holonomy.manifolds import Lorentz, hyperboloid
     >>> m = Lorentz(-1.0)
     >>> layer = HypSoftmaxAttention(8, 2, m, similarity="lorentz_squared")
     >>> layer(m.lift(torch.randn(3, 5, 8)), torch.zeros(3, 5, dtype=torch.bool)).shape

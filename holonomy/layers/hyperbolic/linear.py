@@ -17,20 +17,18 @@ from torch.nn import functional
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "held", "space_of"]
+__all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "space_of"]
 
 # The longest points made: in float32 a fiftieth of the largest number there is, as gradients are sums over them; in
 # float64 those whose squares, which later layers take, still fit.
 _FARTHEST = {torch.float64: 340.0}
 _ROOM = 4.0
-# What of the largest number the times of points may be for weights to be multiplied with them.
-_REACH = 2.0**-12
 
 
 class HTC(nn.Module):
@@ -56,7 +54,7 @@ class HTC(nn.Module):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> from holonomy.manifolds import Lorentz
+    >>> from holonomy.manifolds import Lorentz, hyperboloid
     >>> m = Lorentz(-1.0)
     >>> layer = HTC(2, 2, m, bias=False)
     >>> _ = layer.weight.data.copy_(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
@@ -107,7 +105,7 @@ class HTC(nn.Module):
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
-        return functional.linear(held(x), *self.affine(factor))
+        return functional.linear(hyperboloid.held(x), *self.affine(factor))
 
     def affine(
         self, factor: Float[Tensor, " 1"] | None = None
@@ -148,14 +146,6 @@ class HTC(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
-def held(x: Float[Tensor, "*batch ambient"]) -> Float[Tensor, "*batch ambient"]:
-    """Points whose products with weights would leave the range drawn back along their rays, by a constant factor."""
-    time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * _REACH
-    if checks.costs_nothing_to_read(x) and not bool((time > limit).any()):
-        return x
-    return x * torch.where(time > limit, limit / time, 1.0)
-
-
 def space_of(
     htc: HTC, x: Float[Tensor, "*batch dim_in_plus_1"], factor: Float[Tensor, " 1"] | None = None
 ) -> Float[Tensor, "*batch dim_out"]:
@@ -188,7 +178,7 @@ class ExpMapHTC(HTC):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> from holonomy.manifolds import Lorentz
+    >>> from holonomy.manifolds import Lorentz, hyperboloid
     >>> layer, u = ExpMapHTC(3, 2, Lorentz(-1.0), Lorentz(-0.5)), torch.tensor([[0.0, 2.0, 0.0]])
     >>> torch.allclose(layer(u), layer(u.to_sparse()))
     True
@@ -268,7 +258,7 @@ class TangentLinear(nn.Module):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> from holonomy.manifolds import Lorentz
+    >>> from holonomy.manifolds import Lorentz, hyperboloid
     >>> m, to = Lorentz(-1.0), Lorentz(-0.25)
     >>> layer = TangentLinear(1, 1, m, to, bias=False)
     >>> _ = layer.linear.weight.data.fill_(3.0)
@@ -332,7 +322,7 @@ class FullyLorentzLinear(nn.Module):
         device: of the parameters.
         dtype: of the parameters.
 
-    >>> from holonomy.manifolds import Lorentz
+    >>> from holonomy.manifolds import Lorentz, hyperboloid
     >>> m = Lorentz()
     >>> y = FullyLorentzLinear(3, 2, m, scale=10.0)(m.lift(torch.randn(5, 3)))
     >>> bool((y[:, 1:].norm(dim=-1) < 10).all())

@@ -189,4 +189,4 @@ def _check_previous(previous: tuple[Tensor, Tensor], leading: Sequence[int]) -> 
         raise TypeError(f"previous must be a tuple of queries and keys, got {type(previous).__name__}.")
     for part in previous:
         checks.vectors(previous=part)
-        checks.shaped("previous", part, (*leading, part.shape[-1]), "(*batch, heads, tokens, dim) = ")
+        checks.shaped("previous", part, (*leading, part.shape[-1]), "(*batch, heads, tokens, dim) as x has them, ")

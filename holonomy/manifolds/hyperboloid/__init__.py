@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from holonomy import _autograd, numerics
+from holonomy import _autograd, checks, numerics
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.pair_products import product_distance, takes_products
 from holonomy.manifolds.hyperboloid.pairs import midpoint, pairwise_distance, polar
@@ -58,6 +58,7 @@ __all__ = [
     "expmap",
     "expmap0",
     "geodesic",
+    "held",
     "inner",
     "lift",
     "logmap",
@@ -92,6 +93,17 @@ def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
 def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
     """The point of the hyperboloid above each space part: the inverse of :func:`space`."""
     return torch.cat([time(space, kappa), space], dim=-1)
+
+
+def held(x: Float[Tensor, "... ambient"], share: float = 2.0**-12) -> Float[Tensor, "... ambient"]:
+    """Points drawn back along their rays, by a constant factor, to a share of the largest number.
+
+    For what is about to be multiplied with weights or gradients. It reads the time coordinate.
+    """
+    time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * share
+    if checks.costs_nothing_to_read(x) and not bool((time > limit).any()):
+        return x
+    return x * torch.where(time > limit, limit / time, 1.0)
 
 
 def dist(

@@ -163,12 +163,16 @@ def measure_lipschitz(
 def _like(layer: Any, features: int | None) -> tuple[Tensor, int]:
     """A tensor of the layer's dtype and device, and its number of features."""
     if isinstance(layer, Projections):
-        return layer.keys, layer.keys.shape[2]
-    parameters = list(layer.parameters()) if isinstance(layer, torch.nn.Module) else []
-    like = parameters[0].detach() if parameters else torch.zeros((), dtype=torch.float64)
-    size = features if features is not None else getattr(layer, "embed_dim", getattr(layer, "features", None))
+        like, told = layer.keys, layer.keys.shape[2]
+    else:
+        parameters = list(layer.parameters()) if isinstance(layer, torch.nn.Module) else []
+        like = parameters[0].detach() if parameters else torch.zeros((), dtype=torch.float64)
+        told = getattr(layer, "embed_dim", getattr(layer, "features", None))
+    size = told if features is None else features
     if size is None:
         raise ValueError("features must be given: the layer does not tell.")
+    if told not in (None, size):
+        raise ValueError(f"features must be those of the layer, {told}, got {size}.")
     return like, size
 
 

@@ -163,7 +163,7 @@ def judge(
     True
     """
     checks.one_of("kind", kind, get_args(Kind))
-    checks.floating_dtype(dtype)
+    checks.floating_dtype(dtype, needed=True)
     checks.nonnegative_int("seed", seed)
     results = checks.sequence("trials", trials, "trials", Trial)
     if not results:

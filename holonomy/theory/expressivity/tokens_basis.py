@@ -224,7 +224,7 @@ def basis_approximation_error(
     checks.positive_int("order", order)
     checks.positive_int("nodes", nodes)
     checks.positive("a", a)
-    checks.floating_dtype(dtype)
+    checks.floating_dtype(dtype, needed=True)
     p = torch.eye(nodes, dtype=dtype, device=device) if identifiers is None else identifiers
     if p.ndim != 2 or p.shape[0] != nodes:
         raise ValueError(f"identifiers must be (nodes = {nodes}, dim), got {tuple(p.shape)}.")
