@@ -72,12 +72,11 @@ class HigherOrderAttention(nn.Module):
     differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no digit
     is left and the class contributes zero there. They are computed in float64.
 
-    From :attr:`together_from` hyperedges on (decoupled, in each graph) the queries, keys and values of all classes come
-    out of one product each, of what the nodes of a tuple have of their own. Decoupled, all classes are pooled together
-    in chunks of rows that stay in cache (:mod:`holonomy.ops.performer`): at 100,000 hyperedges of 32 channels a
-    quarter of the time of a class after the other, and a cost of a hyperedge that does not grow. Coupled, what keys and
-    queries share is multiplied out in small blocks (:mod:`holonomy.layers.equivariant.higher_order.packing`): half of
-    the time there, two thirds at 10,000.
+    On hyperedges, the queries and keys of all classes come out of one product each, of what the nodes of a tuple have
+    of their own. Decoupled, all classes are pooled together, from :attr:`together_from` hyperedges a graph on in chunks
+    of rows that stay in cache (:mod:`holonomy.ops.performer`): the cost of a hyperedge does not grow. Coupled, what
+    keys and queries share is multiplied out in small blocks
+    (:mod:`holonomy.layers.equivariant.higher_order.packing`).
 
     Args:
         order_in: k, at least 1.
@@ -104,7 +103,7 @@ class HigherOrderAttention(nn.Module):
 
     projection: Tensor | None
     together_from: int = 2**9
-    """Hyperedges from which on all classes are computed together; decoupled, in each graph."""
+    """Decoupled: hyperedges of a graph, on average, from which on graphs are pooled one after the other."""
 
     def __init__(
         self,
@@ -322,38 +321,52 @@ class HigherOrderAttention(nn.Module):
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
         sparse.check_hyperedges(x, self.order_in, self.features)
         wanted = sparse.targets(x, to, self.order_out)
-        tuples = max(x.indices.shape[0], wanted.indices.shape[0])
-        if self._use_batched(tuples, x.num_graphs):
-            together = batched.decoupled if self.sums == "decoupled" else batched.coupled
-            return x.at(wanted.indices, together(self.classes, self.maps(), x, wanted))
+        attend = self._sparse_softmax if self.projection is None else self._sparse_performer
+        return x.at(wanted.indices, attend(x, wanted))
+
+    def _sparse_performer(self, x: Hyperedges, wanted: HyperedgePlan) -> Tensor:
+        """All classes together: the keys of a pattern are one product, and so are its queries."""
+        maps, ends = self.maps(), batched.both_ends(self.classes, x, wanted)
+        decoupled = self.sums == "decoupled"
+        many = max(x.indices.shape[0], ends.rows) >= self.together_from * x.num_graphs
+        by_weight = all(may_bypass(end, EquivariantMap) for end in (*self.query.values(), *self.key.values()))
+        if decoupled and many and by_weight:
+            return batched.pooled(self.classes, maps, x, ends)
+        if by_weight:
+            keys = {p: ends.inputs[p].entries @ weight for p, weight in maps.keys.items()}
+        else:
+            keys = {p: self._at(self.key[_name(p)], x, ends.inputs[p].plan.tuples) for p in maps.keys}
+        if by_weight or self.constant_query is not None:
+            queries = {p: ends.outputs[p].entries @ weight + bias for p, (weight, bias) in maps.queries.items()}
+        else:
+            queries = {p: self._at(self.query[_name(p)], x, ends.outputs[p].plan.tuples) for p in maps.queries}
+        attend = batched.decoupled if decoupled else batched.coupled
+        return attend(self.classes, maps, x, ends, keys, queries)
+
+    def _sparse_softmax(self, x: Hyperedges, wanted: HyperedgePlan) -> Tensor:
+        """One class after the other."""
         every, ins, outs = self.classes.orbits, self.classes.by_input, self.classes.by_output
-        outputs = {
-            p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted({orbit.writes.pattern for orbit in every})
-        }
-        inputs = {
-            p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted({orbit.reads.pattern for orbit in every})
-        }
+        patterns_out, patterns_in = {orbit.writes.pattern for orbit in every}, {orbit.reads.pattern for orbit in every}
+        outputs = {p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted(patterns_out)}
+        inputs = {p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted(patterns_in)}
         queries = by_class({p: self._query(p, x, outputs[p][1]) for p in outs}, outs)
         keys = by_class({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in ins}, ins)
-        if self.projection is not None:
-            means = centering.of_hyperedges(x, self.classes.entries)
-            for orbit, shift in centering.of_classes(self.classes, self.maps(), means).items():
-                keys[orbit] = keys[orbit] - shift.index_select(0, inputs[orbit.reads.pattern][1].graphs)
         # What a class computes on the way would be kept for the backward pass, and there are many classes.
+        tuples = max(x.indices.shape[0], wanted.indices.shape[0])
         again = torch.is_grad_enabled() and tuples > _RECOMPUTED_FROM
         sums: dict[Partition, Tensor] = {}
         for index, orbit in enumerate(every):
             target = orbit.writes.pattern
             ends = (*inputs[orbit.reads.pattern], outputs[target][1])
             step = (orbit, index, ends, x.values, queries.get(orbit), keys.get(orbit))
-            more = checkpoint(self._class_sparse, *step, use_reentrant=False) if again else self._class_sparse(*step)
+            more = checkpoint(self._softmax_class, *step, use_reentrant=False) if again else self._softmax_class(*step)
             sums[target] = sums[target] + more if target in sums else more
         result = next(iter(sums.values())).new_zeros(wanted.indices.shape[0], self.features)
         for pattern, more in sums.items():
             result = result.index_add(0, outputs[pattern][0], more)
-        return x.at(wanted.indices, result)
+        return result
 
-    def _class_sparse(
+    def _softmax_class(
         self,
         orbit: Orbit,
         index: int,
@@ -371,20 +384,8 @@ class HigherOrderAttention(nn.Module):
             mixed = empty.index_copy(0, query_rows, value.index_select(0, key_rows))
         else:
             query, key = query.unflatten(-1, (self.heads, -1)), key.unflatten(-1, (self.heads, -1))
-            if self.projection is None:
-                mixed = sparse_attention.softmax_class(orbit, stratum_in, stratum_out, query, key, value)
-            else:
-                terms = self.classes.terms[orbit]
-                mixed = sparse_attention.kernel_class(
-                    terms, stratum_in, stratum_out, query, key, value, self.projection
-                )
+            mixed = sparse_attention.softmax_class(orbit, stratum_in, stratum_out, query, key, value)
         return mixed.flatten(-2) @ self.out[index]
-
-    def _use_batched(self, tuples: int, graphs: int) -> bool:
-        """Whether there are enough hyperedges for what is done for all classes at once; decoupled, in each graph."""
-        many = tuples >= self.together_from * (graphs if self.sums == "decoupled" else 1)
-        maps = (*self.query.values(), *self.key.values())
-        return self.projection is not None and many and all(may_bypass(end, EquivariantMap) for end in maps)
 
     @staticmethod
     def _at(module: nn.Module, x: Hyperedges, where: HyperedgePlan) -> Tensor:

@@ -7,7 +7,8 @@ by the maps of all its classes together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,84 +17,157 @@ from torch.utils.checkpoint import checkpoint
 from holonomy.layers.equivariant.basis.orbits import InputPattern, Orbit, free_axes, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import centering, sparse
+from holonomy.layers.equivariant.higher_order.dense import quotient
 from holonomy.layers.equivariant.higher_order.gathered import GatherPlan, gather, gather_plan
-from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, entry_patterns
-from holonomy.ops.performer import attend_pooled, pool_keys
+from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, by_class, entry_patterns
+from holonomy.ops.performer import attend_pooled, log_features, pool_keys
+from holonomy.ops.segments import contract, outer_sum
 from holonomy.structures import HyperedgePlan, Hyperedges
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["coupled", "decoupled"]
+__all__ = ["End", "Ends", "both_ends", "coupled", "decoupled", "pooled"]
 
 # Hyperedges from which on the backward pass computes a class again instead of keeping it.
 _RECOMPUTED_FROM = 2**18
 
 
-def coupled(classes: Classes, maps: Maps, x: Hyperedges, to: HyperedgePlan) -> Float[Tensor, "tuples dim"]:
-    """All queries at once, all keys and all values, then a class after the other."""
-    ins, outs = _both_ends(classes, x, to)
-    heads, again = maps.heads, torch.is_grad_enabled() and x.indices.shape[0] > _RECOMPUTED_FROM
-    ends: dict[Orbit, tuple[GatherPlan, Tensor, Tensor]] = {}
-    away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.entries))
-    for pattern, (plan, table) in ins.items():
+class End(NamedTuple):
+    """The tuples of a pattern, and what they read, side by side."""
+
+    plan: GatherPlan
+    entries: Float[Tensor, "rows width"]
+
+
+class Ends(NamedTuple):
+    """All that is attended to and asked for, by pattern, and how many rows the result has."""
+
+    inputs: dict[Partition, End]
+    outputs: dict[Partition, End]
+    rows: int
+
+
+_Projected = dict[Partition, Tensor]
+
+
+def both_ends(classes: Classes, x: Hyperedges, to: HyperedgePlan) -> Ends:
+    """The entries of the tuples of each pattern, of the hyperedges and of those that are asked for."""
+
+    def gathered(tuples: HyperedgePlan, pattern: Partition) -> End:
+        plan = gather_plan(x.plan, tuples, pattern)
+        return End(plan, gather(x.values, plan))
+
+    patterns = sorted({orbit.writes.pattern for orbit in classes.orbits})
+    inputs = {p: gathered(x.plan, p) for p in classes.by_input}
+    return Ends(inputs, {p: gathered(to, p) for p in patterns}, to.indices.shape[0])
+
+
+def coupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected) -> Tensor:
+    """Attend to the keys that share exactly the nodes of an orbit, one orbit after the other."""
+    centered, again = _centered(classes, maps, x, ends, keys), _again(x)
+
+    def mixed(pattern: Partition) -> Tensor:
+        found = classes.by_output[pattern]
+        total = x.values.new_zeros(())
+        for orbit, query in zip(found, queries[pattern].chunk(len(found), -1), strict=True):
+            plan, end = ends.inputs[orbit.reads.pattern].plan, ends.outputs[pattern].plan
+            value = x.values.index_select(0, plan.rows) @ maps.value[classes.orbits.index(orbit)]
+            q, k, v = (z.unflatten(-1, (maps.heads, -1)) for z in (query, centered[orbit], value))
+            step = (orbit, x.plan, plan, end, q, k, v, maps.projection)
+            attended = _stepped(sparse.coupled_class, step, again=again)
+            total = total + attended.flatten(1) @ maps.out[classes.orbits.index(orbit)]
+        return total
+
+    return _written(classes, maps, x, ends, mixed)
+
+
+def decoupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected) -> Tensor:
+    """Attend to all keys of a graph (HOT eq. 21): the orbits of a pattern stand side by side, as if they were heads."""
+    centered, again = _centered(classes, maps, x, ends, keys), _again(x)
+    root, graphs = _root(maps), x.num_graphs
+
+    def pool(key: Tensor, value: Tensor, rows: Tensor, top: Tensor) -> Tensor:
+        phi = (log_features(key, maps.projection) - top.index_select(0, rows)).exp()
+        counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(phi.dtype)
+        return outer_sum(phi, counted, rows, graphs)
+
+    # Of each orbit the largest logarithms and the sums of each graph, HOT eq. 20.
+    sums: dict[Orbit, tuple[Tensor, Tensor]] = {}
+    for pattern, (plan, _) in ends.inputs.items():
         found = classes.by_input[pattern]
-        shift = torch.cat([away[orbit] for orbit in found], -1).index_select(0, plan.graphs)
-        # Keys less their center, and values, of all orbits of the pattern at once.
-        keys = (table @ maps.keys[pattern] - shift).chunk(len(found), -1)
+        key = torch.cat([centered[orbit] for orbit in found], -1).unflatten(-1, (len(found) * maps.heads, -1)) * root
+        top = sparse.largest_logarithms(key.detach(), plan.graphs, graphs, maps.projection)
         matrix = maps.value[[classes.orbits.index(orbit) for orbit in found]].transpose(0, 1).flatten(1)
-        values = (x.values.index_select(0, plan.rows) @ matrix).chunk(len(found), -1)
-        ends |= {orbit: (plan, k, v) for orbit, k, v in zip(found, keys, values, strict=True)}
-    result = x.values.new_zeros(to.indices.shape[0], maps.value.shape[1])
-    for pattern, (plan, table) in outs.items():
-        # Orbits of weight one first; to these the averages of the others are added, through their output maps.
-        total = table @ _direct(classes, maps, pattern)
-        found = classes.by_output.get(pattern, [])
-        if found:
-            weight, bias = maps.queries[pattern]
-            for orbit, query in zip(found, (table @ weight + bias).chunk(len(found), -1), strict=True):
-                rows, *of_keys = ends[orbit]
-                q, k, v = (z.unflatten(-1, (heads, -1)) for z in (query, *of_keys))
-                step = (orbit, x.plan, rows, plan, q, k, v, maps.projection)
-                function = sparse.coupled_class
-                mixed = checkpoint(function, *step, use_reentrant=False) if again else function(*step)
-                total = total + mixed.flatten(1) @ maps.out[classes.orbits.index(orbit)]
+        value = (x.values.index_select(0, plan.rows) @ matrix).unflatten(-1, (len(found) * maps.heads, -1))
+        table = _stepped(pool, (key, value, plan.graphs, top), again=again)
+        columns = (part.chunk(len(found), 1) for part in (top, table))
+        sums |= dict(zip(found, zip(*columns, strict=True), strict=True))
+
+    def attend(query: Tensor, rows: Tensor, top: Tensor, table: Tensor) -> Tensor:
+        # The largest logarithm that the keys were divided by comes back; a factor common to all features cancels.
+        phi = (log_features(query, maps.projection, of_query=True) + top.index_select(0, rows)).softmax(-1)
+        total = contract(phi, table, rows)
+        return quotient(total, total[..., -1:])
+
+    def mixed(pattern: Partition) -> Tensor:
+        found = classes.by_output[pattern]
+        top, table = (torch.cat(column, 1) for column in zip(*(sums[orbit] for orbit in found), strict=True))
+        query = queries[pattern].unflatten(-1, (len(found) * maps.heads, -1)) * root
+        attended = _stepped(attend, (query, ends.outputs[pattern].plan.graphs, top, table), again=again)
+        out = maps.out[[classes.orbits.index(orbit) for orbit in found]].flatten(0, 1)
+        return attended.flatten(1).to(out.dtype) @ out
+
+    return _written(classes, maps, x, ends, mixed)
+
+
+def pooled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends) -> Tensor:
+    """:func:`decoupled` for few large graphs, one after the other, in chunks of rows that stay in cache."""
+    away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.entries))
+    shift = {p: torch.cat([away[orbit] for orbit in found], -1) for p, found in classes.by_input.items()}
+    parts: dict[Partition, list[Tensor]] = {p: [] for p in ends.outputs}
+    for graph in range(x.num_graphs):
+        sums: dict[Orbit, tuple[Tensor, Tensor]] = {}
+        for pattern, (plan, entries) in ends.inputs.items():
+            here = entries[plan.bounds[graph] : plan.bounds[graph + 1]]
+            sums |= _pooled(classes, maps, pattern, here, shift[pattern][graph])
+        for pattern, (plan, entries) in ends.outputs.items():
+            here = entries[plan.bounds[graph] : plan.bounds[graph + 1]]
+            parts[pattern].append(_attend(classes, maps, pattern, here, sums))
+    result = x.values.new_zeros(ends.rows, maps.value.shape[1])
+    for pattern, found in parts.items():
+        result = result.index_add(0, ends.outputs[pattern].plan.rows, torch.cat(found).to(result.dtype))
+    return result
+
+
+def _centered(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected) -> dict[Orbit, Tensor]:
+    """The keys of each orbit, counted from the center of their graph."""
+    away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.entries))
+    cut = by_class(keys, classes.by_input)
+    graphs = {pattern: end.plan.graphs for pattern, end in ends.inputs.items()}
+    return {orbit: key - away[orbit].index_select(0, graphs[orbit.reads.pattern]) for orbit, key in cut.items()}
+
+
+def _written(
+    classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, mixed: Callable[[Partition], Tensor]
+) -> Float[Tensor, "tuples dim"]:
+    """The result: orbits of weight one, which need no attention, and what is mixed at each output pattern."""
+    result = x.values.new_zeros(ends.rows, maps.value.shape[1])
+    for pattern, (plan, entries) in ends.outputs.items():
+        total = entries @ _direct(classes, maps, pattern)
+        if pattern in classes.by_output:
+            total = total + mixed(pattern)
         result = result.index_add(0, plan.rows, total.to(result.dtype))
     return result
 
 
-def decoupled(classes: Classes, maps: Maps, x: Hyperedges, to: HyperedgePlan) -> Float[Tensor, "tuples dim"]:
-    """The same where each class sums over all keys of a graph: all classes are pooled at once."""
-    ins, outs = _both_ends(classes, x, to)
-    away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.entries))
-    shift = {p: torch.cat([away[orbit] for orbit in found], -1) for p, found in classes.by_input.items()}
-    parts: dict[Partition, list[Tensor]] = {p: [] for p in outs}
-    for graph in range(x.num_graphs):
-        sums: dict[Orbit, tuple[Tensor, Tensor]] = {}
-        for pattern, (plan, table) in ins.items():
-            here = table[plan.bounds[graph] : plan.bounds[graph + 1]]
-            sums |= _pooled(classes, maps, pattern, here, shift[pattern][graph])
-        for pattern, (plan, table) in outs.items():
-            here = table[plan.bounds[graph] : plan.bounds[graph + 1]]
-            parts[pattern].append(_attend(classes, maps, pattern, here, sums))
-    result = x.values.new_zeros(to.indices.shape[0], maps.value.shape[1])
-    for pattern, found in parts.items():
-        result = result.index_add(0, outs[pattern][0].rows, torch.cat(found).to(result.dtype))
-    return result
+def _again(x: Hyperedges) -> bool:
+    return torch.is_grad_enabled() and x.indices.shape[0] > _RECOMPUTED_FROM
 
 
-_Ends = dict[Partition, tuple[GatherPlan, Tensor]]
-
-
-def _both_ends(classes: Classes, x: Hyperedges, to: HyperedgePlan) -> tuple[_Ends, _Ends]:
-    """The entries of the tuples of each pattern, of the hyperedges and of those that are asked for."""
-
-    def gathered(tuples: HyperedgePlan, pattern: Partition) -> tuple[GatherPlan, Tensor]:
-        plan = gather_plan(x.plan, tuples, pattern)
-        return plan, gather(x.values, plan)
-
-    patterns = sorted({orbit.writes.pattern for orbit in classes.orbits})
-    return {p: gathered(x.plan, p) for p in classes.by_input}, {p: gathered(to, p) for p in patterns}
+def _stepped(function: Callable[..., Tensor], inputs: tuple[Any, ...], *, again: bool) -> Tensor:
+    """A step, computed again in the backward pass where what it makes on the way is too large to keep."""
+    return checkpoint(function, *inputs, use_reentrant=False) if again else function(*inputs)
 
 
 def _pooled(

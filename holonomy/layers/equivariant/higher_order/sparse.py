@@ -36,7 +36,7 @@ from holonomy.structures import HyperedgePlan
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["coupled_class", "kernel_class", "matching_rows", "softmax_class", "stratum"]
+__all__ = ["coupled_class", "kernel_class", "largest_logarithms", "matching_rows", "softmax_class", "stratum"]
 
 # Rows of a chunk: what is made of them fits the cache of a core.
 _CHUNK = 2**11
@@ -227,7 +227,7 @@ def _chunked_features(
 ) -> tuple[Tensor, Tensor]:
     """:func:`_features` in chunks; the queries' have sum one."""
     root = projection.shape[1] ** -0.25
-    top = _tops(key.detach() * root, graphs_in, num_graphs, projection)
+    top = largest_logarithms(key.detach() * root, graphs_in, num_graphs, projection)
 
     def at(graphs: Tensor, top: Tensor) -> Tensor:
         return top if num_graphs == 1 else top.index_select(0, graphs)
@@ -243,19 +243,19 @@ def _chunked_features(
     return phi_q, in_chunks(of_keys, [key, graphs_in], shared, _CHUNK)
 
 
-def _tops(key: Tensor, graphs: Tensor, num_graphs: int, projection: Tensor) -> Tensor:
+def largest_logarithms(
+    key: Float[Tensor, "keys heads dim"], graphs: Int[Tensor, " keys"], num_graphs: int, projection: Tensor
+) -> Float[Tensor, "graphs heads features"]:
     """The largest logarithm of each feature in each graph, zero where a graph has no key."""
-    top: Tensor | None = None
+    top = projection.new_full((num_graphs, key.shape[1], projection.shape[0]), -math.inf)
+    top = top.to(torch.promote_types(key.dtype, projection.dtype))
     for rows, here in zip(key.split(_CHUNK), graphs.split(_CHUNK), strict=True):
         logs = log_features(rows, projection)
-        if top is None:
-            top = logs.new_full((num_graphs, *logs.shape[1:]), -math.inf)
-        if num_graphs == 1:
+        if num_graphs == 1 and len(rows):
             top = torch.maximum(top, logs.amax(0, keepdim=True))
         else:
-            top = top.scatter_reduce_(0, here[:, None, None].expand_as(logs), logs, "amax")
-    found = cast("Tensor", top)
-    return torch.where(found.isfinite(), found, 0)
+            top = top.scatter_reduce(0, here[:, None, None].expand_as(logs), logs, "amax")
+    return torch.where(top.isfinite(), top, 0)
 
 
 def _meetings(
