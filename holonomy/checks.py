@@ -48,6 +48,7 @@ __all__ = [
     "padding_mask",
     "positive",
     "positive_int",
+    "row",
     "rows",
     "sequence",
     "shaped",
@@ -73,6 +74,15 @@ def nonnegative_int(name: str, value: int) -> int:
     if value < 0:
         raise ValueError(f"{name} must be at least 0, got {value}.")
     return value
+
+
+def row(name: str, value: int, count: int, meaning: str) -> int:
+    """The row that an integer names, negative ones from the end."""
+    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
+    if not -count <= value < count:
+        raise ValueError(f"{name} must lie in [-{count}, {meaning} = {count}), got {value}.")
+    return value % count
 
 
 def in_range(name: str, value: float, low: float, high: float) -> float:

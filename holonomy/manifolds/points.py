@@ -125,10 +125,17 @@ class LorentzEmbedding(LorentzPoints):
         num_embeddings: number of rows.
         embedding_dim: dimension of the space.
         manifold: the space, whose curvature may be learnable.
+        sparse: give the table a sparse gradient, so that a step of this library's optimizers costs what the rows that
+            were looked up cost, however long the table is.
+        padding_idx: a row that starts at the origin and gets no gradient; negative ones count from the end.
         std: spread of the initial points: a wrapped normal, in units of the unit hyperboloid.
         generator: source of randomness; torch's seeded state if left out.
         device: where the table lives.
         dtype: its dtype.
+
+    Raises:
+        TypeError: if a size or ``padding_idx`` is not an integer, or ``manifold`` another one than this library's.
+        ValueError: if a size is not positive, ``padding_idx`` names no row, or ``std`` is negative.
 
     >>> LorentzEmbedding(10, 3, Lorentz(-1.0))(torch.tensor([[1, 2]])).shape
     torch.Size([1, 2, 4])
@@ -140,6 +147,8 @@ class LorentzEmbedding(LorentzPoints):
         embedding_dim: int,
         manifold: Lorentz,
         *,
+        sparse: bool = False,
+        padding_idx: int | None = None,
         std: float = 0.1,
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
@@ -154,6 +163,61 @@ class LorentzEmbedding(LorentzPoints):
             device=device,
             dtype=dtype,
         )
+        self._look_up_as(sparse=sparse, padding_idx=padding_idx)
+        if self.padding_idx is not None:
+            with torch.no_grad():
+                self.unit[self.padding_idx] = Lorentz(-1.0).origin(embedding_dim + 1).to(self.unit)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        points: Float[Tensor, "num ambient"],
+        manifold: Lorentz,
+        *,
+        freeze: bool = True,
+        sparse: bool = False,
+        padding_idx: int | None = None,
+    ) -> LorentzEmbedding:
+        """A table of given points.
+
+        Args:
+            points: points ``(num, dim + 1)`` of the manifold, read by their space parts.
+            manifold: the space, whose curvature may be learnable.
+            freeze: leave the points where they are; they move with the curvature all the same.
+            sparse: as in the constructor.
+            padding_idx: a row that gets no gradient; it keeps its point.
+
+        Returns:
+            The table, in the dtype and on the device of ``points``.
+
+        Raises:
+            TypeError: if ``points`` is not a floating-point tensor, or ``manifold`` another one than this library's.
+            ValueError: if ``points`` is not a matrix of finite numbers with a row and two columns at least, or
+                ``padding_idx`` names no row.
+        """
+        checks.matrix("points", points, "num", "dim + 1")
+        num, ambient = points.shape
+        if num < 1 or ambient < 2:
+            raise ValueError(f"points must have shape (num >= 1, dim + 1 >= 2), got {(num, ambient)}.")
+        checks.finite("points", points)
+        like: dict[str, Any] = {"device": points.device, "dtype": points.dtype}
+        # A generator of its own: torch's is left as it is.
+        table = cls(num, ambient - 1, manifold, std=0.0, generator=torch.Generator(points.device), **like)
+        table._look_up_as(sparse=sparse, padding_idx=padding_idx)
+        with torch.no_grad():
+            scale = manifold.curvature.to(points).neg().sqrt()
+            table.unit.copy_(
+                Lorentz(-1.0, **like).lift(numerics.shrink(hyperboloid.space(points) * scale, points.dtype))
+            )
+        table.unit.requires_grad_(not freeze)
+        return table
+
+    def _look_up_as(self, *, sparse: bool, padding_idx: int | None) -> None:
+        num = self.unit.shape[0]
+        self.sparse = sparse
+        self.padding_idx = (
+            None if padding_idx is None else checks.row("padding_idx", padding_idx, num, "num_embeddings")
+        )
 
     def forward(self, index: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... ambient"]:
         """The rows with these indices.
@@ -163,11 +227,18 @@ class LorentzEmbedding(LorentzPoints):
 
         Returns:
             Points, the shape of ``index`` followed by ``embedding_dim + 1``.
+
+        Raises:
+            TypeError: if ``index`` is not an integer tensor.
+            ValueError: if an index names no row.
         """
         if index is None:
-            return self.read(self.unit)
-        checks.codes("index", index, self.unit.shape[0], "num_embeddings")
-        return self.read(nn.functional.embedding(index, self.unit))
+            if self.padding_idx is None:
+                return self.read(self.unit)
+            index = torch.arange(self.unit.shape[0], device=self.unit.device)
+        else:
+            checks.codes("index", index, self.unit.shape[0], "num_embeddings")
+        return self.read(nn.functional.embedding(index, self.unit, self.padding_idx, sparse=self.sparse))
 
 
 def _on_the_unit_hyperboloid(points: Tensor) -> geoopt.ManifoldParameter:

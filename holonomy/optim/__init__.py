@@ -1,5 +1,6 @@
 """Riemannian optimizers."""
 
 from holonomy.optim.adam import RiemannianAdam
+from holonomy.optim.sgd import RiemannianSGD
 
-__all__ = ["RiemannianAdam"]
+__all__ = ["RiemannianAdam", "RiemannianSGD"]

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import Any
 
 import geoopt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 
 from holonomy import checks, numerics
-from holonomy.manifolds import Lorentz
+from holonomy.optim.parameters import (
+    Entry,
+    check_gradients,
+    check_learning_rate,
+    check_parameter,
+    entry_of,
+    is_hyperboloid,
+    manifold_of,
+    parameters_or_groups,
+    radius_of,
+    write_back,
+)
 from holonomy.optim.tables import Rows, Rule, dot, step_tables
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 __all__ = ["RiemannianAdam"]
 
@@ -34,19 +41,16 @@ _NOT_OFFERED = ("maximize", "capturable", "differentiable", "decoupled_weight_de
 # Those with which a state of torch's Adam would go on differently.
 _CHANGES_THE_RESULT = ("maximize", "decoupled_weight_decay")
 
-# A parameter, its gradient and its state.
-_Entry = tuple[Tensor, Tensor, dict[str, Any]]
 
-
-def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> None:
+def _step_euclidean(entries: list[Entry], group: dict[str, Any], step: int) -> None:
     """Torch's Adam on lists of tensors that share device, dtype and step count."""
-    device = entries[0][0].device
+    device = entries[0].parameter.device
     lists = [
-        [parameter for parameter, _, _ in entries],
-        [grad for _, grad, _ in entries],
-        [state["exp_avg"] for _, _, state in entries],
-        [state["exp_avg_sq"] for _, _, state in entries],
-        [state["max_exp_avg_sq"] for _, _, state in entries] if group["amsgrad"] else [],
+        [entry.parameter for entry in entries],
+        [entry.grad for entry in entries],
+        [entry.state["exp_avg"] for entry in entries],
+        [entry.state["exp_avg_sq"] for entry in entries],
+        [entry.state["max_exp_avg_sq"] for entry in entries] if group["amsgrad"] else [],
     ]
     beta1, beta2 = map(float, group["betas"])
     options: dict[str, Any] = {
@@ -69,9 +73,9 @@ def _step_euclidean(entries: list[_Entry], group: dict[str, Any], step: int) -> 
         call(*lists, before, foreach=True, lr=float(group["lr"]), **options)
 
 
-def _step_generic(entry: _Entry, manifold: geoopt.Manifold, rule: Rule) -> None:
+def _step_generic(entry: Entry, manifold: geoopt.Manifold, rule: Rule) -> None:
     """Geoopt's step through the manifold's own methods."""
-    parameter, grad, state = entry
+    parameter, grad, state, _ = entry
     exp_avg, second = state["exp_avg"], state["exp_avg_sq"]
     # A copy in any case: Geoopt's egrad2rgrad may write into its argument.
     grad = manifold.egrad2rgrad(parameter, torch.add(grad, parameter, alpha=rule.decay))
@@ -106,34 +110,10 @@ def _rate(lr: float | Tensor, device: torch.device) -> float | Tensor:
     return float(lr)
 
 
-def _manifold(parameter: Tensor) -> geoopt.Manifold | None:
-    """The manifold of a parameter; None where it is Euclidean."""
-    if not isinstance(parameter, geoopt.ManifoldTensor):
-        return None
-    manifold = parameter.manifold
-    return None if type(manifold) is geoopt.Euclidean else manifold
-
-
-def _is_hyperboloid(manifold: geoopt.Manifold | None) -> TypeGuard[geoopt.Lorentz]:
-    # Geoopt's k may hold one number a row, which its own methods understand in some shapes only.
-    return isinstance(manifold, Lorentz) or (
-        isinstance(manifold, geoopt.Lorentz) and cast("Tensor", manifold.k).numel() == 1
-    )
-
-
-def _radius(manifold: geoopt.Lorentz, like: Tensor) -> Float[Tensor, "1 1"]:
-    """The radius of curvature; ours is computed in the dtype of the points, where Geoopt's k ends."""
-    if isinstance(manifold, Lorentz):
-        radius = manifold.curvature.to(like).neg().rsqrt()
-    else:
-        radius = cast("Tensor", manifold.k).to(like).sqrt()
-    return radius.reshape(1, 1)
-
-
 def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
     """Zero moments; on the hyperboloid the second ones are one number a row, seen in full shape."""
     state.setdefault("step", 0)
-    of_rows = _is_hyperboloid(_manifold(parameter))
+    of_rows = is_hyperboloid(manifold_of(parameter))
     for name in ("exp_avg", *(_SECOND_MOMENTS if amsgrad else _SECOND_MOMENTS[:1])):
         if name in state:
             continue
@@ -146,9 +126,7 @@ def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
 
 
 def _check_options(group: dict[str, Any]) -> None:
-    lr = group["lr"]
-    one = isinstance(lr, Tensor) and lr.numel() == 1
-    checks.in_range("lr", cast("float", lr.item() if one else lr), 0.0, math.inf)
+    check_learning_rate(group["lr"])
     for name in ("eps", "weight_decay"):
         checks.in_range(name, group[name], 0.0, math.inf)
     betas = checks.sequence("betas", group["betas"], "two numbers", Real)
@@ -156,24 +134,8 @@ def _check_options(group: dict[str, Any]) -> None:
         raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")
 
 
-def _check_parameter(parameter: Tensor) -> None:
-    checks.floating("params", parameter)
-    if getattr(parameter, "sharded_points", False):
-        raise TypeError(
-            "params must not hold learned points that fully_shard has cut up, which have no manifold: name them in "
-            f"its ignored_params, got shards of shape {tuple(parameter.shape)}."
-        )
-    manifold = _manifold(parameter)
-    if isinstance(manifold, Lorentz) and manifold.curvature_parameter.log_ratio.requires_grad:
-        warnings.warn(
-            f"params hold a point of {manifold}, which it leaves when the curvature moves: use "
-            "holonomy.manifolds.LorentzPoints, which follows.",
-            stacklevel=5,
-        )
-
-
-def _rows(entry: _Entry, point: Tensor, radius: Tensor) -> Rows:
-    _, grad, state = entry
+def _rows(entry: Entry, point: Tensor, radius: Tensor) -> Rows:
+    _, grad, state, _ = entry
     largest = state.get("max_exp_avg_sq")
     return Rows(
         point=point,
@@ -207,6 +169,11 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
       learns, a warning names :class:`~holonomy.manifolds.LorentzPoints`, which follows it.
     * **Every other manifold** is asked for its own ``egrad2rgrad``, ``component_inner`` and
       ``retr_transp``, as Geoopt does.
+
+    **Sparse gradients** (``sparse=True`` of :class:`~holonomy.manifolds.LorentzEmbedding` or
+    :class:`torch.nn.Embedding`) move the rows that they name, and no others: the moments of the others
+    wait as they are, and the bias correction counts the steps of the table, as in
+    :class:`torch.optim.SparseAdam` and Geoopt's sparse optimizer. ``weight_decay`` must be 0 there.
 
     Where the result is not Geoopt's: gradients are left as they are (Geoopt overwrites ``p.grad``).
     On the hyperboloid Geoopt takes every vector shorter than 1e-4 to be that long, so that points
@@ -262,13 +229,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         *,
         stabilize: int | None = None,
     ) -> None:
-        if isinstance(params, Tensor | nn.Module):
-            raise TypeError(
-                f"params must be an iterable of parameters, like module.parameters(), got a {type(params).__name__}."
-            )
-        params = checks.sequence("params", params, "parameters or groups of them", Tensor | dict | tuple)
-        if not params:
-            raise ValueError("params must be parameters or groups of them, at least one, got none.")
+        params = parameters_or_groups(params)
         _check_options({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, stabilize=stabilize)
 
@@ -291,7 +252,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             if self.param_groups[-1]["stabilize"] is not None:
                 checks.positive_int("stabilize", self.param_groups[-1]["stabilize"])
             for parameter in self.param_groups[-1]["params"]:
-                _check_parameter(parameter)
+                check_parameter(parameter)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -307,62 +268,64 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             What the closure returned, or None.
 
         Raises:
-            RuntimeError: if a gradient is sparse; no parameter has moved then.
+            RuntimeError: if a gradient is neither dense nor that of whole rows of a table, or is sparse where
+                ``weight_decay`` is not 0; no parameter has moved then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                    raise RuntimeError(
-                        f"RiemannianAdam takes dense gradients, got one of layout {parameter.grad.layout} "
-                        f"for a parameter of shape {tuple(parameter.shape)}."
-                    )
+        check_gradients(self)
         for group in self.param_groups:
             self._step_group(group)
         return loss
 
     def _step_group(self, group: dict[str, Any]) -> None:
-        every, wanted = group["stabilize"], 4 if group["amsgrad"] else 3
-        euclidean: defaultdict[Any, list[_Entry]] = defaultdict(list)
+        euclidean: defaultdict[Any, list[Entry]] = defaultdict(list)
         tables: defaultdict[Any, list[Rows]] = defaultdict(list)
         radii: dict[Any, Tensor] = {}
         copies: list[tuple[Tensor, Tensor]] = []
-        due = False
-        for parameter in group["params"]:
-            grad = parameter.grad
-            if grad is None:
-                continue
-            state = self.state[parameter]
-            if len(state) < wanted:
-                _start(parameter, state, amsgrad=group["amsgrad"])
-            step = state["step"] = state["step"] + 1
-            due = due or (every is not None and step % every == 0)
-            entry, manifold = (parameter, grad, state), _manifold(parameter)
-            key = parameter.device, parameter.dtype, step
+        moved = self._counted(group)
+        for parameter, entry in moved:
+            manifold = manifold_of(parameter)
+            key = parameter.device, parameter.dtype, entry.state["step"]
             if manifold is None:
                 # Sharded tensors and others do not go into one call of torch.
                 euclidean[*key, type(parameter)].append(entry)
-            elif _is_hyperboloid(manifold):
+            elif is_hyperboloid(manifold):
                 width = parameter.shape[-1]
-                point = parameter.detach().reshape(-1, width)
+                point = entry.parameter.detach().reshape(-1, width)
                 if (manifold, *key) not in radii:
-                    radii[manifold, *key] = _radius(manifold, point)
+                    radii[manifold, *key] = radius_of(manifold, point)
                 tables[*key, width].append(_rows(entry, point, radii[manifold, *key]))
-                if point.data_ptr() != parameter.data_ptr():
-                    copies.append((parameter, point))
+                if point.data_ptr() != entry.parameter.data_ptr():
+                    copies.append((entry.parameter, point))
             else:
-                _step_generic(entry, manifold, _rule(group, step, parameter.device))
+                _step_generic(entry, manifold, _rule(group, entry.state["step"], parameter.device))
         for (_, _, step, _), entries in euclidean.items():
             _step_euclidean(entries, group, step)
         for (device, _, step, _), rows in tables.items():
             step_tables(rows, _rule(group, step, device))
         for parameter, point in copies:
             parameter.copy_(point.view(parameter.shape))
-        if due:
+        for parameter, entry in moved:
+            write_back(parameter, self.state[parameter], entry)
+        every = group["stabilize"]
+        if every is not None and any(entry.state["step"] % every == 0 for _, entry in moved):
             self.stabilize_group(group)
+
+    def _counted(self, group: dict[str, Any]) -> list[tuple[Tensor, Entry]]:
+        """The parameters that have a gradient, and what moves of each; their steps count one more."""
+        found: list[tuple[Tensor, Entry]] = []
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if len(state) < (4 if group["amsgrad"] else 3):
+                _start(parameter, state, amsgrad=group["amsgrad"])
+            state["step"] += 1
+            found.append((parameter, entry_of(parameter, parameter.grad, state)))
+        return found
 
     @torch.no_grad()
     def stabilize_group(self, group: dict[str, Any]) -> None:
@@ -374,13 +337,13 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
             group: one of ``param_groups``.
         """
         for parameter in group["params"]:
-            manifold, state = _manifold(parameter), self.state.get(parameter)
+            manifold, state = manifold_of(parameter), self.state.get(parameter)
             if manifold is None or not state:
                 continue
             exp_avg = state["exp_avg"]
-            if _is_hyperboloid(manifold):
+            if is_hyperboloid(manifold):
                 space, momentum = numerics.widen(parameter[..., 1:]), numerics.widen(exp_avg[..., 1:])
-                radius = _radius(manifold, space).view(1)
+                radius = radius_of(manifold, space).view(1)
                 time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
                 parameter[..., :1] = numerics.narrow(time, parameter.dtype)
                 exp_avg[..., :1] = numerics.narrow(dot(space / time, momentum), parameter.dtype)
@@ -403,7 +366,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                     continue
                 # torch makes a float32 tensor of the count; beta**step needs more digits than that.
                 moments["step"] = int(moments["step"])
-                if not _is_hyperboloid(_manifold(parameter)):
+                if not is_hyperboloid(manifold_of(parameter)):
                     continue
                 moments["exp_avg"] = moments["exp_avg"].contiguous()
                 for name in _SECOND_MOMENTS:

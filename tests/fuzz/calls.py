@@ -94,6 +94,7 @@ FUNCTIONS = {
     "stabilize:stabilize?",
     "optim.RiemannianAdam.step": "points:table gradient:gradient lr:lr? betas:betas? eps:eps? weight_decay:radius? "
     "amsgrad:flag? -> points",
+    "optim.RiemannianSGD": "params:parameters lr:lr momentum:radius? weight_decay:radius? stabilize:stabilize?",
     "theory.lipschitz_bound": "layer:attention radius:radius tokens:count theorem:theorem?",
     "theory.local_lipschitz": "layer:attention x:tokens form:local_form?",
     "theory.measure_lipschitz": "layer:attention radius:positive tokens:count features:told? starts:one ascend:one "

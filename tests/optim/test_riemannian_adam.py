@@ -298,18 +298,6 @@ def test_tables_of_one_width_are_stepped_together():
     assert count(2) == count(9) == 1
 
 
-def test_a_sparse_gradient_is_refused_before_anything_moves():
-    other = torch.nn.Parameter(torch.ones(2))
-    embedding = torch.nn.Embedding(5, 3, sparse=True)
-    embedding(torch.tensor([1])).sum().backward()
-    other.grad = torch.ones(2)
-    optimizer = RiemannianAdam([other, embedding.weight])
-    with pytest.raises(RuntimeError, match=r"dense gradients, got one of layout torch.sparse_coo .* \(5, 3\)"):
-        optimizer.step()
-    assert torch.equal(other, torch.ones(2))
-    assert not optimizer.state
-
-
 def test_complex_parameters_are_refused():
     with pytest.raises(TypeError, match=r"floating-point tensor, got torch\.complex64"):
         RiemannianAdam([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))])

@@ -1,0 +1,146 @@
+"""What a Riemannian optimizer asks of parameters: on which manifold they lie, and which rows have a gradient."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+
+import geoopt
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = [
+    "Entry",
+    "check_gradients",
+    "check_learning_rate",
+    "check_parameter",
+    "entry_of",
+    "is_hyperboloid",
+    "manifold_of",
+    "parameters_or_groups",
+    "radius_of",
+    "write_back",
+]
+
+
+class Entry(NamedTuple):
+    """What one step moves: a parameter, or copies of some of its ``rows``; their gradient and their state."""
+
+    parameter: Tensor
+    grad: Tensor
+    state: dict[str, Any]
+    rows: Tensor | None = None
+
+
+def parameters_or_groups(params: object) -> list[Any]:
+    """The list of what an optimizer is given; one clear sentence where it is something else."""
+    if isinstance(params, Tensor | nn.Module):
+        raise TypeError(
+            f"params must be an iterable of parameters, like module.parameters(), got a {type(params).__name__}."
+        )
+    given = checks.sequence(
+        "params", cast("Iterable[Any]", params), "parameters or groups of them", Tensor | dict | tuple
+    )
+    if not given:
+        raise ValueError("params must be parameters or groups of them, at least one, got none.")
+    return list(given)
+
+
+def check_parameter(parameter: Tensor) -> None:
+    """Refuse what has lost its manifold, warn of what will."""
+    checks.floating("params", parameter)
+    if getattr(parameter, "sharded_points", False):
+        raise TypeError(
+            "params must not hold learned points that fully_shard has cut up, which have no manifold: name them in "
+            f"its ignored_params, got shards of shape {tuple(parameter.shape)}."
+        )
+    manifold = manifold_of(parameter)
+    if isinstance(manifold, Lorentz) and manifold.curvature_parameter.log_ratio.requires_grad:
+        warnings.warn(
+            f"params hold a point of {manifold}, which it leaves when the curvature moves: use "
+            "holonomy.manifolds.LorentzPoints, which follows.",
+            stacklevel=6,
+        )
+
+
+def check_learning_rate(lr: object) -> None:
+    """A number or a tensor with one element, not negative."""
+    one = isinstance(lr, Tensor) and lr.numel() == 1
+    checks.in_range("lr", cast("float", cast("Tensor", lr).item() if one else lr), 0.0, math.inf)
+
+
+def check_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse, before anything moves, gradients that no step is defined for."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            grad = parameter.grad
+            if grad is None or grad.layout == torch.strided:
+                continue
+            if grad.layout != torch.sparse_coo or grad.sparse_dim() != 1 or grad.dense_dim() != 1:
+                raise RuntimeError(
+                    f"{type(optimizer).__name__} takes dense gradients and those of sparse embeddings (whole rows of "
+                    f"a table), got one of layout {grad.layout} for a parameter of shape {tuple(parameter.shape)}."
+                )
+            if group["weight_decay"]:
+                raise RuntimeError(
+                    f"weight_decay must be 0 where a gradient is sparse, as rows that are not touched do not move, "
+                    f"got {group['weight_decay']}."
+                )
+
+
+def manifold_of(parameter: Tensor) -> geoopt.Manifold | None:
+    """The manifold of a parameter; None where it is Euclidean."""
+    if not isinstance(parameter, geoopt.ManifoldTensor):
+        return None
+    manifold = parameter.manifold
+    return None if type(manifold) is geoopt.Euclidean else manifold
+
+
+def is_hyperboloid(manifold: geoopt.Manifold | None) -> TypeGuard[geoopt.Lorentz]:
+    """Whether one number says the curvature."""
+    # Geoopt's k may hold one number a row, which its own methods understand in some shapes only.
+    return isinstance(manifold, Lorentz) or (
+        isinstance(manifold, geoopt.Lorentz) and cast("Tensor", manifold.k).numel() == 1
+    )
+
+
+def radius_of(manifold: geoopt.Lorentz, like: Tensor) -> Float[Tensor, "1 1"]:
+    """The radius of curvature; ours is computed in the dtype of the points, where Geoopt's k ends."""
+    if isinstance(manifold, Lorentz):
+        found = manifold.curvature.to(like).neg().rsqrt()
+    else:
+        found = cast("Tensor", manifold.k).to(like).sqrt()
+    return found.reshape(1, 1)
+
+
+def entry_of(parameter: Tensor, grad: Tensor, state: dict[str, Any]) -> Entry:
+    """All of a parameter, or the rows that a sparse gradient names, each once."""
+    if not grad.is_sparse:
+        return Entry(parameter, grad, state)
+    grad = grad.coalesce()
+    rows = grad.indices()[0]
+    own = {
+        name: value.index_select(0, rows) if isinstance(value, Tensor) and value.ndim else value
+        for name, value in state.items()
+    }
+    return Entry(parameter.detach().as_subclass(Tensor).index_select(0, rows), grad.values(), own, rows)
+
+
+def write_back(parameter: Tensor, state: dict[str, Any], entry: Entry) -> None:
+    """Put stepped copies back in their rows."""
+    if entry.rows is None:
+        return
+    parameter.index_copy_(0, entry.rows, entry.parameter)
+    for name, value in entry.state.items():
+        if isinstance(value, Tensor) and value.ndim:
+            # Where one number a row is seen in the shape of the table, that column is all there is.
+            stop = value.shape[-1] if state[name].stride(-1) else 1
+            state[name][..., :stop].index_copy_(0, entry.rows, value[..., :stop])

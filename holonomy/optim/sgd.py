@@ -1,0 +1,217 @@
+"""Riemannian gradient descent with momentum: Geoopt's rule, exact on the hyperboloid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import geoopt
+import torch
+from torch import Tensor
+
+from holonomy import checks, numerics
+from holonomy.manifolds import hyperboloid
+from holonomy.optim.parameters import (
+    Entry,
+    check_gradients,
+    check_learning_rate,
+    check_parameter,
+    entry_of,
+    is_hyperboloid,
+    manifold_of,
+    parameters_or_groups,
+    radius_of,
+    write_back,
+)
+
+__all__ = ["RiemannianSGD"]
+
+
+def _check_options(group: dict[str, Any]) -> None:
+    check_learning_rate(group["lr"])
+    for name in ("momentum", "weight_decay"):
+        checks.in_range(name, group[name], 0.0, math.inf)
+    checks.in_range("dampening", group["dampening"], -math.inf, math.inf)
+    if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+        raise ValueError(
+            "nesterov needs a positive momentum and no dampening, "
+            f"got momentum {group['momentum']} and dampening {group['dampening']}."
+        )
+    if group["stabilize"] is not None:
+        checks.positive_int("stabilize", group["stabilize"])
+
+
+def _curvature(manifold: geoopt.Lorentz, like: Tensor) -> Tensor:
+    return radius_of(manifold, like).square().reciprocal().neg().reshape(())
+
+
+def _gradient(entry: Entry, manifold: geoopt.Manifold | None, decay: float) -> Tensor:
+    """The Riemannian gradient, weight decay included: a tensor of its own."""
+    x = entry.parameter
+    # Geoopt's egrad2rgrad may write into its argument.
+    gradient = torch.add(entry.grad, x, alpha=decay)
+    if manifold is None:
+        return gradient
+    if is_hyperboloid(manifold):
+        return hyperboloid.egrad2rgrad(x, numerics.finite(gradient), _curvature(manifold, x))
+    return manifold.egrad2rgrad(x, gradient)
+
+
+def _moved(
+    x: Tensor, u: Tensor, along: Tensor | None, manifold: geoopt.Manifold | None
+) -> tuple[Tensor, Tensor | None]:
+    """The points that tangent vectors ``u`` lead to, and the momentum carried along."""
+    if manifold is None:
+        return x + u, along
+    if is_hyperboloid(manifold):
+        kappa, u = _curvature(manifold, x), numerics.finite(u)
+        point = hyperboloid.expmap(x, u, kappa)
+        return point, None if along is None else hyperboloid.transp(x, point, along, kappa)
+    if along is None:
+        return manifold.retr(x, u), None
+    return manifold.retr_transp(x, u, along)
+
+
+def _step(entry: Entry, manifold: geoopt.Manifold | None, group: dict[str, Any], *, first: bool) -> None:
+    momentum = group["momentum"]
+    direction, buffer = _gradient(entry, manifold, group["weight_decay"]), None
+    if momentum:
+        buffer = entry.state["momentum_buffer"]
+        if first:
+            buffer.copy_(direction)
+        buffer.mul_(momentum).add_(direction, alpha=1 - group["dampening"])
+        numerics.finite_(buffer)
+        direction = torch.add(direction, buffer, alpha=momentum) if group["nesterov"] else buffer
+    point, carried = _moved(entry.parameter, direction * -float(group["lr"]), buffer, manifold)
+    entry.parameter.copy_(point)
+    if buffer is not None and carried is not None:
+        buffer.copy_(carried)
+
+
+class RiemannianSGD(geoopt.optim.RiemannianSGD):
+    r"""Riemannian gradient descent with Geoopt's constructor, ``state_dict`` and result.
+
+    With :math:`g` the Riemannian gradient at the point :math:`x`, :math:`\mu` the momentum and :math:`\tau` the
+    dampening, in each step
+
+    .. math::
+        m \leftarrow \mu m + (1 - \tau) g, \qquad u = -\mathrm{lr}\, m, \qquad x \leftarrow \exp_x(u),
+
+    and :math:`m` is transported along; with ``nesterov`` :math:`u = -\mathrm{lr}\, (g + \mu m)`, without momentum
+    :math:`u = -\mathrm{lr}\, g`. As in Geoopt, :math:`m` is :math:`g` before the first step. ``weight_decay`` times the
+    (ambient) parameter is added to the gradient first.
+
+    Parameters on a ``geoopt.Lorentz`` are moved by this library's exponential map and transport, which hold far out and
+    for steps of any length; every other manifold is asked for its own ``egrad2rgrad`` and ``retr_transp``. Sparse
+    gradients move the rows that they name and no others, whose momenta wait as they are; ``weight_decay`` must be 0
+    there.
+
+    Where the result is not Geoopt's: gradients are left as they are (Geoopt overwrites ``p.grad``), and on a manifold
+    the momentum starts at the Riemannian gradient (in Geoopt at the Euclidean one, which is not tangent).
+
+    Args:
+        params: parameters, or dicts of parameter groups with options of their own.
+        lr: step size, a number or a tensor with one element.
+        momentum: factor of the momentum.
+        dampening: share of the gradient that does not enter the momentum.
+        weight_decay: multiple of the parameter added to its gradient.
+        nesterov: look ahead along the momentum.
+        stabilize: project points and momenta to their manifolds every so many steps (None: never);
+            the hyperboloid does not need it.
+
+    Raises:
+        TypeError: if ``params`` is a module or a tensor, or a parameter is complex or what :func:`fully_shard` made of
+            learned points.
+        ValueError: if an option is out of its range, or ``nesterov`` comes without momentum or with dampening.
+
+    >>> manifold = geoopt.Lorentz()
+    >>> point = geoopt.ManifoldParameter(manifold.origin(1, 3), manifold=manifold)
+    >>> optimizer = RiemannianSGD([point], lr=0.1, momentum=0.5)
+    >>> for _ in range(100):
+    ...     optimizer.zero_grad()
+    ...     (point[0, 1:] - 1).square().sum().backward()
+    ...     optimizer.step()
+    >>> [round(x, 2) for x in point[0].tolist()]
+    [1.73, 1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
+        lr: float | Tensor,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,  # noqa: FBT001, FBT002 - positional in torch and in Geoopt
+        *,
+        stabilize: int | None = None,
+    ) -> None:
+        params = parameters_or_groups(params)
+        _check_options(
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+                "stabilize": stabilize,
+            }
+        )
+        # Geoopt types these by their defaults.
+        call: Callable[..., None] = super().__init__
+        call(params, lr, momentum, dampening, weight_decay, nesterov, stabilize=stabilize)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, as in every optimizer of torch.
+
+        Args:
+            param_group: ``params``, and the options in which the group differs from the rest.
+
+        Raises:
+            TypeError: if a parameter is complex, or ``stabilize`` not an integer.
+            ValueError: if an option is out of its range.
+        """
+        super().add_param_group(param_group)
+        try:
+            _check_options(self.param_groups[-1])
+            for parameter in self.param_groups[-1]["params"]:
+                check_parameter(parameter)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move every parameter that has a gradient; the gradients are not changed.
+
+        Args:
+            closure: computes the loss anew, calls ``backward`` and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            RuntimeError: if a gradient is neither dense nor that of whole rows of a table, or is sparse where
+                ``weight_decay`` is not 0; no parameter has moved then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        check_gradients(self)
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                first = bool(group["momentum"]) and "momentum_buffer" not in state
+                if first:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                entry = entry_of(parameter, parameter.grad, state)
+                _step(entry, manifold_of(parameter), group, first=first)
+                write_back(parameter, state, entry)
+            if group["stabilize"] is not None and group["step"] % group["stabilize"] == 0:
+                self.stabilize_group(group)
+        return loss
