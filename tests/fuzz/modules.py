@@ -72,12 +72,14 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     ("inner graph_encoder", domains.MODULE),
     ("orders", domains.SEQUENCE),
     ("window", domains.WINDOW),
+    ("padding_idx", {**domains.NO_NUMBER, "fraction": lambda s, x: 2.5, "beyond": lambda s, x: 10**9}),
     ("dtype", domains.DTYPE),
     ("generator", domains.GENERATOR),
 )
 _FLAGS = (
     "learnable bias residual edge_values product lightweight local entrywise affine track_running_stats "
-    "elementwise_affine lower_orders causal distinct rope share_edges learnable_curvature transformer basis_residual"
+    "elementwise_affine lower_orders causal distinct rope share_edges learnable_curvature transformer basis_residual "
+    "sparse"
 )
 CONSTRUCTOR = {
     "device": Kind(_unused, {}, domains.DEVICE),
