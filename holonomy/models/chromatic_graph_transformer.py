@@ -332,6 +332,7 @@ class ChromaticGraphTransformer(nn.Module):
         edges = self.pairs(graphs.categories, graphs.walks, graphs.distances, graphs.related, graphs.attributes)
         h = self.nodes(graphs.nodes)
         if self.node_walks is not None and graphs.walks is not None:
+            # Walks from a node to itself say where it lies: the diagonal of CSA eq. 12.
             returns = graphs.walks.diagonal(dim1=1, dim2=2).transpose(1, 2)
             h = torch.cat([h, self.node_walks(returns)], -1)
         return h, edges if self.shared is None else self.shared(edges)
@@ -375,6 +376,7 @@ class ChromaticGraphTransformer(nn.Module):
         if types is not None:
             checks.on_device(x.device, edge_attr=types)
             checks.shaped("edge_attr", types, edge_index.shape[1:], "(edges,) = ")
+        # Encodings hold a row for each pair of nodes of one graph, n^2 of them.
         pairs = x.shape[0] ** 2
         if batch is not None and any(rows is not None for rows in (walks, distances, related)):
             pairs = int(torch.bincount(batch).square().sum())

@@ -115,6 +115,7 @@ class EquivariantModel(nn.Module):
         arrives = max((depth for depth, order in enumerate(self.orders, start=1) if order != last), default=0)
         if to is not None and (last < 2 or arrives == 0):
             raise ValueError(f"to must be None for orders {self.orders}, which say the tuples of the result.")
+        # HOT section 4.2: order 1 has every node, the first order the hyperedges that came, others are projected.
         wanted = {1: edges.plan.nodes.indices, self.orders[0]: edges.indices}
         h = cast("Hyperedges", self.embed(edges))
         for depth, layer in enumerate(self.layers, start=1):

@@ -65,6 +65,7 @@ class GraphPairs(NamedTuple):
             laid_out = tuple(None if r is None else layout.pairs(r) for r in rows)
         shape = (nodes.shape[0], nodes.shape[1], nodes.shape[1])
         width = max(shape[1], 1)
+        # Places in the flattened (graphs, n, n): the graph and node of the source, then the node of the target.
         source, target = slots[edge_index]
         place = source * width + target % width
         types = torch.zeros_like(place) if edge_type is None else edge_type.long()

@@ -192,7 +192,9 @@ class HypTokenGT(nn.Module):
         """
         tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers, num_graphs=num_graphs)
         values = functional.dropout(tokens.values, self.dropout, self.training)
+        # Tokens are tangent vectors at the origin; the exponential map and HTC bring them to the first hyperboloid.
         points = self.encoder(self.encoder.points(values), None if batch is None else tokens.padding)
+        # [graph] is the first token of each row.
         slots = tokens.slots[: x.shape[0]]
         return points[:, :1].flatten(0, 1) if self.level == "graph" else points.flatten(0, 1)[slots]
 

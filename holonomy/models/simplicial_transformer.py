@@ -96,6 +96,7 @@ class SimplicialTransformer(nn.Module):
             raise ValueError("distinct must be False without steps, which it is about.")
         if rope and form == "product" and 1 not in orders:
             raise ValueError("rope must be False where no layer has order 1 or determinants: it would have no effect.")
+        # Options of simplexes are for the layers of order 2 and more; those of order 1 are ordinary attention.
         self.layers = nn.ModuleList(
             SimplicialEncoderLayer(
                 features,
@@ -143,10 +144,12 @@ class SimplicialTransformer(nn.Module):
             checks.padding_mask("src_key_padding_mask", src_key_padding_mask, src.shape[:-1])
         if mask is not None:
             checks.broadcasting_mask("mask", mask, (*src.shape[:-1], src.shape[-2]), 2, "(*batch, tokens, tokens)")
+        # torch says what is hidden, the layers what is there.
         pairs = None if mask is None else ~mask
         x, handed = src, None
         layers = [cast("SimplicialEncoderLayer", module) for module in self.layers]
         for layer, after in zip(layers, [*layers[1:], None], strict=True):
+            # Section 2.3: a layer with paths chooses them by the queries and keys of the one before.
             previous = None if layer.router is None else handed
             # A layer is called where it can be: hooks, sharding and checkpoints hold on to calls.
             if after is None or after.router is None:

@@ -122,6 +122,7 @@ class TokenGT(nn.Module):
             device=device,
             dtype=dtype,
         )
+        # Huang et al. 2016: layers are passed by the more often, the deeper they stand.
         self.layers = nn.ModuleList(
             TokenEncoderLayer(
                 hidden,
@@ -181,7 +182,7 @@ class TokenGT(nn.Module):
         values = self._start(tokens)
         for layer in self._encoder():
             values = self._step(layer, values, tokens, batch)
-        # No graph has no first token.
+        # [graph] is the first token of each row; a batch of no graph has no row, hence a slice.
         slots = tokens.slots[: x.shape[0]]
         read = values[:, :1].flatten(0, 1) if self.level == "graph" else values.flatten(0, 1)[slots]
         return self.head(self.norm(read))

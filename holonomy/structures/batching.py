@@ -105,6 +105,7 @@ def batches_by_size(
     limit, spread = padding * float(sizes.square().sum()), float(sizes.max())
     batches = _by_size(sizes, noise * spread, batch_size)
     while _padded_work(sizes, batches) > limit and spread >= 1:
+        # Half of the mixing, until the padding that it costs is within the bound.
         spread /= 2
         batches = _by_size(sizes, noise * spread, batch_size)
     if _padded_work(sizes, batches) > limit:

@@ -60,6 +60,7 @@ class PaddedGraphs:
         graphs = checks.number_of_graphs(batch, num_graphs)
         sizes = torch.bincount(batch, minlength=graphs)
         widest = int(sizes.max()) if batch.numel() else 0
+        # Row of the graph, and place of the node in it.
         slots = batch * widest + place_in_graph(batch, sizes)
         padding = torch.ones(graphs * widest, dtype=torch.bool, device=x.device)
         padding[slots] = False
@@ -124,6 +125,7 @@ def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]
     if checks.nonnegative_int("order", order) == 0:
         return mask.new_ones(mask.shape[:-1])
     batch, width = mask.shape[:-1], mask.shape[-1]
+    # One axis for each node of the tuple; they broadcast against each other.
     axes = (mask.reshape(*batch, *[1] * axis, width, *[1] * (order - 1 - axis)) for axis in range(order))
     return reduce(torch.logical_and, axes)
 

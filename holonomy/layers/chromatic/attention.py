@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
+from holonomy._autograd import may_bypass
 from holonomy.ops.chromatic_attention import chromatic_attention, chromatic_filters
 from holonomy.structures import joint
 
@@ -108,19 +109,11 @@ class EdgeProjection(nn.Module):
             Both, or None where calling would do something else: with another module in the place of a map, an adapter
             beside it or a quantized one, or with a hook.
         """
-        if not all(_multiplies(module) for module in (self.bias, self.value) if module is not None) or _hooked(self):
+        maps = [module for module in (self.bias, self.value) if module is not None]
+        multiply = all(may_bypass(module, nn.Linear) and getattr(module, "bias", None) is None for module in maps)
+        if not (multiply and may_bypass(self, EdgeProjection)):
             return None
         return self.bias.weight, None if self.value is None else self.value.weight
-
-
-def _multiplies(linear: nn.Module) -> bool:
-    plain = type(linear).forward is nn.Linear.forward and getattr(linear, "bias", None) is None
-    return plain and not _hooked(linear)
-
-
-def _hooked(module: nn.Module) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in hooks)
 
 
 class ChromaticAttention(nn.Module):
@@ -230,11 +223,14 @@ class ChromaticAttention(nn.Module):
             ValueError: if a shape does not fit.
         """
         x, bias, value = self._checked(x, edges, mask)
+        # W_E and W_EV go down with the edges, which are then projected a chunk of pairs at a time. Where something else
+        # stands in their place, all pairs are projected here, without what padding holds.
         maps = None if self.edges is None else self.edges.weights()
         if self.edges is not None and bias is not None and maps is None:
             bias, value = self.edges(bias if mask is None else bias.masked_fill(~joint(mask, 2)[..., None], 0.0))
         bias_map, value_map = maps or (None, None)
         drop = self.dropout if self.training else 0.0
+        # CSA section 3.5: of the filters, pairs (i, j) are dropped, or nodes j for every i.
         keep = None
         if drop > 0.0 and self.dropout_over != "channels":
             over = (x.shape[0], x.shape[1] if self.dropout_over == "edges" else 1, x.shape[1])
@@ -275,6 +271,7 @@ class ChromaticAttention(nn.Module):
             ``(graphs, n, n, features)``, in each channel a distribution over j; zero where i or j is padding.
         """
         x, bias, _ = self._checked(x, edges, mask)
+        # Filters need the bias of every pair, values of none.
         if self.edges is not None and bias is not None:
             bias = self.edges(bias).bias
         return chromatic_filters(self.query(x), self.key(x), bias, mask, heads=self.heads, activation=self.activation)

@@ -74,6 +74,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
             mean, variance = self._statistics(wide, mask)
         else:
             mean, variance = self.running_mean, self.running_var
+        # Ioffe and Szegedy 2015, over the nodes that are there; padding gets zeros again afterwards.
         out = (wide - mean) * ((variance + self.eps).rsqrt() * self.weight) + self.bias
         out = out.to(x.dtype)
         return out if mask is None else out.masked_fill(~mask[..., None], 0.0)
@@ -83,6 +84,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
         count = x.new_full((), x.shape[0] * x.shape[1]) if mask is None else mask.sum()
         least = count.clamp(min=1)
         mean = x.sum((0, 1)) / least
+        # Two passes: the mean of squares less the square of the mean would lose the digits of a small variance.
         offset = x - mean
         offset = offset if mask is None else offset.masked_fill(~mask[..., None], 0.0)
         squares = offset.square().sum((0, 1))
@@ -96,6 +98,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
         running_mean, running_variance = cast("Tensor", self.running_mean), cast("Tensor", self.running_var)
         batches = cast("Tensor", self.num_batches_tracked).add_(1)
         kind = running_mean.dtype
+        # A batch without nodes has no mean, and one of a single node no variance: the rate is zero there.
         rate = batches.to(kind).reciprocal() if self.momentum is None else self.momentum
         running_mean.lerp_(mean.to(kind), (count > 0).to(kind) * rate)
         variance = squares / (count - 1).clamp(min=1)
@@ -203,6 +206,7 @@ class ChromaticEncoderLayer(nn.Module):
         if mask is not None:
             checks.node_mask(mask, x.shape[:-1])
             x = x.masked_fill(~mask[..., None], 0.0)
+        # Y, then the result, as in the formula above: the norm stands after each sum.
         x = self._normalised(self.norm_attention, x + self._dropped(self.attention(x, edges, mask)), mask)
         hidden = self._dropped(self.activation(self.expand(x)))
         return self._normalised(self.norm_feedforward, x + self._dropped(self.contract(hidden)), mask)

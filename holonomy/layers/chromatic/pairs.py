@@ -55,6 +55,7 @@ class EdgeTypeEncoder(nn.Module):
         super().__init__()
         checks.floating_dtype(dtype)
         checks.positive_int("features", features)
+        # CSA eq. 8: no edge and the node itself are types, too.
         count = checks.positive_int("edge_types", edge_types) + 2
         self.edge_features, self.product = checks.nonnegative_int("edge_features", edge_features), product
         self.types = nn.Embedding(2 * count if product else count, features, device=device, dtype=dtype)
@@ -164,6 +165,7 @@ class ShortestPathEncoder(nn.Module):
         super().__init__()
         checks.floating_dtype(dtype)
         checks.positive_int("features", features)
+        # Lengths 0 .. limit, and one vector for whatever is further.
         self.distances = nn.Embedding(checks.positive_int("limit", limit) + 2, features, device=device, dtype=dtype)
 
     def forward(self, distances: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
@@ -266,12 +268,14 @@ class PairEncoder(nn.Module):
         checks.integers("categories", categories)
         given = {"walks": walks, "distances": distances, "related": related, "attributes": attributes}
         check_encodings(self, categories.shape, **given)
+        # CSA eq. 9: semantic and positional vectors side by side, each in channels of its own.
         parts = [self.edges(categories, related if self.edges.product else None, attributes)]
         if self.walks is not None:
             parts.append(self.walks(walks))
         if self.distances is not None:
             parts.append(self.distances(distances))
         edges = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+        # CSA section 3.4: the relation of substructures is added to all of them.
         if self.related is not None and related is not None:
             edges = edges + self.related(related.long())
         return edges

@@ -85,6 +85,7 @@ class SimplicialAttention(nn.Module):
         if rope and lower_orders:
             raise ValueError("rope must be False with lower_orders: each order needs chunks of another size.")
         width = features // heads
+        # Determinants read chunks of N + 1 channels: a remainder would never get a gradient.
         if form == "determinant":
             width = chunks(width, order) * (order + 1)
         self.key = nn.Linear(features, (order + 1) * heads * width, bias=False, device=device, dtype=dtype)
@@ -118,6 +119,7 @@ class SimplicialAttention(nn.Module):
         if positions is not None:
             checks.integers("positions", positions)
             checks.broadcasting("positions", positions, x.shape[:-1], 1, "(*batch, tokens)")
+        # One product for K_0 .. K_N, cut afterwards.
         keys = [split_heads(slot, self.heads) for slot in self.key(x).chunk(self.order + 1, -1)]
         if self.rope:
             at = None if positions is None else positions[..., None, :]
@@ -156,6 +158,7 @@ class SimplicialAttention(nn.Module):
             pairs = (*x.shape[:-1], x.shape[-2])
             checks.broadcasting_mask("pair_mask", pair_mask, pairs, 2, "(*batch, tokens, tokens)")
         if key_padding_mask is not None:
+            # A simplex counts where its query may attend to each of its keys, of which none may be padding.
             there = ~key_padding_mask[..., None, :]
             pair_mask = there if pair_mask is None else pair_mask & there
         keys, values = self.projected(x, positions)
@@ -323,6 +326,7 @@ class PathRouter(nn.Module):
             checks.shaped(name, projected, (*handed, query.shape[-1]), "(*batch, heads, tokens, dim) = ")
         if key_padding_mask is not None:
             checks.padding_mask("key_padding_mask", key_padding_mask, x.shape[:-1])
+        # Only the gate learns by the choice; what it reads learns by the attention itself.
         x, query, key = x.detach(), query.detach(), key.detach()
         gate = self.gate(x)
         if self.distinct:
@@ -330,6 +334,7 @@ class PathRouter(nn.Module):
             key_padding_mask = again if key_padding_mask is None else key_padding_mask | again
         steps = best_neighbours(query, key, gate, self.k, causal=self.causal, key_padding_mask=key_padding_mask)
         scores = step_scores(query, key, gate, steps)
+        # Zero in value, so that logits stay those of the formula; the gradient is that of the scores.
         return steps, scores - scores.detach()
 
 
@@ -411,6 +416,7 @@ class ExpertChoice(nn.Module):
         x = without_padding(x, key_padding_mask)
         scores = self.router(x).squeeze(-1)
         ranked = scores if key_padding_mask is None else scores.masked_fill(key_padding_mask, -torch.inf)
+        # A stable sort, so that of equal scores the first tokens are chosen; then in the order of the sequence.
         best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.capacity]
         chosen = best.sort(-1).values
         index = chosen[..., None].expand(*chosen.shape, x.shape[-1])

@@ -167,6 +167,7 @@ class SimplicialEncoderLayer(PreNormLayer):
         if previous is not None and self.router is not None:
             _check_previous(previous, (*x.shape[:-2], self.router.gate.out_features, x.shape[-2]))
         x = without_padding(x, key_padding_mask)  # which goes nowhere, but would come out again
+        # H = X + Attention(LN X); what padding holds after the norm is its bias, which keys must not see.
         normed, handed = without_padding(self.norm_attention(x), key_padding_mask), None
         if isinstance(self.attention, ExpertChoice):
             attended = self.attention.weighted(normed, key_padding_mask)

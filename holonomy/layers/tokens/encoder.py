@@ -149,6 +149,7 @@ class TokenAttention(nn.Module):
         """
         query, key, _, mask = self._heads_of(x, key_padding_mask)
         if self.projection is not None:
+            # The rows of the identity as values: the average of them is the row of weights.
             every = torch.eye(x.shape[-2], device=x.device, dtype=query.dtype).expand(*key.shape[:-1], -1)
             return performer_attention(query, key, every, self.projection, mask)
         logits = query @ key.mT / math.sqrt(query.shape[-1])
@@ -240,6 +241,7 @@ class PreNormLayer(nn.Module):
         Returns:
             ``(*batch, tokens, features)``.
         """
+        # H + MLP(LN H).
         hidden = self._dropped(self.activation(self.expand(self.norm_feedforward(x))))
         return x + self.branch(self.contract(hidden))
 
