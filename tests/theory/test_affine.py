@@ -93,12 +93,19 @@ OPERATIONS: dict[str, Operation] = {
     "features 1": ((5,), lambda y: features.features(y, 1.0), torch.relu),
     "tanhc": ((2,), lambda y: entrywise.tanhc_of_square(shifted(y)), lambda y: tanhc(0.3 * y + 1)),
     "sech": ((2,), lambda y: entrywise.sech_of_square(shifted(y)), lambda y: sech(0.3 * y + 1)),
+    "sinhc": ((2,), lambda y: entrywise.sinhc_of_square(shifted(y)), lambda y: sinhc(0.3 * y + 1)),
+    "arcosh": ((2,), lambda y: entrywise.minus_squared_arcosh(shifted(y)), lambda y: -(0.3 * y + 2).acosh().square()),
+    "arsinh": ((2,), entrywise.arsinh, torch.asinh),
     "asinhc": ((2,), lambda y: entrywise.asinhc_of_square(shifted(y)), lambda y: asinhc(0.3 * y + 1)),
 }  # fmt: skip
 
 
 def shifted(form: Form) -> Form:
     return forms.plus(forms.times(form, 0.3), forms.constant(form.noise, torch.ones_like(form.center)))
+
+
+def sinhc(v: Tensor) -> Tensor:
+    return v.sqrt().sinh() / v.sqrt()
 
 
 def sech(v: Tensor) -> Tensor:
@@ -174,6 +181,8 @@ SHARP: dict[str, tuple[str, Form]] = {
     "length": ("length", sharp([1, 0, 0, 0], [[0], [0.1], [0], [0]], [[]] * 4)),
     "tanhc": ("tanhc", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
     "sech": ("sech", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
+    "sinhc": ("sinhc", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
+    "arcosh": ("arcosh", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
     "asinhc": ("asinhc", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
 }  # fmt: skip
 

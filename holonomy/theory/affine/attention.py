@@ -10,6 +10,8 @@ v_j^\top` and :math:`S = \sum_j k_j` count, j over all tokens but a:
 By L5 :math:`A = A_0 + (M - S A_0^\top)^\top q / (S \cdot q)`, linear in q up to one division, and q is
 :math:`\mathrm{ReLU}(e)^p` by L1, without its norm. :math:`\omega` is a quotient too.
 
+With ``average="midpoint"`` values are ambient points, and their mean is divided by its Lorentz norm (L4, L5).
+
 The layer jumps only where :math:`S \cdot q + q \cdot k_a = 0`. A positive lower bound of :math:`S \cdot q`, which L5
 needs, proves that it does not in the ball. Where no key of the crowd shares a positive entry with the query in all of
 the ball, the average is :math:`v_a` if :math:`q \cdot k_a` stays positive, and zero if that vanishes too. Else the
@@ -29,9 +31,10 @@ from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.entrywise import positive_power
 from holonomy.theory.affine.features import features
 from holonomy.theory.affine.forms import Form, constant, join, linear, plus, select, spread, times
+from holonomy.theory.affine.lengths import length, lorentz_norm
 from holonomy.theory.affine.points import Scaled, affine_of, bias_of, root, transformed
 from holonomy.theory.affine.products import inner, quotient, scale
-from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.attention.projections import as_stated
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,7 +48,6 @@ class Crowd:
 
     products: Float[Tensor, "problem head key value"]
     keys: Float[Tensor, "problem head key"]
-    tokens: int
 
 
 def crowd_of(layer: HypLinearAttention, points: Float[Tensor, "tokens ambient"], moving: Tensor) -> Crowd:
@@ -55,10 +57,12 @@ def crowd_of(layer: HypLinearAttention, points: Float[Tensor, "tokens ambient"],
         for part in (layer.key, layer.value)
     )
     value = value / layer.log_scale.detach().double().exp()
+    if layer.average == "midpoint":
+        value = layer.manifold_hidden.lift(value)
     products = torch.einsum("nhk,nhv->hkv", key, value)
     keys = key.sum(0)
     own = torch.einsum("phk,phv->phkv", key[moving], value[moving])
-    return Crowd(products - own, keys - key[moving], len(points))
+    return Crowd(products - own, keys - key[moving])
 
 
 def attended(layer: HypLinearAttention, query: Scaled, moving: Scaled, crowd: Crowd) -> Form:
@@ -67,51 +71,56 @@ def attended(layer: HypLinearAttention, query: Scaled, moving: Scaled, crowd: Cr
     Here query and moving token are one point, or the query's point does not move.
     """
     as_stated(layer, HypLinearAttention)
-    if layer.average != "space":
-        raise NotCoveredError(f"attention must average space parts, got average={layer.average!r}.")
-    power, heads = layer.power, layer.heads
     asks, keys = transformed(layer.query, query), transformed(layer.key, moving)
-    shrink = (-layer.log_scale.detach().double()).exp().item()
-    size = asks.center.shape[-1] // heads
-    parts = [slice(size * head, size * (head + 1)) for head in range(heads)]
-    values = [features(times(form, shrink), power) for form in _split(transformed(layer.value, moving), parts)]
-    own = (
-        values
-        if query is moving
-        else [features(times(form, shrink), power) for form in _split(transformed(layer.value, query), parts)]
-    )
-    averages = []
-    for head, part in enumerate(parts):
-        if crowd.tokens == 1:
-            averages.append(values[head])
-            continue
-        q, k = positive_power(asks[part], power), features(keys[part], power)
-        sums = crowd.keys[:, head]
-        weight = linear(q, sums[:, None])
-        # Where no key of the crowd meets the query in the whole ball, any weight serves until the end.
-        alone = (live(asks[part]) & (sums > 0)).sum(-1) == 0
-        silent = alone & ((live(asks[part]) & live(keys[part])).sum(-1) == 0)
-        zero = constant(q.noise, torch.zeros_like(q.center))
-        weight = select(alone, constant(q.noise, torch.ones_like(weight.center)), weight)
-        others = quotient(linear(q, crowd.products[:, head].mT), weight)
-        overlap = inner(q, k)
-        share = quotient(overlap, plus(scale(moving.scale, weight), overlap))
-        # Both are multiples of their points' scales, the result one of the query's.
-        others = scale(query.scale, others)
-        if query is moving:
-            change = plus(values[head], times(others, -1.0))
-        else:
-            change = plus(scale(query.scale, quotient(values[head], moving.scale, moving.floor)), times(others, -1.0))
-        itself = plus(others, change)
-        q.noise.fail(alone & ~silent & (overlap.center - spread(overlap) <= 0).squeeze(-1))
-        average = select(alone, itself, plus(others, scale(share, change)))
-        averages.append(select(silent, zero, average))
+    size = asks.center.shape[-1] // layer.heads
+    parts = [slice(size * head, size * (head + 1)) for head in range(layer.heads)]
+    values = _values(layer, moving, parts)
+    own = values if query is moving else _values(layer, query, parts)
+    averages = [
+        _average(layer, (query, moving), (asks[part], keys[part], values[head]), crowd, head)
+        for head, part in enumerate(parts)
+    ]
     residual = layer.residual
     as_stated(residual, nn.Linear)
-    weight = residual.weight.detach().double()
-    kept = linear(join(*own, query.scale), torch.cat([weight, bias_of(residual)[:, None]], dim=1))
+    weight = torch.cat([residual.weight.detach().double(), bias_of(residual)[:, None]], dim=1)
     ratio = root(layer.manifold_hidden) / root(layer.manifold_out)
-    return times(plus(join(*averages), kept), ratio)
+    return times(plus(join(*averages), linear(join(*own, query.scale), weight)), ratio)
+
+
+def _values(layer: HypLinearAttention, point: Scaled, parts: list[slice]) -> list[Form]:
+    form = times(transformed(layer.value, point), (-layer.log_scale.detach().double()).exp().item())
+    return [features(form[part], layer.power) for part in parts]
+
+
+def _average(
+    layer: HypLinearAttention, points: tuple[Scaled, Scaled], forms: tuple[Form, Form, Form], crowd: Crowd, head: int
+) -> Form:
+    """The average of one head, times the query's scale."""
+    (query, moving), (asks, keys, value) = points, forms
+    products, sums = crowd.products[:, head], crowd.keys[:, head]
+    q, k = positive_power(asks, layer.power), features(keys, layer.power)
+    noise, k_root = q.noise, root(layer.manifold_hidden)
+    if layer.average == "midpoint":
+        value = join(length(join(value, times(moving.scale, 1 / k_root))), value)
+    # Where no key of the crowd meets the query in the whole ball, any weight serves until the end.
+    alone = (live(asks) & (sums > 0)).sum(-1) == 0
+    silent = alone & ((live(asks) & live(keys)).sum(-1) == 0)
+    weight = linear(q, sums[:, None])
+    weight = select(alone, constant(noise, torch.ones_like(weight.center)), weight)
+    overlap = inner(q, k)
+    noise.fail(alone & ~silent & (overlap.center - spread(overlap) <= 0).squeeze(-1))
+    share = quotient(overlap, plus(scale(moving.scale, weight), overlap))
+    # A value is a multiple of its point's scale, the result one of the query's.
+    if query is not moving:
+        value = scale(query.scale, quotient(value, moving.scale, moving.floor))
+    others = scale(query.scale, quotient(linear(q, products.mT), weight))
+    change = plus(value, times(others, -1.0))
+    average = select(alone, value, plus(others, scale(share, change)))
+    if layer.average == "midpoint":
+        # The mean of points has a Lorentz norm of 1/k at least, and a time as large.
+        norm = lorentz_norm(average[:1], average[1:], query.floor / k_root)
+        average = scale(query.scale, quotient(average[1:], times(norm, k_root), query.floor))
+    return select(silent, constant(noise, torch.zeros_like(average.center)), average)
 
 
 def _affine(layer: HTC, points: Tensor) -> Tensor:
@@ -122,7 +131,3 @@ def _affine(layer: HTC, points: Tensor) -> Tensor:
 def live(form: Form) -> Tensor:
     """The entries that may be positive."""
     return form.center + spread(form) > 0
-
-
-def _split(form: Form, parts: list[slice]) -> list[Form]:
-    return [form[part] for part in parts]

@@ -26,10 +26,11 @@ from holonomy.models import Hypformer, HypformerBlock
 from holonomy.models.hypformer import HypformerEncoder
 from holonomy.structures import Graph
 from holonomy.theory.affine.attention import crowd_of
-from holonomy.theory.affine.branch import block, logarithm, positioned
-from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, linear, plus, spread, times
+from holonomy.theory.affine.branch import block, logarithm, positioned, unscaled
+from holonomy.theory.affine.decoders import decoded, refuse_decoder
+from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, linear, plus, spread, times, with_ball
 from holonomy.theory.affine.graph import graph_branch, reading
-from holonomy.theory.affine.points import affine_of, bias_of, exponential, lifted, refined, root
+from holonomy.theory.affine.points import affine_of, exponential, lifted, refined, root
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
 
@@ -65,9 +66,7 @@ class Enclosure:
     def __init__(self, model: Hypformer, x: Float[Tensor, "nodes dim"], edge_index: Tensor | Graph | None) -> None:
         as_stated(model, Hypformer)
         refuse_training(model)
-        if not isinstance(model.decoder, nn.Linear):
-            raise NotCoveredError(f"model must have a linear decoder, got {type(model.decoder).__name__}.")
-        as_stated(model.decoder, nn.Linear)
+        refuse_decoder(model.decoder)
         self.model = cast("Hypformer", widened(model))
         self.x = (x if x.layout == torch.strided else x.to_dense()).detach().double()
         self.edge_index = edge_index
@@ -115,42 +114,90 @@ class Enclosure:
         parts: list[Form] = []
         transformer: Form | None = None
         if self.model.encoder is not None:
-            share = 1.0 if self.graph is None else 1 - weight
-            transformer = times(self._transformer(self.model.encoder, noise, moving, victim, basis, radius), share)
+            found = self._transformer(self.model.encoder, noise, moving, victim, basis, radius)
+            transformer = times(found, self._share)
         noise.owner = "graph encoder"
         if self.graph is not None:
             share = 1.0 if self.model.encoder is None else weight
             parts.append(times(self.graph.enclose(noise, moving, victim, basis, radius), share))
-        return self._decoded(noise, transformer, parts, target)
+        if transformer is None:
+            return self._without_transformer(parts[0], target)
+        if isinstance(self.model.decoder, nn.Linear):
+            return self._mixed(transformer, parts, target)
+        return self._decoded(transformer, parts, target)
 
-    def _decoded(self, noise: Noise, transformer: Form | None, parts: list[Form], target: Tensor) -> Margins:
-        decoder = cast("nn.Linear", self.model.decoder)
-        weight = decoder.weight.double()
-        bias = bias_of(decoder)
-        rows, offset = weight[target][:, None] - weight, bias[target][:, None] - bias
-        own = torch.nn.functional.one_hot(target, len(weight)).bool()
-        graph = plus(constant(noise, offset), *(linear(part, rows) for part in parts))
-        encoder = self.model.encoder
-        if encoder is None or transformer is None:
-            bound = _lower(graph).masked_fill(own, torch.inf)
-            return Margins(bound, bound, bound, _shares(graph, bound))
-        share = 1.0 if self.graph is None else 1 - self.model.graph_weight
-        whole = linear(transformer, rows)
-        cap = self._cap(encoder, rows * share)
+    def _without_transformer(self, tangent: Form, target: Tensor) -> Margins:
+        found = self._differences(tangent, target)
+        bound = self._bound(found, target)
+        return Margins(bound, bound, bound, _shares(found, bound))
+
+    def _decoded(self, transformer: Form, parts: list[Form], target: Tensor) -> Margins:
+        """A decoder that is not linear, with the enclosure and with a ball in its place."""
+        noise, size = transformer.noise, transformer.center.shape[-1]
+        noise.owner = "decoder"
+        found = self._differences(plus(transformer, *parts), target)
+        affine = self._bound(found, target, noise.failed)
+        ball = self._farthest() * torch.eye(size).double().expand(len(target), -1, -1)
+        anything = with_ball(constant(noise, torch.zeros_like(transformer.center)), ball)
+        cap = self._bound(self._differences(plus(anything, *parts), target), target)
+        return Margins(affine, cap, torch.maximum(affine, cap), _shares(found, affine))
+
+    def _mixed(self, transformer: Form, parts: list[Form], target: Tensor) -> Margins:
+        """A linear decoder, with the cap in various shares."""
+        noise = transformer.noise
+        weight = cast("nn.Linear", self.model.decoder).weight.double()
+        rows = weight[target][:, None] - weight
+        zero = constant(noise, torch.zeros_like(transformer.center))
+        graph, whole = self._differences(plus(zero, *parts), target), linear(transformer, rows)
+        cap = self._cap(rows * self._share)
         found = []
         for mixture in _MIXTURES:
-            bound = _lower(plus(graph, times(whole, mixture)) if mixture else graph)
-            if mixture < 1:
-                bound = bound + (1 - mixture) * cap
-            unknown = ~torch.isfinite(bound) | (noise.failed[:, None] & (mixture > 0))
-            found.append(bound.masked_fill(unknown, -torch.inf).masked_fill(own, torch.inf))
-        best = torch.stack(found).amax(0)
-        return Margins(found[-1], found[0], best, _shares(plus(graph, whole), found[-1]))
+            form = plus(graph, times(whole, mixture)) if mixture else graph
+            extra = (1 - mixture) * cap if mixture < 1 else 0.0
+            found.append(self._bound(form, target, noise.failed & (mixture > 0), extra))
+        return Margins(found[-1], found[0], torch.stack(found).amax(0), _shares(plus(graph, whole), found[-1]))
 
-    def _cap(self, encoder: HypformerEncoder, rows: Tensor) -> Tensor:
+    @property
+    def _share(self) -> float:
+        """The transformer's share in the tangent space."""
+        return 1.0 if self.graph is None else 1 - self.model.graph_weight
+
+    def _differences(self, tangent: Form, target: Tensor) -> Form:
+        """The target's logit minus each."""
+        logits = decoded(self.model.decoder, tangent, self.model.manifold_out)
+        eye = torch.eye(logits.center.shape[-1]).double()
+        return linear(logits, eye[target][:, None] - eye)
+
+    @staticmethod
+    def _bound(
+        form: Form, target: Tensor, failed: Tensor | None = None, extra: Tensor | float = 0.0
+    ) -> Float[Tensor, "problem class"]:
+        bound = form.center - spread(form) + extra
+        unknown = ~torch.isfinite(bound)
+        if failed is not None:
+            unknown = unknown | failed[:, None]
+        own = torch.nn.functional.one_hot(target, bound.shape[1]).bool()
+        return bound.masked_fill(unknown, -torch.inf).masked_fill(own, torch.inf)
+
+    def _farthest(self) -> float:
+        """How long the transformer's share of the tangent vector is at most."""
+        norm = self._last_norm()
+        if norm is None:
+            return math.inf
+        gain, shift, _, _ = norm.affine(self.points)
+        radius = (math.sqrt(norm.features) * gain.abs().amax() + shift.norm()).item() * (1 + ROUNDING)
+        k = root(norm.manifold_out)
+        return self._share * math.asinh(k * radius) / k * (1 + ROUNDING)
+
+    def _last_norm(self) -> HypLayerNorm | None:
+        encoder = cast("HypformerEncoder", self.model.encoder)
+        norm = cast("nn.Module", cast("HypformerBlock", encoder.blocks[-1]).norm_feedforward)
+        return norm if isinstance(norm, HypLayerNorm) else None
+
+    def _cap(self, rows: Tensor) -> Tensor:
         """L9, the least each row's product with the transformer's logarithm can be."""
-        norm = cast("HypformerBlock", encoder.blocks[-1]).norm_feedforward
-        if not isinstance(norm, HypLayerNorm):  # pyright: ignore[reportUnnecessaryIsInstance]
+        norm = self._last_norm()
+        if norm is None:
             return torch.full(rows.shape[:-1], -torch.inf, dtype=rows.dtype)
         gain, shift, _, _ = norm.affine(self.points)
         k, root_size = root(norm.manifold_out), math.sqrt(norm.features)
@@ -171,8 +218,9 @@ class Enclosure:
         """The logarithm of the victim's point."""
         if len(encoder.blocks) > 1:
             raise NotCoveredError(f"model must have one block, got {len(encoder.blocks)}.")
-        if not torch.equal(moving, victim):
-            raise NotCoveredError("victim must be the node that moves.")
+        itself = torch.equal(moving, victim)
+        if not itself and bool((moving == victim).any()):
+            raise ValueError("moving must be the victims themselves, or none of them.")
         noise.owner = "embedding"
         x = self.x[moving]
         weight, _ = affine_of(encoder.embedding)
@@ -185,14 +233,12 @@ class Enclosure:
         point = lifted(refined(encoder.refine, space), scaling, floor, layer.manifold_in)
         noise.owner = "block0.position"
         point = positioned(layer.position, point)
-        crowd = crowd_of(layer.attention, layer.position(self.points), moving)
-        space = block(layer, "block0", point, point, crowd)
+        places = layer.position(self.points)
+        crowd = crowd_of(layer.attention, places, moving)
+        stays = unscaled(constant(noise, places[victim, 1:]), layer.manifold_in)
+        space = block(layer, "block0", point if itself else stays, point, crowd)
         noise.owner = "logarithm"
         return logarithm(refined(encoder.drop, space), self.model.manifold_out)
-
-
-def _lower(form: Form) -> Tensor:
-    return form.center - spread(form)
 
 
 def _shares(form: Form, bound: Tensor) -> dict[str, Tensor]:

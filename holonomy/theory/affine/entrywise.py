@@ -21,7 +21,17 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.theory.affine.forms import ROUNDING, Form, apart, constant, select, spread, times
 
-__all__ = ["asinhc_of_square", "convex", "inverse", "positive_power", "sech_of_square", "tanhc_of_square"]
+__all__ = [
+    "arsinh",
+    "asinhc_of_square",
+    "convex",
+    "inverse",
+    "minus_squared_arcosh",
+    "positive_power",
+    "sech_of_square",
+    "sinhc_of_square",
+    "tanhc_of_square",
+]
 
 # Below this root of v a difference is taken from its series.
 _SERIES = 0.5
@@ -130,6 +140,43 @@ def asinhc_of_square(form: Form) -> Form:
         return torch.where(some, -numerics.minus_tanh(safe) / (2 * safe.sinh() ** 3), -1 / 6)
 
     return convex(form, lambda v: numerics.asinhc(v.sqrt()), slope, _middle, low=0.0)
+
+
+def sinhc_of_square(form: Form) -> Form:
+    r""":math:`\sinh(\sqrt v)/\sqrt v`, for v at least 0: convex, as its power series has positive coefficients."""
+
+    def value(v: Tensor) -> Tensor:
+        return numerics.sinhc(v.sqrt())
+
+    def slope(v: Tensor) -> Tensor:
+        return numerics.sinhc_slope(v.sqrt()) / 2
+
+    return convex(form, value, slope, _middle, low=0.0)
+
+
+def minus_squared_arcosh(form: Form) -> Form:
+    r""":math:`-\operatorname{arcosh}(1 + a)^2`, for a at least 0.
+
+    Convex, as its slope :math:`-2 \theta/\sinh \theta` increases with :math:`\theta = \operatorname{arcosh}(1 + a)`.
+    """
+
+    def angle(a: Tensor) -> Tensor:
+        return 2 * (a / 2).sqrt().asinh()
+
+    return convex(form, lambda a: -angle(a).square(), lambda a: -2 / numerics.sinhc(angle(a)), _middle, low=0.0)
+
+
+def arsinh(form: Form) -> Form:
+    """The inverse hyperbolic sine: within half the range of its slope of a linear map about the centre."""
+    radius = spread(form)
+    lower, upper = form.center - radius, form.center + radius
+    nearest = torch.where((lower < 0) & (upper > 0), 0.0, torch.minimum(lower.abs(), upper.abs()))
+    most = (1 + nearest.square()).rsqrt()
+    least = (1 + torch.maximum(lower.abs(), upper.abs()).square()).rsqrt()
+    slope = (most + least) / 2
+    middle = form.center.asinh() - slope * form.center
+    half = (most - least) / 2 * radius + ROUNDING * (form.center.abs() + radius)
+    return apart(times(form, slope), middle, half)
 
 
 def _tanhc(v: Tensor) -> Tensor:
