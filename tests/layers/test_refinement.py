@@ -259,3 +259,8 @@ def test_batch_norm_in_float16(spread, mean):
 def test_a_change_of_curvature_saturates(dtype: torch.dtype) -> None:
     largest = torch.tensor([-1.0, 1.0], dtype=dtype) * torch.finfo(dtype).max
     assert refinement.rescale_space(largest, Lorentz(-4.0), Lorentz(-1.0)).equal(largest)
+
+
+def test_batch_norm_wants_a_dtype_of_numbers_with_fractions():
+    with pytest.raises(TypeError, match="dtype must be a floating-point"):
+        HypBatchNorm(2, Lorentz(), dtype=torch.int64)

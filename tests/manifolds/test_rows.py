@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from holonomy import numerics
 from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.manifolds.hyperboloid import rows
+from holonomy.manifolds.hyperboloid import row_maps, row_transport, rows
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 ROWS = 700
@@ -130,3 +131,14 @@ def test_the_rule(device: torch.device) -> None:
     assert not rows.use_rowwise(x.double(), x.double())
     with torch.autocast(device.type, torch.bfloat16):
         assert not rows.use_rowwise(x, x)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_steep_rows_are_left_to_the_exact_functions(flip):
+    """The slope is that of the farther point, whichever it is."""
+    far = 10 * numerics.ROW_STEEPEST**0.5
+    x, y = torch.tensor([[0.0, 0.0], [0.3, 0.0]]), torch.tensor([[far, 0.0], [0.0, 0.4]])
+    x, y = (y, x) if flip else (x, y)
+    one = torch.ones((), dtype=torch.float64)
+    assert row_maps._log_numbers(one, x, y)[1].squeeze().tolist() == [True, False]
+    assert row_transport._numbers(one, x, y, torch.ones(2, 2))[1].squeeze().tolist() == [True, False]

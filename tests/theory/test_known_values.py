@@ -87,9 +87,10 @@ def test_lengths_in_unit_coordinates():
     assert token_stretch(layer, STEEP.lift(drawn(3, 2))).tolist() == pytest.approx([1.0] * 3)
     embedding = ExpMapHTC(2, 2, UNIT, bias=False, **DOUBLE)
     with torch.no_grad():
-        embedding.weight.copy_(numbers([0.0, 1.0, 0.0], [0.0, 0.0, 1.0]))
+        embedding.weight.copy_(numbers([0.0, 3.0, 0.0], [0.0, 0.0, 3.0]))
     about = replace(Region(2.0, 2), points=numbers([1.5, 0.0]), spread=0.5)
-    assert follow(embedding, about, Setting()).constant == pytest.approx(math.sinh(2) / 2)
+    for region in (about, Region(2.0, 2)):
+        assert follow(embedding, region, Setting()).constant == pytest.approx(3 * math.sinh(2) / 2)
 
 
 @pytest.mark.parametrize("kind", [TangentLinear, HypPositionalEncoding])
@@ -119,17 +120,17 @@ def test_directions_are_those_of_the_frame_carried_from_the_origin():
     torch.testing.assert_close(_directions(x, UNIT.expmap(x, 0.5 * tangent))[0, 0], numbers(cos, sin))
 
 
-def test_keys_alone_move_a_head_by_the_sum_over_each_row():
+def test_keys_and_values_alone_move_a_head_by_the_sum_over_each_row():
     q, k, v = on_a_line(0.2, -0.5), on_a_line(0.4, -1.0), on_a_line(1.0, -0.3)
     weights = (-UNIT.cdist(q, k)).softmax(-1)
     shares, away = midpoint_shares(weights, v[:, 1:])
     speed, still = numbers(1.0, 0.2), torch.zeros(2, **DOUBLE)
-    found = local_softmax_stretch(
-        q[:, 1:], k[:, 1:], v[:, 1:], (still, speed, still), scale=1.0, similarity="geodesic", metric="sup"
-    )
-    rows, columns = ((shares * away.tanh() * speed).sum(axis).amax().item() for axis in (1, 0))
-    assert found == pytest.approx(rows)
-    assert abs(rows - columns) > 0.01
+    spaces = (q[:, 1:], k[:, 1:], v[:, 1:])
+    for speeds, part in (((still, speed, still), shares * away.tanh()), ((still, still, speed), shares)):
+        found = local_softmax_stretch(*spaces, speeds, scale=1.0, similarity="geodesic", metric="sup")
+        rows, columns = ((part * speed).sum(axis).amax().item() for axis in (1, 0))
+        assert found == pytest.approx(rows)
+        assert abs(rows - columns) > 0.01
 
 
 def test_a_head_at_an_input():
