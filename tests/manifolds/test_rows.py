@@ -10,7 +10,8 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.manifolds.hyperboloid import row_maps, row_transport, rows
+from holonomy.manifolds.hyperboloid import row_maps, rows
+from holonomy.manifolds.hyperboloid.row_transport import _numbers
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 ROWS = 700
@@ -136,9 +137,9 @@ def test_the_rule(device: torch.device) -> None:
 @pytest.mark.parametrize("flip", [False, True])
 def test_steep_rows_are_left_to_the_exact_functions(flip):
     """The slope is that of the farther point, whichever it is."""
-    far = 10 * numerics.ROW_STEEPEST**0.5
+    far = 2 * numerics.ROW_STEEPEST**0.5
     x, y = torch.tensor([[0.0, 0.0], [0.3, 0.0]]), torch.tensor([[far, 0.0], [0.0, 0.4]])
     x, y = (y, x) if flip else (x, y)
     one = torch.ones((), dtype=torch.float64)
     assert row_maps._log_numbers(one, x, y)[1].squeeze().tolist() == [True, False]
-    assert row_transport._numbers(one, x, y, torch.ones(2, 2))[1].squeeze().tolist() == [True, False]
+    assert _numbers(one, x, y, torch.ones(2, 2))[1].squeeze().tolist() == [True, False]
