@@ -66,12 +66,17 @@ OPERATIONS = {
 
 
 def midpoint_among_many(manifold: Lorentz, x: Tensor, y: Tensor) -> Tensor:
-    """Return the midpoints of the same rows in a table so long that it is computed in chunks."""
+    """Return the midpoints with 0.3 y of the same rows in a table so long that it is computed in chunks."""
     copies = 2048 // len(x) + 1
-    return lifted_midpoint(x.repeat(copies, 1), y.repeat(copies, 1), 1.0, manifold.curvature)[: len(x)]
+    return lifted_midpoint(x.repeat(copies, 1), y.repeat(copies, 1), 0.3, manifold.curvature)[: len(x)]
 
 
-OPERATIONS["midpoint among many"] = Operation(midpoint_among_many, oracle.midpoint, ("x", "y"), "point")
+def weighted_midpoint(x: oracle.Vector, y: oracle.Vector, kappa: mpf) -> oracle.Vector:
+    """Return the midpoint of x and 0.3 y."""
+    return oracle.centroid(x, y, [mpf(1), mpf(0.3)], kappa)
+
+
+OPERATIONS["midpoint among many"] = Operation(midpoint_among_many, weighted_midpoint, ("x", "y"), "point")
 
 
 class Error(NamedTuple):

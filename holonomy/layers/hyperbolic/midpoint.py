@@ -2,54 +2,27 @@ r"""The Lorentzian midpoint of two points: the residual connection, and eq. 20's
 
 .. math:: m = \frac{x + \epsilon y}{\sqrt{|\kappa|\,|\langle x + \epsilon y, x + \epsilon y\rangle|}}
 
-The norm under the root is never taken as the difference of two large squares: with
-:math:`q = |\kappa| \langle x - y, x - y\rangle = 4 \sinh^2(\sqrt{|\kappa|}\, d(x,y)/2)`,
-
-.. math:: |\kappa|\,|\langle x + \epsilon y, x + \epsilon y\rangle| = (1 + \epsilon)^2 + \epsilon\, q .
+The norm under the root is never taken as the difference of two large squares, see :mod:`holonomy.ops.lorentz.midpoint`.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from holonomy import _autograd, checks, numerics
+from holonomy import checks
 from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.refinement import HypLayerNorm, may_bypass_norm, rescale_space, resolve
-from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.ops.lorentz.lifted import use_chunked
-from holonomy.ops.lorentz.midpoint import LiftedMidpoint
+from holonomy.manifolds import Lorentz
+from holonomy.ops.lorentz.midpoint import midpoint
 from holonomy.ops.lorentz.residual_norm import residual_norm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypResidual", "add_and_norm", "lifted_midpoint", "midpoint"]
-
-
-def midpoint(
-    x: Float[Tensor, "*batch dim"],
-    y: Float[Tensor, "*batch dim"],
-    epsilon: float,
-    curvature: Float[Tensor, "*one"],
-) -> Float[Tensor, "*batch dim"]:
-    """Space part of the Lorentzian midpoint of ``x`` and ``epsilon * y``, two points of one manifold."""
-    dtype = torch.promote_types(x.dtype, y.dtype)
-    inputs = numerics.widen(x), numerics.widen(y), numerics.widen(curvature.reshape(()).neg()).sqrt()
-    # Float64 holds every product of float32 numbers and their gradients, but not those of its own.
-    middle = partial(_middle, epsilon)
-    found = numerics.bounded(middle, *inputs) if dtype == torch.float64 else middle(*inputs)
-    return numerics.narrow(found, dtype)
-
-
-def _middle(epsilon: float, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    norm = torch.sqrt((1 + epsilon) ** 2 + epsilon * geodesics.squared_chord(x, y, scale))
-    # Divided before the sum, which might not fit float64 where the midpoint does.
-    return x * (1 / norm) + y * (epsilon / norm)
+__all__ = ["HypResidual", "add_and_norm", "lifted_midpoint"]
 
 
 def lifted_midpoint(
@@ -58,20 +31,11 @@ def lifted_midpoint(
     epsilon: float,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch ambient"]:
-    """The midpoint of points, lifted.
-
-    On the CPU, where rows are many, :class:`~holonomy.ops.lorentz.midpoint.LiftedMidpoint` makes it in parts.
-    """
-    if not _in_parts(x, y):
-        return _lifted_midpoint(x, y, curvature, epsilon)
-    rows = (z.reshape(-1, z.shape[-1]) for z in (x, y))
-    found: Tensor = _autograd.apply_function(LiftedMidpoint, *rows, curvature, epsilon, _lifted_midpoint)
-    return found.view_as(x)
-
-
-def _lifted_midpoint(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
+    """The midpoint of ``x`` and ``epsilon * y``, two points of one manifold; of y the space part will do."""
     dim = x.shape[-1] - 1
-    return hyperboloid.lift(midpoint(x[..., 1:], y[..., y.shape[-1] - dim :], epsilon, curvature), curvature)
+    left, right = torch.broadcast_tensors(x[..., 1:], y[..., y.shape[-1] - dim :])
+    found = midpoint(left.reshape(-1, dim), right.reshape(-1, dim), curvature, epsilon)
+    return found.view(*left.shape[:-1], dim + 1)
 
 
 def add_and_norm(
@@ -92,15 +56,6 @@ def add_and_norm(
         return norm(residual(x, branch))
     return residual_norm(
         x, branch, residual.manifold_out.curvature, gain, shift, last, weight=residual.epsilon, eps=eps
-    )
-
-
-def _in_parts(x: Tensor, y: Tensor) -> bool:
-    return (
-        x.device.type == "cpu"
-        and use_chunked(x, x.numel() // x.shape[-1])
-        and x.shape[:-1] == y.shape[:-1]
-        and x.dtype == y.dtype
     )
 
 

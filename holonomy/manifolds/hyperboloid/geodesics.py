@@ -41,7 +41,6 @@ __all__ = [
     "inner",
     "logarithm",
     "logarithm0",
-    "squared_chord",
     "transport_exact",
 ]
 
@@ -89,13 +88,6 @@ def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tup
         kept(-grad * _covector(ray_y, from_y)),
         -_by_scale(kept(grad * slack), scale.square()),
     )
-
-
-def squared_chord(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    r""":math:`|\kappa| \langle x - y, x - y\rangle = 4 \sinh^2(D/2)`, smooth where the points coincide."""
-    x, y = torch.broadcast_tensors(x, y)
-    function = _TracedSquaredChord if torch.compiler.is_compiling() else _SquaredChord
-    return _autograd.apply_function(function, x, y, scale)
 
 
 def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -188,48 +180,6 @@ class _Distance0(torch.autograd.Function):
         lag = numerics.minus_tanh(torch.asinh(sinh))
         kept = _keeper(length, grad)
         return grad / numerics.hypot(sinh, torch.ones_like(sinh)), -_by_scale(kept(grad * lag), scale.square())
-
-
-class _SquaredChord(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        sinh = _sinh(_gap(x, y, scale))
-        return numerics.finite(sinh * (2 * (sinh / (1 + numerics.hypot(sinh, torch.ones_like(sinh))))))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, y, scale = ctx.saved_tensors
-        (grad,) = grad_outputs
-        from_x, from_y = _gap(x, y, scale), _gap(y, x, scale)
-        # sinh(D) E; see the head of this file.
-        x_length, x_time, y_time = from_x.ray.length, from_x.ray.time, from_x.other.time
-        stretch = (_sinh(from_x) / x_time) * (_sinh(from_x) / y_time)
-        turned = numerics.norm(from_x.across, keepdim=True) * x_length
-        stretch = stretch + turned / x_time * (turned * y_time)
-        kept = _keeper(x, y, grad)
-        return (
-            kept(-2 * scale * grad * _gap_covector(from_x)),
-            kept(-2 * scale * grad * _gap_covector(from_y)),
-            _by_scale(kept(2 * grad * stretch), scale),
-        )
-
-
-class _TracedSquaredChord(torch.autograd.Function):
-    """The same in the form that dynamo traces into whatever decorates the functions it calls; without vmap."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y, scale)
-        return _SquaredChord.forward(x, y, scale)
-
-    backward = staticmethod(_SquaredChord.backward)
 
 
 class _Logarithm(torch.autograd.Function):
@@ -448,11 +398,6 @@ class _Inner(torch.autograd.Function):
             kept(grad * (u_across + ray.unit * (u_along / ray.time))),
             -_by_scale(kept(grad * (inward * ray.length)), scale),
         )
-
-
-def _gap_covector(gap: Gap) -> Tensor:
-    """Minus the derivative of cosh D in the space part of X; zero, and smooth, where the points coincide."""
-    return (gap.across + gap.ray.unit * (gap.along / gap.ray.time)) * gap.other.time
 
 
 def _keeper(*inputs: Tensor) -> Callable[[Tensor], Tensor]:
