@@ -251,14 +251,17 @@ def _radii(enclosure: Enclosure, nodes: Tensor, target: Tensor, limit: float, *,
     guess = (margins / slopes).nan_to_num(torch.inf).amin(-1).clamp(min=tiny[0], max=limit)
     low, high = torch.zeros_like(guess), torch.full_like(guess, torch.inf)
     radius = (guess / 2).clamp(max=limit)
+    going = torch.arange(len(nodes))
     for _ in range(_MOST):
-        holds = _holds(enclosure, nodes, target, radius, cap=cap)
-        low, high = torch.where(holds, radius, low), torch.where(holds, high, radius)
+        holds = _holds(enclosure, nodes[going], target[going], radius[going], cap=cap)
+        low[going] = torch.where(holds, radius[going], low[going])
+        high[going] = torch.where(holds, high[going], radius[going])
         open_above, open_below = torch.isinf(high), low == 0
         radius = torch.where(open_above, low * 2, torch.where(open_below, high / 2, (low * high).sqrt()))
         radius = radius.clamp(max=limit)
         done = (high <= low * _NARROW) | (low >= limit) | (open_below & (high < guess * tiny))
-        if bool(done.all()):
+        going = (~done).nonzero().squeeze(1)
+        if not len(going):
             break
     return low
 

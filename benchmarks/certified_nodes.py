@@ -1,0 +1,234 @@
+"""Certified nodes: radii beside the smallest attacks found, CPU time a node, and points that break a bound (none may).
+
+    python -m examples.node_classification --seeds 1 --out runs/tree
+    python -m benchmarks.certified_nodes --run runs/tree --nodes 50 --out tree.json
+    python -m benchmarks.certified_nodes --run runs/cora --dataset cora --data ../shared/data --out cora.json
+
+The model is that of seed 0 of a run of ``examples.node_classification`` with one block of linear attention. The file is
+written after each node; called again, the benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from examples import datasets, node_classification
+from holonomy import numerics
+from holonomy.layers import HypLinearAttention
+from holonomy.layers.hyperbolic.refinement import change_curvature
+from holonomy.models import Hypformer, HypformerBlock
+from holonomy.models.hypformer import HypformerEncoder
+from holonomy.ops.linear_attention.reference import power_features
+from holonomy.theory import certified_radius
+from holonomy.theory.affine.attention import crowd_of
+from holonomy.theory.affine.enclosure import Enclosure
+from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated
+
+Logits = Callable[[Tensor], Tensor]
+
+# Nodes whose radii are searched for side by side.
+_TOGETHER = 16
+
+
+def own_logits(enclosure: Enclosure, node: int) -> Logits:
+    """A node's logits as a function of many changes ``(change, feature)`` of its features, through the model's layers.
+
+    Only attention is summed anew, as all other tokens stay; so thousands of changes cost what one forward pass does.
+    """
+    model, x = enclosure.model, enclosure.x
+    encoder = cast("HypformerEncoder", model.encoder)
+    block = cast("HypformerBlock", encoder.blocks[0])
+    attention = cast("HypLinearAttention", block.attention)
+    crowd = crowd_of(attention, block.position(enclosure.points).detach(), torch.tensor([node]))
+    manifold = model.manifold_out
+
+    def attend(point: Tensor) -> Tensor:
+        query, key, value = (
+            power_features(part.space(point).unflatten(-1, (attention.heads, -1)), attention.power)
+            for part in (attention.query, attention.key, attention.value)
+        )
+        value = value * (-attention.log_scale).exp()
+        overlap = (query * key).sum(-1, keepdim=True)
+        top = torch.einsum("nhk,hkv->nhv", query, crowd.products[0]) + overlap * value
+        weight = torch.einsum("nhk,hk->nh", query, crowd.keys[0])[..., None] + overlap
+        average = top * numerics.safe_div(torch.ones_like(weight), weight)
+        space = average.flatten(1) + attention.residual(value.flatten(1))
+        return change_curvature(space, attention.manifold_hidden, attention.manifold_out)
+
+    def logits(change: Tensor) -> Tensor:
+        point = block.position(encoder.points(x[node] + change))
+        point = block.norm_attention(block.residual(point, block.drop(attend(point))))
+        point = encoder.drop(block.norm_feedforward(block.residual(point, block.feedforward(point))))
+        mixed = manifold.space(manifold.logmap0(point))
+        if enclosure.graph is not None:
+            mixed = torch.lerp(mixed, _graph(enclosure.graph, node, change), model.graph_weight)
+        return model.decoder(
+            model.manifold_out.expmap0(torch.nn.functional.pad(mixed, (1, 0))) if model.decodes_points else mixed
+        )
+
+    return logits
+
+
+def _graph(branch: GraphBranch, node: int, change: Tensor) -> Tensor:
+    """What the graph encoder gives the node."""
+    if isinstance(branch, Propagated):
+        one = torch.tensor([node])
+        return branch.result[node] + branch.share(one, one) * (branch.mlp(branch.x[node] + change) - branch.start[node])
+    convolved = cast("Convolved", branch)
+    hidden, steps = change[:, None], convolved.steps(node, node) or []
+    for i, (layer, step) in enumerate(zip(convolved.layers, steps, strict=True)):
+        new = (step.shares @ hidden) @ layer.weight.T
+        if layer.skip is not None:
+            new = new + (hidden[:, step.kept.clamp(min=0)] * (step.kept >= 0)[:, None]) @ layer.skip.T
+        before = layer.before[step.rows]
+        hidden = new if i == len(steps) - 1 else torch.relu(before + new) - torch.relu(before)
+    return convolved.layers[-1].before[node] + hidden[:, 0]
+
+
+def smallest_attack(logits: Logits, dim: int, target: int, steps: int, generator: torch.Generator) -> float:
+    """The length of the smallest change found that leaves the class: random lines, and minimal-norm descent."""
+    best = torch.inf
+    lines = _units(200, dim, generator)
+    for scale in torch.logspace(-3, 1.5, 40).tolist():
+        with torch.no_grad():
+            if bool((logits(lines * scale).argmax(-1) != target).any()):
+                best = scale
+                break
+    change = _units(6, dim, generator) * torch.tensor([1e-6, *[0.05] * 5]).double()[:, None]
+    length = torch.full((6,), torch.inf, dtype=torch.float64)
+    held = length.clone()
+    for step in range(steps):
+        share = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / steps)).item())
+        change = change.detach().requires_grad_()
+        gap = _gap(logits(change), target)
+        (grad,) = torch.autograd.grad(gap.sum(), change)
+        with torch.no_grad():
+            size, slope = change.norm(dim=-1), grad.norm(dim=-1).clamp(min=1e-12)
+            wrong = gap > 0
+            held = torch.where(wrong, torch.minimum(held, size), held)
+            grown = torch.where(torch.isinf(held), size + gap.abs() / slope, length * (1 + 0.05 * share))
+            length = torch.where(wrong, torch.minimum(length, size) * (1 - 0.05 * share), grown)
+            change = change + (0.3 * share + 0.003) * length.clamp(max=3.0)[:, None] * grad / slope[:, None]
+            change = change * (length / change.norm(dim=-1).clamp(min=1e-12)).clamp(max=1.0)[:, None]
+    return min(best, held.min().item())
+
+
+def violations(
+    enclosure: Enclosure, logits: Logits, node: int, radius: float, points: int, generator: torch.Generator
+) -> tuple[int, int]:
+    """How many random and ascended points of a ball are below the bound of a margin, and how many were tried."""
+    target = enclosure.logits[node].argmax()
+    one = torch.tensor([node])
+    found = enclosure.margins(one, one, torch.tensor([radius]).double(), target[None])
+    dim, broken, tried = enclosure.x.shape[1], 0, 0
+    change = _units(points, dim, generator) * radius
+    for step in range(20):
+        change = change.detach().requires_grad_()
+        scores = logits(change)
+        margins = scores[:, target, None] - scores
+        for bound in (found.best, found.affine, found.cap):
+            below = (margins < bound).scatter(1, target.expand(len(margins), 1), value=False)
+            broken += int(below.any(-1).sum())
+        tried += len(change)
+        (grad,) = torch.autograd.grad(_gap(scores, int(target)).sum(), change)
+        pull = grad / grad.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        change = change[: max(points // 20, 4)] + (0.5 if step < 10 else 0.1) * radius * pull[: max(points // 20, 4)]
+        change = change * (radius / change.norm(dim=-1, keepdim=True)).clamp(max=1.0)
+    return broken, tried
+
+
+def _units(count: int, dim: int, generator: torch.Generator) -> Tensor:
+    drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    return drawn / drawn.norm(dim=-1, keepdim=True)
+
+
+def _gap(scores: Tensor, target: int) -> Tensor:
+    own = torch.nn.functional.one_hot(torch.tensor(target), scores.shape[1]).bool()
+    return scores.masked_fill(own, -torch.inf).amax(-1) - scores[:, target]
+
+
+def measured(
+    enclosure: Enclosure, node: int, found: tuple[float, float, float], steps: int, points: int
+) -> dict[str, Any]:
+    """The record of one node, from its radius, the one without the cap, and the time of the first."""
+    generator = torch.Generator().manual_seed(node)
+    x, (radius, without, seconds) = enclosure.x, found
+    logits, target = own_logits(enclosure, node), int(enclosure.logits[node].argmax())
+    off = (logits(torch.zeros_like(x[:1]))[0] - enclosure.logits[node]).abs().amax().item()
+    broken = tried = 0
+    for ball in (radius, without, 0.01 * x[node].norm().item(), 0.1 * x[node].norm().item()):
+        more, points_tried = violations(enclosure, logits, node, ball, points, generator)
+        broken, tried = broken + more, tried + points_tried
+    attack = smallest_attack(logits, x.shape[1], target, steps, generator)
+    return {
+        "radius": radius, "without_cap": without, "attack": attack, "cpu_seconds": seconds,
+        "violations": broken, "points": tried, "off": off,
+    }  # fmt: skip
+
+
+def summary(records: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Medians over nodes, and sums."""
+
+    def median(values: list[float]) -> float:
+        return torch.tensor(values, dtype=torch.float64).median().item()
+
+    rows = list(records.values())
+    return {
+        "nodes": len(rows),
+        "median ratio": median([row["radius"] / row["attack"] for row in rows]),
+        "median ratio without cap": median([row["without_cap"] / row["attack"] for row in rows]),
+        "median radius": median([row["radius"] for row in rows]),
+        "median attack": median([row["attack"] for row in rows]),
+        "median CPU seconds": median([row["cpu_seconds"] for row in rows]),
+        "points": sum(row["points"] for row in rows),
+        "violations": sum(row["violations"] for row in rows),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; return 1 if a bound was broken."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--run", type=Path, required=True, help="folder of a run of examples.node_classification")
+    parser.add_argument("--dataset", default="tree", help="what it was trained on (default tree)")
+    parser.add_argument("--data", type=Path, help="folder of the npz files")
+    parser.add_argument("--nodes", type=int, default=50, help="random test nodes (default 50)")
+    parser.add_argument("--steps", type=int, default=120, help="of each attack (default 120)")
+    parser.add_argument("--points", type=int, default=400, help="random points in each ball (default 400)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write, and to go on from")
+    given = parser.parse_args(argv)
+    settings = node_classification.Settings(**json.loads((given.run / "results.json").read_text("utf-8"))["settings"])
+    data = datasets.load(given.dataset, given.data, seed=0)
+    data = datasets.prepared(data, settings.features, settings.scale)
+    model = cast("Hypformer", node_classification.build("hypformer", settings, data))
+    model.load_state_dict(torch.load(given.run / "part-seed-0.model.pt", weights_only=True))
+    enclosure = Enclosure(model.eval(), data.x, data.edge_index)
+    chosen = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[: given.nodes]]
+    records: dict[str, Any] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else {}
+    missing = torch.tensor([node for node in chosen.tolist() if str(node) not in records], dtype=torch.long)
+    for start in range(0, len(missing), _TOGETHER):
+        nodes = missing[start : start + _TOGETHER]
+        began = time.process_time()
+        radii = certified_radius(enclosure.model, enclosure.x, data.edge_index, nodes)
+        seconds = (time.process_time() - began) / len(nodes)
+        without = certified_radius(enclosure.model, enclosure.x, data.edge_index, nodes, cap=False)
+        for node, one, other in zip(nodes.tolist(), radii.tolist(), without.tolist(), strict=True):
+            records[str(node)] = measured(enclosure, node, (one, other, seconds), given.steps, given.points)
+            content = {"dataset": given.dataset, "summary": summary(records), "records": records}
+            given.out.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            print(node, records[str(node)], file=sys.stderr, flush=True)
+    found = summary(records)
+    print(json.dumps(found, indent=1))
+    return int(found["violations"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
