@@ -14,7 +14,7 @@ products are rounded to the 11 digits of TF32, which hold bfloat16 and float16 e
 """
 
 # Triton's language has no types: pointers and sizes are what the launchers below pass.
-# ruff: noqa: ANN001, ANN202, ARG001, N803, PLR0915, RUF059
+# ruff: noqa: ANN001, ANN202, ARG001, N803, RUF059
 # pyright: basic, reportInvalidTypeForm=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
@@ -79,6 +79,53 @@ def _slice_of_others(first, last, queries, others, back, ahead, POWER: tl.conste
 
 
 @jit
+def _at_entry(left, right, other, value, other_value, first_keys_at, others_at, entry, sizes):
+    """The factors and intervals of one entry of the batch, and how far away second terms are."""
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    entries = entry * 0 + entries  # int64, as the number of an entry is: tables may have more than 2^31 numbers
+    return (
+        left + entry * queries * features,
+        right + entry * first_keys * features,
+        other + entry * others * features,
+        value + entry * first_keys * channels,
+        other_value + entry * others * channels,
+        first_keys_at + entry * first_keys_step,
+        others_at + entry * others_step,
+        entries * queries * features,
+        entries * first_keys * features,
+    )
+
+
+@jit
+def _queries(left, second, rows, count, columns, width, TERMS: tl.constexpr):
+    """Both terms of a block of queries; where there is one, it stands for the other, too."""
+    left0 = _load(left, rows, count, columns, width)
+    left1 = left0
+    if TERMS == 2:
+        left1 = _load(left + second, rows, count, columns, width)
+    return left0, left1
+
+
+@jit
+def _first_key(right, second, at, first_key, count, columns, width, TERMS: tl.constexpr):
+    """Both terms of a first key, and the queries that see it."""
+    right0 = _row(right, first_key, columns, width)
+    right1 = right0
+    if TERMS == 2:
+        right1 = _row(right + second, first_key, columns, width)
+    return right0, right1, tl.load(at + first_key), tl.load(at + count + first_key)
+
+
+@jit
+def _products(left0, left1, right0, right1, TERMS: tl.constexpr):
+    """What queries and a first key multiply the others with: f of equation 1."""
+    a = left0 * right0[None, :]
+    if TERMS == 2:
+        a += left1 * right1[None, :]
+    return a
+
+
+@jit
 def _matmul(a, b, PRECISION: tl.constexpr):
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
 
@@ -117,22 +164,12 @@ def _forward(
     back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
     entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    second_left, second_right = (
-        (entry * 0 + entries) * queries * features,
-        (entry * 0 + entries) * first_keys * features,
+    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
+        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
-    left += entry * queries * features
-    right += entry * first_keys * features
-    other += entry * others * features
-    value += entry * first_keys * channels
-    other_value += entry * others * channels
-    first_keys_at += entry * first_keys_step
-    others_at += entry * others_step
     rows = first + tl.arange(0, BLOCK)
-    left0 = _load(left, rows, queries, f, features)
-    if TERMS == 2:
-        left1 = _load(left + second_left, rows, queries, f, features)
+    left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
     peak = tl.full((BLOCK,), float("-inf"), left0.dtype)
     total, average = tl.zeros((BLOCK,), left0.dtype), tl.zeros((BLOCK, C), left0.dtype)
     first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
@@ -144,12 +181,10 @@ def _forward(
         sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
         for first_key in range(first_key_start, first_key_stop):
             first_value = _row(value, first_key, c, channels)
-            right0 = _row(right, first_key, f, features)
-            from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
-            a = left0 * right0[None, :]
-            if TERMS == 2:
-                right1 = _row(right + second_right, first_key, f, features)
-                a += left1 * right1[None, :]
+            right0, right1, from_, to = _first_key(
+                right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
+            )
+            a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
             logits = tl.where(seen, _matmul(a, tl.trans(block), PRECISION), float("-inf"))
             highest = tl.maximum(peak, tl.max(logits, 1))
@@ -193,25 +228,13 @@ def _of_queries(
     back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
     entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    second_left, second_right = (
-        (entry * 0 + entries) * queries * features,
-        (entry * 0 + entries) * first_keys * features,
+    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
+        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
-    left += entry * queries * features
-    right += entry * first_keys * features
-    other += entry * others * features
-    value += entry * first_keys * channels
-    other_value += entry * others * channels
-    first_keys_at += entry * first_keys_step
-    others_at += entry * others_step
-    grad += entry * queries * channels
-    base += entry * queries
-    average += entry * queries
+    grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
     rows = first + tl.arange(0, BLOCK)
-    left0 = _load(left, rows, queries, f, features)
-    if TERMS == 2:
-        left1 = _load(left + second_left, rows, queries, f, features)
+    left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
     grad_rows = _load(grad, rows, queries, c, channels)
     log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
     g0 = tl.zeros((BLOCK, F), left0.dtype)
@@ -226,12 +249,10 @@ def _of_queries(
         sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
         for first_key in range(first_key_start, first_key_stop):
             first_value = _row(value, first_key, c, channels)
-            right0 = _row(right, first_key, f, features)
-            from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
-            a = left0 * right0[None, :]
-            if TERMS == 2:
-                right1 = _row(right + second_right, first_key, f, features)
-                a += left1 * right1[None, :]
+            right0, right1, from_, to = _first_key(
+                right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
+            )
+            a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
             _, _, grad_logits = _grad_logits(
                 a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
@@ -275,38 +296,24 @@ def _of_first_keys(
     back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
     entry, first_key = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
-    second_left, second_right = (
-        (entry * 0 + entries) * queries * features,
-        (entry * 0 + entries) * first_keys * features,
+    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
+        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
-    left += entry * queries * features
-    right += entry * first_keys * features
-    other += entry * others * features
-    value += entry * first_keys * channels
-    other_value += entry * others * channels
-    first_keys_at += entry * first_keys_step
-    others_at += entry * others_step
-    grad += entry * queries * channels
-    base += entry * queries
-    average += entry * queries
+    grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
     first_value = _row(value, first_key, c, channels)
-    right0 = _row(right, first_key, f, features)
-    from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
+    right0, right1, from_, to = _first_key(
+        right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
+    )
     g0, grad_first_value = tl.zeros((F,), right0.dtype), tl.zeros((C,), right0.dtype)
     if TERMS == 2:
-        right1 = _row(right + second_right, first_key, f, features)
         g1 = tl.zeros((F,), right0.dtype)
     for first in range(tl.maximum(from_, 0), tl.minimum(to, queries), BLOCK):
         rows = first + tl.arange(0, BLOCK)
-        left0 = _load(left, rows, queries, f, features)
-        if TERMS == 2:
-            left1 = _load(left + second_left, rows, queries, f, features)
+        left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
         grad_rows = _load(grad, rows, queries, c, channels)
         log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
-        a = left0 * right0[None, :]
-        if TERMS == 2:
-            a += left1 * right1[None, :]
+        a = _products(left0, left1, right0, right1, TERMS)
         pulled, inner = tl.zeros((BLOCK, F), right0.dtype), tl.zeros((BLOCK, C), right0.dtype)
         other_start, other_stop = _slice_of_others(
             first, first + BLOCK, queries, others, others_back, others_ahead, POWER
@@ -363,42 +370,28 @@ def _of_others(
     back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
     entry, start = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    second_left, second_right = (
-        (entry * 0 + entries) * queries * features,
-        (entry * 0 + entries) * first_keys * features,
+    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
+        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
-    left += entry * queries * features
-    right += entry * first_keys * features
-    other += entry * others * features
-    value += entry * first_keys * channels
-    other_value += entry * others * channels
-    first_keys_at += entry * first_keys_step
-    others_at += entry * others_step
-    grad += entry * queries * channels
-    base += entry * queries
-    average += entry * queries
+    grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
     at = start + tl.arange(0, BLOCK)
     block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
     opens, closes = _interval(others_at, at, others, queries)
     grad_block, grad_block_values = tl.zeros((BLOCK, F), block.dtype), tl.zeros((BLOCK, C), block.dtype)
     for first in range(tl.maximum(tl.min(opens, 0), 0), tl.minimum(tl.max(closes, 0), queries), BLOCK):
         rows = first + tl.arange(0, BLOCK)
-        left0 = _load(left, rows, queries, f, features)
-        if TERMS == 2:
-            left1 = _load(left + second_left, rows, queries, f, features)
+        left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
         grad_rows = _load(grad, rows, queries, c, channels)
         log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
         sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
         first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
         for first_key in range(first_key_start, first_key_stop):
             first_value = _row(value, first_key, c, channels)
-            right0 = _row(right, first_key, f, features)
-            from_, to = tl.load(first_keys_at + first_key), tl.load(first_keys_at + first_keys + first_key)
-            a = left0 * right0[None, :]
-            if TERMS == 2:
-                right1 = _row(right + second_right, first_key, f, features)
-                a += left1 * right1[None, :]
+            right0, right1, from_, to = _first_key(
+                right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
+            )
+            a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
             weights, pulled, grad_logits = _grad_logits(
                 a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
