@@ -85,6 +85,17 @@ def test_any_radius_gives_finite_logits_and_gradients(build, radius):
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
+def test_products_of_far_float64_points_and_far_hyperplanes_have_finite_gradients():
+    m = Lorentz(-1.0, learnable=True, dtype=D)
+    layer = HypMLR(3, 4, m, dtype=D)
+    layer.offset.data.fill_(-300.0)
+    space = (torch.randn(5, 3, dtype=D) * 5e307).clamp(-1e308, 1e308).requires_grad_()
+    y = layer(m.lift(space))
+    assert y.isfinite().all()
+    y.logsumexp(-1).sum().backward()
+    assert all(leaf.grad.isfinite().all() for leaf in (space, *layer.parameters()))
+
+
 @pytest.mark.parametrize("shape", [(), (5,), (2, 5)])
 def test_prototype_logits_are_scaled_squared_distances(shape):
     m = Lorentz(-0.5, dtype=D)

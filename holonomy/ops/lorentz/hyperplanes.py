@@ -45,7 +45,8 @@ def hyperplane_distances_reference(
 ) -> Float[Tensor, "*batch classes"]:
     """The definition of :func:`hyperplane_distances`."""
     points = hyperboloid.lift(numerics.widen(space), curvature)
-    return torch.asinh(numerics.finite(gain * functional.linear(points, plane)))
+    # Each of the two products of float64 may leave the range; an infinite one would make nan of a gradient of zero.
+    return torch.asinh(numerics.finite(gain * numerics.finite(functional.linear(points, plane))))
 
 
 class _Distances(torch.autograd.Function):
