@@ -32,7 +32,7 @@ from holonomy.layers import (
 from holonomy.layers.graph import check_graph
 from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
-from holonomy.layers.hyperbolic.refinement import resolve
+from holonomy.layers.hyperbolic.refinement import drop_some, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.heads import without_padding
@@ -172,7 +172,8 @@ class HypformerBlock(nn.Module):
         # What padding holds goes nowhere, but it would come out again, and infinities are no points.
         x = without_padding(x, key_padding_mask)
         x = self.position(x)
-        x = add_and_norm(self.residual, self.norm_attention, x, self.drop(self.attention(x, key_padding_mask)))
+        attended = drop_some(self.drop, self.attention(x, key_padding_mask))
+        x = add_and_norm(self.residual, self.norm_attention, x, attended)
         return add_and_norm(self.residual, self.norm_feedforward, x, self.feedforward(x))
 
 

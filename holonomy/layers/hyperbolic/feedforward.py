@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.linear import HTC
-from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, rescale_space
+from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, drop_some, rescale_space
 from holonomy.manifolds import hyperboloid
 
 if TYPE_CHECKING:
@@ -39,4 +39,4 @@ class FeedForward(nn.Sequential):
         space = torch.addmm(of_time, hidden.flatten(0, -2), weight[:, 1:].t()).view(
             *hidden.shape[:-1], narrow.out_features
         )
-        return drop(hyperboloid.lift(space, narrow.manifold_out.curvature))
+        return drop_some(drop, hyperboloid.lift(space, narrow.manifold_out.curvature))

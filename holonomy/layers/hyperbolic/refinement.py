@@ -37,6 +37,7 @@ __all__ = [
     "HypLayerNorm",
     "change_curvature",
     "curvatures",
+    "drop_some",
     "may_bypass_norm",
     "rescale_space",
     "resolve",
@@ -284,6 +285,14 @@ class HypDropout(HRC):
 
     def __init__(self, p: float, manifold_in: Lorentz, manifold_out: Lorentz | None = None) -> None:
         super().__init__(nn.Dropout(checks.in_range("p", p, 0.0, 1.0)), manifold_in, manifold_out)
+
+
+def drop_some(layer: HypDropout, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+    """``layer(x)`` of a point that was just lifted: where nothing is dropped, the point itself."""
+    inner = cast("nn.Dropout", layer.function)
+    called = not (may_bypass(layer, HypDropout) and may_bypass(inner, nn.Dropout))
+    drops = inner.training and inner.p > 0
+    return layer(x) if called or drops or layer.manifold_in is not layer.manifold_out else x
 
 
 class HypActivation(HRC):
