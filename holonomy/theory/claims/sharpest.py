@@ -189,10 +189,9 @@ def _attention(draws: Draws, similarity: Similarity, query: Rows, key: Rows, val
     return layer
 
 
-def _reads(channel: int, factor: float, to: int = 0) -> Rows:
-    """The weight of HTC that multiplies one channel and puts it into channel ``to``."""
-    row = [0.0, factor, 0.0] if channel == 0 else [0.0, 0.0, factor]
-    return [row, [0.0] * 3] if to == 0 else [[0.0] * 3, row]
+def _reads(channel: int, factor: float) -> Rows:
+    """The weight of HTC that multiplies one channel and puts it into the first."""
+    return [[0.0, factor, 0.0] if channel == 0 else [0.0, 0.0, factor], [0.0] * 3]
 
 
 _STILL: Rows = [[0.0] * 3, [0.0] * 3]

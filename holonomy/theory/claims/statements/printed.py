@@ -114,18 +114,18 @@ def _not_global(draws: Draws) -> Iterator[Trial]:
 
 def _vanishing(draws: Draws) -> Iterator[Trial]:
     """At X = 0 ordinary attention is the mean of its values; higher orders are below N prod|W_V| R^{N-1} and vanish."""
-    for _ in draws.rounds(10):
+    for _ in draws.rounds(5):
         layer = draw_layer(draws, 1, 3)
         mean = _stretch(layer, torch.zeros(4, 3, dtype=draws.dtype, device=draws.device))
         yield Trial(spectral(layer.values).item(), mean, at={"N": 1.0})
-    for order in (2, 3):
-        for radius in (0.1, 0.01, 0.001):
-            layer, x = draw_layer(draws, order, 3), draws.normal(4, 3)
-            x = radius * x / x.norm(dim=1).amax()
-            # What goes through the weights is of order R^2 beside 1, logits of R^3 and more.
-            room = 1 + 1000 * radius**2
-            allowed = room * order * spectral(layer.values).prod().item() * radius ** (order - 1)
-            yield Trial(_stretch(layer, x), allowed, at={"N": float(order), "radius": radius})
+        for order in (2, 3):
+            for radius in (0.1, 0.01, 0.001):
+                layer, x = draw_layer(draws, order, 3), draws.normal(4, 3)
+                x = radius * x / x.norm(dim=1).amax()
+                # What goes through the weights is of order R^2 beside 1, logits of R^3 and more.
+                room = 1 + 1000 * radius**2
+                allowed = room * order * spectral(layer.values).prod().item() * radius ** (order - 1)
+                yield Trial(_stretch(layer, x), allowed, at={"N": float(order), "radius": radius})
 
 
 def _sharpest_vanishing(draws: Draws) -> Iterator[Trial]:
