@@ -81,6 +81,6 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
 
 
 def test_balls_that_are_not_stretched_are_refuted(monkeypatch):
-    assert not attacked(124, names=["HRC"]).violated
+    assert not attacked(16, names=["HRC"]).violated
     stretched_balls_forgotten(monkeypatch)
-    assert attacked(124, names=["HRC"]).violated
+    assert attacked(16, names=["HRC"]).violated
