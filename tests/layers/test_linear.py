@@ -180,3 +180,14 @@ def test_features_longer_than_the_dtype_can_map_end_on_their_ray(kappa, dtype):
     for end in ends:
         torch.testing.assert_close(end / end[0], torch.tensor([1.0, 0.6, -0.8]).double(), rtol=1e-6, atol=0)
     torch.testing.assert_close(ends[1], ends[2], rtol=1e-6, atol=0)
+
+
+def test_a_tangent_map_whose_result_saturates_has_finite_gradients(device):
+    torch.manual_seed(0)
+    flat, steep = (Lorentz(kappa, device=device) for kappa in (-0.01, -100.0))
+    layer = TangentLinear(4, 3, flat, steep).to(device)
+    x = flat.lift(1e4 * torch.randn(5, 4, device=device)).requires_grad_()
+    y = layer(x)
+    assert float(y[..., 0].detach().max()) > 1e36
+    y.backward(torch.randn(y.shape, device=device))
+    assert all(g.isfinite().all() for g in (x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)))

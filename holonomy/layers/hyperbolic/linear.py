@@ -296,6 +296,8 @@ class TangentLinear(nn.Module):
         """
         checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1", self.linear)
         tangent = self.linear(self.manifold_in.logmap0(x)[..., 1:])
+        # Near the end of the range the gradient times the logarithm would not fit.
+        tangent = numerics.gradient_within(tangent, math.sqrt(torch.finfo(tangent.dtype).max))
         return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
 
 
