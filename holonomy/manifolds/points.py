@@ -66,8 +66,8 @@ class LorentzPoints(nn.Module):
         checks.positive_int("dim", dim)
         checks.in_range("std", std, 0.0, math.inf)
         self.manifold = require_lorentz("manifold", manifold)
-        sheet = Lorentz(-1.0, device=device, dtype=dtype)
-        points = sheet.random(num, dim + 1, std=std, generator=generator)
+        checks.floating_dtype(dtype)
+        points = _sheet(device, dtype).random(num, dim + 1, std=std, generator=generator, dtype=dtype)
         self.unit = _on_the_unit_hyperboloid(points.requires_grad_())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -206,9 +206,7 @@ class LorentzEmbedding(LorentzPoints):
         table._look_up_as(sparse=sparse, padding_idx=padding_idx)
         with torch.no_grad():
             scale = manifold.curvature.to(points).neg().sqrt()
-            table.unit.copy_(
-                Lorentz(-1.0, **like).lift(numerics.shrink(hyperboloid.space(points) * scale, points.dtype))
-            )
+            table.unit.copy_(_sheet(**like).lift(numerics.shrink(hyperboloid.space(points) * scale, points.dtype)))
         table.unit.requires_grad_(not freeze)
         return table
 
@@ -238,11 +236,16 @@ class LorentzEmbedding(LorentzPoints):
             index = torch.arange(self.unit.shape[0], device=self.unit.device)
         else:
             checks.codes("index", index, self.unit.shape[0], "num_embeddings")
-        return self.read(nn.functional.embedding(index, self.unit, self.padding_idx, sparse=self.sparse))
+        return self.read(nn.functional.embedding(index.long(), self.unit, self.padding_idx, sparse=self.sparse))
+
+
+def _sheet(device: torch.device | str | None, dtype: torch.dtype | None) -> Lorentz:
+    """The unit hyperboloid; float16, in which no curvature can be held, has a float32 one."""
+    return Lorentz(-1.0, device=device, dtype=torch.float32 if dtype == torch.float16 else dtype)
 
 
 def _on_the_unit_hyperboloid(points: Tensor) -> geoopt.ManifoldParameter:
-    sheet = Lorentz(-1.0, device=points.device, dtype=points.dtype)
+    sheet = _sheet(points.device, points.dtype)
     plain = points.detach().as_subclass(torch.Tensor)
     # Geoopt types neither this constructor nor its keywords.
     return geoopt.ManifoldParameter(plain, manifold=sheet, requires_grad=points.requires_grad)  # pyright: ignore[reportCallIssue]

@@ -19,6 +19,7 @@ from holonomy.optim.parameters import (
     check_gradients,
     check_learning_rate,
     check_parameter,
+    complete_groups,
     entry_of,
     is_hyperboloid,
     manifold_of,
@@ -73,7 +74,7 @@ def _step_euclidean(entries: list[Entry], group: dict[str, Any], step: int) -> N
         call(*lists, before, foreach=True, lr=float(group["lr"]), **options)
 
 
-def _step_generic(entry: Entry, manifold: geoopt.Manifold, rule: Rule) -> None:
+def _step_generic(entry: Entry, manifold: geoopt.Manifold, rule: Rule, *, amsgrad: bool) -> None:
     """Geoopt's step through the manifold's own methods."""
     parameter, grad, state, _ = entry
     exp_avg, second = state["exp_avg"], state["exp_avg_sq"]
@@ -82,7 +83,7 @@ def _step_generic(entry: Entry, manifold: geoopt.Manifold, rule: Rule) -> None:
     exp_avg.mul_(rule.beta1).add_(grad, alpha=1 - rule.beta1)
     square = manifold.component_inner(parameter, grad)
     second.mul_(rule.beta2).add_(square, alpha=1 - rule.beta2)
-    if "max_exp_avg_sq" in state:
+    if amsgrad:
         second = torch.maximum(state["max_exp_avg_sq"], second, out=state["max_exp_avg_sq"])
     direction = exp_avg / second.sqrt().add_(rule.eps)
     point, momentum = manifold.retr_transp(parameter, -rule.rate * direction, exp_avg)
@@ -134,9 +135,9 @@ def _check_options(group: dict[str, Any]) -> None:
         raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")
 
 
-def _rows(entry: Entry, point: Tensor, radius: Tensor) -> Rows:
+def _rows(entry: Entry, point: Tensor, radius: Tensor, *, amsgrad: bool) -> Rows:
     _, grad, state, _ = entry
-    largest = state.get("max_exp_avg_sq")
+    largest = state["max_exp_avg_sq"] if amsgrad else None
     return Rows(
         point=point,
         momentum=state["exp_avg"].view(point.shape),
@@ -297,15 +298,17 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                 point = entry.parameter.detach().reshape(-1, width)
                 if (manifold, *key) not in radii:
                     radii[manifold, *key] = radius_of(manifold, point)
-                tables[*key, width].append(_rows(entry, point, radii[manifold, *key]))
+                rows = _rows(entry, point, radii[manifold, *key], amsgrad=group["amsgrad"])
+                tables[*key, width].append(rows)
                 if point.data_ptr() != entry.parameter.data_ptr():
                     copies.append((entry.parameter, point))
             else:
-                _step_generic(entry, manifold, _rule(group, entry.state["step"], parameter.device))
+                rule = _rule(group, entry.state["step"], parameter.device)
+                _step_generic(entry, manifold, rule, amsgrad=group["amsgrad"])
         for (_, _, step, _), entries in euclidean.items():
             _step_euclidean(entries, group, step)
-        for (device, _, step, _), rows in tables.items():
-            step_tables(rows, _rule(group, step, device))
+        for (device, _, step, _), of_width in tables.items():
+            step_tables(of_width, _rule(group, step, device))
         for parameter, point in copies:
             parameter.copy_(point.view(parameter.shape))
         for parameter, entry in moved:
@@ -351,13 +354,12 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                 parameter.copy_(manifold.projx(parameter))
                 exp_avg.copy_(manifold.proju(parameter, exp_avg))
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies take groups, too.
+        return {**super().__getstate__(), "_stabilize": vars(self)["_stabilize"]}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for group in state["param_groups"]:
-            for name in _CHANGES_THE_RESULT:
-                if group.get(name):
-                    raise ValueError(f"{name} must be left out of a state for RiemannianAdam, got {group[name]!r}.")
-            # torch's Adam, whose state is the same for Euclidean parameters, has no such option.
-            group.setdefault("stabilize", vars(self).get("_stabilize"))
+        complete_groups(self, state, _CHANGES_THE_RESULT)
         super().__setstate__(state)
         for group in self.param_groups:
             for parameter in group["params"]:

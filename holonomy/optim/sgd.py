@@ -17,6 +17,7 @@ from holonomy.optim.parameters import (
     check_gradients,
     check_learning_rate,
     check_parameter,
+    complete_groups,
     entry_of,
     is_hyperboloid,
     manifold_of,
@@ -75,7 +76,7 @@ def _moved(
 
 def _step(entry: Entry, manifold: geoopt.Manifold | None, group: dict[str, Any], *, first: bool) -> None:
     momentum = group["momentum"]
-    direction, buffer = _gradient(entry, manifold, group["weight_decay"]), None
+    direction, buffer = _gradient(entry, manifold, float(group["weight_decay"])), None
     if momentum:
         buffer = entry.state["momentum_buffer"]
         if first:
@@ -170,8 +171,10 @@ class RiemannianSGD(geoopt.optim.RiemannianSGD):
 
         Raises:
             TypeError: if a parameter is complex, or ``stabilize`` not an integer.
-            ValueError: if an option is out of its range.
+            ValueError: if an option is out of its range, or the group asks for ``maximize``.
         """
+        if param_group.get("maximize"):
+            raise ValueError(f"maximize is not offered by RiemannianSGD, got {param_group['maximize']!r}.")
         super().add_param_group(param_group)
         try:
             _check_options(self.param_groups[-1])
@@ -206,7 +209,8 @@ class RiemannianSGD(geoopt.optim.RiemannianSGD):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
-                first = bool(group["momentum"]) and "momentum_buffer" not in state
+                # torch writes None where there is no momentum yet.
+                first = bool(group["momentum"]) and state.get("momentum_buffer") is None
                 if first:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 entry = entry_of(parameter, parameter.grad, state)
@@ -215,3 +219,11 @@ class RiemannianSGD(geoopt.optim.RiemannianSGD):
             if group["stabilize"] is not None and group["step"] % group["stabilize"] == 0:
                 self.stabilize_group(group)
         return loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies take groups, too.
+        return {**super().__getstate__(), "_stabilize": vars(self)["_stabilize"]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        complete_groups(self, state, ("maximize",))
+        super().__setstate__(state)

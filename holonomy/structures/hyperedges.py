@@ -35,10 +35,11 @@ class Hyperedges:
         num_nodes: n, of all graphs together.
         batch: ``(n,)``, the graph of each node, numbered from zero; one graph where it is not given.
         num_graphs: their number, where some at the end have no node.
-        plan: what layers compute of the tuples, see :meth:`of`; made anew where it is not given, or of other indices.
+        plan: what layers compute of the tuples, see :meth:`of`; made anew where it is not given, or of other indices,
+            another number of nodes or another batch.
 
     Raises:
-        TypeError: if indices are not int64.
+        TypeError: if indices are not int64, or ``plan`` is no :class:`HyperedgePlan`.
         ValueError: if shapes do not fit, an index is out of range, a hyperedge is listed twice or joins two graphs.
 
     >>> edges = Hyperedges(torch.tensor([[0, 1], [1, 0]]), torch.ones(2, 3), num_nodes=2)
@@ -65,7 +66,9 @@ class Hyperedges:
     ) -> None:
         checks.integers("indices", indices)
         checks.floating("values", values)
-        if plan is None or plan.indices is not indices:
+        if plan is not None:
+            _require_plan(plan)
+        if plan is None or not _is_of(plan, indices, num_nodes, batch):
             plan = HyperedgePlan(indices, num_nodes, batch, num_graphs)
         edges = plan.indices.shape[0]
         if values.ndim != 2 or values.shape[0] != edges:
@@ -92,8 +95,7 @@ class Hyperedges:
         >>> edges.plan is plan
         True
         """
-        if not isinstance(plan, HyperedgePlan):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"plan must be a HyperedgePlan, got {type(plan).__name__}.")
+        _require_plan(plan)
         return Hyperedges(plan.indices, values, plan.num_nodes, plan=plan)
 
     @property
@@ -281,6 +283,15 @@ def on_features(function: Callable[[Tensor], Tensor], x: Tensor | Hyperedges) ->
         return x.with_values(function(x.values))
     checks.tensor("x", x)
     return function(x)
+
+
+def _require_plan(plan: object) -> None:
+    if not isinstance(plan, HyperedgePlan):
+        raise TypeError(f"plan must be a HyperedgePlan, got {type(plan).__name__}.")
+
+
+def _is_of(plan: HyperedgePlan, indices: Tensor, num_nodes: int, batch: Tensor | None) -> bool:
+    return plan.indices is indices and plan.num_nodes == num_nodes and (batch is None or batch is plan.batch)
 
 
 def _fields(plan: HyperedgePlan, values: Tensor) -> dict[str, Any]:

@@ -76,11 +76,18 @@ class PaddedGraphs:
         Returns:
             Rows ``(n, features)``.
 
+        Raises:
+            ValueError: if ``values`` is not in this layout.
+
         >>> x = torch.tensor([[1.0], [2.0], [3.0]])
         >>> graphs = PaddedGraphs.of(x, torch.tensor([0, 1, 0]))
         >>> torch.equal(graphs.rows(graphs.values), x)
         True
         """
+        checks.tensor("values", values)
+        if values.shape[:2] != self.padding.shape:
+            wanted = tuple(self.padding.shape)
+            raise ValueError(f"values must have shape (graphs, nodes, ...) = {wanted}, got {tuple(values.shape)}.")
         return values.flatten(0, 1)[self.slots]
 
     def pairs(self, rows: Shaped[Tensor, " pairs *features"]) -> Shaped[Tensor, " graphs nodes nodes *features"]:
@@ -100,6 +107,7 @@ class PaddedGraphs:
         >>> graphs.pairs(torch.arange(1, 6)).tolist()
         [[[1, 0], [0, 0]], [[2, 3], [4, 5]]]
         """
+        checks.tensor("rows", rows)
         there = joint(~self.padding, 2)
         where = there.flatten().nonzero().squeeze(1)
         if rows.shape[0] != where.shape[0]:

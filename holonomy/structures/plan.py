@@ -63,6 +63,7 @@ class HyperedgePlan:
         checks.nonnegative_int("num_graphs", num_graphs)
         if batch is not None:
             checks.membership(batch, num_nodes)
+            checks.on_device(indices.device, batch=batch)
         graphs = max(checks.number_of_graphs(batch, num_graphs or None), 1)
         batch = indices.new_zeros(num_nodes) if batch is None else batch.long()
         _check_indices(indices, num_nodes, batch, graphs)
@@ -87,6 +88,11 @@ class HyperedgePlan:
     def unchanged(self) -> bool:
         """Whether the tensors are as they were when the plan was made, as far as torch counts."""
         return self.changes() == self._made_at
+
+    def require_unchanged(self) -> None:
+        """Refuse tensors that were changed in place."""
+        if not self.unchanged():
+            raise ValueError("indices and batch must not change once hyperedges are made of them; make new ones.")
 
     @property
     def order(self) -> int:
@@ -149,7 +155,7 @@ class HyperedgePlan:
         if checks.nonnegative_int("order", order) == self.order:
             return self
         if self.order == 0:
-            raise ValueError("order must be 0 for the projection of hyperedges without nodes.")
+            raise ValueError(f"order must be 0 for the projection of hyperedges without nodes, got {order}.")
 
         def project() -> HyperedgePlan:
             if order == 0:
@@ -178,8 +184,8 @@ class HyperedgePlan:
         42
         """
         other = self if other is None else other
-        if not (self.unchanged() and other.unchanged()):
-            raise ValueError("indices and batch must not change once hyperedges are made of them; make new ones.")
+        self.require_unchanged()
+        other.require_unchanged()
         if self.changes() is None or other.changes() is None:
             return make()
         results = self._results.setdefault(other, {})
@@ -198,9 +204,13 @@ class HyperedgePlan:
         Returns:
             The plan there.
 
+        Raises:
+            ValueError: if ``indices`` or ``batch`` was changed in place.
+
         >>> HyperedgePlan(torch.tensor([[0]]), 1).to("cpu").indices.device
         device(type='cpu')
         """
+        self.require_unchanged()
         return self._unchecked(self.indices.to(device), self.num_nodes, self.batch.to(device), self.num_graphs)
 
     @staticmethod
@@ -212,7 +222,8 @@ class HyperedgePlan:
         return plan
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy starts without results.
+        # A copy starts without results, and with nothing checked.
+        self.require_unchanged()
         return self._unchecked, (self.indices, self.num_nodes, self.batch, self.num_graphs)
 
     def __repr__(self) -> str:

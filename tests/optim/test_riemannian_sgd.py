@@ -144,3 +144,29 @@ def test_options_out_of_range_are_refused(name, options):
 
 def test_code_that_asks_for_geoopts_class_goes_on_working():
     assert isinstance(RiemannianSGD(euclidean(), lr=0.1), geoopt.optim.RiemannianSGD)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_state_of_torchs_sgd_loads(momentum):
+    ours, theirs = RiemannianSGD(euclidean(), lr=0.5), torch.optim.SGD(euclidean(), lr=0.02, momentum=momentum)
+    train(theirs, 5)
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for a, b in zip(ours.param_groups[0]["params"], theirs.param_groups[0]["params"], strict=True):
+        with torch.no_grad():
+            a.copy_(b)
+    assert deviation(train(ours, 5, start=5), train(theirs, 5, start=5)) <= 1e-14
+
+
+def test_a_missing_momentum_starts_anew():
+    ours = RiemannianSGD(euclidean(), lr=0.02, momentum=0.9)
+    for parameter in ours.param_groups[0]["params"]:
+        ours.state[parameter]["momentum_buffer"] = None
+    assert deviation(train(ours, 3), train(RiemannianSGD(euclidean(), lr=0.02, momentum=0.9), 3)) == 0
+
+
+def test_gradient_ascent_is_refused():
+    ours, theirs = RiemannianSGD(euclidean(), lr=0.5), torch.optim.SGD(euclidean(), lr=0.02, maximize=True)
+    with pytest.raises(ValueError, match="maximize must be left out of a state for RiemannianSGD, got True"):
+        ours.load_state_dict(theirs.state_dict())
+    with pytest.raises(ValueError, match="maximize is not offered by RiemannianSGD, got True"):
+        ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "maximize": True})

@@ -183,3 +183,77 @@ def test_given_points_are_what_is_looked_up():
     manifold.dist0(tuned()).sum().backward()
     assert not tuned.unit.grad.to_dense()[2].any()
     assert tuned.unit.grad.to_dense()[1].any()
+
+
+def test_without_amsgrad_the_largest_moments_are_not_used():
+    for table in (lorentz, sphere, flat):
+        a, b = table(), table()
+        one, other = RiemannianAdam([a], lr=0.05), RiemannianAdam([b], lr=0.05)
+        for step, size in enumerate([100.0, 1.0, 1.0]):
+            # The largest moments are there from the second step on, and are asked for in that one only.
+            one.param_groups[0]["amsgrad"] = step == 1
+            with torch.no_grad():
+                b.copy_(a)
+            if step:
+                moments = {name: value for name, value in one.state[a].items() if name != "max_exp_avg_sq"}
+                other.state[b] = copy.deepcopy(moments)
+            a.grad = size * sparse([1, 4], a, step)
+            b.grad = a.grad.clone()
+            one.step(), other.step()
+        assert "max_exp_avg_sq" in one.state[a]
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("theirs_of", "ours_of"),
+    [
+        (lambda p: on_no_group(geoopt.optim.SparseRiemannianAdam(p, lr=0.1)), lambda p: RiemannianAdam(p, lr=0.5)),
+        (lambda p: geoopt.optim.SparseRiemannianSGD(p, 0.1), lambda p: RiemannianSGD(p, 0.5)),
+    ],
+)
+def test_states_of_geoopts_sparse_optimizers_load(theirs_of, ours_of):
+    a, b = theirs(), theirs()
+    other, ours = theirs_of([a]), ours_of([b])
+    for seed in range(6):
+        if seed == 3:
+            ours.load_state_dict(copy.deepcopy(other.state_dict()))
+            with torch.no_grad():
+                b.copy_(a)
+        a.grad = sparse([1, 4], a, seed)
+        b.grad = a.grad.clone()
+        other.step()
+        if seed >= 3:
+            ours.step()
+    assert deviation([a], [b]) <= 1e-12
+
+
+def on_no_group(optimizer):
+    """Geoopt's sparse Adam reads an option that its constructor does not set."""
+    optimizer.param_groups[0].setdefault("stabilize", None)
+    return optimizer
+
+
+@each_kind
+def test_a_copy_takes_more_groups(kind, options):
+    optimizer = copy.deepcopy(kind([lorentz()], **options, stabilize=3))
+    optimizer.add_param_group({"params": [flat()]})
+    assert [group["stabilize"] for group in optimizer.param_groups] == [3, 3]
+
+
+@each_kind
+def test_half_tables(kind, options):
+    points = Lorentz(-1.0).random(6, 4, generator=torch.Generator().manual_seed(0)).as_subclass(torch.Tensor).half()
+    table = LorentzEmbedding.from_pretrained(points, Lorentz(-1.0), freeze=False, sparse=True)
+    torch.testing.assert_close(table(), points)
+    assert LorentzEmbedding(6, 3, Lorentz(-1.0), dtype=torch.float16)().dtype == torch.float16
+    optimizer, before = kind(table.parameters(), **options), table.unit.detach().clone()
+    table.manifold.dist0(table(torch.tensor([1, 2]))).sum().backward()
+    optimizer.step()
+    assert (table.unit != before).any(-1).tolist() == [False, True, True, False, False, False]
+    assert table().isfinite().all()
+
+
+@pytest.mark.parametrize("width", [torch.int8, torch.int16, torch.int32])
+def test_indices_are_integers_of_any_width(width):
+    table = LorentzEmbedding(6, 3, Lorentz(-1.0), sparse=True)
+    assert torch.equal(table(torch.tensor([0, 1, 1], dtype=width)), table(torch.tensor([0, 1, 1])))

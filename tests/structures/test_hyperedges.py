@@ -268,3 +268,32 @@ def test_moving_plans_anew(device):
     moved = edges.to(device)
     assert moved.plan.computed("where", lambda: "there") == "there"
     assert moved.indices.device.type == moved.batch.device.type == device.type
+
+
+def test_a_plan_of_other_nodes_is_made_anew():
+    plan = HyperedgePlan(torch.tensor([[0, 1]]), 2)
+    values, batch = torch.ones(1, 1), torch.zeros(5, dtype=torch.long)
+    assert Hyperedges(plan.indices, values, 2, plan=plan).plan is plan
+    assert Hyperedges(plan.indices, values, 5, plan=plan).num_nodes == 5
+    assert Hyperedges(plan.indices, values, 5, batch, 3, plan=plan).num_graphs == 3
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_is_no_plan_is_refused():
+    indices = torch.tensor([[0, 1]])
+    for make in (lambda: Hyperedges(indices, torch.ones(1, 1), 2, plan="p"), lambda: Hyperedges.of("p", indices)):
+        with pytest.raises(TypeError, match="plan must be a HyperedgePlan, got str"):
+            make()
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, pickle.dumps, lambda plan: plan.to("cpu")])
+def test_a_plan_whose_tensors_changed_has_no_copies(twin):
+    plan = HyperedgePlan(torch.tensor([[0, 1]]), 2)
+    plan.indices[0, 0] = 7
+    with pytest.raises(ValueError, match="indices and batch must not change"):
+        twin(plan)
+
+
+def test_the_batch_lies_where_the_tuples_lie():
+    with pytest.raises(ValueError, match="batch must be on the device cpu of the other arguments, got meta"):
+        HyperedgePlan(torch.tensor([[0, 1]]), 2, torch.zeros(2, dtype=torch.long, device="meta"))

@@ -35,3 +35,10 @@ def test_the_gradient_goes_to_the_rows():
     graphs = PaddedGraphs.of(x, torch.tensor([1, 0, 1, 1, 0]))
     (graphs.values * weights).sum().backward()
     assert torch.equal(x.grad, graphs.rows(weights))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_rows_of_another_layout_are_refused():
+    graphs = PaddedGraphs.of(torch.ones(3, 1), torch.tensor([0, 1, 1]))
+    with pytest.raises(ValueError, match=r"values must have shape \(graphs, nodes, ...\) = \(2, 2\), got \(4, 1\)"):
+        graphs.rows(torch.ones(4, 1))
