@@ -148,6 +148,19 @@ def test_lorentz_norm_encloses() -> None:
     assert use(found, old, truth, noise, generator) <= 1
 
 
+@pytest.mark.parametrize("time", [1.0, 0.99, 1.02])
+def test_lorentz_norm_encloses_about_a_centre_of_no_such_norm(time: float) -> None:
+    form = sharp([time, 1.0, 0.0], [[0.1, 0.0], [0.0, 0.05], [0.0, 0.0]], [[]] * 3)
+    turn = torch.linspace(0, 2 * torch.pi, 400).double()
+    circle = torch.stack([turn.cos(), turn.sin()], -1)[:, None]
+    grid = torch.cat([circle, circle * 0.7])
+    truth = lorentz(values(form, grid))
+    timelike = (truth >= 0.1).flatten()
+    assert timelike.sum() > 100
+    found = lengths.lorentz_norm(form[:1], form[1:], 0.1)
+    assert use(found, 2, truth[timelike], grid[timelike], torch.Generator().manual_seed(1)) <= 1
+
+
 def sharp(center: list[float], first: list[list[float]], intervals: list[list[float]]) -> Form:
     """One problem with a ball of as many columns as rows say, and intervals."""
     ball, box = torch.tensor([first]).double(), torch.tensor([intervals]).double()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from copy import deepcopy
+from functools import cache
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from holonomy.layers import GCN, Propagation
-from holonomy.models import Hypformer
+from holonomy.layers import GCN, HypLinearAttention, Propagation
+from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
+from holonomy.theory.affine.attention import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure
 
 NODES, FEATURES = 9, 4
@@ -33,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@cache
 def trained(name: str, seed: int = 0, steps: int = 6) -> tuple[Hypformer, Tensor]:
     """A tiny model of float64 after a few steps, in evaluation, and its features."""
     torch.manual_seed(seed)
@@ -66,7 +70,7 @@ def within(change: Tensor, radius: float) -> Tensor:
 def hardest(model: Hypformer, x: Tensor, node: int, victim: int, radius: float, target: int) -> Tensor:
     """The least margin of each class that random points and gradient ascent find in a ball."""
     function = logits(model, x, node, victim)
-    change = torch.randn(30, FEATURES).double()
+    change = torch.randn(12, FEATURES).double()
     change = change / change.norm(dim=-1, keepdim=True) * radius
     least = torch.full((3,), torch.inf).double()
     for step in range(3):
@@ -116,9 +120,24 @@ def test_the_centre_is_the_model_and_the_linear_part_its_gradient(name: str) -> 
     torch.testing.assert_close(certified[others], linear[others], rtol=0, atol=0.01 * radius * slopes.norm().item())
 
 
+def test_the_crowd_beside_a_token_far_out_keeps_its_digits() -> None:
+    model, x = trained("heads, cubes")
+    block = cast("HypformerBlock", cast("Any", model.encoder).blocks[0])
+    points = block.manifold_in.lift(torch.cat([1e20 * torch.ones(1, 8).double(), torch.cat([x, x], 1)[1:]])).detach()
+    origin = block.manifold_in.lift(torch.zeros(1, 8).double())
+    attention = cast("HypLinearAttention", block.attention)
+    found = crowd_of(attention, points, torch.tensor([0, 3, 0]))
+    # The same tokens without the far one.
+    near = crowd_of(attention, torch.cat([origin, points[1:]]), torch.tensor([0]))
+    for each in (0, 2):
+        torch.testing.assert_close(found.keys[each], near.keys[0])
+        torch.testing.assert_close(found.products[each], near.products[0])
+    assert found.keys[1].max() > 1e15
+
+
 def test_float32_weights_and_sparse_features_are_taken_as_they_are() -> None:
     model, x = trained("heads, cubes")
-    narrow = model.float()
+    narrow = deepcopy(model).float()
     wide = certify_node(narrow, x.float().to_sparse(), EDGES, 2, 0.02)
     torch.testing.assert_close(wide.margins, certify_node(narrow.double(), x.float(), EDGES, 2, 0.02).margins)
 

@@ -59,10 +59,12 @@ def crowd_of(layer: HypLinearAttention, points: Float[Tensor, "tokens ambient"],
     value = value / layer.log_scale.detach().double().exp()
     if layer.average == "midpoint":
         value = layer.manifold_hidden.lift(value)
-    products = torch.einsum("nhk,nhv->hkv", key, value)
-    keys = key.sum(0)
-    own = torch.einsum("phk,phv->phkv", key[moving], value[moving])
-    return Crowd(products - own, keys - key[moving])
+    # Nothing is subtracted: beside a token far out the others are below the rounding of a sum of all.
+    chosen, place = moving.unique(return_inverse=True)
+    still, others = key.index_fill(0, chosen, 0.0), 1 - torch.eye(len(chosen), dtype=key.dtype)
+    own = torch.einsum("phk,phv->phkv", key[chosen], value[chosen])
+    products = torch.einsum("nhk,nhv->hkv", still, value) + torch.tensordot(others, own, 1)[place]
+    return Crowd(products, still.sum(0) + torch.tensordot(others, key[chosen], 1)[place])
 
 
 def attended(layer: HypLinearAttention, query: Scaled, moving: Scaled, crowd: Crowd) -> Form:

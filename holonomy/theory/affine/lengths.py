@@ -10,16 +10,18 @@ So the remainder is at most :math:`|P\,dy|^2` over the least :math:`|y| + \ell`,
 :math:`2 |dy|`. Motion along :math:`y_0` costs nothing. The time coordinate :math:`\sqrt{|y|^2 - 1/\kappa}` is the
 length of y with one more entry.
 
-**L4.** For timelike Z = (T, Y), with :math:`L = \sqrt{T^2 - |Y|^2}` and :math:`\ell = -\langle Z_0, Z\rangle / L_0`,
+**L4.** For timelike Z = (T, Y), with :math:`L = \sqrt{T^2 - |Y|^2}`, a timelike u of norm one and
+:math:`\ell = -\langle u, Z\rangle`,
 
-.. math:: \ell - L = \frac{|dZ_\perp|^2}{L + \ell} \ge 0 ,
+.. math:: \ell - L = \frac{|Z_\perp|^2}{L + \ell} \ge 0 ,
 
-:math:`dZ_\perp` the part of :math:`Z - Z_0` that is Lorentz-orthogonal to :math:`Z_0`; its length is that of the space
-part of dZ in the rest frame of :math:`Z_0`, :math:`dY - u_s\, dT + u_s (u_s \cdot dY)/(1 + u_t)`,
-:math:`u = Z_0/L_0`.
+:math:`Z_\perp` the part of Z that is Lorentz-orthogonal to u; its length is that of the space part of Z in the rest
+frame of u, :math:`Y - u_s\, T + u_s (u_s \cdot Y)/(1 + u_t)`.
 
-*Proof.* :math:`Z = (\ell/L_0) Z_0 + dZ_\perp` and :math:`\langle Z, Z\rangle = -\ell^2 + |dZ_\perp|^2`; the
-complement of a timelike vector is spacelike. The boost to the rest frame keeps the form and sends u to (1, 0). QED
+*Proof.* :math:`Z = \ell u + Z_\perp` and :math:`\langle Z, Z\rangle = -\ell^2 + |Z_\perp|^2`; the complement of a
+timelike vector is spacelike. The boost to the rest frame keeps the form and sends u to (1, 0). QED
+With :math:`u = Z_0/L_0` nothing but motion counts. A centre :math:`Z_0` need not be timelike, though Z is: then u has
+the direction of its space part, and what :math:`Z_0` has across u counts, too.
 """
 
 from __future__ import annotations
@@ -61,16 +63,19 @@ def lorentz_norm(time: Form, space: Form, low: Tensor | float) -> Form:
     t, y = time.center, space.center
     norm = ((t - y.norm(dim=-1, keepdim=True)) * (t + y.norm(dim=-1, keepdim=True))).clamp(min=0).sqrt()
     norm = torch.maximum(norm, torch.as_tensor(low, dtype=norm.dtype))
-    ut, us = t / norm, y / norm
+    us = y / norm
+    # t / norm where the centre is a vector of that norm; where it is not, u is of norm one all the same.
+    ut = (1 + us.square().sum(-1, keepdim=True)).sqrt()
     both = join(time, space)
     first = linear(both, torch.cat([ut, -us], dim=-1)[:, None])
     eye = torch.eye(y.shape[-1], dtype=y.dtype)
     boost = torch.cat([-us[..., None], eye + us[..., None] * us[:, None] / (1 + ut)[..., None]], dim=-1)
     across = linear(both, boost)
-    # Only how far it moves is read, and its centre is zero but for rounding.
+    # Zero but for rounding where u is the centre over its norm.
     extra = across.center.norm(dim=-1)
     least = torch.as_tensor(low, dtype=norm.dtype) + torch.maximum(
         first.center - spread(first), torch.as_tensor(low, dtype=norm.dtype)
     )
     half = ((reach(across) + extra).square()[:, None] / least) * ((1 + ROUNDING) / 2)
-    return apart(first, -half, half + ROUNDING * (t.square() + y.square().sum(-1, keepdim=True)) / norm)
+    # The norm of u is one up to rounding of the squares of its entries.
+    return apart(first, -half, half + ROUNDING * 2 * ut.square() * (first.center.abs() + spread(first)))
