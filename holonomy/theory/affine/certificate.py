@@ -7,7 +7,7 @@ the prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,7 +143,7 @@ def certified_radius(
     model: Hypformer,
     x: Float[Tensor, "nodes dim"],
     edge_index: Int[Tensor, "2 edges"] | Graph | None,
-    nodes: Int[Tensor, " victims"],
+    nodes: Int[Tensor, " victims"] | Sequence[int],
     *,
     target: Int[Tensor, " victims"] | None = None,
     limit: float = 100.0,
@@ -194,7 +194,7 @@ def certified_accuracy(
     model: Hypformer,
     x: Float[Tensor, "nodes dim"],
     edge_index: Int[Tensor, "2 edges"] | Graph | None,
-    nodes: Int[Tensor, " victims"],
+    nodes: Int[Tensor, " victims"] | Sequence[int],
     labels: Int[Tensor, " victims"],
     radii: Float[Tensor, " radii"],
     *,
@@ -283,7 +283,8 @@ def _node(name: str, node: int, count: int) -> int:
     return node
 
 
-def _nodes(nodes: Tensor, count: int) -> Tensor:
+def _nodes(nodes: Tensor | Sequence[int], count: int) -> Tensor:
+    nodes = torch.as_tensor(nodes)
     if nodes.ndim != 1 or (len(nodes) and not 0 <= int(nodes.amin()) <= int(nodes.amax()) < count):
         raise ValueError(f"nodes must be numbers of {count} nodes, got {nodes.tolist()}.")
     return nodes
