@@ -408,6 +408,30 @@ def test_a_query_that_meets_only_faint_keys_has_finite_gradients(faint, device):
     torch.testing.assert_close(result[0, 0].item(), wanted)
 
 
+@pytest.mark.parametrize("part", ["query", "key"])
+@pytest.mark.parametrize("digits", [0.25, 0.5, 0.6, 0.9])
+def test_gradients_of_short_queries_and_keys_are_those_of_long_ones(part, digits, dtype):
+    """The quotient has degree zero in both: their gradients are divided by what they are multiplied with."""
+    q, k, v, direction = (torch.rand(5, 4, dtype=dtype) for _ in range(4))
+    found = []
+    for size in (1.0, torch.finfo(dtype).tiny ** digits):
+        factors = [size if name == part else 1.0 for name in ("query", "key", "value")]
+        leaves = [(x * factor).requires_grad_() for x, factor in zip((q, k, v), factors, strict=True)]
+        grads = torch.autograd.grad((linear_attention(*leaves) * direction).sum(), leaves)
+        found.append([grad * factor for grad, factor in zip(grads, factors, strict=True)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_of_queries_and_keys_of_any_size_are_finite():
+    for seed in range(50):
+        torch.manual_seed(seed)
+        sizes = 10.0 ** (81 * torch.rand(3, 6, 1, dtype=D) - 44), 10.0 ** (-20 * torch.rand(3, 1, 4, dtype=D))
+        x = (torch.rand(3, 6, 4) * sizes[0] * sizes[1]).clamp(max=1e20).float().requires_grad_()
+        (grad,) = torch.autograd.grad(linear_attention(*x).sum(), x)
+        assert grad.isfinite().all(), seed
+
+
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_many_pairs_take_the_fused_kernel_to_the_same_result(batch, masked, monkeypatch):

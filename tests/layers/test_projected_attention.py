@@ -84,6 +84,23 @@ def test_any_radius_gives_finite_points_and_gradients(radius):
         assert grad.isfinite().all()
 
 
+@pytest.mark.parametrize("rows", [None, 2])
+def test_rows_and_maps_of_any_small_size_give_finite_gradients(rows):
+    """Down to the smallest number that there is, where the feature map divides by what is shorter than its inverse."""
+    for seed in range(40):
+        torch.manual_seed(seed)
+        power = (1.0, 2.0, 3.0, 7.5)[seed % 4]
+        leaves, _ = problem(7, dtype=torch.float32, lifted=False)
+        with torch.no_grad():
+            leaves[0] *= (10.0 ** (49 * torch.rand(7, 1, dtype=D) - 44)).float()
+            leaves[1] *= 10.0 ** -torch.tensor([0.0, 0.0, 10.0, 20.0])[torch.randint(4, (3 * DIM, 1))]
+            leaves[2] *= (1.0, 1e-20, 1e-42)[seed % 3]
+            leaves[4] *= (1.0, 1e-20, 1e-42)[seed // 3 % 3]
+        out = attend(leaves, None, power=power, rows=rows)
+        for name, grad in zip(NAMES[1:], torch.autograd.grad(out.sum(), leaves), strict=False):
+            assert grad.isfinite().all(), (seed, name)
+
+
 @pytest.mark.parametrize("growing", [True, False])
 def test_keys_of_all_sizes_keep_the_digits_of_the_definition(growing):
     """Sums are scaled by the largest key so far; gradients of small queries are all cancellation."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds import hyperboloid
+from holonomy.ops.linear_attention.reference import SHARE
 from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient
 
 __all__ = ["Options", "RecomputedAttention"]
@@ -82,7 +83,7 @@ class _Features:
         """Of e, from a gradient of P that is orthogonal to P but for rounding, which small rows would magnify."""
         radial = (grad * self.powered).sum(1, keepdim=True) / self.powered.square().sum(1, keepdim=True).clamp_(min=0.5)
         across = grad.addcmul_(self.powered, radial, value=-1)
-        return across.mul_(self.slope()).mul_(self.power / self.largest)
+        return _held(across.mul_(self.slope()).mul_(numerics.finite(self.power / self.largest)))
 
     def gradient(self, grad: Tensor) -> Tensor:
         """Of e, from the gradient of the features."""
@@ -92,6 +93,12 @@ class _Features:
         if self.power == 2:
             return inside.add_(radial / self.length).mul_(self.scaled)
         return inside.mul_(self.slope()).addcmul_(self.scaled, radial / self.length)
+
+
+def _held(grad: Tensor) -> Tensor:
+    """A gradient, in place, where sums over channels stay in the range: those of short rows are long."""
+    limit = SHARE * torch.finfo(grad.dtype).max
+    return grad.clamp_(-limit, limit)
 
 
 class _Graph:
@@ -221,7 +228,7 @@ def _return(graph: _Graph, out: Tensor, grad: Tensor, x: Tensor, found: _Gradien
         of_features[heads:].baddbmm_(of_context.mT, both.powered[:heads] * (factor * graph.scale()))
         keep = graph.keep(part)
         common = graph.scale() if keep is None else graph.scale() * keep
-        torch.baddbmm(of_mass, of_context, value, out=of_features[:heads]).mul_(common)
+        _held(torch.baddbmm(of_mass, of_context, value, out=of_features[:heads]).mul_(common))
         found.through(graph, x, part, slice(dim, None), both.gradient(of_features), add=True)
     if graph.curvature is not None:
         found.curvature += curvature_gradient(grad, out, graph.curvature).reshape(())

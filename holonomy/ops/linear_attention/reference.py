@@ -20,10 +20,22 @@ from holonomy.ops.softmax_attention import midpoint_of_sum
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["AVERAGES", "Average", "linear_attention", "linear_midpoint", "power_features"]
+__all__ = [
+    "AVERAGES",
+    "SHARE",
+    "Average",
+    "held",
+    "linear_attention",
+    "linear_midpoint",
+    "power_features",
+    "quotient",
+]
 
 Average = Literal["space", "midpoint"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
+
+SHARE = 2.0**-12
+"""Of the largest number: what gradients may be for sums over channels to stay in the range."""
 
 
 def power_features(
@@ -73,12 +85,13 @@ class _PowerFeatures(torch.autograd.Function):
         x, features = ctx.saved_tensors
         # From a product of heads it comes heads first, and arithmetic on two layouts is slow.
         grad, positive = grad_outputs[0].contiguous(), torch.relu(x)
-        # One at entries that are not positive, by arithmetic: torch.where with a number is ten times slower.
-        live = positive.sign()
-        slope = features / (positive + (1 - live))
+        limits = torch.finfo(x.dtype)
+        # Zero at entries that are not positive, by arithmetic: torch.where with a number is ten times slower.
+        slope = features / positive.clamp(min=limits.tiny / SHARE)
         if ctx.unit:
             radial = (grad * features).sum(-1, keepdim=True)
-            return torch.addcmul(grad, radial, features, value=-1) * slope * ctx.power, None, None
+            inside = torch.addcmul(grad, radial, features, value=-1) * slope * ctx.power
+            return inside.clamp(-SHARE * limits.max, SHARE * limits.max), None, None
         length = numerics.norm(positive, keepdim=True)
         inverse = numerics.finite(numerics.safe_div(torch.ones_like(length), length))
         direction = features * inverse
@@ -110,14 +123,27 @@ def linear_attention(
         with torch.autocast(_autograd.autocast_device(value), enabled=False):
             return linear_attention(query.float(), key.float(), value.float()).to(value.dtype)
     # A common factor of the keys cancels; with this one no sum over them exceeds the largest value.
-    largest = key.detach().abs().amax((-2, -1), keepdim=True)
-    key = key * numerics.safe_div(torch.full_like(largest, 1 / (key.shape[-2] * key.shape[-1])), largest)
+    largest = numerics.positive(key.detach().abs().amax((-2, -1), keepdim=True))
+    key = held(key) * (1 / (key.shape[-2] * key.shape[-1]) / largest)
+    # So does one of each query, by a power of two, which rounds nothing.
+    query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
     numerator = query @ (key.transpose(-2, -1) @ value)
     denominator = query @ key.sum(-2, keepdim=True).transpose(-2, -1)
+    return quotient(numerator, denominator)
+
+
+def held(features: Float[Tensor, "*batch rows channels"]) -> Float[Tensor, "*batch rows channels"]:
+    """Features, whose gradient saturates: it is the longer, the shorter they are."""
+    return numerics.gradient_within(features, torch.finfo(features.dtype).max * SHARE)
+
+
+def quotient(
+    numerator: Float[Tensor, "*batch query values"], denominator: Float[Tensor, "*batch query 1"]
+) -> Float[Tensor, "*batch query values"]:
+    """Averages from sums, of queries and keys that are scaled; zero, with zero gradient, where there is no weight."""
     # The gradient has the square of the inverse, which must not overflow.
-    least = query.detach().amax(-1, keepdim=True) * math.sqrt(torch.finfo(query.dtype).tiny)
-    denominator = torch.where(denominator > least, denominator, 0)
-    return numerator * numerics.finite(numerics.safe_div(torch.ones_like(denominator), denominator))
+    denominator = torch.where(denominator > math.sqrt(torch.finfo(denominator.dtype).tiny), denominator, 0)
+    return numerator * numerics.safe_div(torch.ones_like(denominator), denominator)
 
 
 def linear_midpoint(
