@@ -103,10 +103,10 @@ def ask(network: nn.Module, graphs: EncodedSet, chosen: Tensor) -> tuple[Tensor,
 def arguments(network: nn.Module, graphs: EncodedSet, chosen: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return what a model is called with for some graphs, and the truth."""
     part = graphs.graphs.take(chosen)
-    x, edge_index, edge_attr, batch = part.inputs()
+    x, edge_attr = part.x, part.inputs()["edge_attr"]
     if wants_returns(network, graphs):
         x = torch.cat([x, graphs.returns[ranges(graphs.graphs.nodes, chosen)[0]]], dim=1)
-    inputs = {"x": x, "edge_index": edge_index, "batch": batch}
+    inputs = {"x": x, "edge_index": part.edge_index, "batch": part.batch}
     if isinstance(network, ChromaticGraphTransformer):
         if network.edge_types > 1 and edge_attr is not None:
             inputs["edge_attr"] = edge_attr.argmax(dim=1)

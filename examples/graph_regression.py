@@ -94,7 +94,7 @@ def build(model: str, settings: Settings, data: Parts) -> nn.Module:
             )
 
 
-def tokens_of(network: TokenGT, part: Batch) -> tuple[Tensor | None, ...]:
+def tokens_of(network: TokenGT, part: Batch) -> dict[str, Tensor | None]:
     """What a model of tokens is called with: features and edge features whose squares are about one, identifiers.
 
     Its maps are drawn for such features. As they are, rows with a one among 28 entries, they are a fifth of the node
@@ -106,12 +106,13 @@ def tokens_of(network: TokenGT, part: Batch) -> tuple[Tensor | None, ...]:
         return x * x.square().mean().rsqrt() if x.numel() else x
 
     whole = part._replace(x=scaled(part.x), edge_attr=scaled(part.edge_attr))
-    return *whole.inputs(), part.identifiers if network.tokenizer.identifiers == "laplacian" else None
+    given = part.identifiers if network.tokenizer.identifiers == "laplacian" else None
+    return whole.inputs() | {"identifiers": given}
 
 
 def answer(network: nn.Module, part: Batch) -> Tensor:
     """Ask a model about some molecules; only TokenGT with Laplacian identifiers gets to see them."""
-    return network(*(tokens_of(network, part) if isinstance(network, TokenGT) else part.inputs()))
+    return network(**(tokens_of(network, part) if isinstance(network, TokenGT) else part.inputs()))
 
 
 def loss(network: nn.Module, data: Parts, chosen: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ def attention_distances(model: TokenGT, graphs: GraphSet) -> Tensor:
     total = torch.zeros(len(model.layers), 0)
     for number in range(len(graphs)):
         part = graphs.take(torch.tensor([number]))
-        tokens, maps = model.attention_maps(*tokens_of(model, part))
+        tokens, maps = model.attention_maps(**tokens_of(model, part))
         distance = token_distances(tokens.indices, part.edge_index, len(part.x))
         weight = torch.stack([one[0][:, tokens.slots][:, :, tokens.slots] for one in maps])
         weight = weight / weight.sum(dim=-1, keepdim=True)

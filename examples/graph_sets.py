@@ -33,9 +33,10 @@ class Batch(NamedTuple):
     y: Tensor
     identifiers: Tensor
 
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    def inputs(self) -> dict[str, Tensor | None]:
         """Return what a model is called with; None for edge features that have no column."""
-        return self.x, self.edge_index, self.edge_attr if self.edge_attr.shape[1] else None, self.batch
+        edge_attr = self.edge_attr if self.edge_attr.shape[1] else None
+        return {"x": self.x, "edge_index": self.edge_index, "batch": self.batch, "edge_attr": edge_attr}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,12 +107,12 @@ def build(model: str, settings: Settings, data: Data) -> nn.Module:
 def loss(network: nn.Module, data: Data, chosen: Tensor) -> Tensor:
     """Cross-entropy over the nodes of some chains."""
     part = data.train.take(chosen)
-    return functional.cross_entropy(network(*part.inputs()), part.y)
+    return functional.cross_entropy(network(**part.inputs()), part.y)
 
 
 def logits(network: nn.Module, graphs: GraphSet, size: int = 10) -> Tensor:
     """Classify all nodes of all chains."""
-    return torch.cat([network(*part.inputs()) for part in graphs.batches(size)])
+    return torch.cat([network(**part.inputs()) for part in graphs.batches(size)])
 
 
 def validate(network: nn.Module, data: Data) -> float:

@@ -1,7 +1,7 @@
 """What the graph transformers are compared with: GCN, GIN and GAT with edge features, and an MLP without edges.
 
-All are called as ``(x, edge_index, edge_attr, batch)``, like the models of ``holonomy.models``, and return a row for
-each node or each graph. They share everything but the layer: an entry map, layers with batch norm, ReLU and
+All are called as ``(x, edge_index, batch, edge_attr=edge_attr)``, like the models of ``holonomy.models``, and return a
+row for each node or each graph. They share everything but the layer: an entry map, layers with batch norm, ReLU and
 residual, a readout, an MLP at the end.
 """
 
@@ -148,7 +148,7 @@ class MessagePassing(nn.Module):
         self.head = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out_features))
 
     def forward(
-        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch: Tensor | None = None
+        self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None, *, edge_attr: Tensor | None = None
     ) -> Tensor:
         """Return (n, out_features) for nodes, (graphs, out_features) for graphs."""
         h = functional.dropout(self.entry(x), self.dropout, self.training)

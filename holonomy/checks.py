@@ -11,12 +11,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Real
 from types import UnionType
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from holonomy._autograd import autocast_device, transformed
+
+_Choice = TypeVar("_Choice", bound=str)
 
 __all__ = [
     "boolean",
@@ -122,7 +124,7 @@ def size(shape: Sequence[int]) -> None:
         raise ValueError(f"size must be a shape (..., d + 1), got {tuple(shape)}.")
 
 
-def one_of(name: str, value: str, choices: Collection[str]) -> str:
+def one_of(name: str, value: _Choice, choices: Collection[str]) -> _Choice:
     """``value``, if it is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")

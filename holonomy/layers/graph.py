@@ -6,7 +6,9 @@ Edges are sorted once for a tensor and the order is kept as long as it lives; a 
 keeps it in the user's own hands.
 
 They share :math:`\hat A = D^{-1/2} (A + I) D^{-1/2}`, D the degrees of :math:`A + I` (Kipf and Welling 2017).
-Self-loops that ``edge_index`` already has are not counted twice; an edge that is listed twice weighs two.
+Self-loops that ``edge_index`` already has are not counted twice; an edge that is listed twice weighs two. With an
+``edge_weight`` ``(m,)`` A has these entries, D are their sums, and a self-loop that is listed keeps its weight in place
+of one, as in PyTorch Geometric; they get a gradient, for which edges are gathered one by one.
 """
 
 from __future__ import annotations
@@ -33,28 +35,48 @@ __all__ = ["GCN", "Propagation", "check_graph", "edge_list", "normalised_edges",
 
 
 def normalised_edges(
-    edge_index: Int[Tensor, "2 edges"], nodes: int, dtype: torch.dtype
+    edge_index: Int[Tensor, "2 edges"],
+    nodes: int,
+    dtype: torch.dtype,
+    edge_weight: Float[Tensor, " edges"] | None = None,
 ) -> tuple[Int[Tensor, " entries"], Int[Tensor, " entries"], Float[Tensor, " entries"]]:
     """The entries of :math:`D^{-1/2} (A + I) D^{-1/2}`, unsorted, those of I last."""
     loops = torch.arange(nodes, device=edge_index.device)
     source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
-    counted = torch.cat([edge_index[0] != edge_index[1], torch.ones_like(loops, dtype=torch.bool)])
-    weight = counted.to(_wide(dtype))  # bfloat16 counts to 256
+    own = edge_index[0] == edge_index[1]
+    at_loops = torch.ones_like(loops, dtype=_wide(dtype))  # bfloat16 counts to 256
+    if edge_weight is None:
+        at_edges = (~own).to(at_loops.dtype)
+    else:
+        edge_weight = edge_weight.to(at_loops.dtype)
+        listed = torch.zeros_like(at_loops).index_add(0, edge_index[0], own.to(at_loops.dtype)) > 0
+        kept = torch.zeros_like(at_loops).index_add(0, edge_index[0], edge_weight * own)
+        at_loops, at_edges = torch.where(listed, kept, at_loops), edge_weight * ~own
+    weight = torch.cat([at_edges, at_loops])
     degree = weight.new_zeros(nodes).index_add(0, target, weight)
-    scale = degree.rsqrt()  # every node has its loop, so no degree is zero
+    # Without weights every node has its loop; with them a degree may be zero or less, and such a node keeps nothing.
+    scale = torch.where(degree > 0, degree, 1.0).rsqrt() * (degree > 0)
     return source, target, (weight * scale[source] * scale[target]).to(dtype)
 
 
 def propagation(
-    edge_index: Int[Tensor, "2 edges"] | Graph, nodes: int, dtype: torch.dtype
+    edge_index: Int[Tensor, "2 edges"] | Graph,
+    nodes: int,
+    dtype: torch.dtype,
+    edge_weight: Float[Tensor, " edges"] | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x.
+    r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x and in the weights.
 
     A sum over a node's neighbours has one order, so that CPU results repeat bit for bit. Under ``torch.compile`` and
-    ``torch.func``, which transforms no CSR tensor, and on the meta device, it is gather and ``index_add``.
+    ``torch.func``, which transforms no CSR tensor, on the meta device and with weights, it is gather and ``index_add``.
     """
-    if torch.compiler.is_compiling() or _autograd.transformed() or getattr(edge_index, "is_meta", False):
-        source, target, weight = normalised_edges(edge_list(edge_index), nodes, dtype)
+    if (
+        edge_weight is not None
+        or torch.compiler.is_compiling()
+        or _autograd.transformed()
+        or getattr(edge_index, "is_meta", False)
+    ):
+        source, target, weight = normalised_edges(edge_list(edge_index), nodes, dtype, edge_weight)
         return partial(_gather, source=source, target=target, weight=weight)
     graph = edge_index if isinstance(edge_index, Graph) else _sorted_once(edge_index, nodes)
     incoming, outgoing = (
@@ -96,8 +118,18 @@ def _propagate(x: Tensor, *, forward: Tensor, backward: Tensor) -> Tensor:
     return multiply(forward, x, lambda: backward).to(x.dtype)
 
 
-def check_graph(x: Tensor, edges: Tensor | Graph, batch: Tensor | None = None) -> None:
-    """Refuse node features, edges and the graphs of nodes that do not fit together."""
+def check_graph(
+    x: Tensor, edges: Tensor | Graph, batch: Tensor | None = None, edge_weight: Tensor | None = None
+) -> None:
+    """Refuse node features, edges, their weights and the graphs of nodes that do not fit together."""
+    if edge_weight is not None:
+        if isinstance(edges, Graph):
+            raise ValueError(
+                "edge_weight must be None beside a Graph, which has sorted its edges; pass the edge_index."
+            )
+        checks.floating("edge_weight", edge_weight)
+        checks.shaped("edge_weight", edge_weight, edges.shape[1:], "(edges,) = ")
+        checks.on_device(x.device, edge_weight=edge_weight)
     if not isinstance(edges, Graph) or batch is not None:
         checks.graph(x, edge_list(edges), batch=batch)
     if not isinstance(edges, Graph):
@@ -185,21 +217,25 @@ class GCN(nn.Module):
             nn.init.zeros_(bias)
 
     def forward(
-        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"] | Graph
+        self,
+        x: Float[Tensor, "nodes dim_in"],
+        edge_index: Int[Tensor, "2 edges"] | Graph,
+        edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes dim_out"]:
         """Convolve.
 
         Args:
             x: node features ``(n, in_features)``, dense, CSR or COO.
             edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
+            edge_weight: ``(m,)``, beside an ``edge_index``; ones if left out.
 
         Returns:
             ``(n, out_features)``.
         """
-        check_graph(x, edge_index)
+        check_graph(x, edge_index, edge_weight=edge_weight)
         first = cast("nn.Linear", self.convolutions[0])
         checks.last_axis("x", x, first.in_features, "in_features", first, sparse=True)
-        propagate = propagation(edge_index, x.shape[0], x.dtype)
+        propagate = propagation(edge_index, x.shape[0], x.dtype, edge_weight)
         last = len(self.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
             x = _dropped(x, self.dropout, training=self.training)
@@ -256,23 +292,27 @@ class Propagation(nn.Module):
         self.second = nn.Linear(hidden, out_features, device=device, dtype=dtype)
 
     def forward(
-        self, x: Float[Tensor, "nodes dim_in"], edge_index: Int[Tensor, "2 edges"] | Graph
+        self,
+        x: Float[Tensor, "nodes dim_in"],
+        edge_index: Int[Tensor, "2 edges"] | Graph,
+        edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes dim_out"]:
         """Transform each node, then propagate.
 
         Args:
             x: node features ``(n, in_features)``, dense, CSR or COO.
             edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
+            edge_weight: ``(m,)``, beside an ``edge_index``; ones if left out.
 
         Returns:
             ``(n, out_features)``.
         """
-        check_graph(x, edge_index)
+        check_graph(x, edge_index, edge_weight=edge_weight)
         checks.last_axis("x", x, self.first.in_features, "in_features", self.first, sparse=True)
         x = _dropped(x, self.dropout, training=self.training)
         hidden = torch.relu(_product(x, self.first))
         start = self.second(functional.dropout(hidden, self.dropout, self.training))
-        propagate = propagation(edge_index, x.shape[0], x.dtype)
+        propagate = propagation(edge_index, x.shape[0], x.dtype, edge_weight)
         result = start
         for _ in range(self.steps):
             result = torch.lerp(propagate(result), start, self.teleport)

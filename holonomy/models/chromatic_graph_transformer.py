@@ -209,9 +209,9 @@ class ChromaticGraphTransformer(nn.Module):
         self,
         x: Float[Tensor, "nodes dim"],
         edge_index: Int[Tensor, "2 edges"],
-        edge_attr: Float[Tensor, "edges dim_edge"] | Int[Tensor, " edges"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | Int[Tensor, " edges"] | None = None,
         walks: Float[Tensor, "pairs steps"] | None = None,
         distances: Int[Tensor, " pairs"] | None = None,
         related: Bool[Tensor, " pairs"] | None = None,
@@ -223,9 +223,9 @@ class ChromaticGraphTransformer(nn.Module):
             x: node features ``(n, in_features)``.
             edge_index: ``(2, m)``, each edge in both directions. Of an edge that is listed twice the largest type
                 counts, and features are summed; a self-loop takes the place of a node's relation to itself.
-            edge_attr: types of edges ``(m,)``, or their features ``(m, edge_features)``.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out. The nodes of a graph
                 have the order that its encodings have.
+            edge_attr: types of edges ``(m,)``, or their features ``(m, edge_features)``.
             walks: of :meth:`encode`, the graphs' rows one after the other.
             distances: of :meth:`encode`.
             related: of :meth:`encode`.
@@ -290,9 +290,9 @@ class ChromaticGraphTransformer(nn.Module):
         self,
         x: Float[Tensor, "nodes dim"],
         edge_index: Int[Tensor, "2 edges"],
-        edge_attr: Float[Tensor, "edges dim_edge"] | Int[Tensor, " edges"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | Int[Tensor, " edges"] | None = None,
         walks: Float[Tensor, "pairs steps"] | None = None,
         distances: Int[Tensor, " pairs"] | None = None,
         related: Bool[Tensor, " pairs"] | None = None,
@@ -302,8 +302,8 @@ class ChromaticGraphTransformer(nn.Module):
         Args:
             x: as for :meth:`forward`.
             edge_index: as for :meth:`forward`.
-            edge_attr: as for :meth:`forward`.
             batch: as for :meth:`forward`.
+            edge_attr: as for :meth:`forward`.
             walks: as for :meth:`forward`.
             distances: as for :meth:`forward`.
             related: as for :meth:`forward`.

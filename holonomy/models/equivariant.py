@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,10 @@ from holonomy.structures import Hyperedges, on_features
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["EquivariantModel"]
+__all__ = ["EquivariantModel", "Level"]
+
+Level = Literal["graph", "node", "edge"]
+_LAST: dict[Level, int] = {"graph": 0, "node": 1, "edge": 2}  # the order of the result
 
 
 class EquivariantModel(nn.Module):
@@ -27,7 +30,8 @@ class EquivariantModel(nn.Module):
         in_features: features of a node, or of an entry of the tensor.
         hidden: width of the layers.
         out_features: width of the result.
-        orders: order of the input, then of each layer's result.
+        level: ``"graph"``, ``"node"`` or ``"edge"``: the last order, 0, 1 or 2.
+        orders: order of the input, then of each layer's result; ``(2, 2, last)`` if left out.
         edge_features: attributes of an edge of a graph, 0 where there are none; an input of order 2 has
             ``in_features + edge_features`` channels.
         layer: makes the layer between two orders.
@@ -42,7 +46,7 @@ class EquivariantModel(nn.Module):
 
     >>> from holonomy.layers import EquivariantLinear
     >>> make = lambda k, l: EquivariantLinear(k, l, 8, 8)
-    >>> model = EquivariantModel(3, 8, 2, orders=(2, 1), edge_features=0, layer=make, norm=False)
+    >>> model = EquivariantModel(3, 8, 2, level="node", orders=(2, 1), edge_features=0, layer=make, norm=False)
     >>> model(torch.ones(4, 3), torch.tensor([[0, 1], [1, 0]])).shape
     torch.Size([4, 2])
     """
@@ -53,7 +57,8 @@ class EquivariantModel(nn.Module):
         hidden: int,
         out_features: int,
         *,
-        orders: Sequence[int],
+        level: Level | None,
+        orders: Sequence[int] | None,
         edge_features: int,
         layer: Callable[[int, int], nn.Module],
         norm: bool,
@@ -64,12 +69,19 @@ class EquivariantModel(nn.Module):
         super().__init__()
         checks.floating_dtype(dtype)
         checks.positive_int("hidden", hidden)
+        if level is not None:
+            checks.one_of("level", level, tuple(_LAST))
+        orders = (2, 2, _LAST[level or "graph"]) if orders is None else orders
         orders = [checks.nonnegative_int("orders", order) for order in checks.sequence("orders", orders, "integers")]
         if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
             raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")
+        if level is not None and orders[-1] != _LAST[level]:
+            raise ValueError(f"orders must end with {_LAST[level]} at the level {level!r}, got {tuple(orders)}.")
+        if level == "edge" and orders[0] != 2:
+            raise ValueError(f"orders must begin with 2 at the level 'edge', got {tuple(orders)}.")
         if checks.nonnegative_int("edge_features", edge_features) and orders[0] != 2:
             raise ValueError(f"edge_features must be 0 unless the first order is 2, got {edge_features}.")
-        self.orders, self.edge_features = tuple(orders), edge_features
+        self.level, self.orders, self.edge_features = level, tuple(orders), edge_features
         self.in_features = checks.positive_int("in_features", in_features)
         first, last = self.orders[0], self.orders[-1]
         channels = in_features + edge_features
@@ -82,9 +94,9 @@ class EquivariantModel(nn.Module):
         self,
         x: Float[Tensor, "nodes features"] | Hyperedges,
         edge_index: Int[Tensor, "2 edges"] | None = None,
-        edge_attr: Float[Tensor, "edges edge_features"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges edge_features"] | None = None,
         num_graphs: int | None = None,
         to: Int[Tensor, "tuples order_out"] | None = None,
     ) -> Float[Tensor, "rows out_features"] | Hyperedges:
@@ -97,14 +109,15 @@ class EquivariantModel(nn.Module):
         Args:
             x: node features ``(n, in_features)``, or hyperedges of the first order.
             edge_index: ``(2, m)``, both directions listed; first order 2 only.
-            edge_attr: ``(m, edge_features)``, exactly where the model has some.
             batch: ``(n,)``, the graph of each node.
+            edge_attr: ``(m, edge_features)``, exactly where the model has some.
             num_graphs: their number, where some at the end have no node.
             to: ``(m', l)`` tuples of the result, where the last order is at least 2 and some layer comes to it from
                 another; layers after that one stay on them.
 
         Returns:
-            ``(graphs, out_features)`` if the last order is 0, ``(n, out_features)`` if it is 1, else hyperedges.
+            ``(graphs, out_features)`` if the last order is 0, ``(n, out_features)`` if it is 1, ``(m, out_features)``
+            at the level ``"edge"`` of a graph, else hyperedges.
 
         Raises:
             ValueError: if an argument is missing, or one comes that this input does not have.
@@ -113,7 +126,7 @@ class EquivariantModel(nn.Module):
         last = self.orders[-1]
         # The layer that comes to the last order, to stay.
         arrives = max((depth for depth, order in enumerate(self.orders, start=1) if order != last), default=0)
-        if to is not None and (last < 2 or arrives == 0):
+        if to is not None and (last < 2 or arrives == 0 or self.level == "edge"):
             raise ValueError(f"to must be None for orders {self.orders}, which say the tuples of the result.")
         # HOT section 4.2: order 1 has every node, the first order the hyperedges that came, others are projected.
         wanted = {1: edges.plan.nodes.indices, self.orders[0]: edges.indices}
@@ -123,6 +136,8 @@ class EquivariantModel(nn.Module):
             where = to if depth == arrives and to is not None else wanted.get(order)
             h = cast("Hyperedges", layer(h, to=None if before == order else where))
         h = cast("Hyperedges", self.head(on_features(self.norm, h)))
+        if self.level == "edge" and edge_index is not None:
+            return _rows_of(h, edge_index)
         return h.values if last < 2 else h
 
     def tensor(self, x: Float[Tensor, "..."], mask: Bool[Tensor, "*batch nodes"] | None = None) -> Float[Tensor, "..."]:
@@ -182,3 +197,11 @@ class EquivariantModel(nn.Module):
             return Hyperedges(indices, x, x.shape[0], batch, graphs)
         attributes = x.new_zeros(edge_index.shape[1], 0) if edge_attr is None else edge_attr
         return Hyperedges.from_graph(x, edge_index, attributes, batch, graphs)
+
+
+@eager
+def _rows_of(pairs: Hyperedges, edge_index: Tensor) -> Tensor:
+    """The row of each listed edge."""
+    number = pairs.num_nodes
+    known, place = (pairs.indices[:, 0] * number + pairs.indices[:, 1]).sort()
+    return pairs.values[place[torch.searchsorted(known, edge_index[0] * number + edge_index[1])]]

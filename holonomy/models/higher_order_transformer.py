@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
-from holonomy.models.equivariant import EquivariantModel
+from holonomy.models.equivariant import EquivariantModel, Level
 
 __all__ = ["HigherOrderTransformer"]
 
@@ -18,16 +18,18 @@ __all__ = ["HigherOrderTransformer"]
 class HigherOrderTransformer(EquivariantModel):
     r"""Encoder layers :math:`\mathrm{Enc}_{k\to l}` for any list of orders: HOT eqs. 8-21.
 
-    ``model(x, edge_index, edge_attr, batch)`` takes graphs (first order 2), sets (first order 1) or
+    ``model(x, edge_index, batch, edge_attr=edge_attr)`` takes graphs (first order 2), sets (first order 1) or
     :class:`~holonomy.structures.Hyperedges` and attends among what is there (HOT section 4.2);
     ``model.tensor(x, mask)`` takes dense tensors and attends among all tuples. ``orders=(2, 2, 0)`` is graph in,
-    vector out; ``(1, 1, 2)`` is set to graph; ``(2, 2, 1)`` gives a row a node.
+    vector out, as ``level="graph"``; ``(1, 1, 2)`` is set to graph.
 
     Args:
         in_features: features of a node, or of an entry of the tensor.
         hidden: width of the layers.
         out_features: width of the result.
-        orders: order of the input, then of each layer's result; only the last may be 0.
+        level: what a row of the result belongs to: ``"graph"`` (which it is if left out), ``"node"`` or ``"edge"``.
+        orders: order of the input, then of each layer's result, of which only the last may be 0; ``(2, 2, last)`` if
+            left out, the last by the level: 0, 1 or 2.
         heads: number of heads.
         feedforward: width inside the feed-forward maps, twice ``hidden`` if left out.
         kernel: see :class:`~holonomy.layers.HigherOrderAttention`.
@@ -47,9 +49,9 @@ class HigherOrderTransformer(EquivariantModel):
     Raises:
         ValueError: if there are fewer than two orders or a number is out of range.
 
-    >>> model = HigherOrderTransformer(3, 8, 1, orders=(2, 2, 0), heads=2)
+    >>> model = HigherOrderTransformer(3, 8, 1, level="node", heads=2)
     >>> model(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]])).shape
-    torch.Size([1, 1])
+    torch.Size([3, 1])
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class HigherOrderTransformer(EquivariantModel):
         hidden: int,
         out_features: int,
         *,
-        orders: Sequence[int] = (2, 2, 0),
+        level: Level | None = None,
+        orders: Sequence[int] | None = None,
         heads: int = 4,
         feedforward: int | None = None,
         kernel: Literal["softmax", "performer"] = "softmax",
@@ -101,6 +104,7 @@ class HigherOrderTransformer(EquivariantModel):
             in_features,
             hidden,
             out_features,
+            level=level,
             orders=orders,
             edge_features=edge_features,
             layer=layer,

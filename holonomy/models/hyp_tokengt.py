@@ -18,7 +18,9 @@ from holonomy import checks, numerics
 from holonomy.layers import GraphTokenizer
 from holonomy.layers.tokens.tokenizer import Identifiers
 from holonomy.manifolds import Lorentz
+from holonomy.models.equivariant import Level
 from holonomy.models.hypformer import HypformerEncoder, decoder_of
+from holonomy.models.tokengt import read_at
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity
 
@@ -49,7 +51,7 @@ class HypTokenGT(nn.Module):
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention.
         average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
-        level: ``"graph"`` or ``"node"``: what the decoder reads.
+        level: ``"graph"``, ``"node"`` or ``"edge"``: what the decoder reads.
         dropout: probability of dropping an entry of a token, or a space coordinate in the blocks.
         eigenvector_dropout: probability that a Laplacian eigenvector of a graph is dropped.
         activation: a function of space parts, after the first HTC and in the feed-forwards.
@@ -88,7 +90,7 @@ class HypTokenGT(nn.Module):
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
         average: Average = "space",
-        level: Literal["graph", "node"] = "graph",
+        level: Level = "graph",
         dropout: float = 0.0,
         eigenvector_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
@@ -102,7 +104,7 @@ class HypTokenGT(nn.Module):
         super().__init__()
         checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)
-        self.level = checks.one_of("level", level, ("graph", "node"))
+        self.level: Level = checks.one_of("level", level, ("graph", "node", "edge"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.tokenizer = GraphTokenizer(
             in_features,
@@ -142,10 +144,10 @@ class HypTokenGT(nn.Module):
         self,
         x: Float[Tensor, "nodes dim"],
         edge_index: Int[Tensor, "2 edges"],
-        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
-        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         """Scores of every graph, or of every node.
@@ -153,28 +155,28 @@ class HypTokenGT(nn.Module):
         Args:
             x: node features ``(n, in_features)``.
             edge_index: ``(2, m)``, each edge in both directions.
-            edge_attr: edge features ``(m, edge_features)``.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            edge_attr: edge features ``(m, edge_features)``.
             identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out.
             num_graphs: their number, where some at the end have no node.
 
         Returns:
-            ``(graphs, out_features)``, or ``(n, out_features)`` at the level of nodes.
+            ``(graphs, out_features)``, ``(n, out_features)`` at the level of nodes, or ``(m, out_features)`` of edges.
 
         Raises:
             ValueError: if a shape does not fit.
         """
-        read = self.embed(x, edge_index, edge_attr, batch, identifiers, num_graphs=num_graphs)
+        read = self.embed(x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs)
         return self.decoder(read if self.decodes_points else self.manifold_out.space(self.manifold_out.logmap0(read)))
 
     def embed(
         self,
         x: Float[Tensor, "nodes dim"],
         edge_index: Int[Tensor, "2 edges"],
-        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
-        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows ambient"]:
         """What the decoder reads, as points of ``manifold_out``.
@@ -182,21 +184,21 @@ class HypTokenGT(nn.Module):
         Args:
             x: as in :meth:`forward`.
             edge_index: as in :meth:`forward`.
-            edge_attr: as in :meth:`forward`.
             batch: as in :meth:`forward`.
+            edge_attr: as in :meth:`forward`.
             identifiers: as in :meth:`forward`.
             num_graphs: as in :meth:`forward`.
 
         Returns:
-            Points of graphs, or of nodes, ``(rows, hidden + 1)``.
+            Points of graphs, nodes or edges, ``(rows, hidden + 1)``.
         """
-        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers, num_graphs=num_graphs)
+        tokens = self.tokenizer(
+            x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs
+        )
         values = functional.dropout(tokens.values, self.dropout, self.training)
         # Tokens are tangent vectors at the origin; the exponential map and HTC bring them to the first hyperboloid.
         points = self.encoder(self.encoder.points(values), None if batch is None else tokens.padding)
-        # [graph] is the first token of each row.
-        slots = tokens.slots[: x.shape[0]]
-        return points[:, :1].flatten(0, 1) if self.level == "graph" else points.flatten(0, 1)[slots]
+        return read_at(tokens, points, self.level)
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.

@@ -321,9 +321,12 @@ class Hypformer(nn.Module):
         curvature: the initial curvature of every manifold.
         learnable_curvature: whether the curvatures receive gradients.
         transformer: ``False`` leaves the graph encoder alone, for comparison; what shapes blocks is not read then.
-        graph_encoder: any module called as ``(x, edge_index)`` that gives ``(n, hidden_features)``; ``"gcn"`` for
-            a :class:`~holonomy.layers.GCN` of two layers; ``None`` for no graph at all.
+        graph_encoder: any module called as ``(x, edge_index)``, with ``edge_weight=`` or ``edge_attr=`` where they are
+            given, that gives ``(n, hidden_features)``: a convolution of PyTorch Geometric, say; ``"gcn"`` for a
+            :class:`~holonomy.layers.GCN` of two layers; ``None`` for no graph at all.
         graph_weight: the weight w of the graph encoder, where there is a transformer beside it.
+        level: what a row of the result belongs to, ``"graph"`` or ``"node"``; if left out, a graph where ``batch`` is
+            given, else a node.
         decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` for hyperbolic multinomial logistic regression,
             or ``"prototypes"``: one learned point a class.
         device: where the parameters live.
@@ -376,6 +379,7 @@ class Hypformer(nn.Module):
         transformer: bool = True,
         graph_encoder: nn.Module | Literal["gcn"] | None = "gcn",
         graph_weight: float = 0.5,
+        level: Literal["graph", "node"] | None = None,
         decoder: Literal["linear", "mlr", "prototypes"] = "linear",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -387,6 +391,9 @@ class Hypformer(nn.Module):
         checks.positive_int("layers", layers)
         checks.in_range("output_dropout", output_dropout, 0.0, 1.0)
         checks.one_of("decoder", decoder, ("linear", "mlr", "prototypes"))
+        if level is not None:
+            checks.one_of("level", level, ("graph", "node"))
+        self.level = level
         if isinstance(graph_encoder, str):
             checks.one_of("graph_encoder", graph_encoder, ("gcn",))
             graph_encoder = GCN(
@@ -434,6 +441,8 @@ class Hypformer(nn.Module):
         edge_index: Int[Tensor, "2 edges"] | Graph | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        edge_weight: Float[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         """Scores of every node, or of every graph where ``batch`` is given.
@@ -442,22 +451,28 @@ class Hypformer(nn.Module):
             x: node features ``(n, in_features)``; sparse ones, CSR or COO, are multiplied sparsely.
             edge_index: ``(2, m)``, each edge in both directions, or a :class:`~holonomy.structures.Graph` that
                 ``graph_encoder`` takes; read by it only.
-            batch: the graph of each node ``(n,)``, numbered from zero: nodes attend within their graph, and each
-                graph is decoded at the Lorentzian centroid of its nodes.
+            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out. Nodes attend within
+                their graph.
+            edge_attr: edge features ``(m, edge_features)``, for a ``graph_encoder`` that takes them.
+            edge_weight: ``(m,)``, for a ``graph_encoder`` that takes them, as the GCN does.
             num_graphs: their number, where some at the end have no node.
 
         Returns:
-            ``(n, out_features)``, or ``(graphs, out_features)`` with ``batch``.
+            ``(n, out_features)``, or ``(graphs, out_features)`` at the level of graphs, each decoded at the Lorentzian
+            centroid of its nodes.
 
         Raises:
             ValueError: if there is a graph encoder and no ``edge_index``, or if ``x`` has another number of features.
         """
         checks.only_with_batch(num_graphs, batch)
-        mixed = self._mix(x, edge_index, batch)
-        if batch is not None:
+        mixed = self._mix(x, edge_index, batch, edge_attr, edge_weight)
+        if self.level == "graph" or (self.level is None and batch is not None):
+            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
             graphs = PaddedGraphs.of(self._points(mixed), batch, num_graphs)
             pooled = self.manifold_out.centroid(graphs.values, (~graphs.padding).to(mixed.dtype))
             mixed = self.manifold_out.space(self.manifold_out.logmap0(pooled))
+        elif num_graphs is not None:
+            checks.number_of_graphs(batch, num_graphs)
         return self.decoder(self._points(mixed) if self.decodes_points else mixed)
 
     def embed(
@@ -465,6 +480,9 @@ class Hypformer(nn.Module):
         x: Tensor,
         edge_index: Int[Tensor, "2 edges"] | Graph | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
+        *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes ambient"]:
         """What the decoder reads of each node, as points of ``manifold_out``.
 
@@ -472,6 +490,8 @@ class Hypformer(nn.Module):
             x: as in :meth:`forward`.
             edge_index: as in :meth:`forward`.
             batch: as in :meth:`forward`; nodes attend within their graph.
+            edge_attr: as in :meth:`forward`.
+            edge_weight: as in :meth:`forward`.
 
         Returns:
             Points ``(n, hidden_features + 1)``.
@@ -480,7 +500,7 @@ class Hypformer(nn.Module):
         >>> model.embed(torch.zeros(5, 3)).shape
         torch.Size([5, 5])
         """
-        return self._points(self._mix(x, edge_index, batch))
+        return self._points(self._mix(x, edge_index, batch, edge_attr, edge_weight))
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.
@@ -502,18 +522,29 @@ class Hypformer(nn.Module):
         graphs = PaddedGraphs.of(encoder.points(x), batch)
         return graphs.rows(encoder(graphs.values, graphs.padding))
 
-    def _mix(self, x: Tensor, edge_index: Tensor | Graph | None, batch: Tensor | None) -> Float[Tensor, "nodes dim"]:
+    def _mix(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None,
+        batch: Tensor | None,
+        edge_attr: Tensor | None,
+        edge_weight: Tensor | None,
+    ) -> Float[Tensor, "nodes dim"]:
         """Both branches in the tangent space at the origin."""
         checks.last_axis("x", x, self.in_features, "in_features", sparse=True)
+        of_edges = {"edge_attr": edge_attr, "edge_weight": edge_weight}
+        of_edges = {name: value for name, value in of_edges.items() if value is not None}
+        if of_edges and (edge_index is None or self.graph_encoder is None):
+            raise ValueError(f"{next(iter(of_edges))} must be None without a graph encoder and its edge_index.")
         if edge_index is not None:
-            check_graph(x, edge_index, batch)
+            check_graph(x, edge_index, batch, edge_weight)
         branches: list[Tensor] = []
         if self.encoder is not None:
             branches.append(self.manifold_out.space(self.manifold_out.logmap0(self._encoded(self.encoder, x, batch))))
         if self.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
-            encoded = self.graph_encoder(x, edge_index)
+            encoded = self.graph_encoder(x, edge_index, **of_edges)
             wanted = (x.shape[0], self.hidden_features)
             if encoded.shape != wanted:
                 raise ValueError(

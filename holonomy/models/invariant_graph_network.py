@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers import EquivariantLinear
-from holonomy.models.equivariant import EquivariantModel
+from holonomy.models.equivariant import EquivariantModel, Level
 from holonomy.structures import Hyperedges, on_features
 
 if TYPE_CHECKING:
@@ -39,16 +39,17 @@ class _Activated(nn.Module):
 class InvariantGraphNetwork(EquivariantModel):
     r"""k-IGN: :math:`L \circ \sigma \circ L \circ \sigma \cdots` between tensors of any orders (Maron et al. 2019).
 
-    With the highest order k it is as strong as k-WL. Called as
-    :class:`~holonomy.models.HigherOrderTransformer` is: ``model(x, edge_index, edge_attr, batch)`` for graphs, sets
-    and hyperedges, ``model.tensor(x, mask)`` for dense tensors; the former counts tuples that are not listed as zero
-    and gives no result there.
+    With the highest order k it is as strong as k-WL. Called as :class:`~holonomy.models.HigherOrderTransformer` is:
+    ``model(x, edge_index, batch, edge_attr=edge_attr)`` for graphs, sets and hyperedges, ``model.tensor(x, mask)`` for
+    dense tensors; the former counts tuples that are not listed as zero and gives no result there.
 
     Args:
         in_features: features of a node, or of an entry of the tensor.
         hidden: width of the layers.
         out_features: width of the result.
-        orders: order of the input, then of each layer's result; only the last may be 0.
+        level: what a row of the result belongs to: ``"graph"`` (which it is if left out), ``"node"`` or ``"edge"``.
+        orders: order of the input, then of each layer's result, of which only the last may be 0; ``(2, 2, last)`` if
+            left out, the last by the level: 0, 1 or 2.
         normalise: ``"counts"`` divides the sum of each class by its number of terms, which keeps activations apart
             from the number of nodes; by default sums are sums.
         activation: :math:`\sigma`.
@@ -63,9 +64,9 @@ class InvariantGraphNetwork(EquivariantModel):
     Raises:
         ValueError: if there are fewer than two orders or a number is out of range.
 
-    >>> model = InvariantGraphNetwork(3, 8, 1, orders=(2, 2, 0))
+    >>> model = InvariantGraphNetwork(3, 8, 1, level="node")
     >>> model(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]])).shape
-    torch.Size([1, 1])
+    torch.Size([3, 1])
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class InvariantGraphNetwork(EquivariantModel):
         hidden: int,
         out_features: int,
         *,
-        orders: Sequence[int] = (2, 2, 0),
+        level: Level | None = None,
+        orders: Sequence[int] | None = None,
         normalise: Literal["counts"] | None = None,
         activation: Callable[[Tensor], Tensor] = torch.relu,
         dropout: float = 0.0,
@@ -96,6 +98,7 @@ class InvariantGraphNetwork(EquivariantModel):
             in_features,
             hidden,
             out_features,
+            level=level,
             orders=orders,
             edge_features=edge_features,
             layer=layer,

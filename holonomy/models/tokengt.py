@@ -17,11 +17,12 @@ from holonomy import checks
 from holonomy.layers.tokens.basis_residual import basis_residual
 from holonomy.layers.tokens.encoder import TokenEncoderLayer
 from holonomy.layers.tokens.tokenizer import GraphTokenizer, Identifiers, Tokens
+from holonomy.models.equivariant import Level
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["TokenGT"]
+__all__ = ["TokenGT", "read_at"]
 
 
 class TokenGT(nn.Module):
@@ -45,7 +46,7 @@ class TokenGT(nn.Module):
         type_features: :math:`d_e`, ``hidden`` if left out, 0 for no type identifiers.
         attention: ``"softmax"``, or ``"performer"``: linear in nodes and edges.
         random_features: of ``"performer"``, twice the width of a head if left out; :meth:`redraw` draws others.
-        level: ``"graph"`` or ``"node"``: what the head reads.
+        level: ``"graph"``, ``"node"`` or ``"edge"``: what the head reads.
         basis_residual: add to each node the edges that leave it after every layer (appendix A.5, SEB).
         dropout: probability that an entry of the tokens, of what a layer adds, or of a hidden layer is dropped.
         attention_dropout: probability that a weight of softmax attention is dropped.
@@ -93,7 +94,7 @@ class TokenGT(nn.Module):
         type_features: int | None = None,
         attention: Literal["softmax", "performer"] = "softmax",
         random_features: int | None = None,
-        level: Literal["graph", "node"] = "graph",
+        level: Level = "graph",
         basis_residual: bool = False,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -108,7 +109,7 @@ class TokenGT(nn.Module):
         checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)
         checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
-        self.level = checks.one_of("level", level, ("graph", "node"))
+        self.level: Level = checks.one_of("level", level, ("graph", "node", "edge"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.basis_residual = basis_residual
         self.tokenizer = GraphTokenizer(
@@ -155,10 +156,10 @@ class TokenGT(nn.Module):
         self,
         x: Float[Tensor, "nodes dim"],
         edge_index: Int[Tensor, "2 edges"],
-        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
-        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         """Scores of every graph, or of every node.
@@ -166,33 +167,33 @@ class TokenGT(nn.Module):
         Args:
             x: node features ``(n, in_features)``.
             edge_index: ``(2, m)``, each edge in both directions.
-            edge_attr: edge features ``(m, edge_features)``.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            edge_attr: edge features ``(m, edge_features)``.
             identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out, so compute
                 Laplacian ones once for a data set. In training they get random signs either way.
             num_graphs: their number, where some at the end have no node.
 
         Returns:
-            ``(graphs, out_features)``, or ``(n, out_features)`` at the level of nodes.
+            ``(graphs, out_features)``, ``(n, out_features)`` at the level of nodes, or ``(m, out_features)`` of edges.
 
         Raises:
             ValueError: if a shape does not fit.
         """
-        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers, num_graphs=num_graphs)
+        tokens = self.tokenizer(
+            x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs
+        )
         values = self._start(tokens)
         for layer in self._encoder():
             values = self._step(layer, values, tokens, batch)
-        # [graph] is the first token of each row; a batch of no graph has no row, hence a slice.
-        slots = tokens.slots[: x.shape[0]]
-        read = values[:, :1].flatten(0, 1) if self.level == "graph" else values.flatten(0, 1)[slots]
-        return self.head(self.norm(read))
+        return self.head(self.norm(read_at(tokens, values, self.level)))
 
     def attention_maps(
         self,
         x: Float[Tensor, "nodes dim"],
         edge_index: Int[Tensor, "2 edges"],
-        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
+        *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
     ) -> tuple[Tokens, list[Tensor]]:
         """The attention of every layer and head, as for the distances by head and depth of TokenGT figure 3.
@@ -200,8 +201,8 @@ class TokenGT(nn.Module):
         Args:
             x: node features ``(n, in_features)``.
             edge_index: ``(2, m)``, each edge in both directions.
-            edge_attr: edge features ``(m, edge_features)``.
             batch: the graph of each node ``(n,)``; one graph if left out.
+            edge_attr: edge features ``(m, edge_features)``.
             identifiers: node identifiers ``(n, identifier_dim)``; made here if left out.
 
         Returns:
@@ -212,7 +213,7 @@ class TokenGT(nn.Module):
         >>> len(maps), maps[0].shape, tokens.indices.tolist()
         (3, torch.Size([1, 2, 5, 5]), [[0, 0], [1, 1], [0, 1], [1, 0]])
         """
-        tokens = self.tokenizer(x, edge_index, edge_attr, batch, identifiers)
+        tokens = self.tokenizer(x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers)
         values, maps = self._start(tokens), list[Tensor]()
         for layer in self._encoder():
             maps.append(layer.attention.weights(layer.norm_attention(values), tokens.padding))
@@ -228,3 +229,12 @@ class TokenGT(nn.Module):
     def _step(self, layer: TokenEncoderLayer, values: Tensor, tokens: Tokens, batch: Tensor | None) -> Tensor:
         values = layer(values, None if batch is None else tokens.padding)
         return basis_residual(values, tokens) if self.basis_residual else values
+
+
+# Not a method of the tokens: dynamo of torch 2.13 cannot look one up on a tuple that it has made itself.
+def read_at(tokens: Tokens, values: Float[Tensor, "graphs tokens dim"], level: Level) -> Float[Tensor, "rows dim"]:
+    """What became of the tokens ``[graph]``, of nodes or of edges."""
+    if level == "graph":
+        return values[:, :1].flatten(0, 1)  # the first of each row; a batch of no graph has none, hence a slice
+    nodes, edges = tokens.slots[: tokens.num_nodes], tokens.slots[tokens.num_nodes :]
+    return values.flatten(0, 1)[nodes if level == "node" else edges]

@@ -47,14 +47,12 @@ def test_a_tokenizer_gets_entries_whose_squares_have_mean_one_in_every_batch() -
     network = build("tokengt", settings, data)
     for chosen in (torch.arange(3), torch.arange(3, 50)):
         part = data.train.take(chosen)
-        x, edge_index, edge_attr, batch, identifiers = tokens_of(network, part)
-        assert torch.allclose(x, part.x * 2)
-        assert torch.allclose(edge_attr, part.edge_attr * 3**0.5)
-        assert edge_index is part.edge_index
-        assert batch is part.batch
-        assert identifiers is part.identifiers
+        given = tokens_of(network, part)
+        assert torch.allclose(given["x"], part.x * 2)
+        assert torch.allclose(given["edge_attr"], part.edge_attr * 3**0.5)
+        assert all(given[name] is getattr(part, name) for name in ("edge_index", "batch", "identifiers"))
     random = build("tokengt-orf", settings, data)
-    assert tokens_of(random, part)[-1] is None
+    assert tokens_of(random, part)["identifiers"] is None
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -64,12 +62,12 @@ def test_a_molecule_does_not_see_its_batch_mates(model: str) -> None:
     data = load("generated", None, settings, 0)
     network = build(model, settings, data).eval()
     with torch.no_grad():
-        together = network(*data.test.take(torch.arange(3)).inputs())
+        together = network(**data.test.take(torch.arange(3)).inputs())
         assert together.shape == (3, 1)
         if model.startswith("tokengt"):
             return  # its identifiers are drawn anew for each batch, or have free signs
         for number in range(3):
-            alone = network(*data.test.take(torch.tensor([number])).inputs())
+            alone = network(**data.test.take(torch.tensor([number])).inputs())
             assert torch.allclose(alone[0], together[number], atol=1e-5)
 
 

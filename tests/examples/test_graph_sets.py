@@ -73,8 +73,8 @@ def test_identifiers_are_those_of_each_graph_alone() -> None:
 
 
 def test_edge_features_without_columns_are_not_given_to_a_model() -> None:
-    assert chains(2, 3, seed=0).take(torch.arange(2)).inputs()[2] is None
-    assert random_molecules(2, seed=0).take(torch.arange(2)).inputs()[2] is not None
+    assert chains(2, 3, seed=0).take(torch.arange(2)).inputs()["edge_attr"] is None
+    assert random_molecules(2, seed=0).take(torch.arange(2)).inputs()["edge_attr"] is not None
 
 
 def test_only_the_first_node_of_a_chain_knows_its_class() -> None:

@@ -34,8 +34,8 @@ def test_a_bit_reaches_the_other_end_where_the_model_reaches_everywhere(model: s
     network = build(model, SMALL, data).eval()
     part = data.test.take(torch.tensor([0]))
     with torch.no_grad():
-        before = network(*part.inputs())
-        after = network(part.x.flip(1), *part.inputs()[1:])
+        before = network(**part.inputs())
+        after = network(**part.inputs() | {"x": part.x.flip(1)})
     changed = (before - after).abs().amax(dim=1) > 0
     assert changed[0]
     # Four message-passing layers; two local layers of second order: an edge reads its ends.

@@ -87,14 +87,14 @@ def test_a_graph_does_not_see_its_batch_mates_nor_the_order_of_nodes(kind: str, 
     graphs = random_molecules(4, seed=0)
     model = MessagePassing(kind, 4, 8, 3, layers=2, edge_features=3, level=level, heads=2).eval()
     whole = graphs.take(torch.arange(4))
-    together = model(*whole.inputs())
+    together = model(**whole.inputs())
     for number in range(4):
         alone = graphs.take(torch.tensor([number]))
         shown = together[number] if level == "graph" else together[whole.batch == number]
-        assert torch.allclose(model(*alone.inputs()).squeeze(0), shown, atol=1e-5)
+        assert torch.allclose(model(**alone.inputs()).squeeze(0), shown, atol=1e-5)
     order = torch.randperm(len(whole.x))
     place = order.argsort()
-    moved = model(whole.x[order], place[whole.edge_index], whole.edge_attr, whole.batch[order])
+    moved = model(whole.x[order], place[whole.edge_index], whole.batch[order], edge_attr=whole.edge_attr)
     assert torch.allclose(moved, together if level == "graph" else together[order], atol=1e-5)
 
 
@@ -103,15 +103,17 @@ def test_only_the_mlp_is_blind_to_bonds(kind: str) -> None:
     torch.manual_seed(2)
     part = random_molecules(3, seed=1).take(torch.arange(3))
     model = MessagePassing(kind, 4, 8, 1, layers=2, edge_features=3, heads=2).eval()
-    other = model(part.x, part.edge_index, part.edge_attr.flip(1), part.batch)
-    assert torch.allclose(model(*part.inputs()), other, atol=1e-6) == (kind == "mlp")
+    other = model(part.x, part.edge_index, part.batch, edge_attr=part.edge_attr.flip(1))
+    assert torch.allclose(model(**part.inputs()), other, atol=1e-6) == (kind == "mlp")
 
 
 def test_every_parameter_is_trained() -> None:
     part = random_molecules(6, seed=3).take(torch.arange(6))
     for kind, width in itertools.product(KINDS, (0, 3)):
         model = MessagePassing(kind, 4, 8, 1, layers=2, edge_features=width, heads=2)
-        model(part.x, part.edge_index, part.edge_attr if width else None, part.batch).square().sum().backward()
+        model(
+            part.x, part.edge_index, part.batch, edge_attr=part.edge_attr if width else None
+        ).square().sum().backward()
         assert [name for name, value in model.named_parameters() if value.grad is None] == []
     with pytest.raises(ValueError, match="features must be a multiple of heads=3, got 8"):
         GATLayer(8, 0, 3)
@@ -119,9 +121,9 @@ def test_every_parameter_is_trained() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensors_are_made_where_the_features_are(kind: str, graph: tuple[Tensor, Tensor, Tensor | None]) -> None:
-    inputs = (None if part is None else part.to("meta") for part in graph)
+    x, edge_index, edge_attr = (None if part is None else part.to("meta") for part in graph)
     network = MessagePassing(kind, 4, 8, 3, layers=2, edge_features=0 if graph[2] is None else 3).to("meta")
-    assert network(*inputs).device.type == "meta"
+    assert network(x, edge_index, edge_attr=edge_attr).device.type == "meta"
 
 
 def test_a_graph_without_nodes_reads_zeros() -> None:

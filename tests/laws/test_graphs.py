@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from holonomy.layers import HigherOrderEncoderLayer
 from holonomy.structures import Hyperedges
-from tests.registry.graphs import BATCHED, OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
+from tests.registry.graphs import BATCHED, MODELS, OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
 
 ALL = [*OF_GRAPHS, *(f"of hyperedges: {name}" for name in OF_HYPEREDGES)]
 
@@ -84,6 +84,33 @@ def test_the_result_of_a_graph_does_not_depend_on_its_batch(name):
         torch.testing.assert_close(more[:-2], together)
         assert more.shape[0] == len(together) + 2
         assert more.isfinite().all()
+
+
+LEVELS = [(name, level) for name in BATCHED for level in ("graph", "node")]
+LEVELS += [(name, "edge") for name in MODELS if "CGT" not in name]
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(("name", "level"), LEVELS)
+def test_a_result_has_a_row_for_each_graph_node_or_edge(name, level):
+    """In the order in which they came, as a graph alone has them, with or without its batch."""
+    module = made(name, dtype=torch.float64, level=level)
+    for seed in range(4):
+        given = drawn_graph(seed, nodes=9, dtype=torch.float64).arguments(name)
+        batch, (source, _) = given["batch"], given["edge_index"]
+        graphs = int(batch.max()) + 1
+        of_rows = {"graph": torch.arange(graphs), "node": batch, "edge": batch[source]}[level]
+        together = module(**given, num_graphs=graphs)
+        assert together.shape == (len(of_rows), 2)
+        for graph in batch.unique().tolist():
+            alone = of_graph(given, graph)
+            torch.testing.assert_close(together[of_rows == graph], module(**alone))
+            torch.testing.assert_close(module(**alone | {"batch": None}), module(**alone))
+        order = torch.randperm(len(source))
+        moved = {key: value[..., order] if key == "edge_index" else value for key, value in given.items()}
+        if "edge_attr" in given:
+            moved["edge_attr"] = given["edge_attr"][order]
+        torch.testing.assert_close(module(**moved), together[order] if level == "edge" else together)
 
 
 @pytest.mark.usefixtures("without_shape_checks")

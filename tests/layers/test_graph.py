@@ -8,6 +8,7 @@ import torch
 from holonomy.layers import GCN, Propagation
 from holonomy.layers.graph import normalised_edges, propagation
 from holonomy.ops.csr import as_csr
+from holonomy.structures import Graph
 
 D = torch.float64
 
@@ -36,6 +37,48 @@ def test_propagation_is_the_matrix_and_its_gradient_the_transpose(nodes, edges):
     torch.testing.assert_close(y, matrix(edge_index, nodes) @ x)
     (gradient,) = torch.autograd.grad((y * direction).sum(), x)
     torch.testing.assert_close(gradient, matrix(edge_index, nodes).T @ direction)
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (1, 3), (4, 0), (7, 5), (7, 40)])
+def test_propagation_with_weights_is_the_matrix_with_gradients_for_both(nodes, edges):
+    """A listed self-loop keeps its weight; a node whose weights sum to nothing gives and takes nothing."""
+    edge_index = random_edges(nodes, edges)
+    weight = torch.rand(edge_index.shape[1], dtype=D).add(0.1).requires_grad_()
+    x = torch.randn(nodes, 3, dtype=D, requires_grad=True)
+    listed, dense = set(), torch.zeros(nodes, nodes, dtype=D)
+    for (source, target), entry in zip(edge_index.t().tolist(), weight.tolist(), strict=True):
+        dense[target, source] += entry
+        listed |= {source} if source == target else set()
+    for node in set(range(nodes)) - listed:
+        dense[node, node] = 1
+    degree = dense.sum(1)
+    expected = dense / (degree[:, None] * degree).sqrt() @ x
+    torch.testing.assert_close(propagation(edge_index, nodes, D, weight)(x), expected)
+    assert torch.autograd.gradcheck(lambda x, weight: propagation(edge_index, nodes, D, weight)(x), (x, weight))
+
+
+def test_weights_that_cancel_leave_a_node_out():
+    pair, weight = torch.tensor([[0, 1, 2, 1], [1, 0, 1, 2]]), torch.tensor([0.5, -1.0, 0.5, 1.0], requires_grad=True)
+    result = propagation(pair, 3, torch.float32, weight)(torch.ones(3, 1))
+    assert result[0].item() == 0
+    assert result.isfinite().all()
+    (gradient,) = torch.autograd.grad(result.sum(), weight)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("build", [GCN, Propagation])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_weights_of_one_are_no_weights_and_wrong_ones_get_one_sentence(build):
+    edge_index, layer = random_edges(7, 20), build(4, 8, 3, dtype=D).eval()
+    x, ones = torch.randn(7, 4, dtype=D), torch.ones(20, dtype=D)
+    distinct = edge_index[:, edge_index[0] != edge_index[1]]
+    torch.testing.assert_close(layer(x, distinct, ones[: distinct.shape[1]]), layer(x, distinct))
+    with pytest.raises(ValueError, match=r"^edge_weight must have shape \(edges,\) = \(20,\), got \(19,\)"):
+        layer(x, edge_index, ones[1:])
+    with pytest.raises(TypeError, match=r"^edge_weight must be a floating-point tensor, got torch\.int64"):
+        layer(x, edge_index, ones.long())
+    with pytest.raises(ValueError, match=r"^edge_weight must be None beside a Graph"):
+        layer(x, Graph(edge_index, 7), ones)
 
 
 def test_the_form_that_is_compiled_is_the_same(monkeypatch):

@@ -59,7 +59,7 @@ def test_each_row_is_the_graph_alone():
     """A batch's row is the tokens of that graph by itself, then zeros; listed slots lead to them."""
     x, edges, attr, batch = batched()
     module, p = tokenizer(), torch.randn(6, 4, dtype=D)
-    tokens = module(x, edges, attr, batch, p)
+    tokens = module(x, edges, batch, edge_attr=attr, identifiers=p)
     assert tokens.padding.tolist() == [
         [False] * 8,
         [False] * 6 + [True] * 2,
@@ -69,7 +69,7 @@ def test_each_row_is_the_graph_alone():
         nodes = (batch == graph).nonzero()[:, 0]
         chosen = batch[edges[0]] == graph
         renumbered = torch.searchsorted(nodes, edges[:, chosen])
-        alone = module(x[nodes], renumbered, attr[chosen], identifiers=p[nodes])
+        alone = module(x[nodes], renumbered, edge_attr=attr[chosen], identifiers=p[nodes])
         torch.testing.assert_close(tokens.values[graph][~tokens.padding[graph]], alone.values[0])
         assert not tokens.values[graph][tokens.padding[graph]].any()
         assert not alone.padding.any()
@@ -81,13 +81,13 @@ def test_each_row_is_the_graph_alone():
 def test_a_self_loop_is_an_edge_of_the_nodes_type():
     module = tokenizer(identifier_dim=None, identifiers=None)
     loop = torch.tensor([[0, 0], [0, 1]])
-    tokens = module(torch.zeros(2, 3, dtype=D), loop, torch.zeros(2, 2, dtype=D))
+    tokens = module(torch.zeros(2, 3, dtype=D), loop, edge_attr=torch.zeros(2, 2, dtype=D))
     graph, first, second, self_loop, edge = tokens.values[0]
     torch.testing.assert_close(first, second)
     torch.testing.assert_close(self_loop, first)
     assert not torch.allclose(edge, first)
     assert not torch.allclose(graph, first)
-    with_features = module(torch.zeros(2, 3, dtype=D), loop, torch.ones(2, 2, dtype=D))
+    with_features = module(torch.zeros(2, 3, dtype=D), loop, edge_attr=torch.ones(2, 2, dtype=D))
     torch.testing.assert_close(with_features.values[0, 3] - self_loop, module.of_edges(torch.ones(2, dtype=D)))
 
 
@@ -97,7 +97,7 @@ def test_a_graph_is_the_hypergraph_of_order_two():
     state = {name.replace("of_nodes", "of_hyperedges"): value for name, value in graph.state_dict().items()}
     hyper.load_state_dict({name: value for name, value in state.items() if "of_edges" not in name})
     x, attr, p = torch.randn(6, 3, dtype=D), torch.randn(7, 3, dtype=D), torch.randn(6, 4, dtype=D)
-    tokens = graph(x, EDGES, attr, BATCH, p)
+    tokens = graph(x, EDGES, BATCH, edge_attr=attr, identifiers=p)
     theirs = hyper(tokens.indices, torch.cat([x, attr]), 6, BATCH, p)
     torch.testing.assert_close(theirs.values, tokens.values, rtol=0, atol=0)
     assert torch.equal(theirs.slots, tokens.slots)
@@ -137,10 +137,10 @@ def test_hypergraphs_without_hyperedges_keep_their_row():
 def test_laplacian_tokens_flip_signs_in_training_only():
     x, edges, attr, batch = batched()
     module = tokenizer(identifiers="laplacian", eigenvector_dropout=0.5)
-    drawn = [module(x, edges, attr, batch).values for _ in range(2)]
+    drawn = [module(x, edges, batch, edge_attr=attr).values for _ in range(2)]
     assert not torch.equal(*drawn)
     module.eval()
-    torch.testing.assert_close(*(module(x, edges, attr, batch).values for _ in range(2)), rtol=0, atol=0)
+    torch.testing.assert_close(*(module(x, edges, batch, edge_attr=attr).values for _ in range(2)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["laplacian", "laplacian_both", "orthogonal", "near_orthogonal"])
@@ -150,7 +150,7 @@ def test_drawn_identifiers_are_those_of_each_graph(kind):
     torch.manual_seed(3)
     module = tokenizer(identifiers=kind, type_features=0).eval()
     torch.manual_seed(4)
-    tokens = module(0 * x, edges, 0 * attr, batch)
+    tokens = module(0 * x, edges, batch, edge_attr=0 * attr)
     rows = tokens.rows(tokens.values)
     back = torch.linalg.pinv(module.embedding.of_identifiers.weight)  # (8, 8): invertible
     recovered = (rows @ back.mT)[:6]
@@ -185,24 +185,24 @@ def test_options_without_effect_are_refused(options, message):
 def test_the_door_says_what_does_not_fit():
     x, edges, attr, batch = batched()
     with pytest.raises(ValueError, match=r"edge_attr must be of shape \(edges, edge_features\) = \(7, 2\), got None"):
-        tokenizer()(x, edges, None, batch)
+        tokenizer()(x, edges, batch)
     with pytest.raises(ValueError, match=r"edge_attr must be None, for edge_features is 0, got \(7, 2\)"):
-        tokenizer(edge_features=0)(x, edges, attr, batch)
+        tokenizer(edge_features=0)(x, edges, batch, edge_attr=attr)
     with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., in_features = 3\), got \(6, 2\)"):
-        tokenizer()(x[:, :2], edges, attr, batch)
+        tokenizer()(x[:, :2], edges, batch, edge_attr=attr)
     with pytest.raises(
         ValueError, match=r"identifiers must have shape \(nodes = 6, identifier_dim = 4\), got \(6, 3\)"
     ):
-        tokenizer()(x, edges, attr, batch, x)
+        tokenizer()(x, edges, batch, edge_attr=attr, identifiers=x)
     without = tokenizer(identifiers=None, identifier_dim=None)
     with pytest.raises(ValueError, match=r"identifiers must be None for a tokenizer without, got Tensor"):
-        without(x, edges, attr, batch, x)
+        without(x, edges, batch, edge_attr=attr, identifiers=x)
 
 
 def test_basis_residual_against_a_loop():
     """X_ii + sum_{j != i} X_ij in a batch; loops, edges and [graph] stay."""
     x, edges, attr, batch = batched()
-    tokens = tokenizer()(x, edges, attr, batch)
+    tokens = tokenizer()(x, edges, batch, edge_attr=attr)
     values = torch.randn_like(tokens.values).requires_grad_()
     ours = basis_residual(values, tokens)
     rows = list(tokens.rows(values).unbind())
@@ -354,7 +354,7 @@ def test_orthogonal_identifiers_fill_a_batch_once():
     x, edges, attr, batch = batched()
     module = tokenizer()
     torch.manual_seed(9)
-    first = module(x, edges, attr, batch).values
+    first = module(x, edges, batch, edge_attr=attr).values
     torch.manual_seed(9)
     p = orthogonal_identifiers(6, 4, batch=batch, dtype=D)
-    torch.testing.assert_close(module(x, edges, attr, batch, p).values, first, rtol=0, atol=0)
+    torch.testing.assert_close(module(x, edges, batch, edge_attr=attr, identifiers=p).values, first, rtol=0, atol=0)

@@ -194,7 +194,7 @@ def test_batches_of_pytorch_geometric_are_taken_as_they_are():
     for name in joined:
         assert torch.equal(batch[name], joined[name])
     theirs = model(
-        batch.x, batch.edge_index, batch.edge_attr, batch.batch,
+        batch.x, batch.edge_index, batch.batch, edge_attr=batch.edge_attr,
         walks=batch.walks, distances=batch.distances, related=batch.related,
     )  # fmt: skip
     assert torch.equal(theirs, model(**joined))
@@ -241,15 +241,15 @@ def test_wrong_arguments_are_refused_in_a_sentence():
     with pytest.raises(ValueError, match="edge_attr must be given exactly if edges have types or features"):
         model(x, edges, walks=walks)
     with pytest.raises(TypeError, match=r"edge_attr must hold integers, got torch.float32"):
-        model(x, edges, torch.zeros(2), walks=walks)
+        model(x, edges, edge_attr=torch.zeros(2), walks=walks)
     with pytest.raises(ValueError, match="walks must be given exactly if the encoder was made for it, got NoneType"):
-        model(x, edges, types)
+        model(x, edges, edge_attr=types)
     with pytest.raises(ValueError, match="related must be given exactly if the encoder was made for it, got Tensor"):
-        model(x, edges, types, walks=walks, related=torch.zeros(9, dtype=torch.bool))
+        model(x, edges, edge_attr=types, walks=walks, related=torch.zeros(9, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"walks must have shape \(5, 2\), got \(9, 2\)"):
-        model(x, edges, types, torch.tensor([0, 0, 1]), walks=walks)
+        model(x, edges, torch.tensor([0, 0, 1]), edge_attr=types, walks=walks)
     with pytest.raises(ValueError, match=r"x must have shape \(..., in_features = 5\)"):
-        model(x[:, :3], edges, types, walks=walks)
+        model(x[:, :3], edges, edge_attr=types, walks=walks)
     for options, sentence in (
         ({"edge_features": 2, "edge_types": 3}, "edge_types must be 1 where edges have features"),
         ({"walk_features": 2}, "walk_features must be 0, or with steps > 0"),

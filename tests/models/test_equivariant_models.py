@@ -63,8 +63,8 @@ def test_renaming_nodes_and_reordering_edges(kind, options, orders, seed, device
     name = torch.randperm(5, device=device)
     shuffle = torch.randperm(edge_index.shape[1], device=device)
     renamed = torch.empty_like(x).index_copy(0, name, x)
-    result = model(x, edge_index, edge_attr)
-    other = model(renamed, name[edge_index][:, shuffle], edge_attr[shuffle])
+    result = model(x, edge_index, edge_attr=edge_attr)
+    other = model(renamed, name[edge_index][:, shuffle], edge_attr=edge_attr[shuffle])
     if orders[-1] == 0:
         torch.testing.assert_close(other, result)
     elif orders[-1] == 1:
@@ -74,14 +74,26 @@ def test_renaming_nodes_and_reordering_edges(kind, options, orders, seed, device
         torch.testing.assert_close(rows(back), rows(result))
 
 
+@pytest.mark.parametrize("kind", [HigherOrderTransformer, InvariantGraphNetwork])
+def test_the_level_says_the_last_order(kind):
+    for last, level in enumerate(("graph", "node", "edge")):
+        assert kind(3, 8, 2, level=level).orders == kind(3, 8, 2, level=level, orders=(2, 2, last)).orders
+    assert kind(3, 8, 2).orders == (2, 2, 0)
+    with pytest.raises(ValueError, match=r"^orders must end with 1 at the level 'node', got \(2, 2, 0\)\.$"):
+        kind(3, 8, 2, level="node", orders=(2, 2, 0))
+    with pytest.raises(ValueError, match=r"^orders must begin with 2 at the level 'edge', got \(1, 2\)\.$"):
+        kind(3, 8, 2, level="edge", orders=(1, 2))
+
+
 @every_kind
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_graphs_of_a_batch_do_not_meet(kind, options, last, device):
     model = build(kind, options, (2, 2, last), device, edge_features=2)
     one, two = graph(4, 7, device), graph(6, 11, device, 1)
     batch = torch.tensor([0] * 4 + [1] * 6, device=device)
-    both = model(torch.cat([one[0], two[0]]), torch.cat([one[1], two[1] + 4], 1), torch.cat([one[2], two[2]]), batch)
-    alone = [rows(model(*one)), rows(model(*two))]
+    edge_index, edge_attr = torch.cat([one[1], two[1] + 4], 1), torch.cat([one[2], two[2]])
+    both = model(torch.cat([one[0], two[0]]), edge_index, batch, edge_attr=edge_attr)
+    alone = [rows(model(*each[:2], edge_attr=each[2])) for each in (one, two)]
     torch.testing.assert_close(rows(both), torch.cat(alone))
 
 

@@ -1,4 +1,4 @@
-"""The door that the models of graphs share: ``x, edge_index, edge_attr, batch`` as PyTorch Geometric holds them."""
+"""The door that the models of graphs share: ``x, edge_index, batch, edge_attr=`` as PyTorch Geometric holds them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ BATCH = torch.tensor([0, 2, 0, 0, 2, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_indices_of_32_bits_are_indices(name):
     model, (x, edge_index, attr) = made(name), graph()
-    expected = model(x, edge_index, attr, BATCH)
-    torch.testing.assert_close(model(x, edge_index.int(), attr, BATCH.int()), expected)
+    expected = model(x, edge_index, BATCH, edge_attr=attr)
+    torch.testing.assert_close(model(x, edge_index.int(), BATCH.int(), edge_attr=attr), expected)
 
 
 def test_pairs_without_an_edge_have_no_attributes():
@@ -48,17 +48,17 @@ def test_pairs_without_an_edge_have_no_attributes():
 @pytest.mark.parametrize("name", MODELS)
 def test_an_empty_graph_has_a_finite_row(name):
     model, (x, edge_index, attr) = made(name), graph()
-    result = model(x, edge_index, attr, BATCH)
+    result = model(x, edge_index, BATCH, edge_attr=attr)
     assert result.shape == (3, 2)
     assert result.isfinite().all()
-    without = model(x, edge_index, attr, BATCH // 2)
+    without = model(x, edge_index, BATCH // 2, edge_attr=attr)
     torch.testing.assert_close(result[[0, 2]], without)
 
 
 @pytest.mark.parametrize("name", [*TOKENS, "CGT", "CGT, mono"])
 def test_a_batch_of_no_graphs_has_no_rows(name):
     model, (x, edge_index, attr) = made(name), graph()
-    assert model(x[:0], edge_index[:, :0], attr[:0], BATCH[:0]).shape == (0, 2)
+    assert model(x[:0], edge_index[:, :0], BATCH[:0], edge_attr=attr[:0]).shape == (0, 2)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -66,15 +66,15 @@ def test_a_batch_of_no_graphs_has_no_rows(name):
 def test_shapes_that_do_not_fit_get_one_sentence(name):
     model, (x, edge_index, attr) = made(name), graph()
     for given, sentence in (
-        ((x[:, 0], edge_index, attr), r"^x must have shape \(nodes, features\), got \(6,\)\.$"),
-        ((x, edge_index[:, :5].T, attr[:5]), r"^edge_index must have shape \(2, edges\), got \(5, 2\)\.$"),
-        ((x, edge_index[0], attr), r"^edge_index must have shape \(2, edges\), got \(6,\)\.$"),
-        ((x, edge_index, attr[:, 0]), r"^edge_attr must .*, got \(6,\)\.$"),
-        ((x, edge_index, attr[:4]), r"^edge_attr must .*, got \(4, 2\)\.$"),
-        ((x, edge_index, attr, BATCH[:4]), r"^batch must have shape \(.* = 6,\), got \(4,\)\.$"),
+        ((x[:, 0], edge_index, None, attr), r"^x must have shape \(nodes, features\), got \(6,\)\.$"),
+        ((x, edge_index[:, :5].T, None, attr[:5]), r"^edge_index must have shape \(2, edges\), got \(5, 2\)\.$"),
+        ((x, edge_index[0], None, attr), r"^edge_index must have shape \(2, edges\), got \(6,\)\.$"),
+        ((x, edge_index, None, attr[:, 0]), r"^edge_attr must .*, got \(6,\)\.$"),
+        ((x, edge_index, None, attr[:4]), r"^edge_attr must .*, got \(4, 2\)\.$"),
+        ((x, edge_index, BATCH[:4], attr), r"^batch must have shape \(.* = 6,\), got \(4,\)\.$"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            model(*given)
+            model(*given[:3], edge_attr=given[3])
 
 
 # What a newcomer passes, as what it replaces and what the sentence says. The first came through as another graph, or
@@ -131,7 +131,7 @@ def test_a_slip_gets_one_sentence(name, slip):
 def test_sparse_features_are_refused_where_there_is_no_product_of_them(name):
     x, edge_index, attr = graph()
     with pytest.raises(TypeError, match=r"^x must be a dense tensor, got torch\.sparse_coo\.$"):
-        made(name)(x.to_sparse(), edge_index, attr, BATCH)
+        made(name)(x.to_sparse(), edge_index, BATCH, edge_attr=attr)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
@@ -142,11 +142,11 @@ def test_types_of_edges_and_distances_are_those_of_the_table():
     types, distances = torch.zeros(6, dtype=torch.int64), torch.zeros(36, dtype=torch.int64)
     for wrong, came in ((types - 1, "-1 .. -1"), (types + 4, "4 .. 4")):
         with pytest.raises(ValueError, match=rf"^edge_attr must lie in \[0, edge_types = 4\), got {came}\.$"):
-            model(x, edge_index, wrong, distances=distances)
+            model(x, edge_index, edge_attr=wrong, distances=distances)
     with pytest.raises(ValueError, match=r"^distances must lie in \[0, limit \+ 2 = 4\), got 9 \.\. 9\.$"):
-        model(x, edge_index, types, distances=distances + 9)
+        model(x, edge_index, edge_attr=types, distances=distances + 9)
     with pytest.raises(TypeError, match=r"^distances must hold integers, got torch\.float32\.$"):
-        model(x, edge_index, types, distances=distances.float())
+        model(x, edge_index, edge_attr=types, distances=distances.float())
 
 
 @pytest.mark.usefixtures("without_shape_checks")
@@ -155,6 +155,6 @@ def test_types_and_rows_of_pairs_have_their_numbers():
     model = ChromaticGraphTransformer(3, 8, 2, edge_types=4, limit=2, dtype=torch.float64)
     distances = torch.zeros(36, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"^edge_attr must have shape \(edges,\) = \(6,\), got \(6, 1\)"):
-        model(x, edge_index, torch.zeros(6, 1, dtype=torch.int64), distances=distances)
+        model(x, edge_index, edge_attr=torch.zeros(6, 1, dtype=torch.int64), distances=distances)
     with pytest.raises(ValueError, match=r"^distances must have shape \(36,\), got \(35,\)"):
-        model(x, edge_index, torch.zeros(6, dtype=torch.int64), distances=distances[1:])
+        model(x, edge_index, edge_attr=torch.zeros(6, dtype=torch.int64), distances=distances[1:])

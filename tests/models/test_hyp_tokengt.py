@@ -32,8 +32,8 @@ def test_permuting_nodes_and_edges(options, nodes, device):
     module = model(**options, device=device)
     x, edge_index, attr, p = graph(nodes, D, device)
     order, edges = torch.randperm(nodes, device=device), torch.randperm(edge_index.shape[1], device=device)
-    expected = module(x, edge_index, attr, identifiers=p)
-    result = module(x[order], order.argsort()[edge_index][:, edges], attr[edges], identifiers=p[order])
+    expected = module(x, edge_index, edge_attr=attr, identifiers=p)
+    result = module(x[order], order.argsort()[edge_index][:, edges], edge_attr=attr[edges], identifiers=p[order])
     wanted = expected[order] if options["level"] == "node" else expected
     torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-8)
 
@@ -46,8 +46,8 @@ def test_graphs_of_a_batch_do_not_meet_and_lie_on_the_manifold(options, device):
     x, attr, p = (torch.cat([a, b]) for a, b in zip(first, second, strict=True) if a.is_floating_point())
     edge_index = torch.cat([first[1], second[1] + 4], dim=1)
     batch = torch.tensor([0] * 4 + [1] * 2, device=device)
-    together = module.embed(x, edge_index, attr, batch, identifiers=p)
-    alone = [module.embed(g[0], g[1], g[2], identifiers=g[3]) for g in (first, second)]
+    together = module.embed(x, edge_index, batch, edge_attr=attr, identifiers=p)
+    alone = [module.embed(g[0], g[1], edge_attr=g[2], identifiers=g[3]) for g in (first, second)]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(together[:, :1], module.manifold_out.time(together))
 
@@ -60,7 +60,9 @@ def test_every_curvature_moves_under_riemannian_adam(attention, device):
     before = {name: kappa.item() for name, kappa in module.curvatures().items()}
     for _ in range(3):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(module(x, edge_index, attr, identifiers=p), torch.ones(5).long()).backward()
+        torch.nn.functional.cross_entropy(
+            module(x, edge_index, edge_attr=attr, identifiers=p), torch.ones(5).long()
+        ).backward()
         optimizer.step()
     for name, kappa in module.curvatures().items():
         assert kappa.item() != before[name], name
@@ -71,13 +73,13 @@ def test_one_node_and_no_edges(device):
     module = model(device=device)
     empty = torch.zeros(2, 0, dtype=torch.int64, device=device)
     x = torch.ones(1, 3, dtype=D, device=device)
-    assert module(x, empty, torch.zeros(0, 2, dtype=D, device=device)).isfinite().all()
+    assert module(x, empty, edge_attr=torch.zeros(0, 2, dtype=D, device=device)).isfinite().all()
 
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_arguments_get_one_sentence():
     for options, sentence in (
-        ({"level": "edge"}, "level must be one of"),
+        ({"level": "pair"}, "level must be one of"),
         ({"decoder": "tree"}, "decoder must be one of"),
         ({"layers": 0}, "layers must be a positive integer"),
         ({"heads": 3}, "features must be a multiple of heads"),
@@ -91,9 +93,9 @@ def test_wrong_arguments_get_one_sentence():
 def test_another_module_may_stand_in_the_place_of_the_decoder():
     x, edge_index, attr, p = graph(5, D)
     module = model()
-    expected = module(x, edge_index, attr, identifiers=p)
+    expected = module(x, edge_index, edge_attr=attr, identifiers=p)
     linear, module.decoder = module.decoder, torch.nn.Identity()
-    torch.testing.assert_close(linear(module(x, edge_index, attr, identifiers=p)), expected)
+    torch.testing.assert_close(linear(module(x, edge_index, edge_attr=attr, identifiers=p)), expected)
 
 
 @pytest.mark.parametrize("kind", [HypTokenGT, Hypformer])

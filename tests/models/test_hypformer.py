@@ -240,3 +240,21 @@ def test_a_graph_encoder_of_another_width_is_refused(features, width):
     sentence = rf"^graph_encoder must give \(nodes, hidden_features\) = \(9, 8\), got \(9, {width}\)\.$"
     with pytest.raises(ValueError, match=sentence):
         model(features, ring(9))
+
+
+def test_weights_and_features_of_edges_reach_the_graph_encoder():
+    class Encoder(nn.Module):
+        def forward(self, x, edge_index, edge_attr=None, edge_weight=None):
+            given = torch.zeros(x.shape[0], 8) if edge_attr is None else edge_attr.sum() + torch.zeros(x.shape[0], 8)
+            return given if edge_weight is None else given + edge_weight.sum()
+
+    model, x, edges = Hypformer(6, 8, 3, layers=1), torch.randn(9, 6), ring(9)
+    weight = torch.rand(edges.shape[1])
+    assert not torch.allclose(model(x, edges, edge_weight=weight), model(x, edges))
+    close(model(x, edges, edge_weight=torch.ones_like(weight)), model(x, edges))
+    model.graph_encoder = Encoder()
+    together = model.embed(x, edges, edge_weight=weight, edge_attr=weight[:, None])
+    close(together, model.embed(x, edges, edge_weight=2 * weight))
+    for without in (Hypformer(6, 8, 3, layers=1, graph_encoder=None), model):
+        with pytest.raises(ValueError, match=r"^edge_weight must be None without a graph encoder and its edge_index"):
+            without(x, None if without is model else edges, edge_weight=weight)

@@ -44,8 +44,8 @@ def test_permuting_the_nodes_permutes_the_result(options, nodes, dtype, device):
     module = model(**options, dtype=dtype, device=device)
     x, edge_index, attr, p = graph(nodes, dtype, device)
     order = torch.randperm(nodes, device=device)
-    expected = module(x, edge_index, attr, identifiers=p)
-    result = module(x[order], order.argsort()[edge_index], attr, identifiers=p[order])
+    expected = module(x, edge_index, edge_attr=attr, identifiers=p)
+    result = module(x[order], order.argsort()[edge_index], edge_attr=attr, identifiers=p[order])
     torch.testing.assert_close(
         result, expected[order] if options["level"] == "node" else expected, rtol=1e-4, atol=1e-4
     )
@@ -58,8 +58,8 @@ def test_the_order_of_the_edges_has_no_effect(options, nodes, dtype, device):
     x, edge_index, attr, p = graph(nodes, dtype, device)
     order = torch.randperm(edge_index.shape[1], device=device)
     torch.testing.assert_close(
-        module(x, edge_index[:, order], attr[order], identifiers=p),
-        module(x, edge_index, attr, identifiers=p),
+        module(x, edge_index[:, order], edge_attr=attr[order], identifiers=p),
+        module(x, edge_index, edge_attr=attr, identifiers=p),
         rtol=1e-4,
         atol=1e-4,
     )
@@ -80,8 +80,8 @@ def test_a_graphs_result_does_not_depend_on_its_batch(options, sizes, dtype, dev
     x, batch, p = x.to(device), batch.to(device), p.to(device, dtype)
     x[place], batch[place] = torch.cat([one[0] for one in graphs]), owner
     p[place] = torch.cat([one[3] for one in graphs])
-    result = module(x, edge_index, torch.cat([one[2] for one in graphs]), batch, p)
-    alone = torch.cat([module(*one[:3], identifiers=one[3]) for one in graphs])
+    result = module(x, edge_index, batch, edge_attr=torch.cat([one[2] for one in graphs]), identifiers=p)
+    alone = torch.cat([module(*one[:2], edge_attr=one[2], identifiers=one[3]) for one in graphs])
     torch.testing.assert_close(result if options["level"] == "graph" else result[place], alone, rtol=1e-3, atol=1e-4)
 
 
@@ -89,10 +89,10 @@ def test_laplacian_ones_are_made_for_each_graph_of_a_batch():
     module = model(identifiers="laplacian")
     x, edge_index, attr, p = graph(5)
     two = (torch.cat([x, x]), torch.cat([edge_index, edge_index + 5], 1), torch.cat([attr, attr]))
-    expected = module(x, edge_index, attr, identifiers=p)
-    torch.testing.assert_close(module(x, edge_index, attr), expected)
+    expected = module(x, edge_index, edge_attr=attr, identifiers=p)
+    torch.testing.assert_close(module(x, edge_index, edge_attr=attr), expected)
     batch = torch.arange(10) // 5
-    torch.testing.assert_close(module(*two, batch), expected.expand(2, -1))
+    torch.testing.assert_close(module(*two[:2], batch, edge_attr=two[2]), expected.expand(2, -1))
 
 
 @pytest.mark.parametrize("attention", ["softmax", "performer"])
@@ -103,7 +103,7 @@ def test_without_edges(nodes, level, attention, dtype):
     none, attr = torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, 2, dtype=dtype)
     x = torch.randn(nodes, 3, dtype=dtype)
     for batch in (None, torch.zeros(nodes, dtype=torch.int64)):
-        result = module(x, none, attr, batch)
+        result = module(x, none, batch, edge_attr=attr)
         assert result.shape == (1 if level == "graph" else nodes, 2)
         assert result.isfinite().all()
     assert sum(p.grad is not None for p in _backward(module, result)) > 10
@@ -127,12 +127,13 @@ def test_without_features_the_graph_alone_tells(dtype):
 
 def test_random_identifiers_come_from_the_seeded_state():
     module = model(identifiers="orthogonal")
-    inputs = graph(5)[:3]
+    x, edge_index, attr, _ = graph(5)
+    inputs = {"x": x, "edge_index": edge_index, "edge_attr": attr}
     torch.manual_seed(1)
-    first = module(*inputs)
+    first = module(**inputs)
     torch.manual_seed(1)
-    torch.testing.assert_close(module(*inputs), first, rtol=0, atol=0)
-    assert not torch.equal(module(*inputs), first)
+    torch.testing.assert_close(module(**inputs), first, rtol=0, atol=0)
+    assert not torch.equal(module(**inputs), first)
 
 
 def test_state_holds_the_random_features():
@@ -140,10 +141,10 @@ def test_state_holds_the_random_features():
     first, second = model(attention="performer"), model(seed=1, attention="performer")
     x, edge_index, attr, p = graph(5)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    expected = first(x, edge_index, attr, identifiers=p)
-    torch.testing.assert_close(second(x, edge_index, attr, identifiers=p), expected, rtol=0, atol=0)
+    expected = first(x, edge_index, edge_attr=attr, identifiers=p)
+    torch.testing.assert_close(second(x, edge_index, edge_attr=attr, identifiers=p), expected, rtol=0, atol=0)
     second.redraw(torch.Generator().manual_seed(3))
-    assert not torch.equal(second(x, edge_index, attr, identifiers=p), expected)
+    assert not torch.equal(second(x, edge_index, edge_attr=attr, identifiers=p), expected)
     projections = [layer.attention.projection for layer in second.layers]
     assert not torch.equal(*projections)
 
@@ -160,7 +161,7 @@ def test_maps_are_the_attention_of_the_forward_pass(attention):
     one, two = graph(4), graph(2)
     x, attr, p = (torch.cat([a, b]) for a, b in zip((one[0], one[2], one[3]), (two[0], two[2], two[3]), strict=True))
     edge_index, batch = torch.cat([one[1], two[1] + 4], 1), torch.tensor([0, 0, 0, 0, 1, 1])
-    tokens, maps = module.attention_maps(x, edge_index, attr, batch, p)
+    tokens, maps = module.attention_maps(x, edge_index, batch, edge_attr=attr, identifiers=p)
     values = tokens.values
     for layer, weights in zip(module.layers, maps, strict=True):
         assert not weights[1, ..., tokens.padding[1]].any()
@@ -168,7 +169,7 @@ def test_maps_are_the_attention_of_the_forward_pass(attention):
         heads = mixer.value(layer.norm_attention(values)).unflatten(-1, (2, -1)).transpose(1, 2)
         values = values + mixer.out((weights @ heads).transpose(1, 2).flatten(2))
         values = values + layer.contract(layer.activation(layer.expand(layer.norm_feedforward(values))))
-    expected = module(x, edge_index, attr, batch, p)
+    expected = module(x, edge_index, batch, edge_attr=attr, identifiers=p)
     torch.testing.assert_close(module.head(module.norm(values[:, 0])), expected)
 
 
@@ -180,13 +181,13 @@ def test_logits_of_ten_thousand(attention, dtype):
             layer.attention.query.weight.mul_(100)
             layer.attention.key.weight.mul_(100)
     x, edge_index, attr, p = graph(6, dtype)
-    result = module(x, edge_index, attr, identifiers=p)
+    result = module(x, edge_index, edge_attr=attr, identifiers=p)
     assert result.isfinite().all()
     result.square().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_the_level_is_one_of_two():
-    with pytest.raises(ValueError, match=r"^level must be one of 'graph', 'node', got 'edge'\.$"):
-        model(level="edge")
+def test_the_level_is_one_of_three():
+    with pytest.raises(ValueError, match=r"^level must be one of 'graph', 'node', 'edge', got 'pair'\.$"):
+        model(level="pair")

@@ -34,7 +34,7 @@ class OneGraph(nn.Module):
         result = self.inner(
             x,
             edge_index,
-            edge_attr if tokenizer.edge_features else None,
+            edge_attr=edge_attr if tokenizer.edge_features else None,
             identifiers=None if tokenizer.identifiers is None else identifiers,
         )
         return result if isinstance(result, Tensor) else result.values
@@ -56,8 +56,8 @@ class Points(nn.Module):
     def manifold_out(self) -> Lorentz:
         return self.inner.manifold_out
 
-    def forward(self, *inputs: Tensor | None, identifiers: Tensor | None) -> Tensor:
-        return self.inner.embed(*inputs, identifiers=identifiers)
+    def forward(self, x: Tensor, edge_index: Tensor, **given: Tensor | None) -> Tensor:
+        return self.inner.embed(x, edge_index, **given)
 
 
 class OneHypergraph(nn.Module):

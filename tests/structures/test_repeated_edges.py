@@ -35,7 +35,7 @@ def counts(n=5):
 def test_features_are_summed(name):
     model, x, attr = made(name, dtype=D), torch.randn(5, 3, dtype=D), torch.randn(EDGES.shape[1], 2, dtype=D)
     summed = attr.new_zeros(ONCE.shape[1], 2).index_add(0, PLACE, attr)
-    torch.testing.assert_close(model(x, EDGES, attr), model(x, ONCE, summed))
+    torch.testing.assert_close(model(x, EDGES, edge_attr=attr), model(x, ONCE, edge_attr=summed))
 
 
 def test_convolutions_weigh_by_how_often():
@@ -81,4 +81,6 @@ def test_of_types_the_largest_counts(types):
     assert edge_categories(edges, 2, torch.tensor(types)).tolist() == [[1, 4], [0, 1]]
     model = ChromaticGraphTransformer(3, 8, 2, heads=2, edge_types=3).eval()
     x = torch.randn(2, 3)
-    assert torch.equal(model(x, edges, torch.tensor(types)), model(x, edges[:, :1], torch.tensor([2])))
+    assert torch.equal(
+        model(x, edges, edge_attr=torch.tensor(types)), model(x, edges[:, :1], edge_attr=torch.tensor([2]))
+    )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from holonomy.layers import GCN, HypLinearAttention, Propagation
 from holonomy.models import Hypformer, HypformerBlock
-from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
+from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify, certify_node
 from holonomy.theory.affine.attention import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure
 
@@ -203,3 +203,11 @@ def test_an_argument_out_of_range_is_named(wrong: dict[str, Any]) -> None:
     model, x = trained("alone", steps=0)
     with pytest.raises(ValueError, match=next(iter(wrong))):
         certify_node(model, x, EDGES, **{"node": 0, "radius": 0.1, **wrong})
+
+
+def test_a_model_of_graphs_is_refused():
+    model, x = Hypformer(3, 4, 2, layers=1, graph_encoder=None, level="graph").eval(), torch.randn(5, 3)
+    with pytest.raises(NotCoveredError, match=r"^model must have a row for each node, got level='graph'\.$"):
+        certify_node(model, x, None, 0, 0.1)
+    with pytest.raises(NotCoveredError, match=r"^model must have a row for each node"):
+        certify(model, radius=1.0)

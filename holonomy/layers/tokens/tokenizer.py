@@ -251,7 +251,7 @@ class GraphTokenizer(_Tokenizer):
 
     >>> tokenizer = GraphTokenizer(3, 8, edge_features=2)
     >>> path = torch.tensor([[0, 1, 1, 2, 3, 4], [1, 0, 2, 1, 4, 3]])
-    >>> tokens = tokenizer(torch.ones(5, 3), path, torch.ones(6, 2), torch.tensor([0, 0, 0, 1, 1]))
+    >>> tokens = tokenizer(torch.ones(5, 3), path, torch.tensor([0, 0, 0, 1, 1]), edge_attr=torch.ones(6, 2))
     >>> tokens.values.shape, tokens.padding.sum(1).tolist()
     (torch.Size([2, 8, 8]), [0, 3])
     """
@@ -289,10 +289,10 @@ class GraphTokenizer(_Tokenizer):
         self,
         x: Float[Tensor, "nodes dim"],
         edge_index: Int[Tensor, "2 edges"],
-        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         batch: Int[Tensor, " nodes"] | None = None,
-        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Tokens:
         """Lay the tokens of graphs out.
@@ -300,8 +300,8 @@ class GraphTokenizer(_Tokenizer):
         Args:
             x: node features ``(n, in_features)``.
             edge_index: ``(2, m)``, sources and targets.
-            edge_attr: edge features ``(m, edge_features)``.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            edge_attr: edge features ``(m, edge_features)``.
             identifiers: node identifiers ``(n, identifier_dim)``; made here if left out.
             num_graphs: their number, where some at the end have no node.
 

@@ -274,6 +274,8 @@ def _holds(enclosure: Enclosure, nodes: Tensor, target: Tensor, radius: Tensor, 
 def _enclosed(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> Enclosure:
     if not isinstance(model, Hypformer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
+    if model.level == "graph":
+        raise NotCoveredError("model must have a row for each node, got level='graph'.")
     return Enclosure(model, x, edge_index)
 
 

@@ -121,6 +121,8 @@ def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
             f"model must be a Hypformer with graph_encoder=None: no theorem covers {prefix}graph_encoder, "
             f"a {type(layer.graph_encoder).__name__}."
         )
+    if layer.level == "graph":
+        raise NotCoveredError(f"model must have a row for each node: no theorem covers the centroid of {prefix}nodes.")
     tape.take(prefix + "embedding", layer.encoder.embedding)
     tape.take(prefix + "refine", layer.encoder.refine)
     for index, block in enumerate(layer.encoder.blocks):

@@ -103,7 +103,7 @@ def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[
         )
         made.redraw(draws.generator)
         with torch.no_grad():
-            y = cast("Tensor", seeded(made, draws)(x, edge_index, e))
+            y = cast("Tensor", seeded(made, draws)(x, edge_index, edge_attr=e))
         off, floor = _off(y[:1], y[1:2])
         note = f"{kernel} on the six-cycle with a chord: nodes of degree 3 and 2 differ by {off:.1g}, which is rounding"
         yield Trial(float(off <= floor), 0.0, note=note if off <= floor else "")
