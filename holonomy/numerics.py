@@ -29,6 +29,7 @@ __all__ = [
     "BATCH_NORM_EPS",
     "CHECK_TOLERANCE",
     "LAYER_NORM_EPS",
+    "LONG",
     "PRODUCT_APART",
     "PRODUCT_NEAR",
     "PRODUCT_WIDEST",
@@ -100,8 +101,8 @@ ROOM = 2.0**-32
 ROW_STEEPEST = 1e4
 """What terms may be beside their sum, for gradients that cancel by its square to keep float32 digits in float64."""
 
-# Of longer rows neither cubes nor their reciprocals fit float32.
-_LONG = 2.0**20
+LONG = 2.0**20
+"""Of longer rows neither cubes nor their reciprocals fit float32."""
 
 # Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
 _SINHC_SERIES_BELOW = 0.1
@@ -460,7 +461,7 @@ def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def squarable(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Powers of two by which rows of these lengths are multiplied before they are squared; one below a million."""
     length = length.detach()
-    return torch.where(length > _LONG, torch.exp2(-length.log2().floor()), 1.0)
+    return torch.where(length > LONG, torch.exp2(-length.log2().floor()), 1.0)
 
 
 def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batch dim"]:

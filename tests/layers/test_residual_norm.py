@@ -8,6 +8,7 @@ import torch
 from holonomy.layers import HypLayerNorm, HypResidual
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
 from holonomy.manifolds import Lorentz
+from holonomy.ops.lorentz import lifted
 
 D = torch.float64
 DIM = 16
@@ -33,12 +34,13 @@ def pairs(kappa, rapidity):
 
 def results(function, residual, norm, points, dtype):
     """The result, then the gradients of space parts, and of parameters and curvatures; in float64."""
-    leaves = [*(p.to(dtype).detach().requires_grad_() for p in points), *residual.parameters(), *norm.parameters()]
-    out = function(residual, norm, *leaves[:2])
+    spaces = [p[:, 1:].to(dtype).detach().requires_grad_() for p in points]
+    leaves = [*spaces, *residual.parameters(), *norm.parameters()]
+    out = function(residual, norm, *(residual.manifold_in.lift(p) for p in spaces))
     draw = torch.Generator().manual_seed(1)
     found = torch.autograd.grad(out, leaves, torch.randn(out.shape, generator=draw, dtype=D).to(dtype))
     assert all(g.isfinite().all() for g in (out, *found))
-    return [z.detach().double() for z in (out, *(g[:, 1:] for g in found[:2]), *found[2:])]
+    return [z.detach().double() for z in (out, *found)]
 
 
 def one_after_the_other(residual, norm, x, y):
@@ -51,6 +53,14 @@ def apart(ours, theirs):
     return (gap / size.clamp(min=1e-300)).max().item()
 
 
+@pytest.fixture(params=[1, 10**9], ids=["chunked", "reference"])
+def form(request, monkeypatch):
+    """Chunks of rows with a gradient written by hand, however few, and the reference."""
+    monkeypatch.setattr(lifted, "_FEWEST_ROWS", request.param)
+    monkeypatch.setattr(lifted, "_CHUNK", 2**10)
+
+
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("epsilon", [1.0, 0.3])
 @pytest.mark.parametrize("rapidity", [0.0, 1e-3, 1.0, 5.0, 10.0, 20.0, 40.0])
 def test_it_is_the_norm_of_the_midpoint(rapidity, epsilon):
@@ -69,6 +79,7 @@ def test_it_is_the_norm_of_the_midpoint(rapidity, epsilon):
         assert apart(ours, theirs) < (2e-6 if ours.ndim > 1 or ours.numel() > 1 else 1e-4)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("eps", [1e-5, 1e-10])
 def test_the_largest_points_and_constant_rows_give_finite_results(dtype, eps):
     residual, norm = both(dtype=dtype, eps=eps)
@@ -83,6 +94,7 @@ def test_the_largest_points_and_constant_rows_give_finite_results(dtype, eps):
             torch.testing.assert_close(out[1:, 1:].to(dtype), expected * gain + shift, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("form")
 def test_gradients_by_finite_differences_twice():
     residual, norm = both()
     points = [p[:6].detach().requires_grad_() for p in pairs(-0.7, 1.0)]

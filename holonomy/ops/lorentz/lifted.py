@@ -6,6 +6,7 @@ part and :math:`\sum g_t / (2 \kappa^2 t)` of the curvature.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,15 +16,29 @@ from holonomy import _autograd
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["curvature_gradient", "space_gradient", "use_chunked"]
+__all__ = ["chunks", "curvature_gradient", "joined", "space_gradient", "use_chunked"]
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
+# Bytes of a chunk of rows of 64 float32 numbers: some of them fit a second-level cache.
+_CHUNK = 2**20
 
 
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:
     """Whether to compute in chunks: from 2048 rows on, where a custom backward is supported."""
     return _autograd.supports_custom_backward(x) and rows >= _FEWEST_ROWS and x.numel() > 0
+
+
+def chunks(x: Float[torch.Tensor, "rows dim"]) -> list[slice]:
+    """Rows that are computed at once where a custom backward is supported: of more, tables would leave the cache."""
+    total = max(len(x), 1)
+    size = max(1, _CHUNK // (x.shape[1] * x.element_size())) if _autograd.supports_custom_backward(x) else total
+    return [slice(start, start + size) for start in range(0, total, size)]
+
+
+def joined(parts: Iterable[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+    """Tables of all rows, from those of the chunks."""
+    return [each[0] if len(each) == 1 else torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def space_gradient(

@@ -10,49 +10,161 @@ division, but for what it adds to the variance, which becomes a number of the ro
 
 The difference :math:`T^2 - |z|^2` is off by rounding of :math:`|z|^2`, which times :math:`\epsilon` is nothing beside
 the variance as long as :math:`\epsilon c d` is at most about one; so float32 points need no float64.
+
+With g the gradient of the result's space part, :math:`r = (\operatorname{var} z + \epsilon \nu^2)^{-1/2}`,
+:math:`\hat z = r (z - \bar z)` and :math:`a = \sum_j g_j \gamma_j \hat z_j`, those of z, T and :math:`\nu^2` are
+
+.. math::
+    \nabla_{\nu^2} = -\tfrac{\epsilon}{2} r^2 a, \qquad \nabla_T = 2 c\, T\, \nabla_{\nu^2}, \qquad
+    \nabla_z = r \Bigl(\gamma g - \tfrac{1}{d} \sum_j \gamma_j g_j - \tfrac{a}{d} \hat z\Bigr) - 2 c \nabla_{\nu^2} z .
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from holonomy import numerics
+from holonomy import _autograd, checks, numerics
 from holonomy.manifolds import hyperboloid
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, use_chunked
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["residual_norm"]
+__all__ = ["residual_norm", "residual_norm_reference"]
 
 
 def residual_norm(
-    x: Float[torch.Tensor, "*batch ambient"],
-    y: Float[torch.Tensor, "*batch ambient"],
-    curvature: Float[torch.Tensor, "*one"],
-    gain: Float[torch.Tensor, " dim"],
-    shift: Float[torch.Tensor, " dim"],
-    last: Float[torch.Tensor, "*one"],
+    x: Float[Tensor, "*batch ambient"],
+    y: Float[Tensor, "*batch ambient"],
+    curvature: Float[Tensor, "*one"],
+    gain: Float[Tensor, " dim"],
+    shift: Float[Tensor, " dim"],
+    last: Float[Tensor, "*one"],
     *,
     weight: float,
     eps: float,
-) -> Float[torch.Tensor, "*batch ambient"]:
-    """``gain * LN(midpoint of x and weight * y) + shift``, lifted to the curvature ``last``; times are not read."""
+) -> Float[Tensor, "*batch ambient"]:
+    """``gain * LN(midpoint of x and weight * y) + shift``, lifted to the curvature ``last``."""
     dtype = torch.promote_types(x.dtype, y.dtype)
     wide = torch.promote_types(dtype, torch.float32)
-    x, y, c = x[..., 1:].to(wide), y[..., 1:].to(wide), curvature.reshape(()).neg().to(wide)
-    x_time, y_time = hyperboloid.time(x, -c), hyperboloid.time(y, -c)
-    # Long rows are shortened by a factor, so that squares fit; it cancels in the quotient.
-    factor = numerics.squarable(torch.maximum(x_time, y_time))
-    z = torch.addcmul(x * factor, y, weight * factor)
-    total = x_time * factor + y_time * (weight * factor)
+    x, y, least = _squarable(x.to(wide), y.to(wide), weight)
+    tensors = (x, y, least, curvature.to(wide), gain.to(wide), shift.to(wide), last)
+    if use_chunked(x, x.shape[:-1].numel()) and _autograd.supports_custom_backward(*tensors) and dtype == wide:
+        rows = (z.reshape(-1, z.shape[-1]) for z in tensors[:3])
+        return _autograd.apply_function(_ResidualNorm, *rows, *tensors[3:], weight, eps).view(x.shape)
+    return residual_norm_reference(*tensors, weight, eps).to(dtype)
+
+
+def _squarable(x: Tensor, y: Tensor, weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Both multiplied by numbers of their rows, which cancel, for squares to fit; and the least nu^2, ``(..., 1)``."""
+    longest = torch.maximum(x[..., :1], y[..., :1]).detach()
+    # Where the points meet; of shortened rows it is a number above zero, below their rounding.
+    least = torch.full_like(longest, (1 + weight) ** 2)
+    if checks.costs_nothing_to_read(longest) and not bool((longest > numerics.LONG).any()):
+        return x, y, least
+    factor = numerics.squarable(longest)
+    return x * factor, y * factor, least.masked_fill(factor < 1, torch.finfo(x.dtype).eps ** 2)
+
+
+def residual_norm_reference(
+    x: Float[Tensor, "*batch ambient"],
+    y: Float[Tensor, "*batch ambient"],
+    least: Float[Tensor, "*batch 1"],
+    curvature: Float[Tensor, "*one"],
+    gain: Float[Tensor, " dim"],
+    shift: Float[Tensor, " dim"],
+    last: Float[Tensor, "*one"],
+    weight: float,
+    eps: float,
+) -> Float[Tensor, "*batch ambient"]:
+    """The same of points whose squares fit, with the gradient that autograd derives."""
+    centered, row = _row(x, y, least, -curvature.reshape(()), weight, eps)
+    return hyperboloid.lift(torch.addcmul(shift, centered * row.root, gain), last)
+
+
+class _Row(NamedTuple):
+    """Numbers ``(..., 1)`` of each row of z."""
+
+    mean: Tensor
+    time: Tensor  # T
+    square: Tensor  # nu^2 as the difference of squares
+    root: Tensor  # one over the deviation
+
+
+def _row(
+    x: Tensor, y: Tensor, least: Tensor, c: Tensor, weight: float, eps: float, out: Tensor | None = None
+) -> tuple[Tensor, _Row]:
+    """Rows of z without their mean, which ``out`` may take, and what normalises them."""
+    z = torch.add(x[..., 1:], y[..., 1:], alpha=weight)
+    time = torch.add(x[..., :1], y[..., :1], alpha=weight)
     mean = z.mean(-1, keepdim=True)
-    centered = z - mean
+    centered = torch.sub(z, mean, out=out)
     variance = centered.square().mean(-1, keepdim=True)
-    square = c * (total.square() - z.shape[-1] * (variance + mean.square()))
-    # nu^2 is least where the points meet; of shortened rows it is held above zero, below their rounding.
-    least = torch.full_like(factor, (1 + weight) ** 2).masked_fill(factor < 1, torch.finfo(wide).eps ** 2)
-    root = (variance + eps * torch.maximum(square, least)).rsqrt()
-    space = torch.addcmul(shift.to(wide), centered * root, gain.to(wide))
-    return hyperboloid.lift(numerics.saturating_cast(space, dtype), last)
+    square = c * torch.sub(time * time, torch.addcmul(variance, mean, mean), alpha=z.shape[-1])
+    root = torch.add(variance, torch.maximum(square, least), alpha=eps).rsqrt()
+    return centered, _Row(mean, time, square, root)
+
+
+class _ResidualNorm(torch.autograd.Function):
+    """The same some rows at a time, with its gradient in closed form: see the head of this file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        least: Tensor,
+        curvature: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+        last: Tensor,
+        weight: float,
+        eps: float,
+    ) -> Tensor:
+        out, centered, parts, c = torch.empty_like(x), x.new_empty(len(x), len(gain)), [], -curvature.reshape(())
+        for rows in chunks(x):
+            z, row = _row(x[rows], y[rows], least[rows], c, weight, eps, out=centered[rows])
+            torch.addcmul(shift, z * row.root, gain, out=out[rows, 1:])
+            out[rows, :1] = hyperboloid.time(out[rows, 1:], last)
+            parts.append(row)
+        ctx.weight, ctx.eps = weight, eps
+        ctx.save_for_backward(x, y, least, curvature, gain, shift, last, out, centered, *joined(parts))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, out, centered = ctx.saved_tensors[:9]
+        _, _, least, curvature, gain, _, last = inputs
+        (grad,), weight, eps = grad_outputs, ctx.weight, ctx.eps
+        if torch.is_grad_enabled():
+            given = (*inputs, weight, eps)
+            return _autograd.by_definition(residual_norm_reference, given, grad, tuple(ctx.needs_input_grad))
+        c, share, row = -curvature.reshape(()), 1 / len(gain), _Row(*ctx.saved_tensors[9:])
+        way = row.root
+        # The gradients by nu^2, T and z - but for its first terms - are a / r times these numbers.
+        on_square = (way * way.square()).masked_fill_(row.square <= least, 0.0).mul_(-eps / 2)
+        pull = on_square * (2 * c)
+        along, level = torch.add(pull, way * way.square(), alpha=share), pull * row.mean
+        # Results are not as long as to lose this quotient.
+        on_time = grad[:, :1] / out[:, :1]
+        grad_x, grad_gain, grad_shift = torch.empty_like(out), torch.zeros_like(gain), torch.zeros_like(gain)
+        weighed = torch.empty_like(way)  # a / r
+        for rows in chunks(out):
+            z = centered[rows]
+            g = torch.addcmul(grad[rows, 1:], out[rows, 1:], on_time[rows])
+            product = g * z
+            grad_gain.addmv_(product.t(), way[rows, 0])
+            grad_shift.add_(g.sum(0))
+            torch.mv(product, gain, out=weighed[rows, 0])
+            mean = torch.mv(g, gain)[:, None] * (way[rows] * share)
+            # One column an operation: with two of them torch's loops are four times slower.
+            g.mul_(gain).mul_(way[rows]).addcmul_(z, weighed[rows] * along[rows], value=-1)
+            torch.sub(g, mean.addcmul_(weighed[rows], level[rows]), out=grad_x[rows, 1:])
+        grad_x[:, :1] = weighed * (pull * row.time)
+        on_curvature = -((weighed * on_square * row.square).sum() / c).reshape(curvature.shape)
+        on_last = curvature_gradient(grad, out, last).reshape(last.shape)
+        grad_y = grad_x if weight == 1 else grad_x * weight
+        return grad_x, grad_y, None, on_curvature, grad_gain, grad_shift, on_last, None, None
