@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.hyperboloid.pairs import polar
+from holonomy.manifolds.hyperboloid.rays import polar
 
 if TYPE_CHECKING:
     from jaxtyping import Float

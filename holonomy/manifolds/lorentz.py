@@ -518,6 +518,9 @@ class Lorentz(geoopt.Lorentz):
     ) -> Float[Tensor, "... ambient"]:
         """Lorentzian midpoints of weighted points (Hypformer eq. 4).
 
+        Of float32 points far out on nearly one ray they keep their digits, and so do gradients, up to rapidity 86. Of
+        several midpoints of one set, those off the ray of the heaviest point do so up to rapidity 36 and 15.
+
         Args:
             x: points ``(..., n, d+1)``.
             weights: finite nonnegative weights, ``(..., m, n)`` for m midpoints, or, with fewer axes than ``x``,

@@ -327,15 +327,18 @@ def cdist_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 
 
 
 def clusters(kappa: float, dtype: torch.dtype, dim: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield sets of points to average: everywhere at once, near one another far out, antipodal, on one ray up to 15."""
+    """Yield sets of points to average: everywhere at once, near one another far out, antipodal, on one ray."""
     rows = within_float64(pairs(kappa, dim, dtype, thin=37), kappa, dtype)
     for start in range(0, len(rows) - 2, max(1, len(rows) // 12)):
         one, two = rows[start], rows[start + 2]
         yield f"{one.label} | {two.label}", torch.stack([one.x, one.y, two.x, two.y])
         yield f"{one.label} and its antipode", torch.stack([one.x, -one.x, one.y])
     for row in rows:
-        if "parallel and short" in row.label and rapidity(row.x, kappa) <= 15:
-            yield f"{row.label}, many", torch.stack([row.x, row.x * 2, row.x * 0.5, row.x * 3])
+        if "parallel and short" in row.label and "axis" not in row.label:
+            ray = [row.x, row.x * 2, row.x * 0.5]
+            yield f"{row.label}, many", torch.stack(ray)
+            yield f"{row.label}, coincident", row.x.repeat(3, 1)
+            yield f"{row.label}, and beside", torch.stack([*ray, row.x.flip(0), row.x * -0.125])
 
 
 def centroid_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (1, 2, 3)) -> Iterator[Error]:
@@ -363,7 +366,13 @@ def centroid_errors(kappa: float, dtype: torch.dtype, *, dims: Sequence[int] = (
                     # The points share one output: a gradient is judged against the largest of them.
                     flat = [value for want in wants[:-2] for value in want]
                     yield Error(f"centroid{part} dx", label, relative(gradients[0][:, 1:], flat))
-                    yield Error(f"centroid{part} dweights", label, relative(gradients[1], wants[-2]))
+                    for at, ours, want in zip(arguments, gradients[0][:, 1:], wants, strict=False):
+                        if part == ".space":
+                            found = stray(ours, want, at, exact_kappa, dual=True)
+                            yield Error("centroid dx in the metric", label, found)
+                    # It vanishes where points coincide: a billionth of what cancels will do.
+                    size = sqrt(oracle.dot(weigh, weigh) * oracle.dot(truth, truth)) / 10**9
+                    yield Error(f"centroid{part} dweights", label, relative(gradients[1], wants[-2], scale=size))
                     terms = [w * s for w, s in zip(weigh, slopes[-1][0], strict=True)]
                     scale = curvature_scale(slope, exact_kappa, weigh, terms, truth)
                     want = [slope * mp.fsum(terms)]

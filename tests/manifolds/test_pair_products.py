@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.hyperboloid import pair_products
+from holonomy.manifolds.hyperboloid.pair_distances import takes_products
 
 CURVATURES = (-0.01, -1.0, -100.0)
 ROWS, COLUMNS = 310, 190
@@ -47,7 +49,7 @@ def apart(found: Tensor, expected: Tensor) -> Tensor:
 @pytest.mark.parametrize("dim", [1, 2, 64])
 def test_agree_with_differences(kappa: float, rapidity: float, dim: int, device: torch.device) -> None:
     x, y = clouds(kappa, rapidity, dim, device)
-    assert pair_products.takes_products(x, y)
+    assert takes_products(x, y)
     grad = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).to(device)
     found = distances_and_gradients(x, y, kappa, grad, torch.float32)
     expected = distances_and_gradients(x, y, kappa, grad, torch.float64)
@@ -57,6 +59,20 @@ def test_agree_with_differences(kappa: float, rapidity: float, dim: int, device:
         assert float(errors.median()) < 2e-6
         assert float(errors.max()) < 3e-4  # a row whose terms cancel, up and down a line
     assert float(apart(found[3], expected[3])) < 1e-5
+
+
+def test_batches_are_sets_one_by_one(device: torch.device) -> None:
+    """Sets of which one takes products and another differences, and a set that all share."""
+    sets = [clouds(-1.0, rapidity, 3, device) for rapidity in (1.0, 40.0)]
+    x, y = torch.stack([x for x, _ in sets])[:, None], sets[0][1]
+    assert takes_products(x, y)
+    grad = torch.randn(2, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).to(device)
+    distances, of_x, of_y, of_kappa = distances_and_gradients(x, y, -1.0, grad, torch.float32)
+    alone = [distances_and_gradients(a[0], y, -1.0, g[0], torch.float32) for a, g in zip(x, grad, strict=True)]
+    assert torch.equal(distances, torch.stack([found[0] for found in alone])[:, None])
+    assert torch.equal(of_x, torch.stack([found[1] for found in alone])[:, None])
+    torch.testing.assert_close(of_y, sum(found[2] for found in alone), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(of_kappa, sum(found[3] for found in alone))
 
 
 @pytest.mark.parametrize(("rapidity", "why"), [(1e-6, "all pairs near"), (40.0, "too far for a square in float32")])
@@ -72,7 +88,7 @@ def test_differences_where_products_cannot(rapidity: float, why: str, device: to
 def test_second_derivative_goes_through_differences(device: torch.device) -> None:
     x, y = clouds(-1.0, 1.0, 3, device)
     x, y = x[60:], y[50:]  # no pair coincides
-    assert pair_products.takes_products(x, y)
+    assert takes_products(x, y)
     seconds = []
     for dtype in (torch.float32, torch.float64):
         leaf = x.to(dtype, copy=True).requires_grad_()
@@ -94,8 +110,46 @@ def test_a_row_of_nan_stays_one(device: torch.device) -> None:
 
 def test_the_rule() -> None:
     large, small = torch.ones(ROWS, 4), torch.ones(9, 4)
-    assert pair_products.takes_products(large, large)
-    assert pair_products.takes_products(large.bfloat16(), large)
-    assert not pair_products.takes_products(large, small)
-    assert not pair_products.takes_products(large, large.double())
-    assert not pair_products.takes_products(large[None], large[None])
+    assert takes_products(large, large)
+    assert takes_products(large.bfloat16(), large)
+    assert not takes_products(large, small)
+    assert not takes_products(large, large.double())
+    assert takes_products(large[None], large[None])
+    assert not takes_products(small.expand(900, 9, 4), small)
+
+
+@pytest.mark.parametrize("radius", [1.0, 10.0, 30.0, 60.0, 80.0])
+@pytest.mark.parametrize("count", [3, 200])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiled_and_transformed_distances_are_the_eager_ones(count: int, radius: float) -> None:
+    """Of points far out on one ray, a unit in the last place apart, opposite, and coincident."""
+    kappa = torch.tensor([-1.0])
+    way = torch.nn.functional.normalize(torch.randn(count, 3, dtype=torch.float64), dim=-1)
+    x = (way * math.sinh(radius)).float()
+    other = torch.full_like(x, torch.finfo(torch.float32).max)
+    y = torch.cat([x * 0.5, x.nextafter(other), -x, x[:1]])
+    x, y = (torch.nn.functional.pad(z, (1, 0)) for z in (x, y))
+    weights = torch.randn(count, len(y))
+    tangents = torch.randn_like(x), torch.randn_like(y)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return hyperboloid.cdist(x, y, kappa)
+
+    def weighted(x: Tensor, y: Tensor) -> Tensor:
+        return (function(x, y) * weights).sum()
+
+    leaves = [z.clone().requires_grad_() for z in (x, y)]
+    expected = function(*leaves)
+    gradients = torch.autograd.grad(expected, leaves, weights)
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")(*leaves)
+    assert torch.equal(compiled, expected)
+    for ours, want in zip(torch.autograd.grad(compiled, leaves, weights), gradients, strict=True):
+        assert torch.equal(ours, want)
+    mapped = torch.func.vmap(function)(x[None], y[None])[0]
+    torch.testing.assert_close(mapped, expected.detach(), rtol=1e-6, atol=0)
+    moved = torch.func.jvp(function, (x, y), tangents)[1]
+    for ours, want in zip(torch.func.grad(weighted, argnums=(0, 1))(x, y), gradients, strict=True):
+        assert float(apart(ours * 2.0**radius, want.double() * 2.0**radius).max()) < 1e-5
+    along = sum((g * t).sum(dtype=torch.float64) for g, t in zip(gradients, tangents, strict=True))
+    torch.testing.assert_close((moved * weights).sum(dtype=torch.float64), along, rtol=1e-4, atol=0)

@@ -41,6 +41,7 @@ __all__ = [
     "inner",
     "logarithm",
     "logarithm0",
+    "part_across",
     "transport_exact",
 ]
 
@@ -315,7 +316,7 @@ class _Carry(torch.autograd.Function):
         foot_x, foot_y = _foot(ray_x, from_x), -_foot(ray_y, from_y)
         wide = from_x.across.square().sum(-1, keepdim=True)
         v_along = _dot(ray_x.unit, v) / ray_x.time
-        v_across = _across(x, ray_x.unit, v)
+        v_across = part_across(x, ray_x.unit, v)
 
         def frame(across: Tensor, along: Tensor) -> Tensor:
             return _dot(across, v_across) + along * v_along
@@ -359,7 +360,7 @@ class _CarryToOrigin(torch.autograd.Function):
         slope = ray.length / ray.time
         along, g_along = _dot(ray.unit, v), _dot(ray.unit, g)
         inward = slope * (along / ray.time) * (g_along / ray.time)  # minus the derivative of 1 / X_t, paired
-        turned = along * _across(x, ray.unit, g) + g_along * _across(x, ray.unit, v)
+        turned = along * part_across(x, ray.unit, g) + g_along * part_across(x, ray.unit, v)
         grad_x = -slope / (1 + ray.time) * turned - ray.unit * inward
         kept = _keeper(x, v, g)
         return kept(scale * grad_x), kept(_to_frame(x, ray, g)), -_by_scale(kept(inward * ray.length), scale)
@@ -371,7 +372,7 @@ class _Inner(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         ray = _ray(x, scale)
-        across = numerics.dot(_across(x, ray.unit, u), _across(x, ray.unit, v))
+        across = numerics.dot(part_across(x, ray.unit, u), part_across(x, ray.unit, v))
         along = (numerics.dot(ray.unit, u) / ray.time) * (numerics.dot(ray.unit, v) / ray.time)
         return across + numerics.finite(along)
 
@@ -385,7 +386,7 @@ class _Inner(torch.autograd.Function):
         x, u, v, scale = ctx.saved_tensors
         (grad,) = grad_outputs
         ray = _ray(x, scale)
-        u_across, v_across = _across(x, ray.unit, u), _across(x, ray.unit, v)
+        u_across, v_across = part_across(x, ray.unit, u), part_across(x, ray.unit, v)
         # Along the ray, in the frame.
         u_along, v_along = _dot(ray.unit, u) / ray.time, _dot(ray.unit, v) / ray.time
         slope = ray.length / ray.time
@@ -422,7 +423,7 @@ def _ray(x: Tensor, scale: Tensor) -> Ray:
     return Ray(numerics.safe_div(x, norm), length, numerics.hypot(length, torch.ones_like(length)))
 
 
-def _across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
+def part_across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
     """The part of y orthogonal to x.
 
     With x_j the largest coordinate of x, (y_i x_j - x_i y_j) / x_j is y up to a multiple of x, and the products of
@@ -445,7 +446,7 @@ def _gap(x: Tensor, y: Tensor, scale: Tensor) -> Gap:
     shorter = torch.minimum(scale / other.time, 1 / y_norm)  # not alike where Y saturates
     # The difference of near points is exact, and so is what it has across the ray.
     near = numerics.norm(apart, keepdim=True) < y_norm / 2
-    across = _across(x, ray.unit, torch.where(near, apart, y)) * shorter
+    across = part_across(x, ray.unit, torch.where(near, apart, y)) * shorter
     gap = numerics.finite(_dot(ray.unit, apart * shorter))
     along = _dot(ray.unit, y * shorter)
     width = numerics.norm(across, keepdim=True)
@@ -479,7 +480,7 @@ def _view(x: Tensor, y: Tensor, scale: Tensor) -> View:
 def _step(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> View:
     """A tangent vector at X as a view: its length, and its direction in the frame."""
     ray = _ray(x, scale)
-    across = numerics.finite(_across(x, ray.unit, u) * scale)
+    across = numerics.finite(part_across(x, ray.unit, u) * scale)
     along = numerics.finite(numerics.dot(ray.unit, u) / ray.time * scale)
     length = numerics.hypot(numerics.norm(across, keepdim=True), along)
     return View(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
@@ -570,13 +571,13 @@ def _transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> tuple
     loss = numerics.norm(g, keepdim=True) + factor.abs() * numerics.norm(normal, keepdim=True)
     bound = numerics.norm(held, keepdim=True)
     back = torch.where(loss <= bound, numerics.finite(direct), _to_frame(x, ray_x, turned))
-    stretched = _across(x, ray_x.unit, direct) + ray_x.unit * (_dot(ray_x.unit, direct) * ray_x.time)
+    stretched = part_across(x, ray_x.unit, direct) + ray_x.unit * (_dot(ray_x.unit, direct) * ray_x.time)
     return back, torch.where(loss * ray_x.time <= bound, numerics.finite(stretched), turned)
 
 
 def _to_frame(x: Tensor, ray: Ray, v: Tensor) -> Tensor:
     """Components in the frame carried from the origin: the part along the ray divided by X_t."""
-    return _across(x, ray.unit, v) + ray.unit * (numerics.dot(ray.unit, v) / ray.time)
+    return part_across(x, ray.unit, v) + ray.unit * (numerics.dot(ray.unit, v) / ray.time)
 
 
 def _from_frame(ray: Ray, held: Tensor) -> Tensor:

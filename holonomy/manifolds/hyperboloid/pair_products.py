@@ -15,43 +15,26 @@ their times a side, in float32 for chunks whose pairs are all apart, else in flo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import _autograd, numerics
+from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.pairs import distance_gradients, distance_values, pairwise_distance, polar
+from holonomy.manifolds.hyperboloid.pairs import distance_gradients, distance_values
+from holonomy.manifolds.hyperboloid.rays import polar
 
-__all__ = ["product_distance", "takes_products"]
+__all__ = ["Chunk", "product_gradients", "product_values"]
 
-# Below so many pairs the bookkeeping costs more than differences do.
-FEWEST_PAIRS = 2**15
 # Pairs of one chunk: 1 MiB of float64.
 _CHUNK = 2**17
 # With more near pairs than this share, differences of all are faster.
 _MANY = 1 / 16
 
 
-def takes_products(x: Tensor, y: Tensor) -> bool:
-    """The rule: two large sets of points, without batch axes, none of float64.
-
-    Under compilation and ``torch.func``, which know no sizes that depend on numbers, differences are taken.
-    """
-    large = x.ndim == y.ndim == 2 and x.shape[0] * y.shape[0] >= FEWEST_PAIRS
-    read_back = not torch.compiler.is_compiling() and not _autograd.transformed()
-    return large and read_back and torch.float64 not in {x.dtype, y.dtype}
-
-
-def product_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Distances of all pairs, right to float32 rounding; a second derivative goes through differences."""
-    distances: Tensor = _autograd.apply_function(_ProductDistance, x, y, scale)
-    return distances
-
-
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
     """Rows taken at once: their near pairs ``(2, k)`` counted from the first row, and whether all others are apart."""
 
     rows: slice
@@ -59,42 +42,37 @@ class _Chunk(NamedTuple):
     apart: bool
 
 
-class _ProductDistance(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        distances = x.new_empty((x.shape[0], y.shape[0]), dtype=torch.float32)
-        ctx.chunks = _measure(numerics.finite(x * scale), numerics.finite(y * scale), scale.float(), distances)
-        if ctx.chunks is None:
-            distances = distance_values(x, y, scale).float()
-        else:
-            i, j = _near(ctx.chunks)
-            distances[i, j] = geodesics.distance(x[i], y[j], scale).float()
-        ctx.save_for_backward(x, y, scale, distances)
-        return distances
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, y, scale, distances = ctx.saved_tensors
-        grad, of_scale = grad_outputs[0], ctx.needs_input_grad[2]
-        if torch.is_grad_enabled() or ctx.chunks is None:
-            exact = pairwise_distance(x, y, scale)
-            return distance_gradients(x, y, scale, exact, grad.double(), of_scale=of_scale)
-        sides = [_side(numerics.finite(z * scale), of_scale=of_scale) for z in (x, y)]
-        stretch = _weighted_sums(sides, distances, scale.float(), grad, ctx.chunks, of_scale=of_scale)
-        on_x, on_y = (side.pulled() for side in sides)
-        on_scale = (stretch - sides[0].spread()) / scale.square() if of_scale else None
-        near = _near(ctx.chunks)
-        if near.numel():
-            i, j = near
-            pairs, of_pairs = (x[i], y[j], scale), grad[i, j].double()
-            of_near = _autograd.by_definition(geodesics.distance, pairs, of_pairs, (True,) * 3)
-            for on, place, part in zip((on_x, on_y), near, of_near, strict=False):
-                on.index_put_((place,), part, accumulate=True)
-            on_scale = None if on_scale is None else on_scale + of_near[2]
-        return on_x, on_y, on_scale
+def product_values(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[Chunk] | None:
+    """Write distances of two sets, right to float32 rounding; how they were found, nothing if by differences."""
+    chunks = _measure(numerics.finite(x * scale), numerics.finite(y * scale), scale.float(), distances)
+    if chunks is None:
+        distances.copy_(distance_values(x, y, scale))
+        return None
+    i, j = _near(chunks)
+    distances[i, j] = geodesics.distance(x[i], y[j], scale).float()
+    return chunks
 
 
-def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[_Chunk] | None:
+def product_gradients(
+    x: Tensor, y: Tensor, scale: Tensor, distances: Tensor, grad: Tensor, chunks: list[Chunk] | None, *, of_scale: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What the gradient of :func:`product_values` is in both sets and in the scale."""
+    if chunks is None:
+        return distance_gradients(x, y, scale, distance_values(x, y, scale), grad.double(), of_scale=of_scale)
+    sides = [_side(numerics.finite(z * scale), of_scale=of_scale) for z in (x, y)]
+    stretch = _weighted_sums(sides, distances, scale.float(), grad, chunks, of_scale=of_scale)
+    on_x, on_y = (side.pulled() for side in sides)
+    on_scale = (stretch - sides[0].spread()) / scale.square() if of_scale else None
+    i, j = near = _near(chunks)
+    if near.numel():
+        *of_near, more = geodesics.distance_gradients(x[i], y[j], scale, grad[i, j].double().unsqueeze(-1))
+        for on, place, part in zip((on_x, on_y), near, of_near, strict=True):
+            on.index_put_((place,), part, accumulate=True)
+        on_scale = None if on_scale is None else on_scale + more
+    return on_x, on_y, on_scale
+
+
+def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[Chunk] | None:
     """Write the distances of pairs that are not near; nothing where differences are to be taken instead."""
     x_time, y_time = polar(x)[1], polar(y)[1]
     if x_time.amax() * y_time.amax() > numerics.PRODUCT_WIDEST:
@@ -106,7 +84,7 @@ def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[_Ch
     share = x.new_empty((step, y.shape[0]))
     square = torch.empty_like(share, dtype=torch.float32)
     room, none = _MANY * distances.numel(), torch.empty((2, 0), dtype=torch.int64, device=x.device)
-    chunks: list[_Chunk] = []
+    chunks: list[Chunk] = []
     for start in range(0, x.shape[0], step):
         rows = slice(start, start + step)
         z = distances[rows]
@@ -114,7 +92,7 @@ def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[_Ch
         least = float(gap.amin())
         # Not "<", so that one nan hides no near pair.
         near = none if least >= numerics.PRODUCT_NEAR else (gap < numerics.PRODUCT_NEAR).nonzero().T
-        chunks.append(_Chunk(rows, near, least >= numerics.PRODUCT_APART))
+        chunks.append(Chunk(rows, near, least >= numerics.PRODUCT_APART))
         room -= near.shape[1]
         if room < 0:
             return None
@@ -124,7 +102,7 @@ def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[_Ch
     return chunks
 
 
-def _near(chunks: list[_Chunk]) -> Tensor:
+def _near(chunks: list[Chunk]) -> Tensor:
     """All near pairs ``(2, k)``, by increasing row."""
     return torch.cat([chunk.near + chunk.near.new_tensor([[chunk.rows.start], [0]]) for chunk in chunks], 1)
 
@@ -170,7 +148,7 @@ def _side(points: Tensor, *, of_scale: bool) -> _Side:
 
 
 def _weighted_sums(
-    sides: list[_Side], distances: Tensor, scale: Tensor, grad: Tensor, chunks: list[_Chunk], *, of_scale: bool
+    sides: list[_Side], distances: Tensor, scale: Tensor, grad: Tensor, chunks: list[Chunk], *, of_scale: bool
 ) -> Tensor:
     """Sum both sides' columns with weights u = g / sinh(d), near pairs left out; what each pair adds by the scale.
 

@@ -1,0 +1,149 @@
+r"""Midpoints of weighted points, with derivatives in closed form.
+
+Space parts ``(..., n, d)`` come in float64 and ``scale`` is :math:`s = \sqrt{-\kappa}`; what is private here is in unit
+coordinates :math:`X = s x`. The length of a sum of points is its time minus the length of its space part, to which each
+point adds :math:`x_t - |x| \cos\theta = 1/(x_t + |x|) + |x|\,(2 \sin(\theta/2))^2 / 2`, the angle from the chord of
+unit vectors. Of points far out on nearly one ray rounding of unit vectors would leave no angle, so these are held as
+one *axis*, the ray of the heaviest point, and offsets from it, made of the points' parts across the axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomy import _autograd, numerics
+from holonomy.manifolds.hyperboloid import geodesics
+from holonomy.manifolds.hyperboloid.rays import Rays, any_nan, chord_of, polar, sinh_difference, time_of, weighted_gap
+
+__all__ = ["midpoint"]
+
+
+def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+    """Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`."""
+    function = _TracedCentroid if torch.compiler.is_compiling() else _Centroid
+    middle: Tensor = _autograd.apply_function(function, x, weights, scale)
+    return middle
+
+
+class _Centroid(torch.autograd.Function):
+    """Midpoints, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        return _middle(numerics.finite(x * scale), _moderate(weights)[0])[1].points / scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        # Made again from the inputs, so that it can be differentiated once more.
+        x, weights, scale = ctx.saved_tensors
+        spoiled = any_nan(x, weights, grad_outputs[0])
+        weights, unit = _moderate(weights)
+        x, middle, length = _middle(numerics.finite(x * scale), weights)
+        cotangent = numerics.safe_div(grad_outputs[0], length)
+        radial = (cotangent * middle.points).sum(-1, keepdim=True)
+        grad_x = weights.mT @ cotangent - weighted_gap(x, middle, (weights * radial * middle.time).mT)
+        grad_weights = (cotangent @ x.points.mT - radial * _cosh(middle, x)) / scale / unit
+        grad_scale = None
+        if ctx.needs_input_grad[2]:
+            # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
+            lag = (weights * _klein_gap(middle, x) * x.time.mT).sum(-1, keepdim=True)
+            rates = numerics.where_finite(radial * middle.time * lag, spoiled)
+            grad_scale = -numerics.finite(numerics.total(rates) / scale.square())
+        return numerics.where_finite(grad_x, spoiled), numerics.where_finite(grad_weights, spoiled), grad_scale
+
+
+class _TracedCentroid(torch.autograd.Function):
+    """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights, scale)
+        return _middle(numerics.finite(x * scale), _moderate(weights)[0])[1].points / scale
+
+    backward = staticmethod(_Centroid.backward)
+
+
+# What a second derivative goes through has two forms: one smooth at the origin, where a point has no direction, and one
+# for both points beyond rapidity 0.9, where the first would cancel. Norms are held in the form that is not taken.
+
+
+def _near(x_norm: Tensor, y_norm: Tensor) -> Tensor:
+    """Pairs of which one is near the origin."""
+    return (x_norm <= 1) | (y_norm.mT <= 1)
+
+
+def _cosh(x: Rays, y: Rays) -> Tensor:
+    """cosh(d) = x_t y_t - x . y for all pairs."""
+    chord = chord_of(x.offset, y.offset)
+    a, b = x.length.clamp(min=1), y.length.clamp(min=1)
+    radial = sinh_difference(a, time_of(a), b, time_of(b))
+    far = time_of(radial) + (a * chord) * (b.mT * chord) / 2
+    return torch.where(_near(x.length, y.length), x.time * y.time.mT - x.points @ y.points.mT, far)
+
+
+def _klein_gap(x: Rays, y: Rays) -> Tensor:
+    """``|p - q|^2`` for all pairs, p and q their points of the Klein ball."""
+    chord = chord_of(x.offset, y.offset)
+    a, b = x.length.clamp(min=1), y.length.clamp(min=1)
+    radial = sinh_difference(a, time_of(a), b, time_of(b)) / x.time / y.time.mT
+    far = radial.square() + (a / x.time * chord) * (b / y.time).mT * chord
+    plain = chord_of(x.points / x.time, y.points / y.time).square()
+    return torch.where(_near(x.length, y.length), plain, far)
+
+
+def _moderate(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of which no sum leaves float64, and what they are to be multiplied by: midpoints do not know it."""
+    if weights.shape[-1] == 0:
+        return weights, weights.new_ones(())
+    largest = weights.amax(-1, keepdim=True)
+    unit = numerics.power_of_two(torch.where(largest > 0, largest, 1.0)) / numerics.ROOM
+    return weights / unit, unit
+
+
+def _offset(across: Tensor, along: Tensor, length: Tensor, axis: Tensor) -> Tensor:
+    """The unit vector of what lies across and along an axis, less the axis; zero vectors have unit vector zero."""
+    across, cos = numerics.safe_div(across, length), numerics.safe_div(along, length)
+    square = across.square().sum(-1, keepdim=True)
+    behind = torch.where(cos < 0, 2 - square / (1 - cos.clamp(max=0)), square / (1 + cos.clamp(min=0)))  # 1 - cos
+    return across - axis * torch.where(length == 0, 1.0, behind)
+
+
+def _heaviest(x: Tensor, mass: Tensor) -> Tensor:
+    """The point whose ray is the axis: a midpoint is far out only if the heaviest points are nearly on one ray."""
+    if x.shape[-2] == 0:
+        return x.new_zeros((*x.shape[:-2], 1, x.shape[-1]))
+    return x.detach().take_along_dim(mass.detach().argmax(-2, keepdim=True), -2)
+
+
+def _middle(x: Tensor, weights: Tensor) -> tuple[Rays, Rays, Tensor]:
+    """Points and midpoints in unit coordinates, and the Lorentzian lengths of the weighted sums."""
+    length, time = polar(x)
+    ahead = _heaviest(x, weights.sum(-2).unsqueeze(-1) * length)
+    axis = numerics.unit_vector(ahead, numerics.norm(ahead, keepdim=True))
+    across = geodesics.part_across(*torch.broadcast_tensors(ahead, axis, x))
+    along = numerics.dot(x, axis)
+    rays = Rays(x, length, time, _offset(across, along, length, axis), axis)
+
+    total, total_time = weights @ x, weights @ time
+    total_length = numerics.norm(total, keepdim=True)
+    offset = _offset(weights @ across, weights @ along, total_length, axis)
+    slow = numerics.safe_div(total, total_time).square().sum(-1, keepdim=True)
+    near = slow <= 1 / 2
+    chord = chord_of(offset, rays.offset)
+    # time - |space| of the sum: each point contributes t - |x| cos(angle), a sum of two positive terms.
+    rim = weights * (1 / (time + length)).mT + (weights * length.mT) * (chord.square() / 2)
+    short = torch.where(length.mT <= 1, weights * (time.mT - (axis + offset) @ x.mT), rim).sum(-1, keepdim=True)
+    far = torch.where(near, 1.0, short).sqrt() * torch.where(near, 1.0, total_time + total_length).sqrt()
+    norm = torch.where(near, total_time * (1 - torch.where(near, slow, 0.0)).sqrt(), far)
+    middle = numerics.safe_div(total, norm)
+    return rays, Rays(middle, *polar(middle), offset, axis), norm
