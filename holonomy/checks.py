@@ -21,6 +21,7 @@ from holonomy._autograd import autocast_device, transformed
 _Choice = TypeVar("_Choice", bound=str)
 
 __all__ = [
+    "above_zero",
     "boolean",
     "broadcasting",
     "broadcasting_mask",
@@ -43,6 +44,7 @@ __all__ = [
     "node_mask",
     "nodes",
     "nonnegative_int",
+    "nonzero",
     "number_of_graphs",
     "on_device",
     "one_of",
@@ -274,6 +276,20 @@ def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
         if not (math.isfinite(smallest) and least <= smallest <= largest < math.inf):
             bound = "" if math.isinf(least) else f" and at least {least:g}"
             raise ValueError(f"{name} must be finite{bound}, got numbers from {smallest:g} to {largest:g}.")
+
+
+def nonzero(name: str, x: Tensor) -> None:
+    """Refuse zero vectors, which have no direction, where reading them makes nobody wait."""
+    if x.numel() and costs_nothing_to_read(x) and not bool((x.detach() != 0).any(-1).all()):
+        raise ValueError(f"{name} must have a direction, got a zero vector.")
+
+
+def above_zero(name: str, x: Tensor) -> None:
+    """Refuse infinities, nan, zero and negative numbers, where reading them makes nobody wait."""
+    if x.numel() and costs_nothing_to_read(x):
+        smallest, largest = (float(value) for value in x.detach().aminmax())
+        if not 0 < smallest <= largest < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got numbers from {smallest:g} to {largest:g}.")
 
 
 def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:

@@ -48,6 +48,7 @@ __all__ = [
     "gradient_within",
     "hypot",
     "is_ordinary",
+    "log_sinhc",
     "minus_tanh",
     "narrow",
     "norm",
@@ -120,6 +121,8 @@ _MINUS_TANH = (
     6404582 / 10854718875,
     443861162 / 1856156927625,
 )
+# log(sinh(x) / x) in powers of x^2, from x^2 on, with signs that alternate.
+_LOG_SINHC = (1 / 6, 1 / 180, 1 / 2835, 1 / 37800, 1 / 467775, 691 / 3831077250)
 
 
 class Tolerance(NamedTuple):
@@ -379,6 +382,17 @@ def sinhc_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     series = (1 + s / 10 * (1 + s / 28 * (1 + s / 54 * (1 + s / 88)))) / 3
     large = torch.where(small, 1.0, x)
     return torch.where(small, series, (torch.cosh(large) - torch.sinh(large) / large) / large.square())
+
+
+def log_sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`\log(\sinh(x)/x)` for :math:`x \ge 0`, finite far out; a series below 0.2, where it would cancel."""
+    small = x < _TANH_SERIES_BELOW
+    s = torch.where(small, x, 0.0).square()
+    series = torch.zeros_like(s)
+    for coefficient in reversed(_LOG_SINHC):
+        series = coefficient - s * series
+    large = torch.where(small, 1.0, x)
+    return torch.where(small, s * series, large - torch.log(2 * large) + torch.log1p(-torch.exp(-2 * large)))
 
 
 def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

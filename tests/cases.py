@@ -23,6 +23,7 @@ CASES: list[Case] = [*hyperbolic.CASES, *equivariant.CASES, *tokens.CASES, *chro
 ELSEWHERE = {
     manifolds.Curvature: "one number, whose value and gradients are in tests/manifolds/test_lorentz.py",
     manifolds.Lorentz: "no forward: its functions are compared with 60 digits in tests/manifolds",
+    manifolds.WrappedNormal: "no module: tests/manifolds/test_distributions.py",
 }
 
 

@@ -1,7 +1,18 @@
-"""Hyperbolic space: curvature, the hyperboloid, Geoopt's manifold over it, its charts, and learned points."""
+"""Hyperbolic space: curvature, the hyperboloid, Geoopt's manifold over it, charts, learned points, distributions."""
 
 from holonomy.manifolds.curvature import Curvature
+from holonomy.manifolds.distributions import WrappedNormal
+from holonomy.manifolds.horospheres import busemann
 from holonomy.manifolds.lorentz import Lorentz
+from holonomy.manifolds.means import frechet_mean
 from holonomy.manifolds.points import LorentzEmbedding, LorentzPoints
 
-__all__ = ["Curvature", "Lorentz", "LorentzEmbedding", "LorentzPoints"]
+__all__ = [
+    "Curvature",
+    "Lorentz",
+    "LorentzEmbedding",
+    "LorentzPoints",
+    "WrappedNormal",
+    "busemann",
+    "frechet_mean",
+]

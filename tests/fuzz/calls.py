@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 import holonomy
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, WrappedNormal
 from holonomy.optim import RiemannianAdam
 from holonomy.theory import lipschitz_bound
 from tests.fuzz.domains import KINDS, Kind, Scene, learned, scene
@@ -59,6 +59,10 @@ METHODS = {
 
 # Of each public function, the same, after the package that it is imported from.
 FUNCTIONS = {
+    "manifolds.WrappedNormal": "loc:point scale:spread manifold:its_manifold",
+    "manifolds.WrappedNormal.log_prob": "loc:point scale:spread manifold:its_manifold value:other",
+    "manifolds.busemann": "x:first direction:direction manifold:its_manifold",
+    "manifolds.frechet_mean": "x:some_points manifold:its_manifold weights:share? dim:last_but_one?",
     "layers.bell": "m:lattice",
     "layers.set_partitions": "m:lattice",
     "layers.zeta_matrix": "m:lattice",
@@ -128,8 +132,17 @@ def bounded(layer: Any, **options: Any) -> float:
     return lipschitz_bound(layer, **options)
 
 
+def density(loc: Tensor, scale: Tensor, manifold: Lorentz, value: Tensor) -> Tensor:
+    """The logarithm of a wrapped normal density."""
+    return WrappedNormal(loc, scale, manifold).log_prob(value)
+
+
 # What is called where the name alone cannot be.
-_IN_PLACE_OF = {"optim.RiemannianAdam.step": stepped, "theory.lipschitz_bound": bounded}
+_IN_PLACE_OF = {
+    "optim.RiemannianAdam.step": stepped,
+    "theory.lipschitz_bound": bounded,
+    "manifolds.WrappedNormal.log_prob": density,
+}
 
 
 @dataclass(frozen=True)

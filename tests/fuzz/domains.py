@@ -166,6 +166,12 @@ def _ball(scene: Scene) -> Tensor:
     return direction / length * share / math.sqrt(-scene.curvature)
 
 
+def _spread(scene: Scene) -> Tensor:
+    """Positive numbers for each axis of space, rows of them of any size."""
+    x = numbers(scene, *_lead(scene), scene.dim)
+    return x.abs().clamp(min=torch.finfo(x.dtype).tiny)
+
+
 def _weights(scene: Scene) -> Tensor:
     n, rows = scene.seen["x"].shape[-2], scene.source.pick((None, 1, 2))
     shape = (*scene.lead, n) if rows is None else (*scene.lead, rows, n)
@@ -211,6 +217,8 @@ ANY_TENSOR = OBJECTS | AS_LIST | NONE
 FLOATS = ANY_TENSOR | NO_FLOAT
 # Tensors whose last axis another one fixes, and those of any length.
 TIED, UNTIED = FLOATS | LAST_AXIS, FLOATS | NO_AXIS
+# One number stands for all of the last axis.
+SPREAD = {how: TIED[how] for how in TIED if how != "shorter"}
 
 # Integers and masks.
 
@@ -470,6 +478,19 @@ KINDS: dict[str, Kind] = {
         },
         ODD | {"infinite": lambda s, x: x},
     ),
+    "its_manifold": Kind(lambda s: s.manifold, MANIFOLD),
+    "spread": Kind(_spread, SPREAD | LEADING | {"negative": lambda s, x: -x if x.numel() else NotImplemented}, ODD),
+    "direction": Kind(
+        lambda s: _spread(s) * s.source.pick((1.0, -1.0)),
+        TIED | LEADING | {"zero": lambda s, x: torch.zeros_like(x) if x.numel() else NotImplemented},
+        ODD,
+    ),
+    "share": Kind(
+        lambda s: numbers(s, *s.seen["x"].shape[:-1], moderate=True).abs() * s.source.pick((1.0, 1.0, 0.0)),
+        FLOATS | {"negative": lambda s, x: -1.0 - x if x.numel() else NotImplemented},
+        ODD | NO_AXIS,
+    ),
+    "last_but_one": Kind(lambda s: -2, {**NO_INTEGER, "negative": lambda s, x: -9, "last": lambda s, x: -1}),
     "manifold": Kind(lambda s: manifold(s.source.pick(_CURVATURES), s.dtype), MANIFOLD),
     "flag": Kind(lambda s: s.source.pick((False, True)), {}, FLAG),
     "size": Kind(

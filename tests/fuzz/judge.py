@@ -169,7 +169,7 @@ def _of_error(call: Call, error: BaseException) -> Failure | None:
 
 def _written(name: str) -> str:
     """The name of an argument, one of several by position or in a list, or a curvature's only one, in sentences."""
-    return {"value": "curvature", "layers": "layers?"}.get(name, name.rstrip("0123456789"))
+    return {"value": "(curvature|value)", "layers": "layers?"}.get(name, name.rstrip("0123456789"))
 
 
 def _place(error: BaseException) -> str:

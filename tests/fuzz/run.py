@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
+from torch import nn
 
 from holonomy.manifolds import Curvature, Lorentz
 from tests.cases import public_classes
@@ -28,6 +29,8 @@ def targets() -> dict[str, Target]:
     """Every public name."""
     made = [calls.method(name) for name in calls.METHODS] + [calls.function(path) for path in calls.FUNCTIONS]
     for kind in public_classes():
+        if not issubclass(kind, nn.Module):
+            continue  # among the functions, with what it is given
         made.append(modules.constructor(kind))
         if kind not in {Curvature, Lorentz}:
             made.append(modules.forward(kind))

@@ -153,6 +153,43 @@ def centroid(*arguments: Vector | mpf) -> Vector:
     return [value / norm for value in total]
 
 
+def logmap_frame(x: Vector, y: Vector, kappa: mpf) -> Vector:
+    """The logarithm at x of y, carried to the origin."""
+    return transp0back(x, logmap(x, y, kappa)[1:], kappa)
+
+
+def expmap_frame(x: Vector, v: Vector, kappa: mpf) -> Vector:
+    """The exponential at x of what is v at the origin."""
+    return expmap(x, transp0(x, v, kappa)[1:], kappa)
+
+
+def busemann(x: Vector, direction: Vector, kappa: mpf) -> Vector:
+    """lim d(x, exp_o(t xi)) - t = log(sqrt|kappa| (x_t - x_s . xi)) / sqrt|kappa|."""
+    along = dot(x, direction) / sqrt(dot(direction, direction))
+    return [mp.log(sqrt(-kappa) * (lift(x, kappa)[0] - along)) / sqrt(-kappa)]
+
+
+def frechet(*arguments: Vector | mpf) -> Vector:
+    """Frechet mean: ``frechet(start, x_1, .., x_n, weights, kappa)``, where sum_i w_i log_m(x_i) = 0.
+
+    By Newton's method from a place near it, with derivatives by differences.
+    """
+    start, *points, weights, kappa = arguments
+
+    def pull(mean: Vector) -> Vector:
+        logs = [logmap_frame(mean, point, kappa) for point in points]
+        return [dot(weights, list(column)) for column in list(zip(*logs, strict=True))[1:]]
+
+    for _ in range(12):
+        here = pull(start)
+        if max(abs(value) for value in here) < mpf(10) ** (-mp.dps * 2 // 3):
+            break
+        slopes = jacobian(lambda mean, _: pull(mean), [start], kappa)[0]
+        step = mp.lu_solve(mp.matrix(slopes).T, -mp.matrix(here))
+        start = [a + b for a, b in zip(start, step, strict=True)]
+    return lift(start, kappa)
+
+
 def rescale(x: Vector, kappa: mpf, to: mpf | None = None) -> Vector:
     """The point with every distance scaled by sqrt(kappa/to): all coordinates by that factor."""
     factor = sqrt(kappa / (mpf(-4) if to is None else to))

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
-from holonomy.manifolds.hyperboloid import geodesics
+from holonomy.manifolds.hyperboloid import frames, geodesics, means
 from holonomy.manifolds.hyperboloid.midpoints import midpoint
 from holonomy.manifolds.hyperboloid.pair_distances import pairwise_distance, takes_products
 from holonomy.manifolds.hyperboloid.rays import polar
@@ -58,12 +58,15 @@ __all__ = [
     "egrad2rgrad",
     "expmap",
     "expmap0",
+    "expmap_frame",
+    "frechet_mean",
     "geodesic",
     "held",
     "inner",
     "lift",
     "logmap",
     "logmap0",
+    "logmap_frame",
     "minkowski_norm",
     "proju",
     "rescale",
@@ -194,6 +197,21 @@ def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     return torch.nn.functional.pad(_narrow(geodesics.logarithm0(_wide(x), scale), x), (1, 0))
 
 
+def logmap_frame(
+    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... dim"]:
+    """The logarithm carried to the origin: components in the frame there, which are no longer than the distance."""
+    return _narrow(frames.frame_logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
+
+
+def expmap_frame(
+    x: Float[Tensor, "... ambient"], v: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    """The exponential at ``x`` of what is ``v`` at the origin: the inverse of :func:`logmap_frame`."""
+    scale, reach = _scale(kappa), reach_of(_dtype(x, v))
+    return _point(frames.frame_exponential(_wide(x), numerics.widen(v), scale, reach), scale, x, v)
+
+
 def transp(
     x: Float[Tensor, "... ambient"],
     y: Float[Tensor, "... ambient"],
@@ -306,6 +324,14 @@ def centroid(
     """
     scale = _scale(kappa)
     return _point(midpoint(_wide(x), numerics.widen(weights), scale), scale, x, weights)
+
+
+def frechet_mean(
+    x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "... n"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "... ambient"]:
+    """Points with the least weighted sum of squared distances, differentiated by the implicit function theorem."""
+    scale = _scale(kappa)
+    return _point(means.frechet_mean(_wide(x), numerics.widen(weights), scale), scale, x, weights)
 
 
 def saturating(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, numerics
-from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rays import Rays, any_nan, chord_of, polar, sinh_difference, time_of, weighted_gap
+from holonomy.manifolds.hyperboloid.views import part_across
 
 __all__ = ["midpoint"]
 
@@ -130,7 +130,7 @@ def _middle(x: Tensor, weights: Tensor) -> tuple[Rays, Rays, Tensor]:
     length, time = polar(x)
     ahead = _heaviest(x, weights.sum(-2).unsqueeze(-1) * length)
     axis = numerics.unit_vector(ahead, numerics.norm(ahead, keepdim=True))
-    across = geodesics.part_across(*torch.broadcast_tensors(ahead, axis, x))
+    across = part_across(*torch.broadcast_tensors(ahead, axis, x))
     along = numerics.dot(x, axis)
     rays = Rays(x, length, time, _offset(across, along, length, axis), axis)
 

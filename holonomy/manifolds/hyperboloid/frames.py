@@ -1,0 +1,224 @@
+r"""Logarithm and exponential with tangent vectors as components in the frame carried from the origin.
+
+A tangent vector far out has ambient coordinates :math:`X_t` times longer along the ray of its point than across it, and
+float32 keeps the longer part only. Its components in the frame that parallel transport carries from the origin along
+the ray are as long as the vector itself. Here :math:`v = P_{x \to o}\, \log_x(y)` and its inverse
+:math:`y = \exp_x(P_{o \to x}\, v)`, with derivatives; arguments are as in
+:mod:`holonomy.manifolds.hyperboloid.geodesics`.
+
+**Moving y** by frame components w moves :math:`v` by :math:`w_\parallel + w_\perp D/\sinh D`, parts along and across
+the geodesic (a Jacobi field that vanishes at x), w carried to x. **Moving x** by w moves it by
+:math:`-w_\parallel - w_\perp D \coth D`, and the frame turns: with u the ray of x and :math:`w_u` the part of w across
+it, :math:`-\tanh(r/2)\,\big(\langle u, v\rangle\, w_u - \langle w_u, v\rangle\, u\big)`, r the rapidity of x.
+**Curvature**: with :math:`t = \tanh\tau` as in geodesics, all points moved along their rays move :math:`s v` by
+:math:`-(D - E)\, N - D\, t_Y \tanh r\, (u - \langle u, N\rangle N)`, and end points of the exponential by
+:math:`(D - E)\, N + \sinh D\; t_Y \tanh r\, (u - \langle u, N\rangle N)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomy import _autograd, numerics
+from holonomy.manifolds.hyperboloid.views import (
+    Ray,
+    View,
+    by_scale,
+    dot,
+    keeper,
+    part_across,
+    radial_of,
+    ray_of,
+    slack_of,
+    to_frame,
+    velocity_of,
+    view_from,
+)
+
+__all__ = ["frame_exponential", "frame_logarithm", "frame_logarithm_gradients", "frame_view"]
+
+
+def frame_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    """Frame components of the tangent vectors at x that lead to y."""
+    x, y = torch.broadcast_tensors(x, y)
+    return _autograd.apply_function(_FrameLogarithm, x, y, scale)
+
+
+def frame_exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
+    """Where the tangent vectors at x with frame components v lead; lengths beyond ``reach`` are held there."""
+    x, v = torch.broadcast_tensors(x, v)
+    return _autograd.apply_function(_FrameExponential, x, v, scale, reach)
+
+
+def frame_view(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances in curvature radii, and the unit directions from x to y in frame components."""
+    x, y = torch.broadcast_tensors(x, y)
+    view = view_from(x, y, scale)
+    return view.distance, _direction(ray_of(x, scale), view)
+
+
+def frame_logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the gradient of :func:`frame_logarithm` is; it can be differentiated again."""
+    ray, view = ray_of(x, scale), view_from(x, y, scale)
+    slack, end = _slack_and_end(ray, view)
+    along, across = dot(ray.unit, grad), dot(view.across, grad)
+    bent = _wide(view) * along - view.along * across
+    rate = -slack * (view.along * along + across) - bent * end * (ray.length / ray.time) * view.distance
+    kept = keeper(x, y, grad)
+    on_x, on_y = _on_start(x, ray, view, grad), _on_end(x, y, scale, view, grad)
+    return kept(on_x), kept(on_y), by_scale(kept(rate), scale.square())
+
+
+class _FrameLogarithm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        distance, direction = frame_view(x, y, scale)
+        return direction * (distance / scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, scale = ctx.saved_tensors
+        return frame_logarithm_gradients(x, y, scale, grad_outputs[0])
+
+
+class _FrameExponential(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
+        ray = ray_of(x, scale)
+        step = _step(ray, v, scale, reach)
+        radial = numerics.finite(radial_of(ray, step, step.distance))
+        return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
+        *tensors, ctx.reach = inputs
+        ctx.save_for_backward(*tensors, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, v, scale, z = ctx.saved_tensors
+        (g,) = grad_outputs
+        ray, step = ray_of(x, scale), _step(ray_of(x, scale), v, scale, ctx.reach)
+        length, across, along = step
+        half, cosh, sinh = ray.length / (1 + ray.time), torch.cosh(length), torch.sinh(length)
+        g_along, g_across = dot(ray.unit, g), part_across(x, ray.unit, g)
+        beside, wide = dot(across, g), _wide(step)
+        # z = sinh(D) v/|v| + u (cosh(D) X_n + sinh(D) N_along (X_t - 1)), u the unit vector along x.
+        stiffness = torch.where(along < 0, _inward(ray, step, sinh, torch.exp(-length)), cosh + half * along * sinh)
+        on_x = g_across * stiffness + across * (half * sinh * g_along)
+        on_x = on_x + ray.unit * (ray_of(z, scale).time / ray.time * g_along)
+        # A Jacobi field that vanishes at x: the geodesic's velocity, and sinh(D)/D of what is at right angles to it.
+        on_velocity = cosh * beside + velocity_of(ray, step) * g_along
+        bent = wide * ray.time * g_along - along * beside
+        stretch = numerics.sinhc(length)
+        on_v = across * on_velocity + stretch * (g_across - across * (beside + along * ray.time * g_along))
+        on_v = on_v + ray.unit * (along * on_velocity + stretch * bent)
+        slack, end = _slack_and_end(ray, step)
+        rate = on_velocity * slack + bent * end * (ray.length / ray.time) * sinh
+        kept = keeper(x, v, g)
+        return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square()), None
+
+
+def _on_start(x: Tensor, ray: Ray, view: View, grad: Tensor) -> Tensor:
+    r"""What moving x does to the logarithm, transposed, as a cotangent on the space part of x.
+
+    Far out a point moves across its ray and the direction back to the origin stays: :math:`D \coth D` and
+    :math:`D \tanh(r/2)\, N_\parallel` cancel, so their sum is one of positive terms.
+    """
+    far, half, bend = view.distance, ray.length / (1 + ray.time), numerics.cothc(view.distance)
+    along, across = dot(ray.unit, grad), part_across(x, ray.unit, grad)
+    beside, wide = dot(view.across, across), _wide(view)
+    towards = beside + view.along * along
+    inward = _inward(ray, view, far, 2 * torch.sigmoid(-2 * far) * bend)  # from D coth D - D
+    stiffness = torch.where(view.along < 0, inward, bend + half * far * view.along)
+    on_across = view.across * ((bend - 1) * towards + half * far * along) - across * stiffness
+    on_along = -view.along * towards - bend * (along * wide - view.along * beside)
+    return on_across + ray.unit * (on_along / ray.time)
+
+
+def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: View, grad: Tensor) -> Tensor:
+    """What moving y does to the logarithm, transposed, as a cotangent on the space part of y."""
+    ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), view_from(y, x, scale)
+    direction, stretch = _direction(ray_x, view), numerics.sinhc(view.distance)
+    towards = direction * dot(direction, grad)
+    turned = to_frame(y, ray_y, _carried(ray_x, view, towards + (grad - towards) / stretch))
+    # Both far out, the direction at y is read from y; in the plane of both rays a turn takes u and side to y's.
+    width, width_y = (numerics.norm(v.across, keepdim=True) for v in (view, back))
+    side = numerics.safe_div(view.across, width)
+    side_y = side * dot(ray_x.unit, ray_y.unit) - ray_x.unit * dot(side, ray_y.unit)
+    radial, beside = dot(ray_x.unit, grad), part_across(x, ray_x.unit, grad)
+    sideways = dot(side, beside)
+    forwards = width * sideways + view.along * radial
+    bent = (width * radial - view.along * sideways) / stretch
+    rest = (beside - side * sideways) / stretch
+    on_across = -back.across * forwards + side_y * (back.along * bent) + rest
+    split = on_across + ray_y.unit * ((width_y * bent - back.along * forwards) / ray_y.time)
+    far = (ray_x.length > 1) & (ray_y.length > 1) & (view.distance > 0)
+    return torch.where(far, split, turned)
+
+
+def _wide(view: View) -> Tensor:
+    """The squared sine of the angle to the ray; one where there is no direction."""
+    return torch.where(view.distance == 0, 1.0, view.across.square().sum(-1, keepdim=True))
+
+
+def _inward(ray: Ray, view: View, factor: Tensor, rest: Tensor) -> Tensor:
+    """``rest + factor (1 + tanh(r/2) N_along)`` for directions towards the origin, as a sum of positive terms."""
+    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
+    room = (1 + 1 / (ray.time + ray.length)) / (1 + ray.time)  # 1 - tanh(r/2)
+    return rest + factor * (room + ray.length / (1 + ray.time) * excess)
+
+
+def _step(ray: Ray, v: Tensor, scale: Tensor, reach: float) -> View:
+    """Frame components as a view: distance, and direction as parts across and along the ray."""
+    along = dot(ray.unit, v)
+    across = v - ray.unit * along
+    length = numerics.norm(v, keepdim=True)
+    distance = numerics.finite(length * scale).clamp(max=reach)
+    return View(distance, numerics.safe_div(across, length), numerics.safe_div(along, length))
+
+
+def _direction(ray: Ray, view: View) -> Tensor:
+    return view.across + ray.unit * view.along
+
+
+def _carried(ray: Ray, view: View, held: Tensor) -> Tensor:
+    r"""Components in the frame at x as those at the end of the geodesic.
+
+    A turn in the plane of ray and geodesic by the area A of the triangle (origin, x, end), the Cayley transform of
+    :math:`\tan(A/2) = h\, |N_\perp| / (1 + h N_\parallel)` with :math:`h = \tanh(r/2) \tanh(D/2)`.
+    """
+    near = ray.length / (1 + ray.time)
+    half = near * torch.tanh(view.distance / 2)
+    # Inwards it is (1 - h) + h (1 + N_along), each a sum or product of what does not cancel.
+    room = (1 + 1 / (ray.time + ray.length)) / (1 + ray.time) + near * 2 * torch.sigmoid(-view.distance)
+    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
+    opening = torch.where(view.along < 0, room + half * excess, 1 + half * view.along)
+    size = numerics.hypot(half * numerics.norm(view.across, keepdim=True), opening)
+
+    def skew(v: Tensor) -> Tensor:
+        return half * (ray.unit * dot(view.across, v) - view.across * dot(ray.unit, v))
+
+    once = skew(held) / size
+    return held + 2 * (once * (opening / size) + skew(once) / size)
+
+
+def _slack_and_end(ray: Ray, view: View) -> tuple[Tensor, Tensor]:
+    """D - E, and the hyperbolic tangent of the arc length from the foot of the perpendicular to the end."""
+    aside = numerics.finite(ray.length * numerics.norm(view.across, keepdim=True))
+    # sinh of the arc length at the start is X_n N_along / cosh p, p the length of the perpendicular.
+    start = torch.asinh(ray.length * view.along / numerics.hypot(aside, torch.ones_like(aside)))
+    end = torch.tanh(start + view.distance)
+    return slack_of(view.distance, torch.tanh(start) * end), end

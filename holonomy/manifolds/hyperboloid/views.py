@@ -1,0 +1,278 @@
+r"""What one point looks like from another, in quantities that do not cancel: the vocabulary of exact geodesics.
+
+Space parts ``(..., d)`` are float64 and ``scale`` is :math:`s = \sqrt{-\kappa}`; capital letters are unit coordinates
+:math:`X = s x`. Directions have a part *along* the ray of X and a part *across* it, in the frame carried from the
+origin; :mod:`holonomy.manifolds.hyperboloid.geodesics` says how derivatives are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+
+__all__ = [
+    "Ray",
+    "View",
+    "by_scale",
+    "chart_covector",
+    "covector_of",
+    "dot",
+    "flat_of",
+    "foot_of",
+    "from_frame",
+    "keeper",
+    "part_across",
+    "radial_of",
+    "rate_of",
+    "ray_of",
+    "slack_of",
+    "step_from",
+    "time_gap",
+    "to_frame",
+    "transport_covector",
+    "transport_of",
+    "velocity_of",
+    "view_from",
+]
+
+
+class Ray(NamedTuple):
+    """A point in polar form: unit vector (zero at the origin), length and time of its unit coordinates."""
+
+    unit: Tensor
+    length: Tensor
+    time: Tensor
+
+
+class _Gap(NamedTuple):
+    """Sinh D over Y_t times the unit direction from X to Y, as parts across and along the ray of X, and both rays."""
+
+    ray: Ray
+    other: Ray
+    across: Tensor
+    along: Tensor
+
+
+class View(NamedTuple):
+    """What Y looks like from X: distance, and the unit direction as parts across and along the ray of X."""
+
+    distance: Tensor
+    across: Tensor
+    along: Tensor
+
+
+def keeper(*inputs: Tensor) -> Callable[[Tensor], Tensor]:
+    """What makes of a gradient one without the entries that overflowed; see the head of this file."""
+    # No function inside of this one: the compiler traces it, and in the suite each would be decorated while it does.
+    spoiled = torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0)
+    return partial(numerics.where_finite, spoiled=spoiled)
+
+
+def by_scale(rates: Tensor, power: Tensor) -> Tensor:
+    """A gradient by the scale, from what the rows add to it times a power of the scale."""
+    return numerics.finite(numerics.total(rates) / power)
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """The Euclidean product of the last axes, which is kept."""
+    return (x * y).sum(-1, keepdim=True)
+
+
+def ray_of(x: Tensor, scale: Tensor) -> Ray:
+    """The polar form of points."""
+    norm = numerics.norm(x, keepdim=True)
+    length = numerics.finite(norm * scale)
+    return Ray(numerics.safe_div(x, norm), length, numerics.hypot(length, torch.ones_like(length)))
+
+
+def part_across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
+    """The part of y orthogonal to x.
+
+    With x_j the largest coordinate of x, (y_i x_j - x_i y_j) / x_j is y up to a multiple of x, and the products of
+    float32 numbers are exact in float64: parallel vectors leave nothing, as they should. For no sum to leave float64,
+    x is first divided by a power of two, which is exact.
+    """
+    place = x.abs().argmax(-1, keepdim=True)
+    pivot = x.gather(-1, place)
+    empty = pivot == 0
+    x = x / numerics.power_of_two(torch.where(empty, 1.0, pivot)) * numerics.ROOM
+    pivot, partner = torch.where(empty, numerics.ROOM, x.gather(-1, place)), y.gather(-1, place)
+    reduced = y * pivot - x * partner
+    return numerics.finite((reduced - unit * dot(unit, reduced)) / pivot)
+
+
+def _gap_of(x: Tensor, y: Tensor, scale: Tensor) -> _Gap:
+    ray, other = ray_of(x, scale), ray_of(y, scale)
+    # All divided by Y_t, so that no product of two large numbers is formed that is not itself the answer.
+    y_norm, apart = numerics.norm(y, keepdim=True), numerics.finite(y - x)
+    shorter = torch.minimum(scale / other.time, 1 / y_norm)  # not alike where Y saturates
+    # The difference of near points is exact, and so is what it has across the ray.
+    near = numerics.norm(apart, keepdim=True) < y_norm / 2
+    across = part_across(x, ray.unit, torch.where(near, apart, y)) * shorter
+    gap = numerics.finite(dot(ray.unit, apart * shorter))
+    along = dot(ray.unit, y * shorter)
+    width = numerics.norm(across, keepdim=True)
+
+    forward, length = numerics.finite(along.clamp(min=0) * other.time), ray.length.clamp(min=1)
+    longer = (gap * (along * other.time + ray.length) + width * (width * other.time)) / (ray.time + other.time)
+    both_near = ray.time * gap - ray.length * longer
+    plain = ray.time * along - ray.length
+    stretch = (ray.time / length) * (forward / 2) + other.time / 2
+    ahead = gap * ((0.5 + forward / length / 2) / stretch) - ray.length * width * (width * (other.time / 2 / stretch))
+    far = torch.where(along > 0, ahead, plain)
+    inside = torch.where(other.length <= 2, both_near, plain)
+    return _Gap(ray, other, across, numerics.finite(torch.where(ray.length > 1, far, inside)))
+
+
+def _sinh_of(gap: _Gap) -> Tensor:
+    """The hyperbolic sine of the distance."""
+    return numerics.finite(_size_of(gap) * gap.other.time)
+
+
+def _size_of(gap: _Gap) -> Tensor:
+    return numerics.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
+
+
+def view_from(x: Tensor, y: Tensor, scale: Tensor) -> View:
+    """What y looks like from x."""
+    gap = _gap_of(x, y, scale)
+    size = _size_of(gap)
+    return View(torch.asinh(_sinh_of(gap)), numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size))
+
+
+def step_from(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> View:
+    """A tangent vector at X as a view: its length, and its direction in the frame."""
+    ray = ray_of(x, scale)
+    across = numerics.finite(part_across(x, ray.unit, u) * scale)
+    along = numerics.finite(numerics.dot(ray.unit, u) / ray.time * scale)
+    length = numerics.hypot(numerics.norm(across, keepdim=True), along)
+    return View(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
+
+
+def radial_of(ray: Ray, view: View, length: Tensor) -> Tensor:
+    """cosh(l) X_n + sinh(l) X_t N_along: how far out a geodesic is, along the ray it started from."""
+    cosh, sinh = torch.cosh(length), torch.sinh(length)
+    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
+    inward = torch.sinh(torch.asinh(ray.length) - length) + sinh * (ray.time * excess)
+    return torch.where(view.along < 0, inward, cosh * ray.length + sinh * (ray.time * view.along))
+
+
+def velocity_of(ray: Ray, view: View) -> Tensor:
+    """sinh(l) X_n + cosh(l) X_t N_along: the derivative of `radial_of`."""
+    cosh, sinh = torch.cosh(view.distance), torch.sinh(view.distance)
+    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
+    # Inward two forms of one difference, of which the one with the smaller terms is taken.
+    rise, fall = cosh * (ray.time * excess), torch.cosh(torch.asinh(ray.length) - view.distance)
+    out, back = sinh * ray.length, cosh * (ray.time * view.along)
+    return torch.where((view.along < 0) & (rise + fall < out - back), rise - fall, out + back)
+
+
+def foot_of(ray: Ray, view: View) -> Tensor:
+    """The hyperbolic tangent of the arc length from the foot of the perpendicular from the origin."""
+    return (ray.length / ray.time) * view.along
+
+
+def covector_of(ray: Ray, view: View) -> Tensor:
+    """Minus the derivative of the distance in the space part of X."""
+    return view.across + ray.unit * (view.along / ray.time)
+
+
+def chart_covector(ray: Ray, g_time: Tensor, g: Tensor) -> Tensor:
+    """An ambient cotangent as one on the space part: g_s + g_t X / X_t."""
+    return g + g_time * (ray.length / ray.time) * ray.unit
+
+
+def flat_of(ray: Ray, v: Tensor) -> Tensor:
+    """The metric applied to the space part of a tangent vector: v - v_t X / X_t."""
+    along = dot(ray.unit, v)
+    return v - ray.unit * along + ray.unit * (along / ray.time.square())
+
+
+def slack_of(far: Tensor, feet: Tensor) -> Tensor:
+    """D - E, the integral of tanh^2 along the geodesic."""
+    return numerics.minus_tanh(far) + feet * torch.tanh(far)
+
+
+def rate_of(ray_x: Ray, ray_y: Ray, view: View) -> Tensor:
+    """E = t_Y - t_X = sinh(D) / (cosh tau_X cosh tau_Y)."""
+    wide = view.across.square().sum(-1, keepdim=True)
+    narrow = 1 / ray_x.time + ray_x.length * (ray_x.length / ray_x.time) * wide
+    return torch.sinh(view.distance) / ray_y.time * narrow
+
+
+def time_gap(x: Tensor, y: Tensor, scale: Tensor, ray_x: Ray, ray_y: Ray, unit: Tensor) -> Tensor:
+    """(X_t - Y_t) / unit, where the unit is at least the smaller of both."""
+    middle = (x / 2 + y / 2) * (scale / (ray_x.time / 2 + ray_y.time / 2))
+    return dot(numerics.finite(x - y) * (scale / unit), middle)
+
+
+def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    """Space part of the transported vector: v + tanh(D/2) <n_X, v> (X + Y), or by the frame, whichever cancels less."""
+    v = v * numerics.ROOM
+    ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), view_from(x, y, scale)
+    factor = torch.tanh(view.distance / 2) * dot(covector_of(ray_x, view), v)
+    on_x, on_y = (ray.unit * numerics.finite(factor * ray.length) for ray in (ray_x, ray_y))
+    direct = v + on_x + on_y
+    held = to_frame(x, ray_x, v)
+    framed = from_frame(ray_y, _rotate_frame(x, y, held, scale))
+    loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time / 2 + ray_y.time / 2) * 2
+    kept = loss <= numerics.finite(numerics.norm(held, keepdim=True) * ray_y.time)
+    return numerics.finite(torch.where(kept, direct, framed) / numerics.ROOM)
+
+
+def transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The transpose of `transport_of`: a cotangent on space parts at y as one at x, and as one on frame components.
+
+    The part along the ray is X_t times longer in the frame: the one may have kept its digits where the other has not.
+    """
+    ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), view_from(x, y, scale)
+    normal = covector_of(ray_x, view)
+    factor = torch.tanh(view.distance / 2) * dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
+    direct = g + factor * normal
+    held = from_frame(ray_y, g)
+    turned = _rotate_frame(y, x, held, scale)
+    loss = numerics.norm(g, keepdim=True) + factor.abs() * numerics.norm(normal, keepdim=True)
+    bound = numerics.norm(held, keepdim=True)
+    back = torch.where(loss <= bound, numerics.finite(direct), to_frame(x, ray_x, turned))
+    stretched = part_across(x, ray_x.unit, direct) + ray_x.unit * (dot(ray_x.unit, direct) * ray_x.time)
+    return back, torch.where(loss * ray_x.time <= bound, numerics.finite(stretched), turned)
+
+
+def to_frame(x: Tensor, ray: Ray, v: Tensor) -> Tensor:
+    """Components in the frame carried from the origin: the part along the ray divided by X_t."""
+    return part_across(x, ray.unit, v) + ray.unit * (numerics.dot(ray.unit, v) / ray.time)
+
+
+def from_frame(ray: Ray, held: Tensor) -> Tensor:
+    """The inverse (and transpose of it): the part along the ray multiplied by X_t."""
+    return held + ray.unit * numerics.finite(dot(ray.unit, held) * (ray.length / (1 + ray.time)) * ray.length)
+
+
+def _rotate_frame(x: Tensor, y: Tensor, held: Tensor, scale: Tensor) -> Tensor:
+    """Components in the frame at x as components at y: a turn by the angle that transport round (o, x, y) adds up.
+
+    The Cayley transform of a skew matrix of rank two, of the tangent of half that angle.
+    """
+    ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
+    p, q = (ray.unit * (ray.length / (1 + ray.time)) for ray in (ray_x, ray_y))  # Poincare coordinates
+    # q - p in two forms: divided by the larger of the times no term is larger than what they add up to.
+    nearer, longer = torch.where(ray_x.time > ray_y.time, q, p), 1 + torch.maximum(ray_x.time, ray_y.time)
+    gap = nearer * time_gap(x, y, scale, ray_x, ray_y, longer) - numerics.finite(x - y) * (scale / longer)
+    opening = 1 / (1 + ray_x.time) + 1 / (1 + ray_y.time) + dot(gap, gap) / 2  # 1 - p . q
+
+    across = gap - ray_x.unit * dot(ray_x.unit, gap)
+
+    def skew(v: Tensor) -> Tensor:
+        return dot(v, across) * p - dot(v, p) * across
+
+    # With the tangent width / opening; both may be as small as the times are large.
+    width = numerics.norm(p, keepdim=True) * numerics.norm(across, keepdim=True)
+    size = numerics.hypot(width, opening)
+    once = skew(held) / size
+    return held + 2 * (once * (opening / size) + skew(once) / size)
