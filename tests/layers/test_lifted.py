@@ -10,7 +10,7 @@ import torch
 from holonomy.layers import HypPositionalEncoding, HypResidual
 from holonomy.manifolds import Lorentz
 from holonomy.models.hypformer import HypformerBlock
-from holonomy.ops.lorentz import lifted
+from holonomy.ops.lorentz import lifted, midpoint
 from tests.laws.laws import assert_near, cotangent, gradients
 
 D = torch.float64
@@ -48,8 +48,9 @@ def both_forms(name, dtype, nodes, device, monkeypatch, *, radius=1.0):
         source.lift(torch.randn(nodes, DIM, dtype=dtype, device=device) * size).detach() for _ in range(count)
     )
     found = []
-    for fewest in (1, 10**9):
+    for fewest, size in ((1, 2**13), (10**9, 2**40)):
         monkeypatch.setattr(lifted, "_FEWEST_ROWS", fewest)
+        monkeypatch.setattr(lifted, "_CHUNK", size)
         found.append(gradients(layer, points))
     return found
 
@@ -68,7 +69,7 @@ def test_parts_give_what_the_definition_gives(name, nodes, dtype, device, monkey
 
 @pytest.mark.parametrize("name", LAYERS[:3])
 def test_tables_with_far_points_keep_their_digits(name, device, monkeypatch):
-    """One row far out: its part is left to the definition, and float32 agrees with float64."""
+    """Rows far out take their chunks to float64, and leave the others as they are."""
     radius = torch.ones(1300, 1)
     radius[3], radius[4], radius[1200] = 1e12, 1e25, 3e3
     (ours, ours_grads), (theirs, their_grads) = both_forms(
@@ -78,6 +79,35 @@ def test_tables_with_far_points_keep_their_digits(name, device, monkeypatch):
     for key, grad in their_grads.items():
         assert ours_grads[key].isfinite().all()
         assert_near(ours_grads[key], grad, 1e-3, key)
+
+
+def near_pairs(kind):
+    """Points at most as far out as where float32 rows are computed in float32, and their partners."""
+    u, w = torch.nn.functional.normalize(torch.randn(2, 500, 16, dtype=D), dim=-1)
+    share = torch.rand(500, 1, dtype=D)
+    x, y = {
+        "any": (u, w),
+        "close": (u, torch.nn.functional.normalize(u + 1e-3 * w, dim=-1)),
+        "one ray": (u, u * share),
+        "short": (u, w * 10 ** (-4 * share)),
+        "opposite": (u, 1e-4 * w - u * share),
+    }[kind]
+    return (0.999 * midpoint._NEAR * x).float(), (0.999 * midpoint._NEAR * y).float()
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 0.3])
+@pytest.mark.parametrize("kind", ["any", "close", "one ray", "short", "opposite"])
+def test_near_points_keep_float32_digits_of_float64(kind, epsilon):
+    found, points = [], near_pairs(kind)
+    for dtype in (torch.float32, D):
+        x, y = (z.to(dtype).requires_grad_() for z in points)
+        m = manifold(-1.0, dtype)
+        out = midpoint.midpoint(x, y, m.curvature, epsilon)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float32).to(dtype)
+        found.append([out, *torch.autograd.grad(out, (x, y, *m.parameters()), weight)])
+    for place, (ours, theirs) in enumerate(zip(*found, strict=True)):
+        apart = (ours.double() - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+        assert apart.max() < (1e-6 if place == 0 else 1e-5)
 
 
 @layers

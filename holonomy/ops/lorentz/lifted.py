@@ -20,8 +20,8 @@ __all__ = ["chunks", "curvature_gradient", "joined", "space_gradient", "use_chun
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
-# Bytes of a chunk of rows of 64 float32 numbers: some of them fit a second-level cache.
-_CHUNK = 2**20
+# Bytes of a chunk of rows: a few of them fit a processor's last cache.
+_CHUNK = 2**22
 
 
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:
