@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._autograd import may_bypass
 from holonomy.layers import (
     GCN,
     HRC,
@@ -31,8 +32,9 @@ from holonomy.layers import (
 )
 from holonomy.layers.graph import check_graph
 from holonomy.layers.hyperbolic.feedforward import FeedForward
+from holonomy.layers.hyperbolic.linear import space_of
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
-from holonomy.layers.hyperbolic.refinement import drop_some, resolve
+from holonomy.layers.hyperbolic.refinement import change_curvature, drop_some, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.heads import without_padding
@@ -253,7 +255,11 @@ class HypformerEncoder(nn.Module):
 
     def points(self, x: Tensor) -> Float[Tensor, "*batch ambient"]:
         """Where the blocks start."""
-        return self.refine(self.embedding(x))
+        if not may_bypass(self.refine, HRC):
+            return self.refine(self.embedding(x))
+        # The time of the embedding is read by nobody.
+        there = self.refine.manifold_out
+        return change_curvature(self.refine.function(space_of(self.embedding, x)), self.refine.manifold_in, there)
 
     def forward(
         self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, drop_some, rescale_space
-from holonomy.manifolds import hyperboloid
+from holonomy.ops.lorentz.lifted_linear import lifted_linear
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -32,11 +30,7 @@ class FeedForward(nn.Sequential):
         if not (may_bypass(widen, HTC) and may_bypass(refine, HRC) and may_bypass(narrow, HTC)):
             return super().forward(x)
         hidden = rescale_space(refine.function(widen.space(x)), refine.manifold_in, refine.manifold_out)
-        time = hyperboloid.time(hidden, refine.manifold_out.curvature)
         weight, bias = narrow.affine()
-        # W (t, h) + b, where the product with t is of rank one.
-        of_time = functional.linear(time.flatten(0, -2), weight[:, :1], bias)
-        space = torch.addmm(of_time, hidden.flatten(0, -2), weight[:, 1:].t()).view(
-            *hidden.shape[:-1], narrow.out_features
-        )
-        return drop_some(drop, hyperboloid.lift(space, narrow.manifold_out.curvature))
+        bias = hidden.new_zeros(narrow.out_features) if bias is None else bias
+        curvatures = (refine.manifold_out.curvature, narrow.manifold_out.curvature)
+        return drop_some(drop, lifted_linear(hidden, weight, bias, *curvatures))

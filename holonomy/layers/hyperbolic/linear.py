@@ -150,7 +150,7 @@ def space_of(
     htc: HTC, x: Float[Tensor, "*batch dim_in_plus_1"], factor: Float[Tensor, " 1"] | None = None
 ) -> Float[Tensor, "*batch dim_out"]:
     """The space part of ``htc(x)``, times a factor; its time is made only where the call may be seen."""
-    if may_bypass(htc, HTC):
+    if may_bypass(htc, ExpMapHTC if isinstance(htc, ExpMapHTC) else HTC):
         return htc.space(x, factor)
     space = htc(x)[..., 1:]
     return space if factor is None else space * factor
@@ -217,8 +217,10 @@ class ExpMapHTC(HTC):
             stretch = stretch if shrink is None else stretch * shrink
         else:
             product = functional.linear(x if shrink is None else x * shrink, weight[:, 1:])
-        # The column of time by a product of its own: as a factor its strides slow down whatever is fused with it.
-        return torch.addcmul(functional.linear(time, weight[:, :1], bias), product, stretch)
+        # The column of time apart: as a factor its strides slow down whatever is fused with it.
+        space = product * stretch if bias is None else torch.addcmul(bias, product, stretch)
+        rows = torch.addr(space.reshape(-1, self.out_features), time.reshape(-1), weight[:, 0].contiguous())
+        return rows.view(space.shape)
 
     def _exponential(
         self, length: Float[Tensor, "*batch 1"]

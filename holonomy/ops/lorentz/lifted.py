@@ -20,8 +20,8 @@ __all__ = ["chunks", "curvature_gradient", "joined", "space_gradient", "use_chun
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
-# Bytes of a chunk of rows: a few of them fit a processor's last cache.
-_CHUNK = 2**22
+# Bytes of a chunk of rows: of a dozen tables, most stay in a processor's caches.
+_CHUNK = 2**19
 
 
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:

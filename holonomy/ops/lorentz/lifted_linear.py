@@ -1,0 +1,81 @@
+r"""A linear map of points that are given by their space parts: Hypformer eq. 9 without the point that goes in.
+
+With t the time coordinate above x, the space part of the result is :math:`f = W_s x + w t + b`. A gradient g of it is
+:math:`W_s^\top g + (w \cdot g)\, x / t` of x, since :math:`\nabla t = x / t`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from holonomy import _autograd
+from holonomy.manifolds import hyperboloid
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, space_gradient, use_chunked
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["lifted_linear", "lifted_linear_reference"]
+
+
+def lifted_linear(
+    x: Float[Tensor, "*batch dim_in"],
+    weight: Float[Tensor, "dim_out ambient_in"],
+    bias: Float[Tensor, " dim_out"],
+    curvature: Float[Tensor, "*one"],
+    last: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch ambient_out"]:
+    """The point of curvature ``last`` above the map of the point of ``curvature`` above x."""
+    tensors = (x, weight, bias, curvature, last)
+    if not (use_chunked(x, x.shape[:-1].numel()) and _autograd.supports_custom_backward(*tensors)):
+        return lifted_linear_reference(*tensors)
+    out = _autograd.apply_function(_LiftedLinear, x.reshape(-1, x.shape[-1]), *tensors[1:])
+    return out.view(*x.shape[:-1], -1)
+
+
+def lifted_linear_reference(
+    x: Float[Tensor, "*batch dim_in"],
+    weight: Float[Tensor, "dim_out ambient_in"],
+    bias: Float[Tensor, " dim_out"],
+    curvature: Float[Tensor, "*one"],
+    last: Float[Tensor, "*one"],
+) -> Float[Tensor, "*batch ambient_out"]:
+    """The same with the gradient that autograd derives."""
+    # The product with the time is of rank one.
+    of_time = functional.linear(hyperboloid.time(x, curvature).flatten(0, -2), weight[:, :1], bias)
+    space = torch.addmm(of_time, x.flatten(0, -2), weight[:, 1:].t())
+    return hyperboloid.lift(space.view(*x.shape[:-1], len(weight)), last)
+
+
+class _LiftedLinear(torch.autograd.Function):
+    """The same with its gradient in closed form, which makes no table of the points that go in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, curvature: Tensor, last: Tensor) -> Tensor:
+        time, out = hyperboloid.time(x, curvature), x.new_empty(len(x), len(weight) + 1)
+        torch.addmm(bias, x, weight[:, 1:].t(), out=out[:, 1:]).addcmul_(time, weight[:, 0].contiguous())
+        out[:, :1] = hyperboloid.time(out[:, 1:], last)
+        ctx.save_for_backward(x, weight, bias, curvature, last, time, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, time, out = ctx.saved_tensors
+        x, weight, _, curvature, last = inputs
+        grad = grad_outputs[0]
+        if torch.is_grad_enabled():
+            return _autograd.by_definition(lifted_linear_reference, tuple(inputs), grad, tuple(ctx.needs_input_grad))
+        g = space_gradient(grad, out)
+        on_time = torch.mv(g, weight[:, 0].contiguous())[:, None] / time
+        grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
+        for rows in chunks(x):
+            torch.mm(g[rows], weight[:, 1:], out=grad_x[rows]).addcmul_(x[rows], on_time[rows])
+        torch.mm(g.t(), x, out=grad_weight[:, 1:])
+        torch.mv(g.t(), time[:, 0], out=grad_weight[:, 0])
+        on_curvature = (on_time.sum() / (2 * curvature.square())).reshape(curvature.shape)
+        on_last = curvature_gradient(grad, out, last).reshape(last.shape)
+        return grad_x, grad_weight, g.sum(0), on_curvature, on_last
