@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from torch import nn
 
 from holonomy import layers, manifolds, models
-from tests.registry import chromatic, equivariant, hyperbolic, simplicial, tokens
+from tests.registry import chromatic, equivariant, hyperbolic, sequences, simplicial, tokens
 from tests.registry.case import Case, Setting
 
 __all__ = ["CASES", "ELSEWHERE", "Case", "Setting", "public_classes"]
 
-CASES: list[Case] = [*hyperbolic.CASES, *equivariant.CASES, *tokens.CASES, *chromatic.CASES, *simplicial.CASES]
+_PARTS = (hyperbolic, sequences, equivariant, tokens, chromatic, simplicial)
+CASES: list[Case] = [case for part in _PARTS for case in part.CASES]
 
 # Public classes without a case, each with where its tests are.
 ELSEWHERE = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,11 @@ from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.layers.hyperbolic.linear import space_of
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
 from holonomy.layers.hyperbolic.refinement import change_curvature, drop_some, resolve
+from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.heads import without_padding
+from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import AVERAGES, Average
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
 from holonomy.structures import Graph, PaddedGraphs
@@ -159,23 +161,67 @@ class HypformerBlock(nn.Module):
         return self.norm_feedforward.manifold_out
 
     def forward(
-        self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None
+        self,
+        x: Float[Tensor, "... nodes ambient"],
+        key_padding_mask: Bool[Tensor, "... keys"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "... keys ambient"] | None = None,
     ) -> Float[Tensor, "... nodes ambient"]:
         """Apply the block.
 
         Args:
             x: points of ``manifold_in``, one graph ``(nodes, d+1)`` or padded ones ``(graphs, nodes, d+1)``.
-            key_padding_mask: ``(graphs, nodes)``, ``True`` where a node is padding and not to be attended to.
+            key_padding_mask: ``(graphs, nodes)``, ``True`` where a node is padding and not to be attended to; of the
+                tokens of ``memory`` if there is one.
+            attn_mask: pairs that must not attend, with softmax attention; see
+                :class:`~holonomy.layers.HypSoftmaxAttention`.
+            is_causal: no node attends to later ones.
+            memory: points of ``manifold_in`` to which x attends instead of to itself.
 
         Returns:
             Points of ``manifold_out``, shaped as ``x``.
+
+        Raises:
+            ValueError: if there is an ``attn_mask`` with linear attention, or ``is_causal`` beside ``memory``.
         """
         checks.vectors(x=x)
-        # What padding holds goes nowhere, but it would come out again, and infinities are no points.
-        x = without_padding(x, key_padding_mask)
+        if memory is None:
+            # What padding holds goes nowhere, but it would come out again, and infinities are no points.
+            x = without_padding(x, key_padding_mask)
         x = self.position(x)
-        attended = drop_some(self.drop, self.attention(x, key_padding_mask))
-        x = add_and_norm(self.residual, self.norm_attention, x, attended)
+        attended = self.attention(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory)
+        return self._fed_forward(x, attended)
+
+    def step(
+        self, x: Float[Tensor, "... nodes ambient"], state: LinearState | KeyValueState | None = None
+    ) -> tuple[Float[Tensor, "... nodes ambient"], LinearState | KeyValueState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Args:
+            x: points of ``manifold_in``, ``(*batch, nodes, d+1)``: one token, or several.
+            state: what the step before returned; ``None`` at the first.
+
+        Returns:
+            Points of ``manifold_out``, and the state after them, that of the attention.
+
+        >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
+        >>> x = block.manifold_in.lift(torch.randn(6, 8))
+        >>> first, state = block.step(x[:5])
+        >>> last, state = block.step(x[5:], state)
+        >>> torch.allclose(torch.cat([first, last]), block(x, is_causal=True), atol=1e-4)
+        True
+        """
+        checks.vectors(x=x)
+        x = self.position(x)
+        # Each attention refuses the state of the other.
+        attended, after = self.attention.step(x, cast("Any", state))
+        return self._fed_forward(x, attended), after
+
+    def _fed_forward(self, x: Tensor, attended: Tensor) -> Tensor:
+        """From position and attention on: figure 4 upwards."""
+        x = add_and_norm(self.residual, self.norm_attention, x, drop_some(self.drop, attended))
         return add_and_norm(self.residual, self.norm_feedforward, x, self.feedforward(x))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -22,23 +25,35 @@ def dot_product_attention(
     value: Float[Tensor, "*batch key values"],
     allowed: Bool[Tensor, "*#batch #query key"] | None = None,
     *,
+    bias: Float[Tensor, "*#batch #query #key"] | None = None,
+    is_causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "*batch query values"]:
-    r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j)`."""
+    r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j + b_{ij})`.
+
+    ``is_causal`` is for as many queries as keys, without ``allowed`` and ``bias``: torch's kernels skip later keys.
+    """
+    attend = partial(functional.scaled_dot_product_attention, query, key, value, dropout_p=dropout, scale=scale)
     if _autograd.forward_mode():  # which torch's fused kernels do not have
         with sdpa_kernel(SDPBackend.MATH):
-            return _attend(query, key, value, allowed, scale, dropout)
-    return _attend(query, key, value, allowed, scale, dropout)
+            return _masked(attend, (*query.shape[:-1], key.shape[-2]), allowed, bias, is_causal=is_causal)
+    return _masked(attend, (*query.shape[:-1], key.shape[-2]), allowed, bias, is_causal=is_causal)
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float | None, dropout: float
+def _masked(
+    attend: Callable[..., Tensor],
+    shape: tuple[int, ...],
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    *,
+    is_causal: bool,
 ) -> Tensor:
     if allowed is None:
-        return functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scale)
+        return attend(is_causal=is_causal) if bias is None else attend(attn_mask=bias.expand(shape))
     empty = ~allowed.any(-1, keepdim=True)
     # A query without a key attends to all keys, and its result is set to zero afterwards.
-    mask = (allowed | empty).expand(*query.shape[:-1], key.shape[-2])
-    mixed = functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
-    return mixed.masked_fill(empty, 0.0)
+    mask = allowed | empty
+    if bias is not None:
+        mask = bias.masked_fill(~mask, -math.inf)
+    return attend(attn_mask=mask.expand(shape)).masked_fill(empty, 0.0)

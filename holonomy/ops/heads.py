@@ -1,9 +1,12 @@
-"""Steps that all multi-head attentions share: heads to batch axes and back, and zeros at padding."""
+"""Steps that all multi-head attentions share: heads to batch axes and back, zeros at padding, masks of pairs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor
 
 from holonomy import checks
@@ -11,7 +14,16 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["head_count", "merge_heads", "split_heads", "without_padding"]
+__all__ = [
+    "check_memory",
+    "check_state",
+    "head_count",
+    "later_keys",
+    "merge_heads",
+    "split_heads",
+    "split_mask",
+    "without_padding",
+]
 
 
 def head_count(features: int, heads: int) -> int:
@@ -41,3 +53,68 @@ def without_padding(
         return x
     checks.padding_mask("key_padding_mask", mask, x.shape[:-1])
     return x.masked_fill(mask[..., None], 0.0)
+
+
+def check_memory(x: Tensor, memory: Tensor | None, width: int, *, is_causal: bool) -> None:
+    """Refuse keys and values of other tokens that do not go with queries."""
+    if memory is None:
+        return
+    checks.rows("memory", memory, width, "features + 1")
+    if memory.shape[:-2] != x.shape[:-2] or memory.dtype != x.dtype:
+        wanted = f"{tuple(x.shape[:-2])} and dtype {x.dtype}"
+        raise ValueError(
+            f"memory must have the batch axes {wanted} of x, got {tuple(memory.shape[:-2])} and {memory.dtype}."
+        )
+    if is_causal:
+        raise ValueError("is_causal must be False with memory, whose tokens are neither before nor after those of x.")
+
+
+_State = TypeVar("_State", bound=tuple[Tensor, ...])
+
+
+def check_state(state: _State, own: _State, grows: int | None = None) -> _State:
+    """Refuse a state of other sizes than that of a layer, but for one axis that grows with the tokens."""
+    if not isinstance(state, type(own)):
+        raise TypeError(f"state must be what step returned, a {type(own).__name__}, got {type(state).__name__}.")
+    for name, there, wanted in zip(type(own).__annotations__, state, own, strict=True):
+        shape = [*wanted.shape]
+        if grows is not None and there.ndim == wanted.ndim:
+            shape[grows] = there.shape[grows]
+        if there.shape != torch.Size(shape):
+            raise ValueError(f"state must have {name} of shape {tuple(shape)} for this x, got {tuple(there.shape)}.")
+    return state
+
+
+def later_keys(queries: int, keys: int, like: Tensor) -> Bool[Tensor, "queries keys"] | None:
+    """Which keys come after each query, the queries being the last of the keys; None where none does."""
+    if queries == 1:
+        return None
+    return torch.ones(queries, keys, dtype=torch.bool, device=like.device).triu(keys - queries + 1)
+
+
+def split_mask(
+    attn_mask: Tensor | None, shape: Sequence[int], like: Tensor
+) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
+    """Of torch's ``attn_mask``, which pairs are hidden, and what is added to the logits of the others.
+
+    Args:
+        attn_mask: boolean, ``True`` at pairs that must not attend, or floating-point, added to the logits; it
+            broadcasts to ``shape``, or is ``(batch * heads, queries, keys)``.
+        shape: ``(*batch, heads, queries, keys)``.
+        like: a tensor whose dtype the numbers take.
+
+    Returns:
+        Two masks that broadcast to ``shape``, or None.
+    """
+    if attn_mask is None:
+        return None, None
+    checks.tensor("attn_mask", attn_mask)
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        raise TypeError(f"attn_mask must be boolean or floating-point, got {attn_mask.dtype}.")
+    if len(shape) == 4 and attn_mask.shape == (shape[0] * shape[1], *shape[2:]):
+        attn_mask = attn_mask.unflatten(0, shape[:2])
+    checks.broadcasting("attn_mask", attn_mask, shape, 2, "(*batch, heads, nodes, keys)")
+    if attn_mask.dtype == torch.bool:
+        return attn_mask, None
+    hidden = attn_mask == -math.inf
+    return hidden, attn_mask.masked_fill(hidden, 0.0).to(like.dtype)

@@ -16,6 +16,7 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.dot_product import dot_product_attention
+from holonomy.ops.heads import later_keys, split_mask
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -24,6 +25,7 @@ __all__ = [
     "SIMILARITIES",
     "Similarity",
     "hyperbolic_softmax_attention",
+    "hyperbolic_softmax_weights",
     "midpoint_of_sum",
     "weighted_midpoint",
 ]
@@ -47,6 +49,8 @@ def hyperbolic_softmax_attention(
     *,
     curvature: Float[Tensor, "*one"],
     similarity: Similarity = "geodesic_squared",
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Float[Tensor, "*batch query values"]:
     r"""Midpoints of the values with weights :math:`\mathrm{softmax}_j(\ell_{ij})`, Hypformer eqs. 3-5.
@@ -65,26 +69,69 @@ def hyperbolic_softmax_attention(
     :math:`\kappa = -1`), of which rounding leaves no digit, are compared as if they lay at that radius, and the
     midpoint has a relative error of :math:`\epsilon |\kappa| x_t^2`, of values up to rapidity 67 in float32; the two
     other similarities have no such limit.
-    A query whose keys are all masked gets the origin.
+    A query whose keys are all masked gets the origin. ``attn_mask`` is that of :func:`~holonomy.ops.heads.split_mask`;
+    with ``is_causal`` queries are the last of the keys, and attend to none after themselves.
     """
-    hidden = None
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
         value = value.masked_fill(mask[..., None], 0.0)
-        hidden = mask[..., None, :]
+    queries, keys = query.shape[-2], key.shape[-2]
+    # What torch's kernel skips by itself needs no mask.
+    fused = is_causal and queries == keys and mask is None and attn_mask is None and dropout == 0.0
+    fused = fused and similarity == "lorentz_squared"
+    hidden, bias = _masks(query, keys, mask, attn_mask, is_causal=is_causal and not fused)
     if dropout > 0.0:
         # The midpoint does not depend on a common factor of the weights, so a dropped weight is a hidden key.
-        weights = query.new_empty(*query.shape[:-1], key.shape[-2], dtype=torch.float32)
+        weights = query.new_empty(*query.shape[:-1], keys, dtype=torch.float32)
         dropped = torch.rand_like(weights) < dropout
         hidden = dropped if hidden is None else dropped | hidden
     if similarity == "lorentz_squared":
-        return _scaled_dot_product(query, key, value, hidden, curvature)
+        return _scaled_dot_product(query, key, value, hidden, bias, curvature, is_causal=fused)
     logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
+    return weighted_midpoint(value, _softmax(logits, hidden, bias), curvature=curvature)
+
+
+def hyperbolic_softmax_weights(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    mask: Bool[Tensor, "*#batch key"] | None = None,
+    *,
+    curvature: Float[Tensor, "*one"],
+    similarity: Similarity = "geodesic_squared",
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Float[Tensor, "*batch query key"]:
+    """The weights of :func:`hyperbolic_softmax_attention`; zero where a query has no key."""
+    if mask is not None:
+        key = key.masked_fill(mask[..., None], 0.0)
+    hidden, bias = _masks(query, key.shape[-2], mask, attn_mask, is_causal=is_causal)
+    if similarity == "lorentz_squared":
+        reflected, point = _dot_product_form(query, key, curvature)
+        logits = reflected @ point.transpose(-2, -1) * (2 / math.sqrt(query.shape[-1]))
+    else:
+        logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
+    return _softmax(logits, hidden, bias)
+
+
+def _masks(
+    query: Tensor, keys: int, mask: Tensor | None, attn_mask: Tensor | None, *, is_causal: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Which pairs are hidden by any mask, and what is added to the logits of the others."""
+    hidden, bias = split_mask(attn_mask, (*query.shape[:-1], keys), query)
+    later = later_keys(query.shape[-2], keys, query) if is_causal else None
+    for other in (later, None if mask is None else mask[..., None, :]):
+        if other is not None:
+            hidden = other if hidden is None else hidden | other
+    return hidden, bias
+
+
+def _softmax(logits: Tensor, hidden: Tensor | None, bias: Tensor | None) -> Float[Tensor, "*batch query key"]:
+    if bias is not None:
+        logits = logits + bias
     if hidden is None:
-        return weighted_midpoint(value, logits.softmax(-1), curvature=curvature)
+        return logits.softmax(-1)
     # The lowest finite number, because softmax of a row of -inf is nan. Such weights are set to zero afterwards.
-    weights = logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1)
-    return weighted_midpoint(value, weights.masked_fill(hidden, 0.0), curvature=curvature)
+    return logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
 
 
 def _geodesic_logits(
@@ -159,24 +206,30 @@ def _scaled_dot_product(
     query: Float[Tensor, "*batch query channels"],
     key: Float[Tensor, "*batch key channels"],
     value: Float[Tensor, "*batch key values"],
-    hidden: Bool[Tensor, "*#batch #query key"] | None,
+    hidden: Bool[Tensor, "*#batch #query #key"] | None,
+    bias: Float[Tensor, "*#batch #query #key"] | None,
     curvature: Float[Tensor, "*one"],
+    *,
+    is_causal: bool,
 ) -> Float[Tensor, "*batch query values"]:
     # -<q - k, q - k> = 2 <q, k> + a constant that softmax ignores.
     # Gradients of weights are as long as values are.
     values = hyperboloid.held(hyperboloid.lift(value, curvature), numerics.ROOM)
-    inputs = [*_dot_product_form(query, key, curvature), values]
+    reflected, point = _dot_product_form(query, key, curvature)
     allowed = None if hidden is None else ~hidden
     if query.dim() > 2 and query.shape[-2] * key.shape[-2] >= _FEWEST_PAIRS:
-        inputs = [x.flatten(0, -4) if x.dim() > 3 else x[None] for x in inputs]
-        if allowed is not None:
-            allowed = allowed.expand(*query.shape[:-2], -1, -1)
-            allowed = allowed.flatten(0, -4) if allowed.dim() > 3 else allowed[None]
-    reflected, point, value = inputs
-    total = dot_product_attention(reflected, point, value, allowed, scale=2 / math.sqrt(query.shape[-1]))
-    total = numerics.widen(total.reshape(*query.shape[:-1], value.shape[-1]))
+        reflected, point, values = (_four_axes(x) for x in (reflected, point, values))
+        batch = query.shape[:-2]
+        allowed, bias = (None if x is None else _four_axes(x.expand(*batch, -1, -1)) for x in (allowed, bias))
+    scale = 2 / math.sqrt(query.shape[-1])
+    total = dot_product_attention(reflected, point, values, allowed, bias=bias, is_causal=is_causal, scale=scale)
+    total = numerics.widen(total.reshape(*query.shape[:-1], values.shape[-1]))
     mass = torch.ones_like(total[..., :1])
     if hidden is not None:
         mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
     middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)
     return numerics.narrow(middle, value.dtype)
+
+
+def _four_axes(x: Tensor) -> Tensor:
+    return x.flatten(0, -4) if x.dim() > 3 else x[None]

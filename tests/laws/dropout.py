@@ -45,10 +45,11 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     *,
+    is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
     if dropout_p == 0.0:
-        return _attended(query, key, value, attn_mask, scale=scale)
+        return _attended(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
     logits = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if attn_mask is not None:
         logits = logits.masked_fill(~attn_mask, -torch.inf)

@@ -113,12 +113,16 @@ def changes_in_training(case: Case, module: nn.Module) -> bool:
 
 
 def richest_of_its_class(case: Case) -> bool:
-    """Whether no case of the class has more arguments, or as many and more parameters, or as many and more options."""
+    """Whether no case of the class has more arguments, or as many and more parameters, or as many and more options.
+
+    A class that is called in several ways, through several modules of the cases, has one case of each.
+    """
 
     def riches(other: Case) -> tuple[int, int, int]:
         return len(node_axes(other)), len(list(module_of(other).parameters())), len(other.options)
 
-    return case is max((other for other in CASES if other.kind is case.kind), key=riches)
+    alike = (other for other in CASES if other.kind is case.kind)
+    return case is max((other for other in alike if type(module_of(other)) is type(module_of(case))), key=riches)
 
 
 # Settings drawn at random.

@@ -44,11 +44,11 @@ def test_parameters_and_statistics_are_shaken(case, device):
 
 # On how many cases each law runs at least, so that none loses cases unnoticed. A law that is not listed runs on all.
 LEAST = {
-    "test_outputs_lie_on_the_manifold": 73,
+    "test_outputs_lie_on_the_manifold": 100,
     "test_the_change_of_curvature_is_executed": 50,
-    "test_the_curvature_of_the_output_receives_a_gradient_in_both_modes": 73,
-    "test_finite_input_gives_finite_output_and_gradients": 81,
-    "test_the_largest_points_that_float32_holds_give_points_and_finite_gradients": 81,
+    "test_the_curvature_of_the_output_receives_a_gradient_in_both_modes": 100,
+    "test_finite_input_gives_finite_output_and_gradients": 108,
+    "test_the_largest_points_that_float32_holds_give_points_and_finite_gradients": 108,
     "test_options_are_kept": 138,
     "test_every_module_draws_its_own_parameters_anew": 124,
     "test_compiles_without_a_graph_break": 48,
@@ -57,6 +57,16 @@ LEAST = {
     "test_a_shared_curvature_is_refused_under_two_names": 63,
     "test_grad_agrees_with_autograd": 48,
     "test_an_ensemble_by_vmap_agrees_with_its_members": 48,
+    "test_no_token_sees_later_ones": 19,
+    "test_a_prefix_is_a_pass_of_its_own": 9,
+    "test_steps_of_any_length_are_the_causal_pass": 9,
+    "test_a_state_of_another_batch_is_refused": 9,
+    "test_the_state_of_some_sequences_continues_those": 9,
+    "test_its_own_tokens_as_memory_are_self_attention": 9,
+    "test_a_memory_has_no_order_and_its_padding_no_effect": 9,
+    "test_what_does_not_go_with_a_memory_is_refused": 9,
+    "test_weights_sum_to_one_where_there_are_keys": 14,
+    "test_a_step_compiles_without_a_graph_break": 3,
     "test_running_statistics_are_drawn_towards_those_of_the_batch": 13,
 }
 

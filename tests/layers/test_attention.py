@@ -10,7 +10,8 @@ import torch
 
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.manifolds import Lorentz
-from holonomy.ops.linear_attention.reference import linear_attention, linear_midpoint, power_features
+from holonomy.ops.linear_attention import linear_average
+from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.softmax_attention import SIMILARITIES, weighted_midpoint
 
 D = torch.float64
@@ -302,11 +303,11 @@ def test_midpoints_of_linear_attention(dtype):
     """Of values that coincide, far out, that value; of two opposite ones the origin; without weight the origin."""
     kappa = torch.tensor([-2.0], dtype=dtype)
     ones, values = torch.ones(2, 1, dtype=dtype), torch.tensor([[1e4, 4.0], [1e4, 4.0]], dtype=dtype)
-    torch.testing.assert_close(linear_midpoint(ones, ones, values, curvature=kappa), values, rtol=1e-6, atol=0)
+    torch.testing.assert_close(linear_average(ones, ones, values, curvature=kappa)[0], values, rtol=1e-6, atol=0)
     values[1] *= -1
-    assert linear_midpoint(ones, ones, values, curvature=kappa).abs().max() < 1e-3
-    assert linear_midpoint(0 * ones, ones, values, curvature=kappa).tolist() == [[0.0, 0.0]] * 2
-    alone = linear_midpoint(ones, ones, values, torch.tensor([False, True]), curvature=kappa)
+    assert linear_average(ones, ones, values, curvature=kappa)[0].abs().max() < 1e-3
+    assert linear_average(0 * ones, ones, values, curvature=kappa)[0].tolist() == [[0.0, 0.0]] * 2
+    alone = linear_average(ones, ones, values, torch.tensor([False, True]), curvature=kappa)[0]
     torch.testing.assert_close(alone, values[:1].expand(2, 2), rtol=1e-6, atol=0)
 
 
@@ -314,7 +315,7 @@ def test_midpoint_is_the_centroid_of_the_manifold():
     m = Lorentz(-0.5, dtype=D)
     q, k, v = torch.rand(3, 4, dtype=D), torch.rand(6, 4, dtype=D), torch.randn(6, 2, dtype=D)
     expected = m.space(m.centroid(m.lift(v), q @ k.mT))
-    torch.testing.assert_close(linear_midpoint(q, k, v, curvature=m.curvature), expected)
+    torch.testing.assert_close(linear_average(q, k, v, curvature=m.curvature)[0], expected)
 
 
 def test_scale_cancels_in_the_weights_and_acts_on_the_values():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -276,31 +277,58 @@ def over_graphs(
     return torch.stack(out).reshape(*batch, nodes, -1)
 
 
-def linear_attention(module: layers.HypLinearAttention, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-    """Eqs. 14-19, with t wherever it is printed."""
-    return over_graphs(_linear_attention, module, x, key_padding_mask)
+def over_memory(
+    attend: Callable[..., Tensor], module: nn.Module, x: Tensor, memory: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Attention of each graph to tokens that are not its own, but for those that are padding."""
+    graphs, others = x.reshape(-1, *x.shape[-2:]), memory.reshape(-1, *memory.shape[-2:])
+    masks = torch.zeros(others.shape[:2], dtype=torch.bool) if mask is None else mask.reshape(-1, mask.shape[-1])
+    each = zip(graphs, others, masks, strict=True)
+    return torch.stack([attend(module, graph, keys=other[~padding]) for graph, other, padding in each]).reshape(x.shape)
 
 
-def _linear_attention(module: layers.HypLinearAttention, x: Tensor, _: list[int]) -> Tensor:
+def linear_attention(
+    module: layers.HypLinearAttention,
+    x: Tensor,
+    key_padding_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """Eqs. 14-19, with t wherever it is printed; causally with the sums of eq. 16 over j <= i."""
+    if memory is not None:
+        return over_memory(_linear_attention, module, x, memory, key_padding_mask)
+    return over_graphs(partial(_linear_attention, is_causal=is_causal), module, x, key_padding_mask)
+
+
+def _linear_attention(
+    module: layers.HypLinearAttention,
+    x: Tensor,
+    _: Sequence[int] = (),
+    *,
+    is_causal: bool = False,
+    keys: Tensor | None = None,
+) -> Tensor:
     scale, kappa = module.log_scale.exp().reshape(()), curvature(module.manifold_hidden)
-    nodes = x.shape[0]
+    nodes, keys = x.shape[0], x if keys is None else keys
     average: list[Vector] = [[] for _ in range(nodes)]
     values: list[Vector] = [[] for _ in range(nodes)]
-    projected = [heads(module, htc, x) for htc in (module.query, module.key, module.value)]
-    for q, k, v in zip(*projected, strict=True):
-        q, k, v = ([phi(row, module.power, scale) for row in rows] for rows in (q, k, v))  # noqa: PLW2901
+    maps = ((module.query, x), (module.key, keys), (module.value, keys), (module.value, x))
+    for each in zip(*(heads(module, htc, points) for htc, points in maps), strict=True):
+        q, k, v, own = ([phi(row, module.power, scale) for row in rows] for rows in each)
         for i in range(nodes):
-            weights = [dot(q[i], k[j]) for j in range(nodes)]
+            seen = range(i + 1) if is_causal else range(len(keys))
+            weights = [dot(q[i], k[j]) for j in seen]
             total = sum(weights)
             if module.average == "midpoint" and total > 0:
-                mean = midpoint([point(row, kappa) for row in v], weights, kappa)[1:]
+                mean = midpoint([point(v[j], kappa) for j in seen], weights, kappa)[1:]
             else:
-                mean = times(0.0, v[i])
-                for j in range(nodes):
+                mean = times(0.0, own[i])
+                for j in seen:
                     if total > 0:
                         mean = plus(mean, times(weights[j] / total, v[j]))
             average[i] = average[i] + mean
-            values[i] = values[i] + v[i]
+            values[i] = values[i] + own[i]
     rows = []
     for i in range(nodes):
         extra = affine(module.residual.weight, module.residual.bias, values[i])
@@ -309,35 +337,65 @@ def _linear_attention(module: layers.HypLinearAttention, x: Tensor, _: list[int]
 
 
 def softmax_attention(
-    module: layers.HypSoftmaxAttention, x: Tensor, key_padding_mask: Tensor | None = None, *, dropout: float = 0.0
+    module: layers.HypSoftmaxAttention,
+    x: Tensor,
+    key_padding_mask: Tensor | None = None,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    memory: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """Eqs. 3-5; in training a query loses each key with the probability ``dropout``, and has the midpoint of others."""
+    """Eqs. 3-5; in training a query loses each key with the probability ``dropout``, and has the midpoint of others.
+
+    ``attn_mask`` hides a key where it is ``True``, ``(nodes, keys)``; numbers, ``(graphs, 1, nodes, keys)``, are added.
+    """
+    if memory is not None:
+        return over_memory(_softmax_attention, module, x, memory, key_padding_mask)
     *batch, nodes, _ = x.shape
     lost = torch.zeros(*batch, module.heads, nodes, nodes, dtype=torch.bool)
     if dropout and module.training:
         lost = torch.rand_like(lost, dtype=torch.float32) < dropout
-    each = iter(lost.reshape(-1, module.heads, nodes, nodes))
+    if is_causal:
+        lost = lost | torch.tensor([[j > i for j in range(nodes)] for i in range(nodes)])
+    added = torch.zeros(*batch, 1, nodes, nodes)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        lost = lost | attn_mask
+    elif attn_mask is not None:
+        added = attn_mask
+    each = zip(lost.reshape(-1, module.heads, nodes, nodes), added.reshape(-1, nodes, nodes), strict=True)
 
     def attend(module: layers.HypSoftmaxAttention, graph: Tensor, kept: list[int]) -> Tensor:
-        return _softmax_attention(module, graph, next(each)[:, kept][:, :, kept])
+        gone, more = next(each)
+        return _softmax_attention(module, graph, gone[:, kept][:, :, kept], more[kept][:, kept])
 
     return over_graphs(attend, module, x, key_padding_mask)
 
 
-def _softmax_attention(module: layers.HypSoftmaxAttention, x: Tensor, lost: Tensor) -> Tensor:
-    kappa, nodes = curvature(module.manifold_hidden), x.shape[0]
+def _softmax_attention(
+    module: layers.HypSoftmaxAttention,
+    x: Tensor,
+    lost: Tensor | None = None,
+    added: Tensor | None = None,
+    *,
+    keys: Tensor | None = None,
+) -> Tensor:
+    kappa, nodes, keys = curvature(module.manifold_hidden), x.shape[0], x if keys is None else keys
+    lost = torch.zeros(module.heads, nodes, len(keys), dtype=torch.bool) if lost is None else lost
+    added = torch.zeros(nodes, len(keys)) if added is None else added
     result: list[Vector] = [[] for _ in range(nodes)]
-    projected = [heads(module, htc, x) for htc in (module.query, module.key, module.value)]
+    maps = ((module.query, x), (module.key, keys), (module.value, keys))
+    projected = [heads(module, htc, points) for htc, points in maps]
     for q, k, v, gone in zip(*projected, lost, strict=True):
         q, k, v = ([point(row, kappa) for row in rows] for rows in (q, k, v))  # noqa: PLW2901
         root = math.sqrt(len(q[0]) - 1)
         for i in range(nodes):
-            seen = [j for j in range(nodes) if not gone[i, j]]
-            logits = [-dissimilarity(q[i], k[j], kappa, module.similarity) / root for j in seen]
+            seen = [j for j in range(len(keys)) if not gone[i, j] and added[i, j] > -math.inf]
+            logits = [added[i, j] - dissimilarity(q[i], k[j], kappa, module.similarity) / root for j in seen]
             largest = max((float(logit.detach()) for logit in logits), default=0.0)
             raw = [torch.exp(logit - largest) for logit in logits]
             weights = [value / sum(raw) for value in raw]
-            mean = midpoint([v[j] for j in seen], weights, kappa)[1:] if seen else times(0.0, v[i][1:])
+            mean = midpoint([v[j] for j in seen], weights, kappa)[1:] if seen else times(0.0, q[i][1:])
             result[i] = result[i] + mean
     return torch.stack([torch.stack(change(row, module, "manifold_hidden")) for row in result])
 

@@ -56,9 +56,11 @@ def block(
     dropout: float = 0.0,
     activation: Activation = torch.relu,
     norm_eps: float = 1e-5,
+    memory: Tensor | None = None,
+    **masks: Any,
 ) -> Tensor:
-    """One block of figure 4; a row of padding starts as zeros."""
-    if key_padding_mask is not None:
+    """One block of figure 4; a row of padding starts as zeros. ``masks`` are those of the attention."""
+    if key_padding_mask is not None and memory is None:
         x = torch.where(key_padding_mask[..., None], 0.0, x)
     here, training = curvature(module.manifold_in), module.training
 
@@ -67,7 +69,7 @@ def block(
 
     attend = linear_attention if isinstance(module.attention, layers.HypLinearAttention) else softmax_attention
     x = positional_encoding(module.position, x)
-    x = residual(module.residual, x, dropped(attend(module.attention, x, key_padding_mask)))
+    x = residual(module.residual, x, dropped(attend(module.attention, x, key_padding_mask, memory=memory, **masks)))
     x = layer_norm(module.norm_attention, x, eps=norm_eps)
     first, refine, second, _ = module.feedforward
     hidden = htc(first, x)[..., 1:]

@@ -89,6 +89,7 @@ class Case:
         note: what else tells this case from others of the class.
         target: the attribute of the module that is the manifold of the output, None where the output is no point.
         random: whether training mode draws random numbers, though no option says so.
+        in_order: whether it is called so that the order of the nodes has a meaning.
         routed: whether paths are chosen by scores, of which many are zero and the first of equal ones counts.
         any_radius: whether every finite input must give a finite output; else only those of logits up to 1e4.
         most_nodes: the largest number of nodes that this case is built with.
@@ -103,6 +104,7 @@ class Case:
     note: str = ""
     target: str | None = None
     random: bool = False
+    in_order: bool = False
     routed: bool = False
     any_radius: bool = False
     most_nodes: int = 9
@@ -127,7 +129,7 @@ class Case:
     @property
     def ordered(self) -> bool:
         """Whether the order of the nodes has a meaning, so that a permutation changes more than the order."""
-        return self.routed or any(self.options.get(name) for name in _ORDERED)
+        return self.in_order or self.routed or any(self.options.get(name) for name in _ORDERED)
 
     @property
     def reference(self) -> Callable[..., Tensor] | None:

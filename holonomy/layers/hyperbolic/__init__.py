@@ -1,6 +1,6 @@
 """Layers between hyperboloids: linear maps, refinements, midpoints, attention, classifiers."""
 
-from holonomy.layers.hyperbolic.attention import HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers.hyperbolic.attention import HypLinearAttention
 from holonomy.layers.hyperbolic.classifier import HypMLR, HypPrototypes
 from holonomy.layers.hyperbolic.linear import HTC, ExpMapHTC, FullyLorentzLinear, TangentLinear
 from holonomy.layers.hyperbolic.midpoint import HypResidual
@@ -14,6 +14,7 @@ from holonomy.layers.hyperbolic.refinement import (
     HypLayerNorm,
 )
 from holonomy.layers.hyperbolic.simplicial import HypSimplicialAttention
+from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention
 
 __all__ = [
     "HRC",

@@ -1,4 +1,4 @@
-r"""Multi-head hyperbolic attention: linear (Hypformer eqs. 14-19) and softmax (eqs. 3-5).
+r"""Multi-head hyperbolic attention at a cost linear in the nodes, Hypformer eqs. 14-19.
 
 Points are ambient, ``(*batch, nodes, d + 1)``, time first: one big graph ``(nodes, d + 1)`` or a padded batch
 ``(batch, nodes, d + 1)`` with a key-padding mask ``(batch, nodes)``, ``True`` at padding, as in
@@ -7,14 +7,14 @@ as the origin. Heads are consecutive slices of the space part; their results are
 (eq. 21's concatenation).
 
 Three curvatures: :math:`\kappa_1` where the input lies, :math:`\kappa_2` (``manifold_hidden``) of queries, keys and
-values, :math:`\kappa_3` of the output. Neither attention has an output projection, as none is printed.
+values, :math:`\kappa_3` of the output. There is no output projection, as none is printed.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +24,15 @@ from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
-from holonomy.ops.linear_attention import linear_attention_block
-from holonomy.ops.linear_attention.reference import AVERAGES, Average, linear_attention, linear_midpoint, power_features
-from holonomy.ops.softmax_attention import (
-    SIMILARITIES,
-    Similarity,
-    hyperbolic_softmax_attention,
-)
+from holonomy.ops.heads import check_memory, check_state, head_count, merge_heads, without_padding
+from holonomy.ops.linear_attention import linear_attention_block, linear_average
+from holonomy.ops.linear_attention.causal import LinearState, linear_attention_weights
+from holonomy.ops.linear_attention.reference import AVERAGES, Average, power_features
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["HypLinearAttention", "HypSoftmaxAttention"]
+__all__ = ["HypLinearAttention"]
 
 
 class HypLinearAttention(nn.Module):
@@ -113,22 +109,40 @@ class HypLinearAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch nodes dim_plus_1"],
-        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
-        """Attend.
+        r"""Attend.
 
         Args:
             x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
+            attn_mask: must be None: weights of single pairs are never made.
+            is_causal: no node attends to later ones. Still linear in time and memory.
+            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``, to which x attends instead of to itself. The
+                residual :math:`\psi(V_s)` is that of x.
 
         Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding.
+
+        Raises:
+            ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory``.
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
+        if attn_mask is not None:
+            raise ValueError(
+                "attn_mask must be None for linear attention, which never makes the weight of a single pair; "
+                "is_causal and key_padding_mask are there for it."
+            )
         maps = (self.query, self.key, self.value)
         readable = all(may_bypass(htc, HTC) for htc in maps) and may_bypass(self.residual, nn.Linear)
-        if self.average == "midpoint" or not readable:
-            return self._attend(without_padding(x, key_padding_mask), key_padding_mask)
+        if self.average == "midpoint" or memory is not None or not readable:
+            start = self._start(x) if is_causal else None
+            return self._attend(x, key_padding_mask, memory=memory, state=start)[0]
         before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
         ratio, last = (before / hidden).sqrt(), (hidden / out).sqrt()
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
@@ -145,32 +159,108 @@ class HypLinearAttention(nn.Module):
             self.residual.bias * last,
             out,
         )
-        attend = partial(linear_attention_block, mask=key_padding_mask, heads=self.heads, power=self.power)
+        attend = partial(
+            linear_attention_block, mask=key_padding_mask, heads=self.heads, power=self.power, is_causal=is_causal
+        )
         return attend(*tensors) if _steepest(x) == math.inf else numerics.bounded(attend, *tensors)
 
-    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Eqs. 14-19 one after the other."""
+    def step(
+        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: LinearState | None = None
+    ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], LinearState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        A step costs the same however many tokens came before.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
+            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: sums over keys.
+
+        Raises:
+            TypeError: if ``state`` is not one of this layer.
+            ValueError: if it is of another batch or of other sizes.
+
+        >>> from holonomy.manifolds import Lorentz
+        >>> m = Lorentz(-1.0)
+        >>> layer, x, state = HypLinearAttention(8, 2, m), m.lift(torch.randn(6, 8)), None
+        >>> y = []
+        >>> for token in x.split(1):
+        ...     out, state = layer.step(token, state)
+        ...     y.append(out)
+        >>> torch.allclose(torch.cat(y), layer(x, is_causal=True), atol=1e-4)
+        True
+        """
+        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        start = self._start(x)
+        out, after = self._attend(x, None, state=start if state is None else check_state(state, start))
+        return out, cast("LinearState", after)
+
+    def weights(
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
+    ) -> Float[Tensor, "*batch heads nodes keys"]:
+        r"""The weights of the average, :math:`q_i \cdot k_j` over their sum, at a cost of nodes times keys.
+
+        Args:
+            x: as in :meth:`forward`.
+            key_padding_mask: as in :meth:`forward`.
+            is_causal: as in :meth:`forward`.
+            memory: as in :meth:`forward`.
+
+        Returns:
+            ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a query has no weight.
+        """
+        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
+        keys = without_padding(x if memory is None else memory, key_padding_mask)
+        query = self._features(self.query, keys if memory is None else x)
+        hidden = None if key_padding_mask is None else key_padding_mask[..., None, :]
+        found = linear_attention_weights(query, self._features(self.key, keys), hidden, is_causal=is_causal)
+        if key_padding_mask is None or memory is not None:
+            return found
+        return found.masked_fill(key_padding_mask[..., None, :, None], 0.0)
+
+    def _start(self, x: Tensor) -> LinearState:
+        """The state before the first token; midpoints are summed with their times, in float64."""
+        channels = self.query.out_features // self.heads
+        midpoint = self.average == "midpoint"
+        dtype = torch.float64 if midpoint else self.log_scale.dtype
+        like = x.new_empty(*x.shape[:-2], self.heads, 0, channels, dtype=dtype)
+        return LinearState.empty(like, channels + midpoint)
+
+    def _features(self, htc: HTC, x: Tensor, factor: Tensor | None = None) -> Float[Tensor, "*batch heads nodes dim"]:
         limit = _steepest(x)
-
-        def features(htc: HTC, factor: Tensor | None = None) -> Tensor:
-            space = space_of(htc, x, factor).unflatten(-1, (self.heads, -1))
-            if limit == math.inf:
-                return power_features(space, self.power)
-            return numerics.gradient_within(power_features(numerics.gradient_within(space, limit), self.power), limit)
-
-        query, key, value = (
-            features(self.query),
-            features(self.key),
-            features(self.value, numerics.exp(-self.log_scale)),
-        )
-        hidden = None if mask is None else mask[..., None, :]
-        by_head = (query.transpose(-3, -2), key.transpose(-3, -2), value.transpose(-3, -2))
-        if self.average == "midpoint":
-            average = linear_midpoint(*by_head, hidden, curvature=self.manifold_hidden.curvature)
+        space = space_of(htc, x, factor).unflatten(-1, (self.heads, -1))
+        if limit == math.inf:
+            found = power_features(space, self.power)
         else:
-            average = linear_attention(*by_head, hidden)
-        space = without_padding(merge_heads(average) + self.residual(value.flatten(-2)), mask)
-        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+            held = numerics.gradient_within(space, limit)
+            found = numerics.gradient_within(power_features(held, self.power), limit)
+        return found.transpose(-3, -2)
+
+    def _attend(
+        self, x: Tensor, mask: Tensor | None, *, memory: Tensor | None = None, state: LinearState | None = None
+    ) -> tuple[Tensor, LinearState | None]:
+        """Eqs. 14-19 one after the other; causally after a state."""
+        keys = without_padding(x if memory is None else memory, mask)
+        query = self._features(self.query, keys if memory is None else x)
+        key, value = self._features(self.key, keys), self._features(self.value, keys, numerics.exp(-self.log_scale))
+        own = value if memory is None else self._features(self.value, x, numerics.exp(-self.log_scale))
+        hidden = None if mask is None else mask[..., None, :]
+        curvature = self.manifold_hidden.curvature if self.average == "midpoint" else None
+        attend = partial(linear_average, mask=hidden, state=state, curvature=curvature)
+        average, state = attend(query, key, value)
+        if min(_steepest(x), _steepest(keys)) < math.inf:
+            average = numerics.bounded(lambda *each: attend(*each)[0], query, key, value)
+        space = merge_heads(average) + self.residual(merge_heads(own))
+        space = space if memory is not None else without_padding(space, mask)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out), state
 
     def extra_repr(self) -> str:
         """Heads and power, for ``repr``.
@@ -189,95 +279,3 @@ def _steepest(x: Float[Tensor, "*batch nodes ambient"]) -> float:
     largest = torch.finfo(x.dtype).max
     farthest = float(x[..., 0].detach().amax()) if x.numel() and checks.costs_nothing_to_read(x) else 0.0
     return largest / farthest * 2.0**-12 if farthest > largest**0.25 else math.inf
-
-
-class HypSoftmaxAttention(nn.Module):
-    r"""Softmax attention in hyperbolic space, Hypformer eqs. 3-5.
-
-    Queries, keys and values are HTC of x; in each head the weights are
-    :math:`a_{ij} = \mathrm{softmax}_j(-D(q_i, k_j)/\sqrt{d'})`, d' the channels of a head, and the values are combined
-    by the Lorentzian midpoint. D is, by ``similarity``, the squared geodesic distance (eq. 5 as printed), the squared
-    Lorentzian distance (the released code), or the geodesic distance (whose Lipschitz constant needs no bound on the
-    radius).
-
-    Args:
-        features: d, a multiple of ``heads``.
-        heads: number of heads.
-        manifold_in: where the input lies, :math:`\kappa_1`.
-        manifold_out: where the output lies, :math:`\kappa_3`; ``manifold_in`` if ``None``.
-        manifold_hidden: where queries, keys and values lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
-        similarity: ``"geodesic_squared"``, ``"lorentz_squared"`` or ``"geodesic"``.
-        dropout: probability that an attention weight is dropped in training.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    >>> from holonomy.manifolds import Lorentz, hyperboloid
-    >>> m = Lorentz(-1.0)
-    >>> layer = HypSoftmaxAttention(8, 2, m, similarity="lorentz_squared")
-    >>> layer(m.lift(torch.randn(3, 5, 8)), torch.zeros(3, 5, dtype=torch.bool)).shape
-    torch.Size([3, 5, 9])
-    """
-
-    def __init__(
-        self,
-        features: int,
-        heads: int,
-        manifold_in: Lorentz,
-        manifold_out: Lorentz | None = None,
-        *,
-        manifold_hidden: Lorentz | None = None,
-        similarity: Similarity = "geodesic_squared",
-        dropout: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        checks.floating_dtype(dtype)
-        self.heads = head_count(features, heads)
-        checks.one_of("similarity", similarity, SIMILARITIES)
-        self.similarity: Similarity = similarity
-        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
-        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
-        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden, "manifold_hidden")
-        self.query, self.key, self.value = (
-            HTC(features, features, manifold_in, self.manifold_hidden, device=device, dtype=dtype) for _ in range(3)
-        )
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch nodes dim_plus_1"],
-        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
-    ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
-        """Attend.
-
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding.
-
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding.
-        """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
-        x = without_padding(x, key_padding_mask)
-        query, key, value = (split_heads(space_of(htc, x), self.heads) for htc in (self.query, self.key, self.value))
-        space = merge_heads(
-            hyperbolic_softmax_attention(
-                query,
-                key,
-                value,
-                None if key_padding_mask is None else key_padding_mask[..., None, :],
-                curvature=self.manifold_hidden.curvature,
-                similarity=self.similarity,
-                dropout=self.dropout if self.training else 0.0,
-            )
-        )
-        space = without_padding(space, key_padding_mask)
-        return change_curvature(space, self.manifold_hidden, self.manifold_out)
-
-    def extra_repr(self) -> str:
-        """Heads and similarity, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
-        return f"heads={self.heads}, similarity={self.similarity!r}, dropout={self.dropout}"

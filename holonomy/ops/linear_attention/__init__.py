@@ -7,23 +7,61 @@ is made of :mod:`~holonomy.ops.linear_attention.reference`; the fast form comput
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from holonomy import numerics
 from holonomy._autograd import apply_function
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rows import rows_at_once
 from holonomy.ops.heads import merge_heads, without_padding
+from holonomy.ops.linear_attention.causal import LinearState, causal_linear_attention
 from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
+from holonomy.ops.linear_attention.chunked_causal import CausalOptions, RecomputedCausalAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.lorentz.lifted import use_chunked
+from holonomy.ops.softmax_attention import midpoint_of_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["linear_attention_block", "linear_attention_block_reference"]
+# Rows of causal attention that are computed at once.
+_CAUSAL_ROWS = 2048
+
+__all__ = ["linear_attention_block", "linear_attention_block_reference", "linear_average"]
+
+
+def linear_average(
+    query: Float[Tensor, "*batch query channels"],
+    key: Float[Tensor, "*batch key channels"],
+    value: Float[Tensor, "*batch key values"],
+    mask: Bool[Tensor, "*#batch key"] | None = None,
+    state: LinearState | None = None,
+    *,
+    curvature: Float[Tensor, "*one"] | None = None,
+) -> tuple[Float[Tensor, "*batch query values"], LinearState | None]:
+    """Averages of the values with the weights of linear attention: of all keys, or with a state of those up to each.
+
+    With a curvature Lorentzian midpoints (Hypformer eq. 4) of the points above the values: a linear sum of ambient
+    points, time included, in float64; then the point on its ray, as precise as
+    :func:`holonomy.ops.softmax_attention.weighted_midpoint`.
+    """
+    dtype = value.dtype
+    if curvature is not None:
+        query, key = numerics.widen(query), numerics.widen(key)
+        value = hyperboloid.lift(numerics.widen(value), curvature)
+    if state is None:
+        mean = linear_attention(query, key, value, mask)
+    else:
+        mean, state = causal_linear_attention(query, key, value, mask, state)
+    if curvature is None:
+        return mean, state
+    some = (mean[..., :1] > 0).to(mean.dtype)
+    return numerics.narrow(midpoint_of_sum(mean, some, curvature, torch.finfo(mean.dtype).eps), dtype), state
 
 
 def linear_attention_block_reference(
@@ -37,24 +75,43 @@ def linear_attention_block_reference(
     *,
     heads: int,
     power: float,
+    is_causal: bool = False,
 ) -> Float[Tensor, "*batch nodes outputs"]:
     """The definition of :func:`linear_attention_block`, with the same arguments."""
+    state = causal_start(x, residual_bias.shape[0], heads) if is_causal else None
+    maps = weight, bias, residual_weight, residual_bias, curvature
+    return linear_attention_block_after(x, mask, state, *maps, heads=heads, power=power)[0]
+
+
+def causal_start(x: Float[Tensor, "*batch nodes inputs"], dim: int, heads: int) -> LinearState:
+    """The state before the first row."""
+    return LinearState.empty(x.new_empty(*x.shape[:-2], heads, 0, dim // heads), dim // heads)
+
+
+def linear_attention_block_after(
+    x: Float[Tensor, "*batch nodes inputs"],
+    mask: Bool[Tensor, "*batch nodes"] | None,
+    state: LinearState | None,
+    weight: Float[Tensor, "three_dims inputs"],
+    bias: Float[Tensor, " three_dims"],
+    residual_weight: Float[Tensor, "dim dim"],
+    residual_bias: Float[Tensor, " dim"],
+    curvature: Float[Tensor, "*one"] | None,
+    *,
+    heads: int,
+    power: float,
+) -> tuple[Float[Tensor, "*batch nodes outputs"], LinearState | None]:
+    """Rows of causal attention after a state, and the state after them; attention among all rows without one."""
     maps = zip(weight.chunk(3), bias.chunk(3), (True, False, False), strict=True)
     # Features before heads become batch axes: rows of channels are contiguous there.
     query, key, value = (
         power_features(functional.linear(x, w, b).unflatten(-1, (heads, -1)), power, unit=unit) for w, b, unit in maps
     )
-    average = merge_heads(
-        linear_attention(
-            query.transpose(-3, -2),
-            key.transpose(-3, -2),
-            value.transpose(-3, -2),
-            None if mask is None else mask[..., None, :],
-        )
-    )
-    space = average + functional.linear(value.flatten(-2), residual_weight, residual_bias)
+    query, key, by_head = (part.transpose(-3, -2) for part in (query, key, value))
+    average, state = linear_average(query, key, by_head, None if mask is None else mask[..., None, :], state)
+    space = merge_heads(average) + functional.linear(value.flatten(-2), residual_weight, residual_bias)
     space = without_padding(space, mask)
-    return space if curvature is None else hyperboloid.lift(space, curvature)
+    return space if curvature is None else hyperboloid.lift(space, curvature), state
 
 
 def linear_attention_block(
@@ -68,6 +125,7 @@ def linear_attention_block(
     *,
     heads: int,
     power: float,
+    is_causal: bool = False,
     rows: int | None = None,
 ) -> Float[Tensor, "*batch nodes outputs"]:
     r"""Linear attention with its linear maps, residual and time coordinate.
@@ -77,8 +135,8 @@ def linear_attention_block(
         z = \frac{Q (K^\top V)}{Q (K^\top 1)} + V W_r^\top + b_r
 
     per head, with :math:`\phi` of :func:`~holonomy.ops.linear_attention.reference.power_features`, and z lifted to
-    the hyperboloid where a curvature is given. Rows without weight are treated as in
-    :func:`~holonomy.ops.linear_attention.reference.linear_attention`.
+    the hyperboloid where a curvature is given. With ``is_causal`` a query attends to the keys up to its own row. Rows
+    without weight are treated as in :func:`~holonomy.ops.linear_attention.reference.linear_attention`.
 
     The fast form makes queries, keys and values of some rows at a time, and again on the way back. Gradients of
     gradients are right: where autograd is asked for them, the plain definition is differentiated, at its price.
@@ -87,10 +145,21 @@ def linear_attention_block(
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
     if rows is None and not use_chunked(x, x.shape[-2]):
-        return linear_attention_block_reference(*tensors, heads=heads, power=power)
-    rows = rows_at_once(x, residual_bias.shape[0]) if rows is None else rows
+        return linear_attention_block_reference(*tensors, heads=heads, power=power, is_causal=is_causal)
     graphs = x.reshape(-1, *x.shape[-2:])
     masks = None if mask is None else mask.reshape(-1, mask.shape[-1])
-    options = Options(heads, power, rows, linear_attention_block_reference)
-    out = apply_function(RecomputedAttention, graphs, masks, *tensors[1:6], options)[0]
+    if is_causal:
+        form, options = (
+            RecomputedCausalAttention,
+            CausalOptions(
+                _CAUSAL_ROWS if rows is None else rows,
+                partial(linear_attention_block_after, heads=heads, power=power),
+                partial(linear_attention_block_reference, heads=heads, power=power, is_causal=True),
+                causal_start(graphs, residual_bias.shape[0], heads),
+            ),
+        )
+    else:
+        rows = rows_at_once(x, residual_bias.shape[0]) if rows is None else rows
+        form, options = RecomputedAttention, Options(heads, power, rows, linear_attention_block_reference)
+    out = apply_function(form, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)

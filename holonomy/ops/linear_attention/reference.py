@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, numerics
-from holonomy.manifolds import hyperboloid
-from holonomy.ops.softmax_attention import midpoint_of_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -26,7 +24,6 @@ __all__ = [
     "Average",
     "held",
     "linear_attention",
-    "linear_midpoint",
     "power_features",
     "quotient",
 ]
@@ -144,22 +141,3 @@ def quotient(
     # The gradient has the square of the inverse, which must not overflow.
     denominator = torch.where(denominator > math.sqrt(torch.finfo(denominator.dtype).tiny), denominator, 0)
     return numerator * numerics.safe_div(torch.ones_like(denominator), denominator)
-
-
-def linear_midpoint(
-    query: Float[Tensor, "*batch query channels"],
-    key: Float[Tensor, "*batch key channels"],
-    value: Float[Tensor, "*batch key values"],
-    mask: Bool[Tensor, "*#batch key"] | None = None,
-    *,
-    curvature: Float[Tensor, "*one"],
-) -> Float[Tensor, "*batch query values"]:
-    """Lorentzian midpoints (Hypformer eq. 4) of the points above the values, with the weights of linear attention.
-
-    A linear sum of ambient points, time included, in float64; then the point on its ray, as precise as
-    :func:`holonomy.ops.softmax_attention.weighted_midpoint`.
-    """
-    points = hyperboloid.lift(numerics.widen(value), curvature)
-    mean = linear_attention(numerics.widen(query), numerics.widen(key), points, mask)
-    some = (mean[..., :1] > 0).to(mean.dtype)
-    return numerics.narrow(midpoint_of_sum(mean, some, curvature, torch.finfo(mean.dtype).eps), value.dtype)

@@ -1,0 +1,215 @@
+r"""Multi-head hyperbolic softmax attention, Hypformer eqs. 3-5.
+
+Points, padding, heads and curvatures are those of :mod:`holonomy.layers.hyperbolic.attention`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy.layers.hyperbolic.linear import HTC, space_of
+from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.manifolds import Lorentz
+from holonomy.ops.heads import check_memory, check_state, head_count, merge_heads, split_heads, without_padding
+from holonomy.ops.softmax_attention import (
+    SIMILARITIES,
+    Similarity,
+    hyperbolic_softmax_attention,
+    hyperbolic_softmax_weights,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["HypSoftmaxAttention", "KeyValueState"]
+
+
+class KeyValueState(NamedTuple):
+    """Keys and values of the tokens so far: space parts ``(*batch, heads, tokens, channels)``."""
+
+    key: Float[Tensor, "*batch heads tokens channels"]
+    value: Float[Tensor, "*batch heads tokens channels"]
+
+
+class HypSoftmaxAttention(nn.Module):
+    r"""Softmax attention in hyperbolic space, Hypformer eqs. 3-5.
+
+    Queries, keys and values are HTC of x; in each head the weights are
+    :math:`a_{ij} = \mathrm{softmax}_j(-D(q_i, k_j)/\sqrt{d'})`, d' the channels of a head, and the values are combined
+    by the Lorentzian midpoint. D is, by ``similarity``, the squared geodesic distance (eq. 5 as printed), the squared
+    Lorentzian distance (the released code), or the geodesic distance (whose Lipschitz constant needs no bound on the
+    radius).
+
+    Args:
+        features: d, a multiple of ``heads``.
+        heads: number of heads.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_3`; ``manifold_in`` if ``None``.
+        manifold_hidden: where queries, keys and values lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        similarity: ``"geodesic_squared"``, ``"lorentz_squared"`` or ``"geodesic"``.
+        dropout: probability that an attention weight is dropped in training.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz, hyperboloid
+    >>> m = Lorentz(-1.0)
+    >>> layer = HypSoftmaxAttention(8, 2, m, similarity="lorentz_squared")
+    >>> layer(m.lift(torch.randn(3, 5, 8)), torch.zeros(3, 5, dtype=torch.bool)).shape
+    torch.Size([3, 5, 9])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        manifold_hidden: Lorentz | None = None,
+        similarity: Similarity = "geodesic_squared",
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        self.heads = head_count(features, heads)
+        checks.one_of("similarity", similarity, SIMILARITIES)
+        self.similarity: Similarity = similarity
+        self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden, "manifold_hidden")
+        self.query, self.key, self.value = (
+            HTC(features, features, manifold_in, self.manifold_hidden, device=device, dtype=dtype) for _ in range(3)
+        )
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
+    ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
+        """Attend.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
+            attn_mask: as in :class:`torch.nn.MultiheadAttention`: boolean, ``True`` where a node must *not* attend to
+                another, or floating-point, added to the logits. ``(nodes, keys)``, ``(*batch, heads, nodes, keys)``,
+                what broadcasts to that, or ``(batch * heads, nodes, keys)``.
+            is_causal: no node attends to later ones.
+            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``, to which x attends instead of to itself.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding, and at a node that
+            may attend to none.
+
+        Raises:
+            TypeError: if a mask is of another dtype.
+            ValueError: if a shape does not fit, or for ``is_causal`` beside ``memory``.
+        """
+        query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        space = merge_heads(
+            hyperbolic_softmax_attention(
+                query,
+                key,
+                value,
+                None if key_padding_mask is None else key_padding_mask[..., None, :],
+                attn_mask=attn_mask,
+                is_causal=is_causal,
+                dropout=self.dropout if self.training else 0.0,
+                **self._how(),
+            )
+        )
+        space = space if memory is not None else without_padding(space, key_padding_mask)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+
+    def step(
+        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: KeyValueState | None = None
+    ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
+            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: all keys and values.
+
+        Raises:
+            TypeError: if ``state`` is not one of this layer.
+            ValueError: if it is of another batch or of other sizes.
+
+        >>> from holonomy.manifolds import Lorentz
+        >>> m = Lorentz(-1.0)
+        >>> layer, x = HypSoftmaxAttention(8, 2, m), m.lift(torch.randn(6, 8))
+        >>> first, state = layer.step(x[:5])
+        >>> last, state = layer.step(x[5:], state)
+        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-4)
+        True
+        """
+        query, key, value = self._projected(x, None, None, is_causal=True)
+        if state is not None:
+            check_state(state, KeyValueState(key, value), grows=-2)
+            key, value = torch.cat([state.key, key], -2), torch.cat([state.value, value], -2)
+        dropout = self.dropout if self.training else 0.0
+        mixed = hyperbolic_softmax_attention(query, key, value, is_causal=True, dropout=dropout, **self._how())
+        space = change_curvature(merge_heads(mixed), self.manifold_hidden, self.manifold_out)
+        return space, KeyValueState(key, value)
+
+    def weights(
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
+    ) -> Float[Tensor, "*batch heads nodes keys"]:
+        """The weights of the midpoints, of which none is dropped.
+
+        Args:
+            x: as in :meth:`forward`.
+            key_padding_mask: as in :meth:`forward`.
+            attn_mask: as in :meth:`forward`.
+            is_causal: as in :meth:`forward`.
+            memory: as in :meth:`forward`.
+
+        Returns:
+            ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a node may attend to none.
+        """
+        query, key, _ = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
+        found = hyperbolic_softmax_weights(query, key, mask, attn_mask=attn_mask, is_causal=is_causal, **self._how())
+        if key_padding_mask is None or memory is not None:
+            return found
+        return found.masked_fill(key_padding_mask[..., None, :, None], 0.0)
+
+    def _projected(
+        self, x: Tensor, mask: Tensor | None, memory: Tensor | None, *, is_causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x, keys and values of it or of the memory, with a head axis."""
+        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
+        keys = without_padding(x if memory is None else memory, mask)
+        each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
+        query, key, value = (split_heads(space_of(htc, points), self.heads) for htc, points in each)
+        return query, key, value
+
+    def _how(self) -> dict[str, Any]:
+        return {"curvature": self.manifold_hidden.curvature, "similarity": self.similarity}
+
+    def extra_repr(self) -> str:
+        """Heads and similarity, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"heads={self.heads}, similarity={self.similarity!r}, dropout={self.dropout}"

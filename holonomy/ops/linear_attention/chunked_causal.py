@@ -1,0 +1,93 @@
+"""Causal linear attention some rows at a time, each computed again on the way back from the sums before it.
+
+What is kept is the input, and :class:`~holonomy.ops.linear_attention.causal.LinearState` at the beginning of each part:
+channels squared for each head. The way back goes from the last part to the first: a part takes the gradient of its
+result and of the sums after it, and gives that of its rows, of the maps, and of the sums before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from holonomy import _autograd
+from holonomy.ops.linear_attention.causal import LinearState
+
+__all__ = ["CausalOptions", "RecomputedCausalAttention"]
+
+
+class CausalOptions(NamedTuple):
+    """What is no tensor.
+
+    Attributes:
+        rows: how many are computed at once.
+        attend: of rows, their mask, the state before them and the maps, the result and the state after them.
+        definition: of all rows, the maps and the mask, the result: differentiated where gradients of gradients are
+            wanted.
+        start: the state before the first row.
+    """
+
+    rows: int
+    attend: Callable[..., tuple[Tensor, LinearState | None]]
+    definition: Callable[..., Tensor]
+    start: LinearState
+
+
+class RecomputedCausalAttention(torch.autograd.Function):
+    """The fast form of :func:`~holonomy.ops.linear_attention.linear_attention_block` with ``is_causal``."""
+
+    @staticmethod
+    def forward(x: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+        """Attend."""
+        mask, *maps, options = inputs
+        state, states, found = options.start, [], []
+        for part, hidden in _parts(options.rows, x, mask):
+            states.append(state)
+            out, state = options.attend(part, hidden, state, *maps)
+            found.append(out)
+        return torch.cat(found, -2), *(torch.stack(each) for each in zip(*states, strict=True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep the inputs and the states."""
+        ctx.options = inputs[-1]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs[:-1], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiate: part by part, or by the definition where the gradient itself will be differentiated."""
+        *inputs, sums, largest, tokens = ctx.saved_tensors
+        x, mask, *maps = inputs
+        options, wanted = ctx.options, ctx.needs_input_grad[:-1]
+        if torch.is_grad_enabled():
+
+            def definition(x: Tensor, mask: Tensor | None, *maps: Tensor | None) -> Tensor:
+                return options.definition(x, *maps, mask)
+
+            return *_autograd.by_definition(definition, tuple(inputs), grad_outputs[0], wanted), None
+        of_x, of_sums = torch.empty_like(x), torch.zeros_like(sums[0])
+        of_maps = [None if each is None else torch.zeros_like(each) for each in maps]
+        parts = zip(*(each.split(options.rows, -2) for each in (x, of_x, grad_outputs[0])), strict=True)
+        masks = _parts(options.rows, x, mask)
+        states = (LinearState(*each) for each in zip(sums, largest, tokens, strict=True))
+        for (rows, into, grad), (_, hidden), state in reversed([*zip(parts, masks, states, strict=True)]):
+            rows, before = rows.detach().requires_grad_(), state.sums.detach().requires_grad_()  # noqa: PLW2901
+            leaves = [None if each is None else each.detach().requires_grad_() for each in maps]
+            there = [rows, before, *(each for each in leaves if each is not None)]
+            with torch.enable_grad():
+                out, after = options.attend(rows, hidden, state._replace(sums=before), *leaves)
+            of_rows, of_sums, *found = torch.autograd.grad((out, after.sums), there, (grad, of_sums))
+            into.copy_(of_rows)
+            for gathered, each in zip((each for each in of_maps if each is not None), found, strict=True):
+                gathered.add_(each)
+        return of_x, None, *of_maps, None
+
+
+def _parts(rows: int, x: Tensor, mask: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
+    parts = x.split(rows, -2)
+    masks = [None] * len(parts) if mask is None else mask.split(rows, -1)
+    return [*zip(parts, masks, strict=True)]

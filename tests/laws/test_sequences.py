@@ -1,0 +1,203 @@
+"""Sequences: nothing looks ahead, a prefix is a pass of its own, and steps of any length are the pass over all."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import cycle
+
+import pytest
+import torch
+from torch import nn
+
+from holonomy.layers import HypResidual
+from tests.cases import CASES
+from tests.laws.laws import (
+    assert_near,
+    build,
+    cases_where,
+    cotangent,
+    drawn_settings,
+    module_of,
+    named,
+    node_axes,
+)
+
+
+def keywords(case):
+    """The names of the arguments of ``forward``."""
+    return inspect.signature(module_of(case).forward).parameters.keys()
+
+
+def causal(case):
+    return "is_causal" in keywords(case)
+
+
+def takes(name):
+    """Which cases of tokens alone take an argument beside them."""
+    return lambda case: name in keywords(case) and len(node_axes(case)) == 1
+
+
+def sequential(case):
+    """Which cases of tokens alone go step by step."""
+    return takes("is_causal")(case) and hasattr(module_of(case), "step")
+
+
+def alike(case):
+    """The cases of a class."""
+    return (other for other in CASES if other.kind is case.kind)
+
+
+steps = cases_where(sequential)
+
+
+@cases_where(causal)
+@drawn_settings(2, most_nodes=6)
+def test_no_token_sees_later_ones(case, drawn, device, dtype):
+    """Not by a digit; by rounding in midpoints, and where tokens lie far out, as formulas are chosen for all rows."""
+    _, module, inputs = build(case, device, dtype, **drawn)
+    expected = module(*inputs, is_causal=True)
+    midpoints = any(isinstance(part, HypResidual) for part in module.modules())
+    for seen in range(1, expected.shape[-2]):
+        for factor in (-0.7, 0.0, 1e3, 1e18):
+            x = inputs[0].clone()
+            x[..., seen:, :] *= factor
+            x[..., seen:, :1] = module.manifold_in.time(x[..., seen:, :])
+            ours = module(x, *inputs[1:], is_causal=True)[..., :seen, :]
+            if factor < 1 and not midpoints:
+                assert torch.equal(ours, expected[..., :seen, :])
+            assert_near(ours, expected[..., :seen, :], 1e-3 if dtype == torch.float32 else 1e-9, "seen")
+
+
+@cases_where(takes("is_causal"))
+@drawn_settings(2, most_nodes=6)
+def test_a_prefix_is_a_pass_of_its_own(case, drawn, device):
+    _, module, (x,) = build(case, device, torch.float64, **drawn)
+    expected = module(x, is_causal=True)
+    for seen in range(1, x.shape[-2]):
+        assert_near(module(x[..., :seen, :], is_causal=True), expected[..., :seen, :], 1e-10, f"{seen} tokens")
+
+
+def stepped(module: nn.Module, x: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """A sequence in steps of sizes that repeat."""
+    state, found, done, lengths = None, [], 0, cycle(sizes)
+    while done < x.shape[-2]:
+        size = next(lengths)
+        out, state = module.step(x[..., done : done + size, :], state)
+        found.append(out)
+        done += size
+    return torch.cat(found, -2)
+
+
+@steps
+@drawn_settings(2)
+def test_steps_of_any_length_are_the_causal_pass(case, drawn, device, dtype):
+    """In values and in every gradient."""
+    _, module, (x,) = build(case, device, dtype, **drawn)
+    leaves = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    x.requires_grad_()
+    expected = module(x, is_causal=True)
+    grads = torch.autograd.grad(expected, (x, *leaves.values()), cotangent(expected), allow_unused=True)
+    allowed = 1e-9 if dtype == torch.float64 else 2e-3
+    largest = max(grad.norm().item() for grad in grads if grad is not None)
+    for sizes in ((1,), (2, 1, 3)):
+        ours = stepped(module, x, sizes)
+        assert ours.dtype == dtype
+        assert_near(ours, expected, 1e-11 if dtype == torch.float64 else 2e-4, f"steps of {sizes}")
+        found = torch.autograd.grad(ours, (x, *leaves.values()), cotangent(ours), allow_unused=True)
+        for name, grad, theirs in zip(("x", *leaves), found, grads, strict=True):
+            assert (grad is None) == (theirs is None), name
+            if grad is not None:
+                assert_near(grad, theirs, allowed, name, floor=0.05 * largest)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@steps
+def test_a_state_of_another_batch_is_refused(case, device):
+    _, module, (x,) = build(case, device, torch.float64)
+    more = torch.stack([x, x])
+    _, state = module.step(more)
+    with pytest.raises(ValueError, match=r"^state must have"):
+        module.step(x, state)
+    with pytest.raises(TypeError, match=r"^state must be what step returned"):
+        module.step(x, torch.zeros(3))
+
+
+@steps
+def test_the_state_of_some_sequences_continues_those(case, device):
+    """Every tensor of a state has the batch first, as a search among several continuations needs it."""
+    _, module, (x,) = build(case, device, torch.float64)
+    batch = torch.stack([x, x.flip(-2), 0.5 * x])
+    batch[..., :1] = module.manifold_in.time(batch)
+    chosen = torch.tensor([2, 0, 2, 1])
+    expected = module(batch[chosen], is_causal=True)
+    _, state = module.step(batch[..., :3, :])
+    last, _ = module.step(batch[chosen][..., 3:, :], type(state)(*(part[chosen] for part in state)))
+    assert_near(last, expected[..., 3:, :], 1e-11, "last tokens")
+
+
+@cases_where(takes("memory"))
+@drawn_settings(2)
+def test_its_own_tokens_as_memory_are_self_attention(case, drawn, device):
+    _, module, (x,) = build(case, device, torch.float64, **drawn)
+    # A block moves tokens before they attend, and takes a memory as it is.
+    memory = module.position(x) if hasattr(module, "position") else x
+    assert_near(module(x, memory=memory), module(x), 1e-11, "result")
+
+
+@cases_where(takes("memory"))
+@drawn_settings(2)
+def test_a_memory_has_no_order_and_its_padding_no_effect(case, drawn, device):
+    _, module, (x,) = build(case, device, torch.float64, **drawn)
+    memory = x.flip(-2)[..., :4, :].clone()
+    expected = module(x, memory=memory)
+    order = torch.randperm(memory.shape[-2])
+    assert_near(module(x, memory=memory[..., order, :]), expected, 1e-11, "another order")
+    more = torch.cat([memory, torch.full_like(memory[..., :2, :], torch.nan)], -2)
+    padding = torch.zeros(more.shape[:-1], dtype=torch.bool)
+    padding[..., -2:] = True
+    assert_near(module(x, padding, memory=more), expected, 1e-11, "with padding")
+    rows = torch.randperm(x.shape[-2])
+    assert_near(module(x[..., rows, :], memory=memory), expected[..., rows, :], 1e-11, "other queries")
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@cases_where(takes("memory"))
+def test_what_does_not_go_with_a_memory_is_refused(case, device):
+    _, module, (x,) = build(case, device, torch.float64)
+    with pytest.raises(ValueError, match=r"^is_causal must be False with memory"):
+        module(x, memory=x, is_causal=True)
+    with pytest.raises(ValueError, match=r"^memory must have the batch axes"):
+        module(x, memory=torch.stack([x, x]))
+    with pytest.raises(ValueError, match=r"^memory must have shape \(\*batch, nodes, features"):
+        module(x, memory=x[..., 1:])
+
+
+@cases_where(lambda case: causal(case) and hasattr(module_of(case), "weights"))
+@drawn_settings(2)
+def test_weights_sum_to_one_where_there_are_keys(case, drawn, device):
+    _, module, inputs = build(case, device, torch.float64, **drawn)
+    arguments = named(module, inputs)
+    x, padding = arguments["x"], arguments.get("key_padding_mask")
+    for is_causal in (False, True):
+        weights = module.weights(*inputs, is_causal=is_causal)
+        assert weights.shape == (*x.shape[:-2], module.heads, x.shape[-2], x.shape[-2])
+        assert (weights >= 0).all()
+        total = weights.sum(-1)
+        assert ((total == 0) | ((total - 1).abs() < 1e-12)).all()
+        if is_causal:
+            assert torch.equal(weights, weights.tril())
+        if padding is not None:
+            assert (weights.masked_select(padding[:, None, None]) == 0).all()
+            assert (weights.transpose(-2, -1).masked_select(padding[:, None, None]) == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_shape_checks")
+@cases_where(lambda case: sequential(case) and case is next(filter(sequential, alike(case))))
+def test_a_step_compiles_without_a_graph_break(case, device):
+    _, module, (x,) = build(case, device, torch.float64, nodes=3)
+    torch.compiler.reset()
+    with torch.no_grad():  # which has one graph of a step, of whatever it continues
+        expected = module(x, is_causal=True)
+        module.step = torch.compile(module.step, fullgraph=True, backend="aot_eager")
+        assert_near(stepped(module, x, (1,)), expected, 1e-11, "result")

@@ -1,0 +1,151 @@
+"""Hyperbolic attention among tokens in order, to the tokens of a memory, and with masks of pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import layers, models
+from holonomy.manifolds import Lorentz
+from tests.reference.sequences import called
+from tests.registry.case import Case, Inputs, Options, Setting
+
+__all__ = ["CASES"]
+
+
+class Called(nn.Module):
+    """A layer that is called with more than the tensors of a case."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    @property
+    def manifold_out(self) -> Lorentz:
+        return self.inner.manifold_out
+
+
+class InOrder(Called):
+    """No token attends to later ones."""
+
+    def arguments(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Any, Any]:
+        return (x, key_padding_mask), {"is_causal": True}
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        positional, named = self.arguments(x, key_padding_mask)
+        return self.inner(*positional, **named)
+
+
+class ToMemory(Called):
+    """Cross attention."""
+
+    def arguments(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> tuple[Any, Any]:
+        return (x, memory_mask), {"memory": memory}
+
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        positional, named = self.arguments(x, memory, memory_mask)
+        return self.inner(*positional, **named)
+
+
+class Masked(Called):
+    """Some pairs do not attend; every token may attend to itself."""
+
+    def arguments(self, x: Tensor, attn_mask: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Any, Any]:
+        return (x, key_padding_mask), {"attn_mask": attn_mask}
+
+    def forward(self, x: Tensor, attn_mask: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        positional, named = self.arguments(x, attn_mask, key_padding_mask)
+        return self.inner(*positional, **named)
+
+
+def _points(setting: Setting) -> tuple[Tensor, ...]:
+    return (setting.points(2, setting.nodes, setting.features),)
+
+
+def _padded(setting: Setting) -> tuple[Tensor, ...]:
+    return *_points(setting), setting.padding()
+
+
+def _memory(setting: Setting) -> tuple[Tensor, ...]:
+    """Three tokens, of which the last is padding in the second of two memories."""
+    mask = torch.zeros(2, 3, dtype=torch.bool, device=setting.device)
+    mask[1, -1] = True
+    return *_points(setting), setting.points(2, 3, setting.features), mask
+
+
+def _hidden(setting: Setting) -> tuple[Tensor, ...]:
+    pairs = torch.rand(setting.nodes, setting.nodes, device=setting.device) < 0.3
+    return *_points(setting), pairs & ~torch.eye(setting.nodes, dtype=torch.bool, device=setting.device)
+
+
+def _added(setting: Setting) -> tuple[Tensor, ...]:
+    x, hidden = _hidden(setting)
+    added = torch.randn(2, 1, setting.nodes, setting.nodes, **setting.factory).masked_fill(hidden, -math.inf)
+    return x, added, setting.padding()
+
+
+def _layer(kind: type[nn.Module], target: int) -> Callable[[Setting, Options], nn.Module]:
+    def make(s: Setting, options: Options) -> nn.Module:
+        to = None if target == 0 else s.manifold(target)
+        manifolds = {"manifold_in": s.manifold(0), "manifold_out": to}
+        if kind is models.HypformerBlock:
+            manifolds |= {"manifold_attention": s.manifold(2), "manifold_feedforward": s.manifold(1)}
+            return kind(s.features, **{"heads": 2, "feedforward": 5} | options, **manifolds, **s.factory)
+        return kind(s.features, **{"heads": 2} | options, **manifolds, manifold_hidden=s.manifold(2), **s.factory)
+
+    return make
+
+
+CASES: list[Case] = []
+
+
+def _register(kind: type[nn.Module], outer: type[Called], options: Options, target: int, inputs: Inputs) -> None:
+    make = _layer(kind, target)
+    note = {InOrder: "in order", ToMemory: "to a memory", Masked: "masked"}[outer]
+    note += {_points: "", _padded: ", padded", _memory: "", _hidden: "", _added: ", added"}[inputs] + f", to {target}"
+    CASES.append(
+        Case(
+            kind,
+            options,
+            lambda s, o: outer(make(s, o)),
+            inputs,
+            note,
+            target="manifold_out",
+            any_radius=True,
+            in_order=outer is InOrder,
+            formula=called,
+        )
+    )
+
+
+for options, target, inputs in (
+    ({"heads": 1, "power": 2.0}, 1, _points),
+    ({"heads": 3, "power": 1.0}, 0, _padded),
+    ({"power": 3.0}, 1, _padded),
+    ({"average": "midpoint"}, 1, _padded),
+):
+    _register(layers.HypLinearAttention, InOrder, options, target, inputs)
+for average, target in (("space", 1), ("midpoint", 0)):
+    _register(layers.HypLinearAttention, ToMemory, {"average": average}, target, _memory)
+for similarity, target in (("geodesic_squared", 1), ("lorentz_squared", 0), ("geodesic", 1)):
+    for outer, inputs in ((InOrder, _points), (InOrder, _padded), (ToMemory, _memory), (Masked, _added)):
+        _register(layers.HypSoftmaxAttention, outer, {"similarity": similarity}, target, inputs)
+for options, outer, inputs in (
+    ({"similarity": "lorentz_squared", "dropout": 0.4}, InOrder, _padded),
+    ({"heads": 1}, Masked, _hidden),
+    ({"similarity": "lorentz_squared"}, Masked, _hidden),
+):
+    _register(layers.HypSoftmaxAttention, outer, options, 1, inputs)
+for options, outer, inputs in (
+    ({"attention": "linear"}, InOrder, _padded),
+    ({"attention": "linear", "average": "midpoint"}, InOrder, _points),
+    ({"attention": "softmax"}, InOrder, _padded),
+    ({"attention": "linear"}, ToMemory, _memory),
+    ({"attention": "softmax", "similarity": "geodesic"}, ToMemory, _memory),
+    ({"attention": "softmax", "similarity": "geodesic"}, Masked, _hidden),
+):
+    _register(models.HypformerBlock, outer, options, 1, inputs)
