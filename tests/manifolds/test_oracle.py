@@ -55,7 +55,8 @@ def test_near_points_and_vectors_along_their_ray(radius: float) -> None:
         nudged = y.clone()
         nudged[0] = torch.nextafter(y[0], y[1])
         rows.append(Pair(f"r={radius:g} times {factor:g} and an ulp", x, nudged, nudged - x * factor, x * 0.25))
-    for name in ("cdist", "dist", "expmap", "inner", "logmap", "midpoint", "midpoint row by row", "transp0back"):
+    names = ("cdist", "dist", "expmap", "inner", "logmap", "midpoint", "midpoint row by row", "transp", "transp0back")
+    for name in names:
         judge(list(accuracy.compare(name, -1.0, rows)), torch.float32)
 
 

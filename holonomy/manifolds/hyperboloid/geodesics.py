@@ -29,14 +29,15 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds.hyperboloid.views import (
+    Parts,
     by_scale,
     chart_covector,
     covector_of,
     dot,
-    flat_of,
     foot_of,
     keeper,
     part_across,
+    parts_of,
     radial_of,
     rate_of,
     ray_of,
@@ -279,43 +280,45 @@ class _Carry(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-        w = transport_of(x, y, v, scale)
+        across, along = transport_of(x, y, v, scale)
         ray = ray_of(y, scale)
-        return torch.cat([(ray.length / ray.time) * numerics.dot(ray.unit, w), w], -1)
+        longer = ray.unit * numerics.finite(along * ray.time)
+        return torch.cat([numerics.finite(along * ray.length), numerics.finite(across + longer)], -1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
+        del output
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x, y, v, scale, output = ctx.saved_tensors
-        g_time, w = grad_outputs[0][..., :1], output[..., 1:]
+        x, y, v, scale = ctx.saved_tensors
+        g_time = grad_outputs[0][..., :1]
         ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
         from_x, from_y = view_from(x, y, scale), view_from(y, x, scale)
-        g = chart_covector(ray_y, g_time, grad_outputs[0][..., 1:])
-        back, held = transport_covector(x, y, g, scale)
+        chart = chart_covector(ray_y, g_time, grad_outputs[0][..., 1:])
+        g = Parts(part_across(y, ray_y.unit, chart), dot(ray_y.unit, chart) * ray_y.time)
+        v, w, back = parts_of(x, ray_x, v), transport_of(x, y, v, scale), transport_covector(x, y, chart, scale)
         half, turn = from_x.distance / 2, torch.tanh(from_x.distance / 2)
         cosh = torch.cosh(half)
 
-        g_along, held_along = dot(ray_y.unit, g), dot(ray_x.unit, held)
-        on_y = turn * dot(from_y.across, g) + radial_of(ray_y, from_y, half) / cosh * g_along + g_time / ray_y.time
-        on_x = turn * dot(from_x.across, back) + radial_of(ray_x, from_x, half) / cosh / ray_x.time * held_along
-        n_x, n_y = covector_of(ray_x, from_x), covector_of(ray_y, from_y)
-        grad_y = on_y * flat_of(ray_y, w) - turn * dot(n_y, w) * g
-        grad_x = turn * dot(n_x, v) * back - on_x * flat_of(ray_x, v)
+        out_y, out_x = radial_of(ray_y, from_y, half) / cosh, radial_of(ray_x, from_x, half) / cosh
+        on_y = turn * dot(from_y.across, g.across) + (out_y * g.along + g_time) / ray_y.time
+        on_x = turn * dot(from_x.across, back.across) + out_x * back.along / ray_x.time
+        with_y = turn * (dot(from_y.across, w.across) + from_y.along * w.along)
+        with_x = turn * (dot(from_x.across, v.across) + from_x.along * v.along)
+        grad_y = covector_of(ray_y, Parts(on_y * w.across - with_y * g.across, on_y * w.along - with_y * g.along))
+        grad_x = covector_of(ray_x, Parts(with_x * back.across - on_x * v.across, with_x * back.along - on_x * v.along))
 
         # Curvature: frame components at x, as parts across and along the ray of x.
         foot_x, foot_y = foot_of(ray_x, from_x), -foot_of(ray_y, from_y)
         wide = from_x.across.square().sum(-1, keepdim=True)
-        v_along = dot(ray_x.unit, v) / ray_x.time
-        v_across = part_across(x, ray_x.unit, v)
 
         def frame(across: Tensor, along: Tensor) -> Tensor:
-            return dot(across, v_across) + along * v_along
+            return dot(across, v.across) + along * v.along
 
         def pull(across: Tensor, along: Tensor) -> Tensor:
-            return dot(across, held) + along * held_along
+            return dot(across, back.across) + along * back.along
 
         slope = ray_x.length / ray_x.time
         side = -from_x.across * foot_x, slope * wide
@@ -328,9 +331,10 @@ class _Carry(torch.autograd.Function):
         direction = from_x.across, from_x.along
         spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
         d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
-        d_scale = d_scale + g_time * output[..., :1] / ray_y.time.square()
-        kept = keeper(x, y, v, grad_outputs[0])
-        return kept(grad_x * scale), kept(grad_y * scale), kept(back), by_scale(kept(d_scale), scale)
+        d_scale = d_scale + g_time * (w.along * ray_y.length) / ray_y.time.square()
+        kept = keeper(x, y, ctx.saved_tensors[2], grad_outputs[0])
+        grad_v = covector_of(ray_x, back)
+        return kept(grad_x * scale), kept(grad_y * scale), kept(grad_v), by_scale(kept(d_scale), scale)
 
 
 class _CarryToOrigin(torch.autograd.Function):

@@ -17,17 +17,18 @@ from torch import Tensor
 from holonomy import numerics
 
 __all__ = [
+    "Parts",
     "Ray",
     "View",
     "by_scale",
     "chart_covector",
     "covector_of",
     "dot",
-    "flat_of",
     "foot_of",
     "from_frame",
     "keeper",
     "part_across",
+    "parts_of",
     "radial_of",
     "rate_of",
     "ray_of",
@@ -48,6 +49,16 @@ class Ray(NamedTuple):
     unit: Tensor
     length: Tensor
     time: Tensor
+
+
+class Parts(NamedTuple):
+    """Of a vector in the frame carried from the origin to a point, the part across its ray, and how long that along is.
+
+    Their metric is Euclidean; apart, neither takes digits from the other.
+    """
+
+    across: Tensor
+    along: Tensor
 
 
 class _Gap(NamedTuple):
@@ -178,20 +189,14 @@ def foot_of(ray: Ray, view: View) -> Tensor:
     return (ray.length / ray.time) * view.along
 
 
-def covector_of(ray: Ray, view: View) -> Tensor:
-    """Minus the derivative of the distance in the space part of X."""
-    return view.across + ray.unit * (view.along / ray.time)
+def covector_of(ray: Ray, parts: View | Parts) -> Tensor:
+    """Parts of a cotangent vector as one on the space part; of a view, minus the derivative of the distance."""
+    return parts.across + ray.unit * (parts.along / ray.time)
 
 
 def chart_covector(ray: Ray, g_time: Tensor, g: Tensor) -> Tensor:
     """An ambient cotangent as one on the space part: g_s + g_t X / X_t."""
     return g + g_time * (ray.length / ray.time) * ray.unit
-
-
-def flat_of(ray: Ray, v: Tensor) -> Tensor:
-    """The metric applied to the space part of a tangent vector: v - v_t X / X_t."""
-    along = dot(ray.unit, v)
-    return v - ray.unit * along + ray.unit * (along / ray.time.square())
 
 
 def slack_of(far: Tensor, feet: Tensor) -> Tensor:
@@ -212,41 +217,47 @@ def time_gap(x: Tensor, y: Tensor, scale: Tensor, ray_x: Ray, ray_y: Ray, unit: 
     return dot(numerics.finite(x - y) * (scale / unit), middle)
 
 
-def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Space part of the transported vector: v + tanh(D/2) <n_X, v> (X + Y), or by the frame, whichever cancels less."""
+def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Parts:
+    """Parts at y of the transported vector: turned in the frame.
+
+    The part along the ray is that of v + tanh(D/2) <n_X, v> (X + Y), where this cancels less.
+    """
     v = v * numerics.ROOM
     ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), view_from(x, y, scale)
-    factor = torch.tanh(view.distance / 2) * dot(covector_of(ray_x, view), v)
+    held = parts_of(x, ray_x, v)
+    factor = torch.tanh(view.distance / 2) * (dot(view.across, held.across) + view.along * held.along)
     on_x, on_y = (ray.unit * numerics.finite(factor * ray.length) for ray in (ray_x, ray_y))
-    direct = v + on_x + on_y
-    held = to_frame(x, ray_x, v)
-    framed = from_frame(ray_y, _rotate_frame(x, y, held, scale))
+    turned, terms = _rotate_frame(x, y, held, scale)
     loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time / 2 + ray_y.time / 2) * 2
-    kept = loss <= numerics.finite(numerics.norm(held, keepdim=True) * ray_y.time)
-    return numerics.finite(torch.where(kept, direct, framed) / numerics.ROOM)
+    kept = loss <= numerics.finite(terms.along * ray_y.time)
+    along = torch.where(kept, dot(ray_y.unit, v + on_x + on_y) / ray_y.time, turned.along)
+    return Parts(*(numerics.finite(part / numerics.ROOM) for part in (turned.across, along)))
 
 
-def transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The transpose of `transport_of`: a cotangent on space parts at y as one at x, and as one on frame components.
+def transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Parts:
+    """The transpose of `transport_of`: a cotangent on space parts at y, as parts at x.
 
-    The part along the ray is X_t times longer in the frame: the one may have kept its digits where the other has not.
+    Here the part across the ray is that of the direct form, where this cancels less.
     """
     ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), view_from(x, y, scale)
     normal = covector_of(ray_x, view)
     factor = torch.tanh(view.distance / 2) * dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
-    direct = g + factor * normal
-    held = from_frame(ray_y, g)
-    turned = _rotate_frame(y, x, held, scale)
+    held = Parts(part_across(y, ray_y.unit, g), dot(ray_y.unit, g) * ray_y.time)
+    turned, terms = _rotate_frame(y, x, held, scale)
     loss = numerics.norm(g, keepdim=True) + factor.abs() * numerics.norm(normal, keepdim=True)
-    bound = numerics.norm(held, keepdim=True)
-    back = torch.where(loss <= bound, numerics.finite(direct), to_frame(x, ray_x, turned))
-    stretched = part_across(x, ray_x.unit, direct) + ray_x.unit * (dot(ray_x.unit, direct) * ray_x.time)
-    return back, torch.where(loss * ray_x.time <= bound, numerics.finite(stretched), turned)
+    direct = part_across(x, ray_x.unit, numerics.finite(g + factor * normal))
+    return Parts(torch.where(loss <= terms.across, direct, turned.across), turned.along)
+
+
+def parts_of(x: Tensor, ray: Ray, v: Tensor) -> Parts:
+    """A tangent vector, given by its space part, in the frame."""
+    return Parts(part_across(x, ray.unit, v), numerics.dot(ray.unit, v) / ray.time)
 
 
 def to_frame(x: Tensor, ray: Ray, v: Tensor) -> Tensor:
-    """Components in the frame carried from the origin: the part along the ray divided by X_t."""
-    return part_across(x, ray.unit, v) + ray.unit * (numerics.dot(ray.unit, v) / ray.time)
+    """A tangent vector, given by its space part, in the frame."""
+    across, along = parts_of(x, ray, v)
+    return across + ray.unit * along
 
 
 def from_frame(ray: Ray, held: Tensor) -> Tensor:
@@ -254,25 +265,40 @@ def from_frame(ray: Ray, held: Tensor) -> Tensor:
     return held + ray.unit * numerics.finite(dot(ray.unit, held) * (ray.length / (1 + ray.time)) * ray.length)
 
 
-def _rotate_frame(x: Tensor, y: Tensor, held: Tensor, scale: Tensor) -> Tensor:
+def _rotate_frame(x: Tensor, y: Tensor, held: Parts, scale: Tensor) -> tuple[Parts, Parts]:
     """Components in the frame at x as components at y: a turn by the angle that transport round (o, x, y) adds up.
 
-    The Cayley transform of a skew matrix of rank two, of the tangent of half that angle.
+    The Cayley transform of a skew matrix of rank two, of the tangent of half that angle, which is ``|p x q| / (1 - p .
+    q)`` of Poincare coordinates. Then the parts are taken about the ray of y. Second, what each is a sum of, in size.
     """
     ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
-    p, q = (ray.unit * (ray.length / (1 + ray.time)) for ray in (ray_x, ray_y))  # Poincare coordinates
-    # q - p in two forms: divided by the larger of the times no term is larger than what they add up to.
-    nearer, longer = torch.where(ray_x.time > ray_y.time, q, p), 1 + torch.maximum(ray_x.time, ray_y.time)
-    gap = nearer * time_gap(x, y, scale, ray_x, ray_y, longer) - numerics.finite(x - y) * (scale / longer)
-    opening = 1 / (1 + ray_x.time) + 1 / (1 + ray_y.time) + dot(gap, gap) / 2  # 1 - p . q
+    beside_x, beside_y = _beside(x, ray_x, y), _beside(y, ray_y, x)  # the unit vectors of y across x, of x across y
+    p, q = (ray.length / (1 + ray.time) for ray in (ray_x, ray_y))
+    cos = dot(ray_x.unit, ray_y.unit)
+    bend = torch.where(cos > 0, beside_x.square().sum(-1, keepdim=True) / (1 + cos.clamp(min=0)), 1 - cos)  # 1 - cos
+    short_p, short_q = ((1 + 1 / (ray.time + ray.length)) / (1 + ray.time) for ray in (ray_x, ray_y))  # 1 - |p|
+    opening = short_p + p * short_q + p * q * bend
+    tilt = beside_x * (p * q)
+    # The tangent is |tilt| / opening; both may be as small as the times are large.
+    size = numerics.hypot(numerics.norm(tilt, keepdim=True), opening)
+    tilt = tilt / size
 
-    across = gap - ray_x.unit * dot(ray_x.unit, gap)
+    def skew(v: Parts) -> Parts:
+        return Parts(tilt * -v.along, dot(v.across, tilt))
 
-    def skew(v: Tensor) -> Tensor:
-        return dot(v, across) * p - dot(v, p) * across
+    once = skew(held)
+    twice = skew(once)
+    turned, along = (v + 2 * (a * (opening / size) + b) for v, a, b in zip(held, once, twice, strict=True))
+    about = turned - ray_y.unit * dot(ray_y.unit, turned)
+    share, width, length = numerics.norm(tilt, keepdim=True), numerics.norm(held.across, keepdim=True), held.along.abs()
+    return Parts(about + along * beside_y, dot(beside_x, turned) + along * cos), Parts(
+        width + length * (2 * share + numerics.norm(beside_y, keepdim=True)),
+        length + width * (2 * share + numerics.norm(beside_x, keepdim=True)),
+    )
 
-    # With the tangent width / opening; both may be as small as the times are large.
-    width = numerics.norm(p, keepdim=True) * numerics.norm(across, keepdim=True)
-    size = numerics.hypot(width, opening)
-    once = skew(held) / size
-    return held + 2 * (once * (opening / size) + skew(once) / size)
+
+def _beside(x: Tensor, ray: Ray, y: Tensor) -> Tensor:
+    """The part of the unit vector of y that lies across x; the difference of near points is exact."""
+    norm, apart = numerics.norm(y, keepdim=True), numerics.finite(y - x)
+    near = numerics.norm(apart, keepdim=True) < norm / 2
+    return numerics.safe_div(part_across(x, ray.unit, torch.where(near, apart, y)), norm)
