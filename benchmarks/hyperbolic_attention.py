@@ -18,6 +18,7 @@ __all__ = ["CASES"]
 
 WIDTH, HEADS = 64, 4
 MOST_PAIRS, MOST_FOR_SOFTMAX = 4_000, 50_000
+MOST_OF_SUMS, MOST_CAUSAL_PAIRS = 10_000, 10_000
 
 
 def manifolds(device: torch.device) -> list[Lorentz]:
@@ -78,9 +79,38 @@ def softmax(count: int, device: torch.device) -> Contenders:
     return found
 
 
-def sdpa(maps: torch.nn.Linear, x: Tensor) -> Tensor:
+def sdpa(maps: torch.nn.Linear, x: Tensor, *, is_causal: bool = False) -> Tensor:
     q, k, v = maps(x).view(x.shape[0], 3, HEADS, -1).permute(1, 2, 0, 3)
-    return functional.scaled_dot_product_attention(q[None], k[None], v[None])[0].transpose(0, 1).flatten(-2)
+    mixed = functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=is_causal)
+    return mixed[0].transpose(0, 1).flatten(-2)
+
+
+def causal(count: int, device: torch.device) -> Contenders:
+    """Both attentions in order, beside torch's, linear attention to all tokens, and sums at each token."""
+    torch.manual_seed(0)
+    x = torch.randn(count, WIDTH, device=device) / 4
+    before, hidden, after = manifolds(device)
+    layer = HypLinearAttention(WIDTH, HEADS, before, after, manifold_hidden=hidden, device=device)
+    points = before.lift(x).detach().requires_grad_()
+    leaves = [points, *layer.parameters()]
+    found = {
+        "ours": stepped(partial(layer, points, is_causal=True), leaves),
+        "ours, all tokens": stepped(partial(layer, points), leaves),
+    }
+    if count <= MOST_OF_SUMS:
+        found["reference"] = stepped(partial(plain.linear_attention, layer, points, is_causal=True), leaves)
+    if count <= MOST_CAUSAL_PAIRS:
+        maps = torch.nn.Linear(WIDTH, 3 * WIDTH, device=device)
+        x.requires_grad_()
+        found["SDPA"] = stepped(partial(sdpa, maps, x, is_causal=True), [x, *maps.parameters()])
+        # Points of 16 coordinates, as wide as torch's heads.
+        width = HEADS * 15
+        softmax = HypSoftmaxAttention(
+            width, HEADS, before, after, manifold_hidden=hidden, similarity="lorentz_squared", device=device
+        )
+        narrow = before.lift(torch.randn(count, width, device=device) / 4).detach().requires_grad_()
+        found["softmax"] = stepped(partial(softmax, narrow, is_causal=True), [narrow, *softmax.parameters()])
+    return found
 
 
 def growing(count: int, device: torch.device) -> Contenders:
@@ -120,6 +150,22 @@ CASES = (
             Line("ours, heads of 16", "SDPA"),
             Line("reference", "ours"),
             Line("ours", "reference", of="memory"),
+        ),
+        equal=(("reference", "ours"),),
+    ),
+    Case(
+        name="hyperbolic-causal-attention",
+        title=f"causal hyperbolic attention, {HEADS} heads of {WIDTH // HEADS}, forward and backward",
+        unit="tokens",
+        sizes=(1_000, 10_000, 50_000),
+        contenders=causal,
+        lines=(
+            Line("ours", "SDPA", {10_000: "<= 0.5"}, note="whole layers; torch's skips later keys"),
+            Line("softmax", "SDPA", note="points of 16 coordinates beside 16 channels; whole layers"),
+            Line("ours", "ours, all tokens", note="weights inside of each chunk, which the other form does not make"),
+            Line("ours", "reference", of="memory"),
+            Line("reference", "ours"),
+            Growth("ours", exponent="<= 1.1", bytes_per_unit="<= 1500"),
         ),
         equal=(("reference", "ours"),),
     ),

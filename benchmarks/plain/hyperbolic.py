@@ -46,14 +46,19 @@ def features(e: Tensor, power: float, scale: Tensor) -> Tensor:
     return tilde.norm(dim=-1, keepdim=True) / (powered.norm(dim=-1, keepdim=True) + _TINY) * powered
 
 
-def linear_attention(layer: HypLinearAttention, x: Tensor) -> Tensor:
-    """Eqs. 14-19, with the time coordinates of queries, keys and values."""
+def linear_attention(layer: HypLinearAttention, x: Tensor, *, is_causal: bool = False) -> Tensor:
+    """Eqs. 14-19, with the time coordinates of queries, keys and values; causally with the sums up to each token."""
     scale = layer.log_scale.exp()
     points = (htc(projection, x) for projection in (layer.query, layer.key, layer.value))
     q, k, v = (features(p[..., 1:].unflatten(-1, (layer.heads, -1)), layer.power, scale) for p in points)
-    context = torch.einsum("nhc,nhd->hcd", k, v)
-    numerator = torch.einsum("nhc,hcd->nhd", q, context)
-    denominator = torch.einsum("nhc,hc->nh", q, k.sum(0))[..., None]
+    if is_causal:
+        context = torch.einsum("nhc,nhd->nhcd", k, v).cumsum(0)
+        numerator = torch.einsum("nhc,nhcd->nhd", q, context)
+        denominator = torch.einsum("nhc,nhc->nh", q, k.cumsum(0))[..., None]
+    else:
+        context = torch.einsum("nhc,nhd->hcd", k, v)
+        numerator = torch.einsum("nhc,hcd->nhd", q, context)
+        denominator = torch.einsum("nhc,hc->nh", q, k.sum(0))[..., None]
     space = (numerator / (denominator + _TINY)).flatten(-2) + layer.residual(v.flatten(-2))
     here = lift(space, layer.manifold_hidden)
     return here * (layer.manifold_hidden.curvature / layer.manifold_out.curvature).sqrt()

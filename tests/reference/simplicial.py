@@ -311,18 +311,37 @@ def transformer(
     return stacked([layer_norm(module.norm, row.unbind()) for row in x])
 
 
-def hyperbolic(module: layers.HypSimplicialAttention, x: Tensor, padding: Tensor | None = None) -> Tensor:
-    """HTC (Hypformer eq. 14), the Euclidean attention of the space parts, and eq. 18."""
+def hyperbolic(
+    module: layers.HypSimplicialAttention,
+    x: Tensor,
+    padding: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    memory: Tensor | None = None,
+) -> Tensor:
+    """HTC (Hypformer eq. 14), the Euclidean attention of the space parts, and eq. 18.
+
+    ``attn_mask`` ``(nodes, keys)`` is True where a query must not attend; keys and values are of ``memory`` if it is
+    there.
+    """
     if x.ndim == 3:
-        paddings = [None] * len(x) if padding is None else padding
-        return torch.stack([hyperbolic(module, graph, one) for graph, one in zip(x, paddings, strict=True)])
-    hidden = torch.zeros(len(x), dtype=torch.bool) if padding is None else padding
-    x = torch.where(hidden[:, None], 0.0, x)
-    keys = [by_heads(htc(linear, x)[:, 1:], 1, module.heads)[0] for linear in module.keys]
-    values = [by_heads(htc(linear, x)[:, 1:], 1, module.heads)[0] for linear in module.values]
+        paddings, memories = ([None] * len(x) if given is None else given for given in (padding, memory))
+        graphs = zip(x, paddings, memories, strict=True)
+        how = {"is_causal": is_causal, "attn_mask": attn_mask}
+        return torch.stack([hyperbolic(module, graph, one, memory=other, **how) for graph, one, other in graphs])
+    others = x if memory is None else memory
+    hidden = torch.zeros(len(others), dtype=torch.bool) if padding is None else padding
+    others = torch.where(hidden[:, None], 0.0, others)
+    x = others if memory is None else x
+    maps = zip(module.keys, [x] + [others] * module.order, strict=True)
+    keys = [by_heads(htc(linear, points)[:, 1:], 1, module.heads)[0] for linear, points in maps]
+    values = [by_heads(htc(linear, others)[:, 1:], 1, module.heads)[0] for linear in module.values]
 
     def there(i: int, simplex: tuple[int, ...]) -> bool:
-        return all(not hidden[k] and (k <= i or not module.causal) for k in simplex)
+        late = module.causal or is_causal
+        kept = attn_mask is None or not any(attn_mask[i, k] for k in simplex)
+        return kept and all(not hidden[k] and (k <= i or not late) for k in simplex)
 
     heads = [
         attention(
@@ -334,7 +353,9 @@ def hyperbolic(module: layers.HypSimplicialAttention, x: Tensor, padding: Tensor
         )
         for h in range(module.heads)
     ]
-    space = torch.where(hidden[:, None], 0.0, torch.cat(heads, 1))
+    space = torch.cat(heads, 1)
+    if memory is None:
+        space = torch.where(hidden[:, None], 0.0, space)
     return torch.stack([torch.stack(change(row.unbind(), module, "manifold_hidden")) for row in space])
 
 

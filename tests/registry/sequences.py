@@ -103,7 +103,9 @@ def _layer(kind: type[nn.Module], target: int) -> Callable[[Setting, Options], n
 CASES: list[Case] = []
 
 
-def _register(kind: type[nn.Module], outer: type[Called], options: Options, target: int, inputs: Inputs) -> None:
+def _register(
+    kind: type[nn.Module], outer: type[Called], options: Options, target: int, inputs: Inputs, **flags: bool
+) -> None:
     make = _layer(kind, target)
     note = {InOrder: "in order", ToMemory: "to a memory", Masked: "masked"}[outer]
     note += {_points: "", _padded: ", padded", _memory: "", _hidden: "", _added: ", added"}[inputs] + f", to {target}"
@@ -115,9 +117,9 @@ def _register(kind: type[nn.Module], outer: type[Called], options: Options, targ
             inputs,
             note,
             target="manifold_out",
-            any_radius=True,
             in_order=outer is InOrder,
             formula=called,
+            **{"any_radius": True} | flags,
         )
     )
 
@@ -149,3 +151,12 @@ for options, outer, inputs in (
     ({"attention": "softmax", "similarity": "geodesic"}, Masked, _hidden),
 ):
     _register(models.HypformerBlock, outer, options, 1, inputs)
+for options, outer, inputs in (
+    ({"order": 1}, InOrder, _points),
+    ({"order": 2}, InOrder, _padded),
+    ({"order": 2, "lower_orders": True}, InOrder, _points),
+    ({"order": 2, "form": "determinant"}, ToMemory, _memory),
+    ({"order": 2, "form": "determinant"}, Masked, _hidden),
+    ({"order": 1}, Masked, _hidden),
+):
+    _register(layers.HypSimplicialAttention, outer, options, 1, inputs, any_radius=False)

@@ -6,6 +6,8 @@ Euclidean kernel, and the time coordinate of the result is the one that its spac
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -14,8 +16,18 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Lorentz
-from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
+from holonomy.ops.heads import (
+    check_memory,
+    check_state,
+    head_count,
+    later_keys,
+    merge_heads,
+    split_heads,
+    split_mask,
+    without_padding,
+)
 from holonomy.ops.simplicial_attention import simplicial_attention
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks
 
@@ -99,39 +111,95 @@ class HypSimplicialAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch nodes dim_plus_1"],
-        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
         *,
-        pair_mask: Bool[Tensor, "*#batch #nodes nodes"] | None = None,
+        pair_mask: Bool[Tensor, "*#batch #nodes keys"] | None = None,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
         """Attend.
 
         Args:
             x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding.
-            pair_mask: ``(*batch, nodes, nodes)``, ``True`` where a node may attend to another; a simplex needs it of
+            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
+            pair_mask: ``(*batch, nodes, keys)``, ``True`` where a node may attend to another; a simplex needs it of
                 all its keys.
+            attn_mask: the same in torch's words, ``True`` where a node must *not* attend to another: ``(nodes, keys)``,
+                ``(*batch, heads, nodes, keys)``, what broadcasts to that, or ``(batch * heads, nodes, keys)``.
+            is_causal: keys later than the query take no part, as with ``causal``.
+            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``, of which all keys and values are.
 
         Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin at padding and at nodes in no simplex.
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding, and at nodes in no
+            simplex.
+
+        Raises:
+            TypeError: if a mask is not boolean.
+            ValueError: if the shape of one does not fit, or for ``is_causal`` or ``causal`` beside ``memory``.
         """
         checks.rows("x", x, self.features + 1, "features + 1")
-        x = without_padding(x, key_padding_mask)
-        if key_padding_mask is not None:
-            there = ~key_padding_mask[..., None, :]
-            pair_mask = there if pair_mask is None else pair_mask & there
-        mixed = simplicial_attention(
-            self._spaces(self.keys, x),
-            self._spaces(self.values, x),
-            pair_mask=None if pair_mask is None else pair_mask[..., None, :, :],
-            causal=self.causal,
-            form=self.form,
-            lower_orders=self.lower_orders,
-        )
-        space = without_padding(merge_heads(mixed), key_padding_mask)
+        causal = self.causal or is_causal
+        check_memory(x, memory, self.features + 1, is_causal=causal)
+        keys = without_padding(x if memory is None else memory, key_padding_mask)
+        if attn_mask is not None:
+            checks.boolean("attn_mask", attn_mask, None, "pairs that must not attend")
+        hidden, _ = split_mask(attn_mask, (*x.shape[:-2], self.heads, x.shape[-2], keys.shape[-2]), x)
+        there = None if key_padding_mask is None else ~key_padding_mask[..., None, None, :]
+        pairs = [None if pair_mask is None else pair_mask[..., None, :, :], None if hidden is None else ~hidden, there]
+        given = [mask for mask in pairs if mask is not None]
+        key, value = self._projected(self.keys[1:], keys), self._projected(self.values, keys)
+        (query,) = self._projected(self.keys[:1], keys if memory is None else x)
+        space = self._attend([query, *key], value, reduce(torch.logical_and, given) if given else None, causal=causal)
+        space = space if memory is not None else without_padding(space, key_padding_mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
-    def _spaces(self, maps: nn.ModuleList, x: Tensor) -> list[Tensor]:
+    def step(
+        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: KeyValueState | None = None
+    ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
+            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: all keys and values.
+
+        Raises:
+            TypeError: if ``state`` is not one of this layer.
+            ValueError: if it is of another batch or of other sizes.
+
+        >>> from holonomy.manifolds import Lorentz
+        >>> m = Lorentz(-1.0)
+        >>> layer, x = HypSimplicialAttention(8, 2, m), m.lift(torch.randn(6, 8))
+        >>> first, state = layer.step(x[:5])
+        >>> last, state = layer.step(x[5:], state)
+        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-4)
+        True
+        """
+        checks.rows("x", x, self.features + 1, "features + 1")
+        query, *key = self._projected(self.keys, x)
+        after = KeyValueState(torch.stack(key, -3), torch.stack(self._projected(self.values, x), -3))
+        if state is not None:
+            check_state(state, after, grows=-2)
+            after = KeyValueState(*(torch.cat(both, -2) for both in zip(state, after, strict=True)))
+        later = later_keys(x.shape[-2], after.key.shape[-2], x)
+        keys, values = after.key.unbind(-3), after.value.unbind(-3)
+        space = self._attend([query, *keys], values, None if later is None else ~later, causal=False)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out), after
+
+    def _projected(self, maps: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
         return [split_heads(space_of(cast("HTC", htc), x), self.heads) for htc in maps]
+
+    def _attend(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], pair_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        return merge_heads(
+            simplicial_attention(
+                keys, values, pair_mask=pair_mask, causal=causal, form=self.form, lower_orders=self.lower_orders
+            )
+        )
 
     def extra_repr(self) -> str:
         """Heads, order and form, for ``repr``.

@@ -29,10 +29,15 @@ __all__ = ["HypSoftmaxAttention", "KeyValueState"]
 
 
 class KeyValueState(NamedTuple):
-    """Keys and values of the tokens so far: space parts ``(*batch, heads, tokens, channels)``."""
+    """Keys and values of the tokens so far, batch axes first.
 
-    key: Float[Tensor, "*batch heads tokens channels"]
-    value: Float[Tensor, "*batch heads tokens channels"]
+    Attributes:
+        key: space parts ``(*batch, heads, tokens, channels)``; of N keys ``(*batch, heads, N, tokens, channels)``.
+        value: those of values.
+    """
+
+    key: Float[Tensor, "*batch tokens key_channels"]
+    value: Float[Tensor, "*batch tokens channels"]
 
 
 class HypSoftmaxAttention(nn.Module):
