@@ -27,6 +27,7 @@ __all__ = [
     "broadcasting_mask",
     "codes",
     "dense",
+    "device",
     "edges",
     "finite",
     "finite_negative",
@@ -312,6 +313,12 @@ def dense(name: str, x: Tensor) -> None:
     """Refuse a sparse tensor, where there is no product of it."""
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got {x.layout}.")
+
+
+def device(name: str, value: torch.device | str) -> None:
+    """Refuse what names no device: a dtype, say, which ``torch.Tensor.to`` would take."""
+    if not isinstance(value, torch.device | str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a torch.device or its name, got {value!r}.")
 
 
 def on_device(device: torch.device, **named: Tensor) -> None:

@@ -217,6 +217,25 @@ class LorentzEmbedding(LorentzPoints):
             None if padding_idx is None else checks.row("padding_idx", padding_idx, num, "num_embeddings")
         )
 
+    @property
+    def num_embeddings(self) -> int:
+        """Number of rows."""
+        return self.unit.shape[0]
+
+    @property
+    def embedding_dim(self) -> int:
+        """Dimension of the space."""
+        return self.unit.shape[1] - 1
+
+    def extra_repr(self) -> str:
+        """Sizes and what they are looked up as, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}" + ", sparse=True" * self.sparse
+
     def forward(self, index: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... ambient"]:
         """The rows with these indices.
 
@@ -235,7 +254,7 @@ class LorentzEmbedding(LorentzPoints):
                 return self.read(self.unit)
             index = torch.arange(self.unit.shape[0], device=self.unit.device)
         else:
-            checks.codes("index", index, self.unit.shape[0], "num_embeddings")
+            checks.codes("index", index, self.num_embeddings, "num_embeddings")
         return self.read(nn.functional.embedding(index.long(), self.unit, self.padding_idx, sparse=self.sparse))
 
 

@@ -29,7 +29,8 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         The same names, ``"edge_index"`` renumbered, and ``"batch"``, the graph of each node.
 
     Raises:
-        ValueError: if there is no graph.
+        TypeError: if a graph is no mapping, or holds something else than tensors.
+        ValueError: if there is no graph, or one lacks what the first one has.
 
     >>> edge = torch.tensor([[0, 1], [1, 0]])
     >>> batch = join_graphs([{"x": torch.ones(2, 1), "edge_index": edge}] * 2)
@@ -41,6 +42,9 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         raise ValueError("graphs must be at least one, got none.")
     if any(not {"x", *graphs[0]} <= graph.keys() for graph in graphs):
         raise ValueError(f"graphs must have 'x' and what the first one has, got {[list(graph) for graph in graphs]}.")
+    for graph in graphs:
+        for name in graphs[0]:
+            checks.tensor(name, graph[name])
     sizes = [graph["x"].shape[0] for graph in graphs]
     joined: dict[str, Tensor] = {}
     for name, first in graphs[0].items():

@@ -126,6 +126,7 @@ class Graph:
         Returns:
             The graph there.
         """
+        checks.device("device", device)
         moved = object.__new__(Graph)
         moved.num_nodes, moved._normalised = self.num_nodes, {}
         moved.incoming, moved.outgoing = self.incoming.to(device), self.outgoing.to(device)

@@ -210,6 +210,7 @@ class HyperedgePlan:
         >>> HyperedgePlan(torch.tensor([[0]]), 1).to("cpu").indices.device
         device(type='cpu')
         """
+        checks.device("device", device)
         self.require_unchanged()
         return self._unchecked(self.indices.to(device), self.num_nodes, self.batch.to(device), self.num_graphs)
 

@@ -236,3 +236,9 @@ def test_a_state_that_was_tampered_with_is_refused_by_its_key(
     with pytest.raises(RuntimeError, match=key):
         points.load_state_dict({**state, key: tamper(state[key].clone())}, assign=assign)
     assert points.manifold.curvature.item() == -1.0
+
+
+def test_a_table_says_its_sizes() -> None:
+    table = LorentzEmbedding(5, 3, Lorentz(-1.0), padding_idx=-1, sparse=True)
+    assert (table.num_embeddings, table.embedding_dim) == (5, 3)
+    assert "5, 3, padding_idx=4, sparse=True" in repr(table)

@@ -86,9 +86,12 @@ def test_sizes_may_be_small_integers():
     assert [b.tolist() for b in one] == [b.tolist() for b in other]
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_no_graphs_cannot_be_joined():
     with pytest.raises(ValueError, match="graphs must be at least one, got none"):
         join_graphs([])
+    with pytest.raises(TypeError, match=r"^x must be a tensor, got list\.$"):
+        join_graphs([{"x": [[1.0]], "edge_index": torch.zeros(2, 0, dtype=torch.int64)}])
 
 
 def test_wrong_sizes_of_batches_are_refused():

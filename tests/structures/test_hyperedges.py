@@ -18,7 +18,7 @@ from holonomy.layers import (
     orthogonal_identifiers,
     perturb_identifiers,
 )
-from holonomy.structures import HyperedgePlan, Hyperedges, PaddedGraphs
+from holonomy.structures import Graph, HyperedgePlan, Hyperedges, PaddedGraphs
 from holonomy.structures.plan import _distinct
 
 
@@ -297,3 +297,12 @@ def test_a_plan_whose_tensors_changed_has_no_copies(twin):
 def test_the_batch_lies_where_the_tuples_lie():
     with pytest.raises(ValueError, match="batch must be on the device cpu of the other arguments, got meta"):
         HyperedgePlan(torch.tensor([[0, 1]]), 2, torch.zeros(2, dtype=torch.long, device="meta"))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_structures_move_to_devices_only():
+    """A dtype would move nothing of their integers, and was taken without a word."""
+    edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
+    for held in (edges, edges.plan, Graph(torch.tensor([[0], [1]]), 2)):
+        with pytest.raises(TypeError, match=r"^device must be a torch\.device or its name, got torch\.float64\.$"):
+            held.to(torch.float64)
