@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -76,9 +77,12 @@ def test_finite_input_gives_finite_output_and_gradients(case, drawn, device, dty
 
 
 @cases_where(lambda case: case.any_radius)
-def test_the_largest_points_that_float32_holds_give_points_and_finite_gradients(case, device):
-    for curvatures in ((-1.0, -0.3, -2.5), (-100.0, -0.01, -3.0)):  # where a change of curvature is a factor of 100
-        _, module, inputs = build(case, device, torch.float32, radius=1e37, curvatures=curvatures)
+def test_the_largest_points_that_the_dtype_holds_give_points_and_finite_gradients(case, device, dtype):
+    """In float64 also points whose squares, cubes or products with gradients leave the range."""
+    radii = (1e37,) if dtype == torch.float32 else (1e154, 1e200, 1e242, 1e305)
+    curvatures = (-1.0, -0.3, -2.5), (-100.0, -0.01, -3.0)  # where a change of curvature is a factor of 100
+    for radius, each in itertools.product(radii, curvatures):
+        _, module, inputs = build(case, device, dtype, radius=radius, curvatures=each)
         for mode in twins(module):
             result, grads = gradients(mode, inputs)
             if case.target is not None:

@@ -48,7 +48,7 @@ LEAST = {
     "test_the_change_of_curvature_is_executed": 50,
     "test_the_curvature_of_the_output_receives_a_gradient_in_both_modes": 100,
     "test_finite_input_gives_finite_output_and_gradients": 108,
-    "test_the_largest_points_that_float32_holds_give_points_and_finite_gradients": 108,
+    "test_the_largest_points_that_the_dtype_holds_give_points_and_finite_gradients": 108,
     "test_options_are_kept": 138,
     "test_every_module_draws_its_own_parameters_anew": 124,
     "test_compiles_without_a_graph_break": 48,

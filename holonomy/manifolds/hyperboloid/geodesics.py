@@ -128,7 +128,7 @@ def distance0(x: Tensor, scale: Tensor) -> Tensor:
 
 def logarithm0(x: Tensor, scale: Tensor) -> Tensor:
     r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`."""
-    return x * numerics.asinhc(_length(x, scale))
+    return _autograd.apply_function(_Logarithm0, x, scale)
 
 
 def _length(x: Tensor, scale: Tensor) -> Tensor:
@@ -175,6 +175,32 @@ class _Distance0(torch.autograd.Function):
         lag = numerics.minus_tanh(torch.asinh(sinh))
         kept = keeper(length, grad)
         return grad / numerics.hypot(sinh, torch.ones_like(sinh)), -by_scale(kept(grad * lag), scale.square())
+
+
+class _Logarithm0(torch.autograd.Function):
+    """No gradient is multiplied by a length, which might overflow."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor) -> Tensor:
+        return x * numerics.asinhc(_length(x, scale))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        (g,) = grad_outputs
+        ray = ray_of(x, scale)
+        # The factor is D / r, D = arsinh(r), whose derivative by log r is (tanh(D) - D) / r.
+        along, lag = numerics.dot(ray.unit, g), numerics.minus_tanh(torch.asinh(ray.length))
+        shrink = ray.unit * (along * numerics.safe_div(lag, ray.length))
+        kept = keeper(x, g)
+        return kept(g * numerics.asinhc(ray.length) - shrink), -by_scale(kept(along * lag), scale.square())
 
 
 class _Logarithm(torch.autograd.Function):
