@@ -157,7 +157,8 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
         log_ratio, value = ctx.saved_tensors
-        return None, numerics.narrow(grad_outputs[0].double() * _rate(log_ratio, value), log_ratio.dtype)
+        grad = numerics.finite(grad_outputs[0].double() * _rate(log_ratio, value))
+        return None, numerics.saturated(grad, log_ratio.dtype)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
+from torch.nn import functional
 
+from holonomy import checks
 from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.linear import HTC
-from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, drop_some, rescale_space
+from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, curvatures, drop_some, rescale_space
+from holonomy.manifolds import hyperboloid
 from holonomy.ops.lorentz.lifted_linear import lifted_linear
 
 if TYPE_CHECKING:
@@ -29,8 +32,13 @@ class FeedForward(nn.Sequential):
         widen, refine, narrow, drop = cast("tuple[HTC, HRC, HTC, HypDropout]", tuple(self))
         if not (may_bypass(widen, HTC) and may_bypass(refine, HRC) and may_bypass(narrow, HTC)):
             return super().forward(x)
-        hidden = rescale_space(refine.function(widen.space(x)), refine.manifold_in, refine.manifold_out)
-        weight, bias = narrow.affine()
-        bias = hidden.new_zeros(narrow.out_features) if bias is None else bias
-        curvatures = (refine.manifold_out.curvature, narrow.manifold_out.curvature)
-        return drop_some(drop, lifted_linear(hidden, weight, bias, *curvatures))
+        # Each curvature is read once.
+        here, hidden, there, last = curvatures(
+            widen.manifold_in, widen.manifold_out, narrow.manifold_in, narrow.manifold_out
+        )
+        checks.last_axis("x", x, widen.in_features + 1, "in_features + 1", widen)
+        wide = functional.linear(hyperboloid.held(x), *widen.affine(ratio=(here / hidden).sqrt()))
+        wide = rescale_space(refine.function(wide), refine.manifold_in, refine.manifold_out)
+        weight, bias = narrow.affine(ratio=(there / last).sqrt())
+        bias = wide.new_zeros(narrow.out_features) if bias is None else bias
+        return drop_some(drop, lifted_linear(wide, weight, bias, there, last))

@@ -108,19 +108,21 @@ class HTC(nn.Module):
         return functional.linear(hyperboloid.held(x), *self.affine(factor))
 
     def affine(
-        self, factor: Float[Tensor, " 1"] | None = None
+        self, factor: Float[Tensor, " 1"] | None = None, ratio: Float[Tensor, " 1"] | None = None
     ) -> tuple[Float[Tensor, "dim_out dim_in_plus_1"], Float[Tensor, " dim_out"] | None]:
         """The linear map from points of ``manifold_in`` to space parts on ``manifold_out``.
 
         Args:
             factor: one number to multiply it with, as a tensor; 1 if ``None``.
+            ratio: that of the change of curvature, where it is known already.
 
         Returns:
             Weight and bias, with the change of curvature.
         """
         # Numbers are multiplied into the weight, which is small where x is long.
         if self.manifold_in is not self.manifold_out:
-            ratio = self.manifold_in.ratio(self.manifold_out).to(self.weight.dtype)
+            ratio = self.manifold_in.ratio(self.manifold_out) if ratio is None else ratio
+            ratio = ratio.to(self.weight.dtype)
             factor = ratio if factor is None else ratio * factor
         if factor is None:
             return self.weight, self.bias

@@ -50,13 +50,11 @@ def add_and_norm(
     readable = one and may_bypass(residual, HypResidual) and may_bypass_norm(norm)
     if not readable or x.shape != branch.shape or x.shape[-1] != norm.features + 1:
         return norm(residual(x, branch))
-    gain, shift, last, eps = norm.affine(x)
+    gain, shift, here, last, eps = norm.affine(x)
     # A larger eps would show the rounding of what it is multiplied with.
     if eps * norm.features > 1:
         return norm(residual(x, branch))
-    return residual_norm(
-        x, branch, residual.manifold_out.curvature, gain, shift, last, weight=residual.epsilon, eps=eps
-    )
+    return residual_norm(x, branch, here, gain, shift, last, weight=residual.epsilon, eps=eps)
 
 
 class HypResidual(nn.Module):

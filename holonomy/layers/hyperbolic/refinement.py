@@ -176,14 +176,14 @@ class HypLayerNorm(HRC):
         checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
         return super().forward(x)
 
-    def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, Tensor, float]:
+    def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
         """What follows the normalisation, with the change of curvature.
 
         Args:
             like: points ``(*batch, d + 1)``, for their dtype.
 
         Returns:
-            Gain and shift ``(d,)``, the curvature of ``manifold_out``, and what is added to the variance.
+            Gain and shift ``(d,)``, the curvatures of both manifolds, and what is added to the variance.
         """
         norm = cast("_Bounded", self.function).norm
         gain = norm.weight if norm.elementwise_affine else like.new_ones(like.shape[-1] - 1)
@@ -192,7 +192,7 @@ class HypLayerNorm(HRC):
         if last is not here:
             ratio = (here / last).sqrt().to(gain.dtype)
             gain, shift = gain * ratio, shift * ratio
-        return gain, shift, last, norm.eps
+        return gain, shift, here, last, norm.eps
 
 
 def may_bypass_norm(norm: HypLayerNorm) -> bool:

@@ -16,7 +16,7 @@ from holonomy import _autograd
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["chunks", "curvature_gradient", "joined", "space_gradient", "use_chunked"]
+__all__ = ["chunks", "curvature_gradient", "joined", "space_gradient", "use_chunked", "use_custom_backward"]
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
@@ -27,6 +27,13 @@ _CHUNK = 2**19
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:
     """Whether to compute in chunks: from 2048 rows on, where a custom backward is supported."""
     return _autograd.supports_custom_backward(x) and rows >= _FEWEST_ROWS and x.numel() > 0
+
+
+def use_custom_backward(rows: int, *tensors: torch.Tensor) -> bool:
+    """Whether a gradient written by hand replaces that of autograd: as chunks do, and in what the compiler fuses."""
+    if torch.compiler.is_compiling():
+        return len({x.dtype for x in tensors}) == 1 and not torch.is_autocast_enabled(tensors[0].device.type)
+    return _autograd.supports_custom_backward(*tensors) and use_chunked(tensors[0], rows)
 
 
 def chunks(x: Float[torch.Tensor, "rows dim"]) -> list[slice]:

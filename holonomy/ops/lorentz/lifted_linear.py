@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from holonomy import _autograd
 from holonomy.manifolds import hyperboloid
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, space_gradient, use_chunked
+from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient, use_custom_backward
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,7 +31,7 @@ def lifted_linear(
 ) -> Float[Tensor, "*batch ambient_out"]:
     """The point of curvature ``last`` above the map of the point of ``curvature`` above x."""
     tensors = (x, weight, bias, curvature, last)
-    if not (use_chunked(x, x.shape[:-1].numel()) and _autograd.supports_custom_backward(*tensors)):
+    if not use_custom_backward(x.shape[:-1].numel(), *tensors):
         return lifted_linear_reference(*tensors)
     out = _autograd.apply_function(_LiftedLinear, x.reshape(-1, x.shape[-1]), *tensors[1:])
     return out.view(*x.shape[:-1], -1)
@@ -56,9 +56,9 @@ class _LiftedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, curvature: Tensor, last: Tensor) -> Tensor:
-        time, out = hyperboloid.time(x, curvature), x.new_empty(len(x), len(weight) + 1)
-        torch.addmm(bias, x, weight[:, 1:].t(), out=out[:, 1:]).addcmul_(time, weight[:, 0].contiguous())
-        out[:, :1] = hyperboloid.time(out[:, 1:], last)
+        time = hyperboloid.time(x, curvature)
+        space = torch.addmm(bias, x, weight[:, 1:].t()).addcmul_(time, weight[:, 0].contiguous())
+        out = hyperboloid.lift(space, last)
         ctx.save_for_backward(x, weight, bias, curvature, last, time, out)
         return out
 
@@ -67,15 +67,12 @@ class _LiftedLinear(torch.autograd.Function):
         *inputs, time, out = ctx.saved_tensors
         x, weight, _, curvature, last = inputs
         grad = grad_outputs[0]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return _autograd.by_definition(lifted_linear_reference, tuple(inputs), grad, tuple(ctx.needs_input_grad))
         g = space_gradient(grad, out)
         on_time = torch.mv(g, weight[:, 0].contiguous())[:, None] / time
-        grad_x, grad_weight = torch.empty_like(x), torch.empty_like(weight)
-        for rows in chunks(x):
-            torch.mm(g[rows], weight[:, 1:], out=grad_x[rows]).addcmul_(x[rows], on_time[rows])
-        torch.mm(g.t(), x, out=grad_weight[:, 1:])
-        torch.mv(g.t(), time[:, 0], out=grad_weight[:, 0])
+        grad_x = torch.mm(g, weight[:, 1:]).addcmul_(x, on_time)
+        grad_weight = torch.cat([torch.mv(g.t(), time[:, 0])[:, None], torch.mm(g.t(), x)], 1)
         on_curvature = (on_time.sum() / (2 * curvature.square())).reshape(curvature.shape)
         on_last = curvature_gradient(grad, out, last).reshape(last.shape)
         return grad_x, grad_weight, g.sum(0), on_curvature, on_last

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
 from holonomy.manifolds import hyperboloid
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, space_gradient
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -90,7 +90,9 @@ def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[T
     rows = _rows(x, y, scale, near=_near(scale, *(_length(z.detach()) for z in (x, y))))
     pair = _pair(rows, epsilon)
     middle = _total(rows, epsilon) * (rows.factor * pair.norm).reciprocal()
-    return hyperboloid.lift(numerics.narrow(middle, dtype), curvature), pair
+    # What float32 holds of near points needs no saturation.
+    narrow = middle if middle.dtype == dtype == torch.float32 else numerics.narrow(middle, dtype)
+    return hyperboloid.lift(narrow, curvature), pair
 
 
 def _near(scale: Tensor, *lengths: Tensor) -> bool:
@@ -202,7 +204,8 @@ class _Midpoint(torch.autograd.Function):
         for r in chunks(x):
             kept = _Pair(*(each[r] for each in numbers))
             rows = _rows(x[r], y[r], scale, near=_near(scale, kept.x_time, kept.y_time))
-            g = space_gradient(grad[r].to(rows.x.dtype), out[r].to(rows.x.dtype))
+            of_point, point = grad[r].to(rows.x.dtype), out[r].to(rows.x.dtype)
+            g = torch.addcmul(of_point[:, 1:], point[:, 1:], of_point[:, :1] / point[:, :1])
             *gradients, rate = _gradients(g, rows, scale, _pair(rows, epsilon) if again else kept, epsilon)
             if torch.float64 in (x.dtype, y.dtype):
                 spoiled = (x[r] + y[r] + g).isnan().any(-1, keepdim=True)

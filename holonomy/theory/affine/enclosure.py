@@ -184,7 +184,7 @@ class Enclosure:
         norm = self._last_norm()
         if norm is None:
             return math.inf
-        gain, shift, _, _ = norm.affine(self.points)
+        gain, shift, *_ = norm.affine(self.points)
         radius = (math.sqrt(norm.features) * gain.abs().amax() + shift.norm()).item() * (1 + ROUNDING)
         k = root(norm.manifold_out)
         return self._share * math.asinh(k * radius) / k * (1 + ROUNDING)
@@ -199,7 +199,7 @@ class Enclosure:
         norm = self._last_norm()
         if norm is None:
             return torch.full(rows.shape[:-1], -torch.inf, dtype=rows.dtype)
-        gain, shift, _, _ = norm.affine(self.points)
+        gain, shift, *_ = norm.affine(self.points)
         k, root_size = root(norm.manifold_out), math.sqrt(norm.features)
         turned = rows * gain
         turned = turned - turned.mean(-1, keepdim=True)
