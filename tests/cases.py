@@ -17,7 +17,7 @@ from tests.registry.case import Case, Setting
 
 __all__ = ["CASES", "ELSEWHERE", "Case", "Setting", "public_classes"]
 
-_PARTS = (hyperbolic, sequences, equivariant, tokens, chromatic, simplicial)
+_PARTS = (hyperbolic, equivariant, tokens, chromatic, simplicial, sequences)
 CASES: list[Case] = [case for part in _PARTS for case in part.CASES]
 
 # Public classes without a case, each with where its tests are.

@@ -3,6 +3,7 @@
 from holonomy.models.chromatic_graph_transformer import ChromaticGraphTransformer
 from holonomy.models.higher_order_transformer import HigherOrderTransformer
 from holonomy.models.hyp_tokengt import HypTokenGT
+from holonomy.models.hyp_transformer import HypTransformer
 from holonomy.models.hypformer import Hypformer, HypformerBlock
 from holonomy.models.invariant_graph_network import InvariantGraphNetwork
 from holonomy.models.simplicial_transformer import SimplicialTransformer
@@ -12,6 +13,7 @@ __all__ = [
     "ChromaticGraphTransformer",
     "HigherOrderTransformer",
     "HypTokenGT",
+    "HypTransformer",
     "Hypformer",
     "HypformerBlock",
     "InvariantGraphNetwork",

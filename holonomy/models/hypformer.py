@@ -47,7 +47,10 @@ from holonomy.structures import Graph, PaddedGraphs
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["Hypformer", "HypformerBlock", "HypformerEncoder", "decoder_of"]
+__all__ = ["BlockState", "Hypformer", "HypformerBlock", "HypformerEncoder", "decoder_of"]
+
+# What a block keeps of the tokens so far, by its attention.
+BlockState = LinearState | KeyValueState
 
 
 class HypformerBlock(nn.Module):
@@ -195,8 +198,8 @@ class HypformerBlock(nn.Module):
         return self._fed_forward(x, attended)
 
     def step(
-        self, x: Float[Tensor, "... nodes ambient"], state: LinearState | KeyValueState | None = None
-    ) -> tuple[Float[Tensor, "... nodes ambient"], LinearState | KeyValueState]:
+        self, x: Float[Tensor, "... nodes ambient"], state: BlockState | None = None
+    ) -> tuple[Float[Tensor, "... nodes ambient"], BlockState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
         Args:
@@ -308,12 +311,36 @@ class HypformerEncoder(nn.Module):
         return change_curvature(self.refine.function(space_of(self.embedding, x)), self.refine.manifold_in, there)
 
     def forward(
-        self, x: Float[Tensor, "... nodes ambient"], key_padding_mask: Bool[Tensor, "... nodes"] | None = None
+        self,
+        x: Float[Tensor, "... nodes ambient"],
+        key_padding_mask: Bool[Tensor, "... nodes"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Float[Tensor, "... nodes ambient"]:
         """Apply the blocks."""
         for block in self.blocks:
-            x = block(x, key_padding_mask)
+            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
         return self.drop(x)
+
+    def step(
+        self, x: Float[Tensor, "... nodes ambient"], state: tuple[BlockState, ...] | None = None
+    ) -> tuple[Float[Tensor, "... nodes ambient"], tuple[BlockState, ...]]:
+        """Apply the blocks to the next tokens of a sequence."""
+        self.check_state(state)
+        states = [None] * len(self.blocks) if state is None else state
+        after: list[BlockState] = []
+        for block, before in zip(self.blocks, states, strict=True):
+            x, kept = cast("HypformerBlock", block).step(x, before)
+            after.append(kept)
+        return self.drop(x), tuple(after)
+
+    def check_state(self, state: object) -> None:
+        """Refuse what is not a state for each block."""
+        if state is not None and (not isinstance(state, tuple) or len(state) != len(self.blocks)):
+            raise TypeError(
+                f"state must be what step returned, a tuple of {len(self.blocks)}, got {type(state).__name__}."
+            )
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold but the last, by where it lies."""

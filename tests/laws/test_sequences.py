@@ -37,6 +37,19 @@ def takes(name):
     return lambda case: name in keywords(case) and len(node_axes(case)) == 1
 
 
+def above(module, x):
+    """Points of whatever space parts, where the inputs are points, else the features themselves."""
+    return module.manifold_in.lift(x[..., 1:]) if hasattr(module, "manifold_in") else x
+
+
+def chosen_from(state, index):
+    """Some sequences of a state: every tensor of it has the batch first."""
+    if isinstance(state, torch.Tensor):
+        return state[index]
+    parts = [chosen_from(part, index) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
 def sequential(case):
     """Which cases of tokens alone go step by step."""
     return takes("is_causal")(case) and hasattr(module_of(case), "step")
@@ -61,8 +74,7 @@ def test_no_token_sees_later_ones(case, drawn, device, dtype):
         for factor in (-0.7, 0.0, 1e3, 1e18) if case.any_radius else (-0.7, 0.0, 3.0):
             x = inputs[0].clone()
             x[..., seen:, :] *= factor
-            x[..., seen:, :1] = module.manifold_in.time(x[..., seen:, :])
-            ours = module(x, *inputs[1:], is_causal=True)[..., :seen, :]
+            ours = module(above(module, x), *inputs[1:], is_causal=True)[..., :seen, :]
             if factor < 1 and not midpoints:
                 assert torch.equal(ours, expected[..., :seen, :])
             assert_near(ours, expected[..., :seen, :], 1e-3 if dtype == torch.float32 else 1e-9, "seen")
@@ -124,14 +136,13 @@ def test_a_state_of_another_batch_is_refused(case, device):
 
 @steps
 def test_the_state_of_some_sequences_continues_those(case, device):
-    """Every tensor of a state has the batch first, as a search among several continuations needs it."""
+    """As a search among several continuations needs it."""
     _, module, (x,) = build(case, device, torch.float64)
-    batch = torch.stack([x, x.flip(-2), 0.5 * x])
-    batch[..., :1] = module.manifold_in.time(batch)
+    batch = above(module, torch.stack([x, x.flip(-2), 0.5 * x]))
     chosen = torch.tensor([2, 0, 2, 1])
     expected = module(batch[chosen], is_causal=True)
     _, state = module.step(batch[..., :3, :])
-    last, _ = module.step(batch[chosen][..., 3:, :], type(state)(*(part[chosen] for part in state)))
+    last, _ = module.step(batch[chosen][..., 3:, :], chosen_from(state, chosen))
     assert_near(last, expected[..., 3:, :], 1e-11, "last tokens")
 
 

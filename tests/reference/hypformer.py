@@ -24,6 +24,7 @@ from tests.reference.hyperbolic import (
     gcn,
     htc,
     layer_norm,
+    learned_points,
     linear_attention,
     logarithm,
     mlr,
@@ -81,19 +82,43 @@ def block(
 def encoder(
     module: nn.Module,
     x: Tensor,
+    key_padding_mask: Tensor | None = None,
     *,
+    place: Callable[[Tensor], Tensor] = lambda points: points,
     dropout: float = 0.0,
     output_dropout: float = 0.0,
     activation: Activation = torch.relu,
     norm_eps: float = 1e-5,
+    **masks: Any,
 ) -> Tensor:
-    """The hyperbolic branch: features to points of the last manifold."""
+    """The hyperbolic branch: features to points of the last manifold; ``place`` moves them before the first block."""
     start = curvature(module.refine.manifold_out)
-    x = refined(exp_htc(module.embedding, x)[..., 1:], activation, dropout, start, training=module.training)
+    x = place(refined(exp_htc(module.embedding, x)[..., 1:], activation, dropout, start, training=module.training))
     for each in module.blocks:
-        x = block(each, x, dropout=dropout, activation=activation, norm_eps=norm_eps)
+        x = block(each, x, key_padding_mask, dropout=dropout, activation=activation, norm_eps=norm_eps, **masks)
     kappa = curvature(module.blocks[-1].manifold_out)
     return refined(x[..., 1:], lambda entry: entry, output_dropout, kappa, training=module.training)
+
+
+def hyp_transformer(
+    module: models.HypTransformer,
+    x: Tensor,
+    key_padding_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+    activation: Activation = torch.relu,
+    norm_eps: float = 1e-5,
+) -> Tensor:
+    """Each token at the midpoint of itself and the point of its place, then the blocks."""
+
+    def place(points: Tensor) -> Tensor:
+        if module.positions is None:
+            return points
+        return residual(module.residual, points, learned_points(module.positions)[: x.shape[-2]].expand_as(points))
+
+    options = {"dropout": dropout, "activation": activation, "norm_eps": norm_eps, "is_causal": is_causal}
+    return encoder(module.encoder, x, key_padding_mask, place=place, **options)
 
 
 def mixed(
@@ -182,4 +207,5 @@ REFERENCES: dict[type[nn.Module], Callable[..., Tensor]] = {
     models.HypformerBlock: block,
     models.Hypformer: hypformer,
     models.HypTokenGT: hyp_tokengt,
+    models.HypTransformer: hyp_transformer,
 }

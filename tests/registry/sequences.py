@@ -88,6 +88,14 @@ def _added(setting: Setting) -> tuple[Tensor, ...]:
     return x, added, setting.padding()
 
 
+def _raw(setting: Setting) -> tuple[Tensor, ...]:
+    return (setting.vectors(setting.nodes, setting.features),)
+
+
+def _raw_padded(setting: Setting) -> tuple[Tensor, ...]:
+    return setting.vectors(2, setting.nodes, setting.features), setting.padding()
+
+
 def _layer(kind: type[nn.Module], target: int) -> Callable[[Setting, Options], nn.Module]:
     def make(s: Setting, options: Options) -> nn.Module:
         to = None if target == 0 else s.manifold(target)
@@ -160,3 +168,31 @@ for options, outer, inputs in (
     ({"order": 1}, Masked, _hidden),
 ):
     _register(layers.HypSimplicialAttention, outer, options, 1, inputs, any_radius=False)
+
+for options, in_order, inputs in (
+    ({"layers": 2}, False, _raw),
+    ({"layers": 1, "heads": 2, "max_tokens": 9}, False, _raw),
+    ({"layers": 1, "attention": "softmax", "heads": 2, "max_tokens": 9}, False, _raw),
+    ({"layers": 1, "power": 3.0, "norm_eps": 0.1, "max_tokens": 9, "dropout": 0.3}, False, _raw_padded),
+    ({"layers": 1, "max_tokens": 9, "activation": nn.functional.gelu, "curvature": -0.3}, True, _raw_padded),
+    ({"layers": 2, "average": "midpoint"}, True, _raw),
+    ({"layers": 1, "attention": "softmax", "similarity": "geodesic", "max_tokens": 9}, True, _raw_padded),
+):
+
+    def make(s: Setting, o: Options, in_order: bool = in_order) -> nn.Module:
+        model = models.HypTransformer(s.features, 6, **{"feedforward": 5} | o, **s.factory)
+        return InOrder(model) if in_order else model
+
+    CASES.append(
+        Case(
+            models.HypTransformer,
+            options,
+            make,
+            inputs,
+            ", ".join(["in order"] * in_order + ["padded"] * (inputs is _raw_padded)),
+            target="manifold_out",
+            any_radius=True,
+            in_order=in_order or "max_tokens" in options,
+            formula=called if in_order else None,
+        )
+    )

@@ -1,0 +1,207 @@
+"""Hypformer's blocks for sequences: what :class:`torch.nn.TransformerEncoder` is in flat space, with learned positions.
+
+Axes are ``(*batch, tokens, features)``; causal it is the decoder of a language model, which goes token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks, numerics
+from holonomy.layers import HypResidual
+from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
+from holonomy.manifolds import Lorentz, LorentzEmbedding
+from holonomy.models.hypformer import BlockState, HypformerEncoder
+from holonomy.ops.heads import without_padding
+from holonomy.ops.linear_attention.causal import LinearState
+from holonomy.ops.linear_attention.reference import Average
+from holonomy.ops.softmax_attention import Similarity
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["HypTransformer"]
+
+
+class HypTransformer(nn.Module):
+    r"""Hyperbolic blocks on a sequence (Hypformer section 4.6, figure 4, without a graph).
+
+    Features are mapped to points by the exponential map at the origin, then by HTC, as in
+    :class:`~holonomy.models.Hypformer`. With ``max_tokens`` each place has a learned point p of the same manifold, and
+    the token there becomes the Lorentzian midpoint of itself and p: the sum of eq. 20 with a position that is learned
+    for the place instead of computed from the token. Blocks follow.
+
+    Args:
+        in_features: number of features of a token.
+        hidden_features: dimension of the hyperbolic spaces.
+        layers: number of blocks.
+        heads: attention heads per block, a divisor of ``hidden_features``.
+        max_tokens: the longest sequence that has positions; no positions if left out, and then the order of the tokens
+            plays no part but through ``is_causal``.
+        feedforward: hidden dimension of each feed-forward; ``4 * hidden_features`` if left out.
+        attention: ``"linear"``, at a cost linear in the tokens, or ``"softmax"``.
+        similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
+        power: the sharpening exponent p of linear attention (eq. 19).
+        average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
+        dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
+        activation: a function of space parts, after the first HTC and in the feed-forwards.
+        norm_eps: added to the variance by the LayerNorms.
+        curvature: the initial curvature of every manifold.
+        learnable_curvature: whether the curvatures receive gradients.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    Raises:
+        TypeError: if an argument is of another type than it says.
+        ValueError: if a size, probability or choice is none of the allowed, or if an option of the other attention is
+            given.
+
+    A model that no token of which looks ahead:
+
+    >>> _ = torch.manual_seed(0)
+    >>> model = HypTransformer(3, 8, heads=2, max_tokens=10).eval()
+    >>> x = torch.randn(2, 6, 3)
+    >>> points = model(x, is_causal=True)
+    >>> torch.allclose(model(x[:, :4], is_causal=True), points[:, :4], atol=1e-4)
+    True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        layers: int = 2,
+        heads: int = 1,
+        max_tokens: int | None = None,
+        feedforward: int | None = None,
+        attention: Literal["linear", "softmax"] = "linear",
+        similarity: Similarity = "geodesic_squared",
+        power: float = 2.0,
+        average: Average = "space",
+        dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm_eps: float = numerics.LAYER_NORM_EPS,
+        curvature: float = -1.0,
+        learnable_curvature: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = checks.positive_int("in_features", in_features)
+        self.hidden_features = checks.positive_int("hidden_features", hidden_features)
+        self.manifold_out = Lorentz(curvature, learnable=learnable_curvature, device=device, dtype=dtype)
+        self.encoder = HypformerEncoder(
+            in_features,
+            hidden_features,
+            self.manifold_out,
+            layers=layers,
+            heads=heads,
+            feedforward=feedforward,
+            attention=attention,
+            similarity=similarity,
+            power=power,
+            average=average,
+            dropout=dropout,
+            activation=activation,
+            norm_eps=norm_eps,
+            curvature=curvature,
+            learnable_curvature=learnable_curvature,
+            device=device,
+            dtype=dtype,
+        )
+        self.positions = None
+        if max_tokens is not None:
+            first = self.encoder.refine.manifold_out
+            checks.positive_int("max_tokens", max_tokens)
+            self.positions = LorentzEmbedding(max_tokens, hidden_features, first, device=device, dtype=dtype)
+            self.residual = HypResidual(first)
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "*batch tokens ambient"]:
+        """Encode.
+
+        Args:
+            x: ``(*batch, tokens, in_features)``.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding, which has no effect.
+            attn_mask: with softmax attention: pairs that must not attend, see
+                :class:`~holonomy.layers.HypSoftmaxAttention`.
+            is_causal: no token attends to later ones.
+
+        Returns:
+            Points ``(*batch, tokens, hidden_features + 1)`` of ``manifold_out``; finite at padding.
+
+        Raises:
+            ValueError: if there are more tokens than ``max_tokens``, or a mask does not fit.
+        """
+        checks.rows("x", x, self.in_features, "in_features", self.encoder.embedding)
+        x = without_padding(x, key_padding_mask)
+        points = self._placed(x, torch.arange(x.shape[-2], device=x.device))
+        return self.encoder(points, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+
+    def step(
+        self, x: Float[Tensor, "*batch tokens features"], state: tuple[BlockState, ...] | None = None
+    ) -> tuple[Float[Tensor, "*batch tokens ambient"], tuple[BlockState, ...]]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Args:
+            x: ``(*batch, tokens, in_features)``: one token, or several.
+            state: what the step before returned; ``None`` at the first.
+
+        Returns:
+            Points ``(*batch, tokens, hidden_features + 1)`` of ``manifold_out``, and the state after them: that of each
+            block, whose tensors have the batch first.
+
+        Raises:
+            TypeError: if ``state`` is not one of this model.
+            ValueError: if it is of another batch or of other sizes, or there are more tokens than ``max_tokens``.
+
+        >>> model, x = HypTransformer(3, 8, max_tokens=10).eval(), torch.randn(2, 6, 3)
+        >>> first, state = model.step(x[:, :5])  # a prompt
+        >>> last, state = model.step(x[:, 5:], state)
+        >>> torch.allclose(last, model(x, is_causal=True)[:, 5:], atol=1e-4)
+        True
+        """
+        checks.rows("x", x, self.in_features, "in_features", self.encoder.embedding)
+        self.encoder.check_state(state)
+        places = torch.arange(x.shape[-2], device=x.device)
+        first = None if state is None else state[0]
+        if isinstance(first, tuple) and first[0].shape[:-3] != x.shape[:-2]:
+            got = tuple(first[0].shape[:-3])
+            raise ValueError(f"state must have the batch axes {tuple(x.shape[:-2])} of x, got {got}.")
+        # Keys and values are as many as the tokens; sums hold their number, in each head.
+        if isinstance(first, KeyValueState):
+            places = places + first.key.shape[-2]
+        elif isinstance(first, LinearState):
+            places = places + first.tokens[..., :1, 0, 0].long()
+        return self.encoder.step(self._placed(x, places), state)
+
+    def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
+        """The curvature of every manifold, by where it lies.
+
+        Returns:
+            ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
+            ``"block0.feedforward"``, ..., then ``"output"``.
+        """
+        return self.encoder.curvatures() | {"output": self.manifold_out.curvature}
+
+    def _placed(self, x: Tensor, places: Int[Tensor, "*#batch tokens"]) -> Float[Tensor, "*batch tokens ambient"]:
+        """Points of the tokens, moved towards those of their places."""
+        points = self.encoder.points(x)
+        if self.positions is None:
+            return points
+        most = len(self.positions.unit)
+        if x.shape[-2] > most:
+            raise ValueError(f"x must have at most max_tokens = {most} tokens, got {x.shape[-2]}.")
+        checks.codes("the places of x after the state", places, most, "max_tokens")
+        return self.residual(points, self.positions(places).expand_as(points))

@@ -1,0 +1,72 @@
+"""The transformer of sequences: what positions do, how far they go, and that it learns what order means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from holonomy.layers import HypMLR
+from holonomy.models import HypTransformer
+from holonomy.optim import RiemannianAdam
+
+D = torch.float64
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_only_positions_tell_places_apart(attention):
+    x, order = torch.randn(5, 3, dtype=D), torch.randperm(5)
+    without = HypTransformer(3, 6, attention=attention, dtype=D)
+    torch.testing.assert_close(without(x[order]), without(x)[order])
+    model = HypTransformer(3, 6, attention=attention, max_tokens=7, dtype=D)
+    alike = model(x[:1].expand(5, -1))
+    assert not torch.allclose(alike[0], alike[1])
+    with torch.no_grad():
+        model.positions.unit.copy_(model.positions.unit[:1].clone().expand_as(model.positions.unit))
+    torch.testing.assert_close(model(x[order]), model(x)[order])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_more_tokens_than_places_are_refused(attention):
+    model = HypTransformer(3, 6, attention=attention, max_tokens=4)
+    assert model(torch.randn(2, 4, 3)).shape == (2, 4, 7)
+    with pytest.raises(ValueError, match=r"^x must have at most max_tokens = 4 tokens, got 5"):
+        model(torch.randn(2, 5, 3))
+    _, state = model.step(torch.randn(2, 3, 3))
+    _, state = model.step(torch.randn(2, 1, 3), state)
+    with pytest.raises(ValueError, match=r"^the places of x after the state must lie in \[0, max_tokens = 4\), got 4"):
+        model.step(torch.randn(2, 1, 3), state)
+    with pytest.raises(TypeError, match=r"^state must be what step returned, a tuple of 2"):
+        model.step(torch.randn(2, 1, 3), state[:1])
+    with pytest.raises(TypeError, match=r"^max_tokens must be a positive integer"):
+        HypTransformer(3, 6, max_tokens=2.5)
+
+
+def test_curvatures_are_named_by_where_they_lie():
+    names = HypTransformer(3, 4, layers=1, learnable_curvature=False).curvatures()
+    assert sorted(names) == ["block0", "block0.attention", "block0.feedforward", "input", "output"]
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_it_learns_which_token_comes_next(attention):
+    """Of a word whose letters are followed by others at each place: only what came before tells."""
+    torch.manual_seed(0)
+    word = torch.tensor([0, 1, 0, 2, 0, 3, 1, 1])
+    letters = nn.functional.one_hot(word, 4).float()
+    model = HypTransformer(4, 16, layers=1, heads=2, attention=attention, max_tokens=8)
+    decoder = HypMLR(16, 4, model.manifold_out)
+    optimizer = RiemannianAdam(nn.ModuleList([model, decoder]).parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        scores = decoder(model(letters, is_causal=True))[:-1]
+        nn.functional.cross_entropy(scores, word[1:]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        points, state = model.step(letters[:1])
+        found = []
+        for _ in word[1:]:
+            found.append(decoder(points).argmax(-1))
+            points, state = model.step(nn.functional.one_hot(found[-1], 4).float(), state)
+    assert torch.cat(found).tolist() == word[1:].tolist()
