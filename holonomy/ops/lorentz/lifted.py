@@ -20,8 +20,8 @@ __all__ = ["chunks", "curvature_gradient", "joined", "space_gradient", "use_chun
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
-# Bytes of a chunk of rows: of a dozen tables, most stay in a processor's caches.
-_CHUNK = 2**19
+# Bytes of a chunk of rows: beside it the calls of a hundred operations take little time, and a cache holds some.
+_CHUNK = 2**22
 
 
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:
