@@ -12,6 +12,7 @@ import math
 import pytest
 import torch
 
+from holonomy.layers.hyperbolic.midpoint import lifted_midpoint
 from holonomy.manifolds import Lorentz
 from tests.manifolds import accuracy
 from tests.manifolds.geometry import Pair, pairs, rapidity
@@ -132,6 +133,21 @@ def test_coincident_points_have_zero_gradients(kappa: float, dtype: torch.dtype)
     assert (log == 0).all()
     for gradient in torch.autograd.grad(log.sum(), [x, y]):
         assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("size", [1e60, 1e160, 1e242, 1e300])
+@pytest.mark.parametrize("dim", [1, 3])
+def test_midpoints_on_a_ray_at_the_end_of_float64(size: float, dim: int) -> None:
+    """Far out the midpoint of x and 4 x is 2 x, and sqrt(x y) on the line."""
+    manifold = Lorentz(-1.0, dtype=torch.float64)
+    ray = torch.tensor([[0.5, -1.0, 0.75]], dtype=torch.float64)[:, :dim]
+    spaces = [(ray * size * factor).requires_grad_() for factor in (1.0, 4.0)]
+    x, y = (manifold.lift(space) for space in spaces)
+    middle = lifted_midpoint(x, y, 1.0, manifold.curvature)
+    torch.testing.assert_close(middle[:, 1:], ray * size * 2, rtol=1e-14, atol=0)
+    gradients = torch.autograd.grad((middle[:, 1:] * ray).sum(), spaces)
+    for gradient, rate in zip(gradients, (1.0, 0.25), strict=True):
+        torch.testing.assert_close(gradient, ray * rate, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("other", [0.3, 2.0, -1.27e308, 0.0, 1e-300])

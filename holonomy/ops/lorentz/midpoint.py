@@ -169,9 +169,13 @@ def _gradients(g: Tensor, rows: _Rows, scale: Tensor, pair: _Pair, epsilon: floa
     total, inverse = pair.x_time + pair.y_time, pair.norm.reciprocal()
     share, ratio = pair.along + 1 - pair.shortest, (pair.one * inverse).square()  # k, (nu_1 / nu)^2
     pull = (g * _total(rows, epsilon)).sum(-1, keepdim=True) * (epsilon / 2) * (inverse / factor)
-    on_across = (pull * inverse * scale) * (inverse / radius)
+    on_across = pull * inverse * scale
     on_sum = pull * factor * share * ratio / total.square()
     p = _across(_shortest(rows, pair.shortest), s, pair.along)
+    if p.dtype == torch.float32:
+        on_across = on_across * (inverse / radius)
+    else:  # of the largest points the product of both numbers would leave the range
+        p = p * (inverse / radius)
     # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
     left = numerics.safe_div((p * s).sum(-1, keepdim=True), pair.length.square())
     # The gradients of x and y through 1/nu are this, times -S/X and S/Y.
