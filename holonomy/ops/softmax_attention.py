@@ -65,10 +65,11 @@ def hyperbolic_softmax_attention(
 
     The squared Lorentzian distance is :math:`2/\kappa - 2\langle q, k\rangle`, whose constant softmax does not
     see: it runs as scaled dot-product attention with queries :math:`(-q_t, q_s)`. Its logits are differences of
-    numbers of size :math:`q_t k_t`. Points with :math:`|x_s| > \epsilon^{-1/2}` (2896 in float32, rapidity 8.7 at
-    :math:`\kappa = -1`), of which rounding leaves no digit, are compared as if they lay at that radius, and the
-    midpoint has a relative error of :math:`\epsilon |\kappa| x_t^2`, of values up to rapidity 67 in float32; the two
-    other similarities have no such limit.
+    numbers of size :math:`q_t k_t`, and midpoints of sums of numbers of size :math:`|\kappa| v_t^2`: results are off by
+    :math:`10\,\epsilon t^2`, t the largest of the three times (in float32 at :math:`\kappa = -1` by 1e-3 at rapidity 4,
+    by 5e-2 at 6). Points with :math:`|x_s| > \epsilon^{-1/2}` (2896 in float32, rapidity 8.7), of which rounding leaves
+    no digit, are compared as if they lay at that radius. The two other similarities have no such limit: take one of
+    them, or float64, for points beyond rapidity 4.
     A query whose keys are all masked gets the origin. ``attn_mask`` is that of :func:`~holonomy.ops.heads.split_mask`;
     with ``is_causal`` queries are the last of the keys, and attend to none after themselves.
     """

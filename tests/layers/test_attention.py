@@ -12,7 +12,7 @@ from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.manifolds import Lorentz
 from holonomy.ops.linear_attention import linear_average
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
-from holonomy.ops.softmax_attention import SIMILARITIES, weighted_midpoint
+from holonomy.ops.softmax_attention import SIMILARITIES, hyperbolic_softmax_attention, weighted_midpoint
 
 D = torch.float64
 ATTENTIONS = {
@@ -393,6 +393,27 @@ def test_midpoint_agrees_with_the_exact_centroid(kappa):
     weights[0] = 0
     space = weighted_midpoint(m.space(x), weights, curvature=m.curvature)
     torch.testing.assert_close(m.lift(space), m.centroid(x, weights), rtol=1e-5, atol=1e-6)
+
+
+@similarities
+@pytest.mark.parametrize("rapidity", [1.0, 4.0, 6.0])
+@pytest.mark.parametrize("near", [False, True])
+def test_what_float32_loses_far_out(similarity, rapidity, near):
+    """Geodesic distances nothing; products of coordinates as much as is documented, of clustered points most."""
+    draw = torch.Generator().manual_seed(0)
+    spread, centre = torch.randn(2, 64, 4, generator=draw, dtype=D)
+    points = centre[:1] + 0.3 / math.cosh(rapidity) * spread * centre[:1].norm() if near else spread
+    points = (torch.nn.functional.normalize(points, dim=-1) * math.sinh(rapidity)).float()
+    inputs = points, points.flip(0), points.roll(3, 0)
+    found, exact = (
+        hyperbolic_softmax_attention(
+            *(x.to(dtype) for x in inputs), curvature=torch.tensor([-1.0], dtype=dtype), similarity=similarity
+        )
+        for dtype in (torch.float32, D)
+    )
+    error = ((found - exact).norm(dim=-1) / exact.norm(dim=-1)).max().item()
+    spacing = torch.finfo(torch.float32).eps
+    assert error < (10 * spacing * math.cosh(rapidity) ** 2 if similarity == "lorentz_squared" else 1e-6)
 
 
 @pytest.mark.parametrize("faint", [1e-12, 1e-20, 1e-25, 1e-38, 1e-42])

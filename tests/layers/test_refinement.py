@@ -252,6 +252,10 @@ def test_batch_norm_in_float16(spread, mean):
         result, expected = half.train(mode)(x), wide.train(mode)(x.double())
         assert result.dtype == torch.float16
         torch.testing.assert_close(result.double(), expected, rtol=2e-3, atol=2e-3 if mode else 2e-3 * (1 + abs(mean)))
+    for name, statistic in half.function.norm.named_buffers():
+        if statistic.is_floating_point():
+            expected = getattr(wide.function.norm, name).clamp(max=torch.finfo(torch.float16).max)
+            torch.testing.assert_close(statistic.double(), expected, rtol=2e-3, atol=2e-3)
     half(x).square().mean().backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float16 for p in half.function.parameters())
 

@@ -274,7 +274,8 @@ class HypLinearAttention(nn.Module):
 def _steepest(x: Float[Tensor, "*batch nodes ambient"]) -> float:
     """What gradients may be for their products with points beyond rapidity 22; infinite where none is there.
 
-    Gradients of queries are as long as values are, and those of weights are sums of their products with points.
+    Gradients of queries are as long as values are, and those of weights are sums of their products with points. On a
+    GPU, which would have to wait for the number, and under compilation none is looked for.
     """
     largest = torch.finfo(x.dtype).max
     farthest = float(x[..., 0].detach().amax()) if x.numel() and checks.costs_nothing_to_read(x) else 0.0

@@ -210,7 +210,8 @@ class HypBatchNorm(HRC):
     r"""Batch normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.BatchNorm1d`.
 
     Statistics run over all leading axes, in float32 at least. In training at least two points are needed, as in torch.
-    A running variance that its dtype cannot hold is held at the largest number.
+    A running variance that its dtype cannot hold is held at the largest number, and evaluation divides by too little:
+    in float16 where a coordinate deviates by more than 255.
 
     Args:
         features: d.
