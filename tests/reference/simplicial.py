@@ -159,16 +159,22 @@ def simplicial(
     padding: Tensor | None = None,
     takes: Takes = lambda i, simplex: True,
     bias: Callable[[int, tuple[int, ...]], Tensor | float] = lambda i, simplex: 0.0,
+    *,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
 ) -> Tensor:
+    """``attn_mask`` ``(tokens, tokens)`` is True where a query must not attend."""
     if x.ndim == 3:
         paddings = [None] * len(x) if padding is None else padding
-        return torch.stack([simplicial(module, graph, one) for graph, one in zip(x, paddings, strict=True)])
+        how = {"is_causal": is_causal, "attn_mask": attn_mask}
+        return torch.stack([simplicial(module, graph, one, **how) for graph, one in zip(x, paddings, strict=True)])
     hidden = torch.zeros(len(x), dtype=torch.bool) if padding is None else padding
     x = torch.where(hidden[:, None], 0.0, x)
     keys, values = projections(module, x)
 
     def there(i: int, simplex: tuple[int, ...]) -> bool:
-        seen = all(not hidden[k] and (k <= i or not module.causal) for k in simplex)
+        late, lost = module.causal or is_causal, attn_mask is not None and any(attn_mask[i, k] for k in simplex)
+        seen = not lost and all(not hidden[k] and (k <= i or not late) for k in simplex)
         return seen and near(module.window, i, simplex) and takes(i, simplex)
 
     heads = [

@@ -196,3 +196,27 @@ for options, in_order, inputs in (
             formula=called if in_order else None,
         )
     )
+
+
+def _raw_hidden(setting: Setting) -> tuple[Tensor, ...]:
+    return _raw_padded(setting)[0], _hidden(setting)[1]
+
+
+for options, outer, inputs in (
+    ({"order": 1, "rope": True}, InOrder, _raw),
+    ({"order": 2, "lower_orders": True}, InOrder, _raw_padded),
+    ({"order": 2, "form": "determinant", "window": 3}, InOrder, _raw),
+    ({"order": 1}, Masked, _raw_hidden),
+    ({"order": 2}, Masked, _raw_hidden),
+):
+    CASES.append(
+        Case(
+            layers.SimplicialAttention,
+            options,
+            lambda s, o, outer=outer: outer(layers.SimplicialAttention(s.features, 2, **o, **s.factory)),
+            inputs,
+            {InOrder: "in order", Masked: "masked"}[outer] + ", padded" * (inputs is _raw_padded),
+            in_order=outer is InOrder,
+            formula=called,
+        )
+    )

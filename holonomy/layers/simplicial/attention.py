@@ -133,6 +133,8 @@ class SimplicialAttention(nn.Module):
         *,
         mask: Bool[Tensor, "..."] | None = None,
         pair_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
+        attn_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
+        is_causal: bool = False,
         positions: Int[Tensor, "*#batch tokens"] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
         """Attend.
@@ -143,6 +145,8 @@ class SimplicialAttention(nn.Module):
             mask: which simplexes there are, for every head: ``(*batch, tokens, .., tokens)``, N + 1 axes of tokens.
             pair_mask: ``(*batch, tokens, tokens)``, ``True`` where a token may attend to another; a simplex needs it of
                 all its keys.
+            attn_mask: the same in torch's words, ``True`` where a token must *not* attend to another.
+            is_causal: keys later than the query take no part, as with ``causal``.
             positions: of the tokens, for ``rope``; 0 .. n - 1 if left out.
 
         Returns:
@@ -154,15 +158,18 @@ class SimplicialAttention(nn.Module):
         """
         checks.rows("x", x, self.features, "features", self.key)
         x = without_padding(x, key_padding_mask)
-        if pair_mask is not None:
-            pairs = (*x.shape[:-1], x.shape[-2])
-            checks.broadcasting_mask("pair_mask", pair_mask, pairs, 2, "(*batch, tokens, tokens)")
+        for name, given in (("pair_mask", pair_mask), ("attn_mask", attn_mask)):
+            if given is not None:
+                pairs = (*x.shape[:-1], x.shape[-2])
+                checks.broadcasting_mask(name, given, pairs, 2, "(*batch, tokens, tokens)")
+        if attn_mask is not None:
+            pair_mask = ~attn_mask if pair_mask is None else pair_mask & ~attn_mask
         if key_padding_mask is not None:
             # A simplex counts where its query may attend to each of its keys, of which none may be padding.
             there = ~key_padding_mask[..., None, :]
             pair_mask = there if pair_mask is None else pair_mask & there
         keys, values = self.projected(x, positions)
-        return self.attend(keys, values, mask=mask, pair_mask=pair_mask)
+        return self.attend(keys, values, mask=mask, pair_mask=pair_mask, is_causal=is_causal)
 
     def attend(
         self,
@@ -171,6 +178,7 @@ class SimplicialAttention(nn.Module):
         *,
         mask: Bool[Tensor, "..."] | None = None,
         pair_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
+        is_causal: bool = False,
     ) -> Float[Tensor, "*batch tokens features"]:
         """Attend, with what :meth:`projected` gave.
 
@@ -179,6 +187,7 @@ class SimplicialAttention(nn.Module):
             values: N tensors ``(*batch, heads, tokens, values)``.
             mask: as in :meth:`forward`.
             pair_mask: as in :meth:`forward`.
+            is_causal: as in :meth:`forward`.
 
         Returns:
             ``(*batch, tokens, features)``.
@@ -198,7 +207,7 @@ class SimplicialAttention(nn.Module):
             values,
             mask=None if mask is None else mask.unsqueeze(-self.order - 2),
             pair_mask=None if pair_mask is None else pair_mask[..., None, :, :],
-            causal=self.causal,
+            causal=self.causal or is_causal,
             window=self.window,
             form=self.form,
             lower_orders=self.lower_orders,
