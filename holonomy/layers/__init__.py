@@ -32,6 +32,8 @@ from holonomy.layers.hyperbolic import (
     HTC,
     ExpMapHTC,
     FullyLorentzLinear,
+    HGATConv,
+    HGCNConv,
     HypActivation,
     HypBatchNorm,
     HypConcat,
@@ -44,6 +46,7 @@ from holonomy.layers.hyperbolic import (
     HypResidual,
     HypSimplicialAttention,
     HypSoftmaxAttention,
+    LGCNConv,
     TangentLinear,
 )
 from holonomy.layers.simplicial import ExpertChoice, PathRouter, SimplicialAttention, SimplicialEncoderLayer
@@ -80,6 +83,8 @@ __all__ = [
     "ExpertChoice",
     "FullyLorentzLinear",
     "GraphTokenizer",
+    "HGATConv",
+    "HGCNConv",
     "HigherOrderAttention",
     "HigherOrderEncoderLayer",
     "HypActivation",
@@ -95,6 +100,7 @@ __all__ = [
     "HypSimplicialAttention",
     "HypSoftmaxAttention",
     "HyperedgeTokenizer",
+    "LGCNConv",
     "NodeBatchNorm",
     "PairEncoder",
     "PathRouter",

@@ -1,6 +1,7 @@
 """Models, each readable alone."""
 
 from holonomy.models.chromatic_graph_transformer import ChromaticGraphTransformer
+from holonomy.models.hgcn import HGCN
 from holonomy.models.higher_order_transformer import HigherOrderTransformer
 from holonomy.models.hyp_tokengt import HypTokenGT
 from holonomy.models.hyp_transformer import HypTransformer
@@ -10,6 +11,7 @@ from holonomy.models.simplicial_transformer import SimplicialTransformer
 from holonomy.models.tokengt import TokenGT
 
 __all__ = [
+    "HGCN",
     "ChromaticGraphTransformer",
     "HigherOrderTransformer",
     "HypTokenGT",

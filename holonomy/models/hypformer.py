@@ -30,7 +30,6 @@ from holonomy.layers import (
     HypResidual,
     HypSoftmaxAttention,
 )
-from holonomy.layers.graph import check_graph
 from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.layers.hyperbolic.linear import space_of
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
@@ -41,6 +40,7 @@ from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.heads import without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import AVERAGES, Average
+from holonomy.ops.propagation import check_graph
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
 from holonomy.structures import Graph, PaddedGraphs
 

@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 
-def head_count(features: int, heads: int) -> int:
+def head_count(features: int, heads: int, name: str = "features") -> int:
     """Check that heads divide the features."""
-    checks.positive_int("features", features)
+    checks.positive_int(name, features)
     checks.positive_int("heads", heads)
     if features % heads:
-        raise ValueError(f"features must be a multiple of heads, got {features} and {heads}.")
+        raise ValueError(f"{name} must be a multiple of heads, got {features} and {heads}.")
     return heads
 
 

@@ -58,8 +58,8 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     ("std power eps norm_eps scale epsilon", domains.POSITIVE),
     (
         (
-            "mode kernel sums attention similarity average form decoder level pooling identifiers dropout_over norm "
-            "normalise substructures"
+            "mode kernel sums attention similarity average aggregation conv form decoder level pooling identifiers "
+            "dropout_over norm normalise substructures"
         ),
         domains.CHOICE,
     ),

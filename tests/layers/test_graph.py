@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from holonomy.layers import GCN, Propagation
-from holonomy.layers.graph import normalised_edges, propagation
 from holonomy.ops.csr import as_csr
+from holonomy.ops.propagation import normalised_edges, propagation
 from holonomy.structures import Graph
 
 D = torch.float64

@@ -53,6 +53,9 @@ MODELS: dict[str, Make] = {
 # What has no features at edges.
 _WITHOUT: dict[str, Make] = {
     "Hypformer": lambda **how: models.Hypformer(3, 8, 2, **how),
+    "HGCN": lambda **how: models.HGCN(3, 8, 2, **how),
+    "HGCN, attention": lambda **how: models.HGCN(3, 8, 2, conv="hgat", heads=2, decoder="mlr", **how),
+    "HGCN, Lorentzian": lambda **how: models.HGCN(3, 8, 2, conv="lgcn", **how),
     "Hypformer, no GCN": lambda **how: models.Hypformer(3, 8, 2, graph_encoder=None, decoder="mlr", **how),
 }
 BATCHED = MODELS | _WITHOUT

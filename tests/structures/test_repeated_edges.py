@@ -14,8 +14,8 @@ from holonomy.layers import (
     ring_membership,
     shortest_path_encoding,
 )
-from holonomy.layers.graph import normalised_edges
 from holonomy.models import ChromaticGraphTransformer
+from holonomy.ops.propagation import normalised_edges
 from tests.registry.graphs import MODELS, made
 
 D = torch.float64

@@ -2,6 +2,7 @@
 
 from holonomy.layers.hyperbolic.attention import HypLinearAttention
 from holonomy.layers.hyperbolic.classifier import HypMLR, HypPrototypes
+from holonomy.layers.hyperbolic.convolution import HGATConv, HGCNConv, LGCNConv
 from holonomy.layers.hyperbolic.linear import HTC, ExpMapHTC, FullyLorentzLinear, TangentLinear
 from holonomy.layers.hyperbolic.midpoint import HypResidual
 from holonomy.layers.hyperbolic.position import HypPositionalEncoding
@@ -21,6 +22,8 @@ __all__ = [
     "HTC",
     "ExpMapHTC",
     "FullyLorentzLinear",
+    "HGATConv",
+    "HGCNConv",
     "HypActivation",
     "HypBatchNorm",
     "HypConcat",
@@ -33,5 +36,6 @@ __all__ = [
     "HypResidual",
     "HypSimplicialAttention",
     "HypSoftmaxAttention",
+    "LGCNConv",
     "TangentLinear",
 ]

@@ -44,13 +44,15 @@ __all__ = ["frame_exponential", "frame_logarithm", "frame_logarithm_gradients", 
 def frame_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Frame components of the tangent vectors at x that lead to y."""
     x, y = torch.broadcast_tensors(x, y)
-    return _autograd.apply_function(_FrameLogarithm, x, y, scale)
+    function = _TracedFrameLogarithm if torch.compiler.is_compiling() else _FrameLogarithm
+    return _autograd.apply_function(function, x, y, scale)
 
 
 def frame_exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
     """Where the tangent vectors at x with frame components v lead; lengths beyond ``reach`` are held there."""
     x, v = torch.broadcast_tensors(x, v)
-    return _autograd.apply_function(_FrameExponential, x, v, scale, reach)
+    function = _TracedFrameExponential if torch.compiler.is_compiling() else _FrameExponential
+    return _autograd.apply_function(function, x, v, scale, reach)
 
 
 def frame_view(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,8 +79,7 @@ class _FrameLogarithm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        distance, direction = frame_view(x, y, scale)
-        return direction * (distance / scale)
+        return _logarithm(x, y, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -96,10 +97,7 @@ class _FrameExponential(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
-        ray = ray_of(x, scale)
-        step = _step(ray, v, scale, reach)
-        radial = numerics.finite(radial_of(ray, step, step.distance))
-        return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
+        return _exponential(x, v, scale, reach)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
@@ -129,6 +127,42 @@ class _FrameExponential(torch.autograd.Function):
         rate = on_velocity * slack + bent * end * (ray.length / ray.time) * sinh
         kept = keeper(x, v, g)
         return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square()), None
+
+
+class _TracedFrameLogarithm(torch.autograd.Function):
+    """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, scale)
+        return _logarithm(x, y, scale)
+
+    backward = staticmethod(_FrameLogarithm.backward)
+
+
+class _TracedFrameExponential(torch.autograd.Function):
+    """As :class:`_TracedFrameLogarithm`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
+        end = _exponential(x, v, scale, reach)
+        ctx.reach = reach
+        ctx.save_for_backward(x, v, scale, end)
+        return end
+
+    backward = staticmethod(_FrameExponential.backward)
+
+
+def _logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    distance, direction = frame_view(x, y, scale)
+    return direction * (distance / scale)
+
+
+def _exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
+    ray = ray_of(x, scale)
+    step = _step(ray, v, scale, reach)
+    radial = numerics.finite(radial_of(ray, step, step.distance))
+    return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
 
 def _on_start(x: Tensor, ray: Ray, view: View, grad: Tensor) -> Tensor:

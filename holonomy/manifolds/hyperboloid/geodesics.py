@@ -68,7 +68,8 @@ __all__ = [
 def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Geodesic distance, with zero gradients where the points coincide."""
     x, y = torch.broadcast_tensors(x, y)
-    result: Tensor = _autograd.apply_function(_Distance, x, y, scale)
+    function = _TracedDistance if torch.compiler.is_compiling() else _Distance
+    result: Tensor = _autograd.apply_function(function, x, y, scale)
     return result.squeeze(-1)
 
 
@@ -151,6 +152,17 @@ class _Distance(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y, scale = ctx.saved_tensors
         return distance_gradients(x, y, scale, grad_outputs[0])
+
+
+class _TracedDistance(torch.autograd.Function):
+    """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, scale)
+        return view_from(x, y, scale).distance / scale
+
+    backward = staticmethod(_Distance.backward)
 
 
 class _Distance0(torch.autograd.Function):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy.layers import GCN, Propagation
-from holonomy.layers.graph import edge_list, normalised_edges, propagation
+from holonomy.ops.propagation import edge_list, normalised_edges, propagation
 from holonomy.structures import Graph
 from holonomy.theory.affine.entrywise import positive_power
 from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, linear, plus, times

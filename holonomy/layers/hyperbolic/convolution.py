@@ -1,0 +1,399 @@
+r"""Graph convolutions between hyperboloids, called as those of PyTorch Geometric: ``(x, edge_index, edge_weight)``.
+
+Points are ambient, ``(n, d + 1)``, time first. Messages go from ``edge_index[0]`` to ``edge_index[1]``; every node has
+a loop of weight one unless the edges list one, and an edge that is listed twice counts twice. With :math:`w_{ij}` the
+weight of the edge from j to i, the average at i runs over its neighbours and itself.
+
+========================= ================================== ====================================================
+class                     linear map                         average
+========================= ================================== ====================================================
+:class:`HGCNConv`         tangent space, at the origin       weights :math:`w_{ij}`, in a tangent space
+:class:`HGATConv`         tangent space, at the origin       weights :math:`w_{ij} e^{-d(h_i, h_j)}`, at the origin
+:class:`LGCNConv`         fully Lorentz (Hypformer eq. 7)    weights :math:`w_{ij}`, Lorentzian midpoint (eq. 4)
+========================= ================================== ====================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy import checks, numerics
+from holonomy.layers.hyperbolic.linear import FullyLorentzLinear, TangentLinear
+from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.ops.heads import head_count
+from holonomy.ops.propagation import averaging, check_graph, edge_list, looped_edges
+from holonomy.ops.softmax_attention import midpoint_of_sum
+from holonomy.structures import Graph
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["HGATConv", "HGCNConv", "LGCNConv"]
+
+
+class _TangentConvolution(nn.Module):
+    """What HGCN and HGAT share: the linear map, the bias as a translation, and the way out by another exponential."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        checks.positive_int("in_features", in_features)
+        checks.positive_int("out_features", out_features)
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        if activation is not None:
+            checks.function("activation", activation)
+        self.activation = activation
+        self.linear = TangentLinear(in_features, out_features, manifold_in, bias=False, device=device, dtype=dtype)
+        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+
+    def _hidden(
+        self, x: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None
+    ) -> Float[Tensor, "nodes dim_out_plus_1"]:
+        r"""The points :math:`h = (W \otimes x) \oplus b` on ``manifold_in``, of checked arguments."""
+        _check(x, edges, edge_weight, self.linear.linear.in_features + 1, self.linear.linear)
+        points = self.linear(x)
+        if self.bias is None:
+            return points
+        bias = numerics.gradient_within(self.bias.expand(x.shape[0], -1), torch.finfo(x.dtype).max * numerics.ROOM)
+        return hyperboloid.expmap_frame(points, bias.to(points.dtype), self.manifold_in.curvature)
+
+    def _out(self, tangent: Float[Tensor, "nodes dim_out"]) -> Float[Tensor, "nodes dim_out_plus_1"]:
+        """Activation in the tangent space, and the exponential of ``manifold_out``."""
+        tangent = tangent if self.activation is None else self.activation(tangent)
+        tangent = numerics.gradient_within(tangent, math.sqrt(torch.finfo(tangent.dtype).max))
+        return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
+
+
+class HGCNConv(_TangentConvolution):
+    r"""Hyperbolic graph convolution in tangent spaces (Chami et al. 2019, *Hyperbolic Graph Convolutional Networks*).
+
+    .. math::
+        h_i &= \big(W \otimes x_i\big) \oplus b, \qquad
+        W \otimes x = \exp_o^{\kappa_1}(W \log_o^{\kappa_1} x), \quad x \oplus b = \exp_x^{\kappa_1}(P_{o \to x}\, b)
+        \quad \text{(eqs. 6, 7)} \\
+        a_i &= \log_o^{\kappa_1}\Big(\exp_{h_i}\big(\textstyle\sum_j \bar w_{ij} \log_{h_i} h_j\big)\Big)
+        \quad \text{(eq. 9)}, \qquad
+        y_i = \exp_o^{\kappa_2}(\sigma(a_i)) \quad \text{(eq. 10)}
+
+    with :math:`\bar w_{ij} = w_{ij} / \sum_k w_{ik}`. That is ``aggregation="local"``, as printed; ``"origin"``, the
+    default of the authors' code and as fast as a Euclidean convolution, averages in the tangent space at the origin,
+    :math:`a_i = \sum_j \bar w_{ij} \log_o h_j`. For weights by attention see :class:`HGATConv`.
+
+    Float32 points keep their digits up to rapidity 80 from the origin. A local average is right for the points
+    :math:`h_i` as float32 holds them, which at rapidity r are 1e-7 :math:`e^r` curvature radii apart, and shows that.
+
+    Args:
+        in_features: dimension of the points that come in.
+        out_features: dimension of the points that go out.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        aggregation: ``"origin"`` or ``"local"``, whose tangent space the average is taken in.
+        activation: :math:`\sigma`, a function of tangent vectors at the origin; the identity if ``None``.
+        bias: learn b.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if an argument is of another type than it says.
+        ValueError: if a size is not positive, or ``aggregation`` is neither.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m, to = Lorentz(-1.0), Lorentz(-0.5)
+    >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> HGCNConv(4, 3, m, to, activation=torch.relu)(m.lift(torch.randn(3, 4)), edges).shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        aggregation: Literal["origin", "local"] = "origin",
+        activation: Callable[[Tensor], Tensor] | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_features,
+            out_features,
+            manifold_in,
+            manifold_out,
+            activation=activation,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.aggregation = checks.one_of("aggregation", aggregation, ("origin", "local"))
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim_in_plus_1"],
+        edge_index: Int[Tensor, "2 edges"] | Graph,
+        edge_weight: Float[Tensor, " edges"] | None = None,
+    ) -> Float[Tensor, "nodes dim_out_plus_1"]:
+        """Convolve.
+
+        Args:
+            x: points ``(n, in_features + 1)`` on ``manifold_in``.
+            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
+            edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
+                among them, comes to the origin, or with ``"local"`` stays where it is.
+
+        Returns:
+            Points ``(n, out_features + 1)`` on ``manifold_out``.
+        """
+        points = self._hidden(x, edge_index, edge_weight)
+        manifold = self.manifold_in
+        if self.aggregation == "origin":
+            average = averaging(edge_index, x.shape[0], points.dtype, edge_weight)
+            return self._out(average(manifold.logmap0(points)[..., 1:]))
+        source, target, weight = looped_edges(edge_list(edge_index), x.shape[0], points.dtype, edge_weight)
+        logarithms = hyperboloid.logmap_frame(points[target], points[source], manifold.curvature)
+        moved = hyperboloid.expmap_frame(points, _average(logarithms, weight, target, x.shape[0]), manifold.curvature)
+        return self._out(manifold.logmap0(moved)[..., 1:])
+
+    def extra_repr(self) -> str:
+        """Where the average is taken, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"aggregation={self.aggregation!r}"
+
+
+class HGATConv(_TangentConvolution):
+    r"""Hyperbolic graph attention by distance (Zhang et al. 2021, *Hyperbolic Graph Attention Network*).
+
+    With :math:`h_i = (W \otimes x_i) \oplus b` as in :class:`HGCNConv`,
+
+    .. math::
+        \alpha_{ij} = \frac{w_{ij}\, e^{-d(h_i, h_j)}}{\sum_k w_{ik}\, e^{-d(h_i, h_k)}}, \qquad
+        y_i = \exp_o^{\kappa_2}\Big(\sigma\big(\textstyle\sum_j \alpha_{ij} \log_o^{\kappa_1} h_j\big)\Big),
+
+    the softmax of minus the geodesic distances, which learns with W. Each head has a slice of the tangent vector at the
+    origin, whose exponential is its point, and distances of its own; the averages of all heads are concatenated again.
+
+    Float32 points keep their digits up to rapidity 80 from the origin.
+
+    Args:
+        in_features: dimension of the points that come in.
+        out_features: dimension of the points that go out, a multiple of ``heads``.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        heads: number of heads.
+        activation: :math:`\sigma`, a function of tangent vectors at the origin; the identity if ``None``.
+        bias: learn b.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if an argument is of another type than it says.
+        ValueError: if a size is not positive, or ``heads`` does not divide ``out_features``.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz(-1.0)
+    >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> HGATConv(4, 6, m, heads=2)(m.lift(torch.randn(3, 4)), edges, torch.tensor([1.0, 1.0, 0.5, 0.5])).shape
+    torch.Size([3, 7])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        heads: int = 1,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_features,
+            out_features,
+            manifold_in,
+            manifold_out,
+            activation=activation,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
+        self.heads = head_count(out_features, heads, "out_features")
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim_in_plus_1"],
+        edge_index: Int[Tensor, "2 edges"] | Graph,
+        edge_weight: Float[Tensor, " edges"] | None = None,
+    ) -> Float[Tensor, "nodes dim_out_plus_1"]:
+        """Convolve.
+
+        Args:
+            x: points ``(n, in_features + 1)`` on ``manifold_in``.
+            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
+            edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
+                among them, comes to the origin.
+
+        Returns:
+            Points ``(n, out_features + 1)`` on ``manifold_out``.
+        """
+        points = self._hidden(x, edge_index, edge_weight)
+        source, target, weight = looped_edges(edge_list(edge_index), x.shape[0], points.dtype, edge_weight)
+        tangent = self.manifold_in.logmap0(points)[..., 1:].unflatten(-1, (self.heads, -1))
+        # Of one head the points are there already.
+        by_head = points[:, None] if self.heads == 1 else self.manifold_in.expmap0(functional.pad(tangent, (1, 0)))
+        distances = self.manifold_in.dist(by_head[target], by_head[source])
+        shares = _softmax(-distances, weight.to(distances.dtype)[:, None], target, x.shape[0])
+        messages = tangent[source] * shares[..., None]
+        return self._out(tangent.new_zeros(tangent.shape).index_add(0, target, messages.to(tangent.dtype)).flatten(-2))
+
+    def extra_repr(self) -> str:
+        """Heads, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"heads={self.heads}"
+
+
+class LGCNConv(nn.Module):
+    r"""Lorentzian graph convolution: a fully Lorentz linear map, then midpoints (LGCN 2021, HyboNet 2022).
+
+    .. math::
+        h_i = \mathrm{FullyLorentzLinear}(x_i), \qquad
+        y_i = \frac{\sum_j w_{ij} h_j}{\sqrt{|\kappa_2|}\, \big|\sum_j w_{ij} h_j\big|_{\mathcal L}}
+
+    (Zhang et al. 2021, *Lorentzian Graph Convolutional Networks*; Chen et al. 2022, *Fully Hyperbolic Neural Networks*;
+    as Hypformer prints them, eqs. 7 and 4). No tangent space is used: with the linear map left
+    out, any isometry of hyperbolic space commutes with it.
+
+    The average is right to 1e-6 for points up to rapidity 11 from the origin, and for coincident ones anywhere; the
+    linear map brings them no farther than :math:`\lambda`, at first 10, which is rapidity 3 at curvature -1.
+
+    Args:
+        in_features: dimension of the points that come in.
+        out_features: dimension of the points that go out.
+        manifold_in: where the input lies, :math:`\kappa_1`.
+        manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
+        activation: h of :class:`FullyLorentzLinear`, a function of the whole point before the linear map.
+        scale: the initial :math:`\lambda > 0` of :class:`FullyLorentzLinear`.
+        bias: learn its b.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if an argument is of another type than it says.
+        ValueError: if a size or ``scale`` is not positive.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m, to = Lorentz(-1.0), Lorentz(-0.5)
+    >>> edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> LGCNConv(4, 3, m, to)(m.lift(torch.randn(3, 4)), edges).shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        scale: float = 10.0,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        self.linear = FullyLorentzLinear(
+            in_features,
+            out_features,
+            manifold_in,
+            manifold_out,
+            activation=activation,
+            scale=scale,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim_in_plus_1"],
+        edge_index: Int[Tensor, "2 edges"] | Graph,
+        edge_weight: Float[Tensor, " edges"] | None = None,
+    ) -> Float[Tensor, "nodes dim_out_plus_1"]:
+        """Convolve.
+
+        Args:
+            x: points ``(n, in_features + 1)`` on ``manifold_in``.
+            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
+            edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
+                among them, comes to the origin.
+
+        Returns:
+            Points ``(n, out_features + 1)`` on ``manifold_out``.
+        """
+        _check(x, edge_index, edge_weight, self.linear.in_features + 1, self.linear.direction)
+        points, curvature = self.linear(x), self.manifold_out.curvature
+        wide = hyperboloid.lift(numerics.widen(hyperboloid.space(points)), curvature)
+        average = averaging(edge_index, x.shape[0], wide.dtype, edge_weight)
+        total = average(functional.pad(wide, (0, 1), value=1.0))
+        space = midpoint_of_sum(total[:, :-1], total[:, -1:], curvature, torch.finfo(wide.dtype).eps)
+        return change_curvature(numerics.narrow(space, points.dtype), self.manifold_out, self.manifold_out)
+
+
+def _check(x: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None, ambient: int, layer: nn.Linear) -> None:
+    """Refuse arguments that do not fit together."""
+    checks.last_axis("x", x, ambient, "in_features + 1", layer)
+    check_graph(x, edges, edge_weight=edge_weight)
+    if edge_weight is not None:
+        checks.finite("edge_weight", edge_weight, 0.0)
+
+
+def _average(messages: Tensor, weight: Tensor, target: Tensor, nodes: int) -> Tensor:
+    """The mean of messages at each node by weight, zero where all weights are."""
+    weight = weight.to(messages.dtype)
+    total = weight.new_zeros(nodes).index_add(0, target, weight)
+    return messages.new_zeros(nodes, messages.shape[-1]).index_add(
+        0, target, messages * numerics.safe_div(weight, total[target])[:, None]
+    )
+
+
+def _softmax(
+    logits: Float[Tensor, "entries heads"], weight: Float[Tensor, "entries 1"], target: Tensor, nodes: int
+) -> Float[Tensor, "entries heads"]:
+    """Shares ``w exp(logit)`` of the entries of each node, zero where all weights are."""
+    lowest = torch.finfo(logits.dtype).min
+    known = torch.where(weight > 0, logits, lowest).detach()
+    place = target[:, None].expand_as(known)
+    highest = known.new_full((nodes, known.shape[1]), lowest).scatter_reduce(0, place, known, "amax")
+    raised = weight * (logits - highest[target]).clamp(max=0.0).exp()
+    total = raised.new_zeros(nodes, raised.shape[1]).index_add(0, target, raised)
+    return numerics.safe_div(raised, total[target])
