@@ -291,3 +291,11 @@ def test_projections_of_any_size_saturate(name: str) -> None:
         for _ in range(2)
     )
     assert getattr(manifold, name)(manifold.projx(x), u).isfinite().all()
+
+
+def test_weights_of_more_axes_than_the_points() -> None:
+    manifold = Lorentz(-1.0)
+    x, weights = manifold.lift(torch.randn(3, 2, 4)), torch.rand(5, 1, 3, 1, 2)
+    middle = manifold.centroid(x, weights)
+    assert middle.shape == (5, 1, 3, 1, 5)
+    torch.testing.assert_close(middle[2, 0], manifold.centroid(x, weights[2, 0]))

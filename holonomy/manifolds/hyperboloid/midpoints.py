@@ -122,7 +122,9 @@ def _heaviest(x: Tensor, mass: Tensor) -> Tensor:
     """The point whose ray is the axis: a midpoint is far out only if the heaviest points are nearly on one ray."""
     if x.shape[-2] == 0:
         return x.new_zeros((*x.shape[:-2], 1, x.shape[-1]))
-    return x.detach().take_along_dim(mass.detach().argmax(-2, keepdim=True), -2)
+    # Weights may have more axes than points.
+    x = x.detach().expand(*torch.broadcast_shapes(x.shape[:-2], mass.shape[:-2]), *x.shape[-2:])
+    return x.take_along_dim(mass.detach().argmax(-2, keepdim=True), -2)
 
 
 def _middle(x: Tensor, weights: Tensor) -> tuple[Rays, Rays, Tensor]:
