@@ -55,7 +55,8 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
         ),
         domains.PROBABILITY,
     ),
-    ("std power eps norm_eps scale epsilon", domains.POSITIVE),
+    ("std power eps norm_eps scale epsilon temperature constant", domains.POSITIVE),
+    ("radius", domains.NO_NUMBER),
     (
         (
             "mode kernel sums attention similarity average aggregation conv form decoder level pooling identifiers "

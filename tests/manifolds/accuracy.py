@@ -47,6 +47,12 @@ class Operation:
     fits: Callable[[Pair], bool] = lambda row: True
 
 
+def apart(row: Pair) -> bool:
+    """Whether two points and the origin lie on no line, on which angles have no derivative."""
+    x, y = (torch.nn.functional.normalize(z.double(), dim=0, eps=0.0) for z in (row.x, row.y))
+    return bool(1 - (x @ y).square() > 1e-13)
+
+
 OPERATIONS = {
     "dist": Operation(lambda m, x, y: m.dist(x, y), oracle.dist, ("x", "y"), "scalar"),
     "cdist": Operation(lambda m, x, y: m.cdist(x[:, None], y[:, None]).flatten(), oracle.dist, ("x", "y"), "scalar"),
@@ -74,6 +80,13 @@ OPERATIONS = {
         oracle.expmap_frame,
         ("x", "free"),
         "point",
+    ),
+    "ray_angle": Operation(
+        lambda m, x, y: hyperboloid.ray_angle(x, y, m.curvature),
+        oracle.ray_angle,
+        ("x", "y"),
+        "scalar",
+        fits=apart,
     ),
     "busemann": Operation(
         lambda m, y, u: busemann(y, u[..., 1:], m),
@@ -241,6 +254,8 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
     """Compare one function on rows of one dimension: its values in one batch, and all gradients."""
     operation = OPERATIONS[name]
     rows = [row for row in rows if operation.fits(row)]
+    if not rows:
+        return
     dtype = rows[0].x.dtype
     manifold = Lorentz(kappa, learnable=True, dtype=dtype)
     parameter, slope = curvature_of(manifold)

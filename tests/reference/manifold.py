@@ -169,6 +169,13 @@ def busemann(x: Vector, direction: Vector, kappa: mpf) -> Vector:
     return [mp.log(sqrt(-kappa) * (lift(x, kappa)[0] - along)) / sqrt(-kappa)]
 
 
+def ray_angle(x: Vector, y: Vector, kappa: mpf) -> Vector:
+    """The angle between the ray of x and the geodesic to y: that of their directions, both carried to the origin."""
+    v, size = logmap_frame(x, y, kappa)[1:], sqrt(dot(x, x))
+    along = dot(x, v) / size
+    return [mp.atan2(sqrt(abs(dot(v, v) - along**2)), along)]
+
+
 def frechet(*arguments: Vector | mpf) -> Vector:
     """Frechet mean: ``frechet(start, x_1, .., x_n, weights, kappa)``, where sum_i w_i log_m(x_i) = 0.
 

@@ -1,4 +1,4 @@
-"""Hyperbolic graph convolutions and the model of them."""
+"""Hyperbolic graph convolutions, the model of them, and decoders of pairs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ def _weighted(setting: Setting) -> tuple[Tensor, ...]:
 
 def _raw(setting: Setting) -> tuple[Tensor, ...]:
     return setting.vectors(setting.nodes, setting.features), setting.edges()
+
+
+def _pairs(setting: Setting) -> tuple[Tensor, ...]:
+    return tuple(setting.points(setting.nodes, setting.features) for _ in range(2))
 
 
 CASES: list[Case] = [
@@ -58,5 +62,14 @@ CASES += [
         {"conv": "hgat", "heads": 2, "decoder": "prototypes", "curvature": -0.3},
         {"conv": "lgcn", "activation": nn.functional.silu, "dropout": 0.3, "learnable_curvature": False},
         {"conv": "lgcn", "layers": 3, "level": "node"},
+    )
+]
+CASES += [
+    Case(kind, options, lambda s, o, kind=kind, how=how: kind(s.manifold(0), **o, **how(s)), _pairs, any_radius=True)
+    for kind, options, how in (
+        (layers.FermiDiracDecoder, {"temperature": 0.5}, lambda s: s.factory),
+        (layers.FermiDiracDecoder, {"radius": -1.0}, lambda s: s.factory),
+        (layers.EntailmentCones, {"constant": 0.1}, lambda s: {}),
+        (layers.EntailmentCones, {"constant": 0.5}, lambda s: {}),
     )
 ]

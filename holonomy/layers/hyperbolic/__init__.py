@@ -4,6 +4,7 @@ from holonomy.layers.hyperbolic.attention import HypLinearAttention
 from holonomy.layers.hyperbolic.classifier import HypMLR, HypPrototypes
 from holonomy.layers.hyperbolic.convolution import HGATConv, HGCNConv, LGCNConv
 from holonomy.layers.hyperbolic.linear import HTC, ExpMapHTC, FullyLorentzLinear, TangentLinear
+from holonomy.layers.hyperbolic.links import EntailmentCones, FermiDiracDecoder
 from holonomy.layers.hyperbolic.midpoint import HypResidual
 from holonomy.layers.hyperbolic.position import HypPositionalEncoding
 from holonomy.layers.hyperbolic.refinement import (
@@ -20,7 +21,9 @@ from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention
 __all__ = [
     "HRC",
     "HTC",
+    "EntailmentCones",
     "ExpMapHTC",
+    "FermiDiracDecoder",
     "FullyLorentzLinear",
     "HGATConv",
     "HGCNConv",

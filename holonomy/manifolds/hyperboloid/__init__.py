@@ -69,6 +69,7 @@ __all__ = [
     "logmap_frame",
     "minkowski_norm",
     "proju",
+    "ray_angle",
     "rescale",
     "saturating",
     "space",
@@ -210,6 +211,17 @@ def expmap_frame(
     """The exponential at ``x`` of what is ``v`` at the origin: the inverse of :func:`logmap_frame`."""
     scale, reach = _scale(kappa), reach_of(_dtype(x, v))
     return _point(frames.frame_exponential(_wide(x), numerics.widen(v), scale, reach), scale, x, v)
+
+
+def ray_angle(
+    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
+) -> Float[Tensor, "..."]:
+    r"""The angle :math:`\pi - \angle(o, x, y)` at ``x`` between its ray, outwards, and the geodesic to ``y``.
+
+    A right angle at the origin, where there is no ray, and zero where the points coincide, with zero gradients there
+    and where all three points lie on one line (subgradients).
+    """
+    return _narrow(frames.ray_angle(_wide(x), _wide(y), _scale(kappa)).squeeze(-1), x, y)
 
 
 def transp(

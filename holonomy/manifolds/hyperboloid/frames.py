@@ -38,7 +38,7 @@ from holonomy.manifolds.hyperboloid.views import (
     view_from,
 )
 
-__all__ = ["frame_exponential", "frame_logarithm", "frame_logarithm_gradients", "frame_view"]
+__all__ = ["frame_exponential", "frame_logarithm", "frame_logarithm_gradients", "frame_view", "ray_angle"]
 
 
 def frame_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -53,6 +53,13 @@ def frame_exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tens
     x, v = torch.broadcast_tensors(x, v)
     function = _TracedFrameExponential if torch.compiler.is_compiling() else _FrameExponential
     return _autograd.apply_function(function, x, v, scale, reach)
+
+
+def ray_angle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    """The angle at x between its ray, outwards, and the geodesic to y; a right one at the origin, zero at y."""
+    x, y = torch.broadcast_tensors(x, y)
+    function = _TracedRayAngle if torch.compiler.is_compiling() else _RayAngle
+    return _autograd.apply_function(function, x, y, scale)
 
 
 def frame_view(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,6 +136,36 @@ class _FrameExponential(torch.autograd.Function):
         return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square()), None
 
 
+class _RayAngle(torch.autograd.Function):
+    r"""The angle :math:`\theta`, with :math:`N = u \cos\theta + a \sin\theta` and :math:`e = -\partial_\theta N`.
+
+    Moving x by w adds :math:`\coth D\, \langle e, w\rangle - \coth r\, \langle a, w\rangle`, the turns of N and of the
+    ray; moving y adds :math:`-\langle e, w\rangle / \sinh D`, w carried to x.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        return _angle(x, y, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, scale = ctx.saved_tensors
+        (g,) = grad_outputs
+        ray, view = ray_of(x, scale), view_from(x, y, scale)
+        side = numerics.safe_div(view.across, numerics.norm(view.across, keepdim=True))
+        rate = g * numerics.norm(view.across, keepdim=True) * _slack_and_end(ray, view)[1] * (ray.length / ray.time)
+        kept = keeper(x, y, g)
+        on_x, on_y = _angle_on_start(ray, view, side), _angle_on_end(x, y, scale, view, side)
+        return kept(g * scale * on_x), kept(g * scale * on_y), by_scale(kept(rate), scale)
+
+
 class _TracedFrameLogarithm(torch.autograd.Function):
     """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
 
@@ -151,6 +188,55 @@ class _TracedFrameExponential(torch.autograd.Function):
         return end
 
     backward = staticmethod(_FrameExponential.backward)
+
+
+class _TracedRayAngle(torch.autograd.Function):
+    """As :class:`_TracedFrameLogarithm`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, scale)
+        return _angle(x, y, scale)
+
+    backward = staticmethod(_RayAngle.backward)
+
+
+def _angle_on_start(ray: Ray, view: View, side: Tensor) -> Tensor:
+    """What moving x does to the angle, as a cotangent on the space part of x."""
+    steep = torch.tanh(view.distance)
+    bend = numerics.safe_div(torch.ones_like(steep), steep)
+    # coth r + N_along coth D, of which inwards nothing but the parts beyond one is left.
+    over_r = numerics.safe_div(1 / (ray.time + ray.length), ray.length)
+    over_d = 2 * torch.sigmoid(-2 * view.distance) * bend
+    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
+    turn = torch.where(view.along < 0, over_r - over_d + excess * bend, 1 + over_r + view.along * bend)
+    outwards = ray.unit * (bend * _length(view) / ray.time)
+    return torch.where(ray.length > 0, numerics.finite(outwards - side * numerics.finite(turn)), 0.0)
+
+
+def _angle_on_end(x: Tensor, y: Tensor, scale: Tensor, view: View, side: Tensor) -> Tensor:
+    """What moving y does to the angle, as a cotangent on the space part of y."""
+    ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), view_from(y, x, scale)
+    turned = to_frame(y, ray_y, _carried(ray_x, view, side * view.along - ray_x.unit * _length(view)))
+    split = _side_at_end(ray_x, ray_y, side) * -back.along - ray_y.unit * (_length(back) / ray_y.time)
+    far = (ray_x.length > 1) & (ray_y.length > 1)
+    slope = numerics.finite(numerics.safe_div(torch.ones_like(view.distance), torch.sinh(view.distance)))
+    return torch.where(ray_x.length > 0, torch.where(far, split, turned), 0.0) * slope
+
+
+def _length(view: View) -> Tensor:
+    """The sine of the angle to the ray."""
+    return numerics.norm(view.across, keepdim=True)
+
+
+def _side_at_end(ray_x: Ray, ray_y: Ray, side: Tensor) -> Tensor:
+    """The unit vector across the ray of y, in the plane of both rays: the turn that takes one ray to the other."""
+    return side * dot(ray_x.unit, ray_y.unit) - ray_x.unit * dot(side, ray_y.unit)
+
+
+def _angle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    view = view_from(x, y, scale)
+    return torch.atan2(numerics.norm(view.across, keepdim=True), view.along)
 
 
 def _logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -191,7 +277,7 @@ def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: View, grad: Tensor) -> Te
     # Both far out, the direction at y is read from y; in the plane of both rays a turn takes u and side to y's.
     width, width_y = (numerics.norm(v.across, keepdim=True) for v in (view, back))
     side = numerics.safe_div(view.across, width)
-    side_y = side * dot(ray_x.unit, ray_y.unit) - ray_x.unit * dot(side, ray_y.unit)
+    side_y = _side_at_end(ray_x, ray_y, side)
     radial, beside = dot(ray_x.unit, grad), part_across(x, ray_x.unit, grad)
     sideways = dot(side, beside)
     forwards = width * sideways + view.along * radial
@@ -241,12 +327,13 @@ def _carried(ray: Ray, view: View, held: Tensor) -> Tensor:
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
     opening = torch.where(view.along < 0, room + half * excess, 1 + half * view.along)
     size = numerics.hypot(half * numerics.norm(view.across, keepdim=True), opening)
+    once = half * _skewed(ray, view, held) / size
+    return held + 2 * (once * (opening / size) + half * _skewed(ray, view, once) / size)
 
-    def skew(v: Tensor) -> Tensor:
-        return half * (ray.unit * dot(view.across, v) - view.across * dot(ray.unit, v))
 
-    once = skew(held) / size
-    return held + 2 * (once * (opening / size) + skew(once) / size)
+def _skewed(ray: Ray, view: View, v: Tensor) -> Tensor:
+    """The turn from the direction across the ray to the ray, times the sine between direction and ray."""
+    return ray.unit * dot(view.across, v) - view.across * dot(ray.unit, v)
 
 
 def _slack_and_end(ray: Ray, view: View) -> tuple[Tensor, Tensor]:
