@@ -129,7 +129,8 @@ def distance0(x: Tensor, scale: Tensor) -> Tensor:
 
 def logarithm0(x: Tensor, scale: Tensor) -> Tensor:
     r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`."""
-    return _autograd.apply_function(_Logarithm0, x, scale)
+    function = _TracedLogarithm0 if torch.compiler.is_compiling() else _Logarithm0
+    return _autograd.apply_function(function, x, scale)
 
 
 def _length(x: Tensor, scale: Tensor) -> Tensor:
@@ -213,6 +214,17 @@ class _Logarithm0(torch.autograd.Function):
         shrink = ray.unit * (along * numerics.safe_div(lag, ray.length))
         kept = keeper(x, g)
         return kept(g * numerics.asinhc(ray.length) - shrink), -by_scale(kept(along * lag), scale.square())
+
+
+class _TracedLogarithm0(torch.autograd.Function):
+    """As :class:`_TracedDistance`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * numerics.asinhc(_length(x, scale))
+
+    backward = staticmethod(_Logarithm0.backward)
 
 
 class _Logarithm(torch.autograd.Function):
