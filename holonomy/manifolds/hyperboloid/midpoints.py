@@ -46,17 +46,18 @@ class _Centroid(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         # Made again from the inputs, so that it can be differentiated once more.
         x, weights, scale = ctx.saved_tensors
-        spoiled = any_nan(x, weights, grad_outputs[0])
+        (grad,) = grad_outputs
+        spoiled = any_nan(x, weights, grad)
         weights, unit = _moderate(weights)
         x, middle, length = _middle(numerics.finite(x * scale), weights)
-        cotangent = numerics.safe_div(grad_outputs[0], length)
-        radial = (cotangent * middle.points).sum(-1, keepdim=True)
-        grad_x = weights.mT @ cotangent - weighted_gap(x, middle, (weights * radial * middle.time).mT)
-        grad_weights = (cotangent @ x.points.mT - radial * _cosh(middle, x)) / scale / unit
+        shares = numerics.safe_div(weights, length)
+        radial = (grad * middle.points).sum(-1, keepdim=True)
+        grad_x = shares.mT @ grad - weighted_gap(x, middle, (shares * radial).mT, torch.ones_like(middle.time))
+        grad_weights = numerics.safe_div(grad @ x.points.mT - radial * _cosh(middle, x), length) / scale / unit
         grad_scale = None
         if ctx.needs_input_grad[2]:
             # All points moved along their rays, the midpoint lags by their variance in the Klein ball.
-            lag = (weights * _klein_gap(middle, x) * x.time.mT).sum(-1, keepdim=True)
+            lag = (shares * _klein_gap(middle, x) * x.time.mT).sum(-1, keepdim=True)
             rates = numerics.where_finite(radial * middle.time * lag, spoiled)
             grad_scale = -numerics.finite(numerics.total(rates) / scale.square())
         return numerics.where_finite(grad_x, spoiled), numerics.where_finite(grad_weights, spoiled), grad_scale

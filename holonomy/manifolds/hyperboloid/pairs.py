@@ -56,8 +56,8 @@ def distance_gradients(
         bend = (rise / x_time / cosh) * numerics.safe_div(rise / y_time.mT, sinh) / 2
         rates = numerics.where_finite(grad * (2 * numerics.minus_tanh(rapidity / 2) + bend), spoiled)
         grad_scale = -numerics.finite(numerics.total(rates) / scale.square())
-    grad_x = numerics.where_finite(weighted_gap(*rays, of_x), spoiled)
-    grad_y = numerics.where_finite(weighted_gap(rays[1], rays[0], of_y), spoiled)
+    grad_x = numerics.where_finite(weighted_gap(*rays, of_x, 1 / y_time), spoiled)
+    grad_y = numerics.where_finite(weighted_gap(rays[1], rays[0], of_y, 1 / x_time), spoiled)
     for pair, a, b in near:
         *batch, i, j = pair
         of_a, of_b, of_pairs = geodesics.distance_gradients(a, b, scale, all_pairs[pair].unsqueeze(-1))

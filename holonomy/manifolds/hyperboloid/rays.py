@@ -66,21 +66,24 @@ def sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tens
     )
 
 
-def weighted_gap(x: Rays, y: Rays, weights: Tensor) -> Tensor:
-    """``sum_j w_ij (x_i / x_t_i - y_j / y_t_j)``: for w = u y_t the gradient of ``sum_j u_ij cosh d(x_i, y_j)`` in x.
+def weighted_gap(x: Rays, y: Rays, weights: Tensor, share: Tensor) -> Tensor:
+    """``sum_j u_ij (y_t_j x_i / x_t_i - y_j)``, the gradient of ``sum_j u_ij cosh d(x_i, y_j)`` in x.
 
+    Weights are u times y_t, and ``share`` is 1 / y_t; or they are u, and it is one, where the product might overflow.
     Away from the origin the radial component is summed by itself, from ``sinh(a - b) + cosh(a) |y| (1 - cos)``, and the
     rest projected off the ray, since their difference is too small to survive the subtraction.
     """
-    klein, direction = y.points / y.time, x.unit()
-    plain = weights.sum(-1, keepdim=True) * (x.points / x.time) - weights @ klein
+    klein, direction, times = y.points * share, x.unit(), (y.time * share).mT
+    plain = (weights * times).sum(-1, keepdim=True) * (x.points / x.time) - weights @ klein
     chord = chord_of(x.offset, y.offset)
     held = y.length.clamp(min=1)
-    far = sinh_difference(x.length, x.time, held, time_of(held)) / x.time / y.time.mT
-    far = far + (held / y.time).mT * chord.square() / 2
-    radial = torch.where(y.length.mT <= 1, x.length / x.time - direction @ klein.mT, far)
-    shares = weights * (y.length / y.time).mT
-    across = shares @ y.offset - shares.sum(-1, keepdim=True) * x.offset
+    far = sinh_difference(x.length, x.time, held, time_of(held)) / x.time * share.mT
+    far = far + (held * share).mT * chord.square() / 2
+    radial = torch.where(y.length.mT <= 1, x.length / x.time * times - direction @ klein.mT, far)
+    lengths = (y.length * share).mT
+    unit = numerics.power_of_two(lengths.detach().amax(-1, keepdim=True).clamp(min=1))
+    shares = weights * (lengths / unit)
+    across = (shares @ y.offset - shares.sum(-1, keepdim=True) * x.offset) * unit
     for _ in range(2):  # once leaves a rounding of pull along the ray, where the metric stretches it by the time of x
         across = across - direction * (direction * across).sum(-1, keepdim=True)
     split = direction * (weights * radial).sum(-1, keepdim=True) - across
