@@ -39,11 +39,6 @@ class Extent:
     reach: float
     values: float
 
-    @staticmethod
-    def of_radii(query: float, key: float, value: float) -> Extent:
-        """Points within these radii about the origin."""
-        return Extent(2 * key, query + key, 2 * value)
-
 
 def unit_scale(similarity: Similarity, channels: int, curvature: float) -> float:
     r"""The logits' factor s in unit coordinates: :math:`1/(c \sqrt d)` for squares, :math:`1/\sqrt{c\,d}` else."""
