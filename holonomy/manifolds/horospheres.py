@@ -59,7 +59,9 @@ def busemann(
     checks.vectors(x=x)
     checks.vectors(x=hyperboloid.space(x), direction=direction)
     checks.nonzero("direction", direction)
-    space, direction = torch.broadcast_tensors(hyperboloid.space(x), direction)
+    # Of a short direction the gradient is long, and a sum of several may leave the range.
+    space, direction = torch.broadcast_tensors(hyperboloid.space(x), numerics.sums_saturate(direction))
+    direction = numerics.gradient_within(direction, torch.finfo(direction.dtype).max * numerics.ROOM)
     result = hyperboloid.saturating(_busemann, manifold.curvature, space, direction)
     return numerics.narrow(result, torch.promote_types(x.dtype, direction.dtype)).squeeze(-1)
 

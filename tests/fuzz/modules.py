@@ -233,12 +233,19 @@ def _kinds(kind: type[nn.Module], module: nn.Module, arguments: dict[str, Any]) 
 
 def _kind(kind: type[nn.Module], name: str, value: Any) -> Kind:
     """The kind of an argument of a forward pass, by its name and value."""
+    if isinstance(value, bool):
+        return Kind(_unused, {}, domains.FLAG)
     if not isinstance(value, Tensor):
         return Kind(_unused, domains.SIZE if isinstance(value, int) else domains.OBJECTS)
     if name == "edge_index":
         return Kind(_unused, domains.EDGES, domains.ODD_INTEGERS)
     if name == "batch":
         return Kind(_unused, domains.BATCH, domains.ODD_INTEGERS)
+    if name == "attn_mask":  # numbers are added to logits, as in torch
+        floats = {"floats": domains.MASK["floats"]}
+        return Kind(
+            _unused, {how: x for how, x in domains.MASK.items() if how not in floats}, domains.ODD_MASK | floats
+        )
     if value.dtype == torch.bool:
         return Kind(_unused, domains.MASK, domains.ODD_MASK)
     if not value.is_floating_point():

@@ -41,3 +41,11 @@ def test_a_rotation_of_both_changes_nothing() -> None:
     space, direction = 5 * torch.randn(30, 4).double(), torch.randn(30, 4).double()
     turned = busemann(manifold.lift(space @ turn), direction @ turn, manifold)
     torch.testing.assert_close(turned, busemann(manifold.lift(space), direction, manifold))
+
+
+def test_the_gradient_of_a_short_direction_that_many_points_share_is_finite(dtype: torch.dtype) -> None:
+    manifold, x = Lorentz(-1.0), torch.randn(2, 3, 3, dtype=dtype) * 1000
+    direction = torch.full((1, 1, 2), torch.finfo(dtype).tiny, dtype=dtype, requires_grad=True)
+    busemann(manifold.lift(x[..., 1:]), direction, manifold).sum().backward()
+    assert direction.grad is not None
+    assert direction.grad.isfinite().all()
