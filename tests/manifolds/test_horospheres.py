@@ -44,8 +44,10 @@ def test_a_rotation_of_both_changes_nothing() -> None:
 
 
 def test_the_gradient_of_a_short_direction_that_many_points_share_is_finite(dtype: torch.dtype) -> None:
-    manifold, x = Lorentz(-1.0), torch.randn(2, 3, 3, dtype=dtype) * 1000
+    _ = torch.manual_seed(0)
+    manifold, x = Lorentz(-1.0), torch.randn(2, 3, 3, dtype=dtype)
     direction = torch.full((1, 1, 2), torch.finfo(dtype).tiny, dtype=dtype, requires_grad=True)
-    busemann(manifold.lift(x[..., 1:]), direction, manifold).sum().backward()
+    weights = torch.tensor([1000.0, -100.0, 1.0], dtype=dtype)
+    (weights * busemann(manifold.lift(x[..., 1:]), direction, manifold)).sum().backward()
     assert direction.grad is not None
     assert direction.grad.isfinite().all()
