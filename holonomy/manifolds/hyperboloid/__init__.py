@@ -318,7 +318,8 @@ def cdist(
     pairs, and slow. Gradients are zero (a subgradient) for coincident pairs.
     """
     distances = pairwise_distance(_wide(x), _wide(y), _scale(kappa), products=takes_products(x, y))
-    return _narrow(distances, x, y)
+    # Distances by products are in the range of float32: to hold them there would cost a pass each way.
+    return distances if distances.dtype == torch.float32 == _dtype(x, y) else _narrow(distances, x, y)
 
 
 def centroid(
