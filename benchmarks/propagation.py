@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.case import Case, Contenders, Line, Step
-from holonomy.layers.graph import normalised_edges, propagation
 from holonomy.ops.csr import csr as sorted_csr
 from holonomy.ops.csr import row_pointer
+from holonomy.ops.propagation import normalised_edges, propagation
 from holonomy.structures import Graph
 
 __all__ = ["CASES"]

@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from examples.options import RefusedError
 from holonomy import checks
-from holonomy.layers.graph import propagation
 from holonomy.numerics import LAYER_NORM_EPS
 from holonomy.ops.csr import is_sparse, multiply, sparse_dropout
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
+from holonomy.ops.propagation import propagation
 
 
 class MLP(nn.Module):

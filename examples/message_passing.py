@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples.options import RefusedError
-from holonomy.layers.graph import normalised_edges
+from holonomy.ops.propagation import normalised_edges
 
 Kind = Literal["gcn", "gin", "gat", "mlp"]
 
