@@ -57,6 +57,7 @@ def frechet_mean(
         TypeError: if the weights are not floating-point numbers, or ``dim`` is no integer.
         ValueError: if a weight is negative or not finite, where weights can be read, or if shapes do not fit.
 
+    >>> import torch
     >>> m = Lorentz(-1.0)
     >>> x = m.expmap0(torch.tensor([[0.0, -1.0], [0.0, 1.0], [0.0, 3.0]]))
     >>> torch.allclose(m.logmap0(frechet_mean(x, m)), torch.tensor([0.0, 1.0]), atol=1e-6)

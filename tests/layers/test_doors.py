@@ -27,7 +27,7 @@ def projected(to):
 
 
 def network(num_graphs):
-    models.InvariantGraphNetwork(8, 8, 2)(GRAPH, EDGES, None, torch.tensor([0, 0]), num_graphs=num_graphs)
+    models.InvariantGraphNetwork(8, 8, 2)(GRAPH, EDGES, torch.tensor([0, 0]), num_graphs=num_graphs)
 
 
 @pytest.mark.parametrize(

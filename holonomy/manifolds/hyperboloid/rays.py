@@ -81,7 +81,8 @@ def weighted_gap(x: Rays, y: Rays, weights: Tensor, share: Tensor) -> Tensor:
     far = far + (held * share).mT * chord.square() / 2
     radial = torch.where(y.length.mT <= 1, x.length / x.time * times - direction @ klein.mT, far)
     lengths = (y.length * share).mT
-    unit = numerics.power_of_two(lengths.detach().amax(-1, keepdim=True).clamp(min=1))
+    # At least one, also of no points.
+    unit = numerics.power_of_two(torch.nn.functional.pad(lengths.detach(), (0, 1), value=1.0).amax(-1, keepdim=True))
     shares = weights * (lengths / unit)
     across = (shares @ y.offset - shares.sum(-1, keepdim=True) * x.offset) * unit
     for _ in range(2):  # once leaves a rounding of pull along the ray, where the metric stretches it by the time of x
