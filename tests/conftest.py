@@ -3,7 +3,8 @@
 ``pytest --device cuda --dtype float32`` runs the same laws elsewhere. Tests that need CUDA are
 marked ``cuda``; where there is none, they and everything under ``--device cuda`` skip themselves.
 ``--hypothesis-profile=explore`` draws new examples; the default draws the same ones every time, so
-that a red suite is red for everybody; ``quick`` draws one. The summary says on how many cases each law ran.
+that a red suite is red for everybody; ``quick`` draws one. ``--one-case`` runs each law on one case of each class.
+The summary says on how many cases each law ran.
 """
 
 from __future__ import annotations
@@ -36,9 +37,29 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--device`` and ``--dtype``."""
+    """Add ``--device``, ``--dtype`` and ``--one-case``."""
     parser.addoption("--device", default="cpu", help="where the laws run: cpu, cuda, cuda:1, ...")
     parser.addoption("--dtype", choices=sorted(DTYPES), default=None, help="the laws' only dtype (default: both)")
+    parser.addoption("--one-case", action="store_true", help="each law on the first case of each class")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--one-case`` keep, of each law, the first case of each class at each value of its other parameters."""
+    if not config.getoption("--one-case"):
+        return
+    seen: set[tuple[object, ...]] = set()
+    left_out = []
+    for item in list(items):
+        params = dict(getattr(getattr(item, "callspec", None), "params", {}))
+        case = params.pop("case", None)
+        if case is None:
+            continue
+        place = (item.path, item.originalname, case.kind, str(sorted(params.items(), key=str)))
+        if place in seen:
+            items.remove(item)
+            left_out.append(item)
+        seen.add(place)
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_configure(config: pytest.Config) -> None:
