@@ -13,6 +13,7 @@ from holonomy import checks
 from holonomy._autograd import eager
 from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.structures import Hyperedges, on_features
+from holonomy.structures.plan import tuple_codes
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -202,6 +203,6 @@ class EquivariantModel(nn.Module):
 @eager
 def _rows_of(pairs: Hyperedges, edge_index: Tensor) -> Tensor:
     """The row of each listed edge."""
-    number = pairs.num_nodes
-    known, place = (pairs.indices[:, 0] * number + pairs.indices[:, 1]).sort()
-    return pairs.values[place[torch.searchsorted(known, edge_index[0] * number + edge_index[1])]]
+    listed, wanted = (cast("Tensor", tuple_codes(x, pairs.num_nodes)) for x in (pairs.indices, edge_index.long().t()))
+    known, place = listed.sort()
+    return pairs.values[place[torch.searchsorted(known, wanted)]]

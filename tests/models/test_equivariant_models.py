@@ -85,6 +85,14 @@ def test_the_level_says_the_last_order(kind):
         kind(3, 8, 2, level="edge", orders=(1, 2))
 
 
+def test_rows_of_edges_are_theirs_where_32_bits_do_not_number_all_pairs():
+    model = InvariantGraphNetwork(1, 4, 1, level="edge", dtype=torch.float64).eval()
+    edges = torch.tensor([[49_998, 3, 49_999, 7], [49_999, 7, 49_998, 3]])
+    x = torch.arange(50_000, dtype=torch.float64)[:, None] / 50_000
+    torch.testing.assert_close(model(x, edges.int()), model(x, edges))
+    assert not torch.allclose(model(x, edges)[0], model(x, edges)[1])
+
+
 @every_kind
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_graphs_of_a_batch_do_not_meet(kind, options, last, device):
