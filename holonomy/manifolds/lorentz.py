@@ -10,6 +10,7 @@ sectional curvature. Geometry is :mod:`holonomy.manifolds.hyperboloid`; this cla
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import geoopt
@@ -18,6 +19,7 @@ from geoopt.utils import size2shape
 from torch import Tensor
 
 from holonomy import checks, numerics
+from holonomy._parts import Group
 from holonomy.manifolds import charts, hyperboloid
 from holonomy.manifolds.curvature import Curvature
 
@@ -514,7 +516,11 @@ class Lorentz(geoopt.Lorentz):
         return geoopt.ManifoldTensor(x, manifold=self)  # pyright: ignore[reportCallIssue]
 
     def centroid(
-        self, x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "..."] | None = None
+        self,
+        x: Float[Tensor, "... n ambient"],
+        weights: Float[Tensor, "..."] | None = None,
+        *,
+        group: Group | None = None,
     ) -> Float[Tensor, "... ambient"]:
         """Lorentzian midpoints of weighted points (Hypformer eq. 4).
 
@@ -525,12 +531,14 @@ class Lorentz(geoopt.Lorentz):
             x: points ``(..., n, d+1)``.
             weights: finite nonnegative weights, ``(..., m, n)`` for m midpoints, or, with fewer axes than ``x``,
                 ``(..., n)`` for one; equal weights if left out. A row of zeros gives the origin.
+            group: processes that share the points: ``x`` and ``weights`` are those of this one, and all get the
+                midpoints of all points. They are sums of d + 2 numbers in float64, with digits up to rapidity 15.
 
         Returns:
             Points ``(..., m, d+1)`` or ``(..., d+1)``.
 
         Raises:
-            TypeError: if the weights are not floating-point numbers.
+            TypeError: if the weights are not floating-point numbers, or ``group`` is none.
             ValueError: if a weight is negative or not finite. Weights on a GPU, under ``torch.compile`` or in a
                 transformation of ``torch.func`` are not read, and such ones give an undefined result.
 
@@ -546,9 +554,10 @@ class Lorentz(geoopt.Lorentz):
         one = weights.ndim < x.ndim
         checks.vectors(0, x=x[..., 0] if one else x[..., None, :, 0], weights=weights)
         checks.finite("weights", weights, 0.0)
+        centroid = hyperboloid.centroid if group is None else partial(hyperboloid.centroid_of_parts, group=group)
         if one:
-            return hyperboloid.centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
-        return hyperboloid.centroid(x, weights, self.curvature)
+            return centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
+        return centroid(x, weights, self.curvature)
 
     def rescale(self, x: Float[Tensor, "... ambient"], to: Lorentz) -> Float[Tensor, "... ambient"]:
         """The same points on a manifold of another curvature (Hypformer Prop. 4.2).

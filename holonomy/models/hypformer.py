@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
+from holonomy._parts import Group
 from holonomy.layers import (
     GCN,
     HRC,
@@ -171,6 +172,7 @@ class HypformerBlock(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         memory: Float[Tensor, "... keys ambient"] | None = None,
+        group: Group | None = None,
     ) -> Float[Tensor, "... nodes ambient"]:
         """Apply the block.
 
@@ -182,19 +184,25 @@ class HypformerBlock(nn.Module):
                 :class:`~holonomy.layers.HypSoftmaxAttention`.
             is_causal: no node attends to later ones.
             memory: points of ``manifold_in`` to which x attends instead of to itself.
+            group: with linear attention, processes that share the nodes, of which x are those of this one.
 
         Returns:
             Points of ``manifold_out``, shaped as ``x``.
 
         Raises:
-            ValueError: if there is an ``attn_mask`` with linear attention, or ``is_causal`` beside ``memory``.
+            ValueError: if there is an ``attn_mask`` with linear attention, a ``group`` with softmax attention, or
+                ``is_causal`` beside ``memory`` or ``group``.
         """
         checks.vectors(x=x)
         if memory is None:
             # What padding holds goes nowhere, but it would come out again, and infinities are no points.
             x = without_padding(x, key_padding_mask)
         x = self.position(x)
-        attended = self.attention(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory)
+        # An attention of the user's own need not know of processes.
+        shared = {} if group is None else {"group": group}
+        attended = self.attention(
+            x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory, **shared
+        )
         return self._fed_forward(x, attended)
 
     def step(
@@ -317,10 +325,11 @@ class HypformerEncoder(nn.Module):
         *,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        group: Group | None = None,
     ) -> Float[Tensor, "... nodes ambient"]:
         """Apply the blocks."""
         for block in self.blocks:
-            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, group=group)
         return self.drop(x)
 
     def step(
@@ -523,6 +532,7 @@ class Hypformer(nn.Module):
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         edge_weight: Float[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
+        group: Group | None = None,
     ) -> Float[Tensor, "rows out"]:
         """Scores of every node, or of every graph where ``batch`` is given.
 
@@ -535,21 +545,27 @@ class Hypformer(nn.Module):
             edge_attr: edge features ``(m, edge_features)``, for a ``graph_encoder`` that takes them.
             edge_weight: ``(m,)``, for a ``graph_encoder`` that takes them, as the GCN does.
             num_graphs: their number, where some at the end have no node.
+            group: processes that share the nodes of one graph, of which ``x`` are those of this one. It takes linear
+                attention and no graph encoder, as edges join the nodes of different processes: give features that were
+                propagated before.
 
         Returns:
             ``(n, out_features)``, or ``(graphs, out_features)`` at the level of graphs, each decoded at the Lorentzian
             centroid of its nodes.
 
         Raises:
-            ValueError: if there is a graph encoder and no ``edge_index``, or if ``x`` has another number of features.
+            ValueError: if there is a graph encoder and no ``edge_index``, if ``x`` has another number of features, or
+                if there is a ``group`` beside softmax attention, a graph encoder or ``batch``.
         """
         checks.only_with_batch(num_graphs, batch)
-        mixed = self._mix(x, edge_index, batch, edge_attr, edge_weight)
-        if self.level == "graph" or (self.level is None and batch is not None):
+        mixed = self._mix(x, edge_index, batch, edge_attr, edge_weight, group)
+        if self.level == "graph" and group is not None:
+            mixed = self._at_origin(self.manifold_out.centroid(self._points(mixed), group=group)[None])
+        elif self.level == "graph" or (self.level is None and batch is not None):
             batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
             graphs = PaddedGraphs.of(self._points(mixed), batch, num_graphs)
             pooled = self.manifold_out.centroid(graphs.values, (~graphs.padding).to(mixed.dtype))
-            mixed = self.manifold_out.space(self.manifold_out.logmap0(pooled))
+            mixed = self._at_origin(pooled)
         elif num_graphs is not None:
             checks.number_of_graphs(batch, num_graphs)
         return self.decoder(self._points(mixed) if self.decodes_points else mixed)
@@ -562,6 +578,7 @@ class Hypformer(nn.Module):
         *,
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         edge_weight: Float[Tensor, " edges"] | None = None,
+        group: Group | None = None,
     ) -> Float[Tensor, "nodes ambient"]:
         """What the decoder reads of each node, as points of ``manifold_out``.
 
@@ -571,6 +588,7 @@ class Hypformer(nn.Module):
             batch: as in :meth:`forward`; nodes attend within their graph.
             edge_attr: as in :meth:`forward`.
             edge_weight: as in :meth:`forward`.
+            group: as in :meth:`forward`.
 
         Returns:
             Points ``(n, hidden_features + 1)``.
@@ -579,7 +597,7 @@ class Hypformer(nn.Module):
         >>> model.embed(torch.zeros(5, 3)).shape
         torch.Size([5, 5])
         """
-        return self._points(self._mix(x, edge_index, batch, edge_attr, edge_weight))
+        return self._points(self._mix(x, edge_index, batch, edge_attr, edge_weight, group))
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.
@@ -594,10 +612,13 @@ class Hypformer(nn.Module):
     def _points(self, tangent: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
         return self.manifold_out.expmap0(nn.functional.pad(tangent, (1, 0)))
 
+    def _at_origin(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+        return self.manifold_out.space(self.manifold_out.logmap0(x))
+
     @staticmethod
-    def _encoded(encoder: HypformerEncoder, x: Tensor, batch: Tensor | None) -> Tensor:
+    def _encoded(encoder: HypformerEncoder, x: Tensor, batch: Tensor | None, group: Group | None) -> Tensor:
         if batch is None:
-            return encoder(encoder.points(x))
+            return encoder(encoder.points(x), group=group)
         graphs = PaddedGraphs.of(encoder.points(x), batch)
         return graphs.rows(encoder(graphs.values, graphs.padding))
 
@@ -608,6 +629,7 @@ class Hypformer(nn.Module):
         batch: Tensor | None,
         edge_attr: Tensor | None,
         edge_weight: Tensor | None,
+        group: Group | None,
     ) -> Float[Tensor, "nodes dim"]:
         """Both branches in the tangent space at the origin."""
         checks.last_axis("x", x, self.in_features, "in_features", sparse=True)
@@ -617,9 +639,11 @@ class Hypformer(nn.Module):
             raise ValueError(f"{next(iter(of_edges))} must be None without a graph encoder and its edge_index.")
         if edge_index is not None:
             check_graph(x, edge_index, batch, edge_weight)
+        if group is not None:
+            self._refuse_sharded(batch)
         branches: list[Tensor] = []
         if self.encoder is not None:
-            branches.append(self.manifold_out.space(self.manifold_out.logmap0(self._encoded(self.encoder, x, batch))))
+            branches.append(self._at_origin(self._encoded(self.encoder, x, batch, group)))
         if self.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
@@ -631,6 +655,16 @@ class Hypformer(nn.Module):
                 )
             branches.append(encoded)
         return branches[0] if len(branches) == 1 else torch.lerp(branches[0], branches[1], self.graph_weight)
+
+    def _refuse_sharded(self, batch: Tensor | None) -> None:
+        """What nodes on several processes are not taken with."""
+        if self.graph_encoder is not None:
+            raise ValueError(
+                "group must be None beside a graph encoder, whose edges join nodes of different processes; make the "
+                f"model with graph_encoder=None and propagate the features before, got {type(self.graph_encoder)}."
+            )
+        if batch is not None:
+            raise ValueError("batch must be None with group: processes share the nodes of one graph, got several.")
 
 
 class _ActivationDropout(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.heads import later_keys, split_mask
 
@@ -26,7 +27,6 @@ __all__ = [
     "Similarity",
     "hyperbolic_softmax_attention",
     "hyperbolic_softmax_weights",
-    "midpoint_of_sum",
     "weighted_midpoint",
 ]
 
@@ -167,28 +167,6 @@ def weighted_midpoint(
     total = wide @ hyperboloid.lift(numerics.widen(value), curvature)
     middle = midpoint_of_sum(total, wide.sum(-1, keepdim=True), curvature, torch.finfo(wide.dtype).eps)
     return numerics.narrow(middle, value.dtype)
-
-
-def midpoint_of_sum(
-    total: Float[Tensor, "*batch ambient"],
-    mass: Float[Tensor, "*#batch 1"],
-    curvature: Float[Tensor, "*one"],
-    spacing: float,
-) -> Float[Tensor, "*batch dim"]:
-    """Scale a weighted sum of points to the hyperboloid, the quotient of Hypformer eq. 4."""
-    time, space = total[..., :1], total[..., 1:]
-    length = numerics.norm(space, keepdim=True)
-    positive = mass > 0
-    high = torch.where(positive, time + length, 1.0)
-    scale = curvature.reshape(()).to(total.dtype).neg().sqrt()
-    radius = mass / scale
-    low = torch.where(positive, time - length, 1.0)
-    # -<s, s> = t^2 - |s|^2 = low * high >= mass^2 / |kappa| on the hyperboloid, with equality where all points
-    # coincide. Where low is within rounding of zero, the bound replaces it: exact for coincident points at any radius.
-    rounded = (low <= 4 * spacing * high) | (low * (high / 2) < radius * (radius / 2))
-    norm = torch.where(rounded, 1.0, low).sqrt() * high.sqrt()
-    norm = torch.where(rounded, torch.where(positive, radius, 1.0), norm)
-    return torch.where(positive, space / (norm * scale), 0.0)
 
 
 def _dot_product_form(

@@ -23,7 +23,7 @@ MODULES: list[ModuleType] = [holonomy] + [
     if not info.name.endswith("__main__")
 ]
 # What users import from; whatever else a module lists is for its neighbours and has one line.
-ROOMS = ("", ".manifolds", ".structures", ".optim", ".layers", ".models", ".theory")
+ROOMS = ("", ".manifolds", ".structures", ".optim", ".distributed", ".layers", ".models", ".theory")
 PUBLIC = {
     f"{thing.__module__}.{name}": thing
     for room in ROOMS

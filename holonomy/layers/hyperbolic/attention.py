@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
+from holonomy._parts import Group
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
@@ -114,6 +115,7 @@ class HypLinearAttention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
+        group: Group | None = None,
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
         r"""Attend.
 
@@ -124,12 +126,16 @@ class HypLinearAttention(nn.Module):
             is_causal: no node attends to later ones. Still linear in time and memory.
             memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``, to which x attends instead of to itself. The
                 residual :math:`\psi(V_s)` is that of x.
+            group: processes that share the nodes: x, and ``memory`` if there is one, are the rows of this one. They
+                attend to the rows of all, by one sum over processes of heads times :math:`d_h (d_h + 1)` numbers. Far
+                out, where squares leave the range, gradients are not held within it.
 
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding.
 
         Raises:
-            ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory``.
+            TypeError: if ``group`` is none.
+            ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory`` or ``group``.
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
@@ -138,11 +144,13 @@ class HypLinearAttention(nn.Module):
                 "attn_mask must be None for linear attention, which never makes the weight of a single pair; "
                 "is_causal and key_padding_mask are there for it."
             )
+        if group is not None and is_causal:
+            raise ValueError("is_causal must be False with group, whose processes hold tokens in no order, got True.")
         maps = (self.query, self.key, self.value)
         readable = all(may_bypass(htc, HTC) for htc in maps) and may_bypass(self.residual, nn.Linear)
-        if self.average == "midpoint" or memory is not None or not readable:
+        if self.average == "midpoint" or memory is not None or group is not None or not readable:
             start = self._start(x) if is_causal else None
-            return self._attend(x, key_padding_mask, memory=memory, state=start)[0]
+            return self._attend(x, key_padding_mask, memory=memory, state=start, group=group)[0]
         before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
         ratio, last = (before / hidden).sqrt(), (hidden / out).sqrt()
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
@@ -245,7 +253,13 @@ class HypLinearAttention(nn.Module):
         return found.transpose(-3, -2)
 
     def _attend(
-        self, x: Tensor, mask: Tensor | None, *, memory: Tensor | None = None, state: LinearState | None = None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        *,
+        memory: Tensor | None = None,
+        state: LinearState | None = None,
+        group: Group | None = None,
     ) -> tuple[Tensor, LinearState | None]:
         """Eqs. 14-19 one after the other; causally after a state."""
         keys = without_padding(x if memory is None else memory, mask)
@@ -254,9 +268,10 @@ class HypLinearAttention(nn.Module):
         own = value if memory is None else self._features(self.value, x, numerics.exp(-self.log_scale))
         hidden = None if mask is None else mask[..., None, :]
         curvature = self.manifold_hidden.curvature if self.average == "midpoint" else None
-        attend = partial(linear_average, mask=hidden, state=state, curvature=curvature)
+        attend = partial(linear_average, mask=hidden, state=state, curvature=curvature, group=group)
         average, state = attend(query, key, value)
-        if min(_steepest(x), _steepest(keys)) < math.inf:
+        # Processes would not agree on whether to compute the sums once more.
+        if group is None and min(_steepest(x), _steepest(keys)) < math.inf:
             average = numerics.bounded(lambda *each: attend(*each)[0], query, key, value)
         space = merge_heads(average) + self.residual(merge_heads(own))
         space = space if memory is not None else without_padding(space, mask)

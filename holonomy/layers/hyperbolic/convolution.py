@@ -27,9 +27,9 @@ from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.linear import FullyLorentzLinear, TangentLinear
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.heads import head_count
 from holonomy.ops.propagation import averaging, check_graph, edge_list, looped_edges
-from holonomy.ops.softmax_attention import midpoint_of_sum
 from holonomy.structures import Graph
 
 if TYPE_CHECKING:

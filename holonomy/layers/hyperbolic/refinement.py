@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from holonomy import checks, numerics
+from holonomy import _parts, checks, numerics
 from holonomy._autograd import may_bypass
+from holonomy._parts import Group, Parts
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.lorentz import require_lorentz
 
@@ -257,18 +259,30 @@ class HypBatchNorm(HRC):
         )
         super().__init__(_Rows(norm), manifold_in, manifold_out)
 
-    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+    def forward(
+        self, x: Float[Tensor, "*batch dim_plus_1"], *, group: Group | None = None
+    ) -> Float[Tensor, "*batch dim_plus_1"]:
         """Normalise.
 
         Args:
             x: points ``(*batch, d + 1)`` on ``manifold_in``.
+            group: processes that share the points, of which ``x`` are those of this one: statistics of a batch are
+                those of all, two sums of d + 1 and d numbers.
 
         Returns:
             Points ``(*batch, d + 1)`` on ``manifold_out``.
+
+        Raises:
+            TypeError: if ``group`` is none.
+            ValueError: if running statistics were to be drawn towards those of a stream, whose chunks are computed
+                more than once.
         """
-        norm = cast("_Rows", self.function).norm
-        checks.last_axis("x", x, norm.num_features + 1, "features + 1", norm)
-        return super().forward(x)
+        rows = cast("_Rows", self.function)
+        checks.last_axis("x", x, rows.norm.num_features + 1, "features + 1", rows.norm)
+        if group is None or not rows.of_batch:
+            return super().forward(x)
+        space = rows.over(self.manifold_in.space(x), group)
+        return change_curvature(space, self.manifold_in, self.manifold_out)
 
 
 class HypDropout(HRC):
@@ -382,6 +396,42 @@ class _Rows(nn.Module):
             return self._in_float32(rows).reshape(space.shape)
         # The squares of a longer row, summed over the table, would leave the dtype, and the running variance with them.
         return self.norm(numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)).reshape(space.shape)
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether statistics are those of the batch."""
+        return self.norm.training or self.norm.running_mean is None
+
+    def over(self, space: Tensor, group: Group) -> Tensor:
+        """With the statistics of the rows of all parts: the mean first, so that squares do not cancel."""
+        rows = space.reshape(-1, space.shape[-1])
+        rows = rows.float() if rows.dtype in _HALF else rows
+        rows = numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)
+        total, count = _parts.total(functional.pad(rows.sum(0), (0, 1), value=len(rows)), group).tensor_split([-1])
+        mean = total / count
+        centred = rows - mean
+        variance = _parts.total(centred.square().sum(0), group) / count
+        if self.norm.training and self.norm.running_mean is not None:
+            self._draw(mean, variance, count, group)
+        result = centred * (variance + self.norm.eps).rsqrt()
+        if self.norm.affine:
+            result = result * self.norm.weight + self.norm.bias
+        return numerics.narrow(result, space.dtype).reshape(space.shape)
+
+    @torch.no_grad()
+    def _draw(self, mean: Tensor, variance: Tensor, count: Tensor, group: Group) -> None:
+        """Running statistics towards those of the batch, as torch does it."""
+        if isinstance(group, Parts):
+            raise ValueError(  # noqa: TRY004 - without running statistics a stream is right
+                "group must be processes where running statistics are kept, got chunks of a stream, which are computed "
+                "more than once; leave them out with track_running_stats=False."
+            )
+        unbiased = variance * (count / (count - 1))
+        for held, found in ((self.norm.running_mean, mean), (self.norm.running_var, unbiased)):
+            if held is not None:
+                held.lerp_(numerics.narrow(found, held.dtype), cast("float", self.norm.momentum))
+        if self.norm.num_batches_tracked is not None:
+            self.norm.num_batches_tracked.add_(1)
 
     def _in_float32(self, rows: Tensor) -> Tensor:
         # Torch rounds the mean to the dtype of the rows before it is subtracted.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._parts import Group
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz
@@ -102,6 +103,7 @@ class HypSoftmaxAttention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
+        group: Group | None = None,
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
         """Attend.
 
@@ -113,6 +115,7 @@ class HypSoftmaxAttention(nn.Module):
                 what broadcasts to that, or ``(batch * heads, nodes, keys)``.
             is_causal: no node attends to later ones.
             memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``, to which x attends instead of to itself.
+            group: must be None: the weights of all pairs are no sum over rows.
 
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding, and at a node that
@@ -120,8 +123,13 @@ class HypSoftmaxAttention(nn.Module):
 
         Raises:
             TypeError: if a mask is of another dtype.
-            ValueError: if a shape does not fit, or for ``is_causal`` beside ``memory``.
+            ValueError: if a shape does not fit, for ``is_causal`` beside ``memory``, or for a ``group``.
         """
+        if group is not None:
+            raise ValueError(
+                "group must be None for softmax attention, whose weights are of single pairs of rows; linear attention "
+                "takes rows that processes share."
+            )
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
         space = merge_heads(
             hyperbolic_softmax_attention(

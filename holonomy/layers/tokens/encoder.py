@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
+from holonomy._parts import Group
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.heads import merge_heads, split_heads, without_padding
 from holonomy.ops.performer import orthogonal_projection, performer_attention, redraw
@@ -114,19 +115,32 @@ class TokenAttention(nn.Module):
         self,
         x: Float[Tensor, "*batch tokens features"],
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        *,
+        group: Group | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
         """Attend.
 
         Args:
             x: ``(*batch, tokens, features)``.
             key_padding_mask: ``(*batch, tokens)``, ``True`` at tokens that nobody attends to.
+            group: with kernel ``"performer"``, processes that share the tokens: x holds those of this one, which attend
+                to the tokens of all. Random features must be the same on all.
 
         Returns:
             ``(*batch, tokens, features)``; the bias of the last map at tokens of a graph that is all padding.
+
+        Raises:
+            TypeError: if ``group`` is none.
+            ValueError: if there is a ``group`` with kernel ``"softmax"``.
         """
+        if group is not None and self.projection is None:
+            raise ValueError(
+                "group must be None with kernel 'softmax', whose weights are of single pairs of tokens; kernel "
+                "'performer' takes tokens that processes share."
+            )
         query, key, value, mask = self._heads_of(x, key_padding_mask)
         if self.projection is not None:
-            attended = performer_attention(query, key, value, self.projection, mask)
+            attended = performer_attention(query, key, value, self.projection, mask, group=group)
         else:
             allowed = None if mask is None else ~mask[..., None, :]
             dropout = self.dropout if self.training else 0.0

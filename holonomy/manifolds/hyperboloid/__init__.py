@@ -30,10 +30,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from holonomy import _autograd, checks, numerics
+from holonomy import _autograd, _parts, checks, numerics
+from holonomy._parts import Group
 from holonomy.manifolds.hyperboloid import frames, geodesics, means
-from holonomy.manifolds.hyperboloid.midpoints import midpoint
+from holonomy.manifolds.hyperboloid.midpoints import midpoint, midpoint_of_sum
 from holonomy.manifolds.hyperboloid.pair_distances import pairwise_distance, takes_products
 from holonomy.manifolds.hyperboloid.rays import polar
 from holonomy.manifolds.hyperboloid.row_distances import row_distance
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "cdist",
     "centroid",
+    "centroid_of_parts",
     "dist",
     "dist0",
     "egrad2rgrad",
@@ -337,6 +340,22 @@ def centroid(
     """
     scale = _scale(kappa)
     return _point(midpoint(_wide(x), numerics.widen(weights), scale), scale, x, weights)
+
+
+def centroid_of_parts(
+    x: Float[Tensor, "... n ambient"],
+    weights: Float[Tensor, "... m n"],
+    kappa: Float[Tensor, "..."],
+    group: Group,
+) -> Float[Tensor, "... m ambient"]:
+    """:func:`centroid` of the points of all parts, by the sums of their weights and weighted points in float64."""
+    wide, mass = lift(_wide(x), kappa), numerics.widen(weights)
+    largest = numerics.positive(functional.pad(mass.detach(), (0, 1)).amax(-1, keepdim=True))
+    mass = mass / largest
+    sums = torch.cat([mass @ wide, mass.sum(-1, keepdim=True)], -1)
+    total, mass = _parts.scaled_total(sums, largest.log(), group)[0].tensor_split([-1], -1)
+    space = midpoint_of_sum(total, mass, kappa, torch.finfo(total.dtype).eps)
+    return lift(numerics.narrow(space, _dtype(x, weights)), kappa)
 
 
 def frechet_mean(

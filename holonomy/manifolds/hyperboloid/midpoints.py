@@ -9,7 +9,7 @@ one *axis*, the ray of the heaviest point, and offsets from it, made of the poin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from holonomy import _autograd, numerics
 from holonomy.manifolds.hyperboloid.rays import Rays, any_nan, chord_of, polar, sinh_difference, time_of, weighted_gap
 from holonomy.manifolds.hyperboloid.views import part_across
 
-__all__ = ["midpoint"]
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["midpoint", "midpoint_of_sum"]
 
 
 def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
@@ -150,3 +153,25 @@ def _middle(x: Tensor, weights: Tensor) -> tuple[Rays, Rays, Tensor]:
     norm = torch.where(near, total_time * (1 - torch.where(near, slow, 0.0)).sqrt(), far)
     middle = numerics.safe_div(total, norm)
     return rays, Rays(middle, *polar(middle), offset, axis), norm
+
+
+def midpoint_of_sum(
+    total: Float[Tensor, "*batch ambient"],
+    mass: Float[Tensor, "*#batch 1"],
+    curvature: Float[Tensor, "*one"],
+    spacing: float,
+) -> Float[Tensor, "*batch dim"]:
+    """Scale a weighted sum of points to the hyperboloid, the quotient of Hypformer eq. 4."""
+    time, space = total[..., :1], total[..., 1:]
+    length = numerics.norm(space, keepdim=True)
+    positive = mass > 0
+    high = torch.where(positive, time + length, 1.0)
+    scale = curvature.reshape(()).to(total.dtype).neg().sqrt()
+    radius = mass / scale
+    low = torch.where(positive, time - length, 1.0)
+    # -<s, s> = t^2 - |s|^2 = low * high >= mass^2 / |kappa| on the hyperboloid, with equality where all points
+    # coincide. Where low is within rounding of zero, the bound replaces it: exact for coincident points at any radius.
+    rounded = (low <= 4 * spacing * high) | (low * (high / 2) < radius * (radius / 2))
+    norm = torch.where(rounded, 1.0, low).sqrt() * high.sqrt()
+    norm = torch.where(rounded, torch.where(positive, radius, 1.0), norm)
+    return torch.where(positive, space / (norm * scale), 0.0)

@@ -16,7 +16,9 @@ from torch.nn import functional
 
 from holonomy import numerics
 from holonomy._autograd import apply_function
+from holonomy._parts import Group
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.manifolds.hyperboloid.rows import rows_at_once
 from holonomy.ops.heads import merge_heads, without_padding
 from holonomy.ops.linear_attention.causal import LinearState, causal_linear_attention
@@ -24,7 +26,6 @@ from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
 from holonomy.ops.linear_attention.chunked_causal import CausalOptions, RecomputedCausalAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.lorentz.lifted import use_chunked
-from holonomy.ops.softmax_attention import midpoint_of_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -43,6 +44,7 @@ def linear_average(
     state: LinearState | None = None,
     *,
     curvature: Float[Tensor, "*one"] | None = None,
+    group: Group | None = None,
 ) -> tuple[Float[Tensor, "*batch query values"], LinearState | None]:
     """Averages of the values with the weights of linear attention: of all keys, or with a state of those up to each.
 
@@ -55,7 +57,7 @@ def linear_average(
         query, key = numerics.widen(query), numerics.widen(key)
         value = hyperboloid.lift(numerics.widen(value), curvature)
     if state is None:
-        mean = linear_attention(query, key, value, mask)
+        mean = linear_attention(query, key, value, mask, group)
     else:
         mean, state = causal_linear_attention(query, key, value, mask, state)
     if curvature is None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from holonomy import _autograd, numerics
+from holonomy import _autograd, _parts, numerics
+from holonomy._parts import Group
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -102,31 +104,36 @@ def linear_attention(
     key: Float[Tensor, "*batch key channels"],
     value: Float[Tensor, "*batch key values"],
     mask: Bool[Tensor, "*#batch key"] | None = None,
+    group: Group | None = None,
 ) -> Float[Tensor, "*batch query values"]:
     r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16.
 
     Row i is the average of the values with weights :math:`q_i \cdot k_j`. A row whose weights are
     all zero (zero query, orthogonal keys, every key masked) is zero, and so is its gradient; as zero counts what is
     less than 1e-19 in float32 (the root of the smallest number) of the largest query entry times the largest key entry
-    of all, divided by the number of key entries.
+    of all, divided by the number of key entries. With a group the keys and values are a part of all.
     """
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
         value = value.masked_fill(mask[..., None], 0.0)
     if key.shape[-2] == 0:
-        return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
+        if group is None:
+            return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
+        key, value = (functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
     if torch.float16 in (query.dtype, key.dtype, value.dtype):
         # Whose root of the smallest number is a hundredth: at 64 channels nearly every row would count as zero.
         with torch.autocast(_autograd.autocast_device(value), enabled=False):
-            return linear_attention(query.float(), key.float(), value.float()).to(value.dtype)
+            return linear_attention(query.float(), key.float(), value.float(), None, group).to(value.dtype)
     # A common factor of the keys cancels; with this one no sum over them exceeds the largest value.
     largest = numerics.positive(key.detach().abs().amax((-2, -1), keepdim=True))
     key = held(key) * (1 / (key.shape[-2] * key.shape[-1]) / largest)
     # So does one of each query, by a power of two, which rounds nothing.
     query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
-    numerator = query @ (key.transpose(-2, -1) @ value)
-    denominator = query @ key.sum(-2, keepdim=True).transpose(-2, -1)
-    return quotient(numerator, denominator)
+    context, mass = key.transpose(-2, -1) @ value, key.sum(-2, keepdim=True).transpose(-2, -1)
+    if group is not None:
+        scale = largest.log() + math.log(key.shape[-2])
+        context, mass = _parts.scaled_total(torch.cat([context, mass], -1), scale, group)[0].tensor_split([-1], -1)
+    return quotient(query @ context, query @ mass)
 
 
 def held(features: Float[Tensor, "*batch rows channels"]) -> Float[Tensor, "*batch rows channels"]:

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from holonomy import _autograd
+from holonomy import _autograd, _parts, numerics
+from holonomy._parts import Group
 from holonomy.ops.performer.chunked import ChunkedAttention, ChunkedPooling
 from holonomy.ops.performer.features import log_features, orthogonal_projection, redraw
 from holonomy.ops.performer.reference import attend_pooled_reference, pool_keys_reference
@@ -76,6 +78,7 @@ def performer_attention(
     mask: Bool[Tensor, "*#batch key"] | None = None,
     *,
     scale: float | None = None,
+    group: Group | None = None,
 ) -> Float[Tensor, "*batch query values"]:
     r"""Softmax attention with the exponential replaced by random features, in linear time and memory.
 
@@ -86,8 +89,9 @@ def performer_attention(
 
     so that no feature is zero at all keys, however large the logits are. One maximum over the features of all keys
     would not be enough: where queries and keys have opposite directions it leaves 0/0. A row without a key is zero.
+    With a group the keys and values are a part of all.
     """
-    if key.shape[-2] == 0:
+    if key.shape[-2] == 0 and group is None:
         return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
     root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if mask is not None:
@@ -97,6 +101,8 @@ def performer_attention(
     of_query = log_features(query * root, projection, of_query=True)
     # Keys in the last axis: both sums over them run along memory.
     of_key = log_features(key * root, projection).mT.contiguous()
+    if group is not None:
+        return _attend_all(of_query, of_key, value, mask, group)
     if mask is not None:
         # A row whose keys are all masked attends to all of them, and their values are zero: softmax of -inf is nan.
         hidden = mask & ~mask.all(-1, keepdim=True)
@@ -104,3 +110,17 @@ def performer_attention(
     total = of_key.logsumexp(-1)[..., None, :]
     averages = of_key.softmax(-1).to(value.dtype) @ value
     return (of_query + total).softmax(-1).to(value.dtype) @ averages
+
+
+def _attend_all(of_query: Tensor, of_key: Tensor, value: Tensor, mask: Tensor | None, group: Group) -> Tensor:
+    """The quotient, of keys that are a part of all; sums are relative to the largest logarithm of each feature."""
+    lowest = torch.finfo(of_key.dtype).min / 2
+    if mask is not None:
+        of_key = of_key.masked_fill(mask[..., None, :], -math.inf)
+    top = functional.pad(of_key.detach(), (0, 1), value=lowest).amax(-1, keepdim=True)
+    wide = functional.pad(value.to(of_key.dtype), (0, 1), value=1.0)
+    sums, top = _parts.scaled_total((of_key - top).exp() @ wide, top, group)
+    averages, mass = sums.tensor_split([-1], -1)
+    some = mass > 0
+    logs = (torch.where(some, mass, 1.0).log() + top).mT
+    return ((of_query + logs).softmax(-1) @ numerics.safe_div(averages, torch.where(some, mass, 0.0))).to(value.dtype)

@@ -1,0 +1,13 @@
+r"""Rows that lie on several processes, or come in chunks: exact results with sums over parts.
+
+A layer that mixes rows does so by a few sums over all of them. Where rows lie on several processes, it takes ``group=``
+(a ``torch.distributed.ProcessGroup``), and each sum is one differentiable all-reduce whose bytes do not grow with the
+rows. ``group=`` goes wherever ``x`` goes: it says that x holds some of the rows, those of this process.
+
+One rule for losses: **the objective is the sum of what the processes compute**. Each divides the sum over its own rows
+by the number of rows of all, calls ``backward()``, and :func:`sum_gradients` adds up the gradients of the weights.
+"""
+
+from holonomy.distributed.gradients import sum_gradients
+
+__all__ = ["sum_gradients"]

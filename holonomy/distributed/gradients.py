@@ -1,0 +1,52 @@
+"""Gradients of weights that every process holds."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from holonomy._parts import check_processes
+
+__all__ = ["sum_gradients"]
+
+
+@torch.no_grad()
+def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
+    r"""Add up, over all processes, the gradients of the weights that each of them holds.
+
+    With :math:`L = \sum_p L_p` the sum of the processes' losses, ``backward()`` gives each process
+    :math:`\partial L / \partial w` through its own rows, and the sum over processes is the gradient of L. Call it
+    between ``backward()`` and ``step()``. All gradients of one dtype travel in one all-reduce. A weight without a
+    gradient on a process counts as zero there. ``DistributedDataParallel``, which takes means, gives the same where
+    each loss is multiplied by the number of processes.
+
+    Args:
+        module: what is trained. Rows of a :class:`ShardedLorentzEmbedding` within it are left alone: each lies on one
+            process only.
+        group: the processes.
+
+    Raises:
+        TypeError: if ``group`` is none.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> layer = nn.Linear(2, 1)
+    >>> layer(torch.ones(3, 2)).sum().backward()
+    >>> sum_gradients(layer, dist.group.WORLD)
+    >>> layer.weight.grad.tolist()
+    [[3.0, 3.0]]
+    >>> dist.destroy_process_group()
+    """
+    check_processes(group)
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad and not getattr(parameter, "rows_of_one_process", False):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter.grad)
+    for gradients in by_kind.values():
+        flat = torch.cat([each.flatten() for each in gradients])
+        dist.all_reduce(flat, group=group)
+        for each, total in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            each.copy_(total.view_as(each))

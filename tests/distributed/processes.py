@@ -1,0 +1,163 @@
+"""Modules on rows that processes share, compared with the same modules on all rows: what one process runs.
+
+Each process draws the same module and the same rows, computes all by itself, and then its own rows with the others.
+The objective is a sum over rows with random weights, so that each row has a gradient of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holonomy.distributed import sum_gradients
+from holonomy.layers import HypBatchNorm, HypLinearAttention, TokenAttention
+from holonomy.manifolds import Lorentz
+from holonomy.models import Hypformer, HypformerBlock
+from tests.registry.case import shaken
+
+D = torch.float64
+DIM = 6
+# Shares of the rows; the last of four processes has none.
+SHARES = {1: [1.0], 2: [0.6, 0.4], 4: [0.5, 0.2, 0.3, 0.0]}
+
+
+def manifold(curvature: float) -> Lorentz:
+    return Lorentz(curvature, learnable=True, dtype=D)
+
+
+class Midpoint(nn.Module):
+    def __init__(self, *, several: bool) -> None:
+        super().__init__()
+        self.manifold, self.map = manifold(-0.7), nn.Linear(DIM + 1, 2 if several else 1, dtype=D)
+        self.several = several
+
+    def forward(self, x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+        weights = self.map(x).exp()
+        found = self.manifold.centroid(x, weights.mT if self.several else weights[:, 0], group=group)
+        return found.reshape(-1, DIM + 1)
+
+
+class Sharded(NamedTuple):
+    """A module, whether its rows are points, and whether every process has the whole result."""
+
+    make: Callable[[], nn.Module]
+    points: bool = True
+    pooled: bool = False
+    masked: bool = False
+
+
+def hypformer(**options: object) -> nn.Module:
+    return Hypformer(DIM, 4, 3, heads=2, graph_encoder=None, dtype=D, **options)
+
+
+CASES = {
+    "attention": Sharded(lambda: HypLinearAttention(DIM, 2, manifold(-1.0), manifold(-0.4), dtype=D)),
+    "attention, power 3": Sharded(lambda: HypLinearAttention(DIM, 3, manifold(-1.0), power=3.0, dtype=D)),
+    "attention, midpoint": Sharded(
+        lambda: HypLinearAttention(DIM, 2, manifold(-1.0), manifold_hidden=manifold(-2.0), average="midpoint", dtype=D)
+    ),
+    "attention, padding": Sharded(lambda: HypLinearAttention(DIM, 2, manifold(-1.0), dtype=D), masked=True),
+    "performer": Sharded(lambda: TokenAttention(DIM, 2, kernel="performer", dtype=D), points=False),
+    "performer, padding": Sharded(lambda: TokenAttention(DIM, 2, kernel="performer", dtype=D), False, False, True),
+    "batch norm": Sharded(lambda: HypBatchNorm(DIM, manifold(-1.0), manifold(-0.4), dtype=D)),
+    "batch norm, eval": Sharded(lambda: HypBatchNorm(DIM, manifold(-1.0), dtype=D).eval()),
+    "batch norm, plain": Sharded(
+        lambda: HypBatchNorm(DIM, manifold(-1.0), affine=False, track_running_stats=False, dtype=D)
+    ),
+    "midpoint": Sharded(lambda: Midpoint(several=False), pooled=True),
+    "midpoints": Sharded(lambda: Midpoint(several=True), pooled=True),
+    "block": Sharded(lambda: HypformerBlock(DIM, 2, manifold(-1.0), manifold(-0.3), dtype=D)),
+    "Hypformer": Sharded(hypformer, points=False),
+    "Hypformer, midpoint, prototypes": Sharded(
+        lambda: hypformer(average="midpoint", decoder="prototypes"), points=False
+    ),
+    "Hypformer, graph": Sharded(lambda: hypformer(level="graph"), points=False, pooled=True),
+}
+
+
+class SentBytes(TorchDispatchMode):
+    """Counts the bytes that this process hands to collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            tensors = [x for arg in args for x in (arg if isinstance(arg, list) else [arg]) if isinstance(x, Tensor)]
+            self.count += sum(x.numel() * x.element_size() for x in tensors)
+        return func(*args, **(kwargs or {}))
+
+
+def inputs_of(case: Sharded, rows: int) -> tuple[Tensor, ...]:
+    x = torch.randn(rows, DIM, dtype=D)
+    x = Lorentz(-1.0, dtype=D).lift(x).detach() if case.points else x
+    return (x, torch.rand(rows) < 0.3) if case.masked else (x,)
+
+
+def own(rows: int, rank: int, world: int) -> slice:
+    ends = [0, *(round(rows * end) for end in itertools.accumulate(SHARES[world]))]
+    return slice(ends[rank], rows if rank == world - 1 else ends[rank + 1])
+
+
+def backward(module: nn.Module, inputs: tuple[Tensor, ...], weights: Tensor, share: float, **group: object) -> Tensor:
+    out = module(*inputs, **group)
+    (share * (out * weights).sum()).backward()
+    return out
+
+
+def compare(case: Sharded, rank: int, world: int, rows: int = 23) -> dict[str, float]:
+    """The largest relative errors of this process, and the bytes that it sent."""
+    torch.manual_seed(0)
+    module = shaken(case.make())
+    shared = copy.deepcopy(module)
+    x, *mask = inputs_of(case, rows)
+    x.requires_grad_()
+    with torch.no_grad():
+        weights = torch.randn_like(copy.deepcopy(module)(x, *mask))
+    whole = backward(module, (x, *mask), weights, 1.0)
+    part = own(rows, rank, world)
+    mine = x[part].detach().requires_grad_()
+    kept = weights if case.pooled else weights[part]
+    share = 1 / world if case.pooled else 1.0
+    with SentBytes() as sent:
+        out = backward(shared, (mine, *(m[part] for m in mask)), kept, share, group=dist.group.WORLD)
+    sum_gradients(shared, dist.group.WORLD)
+    pairs = {"output": (out, whole if case.pooled else whole[part]), "input": (mine.grad, x.grad[part])}
+    named = dict(module.named_parameters())
+    for name, parameter in shared.named_parameters():
+        if parameter.requires_grad:
+            assert named[name].grad is not None, name
+            pairs[name] = parameter.grad, named[name].grad
+    pairs |= {name: (b.double(), dict(module.named_buffers())[name].double()) for name, b in shared.named_buffers()}
+    return {name: error(*pair) for name, pair in pairs.items()} | {"bytes": sent.count}
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    if theirs.numel() == 0:
+        return 0.0 if ours.shape == theirs.shape else float("inf")
+    scale = theirs.abs().amax().clamp(min=1.0)
+    return ((ours - theirs).abs().amax() / scale).item()
+
+
+def run(rank: int, world: int, folder: str) -> None:
+    """What each process does; the errors of all of them are written as JSON."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    found = {}
+    for name, case in CASES.items():
+        found[name] = compare(case, rank, world)
+        found[name]["bytes of ten times the rows"] = compare(case, rank, world, 230)["bytes"]
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
