@@ -14,8 +14,9 @@ BENCH_ARGS ?=
 FUZZ_ARGS ?= --out benchmarks/results/fuzz.json
 
 BIN := .venv/bin
+EXTRAS := examples,molecules,pyg,report,triton
 STAMP := .venv/.installed
-SOURCES := $(wildcard holonomy tests examples benchmarks docs) conftest.py
+SOURCES := $(wildcard holonomy tests examples experiments benchmarks docs) conftest.py hatch_build.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
@@ -28,13 +29,15 @@ help:
 	@sed -n '3,8s/^# *//p' Makefile
 
 # Made once, and again only when what is to be installed changed. The build backend is installed from
-# the same constraints as everything else, hence no build isolation.
+# the same constraints as everything else, hence no build isolation. The pip that comes with Python 3.11 knows no
+# dependency groups, so the environment gets a newer one first.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "environment: .venv from $(PYTHON) (a few minutes the first time)"
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@"$(PYTHON)" -m venv .venv
-	@$(BIN)/python -m pip install -qq -c constraints.txt hatchling editables
-	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m pip install -qq -c constraints.txt pip
+	@$(BIN)/python -m pip install -qq -c constraints.txt --group build
+	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation --group dev -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(STAMP)

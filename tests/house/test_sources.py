@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -190,7 +191,8 @@ print(holonomy.__version__)
     assert done.stdout == f"{holonomy.__version__}\n"
 
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, GROUPS = SETTINGS["project"], SETTINGS["dependency-groups"]
 PINS = dict(
     line.split("==")
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -210,11 +212,10 @@ def test_core_dependencies() -> None:
 
 
 def test_every_package_of_the_environment_is_pinned() -> None:
-    """From holonomy[dev] on, each requirement of a requirement has its exact version."""
+    """From the extras and the groups of developers on, each requirement of a requirement has its exact version."""
     pins = {canonicalize_name(name): version for name, version in PINS.items()}
-    extras = PROJECT["optional-dependencies"]
-    queue = [*PROJECT["dependencies"], "hatchling", "editables"]
-    queue += [r for name, group in extras.items() if name != "dev" for r in group]
+    sets = [*PROJECT["optional-dependencies"].values(), *GROUPS.values()]
+    queue = [*PROJECT["dependencies"], "pip", *(r for one in sets for r in one if isinstance(r, str))]
     seen: set[str] = set()
     missing: set[str] = set()
     while queue:
@@ -246,9 +247,12 @@ def test_every_package_of_the_environment_is_pinned() -> None:
 
 
 def test_nothing_names_a_registry() -> None:
-    for name in ("constraints.txt", "pyproject.toml", "Makefile", ".ci/run"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        assert not re.search(r"index-url|find-links|https?://|pypi", text, flags=re.IGNORECASE), name
+    names = ["constraints.txt", "pyproject.toml", "Makefile", "hatch_build.py", "CITATION.cff", "SECURITY.md"]
+    names += [".ci/run", ".pre-commit-config.yaml", ".readthedocs.yaml", ".github/workflows/*.yml"]
+    for path in (path for name in names for path in ROOT.glob(name)):
+        # The action that publishes is named after the index, and names no host.
+        text = path.read_text(encoding="utf-8").replace("pypa/gh-action-pypi-publish", "")
+        assert not re.search(r"index-url|find-links|https?://|pypi", text, flags=re.IGNORECASE), path
 
 
 def test_nothing_names_a_machine() -> None:
@@ -263,3 +267,31 @@ def test_nothing_names_a_machine() -> None:
         str(p.relative_to(ROOT)) for p in files if "_build" not in p.parts and pattern.search(p.read_text("utf-8"))
     ]
     assert guilty == []
+
+
+def test_workflows_run_code_that_cannot_be_moved() -> None:
+    """Each action by its commit, with no more permissions than it needs."""
+    folder = ROOT / ".github" / "workflows"
+    texts = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.yml")}
+    assert set(texts) == {"test.yml", "docs.yml", "release.yml"}
+    used = [(name, action) for name, text in texts.items() for action in re.findall(r"uses: (.+)", text)]
+    assert len(used) >= 8
+    assert not [one for one in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", one[1])]
+    for name, text in texts.items():
+        read = yaml.safe_load(text)
+        assert read["permissions"] == {"contents": "read"}
+        more = [job["permissions"] for job in read["jobs"].values() if "permissions" in job]
+        assert more == ([{"id-token": "write"}] if name == "release.yml" else [])
+        assert "secrets." not in text
+
+
+def test_files_for_the_outside_say_what_the_project_says() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert citation["authors"] == PROJECT["authors"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    tools = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in hooks}
+    assert tools == set(re.findall(r"^\t@\$\(BIN\)/(ruff|lint-imports|pydoclint|pyright)\b", makefile, re.MULTILINE))
+    pages = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text(encoding="utf-8"))
+    assert pages["build"]["commands"][0] == "make docs"
