@@ -4,10 +4,16 @@ A layer that mixes rows does so by a few sums over all of them. Where rows lie o
 (a ``torch.distributed.ProcessGroup``), and each sum is one differentiable all-reduce whose bytes do not grow with the
 rows. ``group=`` goes wherever ``x`` goes: it says that x holds some of the rows, those of this process.
 
+Where rows come in chunks, :func:`stream` and :func:`stream_backward` take the same sums over chunks: a process is a
+part of the rows in space, a chunk one in time, and a process may have chunks.
+
 One rule for losses: **the objective is the sum of what the processes compute**. Each divides the sum over its own rows
 by the number of rows of all, calls ``backward()``, and :func:`sum_gradients` adds up the gradients of the weights.
 """
 
 from holonomy.distributed.gradients import sum_gradients
+from holonomy.distributed.propagation import propagate_rows
+from holonomy.distributed.streaming import stream, stream_backward
+from holonomy.distributed.table import ShardedLorentzEmbedding
 
-__all__ = ["sum_gradients"]
+__all__ = ["ShardedLorentzEmbedding", "propagate_rows", "stream", "stream_backward", "sum_gradients"]

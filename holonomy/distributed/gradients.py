@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from holonomy._parts import check_processes
+from holonomy.distributed.table import ShardedLorentzEmbedding
 
 __all__ = ["sum_gradients"]
 
@@ -39,9 +40,10 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     >>> dist.destroy_process_group()
     """
     check_processes(group)
+    own = {id(part.unit) for part in module.modules() if isinstance(part, ShardedLorentzEmbedding)}
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in module.parameters():
-        if parameter.requires_grad and not getattr(parameter, "rows_of_one_process", False):
+        if parameter.requires_grad and id(parameter) not in own:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter.grad)

@@ -547,7 +547,7 @@ class Hypformer(nn.Module):
             num_graphs: their number, where some at the end have no node.
             group: processes that share the nodes of one graph, of which ``x`` are those of this one. It takes linear
                 attention and no graph encoder, as edges join the nodes of different processes: give features that were
-                propagated before.
+                propagated before, by :func:`holonomy.distributed.propagate_rows`.
 
         Returns:
             ``(n, out_features)``, or ``(graphs, out_features)`` at the level of graphs, each decoded at the Lorentzian

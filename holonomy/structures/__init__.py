@@ -5,14 +5,18 @@ from holonomy.structures.graph import Graph
 from holonomy.structures.hyperedges import Hyperedges, on_features
 from holonomy.structures.padded import PaddedGraphs, joint
 from holonomy.structures.plan import HyperedgePlan
+from holonomy.structures.sampling import Subgraph, neighbour_batches, node_partitions
 
 __all__ = [
     "Graph",
     "HyperedgePlan",
     "Hyperedges",
     "PaddedGraphs",
+    "Subgraph",
     "batches_by_size",
     "join_graphs",
     "joint",
+    "neighbour_batches",
+    "node_partitions",
     "on_features",
 ]

@@ -16,12 +16,14 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from holonomy.distributed import sum_gradients
+from examples.large_graph import SentBytes
+from holonomy.distributed import stream, stream_backward, sum_gradients
 from holonomy.layers import HypBatchNorm, HypLinearAttention, TokenAttention
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer, HypformerBlock
+from tests.distributed import tables
+from tests.distributed.tables import error
 from tests.registry.case import shaken
 
 D = torch.float64
@@ -84,20 +86,6 @@ CASES = {
 }
 
 
-class SentBytes(TorchDispatchMode):
-    """Counts the bytes that this process hands to collectives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            tensors = [x for arg in args for x in (arg if isinstance(arg, list) else [arg]) if isinstance(x, Tensor)]
-            self.count += sum(x.numel() * x.element_size() for x in tensors)
-        return func(*args, **(kwargs or {}))
-
-
 def inputs_of(case: Sharded, rows: int) -> tuple[Tensor, ...]:
     x = torch.randn(rows, DIM, dtype=D)
     x = Lorentz(-1.0, dtype=D).lift(x).detach() if case.points else x
@@ -115,7 +103,14 @@ def backward(module: nn.Module, inputs: tuple[Tensor, ...], weights: Tensor, sha
     return out
 
 
-def compare(case: Sharded, rank: int, world: int, rows: int = 23) -> dict[str, float]:
+def stream_of(module: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
+    """The gradients of a stream of rows that processes share, and its results."""
+    chunks = list(zip(x.split(3), weights.split(3), strict=True)) or [(x, weights)]
+    stream_backward(lambda c, group: (module(c[0], group=group) * c[1]).sum(), chunks, group=dist.group.WORLD)
+    return torch.cat(list(stream(lambda c, group: module(c[0], group=group), chunks, group=dist.group.WORLD)))
+
+
+def compare(case: Sharded, rank: int, world: int, rows: int = 23, *, streamed: bool = False) -> dict[str, float]:
     """The largest relative errors of this process, and the bytes that it sent."""
     torch.manual_seed(0)
     module = shaken(case.make())
@@ -130,7 +125,10 @@ def compare(case: Sharded, rank: int, world: int, rows: int = 23) -> dict[str, f
     kept = weights if case.pooled else weights[part]
     share = 1 / world if case.pooled else 1.0
     with SentBytes() as sent:
-        out = backward(shared, (mine, *(m[part] for m in mask)), kept, share, group=dist.group.WORLD)
+        if streamed:
+            out, mine.grad = stream_of(shared, mine.detach(), kept), x.grad[part]  # rows of a stream have no gradient
+        else:
+            out = backward(shared, (mine, *(m[part] for m in mask)), kept, share, group=dist.group.WORLD)
     sum_gradients(shared, dist.group.WORLD)
     pairs = {"output": (out, whole if case.pooled else whole[part]), "input": (mine.grad, x.grad[part])}
     named = dict(module.named_parameters())
@@ -142,22 +140,18 @@ def compare(case: Sharded, rank: int, world: int, rows: int = 23) -> dict[str, f
     return {name: error(*pair) for name, pair in pairs.items()} | {"bytes": sent.count}
 
 
-def error(ours: Tensor, theirs: Tensor) -> float:
-    if theirs.numel() == 0:
-        return 0.0 if ours.shape == theirs.shape else float("inf")
-    scale = theirs.abs().amax().clamp(min=1.0)
-    return ((ours - theirs).abs().amax() / scale).item()
-
-
 def run(rank: int, world: int, folder: str) -> None:
     """What each process does; the errors of all of them are written as JSON."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    found = {}
+    found: dict[str, object] = {"modules": {}, "streams": {}}
     for name, case in CASES.items():
-        found[name] = compare(case, rank, world)
-        found[name]["bytes of ten times the rows"] = compare(case, rank, world, 230)["bytes"]
+        again = compare(case, rank, world, 230)
+        found["modules"][name] = compare(case, rank, world) | {"bytes at another size": again["bytes"]}
+    for name in ("attention", "Hypformer"):
+        found["streams"][name] = compare(CASES[name], rank, world, streamed=True)
+    found["tables"], found["drawn"] = tables.compare_all(rank, world), tables.drawn()
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Any module whose rows processes share gives what one process gives, and its bytes do not grow with the rows."""
+"""Rows on several processes give what one process gives, and bytes grow neither with the rows nor with the table."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from holonomy.layers import HypLinearAttention, HypSoftmaxAttention, TokenAttent
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from tests.distributed.processes import CASES, DIM, run
+from tests.distributed.tables import OPTIMIZERS
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def found(request, tmp_path_factory):
-    """The errors of every process; all cases in one start of the processes, which takes seconds."""
-    folder = tmp_path_factory.mktemp("processes")
-    mp.start_processes(run, args=(request.param, str(folder)), nprocs=request.param, start_method="spawn")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_processes_that_share_rows_are_one_process(case, found):
-    for errors in found:
-        wrong = {name: value for name, value in errors[case].items() if "bytes" not in name and not value <= 1e-12}
-        assert wrong == {}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_bytes_do_not_grow_with_the_rows(case, found):
-    for sent in found:
-        assert sent[case]["bytes"] == sent[case]["bytes of ten times the rows"]
-        assert (sent[case]["bytes"] > 0) == (case != "batch norm, eval")
-
-
-def test_linear_attention_sends_one_sum_each_way(found):
-    heads, channels = 2, DIM // 2
-    numbers = 2 * heads * channels * (channels + 1) + heads  # and the largest key of each head
-    assert {each["attention"]["bytes"] for each in found} == {8 * numbers}
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_that_share_rows_are_one_process(world, tmp_path):
+    """All in one start of the processes, which takes seconds: outputs, all gradients, steps of tables, bytes."""
+    mp.start_processes(run, args=(world, str(tmp_path)), nprocs=world, start_method="spawn")
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(tmp_path.glob("*.json"))]
+    assert len(found) == world
+    for each in found:
+        assert each["modules"].keys() == CASES.keys()
+        assert each["tables"].keys() == OPTIMIZERS.keys()
+        errors = {
+            (kind, case, name): value
+            for kind in ("modules", "tables", "streams")
+            for case, values in each[kind].items()
+            for name, value in values.items()
+            if "bytes" not in name and name != "moved"
+        }
+        assert {place: value for place, value in errors.items() if not value <= 1e-12} == {}
+        assert all(values["moved"] > 0.1 for values in each["tables"].values())
+        for kind in ("modules", "tables"):
+            for case, values in each[kind].items():
+                assert values["bytes"] == values["bytes at another size"], case
+                assert (values["bytes"] > 0) == (case != "batch norm, eval"), case
+        # One sum of heads x channels x (channels + 1) numbers each way, and the largest key of each head.
+        heads, channels = 2, DIM // 2
+        assert each["modules"]["attention"]["bytes"] == 8 * (2 * heads * channels * (channels + 1) + heads)
+    drawn = torch.tensor([row for each in found for row in each["drawn"]])
+    assert len(drawn) == len(drawn.unique(dim=0)) == 20
 
 
 @pytest.fixture

@@ -1,0 +1,110 @@
+"""Parts of a graph and sampled neighbourhoods: every node and edge that should be there, and none other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from holonomy.distributed import propagate_rows
+from holonomy.ops.propagation import propagation
+from holonomy.structures import Graph, neighbour_batches, node_partitions
+
+
+def graph_of(nodes, edges, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(nodes, (2, edges), generator=generator)
+
+
+def pairs(edge_index):
+    return sorted(map(tuple, edge_index.T.tolist()))
+
+
+@pytest.mark.parametrize("parts", [1, 3, 20])
+def test_parts_have_every_node_once_and_all_edges_within_them(parts):
+    edge_index = graph_of(20, 90)
+    found = list(node_partitions(edge_index, 20, parts))
+    assert len(found) == parts
+    assert sorted(torch.cat([part.nodes for part in found]).tolist()) == list(range(20))
+    for part in found:
+        assert part.batch_size == len(part.nodes) in {20 // parts, 20 // parts + 1}
+        inside = torch.isin(edge_index, part.nodes).all(0)
+        assert pairs(part.nodes[part.edge_index]) == pairs(edge_index[:, inside])
+
+
+def test_a_batch_has_its_seeds_first_and_as_many_neighbours_as_asked():
+    edge_index = graph_of(60, 400)
+    graph, seeds = Graph(edge_index, 60), torch.arange(0, 60, 2)
+    seen = []
+    listed = pairs(edge_index)
+    degrees = edge_index[1].bincount(minlength=60)
+    for batch in neighbour_batches(graph, seeds, [3, 2], 7):
+        seen += batch.nodes[: batch.batch_size].tolist()
+        assert batch.nodes.unique().numel() == len(batch.nodes)
+        drawn = batch.nodes[batch.edge_index]
+        remaining = list(listed)
+        for pair in pairs(drawn):  # without replacement: no edge more often than it is listed
+            remaining.remove(pair)
+        counts = batch.edge_index[1].bincount(minlength=len(batch.nodes))
+        first = degrees[batch.nodes[: batch.batch_size]].clamp(max=3)
+        assert torch.equal(counts[: batch.batch_size], first)
+        assert (counts[batch.batch_size :] <= 2).all()
+    assert sorted(seen) == seeds.tolist()
+
+
+def test_neighbours_are_drawn_evenly():
+    star = torch.stack([torch.arange(1, 11), torch.zeros(10, dtype=torch.int64)])
+    graph, counts = Graph(star, 11), torch.zeros(11)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3000):
+        (batch,) = neighbour_batches(graph, torch.tensor([0]), [3], 1, generator=generator)
+        counts[batch.nodes[1:]] += 1
+    # A binomial number, 900 +- 25: five deviations.
+    assert counts[1:].sub(900).abs().max() < 125
+
+
+def test_all_neighbours_give_the_result_of_the_whole_graph():
+    edge_index = graph_of(30, 100)
+    graph, x = Graph(edge_index, 30), torch.randn(30, 4, dtype=torch.float64)
+    # In-degrees of the last nodes are not whole: the mean over neighbours of one step reads none of them.
+    for batch in neighbour_batches(graph, torch.arange(30), [100], 8):
+        mine = torch.zeros(len(batch.nodes), 4, dtype=torch.float64)
+        mine.index_add_(0, batch.edge_index[1], x[batch.nodes][batch.edge_index[0]])
+        whole = torch.zeros(30, 4, dtype=torch.float64).index_add_(0, edge_index[1], x[edge_index[0]])
+        torch.testing.assert_close(mine[: batch.batch_size], whole[batch.nodes[: batch.batch_size]])
+
+
+def test_what_does_not_fit_is_refused():
+    edge_index = graph_of(5, 9)
+    with pytest.raises(ValueError, match="parts must be at most the number of nodes, 5, got 6"):
+        list(node_partitions(edge_index, 5, 6))
+    with pytest.raises(ValueError, match="seeds"):
+        list(neighbour_batches(Graph(edge_index, 5), torch.tensor([5]), [2], 1))
+    with pytest.raises(ValueError, match="sizes"):
+        list(neighbour_batches(Graph(edge_index, 5), torch.tensor([1]), [0], 1))
+
+
+@pytest.mark.parametrize("entries", [1, 7, 10**6])
+@pytest.mark.parametrize("kind", ["tensor", "memory map"])
+def test_propagation_in_pieces_is_the_product(entries, kind, tmp_path):
+    edge_index = graph_of(40, 150)  # with loops and repeated edges
+    graph, x = Graph(edge_index, 40), torch.randn(40, 3, dtype=torch.float64)
+    wanted = propagation(graph, 40, x.dtype)(x)
+    if kind == "tensor":
+        out = torch.empty_like(x)
+        propagate_rows(graph, x, out, entries=entries)
+    else:
+        np.save(tmp_path / "x.npy", x.numpy())
+        source = np.load(tmp_path / "x.npy", mmap_mode="r")
+        out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", x.numpy().dtype, (40, 3))
+        propagate_rows(graph, source, out, entries=entries)
+        out = torch.tensor(out)
+    torch.testing.assert_close(out, wanted)
+
+
+def test_propagation_of_what_does_not_fit_is_refused():
+    graph, x = Graph(graph_of(5, 9), 5), torch.randn(5, 2)
+    with pytest.raises(ValueError, match="out must be another array"):
+        propagate_rows(graph, x, x)
+    with pytest.raises(ValueError, match=r"out must have shape \(nodes, features\) = \(5, 2\), got \(5, 3\)"):
+        propagate_rows(graph, x, torch.empty(5, 3))
