@@ -101,14 +101,17 @@ def averaging(
 ) -> Callable[[Tensor], Tensor]:
     r"""The map :math:`x \mapsto D^{-1} (A + I)\, x`: the mean over each node and its neighbours, by weight.
 
-    Zero where all weights are. The product is that of :func:`propagation`, as
-    :math:`D^{-1} (A + I) = D^{-1/2} \hat A D^{1/2}`.
+    Zero where all weights are. Without weights the product is that of :func:`propagation`, as
+    :math:`D^{-1} (A + I) = D^{-1/2} \hat A D^{1/2}`; with them a node that sends may have degree zero.
     """
-    _, target, weight = looped_edges(edge_list(edge_index), nodes, dtype, edge_weight)
+    source, target, weight = looped_edges(edge_list(edge_index), nodes, dtype, edge_weight)
     degree = weight.new_zeros(nodes).index_add(0, target, weight)
-    root = (torch.where(degree > 0, degree, 1.0).sqrt() * (degree > 0)).to(dtype)[:, None]
-    propagate = propagation(edge_index, nodes, dtype, edge_weight)
-    return lambda x: numerics.safe_div(propagate(x * root), root)
+    if edge_weight is not None:
+        share = numerics.safe_div(weight, degree[target])
+        return partial(_gather, source=source, target=target, weight=share)
+    root = degree.sqrt().to(dtype)[:, None]
+    propagate = propagation(edge_index, nodes, dtype)
+    return lambda x: propagate(x * root) / root
 
 
 def edge_list(edges: Int[Tensor, "2 edges"] | Graph) -> Int[Tensor, "2 edges"]:
@@ -116,19 +119,25 @@ def edge_list(edges: Int[Tensor, "2 edges"] | Graph) -> Int[Tensor, "2 edges"]:
     return edges.edge_index if isinstance(edges, Graph) else edges
 
 
-# Of each tensor of edges, its state and the graph that was made of it, for as long as the tensor lives.
+# Of each tensor of edges its state, its numbers and the graph that was made of it, for as long as the tensor lives.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _sorted_once(edge_index: Tensor, nodes: int) -> Graph:
-    """The graph of a list of edges, made anew where torch has changed the list in place."""
+    """The graph of a list of edges, made anew where the list has changed in place."""
     if edge_index.is_inference():  # whose changes are not counted
         return Graph(edge_index, nodes)
     state = (edge_index.data_ptr(), edge_index._version, edge_index.shape, nodes)
-    if edge_index not in _known or _known[edge_index][0] != state:
+    known = _known.get(edge_index)
+    if known is None or known[0] != state or _rewritten(edge_index, known[1]):
         with torch.inference_mode(mode=False):
-            _known[edge_index] = state, Graph(edge_index, nodes)
-    return _known[edge_index][1]
+            known = _known[edge_index] = state, edge_index.clone(), Graph(edge_index, nodes)
+    return known[2]
+
+
+def _rewritten(edge_index: Tensor, before: Tensor) -> bool:
+    """Whether the numbers are others. Torch does not count what NumPy, another process or ``.data`` writes."""
+    return checks.costs_nothing_to_read(edge_index) and not torch.equal(edge_index, before)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

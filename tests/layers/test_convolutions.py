@@ -92,6 +92,15 @@ def test_a_node_without_weights(name: str) -> None:
         assert grad.isfinite().all()
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_node_that_hears_nothing_is_heard(name: str) -> None:
+    """Node 0 has weights of zero, its loop's among them: what it sends does not depend on them."""
+    manifold, layer = made(name)
+    edges, x = torch.tensor([[0, 0, 1], [0, 1, 0]]), manifold.lift(torch.randn(2, 4).double())
+    sent, kept = (layer(x, edges, torch.tensor([loop, 2.0, 0.0]).double())[1] for loop in (0.0, 1.0))
+    torch.testing.assert_close(sent, kept)
+
+
 def test_averages_are_means(dtype: torch.dtype) -> None:
     x = torch.randn(4, 3, dtype=dtype)
     average = averaging(EDGES, 4, dtype)

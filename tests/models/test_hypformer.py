@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jaxtyping
 import pytest
 import torch
 from torch import nn
 
 from holonomy.layers import GCN
-from holonomy.models import Hypformer
+from holonomy.models import HGCN, Hypformer
 from holonomy.numerics import tolerance
 from holonomy.optim import RiemannianAdam
 
@@ -258,3 +260,19 @@ def test_weights_and_features_of_edges_reach_the_graph_encoder():
     for without in (Hypformer(6, 8, 3, layers=1, graph_encoder=None), model):
         with pytest.raises(ValueError, match=r"^edge_weight must be None without a graph encoder and its edge_index"):
             without(x, None if without is model else edges, edge_weight=weight)
+
+
+@pytest.mark.parametrize("lr", [3.0, 30.0, 1e3])
+@pytest.mark.parametrize("build", [Hypformer, partial(HGCN, conv="lgcn")])
+def test_steps_of_any_usual_length_leave_losses_finite(build, lr):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x = build(4, 8, 3), torch.randn(6, 4)
+        optimizer = RiemannianAdam(model.parameters(), lr=lr)
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x, ring(6)), torch.arange(6) % 3)
+            loss.backward()
+            assert loss.isfinite()
+            assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+            optimizer.step()

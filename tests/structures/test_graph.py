@@ -76,6 +76,14 @@ def test_edges_are_sorted_once_for_a_tensor_and_again_when_it_changes(monkeypatc
     assert not torch.allclose(changed, first[0])
 
 
+@pytest.mark.parametrize("write", [lambda x, y: x.numpy().__setitem__(..., y), lambda x, y: x.data.copy_(y)])
+def test_edges_that_change_where_torch_does_not_count_are_sorted_again(write):
+    encoder, edges, x = GCN(3, 5, 2), EDGES.clone(), torch.randn(4, 3)
+    encoder(x, edges)
+    write(edges, EDGES.flip(1) % 3)
+    torch.testing.assert_close(encoder(x, edges), encoder(x, edges.clone()), rtol=0, atol=0)
+
+
 def test_what_is_kept_dies_with_the_edges():
     known = len(propagation._known)
     edges = EDGES.clone()

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "space_of"]
 
-# The longest points made: in float32 a fiftieth of the largest number there is, as gradients are sums over them; in
+# The longest points made: in float32 an 800th of the largest number there is, as gradients are sums over them; in
 # float64 those whose squares, which later layers take, still fit.
 _FARTHEST = {torch.float64: 340.0}
 _ROOM = 4.0
+# The largest sum of a row of weights that they are multiplied with as they are.
+_LONGEST_ROW = 16.0
 
 
 class HTC(nn.Module):
@@ -167,9 +169,10 @@ class ExpMapHTC(HTC):
     itself, so that **sparse features are multiplied sparsely** (bag of words are 99% zeros) and the result is
     the same to rounding. Sparse features, CSR or COO, get no gradient.
 
-    Right up to r = 82 in float32 and 340 in float64, less :math:`\log 1/\sqrt c` where that is positive: cosh is then a
-    fiftieth of the largest float32, or the largest number whose square is still a float64. Beyond, r is held there,
-    without gradient, and the result stays finite.
+    Right up to r = 82 in float32 and 340 in float64, less :math:`\log 1/\sqrt c` where that is positive: cosh is then
+    an 800th of the largest float32, or the largest number whose square is still a float64. Where the absolute weights
+    of some row sum to s > 16, it is :math:`\log(s/16)` less. Beyond, r is held there, without gradient, and the result
+    stays finite.
 
     Args:
         in_features: number of raw features.
@@ -213,7 +216,8 @@ class ExpMapHTC(HTC):
         weight, bias = self.affine(factor)
         sparse = is_sparse(x)
         matrix = as_csr(x) if sparse else x
-        time, stretch, shrink = self._exponential(row_norms(matrix) if sparse else numerics.norm(x, keepdim=True))
+        length = row_norms(matrix) if sparse else numerics.norm(x, keepdim=True)
+        time, stretch, shrink = self._exponential(length, weight.detach())
         if sparse:
             product = multiply(matrix, weight[:, 1:].t())
             stretch = stretch if shrink is None else stretch * shrink
@@ -225,7 +229,7 @@ class ExpMapHTC(HTC):
         return rows.view(space.shape)
 
     def _exponential(
-        self, length: Float[Tensor, "*batch 1"]
+        self, length: Float[Tensor, "*batch 1"], weight: Float[Tensor, "dim_out dim_in_plus_1"]
     ) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"] | None]:
         """Time coordinate of exp_o(u), and the two factors of its space part, from the length of u.
 
@@ -235,6 +239,9 @@ class ExpMapHTC(HTC):
         rapidity = numerics.widen(length) * root
         most = _FARTHEST.get(length.dtype, numerics.widest_rapidity(length.dtype) - _ROOM)
         most = most + root.detach().log().clamp(max=0.0)  # the radius is 1/root
+        # Terms of opposite signs that overflow would have no sum.
+        reach = torch.linalg.matrix_norm(weight.to(torch.float64), math.inf) / _LONGEST_ROW
+        most = most - reach.log().clamp(min=0.0)
         reached = torch.minimum(rapidity, most)
         time, stretch, shrink = reached.cosh() / root, numerics.sinhc(reached), None
         beyond = (rapidity > most).detach()
@@ -371,6 +378,7 @@ class FullyLorentzLinear(nn.Module):
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self.direction)
+        x = hyperboloid.held(x, 2.0**-24)  # which weights of any usual size cannot bring beyond the range
         affine = self.direction(x if self.activation is None else self.activation(x))
         length = numerics.exp(self.log_scale) * torch.sigmoid(self.length(x))
         unit = numerics.unit_vector(affine, numerics.norm(affine, keepdim=True))
