@@ -13,12 +13,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 __all__ = [
     "apply_function",
+    "as_array",
     "autocast_device",
     "by_definition",
     "eager",
@@ -156,6 +158,13 @@ def transformed() -> bool:
 def forward_mode() -> bool:
     """Whether derivatives are being pushed forward."""
     return forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def as_array(x: Tensor) -> np.ndarray:
+    """Integers for NumPy, also where a transformation of ``torch.func`` hides the memory of every tensor."""
+    if transformed():
+        return np.array(x.tolist(), dtype=np.int64).reshape(x.shape)
+    return x.detach().cpu().numpy()
 
 
 def autocast_device(x: Tensor) -> str:

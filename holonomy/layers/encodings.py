@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._autograd import as_array
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -192,7 +193,7 @@ def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*
 
 
 def _adjacency(edge_index: Tensor, n: int) -> Any:
-    source, target = edge_index.detach().cpu().numpy()
+    source, target = as_array(edge_index)
     return scipy.sparse.csr_array((np.ones(len(source)), (source, target)), shape=(n, n))
 
 
@@ -200,7 +201,7 @@ def _walk(edge_index: Tensor, n: int) -> Any:
     """The transpose of RW, of which a product with distributions (n, starts) is one step of each."""
     checks.edges(edge_index, n)
     if n <= _DENSE_NODES:
-        source, target = edge_index.detach().cpu().numpy()
+        source, target = as_array(edge_index)
         walk = np.zeros((n, n))
         np.add.at(walk, (target, source), 1.0)
         return walk / np.maximum(walk.sum(0), 1.0)

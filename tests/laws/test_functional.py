@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from holonomy import layers
 from tests.laws.laws import (
     assert_near,
     build,
@@ -89,3 +90,27 @@ def test_an_ensemble_by_vmap_agrees_with_its_members(case, device):
     results = torch.func.vmap(lambda values: called(module, values, inputs))(stacked)
     for values, result in zip(members, results, strict=True):
         assert_near(result, called(module, values, inputs), 1e-10, "member")
+
+
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 2, 1, 3, 2, 0, 3]])
+OF_GRAPHS = {
+    "laplacian_identifiers": lambda: layers.laplacian_identifiers(EDGES, 5, 3, batch=torch.tensor([0, 0, 0, 0, 1])),
+    "random_walk_encoding": lambda: layers.random_walk_encoding(EDGES, 5, 3),
+    "random_walk_node_encoding": lambda: layers.random_walk_node_encoding(EDGES, 5, 3),
+    "shortest_path_encoding": lambda: layers.shortest_path_encoding(EDGES, 5, 3),
+    "ring_membership": lambda: layers.ring_membership(EDGES, 5, 4),
+}
+
+
+@pytest.mark.parametrize("name", OF_GRAPHS)
+def test_what_numpy_computes_of_a_graph_is_there_in_a_transformation(name):
+    """Models compute it in their forward pass."""
+    expected, x = OF_GRAPHS[name]().double(), torch.ones((), dtype=torch.float64)
+    weights = torch.rand(expected.shape, dtype=torch.float64)
+
+    def weighed(x):
+        return x * (OF_GRAPHS[name]().double() * weights).sum()
+
+    for transformation in (torch.func.grad, torch.func.jacfwd):
+        assert_near(transformation(weighed)(x), (expected * weights).sum(), 1e-12, "slope")
+    assert_near(torch.func.vmap(weighed)(x[None])[0], (expected * weights).sum(), 1e-12, "member")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
-from holonomy._autograd import eager
+from holonomy._autograd import as_array, eager
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -166,8 +166,8 @@ def laplacian_identifiers(
     checks.one_of("which", which, ("lowest", "both"))
     _check_sizes(n, dim, batch, dtype)
     checks.edges(edge_index, n, batch)
-    source, target = edge_index.detach().cpu().numpy()
-    graph = np.zeros(n, dtype=np.int64) if batch is None else batch.detach().cpu().numpy()
+    source, target = as_array(edge_index)
+    graph = np.zeros(n, dtype=np.int64) if batch is None else as_array(batch)
     # The nodes of each graph side by side, so that it is a block of the matrix.
     order = graph.argsort(kind="stable")
     place = order.argsort()
