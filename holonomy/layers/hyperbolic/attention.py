@@ -156,12 +156,12 @@ class HypLinearAttention(nn.Module):
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
         # the change of curvature of the result, are taken by the map of the values.
         factors = torch.stack([ratio, ratio, ratio * numerics.exp(-self.log_scale) * last]).to(self.log_scale.dtype)
-        weight = torch.stack([htc.weight for htc in maps]) * factors[:, None]
+        weight = (torch.stack([htc.weight for htc in maps]) * factors[:, None]).flatten(0, 1)
         bias = torch.stack([htc.bias for htc in maps if htc.bias is not None]) * factors
         x = without_padding(x, key_padding_mask)
         tensors = (
-            hyperboloid.held(x),
-            weight.flatten(0, 1),
+            hyperboloid.held(x, weight=weight),
+            weight,
             bias.flatten(),
             self.residual.weight,
             self.residual.bias * last,

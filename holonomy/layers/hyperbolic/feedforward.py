@@ -37,7 +37,8 @@ class FeedForward(nn.Sequential):
             widen.manifold_in, widen.manifold_out, narrow.manifold_in, narrow.manifold_out
         )
         checks.last_axis("x", x, widen.in_features + 1, "in_features + 1", widen)
-        wide = functional.linear(hyperboloid.held(x), *widen.affine(ratio=(here / hidden).sqrt()))
+        weight, bias = widen.affine(ratio=(here / hidden).sqrt())
+        wide = functional.linear(hyperboloid.held(x, weight=weight), weight, bias)
         wide = rescale_space(refine.function(wide), refine.manifold_in, refine.manifold_out)
         weight, bias = narrow.affine(ratio=(there / last).sqrt())
         bias = wide.new_zeros(narrow.out_features) if bias is None else bias

@@ -107,7 +107,8 @@ class HTC(nn.Module):
             Space parts ``(*batch, out_features)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
-        return functional.linear(hyperboloid.held(x), *self.affine(factor))
+        weight, bias = self.affine(factor)
+        return functional.linear(hyperboloid.held(x, weight=weight), weight, bias)
 
     def affine(
         self, factor: Float[Tensor, " 1"] | None = None, ratio: Float[Tensor, " 1"] | None = None

@@ -103,14 +103,21 @@ def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     return torch.cat([time(space, kappa), space], dim=-1)
 
 
-def held(x: Float[Tensor, "... ambient"], share: float = 2.0**-12) -> Float[Tensor, "... ambient"]:
+def held(
+    x: Float[Tensor, "... ambient"], share: float = 2.0**-12, weight: Float[Tensor, "out ambient"] | None = None
+) -> Float[Tensor, "... ambient"]:
     """Points drawn back along their rays, by a constant factor, to a share of the largest number.
 
-    For what is about to be multiplied with weights or gradients. It reads the time coordinate.
+    For what is about to be multiplied with weights or gradients. It reads the time coordinate, and where it may, the
+    length of a ``weight``: terms of opposite signs that overflow would have no sum.
     """
     time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * share
-    if checks.costs_nothing_to_read(x) and not bool((time > limit).any()):
-        return x
+    if checks.costs_nothing_to_read(x):
+        if weight is not None and bool((time > limit * share).any()):
+            reach = float(torch.linalg.matrix_norm(weight.detach().to(torch.float64), math.inf))
+            limit = min(limit, torch.finfo(x.dtype).max / 8 / max(reach, 1.0))
+        if not bool((time > limit).any()):
+            return x
     return x * torch.where(time > limit, limit / time, 1.0)
 
 
