@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,6 +142,13 @@ class ShardedLorentzEmbedding(LorentzPoints):
         dist.all_to_all_single(wanted, asked % most, here, there, group=self.group)
         rows = functional.embedding(wanted, self.unit, sparse=True)
         return self.read(functional.embedding(place, apply_function(_Exchange, rows, here, there, self.group)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedLorentzEmbedding:
+        # The processes are no part of the table.
+        memo[id(self.group)] = self.group
+        copied = type(self).__new__(type(self))
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     def extra_repr(self) -> str:
         """Sizes, for ``repr``.

@@ -110,7 +110,9 @@ def stream_of(module: nn.Module, x: Tensor, weights: Tensor) -> Tensor:
     return torch.cat(list(stream(lambda c, group: module(c[0], group=group), chunks, group=dist.group.WORLD)))
 
 
-def compare(case: Sharded, rank: int, world: int, rows: int = 23, *, streamed: bool = False) -> dict[str, float]:
+def compare(
+    case: Sharded, rank: int, world: int, rows: int = 23, *, streamed: bool = False, means: bool = False
+) -> dict[str, float]:
     """The largest relative errors of this process, and the bytes that it sent."""
     torch.manual_seed(0)
     module = shaken(case.make())
@@ -124,13 +126,21 @@ def compare(case: Sharded, rank: int, world: int, rows: int = 23, *, streamed: b
     mine = x[part].detach().requires_grad_()
     kept = weights if case.pooled else weights[part]
     share = 1 / world if case.pooled else 1.0
+    if means:  # of gradients, which torch takes itself
+        shared, share = nn.parallel.DistributedDataParallel(shared), world
     with SentBytes() as sent:
         if streamed:
             out, mine.grad = stream_of(shared, mine.detach(), kept), x.grad[part]  # rows of a stream have no gradient
         else:
             out = backward(shared, (mine, *(m[part] for m in mask)), kept, share, group=dist.group.WORLD)
-    sum_gradients(shared, dist.group.WORLD)
-    pairs = {"output": (out, whole if case.pooled else whole[part]), "input": (mine.grad, x.grad[part])}
+    if means:
+        shared = shared.module
+    else:
+        sum_gradients(shared, dist.group.WORLD)
+    pairs = {
+        "output": (out, whole if case.pooled else whole[part]),
+        "input": (mine.grad / (world if means else 1), x.grad[part]),
+    }
     named = dict(module.named_parameters())
     for name, parameter in shared.named_parameters():
         if parameter.requires_grad:
@@ -146,9 +156,10 @@ def run(rank: int, world: int, folder: str) -> None:
     store = dist.FileStore(str(Path(folder) / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     found: dict[str, object] = {"modules": {}, "streams": {}}
-    for name, case in CASES.items():
-        again = compare(case, rank, world, 230)
-        found["modules"][name] = compare(case, rank, world) | {"bytes at another size": again["bytes"]}
+    means = "Hypformer, DistributedDataParallel"
+    for name, case in [*CASES.items(), (means, CASES["Hypformer"])]:
+        again = compare(case, rank, world, 230, means=name == means)["bytes"]
+        found["modules"][name] = compare(case, rank, world, means=name == means) | {"bytes at another size": again}
     for name in ("attention", "Hypformer"):
         found["streams"][name] = compare(CASES[name], rank, world, streamed=True)
     found["tables"], found["drawn"] = tables.compare_all(rank, world), tables.drawn()

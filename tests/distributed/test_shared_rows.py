@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from holonomy.distributed import ShardedLorentzEmbedding
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention, TokenAttention
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
@@ -23,7 +25,7 @@ def test_processes_that_share_rows_are_one_process(world, tmp_path):
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(tmp_path.glob("*.json"))]
     assert len(found) == world
     for each in found:
-        assert each["modules"].keys() == CASES.keys()
+        assert each["modules"].keys() == {*CASES, "Hypformer, DistributedDataParallel"}
         assert each["tables"].keys() == OPTIMIZERS.keys()
         errors = {
             (kind, case, name): value
@@ -73,6 +75,16 @@ def test_what_is_no_group_is_refused(without_shape_checks):
     layer = HypLinearAttention(4, 2, Lorentz(-1.0))
     with pytest.raises(TypeError, match=r"must be .*ProcessGroup or None, got str"):
         layer(layer.manifold_in.lift(torch.randn(5, 4)), group="all")
+
+
+def test_a_table_is_copied_with_the_processes_it_lies_on(world):
+    table = ShardedLorentzEmbedding(5, 2, Lorentz(-1.0))
+    copied = copy.deepcopy(table)
+    assert copied.group is table.group
+    assert copied.unit is not table.unit
+    index = torch.tensor([4, 0])
+    assert torch.equal(copied(index), table(index))
+    assert torch.equal(table(index), table.read(table.unit)[index])
 
 
 def test_second_derivatives_pass_through_the_sum(world):

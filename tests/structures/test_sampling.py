@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from holonomy.distributed import propagate_rows
+from holonomy.models import Hypformer
 from holonomy.ops.propagation import propagation
 from holonomy.structures import Graph, neighbour_batches, node_partitions
 
@@ -82,6 +83,21 @@ def test_what_does_not_fit_is_refused():
         list(neighbour_batches(Graph(edge_index, 5), torch.tensor([5]), [2], 1))
     with pytest.raises(ValueError, match="sizes"):
         list(neighbour_batches(Graph(edge_index, 5), torch.tensor([1]), [0], 1))
+
+
+def test_parts_and_batches_are_those_of_pytorch_geometric():
+    pyg = pytest.importorskip("torch_geometric", reason="PyTorch Geometric is not installed")
+    edge_index, x = graph_of(40, 200), torch.randn(40, 3)
+    for part in node_partitions(edge_index, 40, 3):
+        theirs, _ = pyg.utils.subgraph(part.nodes, edge_index, relabel_nodes=True, num_nodes=40)
+        assert pairs(part.edge_index) == pairs(theirs)
+    model = Hypformer(3, 4, 2)
+    data = pyg.data.Data(x=x, edge_index=edge_index, n=torch.arange(40))
+    for batch in pyg.loader.RandomNodeLoader(data, num_parts=3):
+        scores = model(batch.x, batch.edge_index)
+        inside = torch.isin(edge_index, batch.n).all(0)
+        assert scores.shape == (len(batch.n), 2)
+        assert pairs(batch.n[batch.edge_index]) == pairs(edge_index[:, inside])
 
 
 @pytest.mark.parametrize("entries", [1, 7, 10**6])
