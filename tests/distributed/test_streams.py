@@ -11,6 +11,7 @@ from holonomy.distributed import stream, stream_backward
 from holonomy.layers import HypBatchNorm
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
+from holonomy.optim import RiemannianAdam
 from tests.distributed.processes import CASES, DIM, D, error, inputs_of
 from tests.registry.case import shaken
 
@@ -40,6 +41,22 @@ def test_a_stream_is_one_pass(name):
     for (place, ours), theirs in zip(streamed.named_parameters(), module.parameters(), strict=True):
         if theirs.requires_grad:
             assert error(ours.grad, theirs.grad) <= 1e-12, place
+
+
+def test_ten_steps_in_chunks_are_ten_steps_of_one_pass():
+    whole = Hypformer(DIM, 4, 3, graph_encoder=None, dtype=D)
+    streamed = copy.deepcopy(whole)
+    x = torch.randn(20, DIM, dtype=D)
+    optimizers = [RiemannianAdam(model.parameters(), lr=0.02) for model in (whole, streamed)]
+    for _ in range(10):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        whole(x).square().sum().backward()
+        stream_backward(lambda chunk, group: streamed(chunk, group=group).square().sum(), x.split(7))
+        for optimizer in optimizers:
+            optimizer.step()
+    for ours, theirs in zip(streamed.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 def test_dropout_drops_the_same_in_every_pass():
