@@ -58,6 +58,7 @@ check: $(STAMP)
 
 docs: $(STAMP)
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
+	@$(BIN)/python docs/check_pages.py docs/_build/html
 
 suite: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto $(PYTEST_ARGS)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from docutils import nodes
 from latex2mathml.converter import convert
 
+from holonomy.theory import Claim
+from holonomy.theory.claims.pictures import Picture
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
     from sphinx.writers.html5 import HTML5Translator
@@ -32,6 +35,7 @@ html_title = f"{project} {release}"
 # Equations are MathML, made when the pages are: no script, and nothing from another server.
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 exclude_patterns = ["_build"]
 default_role = "code"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
@@ -95,5 +99,8 @@ def setup(app: Sphinx) -> None:
     Args:
         app: Sphinx.
     """
+    # A table of claims is shown as their names, and not as a page of addresses of functions.
+    Claim.__repr__ = lambda self: self.name
+    Picture.__repr__ = lambda self: repr(self.title)
     app.add_html_math_renderer("mathml", (_inline, None), (_displayed, None))
     app.connect("autodoc-process-docstring", _escape, priority=100)

@@ -16,7 +16,7 @@ import pytest
 import holonomy
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 MODULES: list[ModuleType] = [holonomy] + [
     importlib.import_module(info.name)
     for info in pkgutil.walk_packages(holonomy.__path__, "holonomy.")
@@ -119,7 +119,7 @@ def test_readme_example_runs_in_the_suite() -> None:
 def test_links_within_the_repository_lead_somewhere() -> None:
     broken = [
         f"{page.name}: {target}"
-        for page in [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+        for page in [*PAGES, *ROOT.glob("*.md")]
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text("utf-8"))
         if not target.startswith(("http://", "https://")) and not (page.parent / target).exists()
     ]

@@ -1,0 +1,168 @@
+"""The page of results: the papers' figures beside those of ``benchmarks/results``, ``python -m benchmarks.papers``.
+
+A test compares docs/results.md with what this writes, so that no figure is copied by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+
+
+class Row(NamedTuple):
+    """A question, the paper's figure for it, our model's, and those of others on the same data and budget."""
+
+    question: str
+    paper: str
+    score: str
+    ours: tuple[str, str]
+    beside: dict[str, tuple[str, str]]
+    budget: str
+    factor: float = 100.0
+
+
+NODES = "node_classification/"
+LINE = "|---|---|---|---|---|"
+TABLES = {
+    "Hypformer, table 2: nodes of graphs": (
+        "accuracy in %",
+        [
+            Row("cora, random split", "85.0", "test", (f"{NODES}cora-random-graph-weight", "hypformer"),
+                {"Euclidean twin": (f"{NODES}cora-random-graph-weight-twin", "euclidean"),
+                 "GCN": (f"{NODES}cora-random-released-budget-gcn", "gcn")}, ""),
+            Row("citeseer, random split", "73.3", "test", (f"{NODES}citeseer-random-graph-weight", "hypformer"),
+                {"Euclidean twin": (f"{NODES}citeseer-random-released-budget", "euclidean"),
+                 "GCN": (f"{NODES}citeseer-random-released-budget", "gcn")}, ""),
+            Row("pubmed, random split", "81.3", "test", (f"{NODES}pubmed-random-graph-weight", "hypformer"),
+                {"GCN": (f"{NODES}pubmed-random", "gcn")}, ""),
+            Row("airport, the released (leaky) split", "95.0", "test", (f"{NODES}airport-leaky", "hypformer"),
+                {"Euclidean twin": (f"{NODES}airport-leaky", "euclidean"), "GCN": (f"{NODES}airport-leaky", "gcn")},
+                ""),
+            Row("airport, a clean split", "", "test", (f"{NODES}airport-clean", "hypformer"),
+                {"Euclidean twin": (f"{NODES}airport-clean", "euclidean"), "GCN": (f"{NODES}airport-clean", "gcn")},
+                ""),
+        ],
+        "Hypformer reaches the paper's figures but citeseer's. Its flat twin is within noise, and ahead on airport.",
+    ),
+    "Hierarchies: reconstruction of WordNet": (
+        "mean average precision in %",
+        [
+            Row("mammals, 2 dimensions", "", "map", ("hierarchy_mammals_2d", "learned in 2"),
+                {"curvature -1": ("hierarchy_mammals_2d", "fixed in 2"),
+                 "Euclidean": ("hierarchy_mammals_2d", "euclidean in 2")}, ""),
+            Row("mammals, 5 dimensions", "", "map", ("hierarchy_mammals_seeds", "learned in 5"),
+                {"curvature -1": ("hierarchy_mammals_seeds", "fixed in 5"),
+                 "Euclidean": ("hierarchy_mammals_seeds", "euclidean in 5")}, ""),
+            Row("all nouns, 5 dimensions", "", "map", ("hierarchy_nouns", "learned in 5"),
+                {"Euclidean": ("hierarchy_nouns", "euclidean in 5")}, "8 epochs"),
+        ],
+        "Here hyperbolic space is far ahead, and learning the curvature pays in few dimensions.",
+    ),
+    "HOT, tables 1, 3 and 4": (
+        "macro F1, F1 and AUC in %",
+        [
+            Row("chains of 200 nodes", "100.0", "macro F1", ("long_range_chains", "hot"),
+                {"IGN": ("long_range_chains", "ign"), "GCN": ("long_range_chains", "gcn")}, "reduced"),
+            Row("Delaunay triangulation, 50 points", "97.4", "f1", ("set_to_graph_50", "hot"),
+                {"S2G": ("set_to_graph_50", "ign"), "GIN": ("set_to_graph_50", "gnn5")}, "a tenth"),
+            Row("the same, 20 to 80 points", "97.1", "f1", ("set_to_graph_20_80", "hot"),
+                {"S2G": ("set_to_graph_20_80", "ign")}, "a tenth"),
+            Row("hyperedges, gps", "95.2", "AUC", ("hyperedge_prediction_gps", "hot"),
+                {"S2G+": ("hyperedge_prediction_gps", "ign"), "MLP": ("hyperedge_prediction_gps", "mlp")}, "reduced"),
+            Row("hyperedges, movielens", "92.3", "AUC", ("hyperedge_prediction_movielens", "hot"),
+                {"S2G+": ("hyperedge_prediction_movielens", "ign"), "MLP": ("hyperedge_prediction_movielens", "mlp")},
+                "reduced"),
+            Row("hyperedges, drug", "96.4", "AUC", ("hyperedge_prediction_drug", "hot"),
+                {"S2G+": ("hyperedge_prediction_drug", "ign"), "MLP": ("hyperedge_prediction_drug", "mlp")}, "reduced"),
+        ],
+        "HOT is ahead of S2G on chains and sets, as in the paper. On hyperedges an MLP, which it has not, is ahead.",
+    ),
+    "TokenGT, table 1: the basis of equivariant maps": (
+        "squared error; less is better",
+        [
+            Row("orthogonal identifiers and types, sparse tokens", "", "test L2",
+                ("equivariant_basis_sparse", "orf-types"),
+                {"without types": ("equivariant_basis_sparse", "orf"),
+                 "types alone": ("equivariant_basis_sparse", "types"),
+                 "neither": ("equivariant_basis_sparse", "none")}, "reduced", 1.0),
+        ],
+        "Node identifiers and types together are what makes a plain transformer equivariant.",
+    ),
+    "CSA, table 1: molecules": (
+        "mean absolute error; less is better",
+        [
+            Row("zinc, walks and rings", "0.056", "MAE", ("molecules_zinc_500k", "csa-rings"),
+                {"GIN": ("molecules_zinc_500k_lr_0.001", "gin"), "GCN": ("molecules_zinc_500k_lr_0.001", "gcn")},
+                "16 epochs of 2000", 1.0),
+            Row("zinc, walks", "0.070", "MAE", ("molecules_zinc_500k_lr_0.001", "csa"),
+                {"one filter a head": ("molecules_zinc_500k_lr_0.001", "mono")}, "16 epochs of 2000", 1.0),
+        ],
+        "The order is the paper's; the errors are those of a hundredth of its training.",
+    ),
+    "Simplicial: triples that pairs do not see": (
+        "accuracy in %",
+        [
+            Row("does a pair complete my residue?", "", "accuracy", ("triples_match3", "simplicial"),
+                {"along paths": ("triples_match3", "paths"), "pairwise": ("triples_match3", "pairwise")}, ""),
+        ],
+        "",
+    ),
+}  # fmt: skip
+
+
+def figure(file: str, model: str, score: str, factor: float) -> str:
+    """Mean and deviation of a score, with as many digits as the factor asks for."""
+    read = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
+    rows = read.get("rows", [])
+    entries = read.get("models") or {f"{row['model']} in {row['settings']['dim']}": row for row in rows}
+    found = entries[model]["summary"][score]
+    digits = 1 if factor == 100.0 else 3
+    spread = f" ± {factor * found['std']:.{digits}f}" if found["n"] > 1 else ""
+    return f"{factor * found['mean']:.{digits}f}{spread}"
+
+
+def table(title: str) -> str:
+    score, rows, conclusion = TABLES[title]
+    lines = [f"## {title}", "", f"{score[0].upper()}{score[1:]}.", ""]
+    lines += ["| | paper | **holonomy** | beside it | budget, if reduced |", LINE]
+    for row in rows:
+        others = ", ".join(f"{name} {figure(*where, row.score, row.factor)}" for name, where in row.beside.items())
+        ours = figure(*row.ours, row.score, row.factor)
+        lines.append(f"| {row.question} | {row.paper} | **{ours}** | {others} | {row.budget} |")
+    return "\n".join([*lines, *(["", conclusion] if conclusion else [])])
+
+
+def claims() -> str:
+    judged, attacked = (
+        json.loads((RESULTS / name).read_text("utf-8")) for name in ("theory.json", "certificates.json")
+    )
+    verdicts = [claim["verdict"] for claim in judged["claims"].values()]
+    holds = sum(verdict.startswith("holds") for verdict in verdicts)
+    fails = len(verdicts) - holds
+    return (
+        "## Claims and certificates\n\n"
+        f"Of {len(verdicts)} claims {holds} hold on all inputs that were searched, and {fails} fail as\n"
+        "known, most of them statements that the papers print. "
+        f"{attacked['draws']} attacks on certificates of layers and\nmodels found {attacked['violations']} violations."
+    )
+
+
+INTRO = """# Results
+
+The tables of the papers, ours beside, each figure read from a file of `benchmarks/results/` that holds the command,
+the versions and every seed. Where the last column says so, a row ran on two processor cores in a part of the paper's
+epochs: it shows an order and not what a model can reach. What was searched for each model, and all other rows:
+[tasks](tasks.md) for each experiment, [the laboratory book](results_book.md) for nodes, hierarchies, fuzz, mutations
+and every claim, [benchmarks](benchmarks.md) for time and memory."""
+
+
+def page() -> str:
+    return "\n\n".join([INTRO, *map(table, TABLES), claims()]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
