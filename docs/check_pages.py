@@ -17,7 +17,7 @@ __all__ = ["Page", "complaints"]
 _LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 _CODE = {"code", "pre", "script", "style", "title", "math", "svg"}
 # Emphasis, roles, links and equations that were meant to be something else.
-_LEFT = re.compile(r"\*\*\w|:[a-z]+:`|\]\([\w./]+\)|\$\$|\\\(|`{1,3}\w")
+_LEFT = re.compile(r"\*\*[^\W\d]|:[a-z]+:`|\]\([\w./]+\)|\$\$|\\\(|`{1,3}\w")
 
 
 class Page(HTMLParser):
