@@ -174,7 +174,9 @@ def test_the_source_archive_has_all_that_its_tests_read(built: Path) -> None:
         held = {name.partition("/")[2] for name in archive.getnames()}
     folders = ["holonomy", "tests", "examples", "benchmarks", "docs", ".ci"]
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
-    files += [path for path in ROOT.iterdir() if path.is_file() and path.name not in {".git", ".gitignore"}]
+    files += [
+        path for path in ROOT.iterdir() if path.is_file() and path.name not in {".git", ".gitattributes", ".gitignore"}
+    ]
     made = {"__pycache__", "_build"}
     missing = [str(path.relative_to(ROOT)) for path in files if not made.intersection(path.parts)]
     assert not set(missing) - held
