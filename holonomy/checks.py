@@ -53,6 +53,7 @@ __all__ = [
     "padding_mask",
     "positive",
     "positive_int",
+    "rewritten",
     "row",
     "rows",
     "sequence",
@@ -434,3 +435,8 @@ def _can_be_read(x: Tensor) -> bool:
 
 def costs_nothing_to_read(x: Tensor) -> bool:
     return x.device.type == "cpu" and _can_be_read(x)
+
+
+def rewritten(x: Tensor, before: Tensor) -> bool:
+    """Whether numbers are others than before. Torch does not count what NumPy, another process or ``.data`` writes."""
+    return costs_nothing_to_read(x) and not torch.equal(x, before)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from holonomy import _autograd, numerics
+from holonomy import _autograd, checks, numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -65,14 +65,12 @@ class _Transposition:
         return csr(pointer, columns, matrix.values().index_select(0, order), (width, height))
 
 
-# Of each matrix, the state of its indices and the order of its transpose.
+# Of each matrix, the state of its indices, the order of its transpose, and copies of the indices.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _indices(x: Tensor) -> tuple[Any, ...]:
-    """What changes when the indices of a sparse matrix change."""
-    parts = (x.crow_indices(), x.col_indices()) if x.layout == torch.sparse_csr else (x._indices(),)  # noqa: SLF001
-    return tuple((part.data_ptr(), part._version, part.shape) for part in parts)
+def _indices(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.crow_indices(), x.col_indices()) if x.layout == torch.sparse_csr else (x._indices(),)  # noqa: SLF001
 
 
 def as_csr(x: Tensor) -> Tensor:
@@ -86,10 +84,12 @@ def as_csr(x: Tensor) -> Tensor:
         matrix = csr(row_pointer(rows, x.shape[0]), columns, matrix.values(), (x.shape[0], x.shape[1]))
     # Tensors made in inference mode have no count of their changes.
     if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not x.is_inference():
-        state = _indices(x)
-        if x not in _known or _known[x][0] != state:
-            _known[x] = state, _Transposition()
-        _known[matrix] = _known[x]
+        parts = _indices(x)
+        state = tuple((part.data_ptr(), part._version, part.shape) for part in parts)
+        known = _known.get(x)
+        if known is None or known[0] != state or any(map(checks.rewritten, parts, known[2])):
+            known = _known[x] = state, _Transposition(), tuple(part.clone() for part in parts)
+        _known[matrix] = known
     return matrix
 
 

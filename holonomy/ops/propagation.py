@@ -129,15 +129,10 @@ def _sorted_once(edge_index: Tensor, nodes: int) -> Graph:
         return Graph(edge_index, nodes)
     state = (edge_index.data_ptr(), edge_index._version, edge_index.shape, nodes)
     known = _known.get(edge_index)
-    if known is None or known[0] != state or _rewritten(edge_index, known[1]):
+    if known is None or known[0] != state or checks.rewritten(edge_index, known[1]):
         with torch.inference_mode(mode=False):
             known = _known[edge_index] = state, edge_index.clone(), Graph(edge_index, nodes)
     return known[2]
-
-
-def _rewritten(edge_index: Tensor, before: Tensor) -> bool:
-    """Whether the numbers are others. Torch does not count what NumPy, another process or ``.data`` writes."""
-    return checks.costs_nothing_to_read(edge_index) and not torch.equal(edge_index, before)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

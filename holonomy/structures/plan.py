@@ -73,7 +73,7 @@ class HyperedgePlan:
         self, indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: int, above: HyperedgePlan | None = None
     ) -> None:
         self.indices, self.num_nodes, self.batch, self.num_graphs = indices, num_nodes, batch, num_graphs
-        self._made_at = self.changes()
+        self._made_at, self._before = self.changes(), (indices.clone(), batch.clone())
         # Plans refer strongly to those made of them only: without circles, what a batch planned is freed with it.
         self._above = None if above is None else weakref.ref(above)
         self._below: deque[HyperedgePlan] = deque(maxlen=_MOST_BELOW)
@@ -86,8 +86,10 @@ class HyperedgePlan:
         return self.indices._version, self.batch._version
 
     def unchanged(self) -> bool:
-        """Whether the tensors are as they were when the plan was made, as far as torch counts."""
-        return self.changes() == self._made_at
+        """Whether the tensors are as they were when the plan was made; off the CPU, as far as torch counts."""
+        if self.changes() != self._made_at:
+            return False
+        return not any(map(checks.rewritten, (self.indices, self.batch), self._before))
 
     def require_unchanged(self) -> None:
         """Refuse tensors that were changed in place."""
