@@ -236,17 +236,21 @@ class EuclideanFormer(nn.Module):
         self.graph_encoder, self.graph_weight = graph_encoder, graph_weight
         self.decoder = nn.Linear(hidden_features, out_features)
 
-    def embed(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
-        """Return what the decoder sees, (n, hidden_features)."""
+    def embed(self, x: Tensor, edge_index: Tensor | None = None, batch: Tensor | None = None) -> Tensor:
+        """Return what the decoder sees, (n, hidden_features); nodes attend within their graph.
+
+        The graphs of ``batch`` follow each other and have equally many nodes.
+        """
         graph = None if self.graph_encoder is None else self.graph_encoder(x, edge_index)
         if self.entry is None:
             return graph
         h = self.dropout(self.activation(x @ self.entry.weight.T + self.entry.bias))
+        h = h.unflatten(0, (1 if batch is None else int(batch[-1]) + 1, -1))
         for block in self.blocks:
             h = block(h)
-        h = self.output_dropout(h)
+        h = self.output_dropout(h.flatten(0, 1))
         return h if graph is None else (1 - self.graph_weight) * h + self.graph_weight * graph
 
-    def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor | None = None, batch: Tensor | None = None) -> Tensor:
         """Classify the nodes."""
-        return self.decoder(self.embed(x, edge_index))
+        return self.decoder(self.embed(x, edge_index, batch))
