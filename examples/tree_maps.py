@@ -2,8 +2,8 @@
 
 The distances of a share of the pairs of nodes are known. Of the others a fifth chooses the learning rate and the spread
 of the start, and the rest measures: the mean relative error |d / hops - 1|. Where all pairs are known, the same pairs
-do all three: what is asked then is how much a map of so few numbers can hold. Each map has equally many numbers a node
-and the same search:
+do all three: what is asked then is how much a map of so few numbers can hold; as the tree is known, too, its radial
+drawing is one of the starts. Each map has equally many numbers a node and the same search:
 
     hyperbolic         points of the hyperboloid, learned curvature, RiemannianAdam
     flat               points of flat space
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,9 @@ from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.optim import RiemannianAdam
 
 MAPS = ("hyperbolic", "flat", "flat with heights")
-RATES, STARTS = (0.03, 0.1), (0.01, 0.1)
+RATES, SPREADS = (0.03, 0.1), (0.01, 0.1)
+# Of the radial drawing: the length of an edge.
+EDGE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Pairs:
         pairs = pairs[:, torch.randperm(count, generator=torch.Generator().manual_seed(seed))]
         return cls(hops, *pairs.tensor_split([int(share * count), int((0.2 + 0.8 * share) * count)], dim=1))
 
+    @property
+    def all_known(self) -> bool:
+        """Whether no pair is left out."""
+        return self.known.shape[1] == len(self.hops) * (len(self.hops) - 1) // 2
+
     def errors(self, distances: Tensor, pairs: Tensor) -> Tensor:
         """The relative errors of distances of some pairs, (p,)."""
         return (distances / self.hops[*pairs] - 1).abs()
@@ -63,9 +71,11 @@ class Pairs:
 class HyperbolicMap(nn.Module):
     """Learned points, and a curvature that learns how large the tree is."""
 
-    def __init__(self, nodes: int, dim: int, std: float) -> None:
+    def __init__(self, start: Tensor) -> None:
         super().__init__()
-        self.points = LorentzEmbedding(nodes, dim, Lorentz(-1.0, learnable=True), std=std)
+        manifold = Lorentz(-1.0, learnable=True)
+        points = manifold.expmap0(nn.functional.pad(start, (1, 0)))
+        self.points = LorentzEmbedding.from_pretrained(points, manifold, freeze=False)
 
     def forward(self, pairs: Tensor) -> Tensor:
         """Distances of pairs (2, p)."""
@@ -75,10 +85,10 @@ class HyperbolicMap(nn.Module):
 class FlatMap(nn.Module):
     """Learned points of flat space, in units that learn; with heights, one number of each is its height."""
 
-    def __init__(self, nodes: int, dim: int, std: float, *, heights: bool) -> None:
+    def __init__(self, start: Tensor, *, heights: bool) -> None:
         super().__init__()
-        self.points = nn.Parameter(std * torch.randn(nodes, dim - heights))
-        self.heights = nn.Parameter(torch.zeros(nodes)) if heights else None
+        self.points = nn.Parameter(start[:, int(heights) :].clone())
+        self.heights = nn.Parameter(torch.zeros(len(start))) if heights else None
         self.log_unit = nn.Parameter(torch.zeros(()))
 
     def forward(self, pairs: Tensor) -> Tensor:
@@ -89,17 +99,30 @@ class FlatMap(nn.Module):
         return self.log_unit.exp() * found
 
 
-def build(kind: str, nodes: int, dim: int, std: float) -> nn.Module:
-    """Make a map by its name."""
-    if kind == "hyperbolic":
-        return HyperbolicMap(nodes, dim, std)
-    return FlatMap(nodes, dim, std, heights=kind == "flat with heights")
+def drawn(hops: Tensor, dim: int) -> Tensor:
+    """The radial drawing of a tree, (n, dim): as far out as a node is deep, each subtree in a sector of its leaves."""
+    depth = hops[0].tolist()
+    beside = [hops[node] == 1 for node in range(len(hops))]
+    children = [
+        [c for c in near.nonzero().flatten().tolist() if depth[c] > d] for near, d in zip(beside, depth, strict=True)
+    ]
+    leaves = [0] * len(hops)
+    for node in sorted(range(len(hops)), key=depth.__getitem__, reverse=True):
+        leaves[node] = sum(leaves[child] for child in children[node]) or 1
+    first, angle = [0.0] * len(hops), [0.0] * len(hops)
+    for node in sorted(range(len(hops)), key=depth.__getitem__):
+        angle[node] = 2 * math.pi * (first[node] + leaves[node] / 2) / leaves[0]
+        begin = first[node]
+        for child in children[node]:
+            first[child], begin = begin, begin + leaves[child]
+    turned = torch.tensor(angle)
+    flat = EDGE * hops[0, :, None] * torch.stack([turned.cos(), turned.sin()], dim=1).to(hops)
+    return nn.functional.pad(flat, (0, dim - 2))
 
 
-def fit(kind: str, pairs: Pairs, dim: int, rate: float, std: float, steps: int, seed: int) -> nn.Module:
-    """Learn a map of the known pairs."""
-    torch.manual_seed(seed)
-    space = build(kind, len(pairs.hops), dim, std)
+def fit(kind: str, pairs: Pairs, start: Tensor, rate: float, steps: int) -> nn.Module:
+    """Learn a map of the known pairs from a start (n, dim)."""
+    space = HyperbolicMap(start) if kind == "hyperbolic" else FlatMap(start, heights=kind == "flat with heights")
     optimizer = RiemannianAdam(space.parameters(), lr=rate)
     fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
@@ -111,14 +134,19 @@ def fit(kind: str, pairs: Pairs, dim: int, rate: float, std: float, steps: int, 
     return space
 
 
-def best(kind: str, pairs: Pairs, dim: int, steps: int, seed: int) -> tuple[nn.Module, dict[str, float]]:
+def best(kind: str, pairs: Pairs, dim: int, steps: int, seed: int) -> tuple[nn.Module, dict[str, Any]]:
     """Search rates and starts by the validation pairs; return the map and its record."""
-    found: list[tuple[dict[str, float], nn.Module]] = []
-    for rate, std in itertools.product(RATES, STARTS):
-        space = fit(kind, pairs, dim, rate, std, steps, seed)
+    runs.seed_everything(seed)
+    random = torch.randn(len(pairs.hops), dim).to(pairs.hops)
+    starts = {f"spread {std:g}": std * random for std in SPREADS}
+    if pairs.all_known:
+        starts["drawing"] = drawn(pairs.hops, dim) + SPREADS[0] * random
+    found: list[tuple[dict[str, Any], nn.Module]] = []
+    for rate, (name, start) in itertools.product(RATES, starts.items()):
+        space = fit(kind, pairs, start, rate, steps)
         with torch.no_grad():
             val, test = (float(pairs.errors(space(part), part).mean()) for part in (pairs.val, pairs.test))
-        found.append(({"val": val, "test": test, "rate": rate, "start": std}, space))
+        found.append(({"val": val, "test": test, "rate": rate, "start": name}, space))
     number = int(np.argmin([record["val"] for record, _ in found]))
     return found[number][1], found[number][0]
 
@@ -158,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dims", type=int, nargs="+", default=[2, 3, 5], metavar="D", help="numbers a node (default 2 3 5)")
     add("--shares", type=float, nargs="+", default=[1.0, 0.5], metavar="X", help="of the pairs known (default 1 0.5)")
     add("--seeds", type=int, default=3, metavar="N", help="trees 0 .. N-1 (default 3)")
-    add("--steps", type=int, default=800, metavar="N", help="of training (default 800)")
+    add("--steps", type=int, default=400, metavar="N", help="of training (default 400)")
     options.add_folder(out, "runs/tree_maps", checkpoint_every=None)
     add("--json", type=Path, metavar="FILE", help="at the end also write the table there")
     options.add_machine(out)
@@ -187,8 +215,8 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     )
     rows: list[dict[str, Any]] = []
     for nodes, share in itertools.product(arguments.nodes, arguments.shares):
-        drawn = [transfers.hops(transfers.grown(np.random.default_rng(seed), nodes)) for seed in range(arguments.seeds)]
-        lists = [runs.moved(Pairs.of(hops, seed, share), arguments.device) for seed, hops in enumerate(drawn)]
+        grown = [transfers.hops(transfers.grown(np.random.default_rng(seed), nodes)) for seed in range(arguments.seeds)]
+        lists = [runs.moved(Pairs.of(hops, seed, share), arguments.device) for seed, hops in enumerate(grown)]
         errors = [paths(pairs) for pairs in lists]
         rows.append({"nodes": nodes, "share": share, "dim": 0, "map": "paths", "summary": runs.summary(errors)})
         for dim, kind in itertools.product(arguments.dims, MAPS):
@@ -196,8 +224,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
             for seed, pairs in enumerate(lists):
 
                 def compute(kind: str = kind, dim: int = dim, seed: int = seed, pairs: Pairs = pairs) -> Any:
-                    with torch.device(arguments.device):
-                        return best(kind, pairs, dim, arguments.steps, seed)[1]
+                    return best(kind, pairs, dim, arguments.steps, seed)[1]
 
                 records.append(run.part(f"{kind.replace(' ', '-')}-{nodes}-{share:g}-{dim}-{seed}", compute))
             errors = [record["test"] for record in records]
