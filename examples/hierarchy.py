@@ -13,16 +13,27 @@ find their order within a fraction of the radius of curvature, where the barrier
 space opens; at a constant T = 1 the mammals stay near a MAP of 0.66. Every baseline gets the same schedule.
 
 Measured is the reconstruction, as in the papers: of all nodes ranked by their distance from u, the mean rank of
-its ancestors, other ancestors not counted, and the mean over u of the average precision.
+its ancestors, other ancestors not counted, and the mean over u of the average precision. ``--known 0.4`` learns from
+the parents and two fifths of the other ancestors, and ranks those held out, each among the nodes that are no ancestors
+of u: mean reciprocal rank and hits among the first ten. A ranking says nothing about geometry without its controls:
+
+    learned-bias    hyperbolic distance, plus a number b_v of each node v that is ranked
+    euclidean-bias  flat distance plus b_v, as MuRE scores (Balazevic et al. 2019)
+    dot             minus the dot product, plus b_v
+    edges           no map: v is the farther away the more known pairs lead to it
+
+The first three have a coordinate less, so that all have equally many numbers a node.
 
     python -m examples.hierarchy
     python -m examples.hierarchy --data ../shared/data --dataset mammals --baseline all --dims 2 5 10
+    python -m examples.hierarchy --nodes 600 --known 0.4 --models learned euclidean euclidean-bias edges
     python -m examples.hierarchy --data ../shared/data --dataset nouns --epochs 3
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import datetime as dt
 import io
@@ -36,6 +47,7 @@ import geoopt
 import matplotlib as mpl
 import numpy as np
 import scipy.sparse
+import scipy.sparse.csgraph
 import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -51,13 +63,17 @@ from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.optim import RiemannianAdam
 
 DATASETS = ("tree", "mammals", "nouns")
-MODELS = ("learned", "fixed", "geoopt-learned", "geoopt-fixed", "euclidean")
+MODELS = ("learned", "fixed", "geoopt-learned", "geoopt-fixed", "euclidean", "learned-bias", "euclidean-bias", "dot")
 TITLES = {
     "learned": "hyperbolic, learned curvature",
     "fixed": "hyperbolic, curvature -1",
     "geoopt-learned": "Geoopt, learned k",
     "geoopt-fixed": "Geoopt, k = 1",
     "euclidean": "Euclidean",
+    "learned-bias": "hyperbolic, a bias a node",
+    "euclidean-bias": "Euclidean, a bias a node",
+    "dot": "dot product, a bias a node",
+    "edges": "along the known edges",
 }
 
 
@@ -85,13 +101,13 @@ class Hierarchy:
             raise RefusedError(f"{self.name}: direct must have shape (2, m), m > 0, got {tuple(self.direct.shape)}")
         if int(self.direct.min()) < 0 or int(self.direct.max()) >= n:
             raise RefusedError(f"{self.name}: direct must hold node numbers from 0 to {n - 1}")
-        pairs = transitive_closure(self.direct, n)
-        counts = torch.bincount(pairs[0], minlength=n)
-        place = torch.arange(pairs.shape[1]) - (counts.cumsum(0) - counts)[pairs[0]]
-        table = torch.full((n, int(counts.max())), -1)
-        table[pairs[0], place] = pairs[1]
-        object.__setattr__(self, "closure", pairs)
-        object.__setattr__(self, "ancestors", table)
+        _hold(self, transitive_closure(self.direct, n))
+
+    def restricted(self, kept: Tensor) -> Hierarchy:
+        """Return the hierarchy of which only some pairs of the closure are known, (p,)."""
+        out = copy.copy(self)
+        _hold(out, self.closure[:, kept])
+        return out
 
     @property
     def num_nodes(self) -> int:
@@ -108,6 +124,16 @@ class Hierarchy:
         asked = child * self.num_nodes + other
         found = torch.searchsorted(keys, asked).clamp(max=len(keys) - 1)
         return (keys[found] == asked) | (child == other)
+
+
+def _hold(hierarchy: Hierarchy, pairs: Tensor) -> None:
+    n = hierarchy.num_nodes
+    counts = torch.bincount(pairs[0], minlength=n)
+    place = torch.arange(pairs.shape[1]) - (counts.cumsum(0) - counts)[pairs[0]]
+    table = torch.full((n, int(counts.max())), -1)
+    table[pairs[0], place] = pairs[1]
+    object.__setattr__(hierarchy, "closure", pairs)
+    object.__setattr__(hierarchy, "ancestors", table)
 
 
 def transitive_closure(direct: Tensor, n: int) -> Tensor:
@@ -147,6 +173,27 @@ def random_tree(nodes: int = 300, *, children: int = 6, seed: int = 0) -> Hierar
         above = "" if parent[node] == 0 else names[parent[node]] + "."
         names.append(f"{above}{born}")
     return Hierarchy("tree", direct, names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """What is known of a hierarchy, and pairs (2, p) that are not: to choose by, and to measure."""
+
+    known: Hierarchy
+    val: Tensor
+    test: Tensor
+
+
+def held_out(hierarchy: Hierarchy, share: float, seed: int = 0) -> Links:
+    """Keep the parents and a share of the other ancestors; a quarter of the rest chooses settings."""
+    n, pairs = hierarchy.num_nodes, hierarchy.closure
+    far = ~torch.isin(pairs[0] * n + pairs[1], hierarchy.direct[0] * n + hierarchy.direct[1])
+    drawn = torch.rand(pairs.shape[1], generator=torch.Generator().manual_seed(seed))
+    hidden = far & (drawn >= share)
+    val = hidden & (drawn < share + (1 - share) / 4)
+    if not bool(val.any()) or not bool((hidden & ~val).any()):
+        raise RefusedError(f"--known {share:g} leaves no pairs to choose by or to measure: give a smaller share")
+    return Links(hierarchy.restricted(~hidden), pairs[:, val], pairs[:, hidden & ~val])
 
 
 def load(name: str, folder: Path | None = None, *, nodes: int = 300) -> Hierarchy:
@@ -313,8 +360,75 @@ class EuclideanPoints(nn.Module):
         return 0.0
 
 
+class DotProducts(nn.Module):
+    """Vectors that are the nearer the larger their product is."""
+
+    def __init__(self, n: int, settings: Settings) -> None:
+        super().__init__()
+        self.points = nn.Parameter(settings.std * torch.randn(n, settings.dim))
+
+    def pairwise(self, rows: Tensor) -> Tensor:
+        """Minus the products (b, n)."""
+        return -self.points[rows] @ self.points.T
+
+    def listed(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Minus the products (b, k)."""
+        return -(self.points[rows][:, None] * self.points[others]).sum(-1)
+
+    def curvature(self) -> float:
+        """Curvature: none."""
+        return 0.0
+
+
+class Biased(nn.Module):
+    """A space whose distances have a number of the node that is ranked added."""
+
+    def __init__(self, inner: Any, n: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.bias = nn.Parameter(torch.zeros(n, 1))
+
+    def pairwise(self, rows: Tensor) -> Tensor:
+        """Scores (b, n)."""
+        return self.inner.pairwise(rows) + self.bias.T
+
+    def listed(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Scores (b, k)."""
+        return self.inner.listed(rows, others) + self.bias[others, 0]
+
+    def curvature(self) -> float:
+        """Curvature of the space."""
+        return self.inner.curvature()
+
+
+class KnownEdges:
+    """No map: the number of steps along known pairs, and infinity where they do not lead."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        n, (child, parent) = hierarchy.num_nodes, hierarchy.closure.numpy()
+        step = scipy.sparse.csr_array((np.ones(len(child)), (child, parent)), shape=(n, n))
+        self.steps = torch.from_numpy(scipy.sparse.csgraph.shortest_path(step, unweighted=True))
+
+    def pairwise(self, rows: Tensor) -> Tensor:
+        """Steps (b, n)."""
+        return self.steps[rows]
+
+    def listed(self, rows: Tensor, others: Tensor) -> Tensor:
+        """Steps (b, k)."""
+        return self.steps[rows[:, None], others]
+
+    def curvature(self) -> float:
+        """Curvature: none."""
+        return 0.0
+
+
 def build(model: str, n: int, settings: Settings, device: str = "cpu") -> tuple[Any, Optimizer]:
     """Return a space of ``n`` points and its optimizer."""
+    if model.endswith("-bias") or model == "dot":
+        smaller = dataclasses.replace(settings, dim=settings.dim - 1)
+        inner = DotProducts(n, smaller) if model == "dot" else build(model.removesuffix("-bias"), n, smaller)[0]
+        space = Biased(inner, n).to(device)
+        return space, RiemannianAdam(parameter_groups(space, settings), lr=settings.lr)
     learnable = model.endswith("learned")
     if model == "euclidean":
         space = EuclideanPoints(n, settings).to(device)
@@ -396,6 +510,22 @@ def measure(space: Space, hierarchy: Hierarchy, sample: int = 0) -> dict[str, fl
     return {"mean_rank": float(ranks.double().mean()), "map": float(precision.double().mean())}
 
 
+@torch.no_grad()
+def measure_links(space: Space, hierarchy: Hierarchy, pairs: Tensor) -> dict[str, float]:
+    """Rank each ancestor among the nodes that are none: mean reciprocal rank and share of the first ten."""
+    ranks: list[Tensor] = []
+    for child, ancestor in zip(*(row.split(max(1, 2_000_000 // hierarchy.num_nodes)) for row in pairs), strict=True):
+        scores, itself = space.pairwise(child), child[:, None]
+        listed = hierarchy.ancestors[child]
+        inside = torch.cat([torch.where(listed >= 0, listed, itself), itself], 1)
+        wrong = scores.scatter(1, inside, float("inf"))
+        asked = scores.gather(1, ancestor[:, None])
+        others = torch.ones_like(wrong, dtype=torch.bool).scatter(1, inside, value=False)
+        ranks.append(1 + ((wrong <= asked) & others).sum(1))
+    found = torch.cat(ranks).double()
+    return {"mrr": float(found.reciprocal().mean()), "hits10": float((found <= 10).double().mean())}
+
+
 class Batches(runs.Progress):
     """The progress line inside a long epoch."""
 
@@ -415,6 +545,7 @@ def fit(
     stream: TextIO | None = None,
     checkpoint_every: int = 10,
     device: str = "cpu",
+    links: Links | None = None,
 ) -> dict[str, Any]:
     """Train one model with one seed, and measure it after the last epoch.
 
@@ -429,6 +560,7 @@ def fit(
         stream: where progress goes, or None.
         checkpoint_every: epochs between checkpoints.
         device: where it is trained.
+        links: what is known of it, and what is held out; all is known if None.
 
     Returns:
         What JSON holds of it.
@@ -437,7 +569,9 @@ def fit(
         FloatingPointError: if the loss is not finite.
     """
     runs.seed_everything(seed)
-    hierarchy = runs.moved(hierarchy, device)
+    whole = runs.moved(hierarchy, device)
+    links = runs.moved(links, device)
+    hierarchy = whole if links is None else links.known
     space, optimizer = build(model, hierarchy.num_nodes, settings, device)
     total = hierarchy.closure.shape[1] if settings.negatives else hierarchy.num_nodes
     processor = time.process_time()
@@ -465,6 +599,8 @@ def fit(
         record = {"epoch": float(epoch), "curvature": space.curvature()}
         if epoch % settings.evaluate_every == 0 or epoch in {1, settings.epochs}:
             record |= {"measured_at": float(epoch)} | measure(space, hierarchy, settings.sample)
+        if links is not None and epoch == settings.epochs:
+            record |= measured_links(space, whole, links)
         return record
 
     # Watched is the epoch itself: the last one is kept, and nothing is chosen by the score.
@@ -490,11 +626,35 @@ def fit(
         "mean_rank": trained.best["mean_rank"],
         "curvature": trained.best["curvature"],
         "loss": trained.best["loss"],
+        **{name: trained.best[name] for name in LINK_SCORES if name in trained.best},
         "epochs": trained.epochs,
         "seconds": round(trained.seconds, 2),
         "processor_seconds": round(time.process_time() - processor, 2),
         "history": trained.history,
     }
+
+
+LINK_SCORES = ("val_mrr", "mrr", "hits10")
+
+
+def measured_links(space: Space, hierarchy: Hierarchy, links: Links) -> dict[str, float]:
+    """The ranks of what is held out; of the pairs to choose by the mean reciprocal rank."""
+    val = measure_links(space, hierarchy, links.val)["mrr"]
+    return {"val_mrr": val, **measure_links(space, hierarchy, links.test)}
+
+
+def along_edges(hierarchy: Hierarchy, links: Links | None) -> dict[str, Any]:
+    """The row of the answer that follows the known pairs: nothing is trained."""
+    known = hierarchy if links is None else links.known
+    space = KnownEdges(known)
+    record = measure(space, known) | ({} if links is None else measured_links(space, hierarchy, links))
+    return {"model": "edges", "settings": {"dim": 0}, "summary": summary_of([record]), "seeds": [record]}
+
+
+def summary_of(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Mean and deviation of every score that was measured."""
+    names = [name for name in ("map", "mean_rank", *LINK_SCORES) if name in records[0]]
+    return {name: runs.summary([record[name] for record in records]) for name in names}
 
 
 def cell(
@@ -507,6 +667,7 @@ def cell(
     stream: TextIO | None = None,
     checkpoint_every: int = 10,
     device: str = "cpu",
+    links: Links | None = None,
 ) -> dict[str, Any]:
     """Run a model in one dimension over several seeds; a seed that is finished in the run is not run again."""
     records: list[dict[str, Any]] = []
@@ -515,7 +676,7 @@ def cell(
 
         def compute(seed: int = seed, key: str = key) -> dict[str, Any]:
             label = f"{hierarchy.name}  {TITLES[model]}  dim {settings.dim}  seed {seed}"
-            common: dict[str, Any] = {"key": key, "label": label, "stream": stream, "device": device}
+            common: dict[str, Any] = {"key": key, "label": label, "stream": stream, "device": device, "links": links}
             try:
                 return fit(model, settings, hierarchy, seed, run, checkpoint_every=checkpoint_every, **common)
             except FloatingPointError as error:
@@ -533,7 +694,7 @@ def cell(
     results = {
         "model": model,
         "settings": dataclasses.asdict(settings),
-        "summary": {name: runs.summary([record[name] for record in records]) for name in ("map", "mean_rank")},
+        "summary": summary_of(records),
         "seeds": records,
     }
     run.write_json("results.json", results)
@@ -655,16 +816,24 @@ def report(content: Mapping[str, Any]) -> str:
     """Write the table as text."""
     lines = [
         f"{content['dataset']}: {content['nodes']} nodes, {content['pairs']} pairs of the closure",
-        f"{'':31s}{'dim':>4s}{'MAP':>16s}{'mean rank':>18s}{'curvature':>11s}{'s/seed':>8s}",
+        f"{'':31s}{'dim':>4s}{'MAP':>16s}{'mean rank':>18s}{'curvature':>11s}{'s/seed':>8s}"
+        + (f"{'held-out MRR':>17s}{'hits@10':>9s}" if "mrr" in content["rows"][0]["summary"] else ""),
     ]
     for row in content["rows"]:
         score, rank, seeds = row["summary"]["map"], row["summary"]["mean_rank"], row["seeds"]
         curvature = np.mean([record.get("curvature", np.nan) for record in seeds])
         seconds = np.mean([record.get("seconds", np.nan) for record in seeds])
         broken = sum("failed" in record for record in seeds)
+        held = row["summary"]
+        shown = (
+            f"{held['mrr']['mean']:10.3f} ± {held['mrr']['std']:.3f}{held['hits10']['mean']:9.3f}"
+            if "mrr" in held
+            else ""
+        )
         lines.append(
             f"{TITLES[row['model']]:31s}{row['settings']['dim']:4d}{score['mean']:9.4f} ± {score['std']:.3f}"
             f"{rank['mean']:10.2f} ± {rank['std']:5.2f}{curvature:11.3f}{seconds:8.1f}"
+            + shown
             + (f"  {broken} of {len(seeds)} broke (nan); scores from the last checkpoint" if broken else "")
         )
     return "\n".join(lines)
@@ -690,7 +859,9 @@ def parser() -> argparse.ArgumentParser:
         choices=["geoopt", "euclidean", "all"],
         help="run this instead; all: both curvatures, both of Geoopt's and Euclidean space, in one table",
     )
-    add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"run these instead, of {', '.join(MODELS)}")
+    choices = [*MODELS, "edges"]
+    add("--models", nargs="+", choices=choices, metavar="MODEL", help=f"run these instead, of {', '.join(choices)}")
+    add("--known", type=float, metavar="X", help="share of the ancestors beyond parents to learn from (default all)")
     add("--seeds", type=int, default=1, metavar="N", help="run seeds 0 .. N-1 (default 1)")
     add("--lrs", type=float, nargs="+", metavar="X", help="several learning rates: the best MAP of seed 0 is taken")
     options.add_folder(out, "runs/hierarchy-DATASET-MODEL", checkpoint_every=None)
@@ -760,7 +931,9 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     named = "all" if arguments.baseline == "all" else "-".join(models)
     dims = arguments.dims or [2 if arguments.dataset == "tree" else 5]
     settings_of = {dim: settings_for(arguments, dim) for dim in dims}
-    identity = {"dataset": hierarchy.name, "nodes": hierarchy.num_nodes}
+    identity = {"dataset": hierarchy.name, "nodes": hierarchy.num_nodes, "known": arguments.known}
+    links = None if arguments.known is None else held_out(hierarchy, arguments.known)
+    _check_bias(models, dims)
     base = runs.Run(
         arguments.out or Path("runs") / f"hierarchy-{arguments.dataset}-{named}",
         identity,
@@ -774,8 +947,10 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     common: dict[str, Any] = {
         "stream": stream,
         "device": arguments.device,
+        "links": links,
         "checkpoint_every": arguments.checkpoint_every or (1 if arguments.dataset == "nouns" else 10),
     }
+    chooser = "map" if links is None else "val_mrr"
     content: dict[str, Any] = {
         "dataset": hierarchy.name,
         "nodes": hierarchy.num_nodes,
@@ -783,16 +958,18 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         "command": command,
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "versions": runs.versions(),
-        "rule": "measured after the last epoch; of several learning rates the one with the best MAP of seed 0",
-        "rows": [],
+        "known": arguments.known,
+        "rule": f"measured after the last epoch; of several learning rates the one with the best {chooser} of seed 0",
+        "rows": [along_edges(hierarchy, links)] if "edges" in models else [],
     }
+    models = [model for model in models if model != "edges"]
     for dim, settings in settings_of.items():
         for model in models:
             name, searched, chosen = f"{model}-{dim}", {}, settings
             for lr in arguments.lrs or ():
                 tried = dataclasses.replace(settings, lr=lr)
                 row = cell(model, tried, hierarchy, [0], part(f"{name}-lr-{lr:g}", model, tried), **common)
-                searched[f"{lr:g}"] = row["summary"]["map"]["mean"]
+                searched[f"{lr:g}"] = row["summary"][chooser]["mean"]
             if searched:
                 chosen = dataclasses.replace(settings, lr=float(max(searched, key=searched.__getitem__)))
             run = part(name, model, chosen)
@@ -810,6 +987,14 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     print(report(content))
     print(f"numbers{' and pictures' if arguments.pictures else ''} in {base.folder}")
     return 0
+
+
+def _check_bias(models: Sequence[str], dims: Sequence[int]) -> None:
+    biased = [model for model in models if model == "dot" or model.endswith("-bias")]
+    if biased and min(dims) < 2:
+        raise RefusedError(
+            f"--dims must be at least 2 for {biased[0]}, one of whose numbers is the bias, got {min(dims)}"
+        )
 
 
 def _without_histories(content: Mapping[str, Any]) -> dict[str, Any]:

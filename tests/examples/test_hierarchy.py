@@ -17,15 +17,19 @@ from examples import runs
 from examples.hierarchy import (
     MODELS,
     Hierarchy,
+    KnownEdges,
     Settings,
+    along_edges,
     branches,
     build,
     fit,
+    held_out,
     load,
     loss_of_pairs,
     loss_of_rows,
     main,
     measure,
+    measure_links,
     random_tree,
     reconstruction,
     transitive_closure,
@@ -245,3 +249,78 @@ def test_wordnet_has_the_papers_pairs() -> None:
     assert {tuple(pair) for pair in mammals.closure.T.tolist()} == stored
     assert mammals.names[int(mammals.descendants().argmax())] == "mammal"
     assert example.DATASETS[1:] == ("mammals", "nouns")
+
+
+def test_held_out_pairs_are_ancestors_beyond_the_parents() -> None:
+    tree = random_tree(60, seed=3)
+    links = held_out(tree, 0.4)
+    pairs = [{tuple(pair) for pair in part.T.tolist()} for part in (links.known.closure, links.val, links.test)]
+    assert set.union(*pairs) == {tuple(pair) for pair in tree.closure.T.tolist()}
+    assert sum(map(len, pairs)) == tree.closure.shape[1]
+    assert {tuple(pair) for pair in tree.direct.T.tolist()} <= pairs[0]
+    for node in range(60):
+        known = links.known.ancestors[node]
+        assert {(node, other) for other in known[known >= 0].tolist()} == {pair for pair in pairs[0] if pair[0] == node}
+
+
+def test_ranks_of_held_out_pairs_against_a_loop() -> None:
+    tree = random_tree(40, seed=4)
+    links = held_out(tree, 0.3)
+    distances = torch.randint(0, 30, (40, 40)).double()
+    ranks = []
+    for child, ancestor in links.test.T.tolist():
+        barred = {child, *tree.ancestors[child].tolist()}
+        ranks.append(1 + sum(float(distances[child, w] <= distances[child, ancestor]) for w in {*range(40)} - barred))
+    found = measure_links(Given(distances), tree, links.test)
+    assert found["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
+    assert found["hits10"] == pytest.approx(np.mean(np.array(ranks) <= 10))
+
+
+def test_known_edges_lead_to_every_ancestor() -> None:
+    tree = random_tree(50, seed=5)
+    row = along_edges(tree, held_out(tree, 0.2))
+    assert row["summary"]["mrr"]["mean"] == row["summary"]["hits10"]["mean"] == 1.0
+    steps = KnownEdges(held_out(tree, 0.0).known).steps
+    deep = int((tree.ancestors >= 0).sum(1).argmax())
+    # Through parents alone, ancestors come one after the other.
+    assert sorted(steps[deep][tree.ancestors[deep]].tolist()) == list(range(1, tree.ancestors.shape[1] + 1))
+
+
+def test_a_bias_is_added_to_the_node_that_is_ranked() -> None:
+    space, _ = build("euclidean-bias", 6, Settings(dim=3))
+    assert space.inner.points.shape == (6, 2)
+    before, rows = space.pairwise(torch.arange(6)), torch.arange(6)
+    with torch.no_grad():
+        space.bias[4] += 2.5
+    moved = space.pairwise(rows) - before
+    torch.testing.assert_close(moved, 2.5 * (torch.arange(6) == 4).float().expand(6, 6))
+    others = torch.tensor([[4, 1]]).expand(6, 2)
+    torch.testing.assert_close(space.listed(rows, others), space.pairwise(rows)[:, [4, 1]])
+
+
+def test_held_out_links_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        *QUICK,
+        "--known",
+        "0.3",
+        "--models",
+        "euclidean-bias",
+        "dot",
+        "edges",
+        "--dims",
+        "3",
+        "--lrs",
+        "0.1",
+        "0.3",
+    ]
+    assert main([*words, "--no-pictures", "--out", str(tmp_path / "run"), "--json", str(tmp_path / "t.json")]) == 0
+    assert "held-out MRR" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["edges", "euclidean-bias", "dot"]
+    for row in rows[1:]:
+        # The learning rate is the one that the pairs to choose by like best.
+        assert row["summary"]["val_mrr"]["mean"] == max(row["search"].values())
+    assert main([*QUICK, "--models", "dot", "--dims", "1", "--out", str(tmp_path / "one")]) == 2
+    assert "--dims must be at least 2 for dot" in capsys.readouterr().err
+    assert main([*QUICK, "--known", "1", "--out", str(tmp_path / "all")]) == 2
+    assert "leaves no pairs" in capsys.readouterr().err
