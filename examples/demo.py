@@ -49,10 +49,10 @@ TITLES = {
 # One grid for all: learning rate, scale of the features, graph convolutions (hidden layers of the MLP).
 GRID = tuple(itertools.product((0.003, 0.005, 0.01), (0.5, 1.0), (2, 6)))
 CHOSEN: dict[str, tuple[float, float, int]] = {
-    "hypformer": (0.005, 1.0, 2),
-    "euclidean": (0.005, 1.0, 2),
-    "gcn": (0.005, 1.0, 2),
-    "mlp": (0.005, 1.0, 2),
+    "hypformer": (0.003, 1.0, 6),
+    "euclidean": (0.003, 1.0, 2),
+    "gcn": (0.005, 1.0, 6),
+    "mlp": (0.01, 1.0, 6),
 }
 HIDDEN, BATCH = 64, 16
 CLAIMS = ("distances.closure", "hyperbolic.midpoint", "distances.naive")
