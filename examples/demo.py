@@ -189,7 +189,7 @@ def attacked(
     with torch.no_grad():
         crossed = gaps(change) < 0
         low, high = torch.zeros(copies, 1, dtype=x.dtype), torch.ones(copies, 1, dtype=x.dtype)
-        for _ in range(20):
+        for _ in range(12):
             middle = (low + high) / 2
             wrong = (gaps(middle * change) < 0)[:, None]
             low, high = torch.where(wrong, low, middle), torch.where(wrong, middle, high)

@@ -37,11 +37,13 @@ MOLECULES = "--train 12 --tests 6 --budget 0 --layers 1 --steps 4 --walk-feature
 NODES = "--hidden 8 --feedforward 8 --graph-hidden 8 --graph-layers 2 --quiet --threads 1"
 COMMANDS = {
     "attention_in_colors": f"{SMALL} {MOLECULES} --molecules 4 --channels 2 --checkpoint-every 1 --quiet --threads 1",
+    "demo": "--seeds 1 --steps 3 --map-steps 3 --no-pictures --quiet --threads 1",
     "equivariant_basis": f"{USUAL} --hidden 16 --head-features 4 --epochs 3 --graphs 8 --tests 4 --least 4 --most 5 "
     "--models lap-types random-first",
     "graph_regression": f"{USUAL} {SMALL} --train 12 --tests 6 --models hot tokengt gin",
     "hierarchy": f"{USUAL} --nodes 30 --epochs 6 --evaluate-every 3 --dims 2 --models learned euclidean --lrs 0.1 0.3",
     "hyperedge_prediction": f"{USUAL} {SMALL} --models hot mlp",
+    "link_prediction": "--seeds 2 --epochs 4 --models lgcn gcn-bias common --quiet --threads 1",
     "long_range_chains": f"{USUAL} {SMALL} --chains 6 --length 6 --test-length 9 --models hot gat --lr 0.001 0.003",
     "molecules": f"{USUAL} {SMALL} {MOLECULES} --models csa-rings gin",
     "node_classification": f"{NODES} --seeds 1 --epochs 20 --patience 20 --checkpoint-every 2 --no-pictures "
@@ -52,6 +54,7 @@ COMMANDS = {
     "--walk-features 4 --models csa gcn",
     # No option: the same command goes on.
     "table": f"{NODES} --seeds 2 --epochs 12 --patience 12 --grid lr=0.003,0.01 --models hypformer gcn",
+    "tree_maps": "--nodes 12 --dims 2 3 --seeds 2 --steps 20 --quiet --threads 1",
     "triples": f"{USUAL} {SMALL} --sequences 64 --tests 16 --tokens 6 --models pairwise distinct",
 }
 MOST_KILLS_OF_A_RUN = 3
