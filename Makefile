@@ -1,6 +1,6 @@
 # The commands do all the set-up: Python 3.11 and make are enough.
 #
-#   make demo    the environment, then the main job: a hyperbolic transformer trained on a tree
+#   make demo    the environment, then the main job: a hyperbolic transformer trained, compared, certified, drawn
 #   make quick   the environment, then lint, types and one draw of every law, but that of torch.compile, for every class
 #   make test    the environment, then lint, types, documentation and the whole suite
 #   make fuzz    the environment, then a million random calls of every public class and function (about 10 minutes)
@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/python -m examples.node_classification --threads 1 --out runs/demo --overwrite
+	@$(BIN)/python -m examples.demo --threads 1 --overwrite
 
 test: check docs suite
 

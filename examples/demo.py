@@ -168,7 +168,7 @@ def attacked(
     batch = torch.arange(copies).repeat_interleave(size)
     edges = torch.cat([edge_index + size * copy for copy in range(copies)], dim=1)
     places = nodes.repeat_interleave(starts) + size * torch.arange(copies)
-    scores = model(x, edge_index)[nodes].repeat_interleave(starts, dim=0)
+    scores = model(x, edge_index).detach()[nodes].repeat_interleave(starts, dim=0)
     target = scores.argmax(-1)
     own = nn.functional.one_hot(target, scores.shape[1]).bool()
 
@@ -177,7 +177,7 @@ def attacked(
         scores = model(moved, edges, batch)[places]
         return scores.gather(1, target[:, None])[:, 0] - scores.masked_fill(own, -torch.inf).amax(1)
 
-    change = 0.1 * torch.randn(copies, x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    change = 0.01 * torch.randn(copies, x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     for _ in range(steps):
         change = change.detach().requires_grad_()
         gap = gaps(change)
@@ -186,6 +186,7 @@ def attacked(
         # Where the surface is flat, Newton's step leads out of sight.
         step = step * (1 / step.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
         change = torch.where(gap[:, None] > 0, change - step, change)
+    change = change.detach()
     with torch.no_grad():
         crossed = gaps(change) < 0
         low, high = torch.zeros(copies, 1, dtype=x.dtype), torch.ones(copies, 1, dtype=x.dtype)
