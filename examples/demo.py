@@ -237,7 +237,9 @@ def mapped(steps: int) -> tuple[Tensor, dict[str, Any]]:
     for kind in tree_maps.MAPS:
         space, errors[kind] = tree_maps.best(kind, pairs, 2, steps, 0)
         if isinstance(space, tree_maps.HyperbolicMap):
-            xy, _ = plots.principal_disk(space.points(), space.points.manifold)
+            # Seen from the node that is nearest to all: the centroid lies where most nodes are, at the rim.
+            middle = space.points(pairs.hops.sum(1).argmin())
+            xy, _ = plots.principal_disk(space.points(), space.points.manifold, middle)
     return xy, errors
 
 
@@ -273,7 +275,7 @@ def draw(xy: Tensor, proved: Mapping[str, Any], errors: Mapping[str, Any], path:
             colours = [plots.PALETTE[trait] for trait in y[mine].tolist()]
             left.scatter(*xy[mine].T, s=area, c=colours, marker=marker, edgecolors="white", linewidths=0.8, zorder=2)
             left.scatter([], [], s=area, c="#777777", marker=marker, label=name)
-        left.legend(loc="lower left", frameon=False, fontsize=15)
+        figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=15)
         left.set_title("four traits by colour")
         right.scatter(*xy[kind == SOURCE].T, s=60, c="#CCCCCC", edgecolors="white", zorder=2)
         shown = right.scatter(
@@ -288,6 +290,7 @@ def draw(xy: Tensor, proved: Mapping[str, Any], errors: Mapping[str, Any], path:
         figure.supxlabel(
             f"two numbers a node keep distances to {error:.0%} on average; edges are geodesics"
             + ("; red rings: wrong trait" if len(wrong) else ""),
+            x=0.72,
             fontsize=14,
             color="#444444",
         )
