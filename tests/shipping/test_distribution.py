@@ -164,7 +164,7 @@ def test_the_description_has_no_link_that_leads_nowhere(built: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "](docs/_static/" in readme
     released = description(readme, "https://host/who/what", "0123abc")
-    assert "](https://host/who/what/raw/0123abc/docs/_static/mammals.png)" in released
+    assert "](https://host/who/what/raw/0123abc/docs/_static/demo.png)" in released
     assert "](https://host/who/what/blob/0123abc/docs/guide/own_graph.md)" in released
     assert "](docs/" not in released
 
