@@ -33,6 +33,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "midpoint average": {"average": "midpoint", "heads": 2},
     "hyperplanes": {"decoder": "mlr"},
     "prototypes": {"decoder": "prototypes", "graph_encoder": None},
+    "softmax": {"attention": "softmax", "graph_encoder": None},
+    "two blocks, softmax": {"attention": "softmax", "layers": 2, "heads": 4},
+    "lorentzian": {"attention": "softmax", "similarity": "lorentz_squared", "layers": 2, "decoder": "mlr"},
+    "distances": {"attention": "softmax", "similarity": "geodesic", "heads": 2, "norm_eps": 0.1},
+    "two blocks": {"layers": 2, "heads": 2, "graph_encoder": None},
+    "two blocks, midpoint": {"layers": 2, "average": "midpoint", "norm_eps": 0.1, "curvature": -2.0},
 }  # fmt: skip
 
 
@@ -109,15 +115,17 @@ def test_the_centre_is_the_model_and_the_linear_part_its_gradient(name: str) -> 
     gap = (truth[found.target] - truth - found.margins)[others]
     assert gap.min() >= 0
     # The bound without its own rounding budget is the model's margin.
-    assert abs((truth[found.target] - truth)[others].min() - found.affine.min() - found.layers["rounding"]) < 1e-10
-    assert gap.max() < 1e-8
-    radius = 1e-4
+    assert abs((truth[found.target] - truth)[others].min() - found.affine.min() - sum(found.layers.values())) < 1e-9
+    # Rounding is followed in intervals, which grow from block to block.
+    deep = MODELS[name].get("layers", 1) > 1
+    assert gap.max() < (1e-5 if deep else 1e-8)
+    radius = 1e-3 if deep else 1e-4
     slopes = torch.autograd.functional.jacobian(
         lambda change: logits(model, x, 4, 4)(change[None])[0], torch.zeros(FEATURES).double()
     )
     linear = truth[found.target] - truth - radius * (slopes[found.target] - slopes).norm(dim=-1)
     certified = certify_node(model, x, EDGES, 4, radius).affine
-    torch.testing.assert_close(certified[others], linear[others], rtol=0, atol=0.01 * radius * slopes.norm().item())
+    torch.testing.assert_close(certified[others], linear[others], rtol=0, atol=0.02 * radius * slopes.norm().item())
 
 
 def test_the_crowd_beside_a_token_far_out_keeps_its_digits() -> None:
@@ -184,8 +192,6 @@ class Strange(nn.Module):
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (refused(attention="softmax"), "HypSoftmaxAttention"),
-        (refused(layers=2), "one block"),
         (refused(activation=torch.tanh), "tanh"),
         (refused(graph_encoder=Strange()), "Strange"),
         (Hypformer(FEATURES, 8, 3, dropout=0.5), "eval"),

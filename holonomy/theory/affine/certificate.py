@@ -98,8 +98,8 @@ def certify_node(
     counted in it; the sums over the other tokens, which do not move, are taken as float64 computes them. A model that
     runs in float32 differs from that function by its rounding, which is not bounded here: ask for margins above it.
 
-    Covered: linear attention with any power, heads and average, one block, GCN, Propagation or no graph encoder, ReLU,
-    layer and batch normalisation, and all decoders.
+    Covered: linear attention with any power and average, softmax attention with any similarity, any heads and number of
+    blocks, GCN, Propagation or no graph encoder, ReLU, layer and batch normalisation, and all decoders.
 
     Args:
         model: in evaluation.

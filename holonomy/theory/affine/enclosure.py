@@ -1,37 +1,32 @@
-r"""A whole Hypformer on a ball of features of one node: lower bounds of the margins of a node's logits.
+r"""A whole Hypformer on a ball of features: lower bounds of the margins of a node's logits.
 
-**L9, the cap.** Whatever comes in, the last LayerNorm gives :math:`y = \gamma u + \beta` with :math:`|u| \le \sqrt d`
-orthogonal to 1. So for every a, with m the least :math:`a \cdot y` on this set, R the largest :math:`|y|` and
-:math:`f(t) = \operatorname{arsinh}(k t)/k`, the product :math:`a \cdot \log_o(y)` is at least
-:math:`-|a| f(\min(R, -m/|a|))` if m < 0, and :math:`m f(R)/R` if not.
-
-*Proof.* :math:`a \cdot \log_o(y) = (a \cdot y) f(|y|)/|y|`, where :math:`a \cdot y \ge \max(m, -|a| |y|)`. f
-increases and f(t)/t decreases, so for m < 0 the worst length is where both bounds agree. QED
-
-A bound by the enclosure and one by the cap are both bounds, and so is every mixture of them, whose linear parts may
-cancel better: the largest of a few is taken.
+A bound by the enclosure and one by the cap (:mod:`holonomy.theory.affine.cap`) are both bounds, and so is every mixture
+of them, whose linear parts may cancel better: the largest of a few is taken.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from holonomy.layers import HypLayerNorm, HypLinearAttention
+from holonomy.layers import HypLinearAttention
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.models.hypformer import HypformerEncoder
 from holonomy.structures import Graph
-from holonomy.theory.affine.attention import crowd_of
-from holonomy.theory.affine.branch import block, logarithm, positioned, unscaled
+from holonomy.theory.affine.attention import attended, crowd_of
+from holonomy.theory.affine.blocks import Stream, streamed
+from holonomy.theory.affine.branch import fed, logarithm, positioned
+from holonomy.theory.affine.cap import farthest, least_products
 from holonomy.theory.affine.decoders import decoded, refuse_decoder
-from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, linear, plus, spread, times, with_ball
+from holonomy.theory.affine.ellipsoids import Threat, Tokens, merged, tokens_of
+from holonomy.theory.affine.forms import Form, Noise, constant, linear, plus, spread, times, with_ball
 from holonomy.theory.affine.graph import graph_branch, reading
-from holonomy.theory.affine.points import affine_of, exponential, lifted, refined, root
-from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.affine.mixing import chunks
+from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
+from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
 
 if TYPE_CHECKING:
@@ -58,6 +53,14 @@ class Margins:
     cap: Float[Tensor, "problem class"]
     best: Float[Tensor, "problem class"]
     layers: dict[str, Float[Tensor, " problem"]]
+
+    @classmethod
+    def together(cls, each: list[Margins]) -> Margins:
+        """Problems one after the other."""
+        names = dict.fromkeys(name for one in each for name in one.layers)
+        affine, cap, best = (torch.cat([getattr(one, part) for one in each]) for part in ("affine", "cap", "best"))
+        zero = affine.new_zeros(1)
+        return cls(affine, cap, best, {name: torch.cat([one.layers.get(name, zero) for one in each]) for name in names})
 
 
 class Enclosure:
@@ -106,25 +109,36 @@ class Enclosure:
         victim: Int[Tensor, " problem"],
         radius: Float[Tensor, " problem"],
         target: Int[Tensor, " problem"],
+        threat: Threat = "node",
     ) -> Margins:
-        """Bound the margins of each victim while its moving node keeps within its radius."""
+        """Bound the margins of each victim while its moving node, or all nodes, keep within the radius."""
+        if len(moving) > 1 and self._one_by_one(threat):
+            each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
+            return Margins.together([self.margins(*one, threat) for one in each])
         basis = self._basis(self.x[moving])
         noise = Noise.of(len(moving), basis.shape[-1], self.x)
-        weight = self.model.graph_weight
         parts: list[Form] = []
         transformer: Form | None = None
         if self.model.encoder is not None:
-            found = self._transformer(self.model.encoder, noise, moving, victim, basis, radius)
+            found = self._transformer(self.model.encoder, noise, moving, victim, basis, radius, threat)
             transformer = times(found, self._share)
         noise.owner = "graph encoder"
         if self.graph is not None:
-            share = 1.0 if self.model.encoder is None else weight
+            share = 1.0 if self.model.encoder is None else self.model.graph_weight
             parts.append(times(self.graph.enclose(noise, moving, victim, basis, radius), share))
         if transformer is None:
             return self._without_transformer(parts[0], target)
         if isinstance(self.model.decoder, nn.Linear):
             return self._mixed(transformer, parts, target)
         return self._decoded(transformer, parts, target)
+
+    def _one_by_one(self, threat: Threat) -> bool:
+        """Whether more tokens than the moving one are followed, which are a batch by themselves."""
+        encoder = self.model.encoder
+        if encoder is None:
+            return threat != "node"
+        first = cast("HypformerBlock", encoder.blocks[0])
+        return threat != "node" or len(encoder.blocks) > 1 or not isinstance(first.attention, HypLinearAttention)
 
     def _without_transformer(self, tangent: Form, target: Tensor) -> Margins:
         found = self._differences(tangent, target)
@@ -137,7 +151,11 @@ class Enclosure:
         noise.owner = "decoder"
         found = self._differences(plus(transformer, *parts), target)
         affine = self._bound(found, target, noise.failed)
-        ball = self._farthest() * torch.eye(size).double().expand(len(target), -1, -1)
+        ball = (
+            self._share
+            * farthest(cast("HypformerEncoder", self.model.encoder))
+            * torch.eye(size).double().expand(len(target), -1, -1)
+        )
         anything = with_ball(constant(noise, torch.zeros_like(transformer.center)), ball)
         cap = self._bound(self._differences(plus(anything, *parts), target), target)
         return Margins(affine, cap, torch.maximum(affine, cap), _shares(found, affine))
@@ -149,7 +167,7 @@ class Enclosure:
         rows = weight[target][:, None] - weight
         zero = constant(noise, torch.zeros_like(transformer.center))
         graph, whole = self._differences(plus(zero, *parts), target), linear(transformer, rows)
-        cap = self._cap(rows * self._share)
+        cap = least_products(cast("HypformerEncoder", self.model.encoder), rows * self._share)
         found = []
         for mixture in _MIXTURES:
             form = plus(graph, times(whole, mixture)) if mixture else graph
@@ -179,66 +197,68 @@ class Enclosure:
         own = torch.nn.functional.one_hot(target, bound.shape[1]).bool()
         return bound.masked_fill(unknown, -torch.inf).masked_fill(own, torch.inf)
 
-    def _farthest(self) -> float:
-        """How long the transformer's share of the tangent vector is at most."""
-        norm = self._last_norm()
-        if norm is None:
-            return math.inf
-        gain, shift, *_ = norm.affine(self.points)
-        radius = (math.sqrt(norm.features) * gain.abs().amax() + shift.norm()).item() * (1 + ROUNDING)
-        k = root(norm.manifold_out)
-        return self._share * math.asinh(k * radius) / k * (1 + ROUNDING)
-
-    def _last_norm(self) -> HypLayerNorm | None:
-        encoder = cast("HypformerEncoder", self.model.encoder)
-        norm = cast("nn.Module", cast("HypformerBlock", encoder.blocks[-1]).norm_feedforward)
-        return norm if isinstance(norm, HypLayerNorm) else None
-
-    def _cap(self, rows: Tensor) -> Tensor:
-        """L9, the least each row's product with the transformer's logarithm can be."""
-        norm = self._last_norm()
-        if norm is None:
-            return torch.full(rows.shape[:-1], -torch.inf, dtype=rows.dtype)
-        gain, shift, *_ = norm.affine(self.points)
-        k, root_size = root(norm.manifold_out), math.sqrt(norm.features)
-        turned = rows * gain
-        turned = turned - turned.mean(-1, keepdim=True)
-        least = (rows * shift).sum(-1) - root_size * turned.norm(dim=-1)
-        least = least - ROUNDING * root_size * (rows.abs() * (gain.abs() + shift.abs())).sum(-1)
-        size = rows.norm(dim=-1)
-        radius = root_size * gain.abs().amax() + shift.norm()
-        reach = torch.minimum(least.abs() / torch.where(size > 0, size, 1.0), radius)
-        below = -size * (k * reach).asinh() / k
-        above = least * (k * radius).asinh() / (k * radius)
-        return torch.where(least < 0, below, above) - ROUNDING * size * radius
-
     def _transformer(
-        self, encoder: HypformerEncoder, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor
+        self,
+        encoder: HypformerEncoder,
+        noise: Noise,
+        moving: Tensor,
+        victim: Tensor,
+        basis: Tensor,
+        radius: Tensor,
+        threat: Threat,
     ) -> Form:
         """The logarithm of the victim's point."""
-        if len(encoder.blocks) > 1:
-            raise NotCoveredError(f"model must have one block, got {len(encoder.blocks)}.")
         itself = torch.equal(moving, victim)
         if not itself and bool((moving == victim).any()):
             raise ValueError("moving must be the victims themselves, or none of them.")
         noise.owner = "embedding"
-        x = self.x[moving]
+        point = self._embedded(encoder, noise, moving, basis, radius)
+        layer = cast("HypformerBlock", encoder.blocks[0])
+        if self._one_by_one(threat):
+            tokens = self._tokens(encoder, int(moving), point, radius, threat)
+            space = streamed(encoder, Stream(int(moving), point, tokens), int(victim), threat)
+        else:
+            noise.owner = "block0.position"
+            point = positioned(layer.position, point)
+            noise.owner = "block0.attention"
+            places = layer.position(self.points)
+            attention = cast("HypLinearAttention", layer.attention)
+            crowd = crowd_of(attention, places, moving)
+            stays = unscaled(constant(noise, places[victim, 1:]), layer.manifold_in)
+            query = point if itself else stays
+            space = fed(layer, "block0", query, attended(attention, query, point, crowd), last=True)
+        noise.owner = "logarithm"
+        return logarithm(refined(encoder.drop, space), self.model.manifold_out)
+
+    def _embedded(
+        self, encoder: HypformerEncoder, noise: Noise, nodes: Tensor, basis: Tensor, radius: Tensor
+    ) -> Scaled:
+        """Points before the first block, of features that move."""
+        x = self.x[nodes]
         weight, _ = affine_of(encoder.embedding)
         moved = (weight[:, 1:] @ basis) * radius[:, None, None]
         along = (basis.mT @ x[..., None]).squeeze(-1) * radius[:, None]
         space, scaling, floor = exponential(encoder.embedding, noise, x, moved, along, radius)
-        layer = cast("HypformerBlock", encoder.blocks[0])
-        if not isinstance(layer.attention, HypLinearAttention):
-            raise NotCoveredError(f"model must attend by HypLinearAttention, got {type(layer.attention).__name__}.")
-        point = lifted(refined(encoder.refine, space), scaling, floor, layer.manifold_in)
-        noise.owner = "block0.position"
-        point = positioned(layer.position, point)
-        places = layer.position(self.points)
-        crowd = crowd_of(layer.attention, places, moving)
-        stays = unscaled(constant(noise, places[victim, 1:]), layer.manifold_in)
-        space = block(layer, "block0", point if itself else stays, point, crowd)
-        noise.owner = "logarithm"
-        return logarithm(refined(encoder.drop, space), self.model.manifold_out)
+        manifold = cast("HypformerBlock", encoder.blocks[0]).manifold_in
+        return lifted(refined(encoder.refine, space), scaling, floor, manifold)
+
+    def _tokens(self, encoder: HypformerEncoder, own: int, point: Scaled, radius: Tensor, threat: Threat) -> Tokens:
+        """All tokens before the first block."""
+        manifold = cast("HypformerBlock", encoder.blocks[0]).manifold_in
+        space, first = self.points[:, 1:], point.space.noise.groups[0].stop
+        if threat == "node":
+            zero = space.new_zeros(1, space.shape[1], 1)
+            still = Tokens(
+                space, torch.arange(0), zero[:0].expand(-1, -1, first), zero[:0].expand(-1, -1, space.shape[1])
+            )
+            return still.with_token(own, settled(point, manifold).space)
+        parts = []
+        for some in chunks(len(self.x)):
+            basis = self._basis(self.x[some])
+            noise = Noise.of(len(some), basis.shape[-1], self.x)
+            each = self._embedded(encoder, noise, some, basis, radius.expand(len(some)))
+            parts.append(merged(settled(each, manifold).space))
+        return tokens_of(parts).with_token(own, settled(point, manifold).space)
 
 
 def _shares(form: Form, bound: Tensor) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from holonomy.theory.affine.forms import ROUNDING, Form, apart, constant, select
 __all__ = [
     "arsinh",
     "asinhc_of_square",
+    "chord",
     "convex",
     "inverse",
     "minus_squared_arcosh",
@@ -55,6 +56,18 @@ def convex(
     radius = spread(form)
     known = torch.as_tensor(low, dtype=radius.dtype)
     lower, upper = torch.maximum(form.center - radius, known), torch.maximum(form.center + radius, known)
+    secant, middle, half = chord(lower, upper, function, slope, touch)
+    return apart(times(form, secant), middle, half)
+
+
+def chord(
+    lower: Tensor,
+    upper: Tensor,
+    function: Scalar,
+    slope: Scalar,
+    touch: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L1 for numbers in [lower, upper]: slope s, middle m and h, so that f(t) is within h of s t + m."""
     below, above = function(lower), function(upper)
     wide = upper - lower
     least, most = slope(lower), slope(upper)
@@ -65,8 +78,7 @@ def convex(
     bottom = at - secant * point + torch.minimum(excess * (lower - point), excess * (upper - point))
     top = torch.maximum(below - secant * lower, above - secant * upper)
     size = torch.maximum(below.abs(), above.abs()) + secant.abs() * torch.maximum(lower.abs(), upper.abs())
-    half = ((top - bottom) / 2).clamp(min=0) + ROUNDING * size
-    return apart(times(form, secant), (top + bottom) / 2, half)
+    return secant, (top + bottom) / 2, ((top - bottom) / 2).clamp(min=0) + ROUNDING * size
 
 
 def positive_power(form: Form, power: float) -> Form:

@@ -23,7 +23,7 @@ import torch
 
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.entrywise import positive_power
-from holonomy.theory.affine.forms import Form, constant, reach, select, with_ball
+from holonomy.theory.affine.forms import Form, constant, reach, select, spread, with_ball
 from holonomy.theory.affine.lengths import length
 from holonomy.theory.affine.products import quotient, scale
 
@@ -44,6 +44,8 @@ def features(form: Form, power: float) -> Form:
     slope = power * entries ** ((power - 1) / (2 * power))
     middle = constant(form.noise, power_features(form.center, power))
     radius = slope * reach(form)
-    eye = torch.eye(entries, dtype=radius.dtype)
-    ball = with_ball(middle, radius[:, None, None] * eye)
+    # An entry that stays negative gives zero.
+    live = form.center + spread(form) > 0
+    radius = radius * live.any(-1)
+    ball = with_ball(middle, torch.diag_embed(radius[:, None] * live))
     return select(~unbounded & (reach(parts) <= radius), parts, ball)

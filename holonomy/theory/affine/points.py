@@ -25,7 +25,20 @@ from torch import Tensor, nn
 from holonomy.layers import HRC, HTC, ExpMapHTC, HypBatchNorm, HypDropout, HypLayerNorm
 from holonomy.manifolds import Lorentz
 from holonomy.theory.affine.entrywise import positive_power, sech_of_square, tanhc_of_square
-from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, join, linear, plus, times, with_box
+from holonomy.theory.affine.forms import (
+    ROUNDING,
+    Form,
+    Noise,
+    constant,
+    join,
+    linear,
+    plus,
+    reach,
+    select,
+    times,
+    with_ball,
+    with_box,
+)
 from holonomy.theory.affine.lengths import length, lorentz_norm
 from holonomy.theory.affine.products import quotient, scale
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
@@ -40,11 +53,15 @@ __all__ = [
     "bias_of",
     "dropped",
     "exponential",
+    "gain_of",
     "lifted",
     "midpoint",
     "normalised",
     "refined",
+    "settled",
     "transformed",
+    "unscaled",
+    "within_sphere",
 ]
 
 
@@ -71,6 +88,17 @@ def root(manifold: Lorentz) -> float:
 def lifted(space: Form, scaling: Form, floor: Tensor, manifold: Lorentz) -> Scaled:
     """The point above a space part: its time is a length (L3)."""
     return Scaled(space, length(join(space, times(scaling, 1 / root(manifold)))), scaling, floor)
+
+
+def unscaled(space: Form, manifold: Lorentz) -> Scaled:
+    """A point whose scale is one."""
+    one = torch.ones_like(space.center[:, :1])
+    return lifted(space, constant(space.noise, one), one, manifold)
+
+
+def settled(point: Scaled, manifold: Lorentz) -> Scaled:
+    """The same point with scale one."""
+    return unscaled(quotient(point.space, point.scale, point.floor), manifold)
 
 
 def affine_of(layer: HTC) -> tuple[Tensor, Tensor]:
@@ -148,7 +176,7 @@ def normalised(layer: nn.Module, point: Scaled) -> Form:
         as_stated(layer, HypLayerNorm)
         inner = cast("nn.LayerNorm", cast("nn.Module", layer.function).norm)
         size = layer.features
-        gain, shift = _gain(inner.weight, inner.bias, size, layer)
+        gain, shift = gain_of(layer)
         centered = linear(point.space, torch.eye(size).double() - 1 / size)
         extra = math.sqrt(size * inner.eps)
         divisor = length(join(centered, times(point.scale, extra)))
@@ -168,6 +196,27 @@ def normalised(layer: nn.Module, point: Scaled) -> Form:
         shift = shift - gain * inner.running_mean.double()
         return plus(times(unit, gain), constant(unit.noise, shift.expand_as(unit.center)))
     raise NotCoveredError(f"model must normalise by HypLayerNorm or HypBatchNorm, got {type(layer).__name__}.")
+
+
+def gain_of(layer: HypLayerNorm) -> tuple[Tensor, Tensor]:
+    """Gain and shift of a LayerNorm, with its change of curvature, in float64."""
+    inner = cast("nn.LayerNorm", cast("nn.Module", layer.function).norm)
+    return _gain(inner.weight, inner.bias, layer.features, layer)
+
+
+def within_sphere(layer: nn.Module, form: Form) -> Form:
+    """What a LayerNorm gives whatever comes in, where the form has failed or reaches farther than that."""
+    if not isinstance(layer, HypLayerNorm):
+        return form
+    size = layer.features
+    gain, shift = gain_of(layer)
+    matrix = gain[:, None] * (torch.eye(size).double() - 1 / size) * (math.sqrt(size) * (1 + ROUNDING))
+    far = form.noise.failed | ~(reach(form) <= torch.linalg.matrix_norm(matrix, 2))
+    if not bool(far.any()):
+        return form
+    sphere = with_ball(constant(form.noise, shift.expand_as(form.center)), matrix.expand(len(far), -1, -1))
+    form.noise.forgive(torch.zeros_like(far))
+    return select(far, sphere, form)
 
 
 def _gain(weight: Tensor | None, bias: Tensor | None, size: int, layer: HRC) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,81 @@
+r"""Enclosures of linear attention where queries, keys and values of all tokens move: L12.
+
+The average does not see a factor of the query, so the weights at the centre are taken to sum to one. With
+:math:`w_j = q \cdot k_j` and Z the average at the centre,
+
+.. math:: \bar v = Z + \frac{\sum_j w_j (v_j - Z)}{\sum_j w_j} ,
+
+where the numerator is zero at the centre. In it
+
+.. math:: (q \cdot k_j)(v_j - Z) = (q \cdot k_j^0)(v_j^0 - Z) + (q_0 \cdot dk_j)(v_j^0 - Z) + w_j^0\, dv_j
+    + (dq \cdot dk_j)(v_j^0 - Z) + (w_j - w_j^0)\, dv_j .
+
+The first term is linear in q: summed over j one matrix. The next two are linear in what moves the tokens. The last two
+are of second order and held by a ball, :math:`|w_j - w_j^0| \le |dq| |k_j^0| + |q_0| |dk_j| + |dq| |dk_j|`. Second
+balls of all tokens are summed by L10, and the quotient is L5.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from holonomy.theory.affine.ellipsoids import Threat, Tokens, weighted, with_first
+from holonomy.theory.affine.entrywise import inverse
+from holonomy.theory.affine.forms import (
+    ROUNDING,
+    Form,
+    constant,
+    linear,
+    plus,
+    reach,
+    select,
+    spread,
+    times,
+    with_ball,
+    with_box,
+)
+from holonomy.theory.affine.lengths import lorentz_norm
+from holonomy.theory.affine.products import quotient, scale
+
+__all__ = ["linear_average"]
+
+
+def linear_average(query: Form, keys: Tokens, values: Tokens, root: float | None, threat: Threat) -> Form:
+    """Averages of values with weights q . k, or their midpoints where the root of c is given; zero where q is."""
+    noise = query.noise
+    most = (keys.center.sum(0).abs() + keys.first.norm(dim=-1).sum(0) + keys.rest.norm(dim=-1).sum(0)) > 0
+    silent = ((query.center + spread(query) <= 0) | ~most).all(-1)
+    mass = query.center @ keys.center.sum(0)
+    noise.fail(~silent & ~(mass > 0))
+    query = times(query, (1 / torch.where(mass > 0, mass, 1.0))[:, None])
+    weight = query.center @ keys.center.T
+    middle = weight @ values.center
+    offset = values.center - middle[:, None]
+
+    size, moved = query.center.norm(dim=-1, keepdim=True), reach(query)[:, None]
+    by_key = torch.einsum("qk,mkf->qmf", query.center, keys.first)
+    loose = torch.einsum("qk,mkg->qmg", query.center, keys.rest).norm(dim=-1) * (1 + ROUNDING)
+    private = (moved * keys.reach).index_add(1, keys.which, loose)
+    # Linear in the query, and zero at the centre but for rounding.
+    top = linear(query, offset.mT @ keys.center)
+    top = with_box(Form(noise, torch.zeros_like(top.center), top.columns, top.box), 2 * top.center.abs())
+    images = offset[:, keys.which, :, None] * by_key[:, :, None]
+    # Keys and values move together.
+    images = images + weight[:, values.which, None, None] * values.first
+    top = with_first(top, images, threat)
+    top = with_ball(top, weighted(private, offset[..., None]))
+    top = with_ball(top, weighted(weight[:, values.which], values.rest[None]))
+    strayed = moved * keys.center.norm(dim=-1) + size * keys.reach + moved * keys.reach
+    second = (strayed @ values.reach)[:, None, None] * torch.eye(values.center.shape[-1]).double()
+    top = with_ball(top, second)
+
+    bottom = linear(query, keys.center.sum(0)[None])
+    bottom = with_first(bottom, by_key[:, :, None], threat)
+    bottom = with_box(bottom, private.sum(-1, keepdim=True) * (1 + ROUNDING))
+    bottom = select(silent, constant(noise, torch.ones_like(bottom.center)), bottom)
+    average = plus(constant(noise, middle), scale(inverse(bottom), top))
+    if root is not None:
+        # The mean of points has a Lorentz norm of 1/k at least.
+        norm = lorentz_norm(average[:1], average[1:], (1 - ROUNDING) / root)
+        average = quotient(average[1:], times(norm, root), 1 - ROUNDING)
+    return select(silent, constant(noise, torch.zeros_like(average.center)), average)

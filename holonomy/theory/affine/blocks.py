@@ -1,0 +1,101 @@
+r"""The transformer branch of Hypformer, block by block, when one token moves or all do.
+
+The token that is followed keeps all groups of noise. The others are held as :class:`Tokens`: what moves each to first
+order, and one ball for the rest. Where one token moves they stay until the first attention, and then follow it; the
+rests of two tokens are taken to be independent.
+
+After each LayerNorm but the last a form that is wider than all the LayerNorm can give is replaced by that (L9), so that
+every later layer starts from a bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import cast
+
+import torch
+
+from holonomy.layers import HypLinearAttention
+from holonomy.models import HypformerBlock
+from holonomy.models.hypformer import HypformerEncoder
+from holonomy.theory.affine.attention import attended, crowd_of
+from holonomy.theory.affine.branch import fed, positioned
+from holonomy.theory.affine.ellipsoids import Threat, Tokens, merged, tokens_of
+from holonomy.theory.affine.forms import Form
+from holonomy.theory.affine.mixing import Heads, attended_among, chunks, heads_of
+from holonomy.theory.affine.points import Scaled, settled, unscaled
+
+__all__ = ["Stream", "streamed"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where a block starts: the token that is followed, and all of them."""
+
+    own: int
+    point: Scaled
+    tokens: Tokens
+
+
+def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat) -> Form:
+    """The space part of the victim after all blocks."""
+    blocks = [cast("HypformerBlock", each) for each in encoder.blocks]
+    noise = stream.point.space.noise
+    for layer, number in zip(blocks, count()):
+        name = f"block{number}"
+        noise.owner = f"{name}.position"
+        placed, scaled = _placed(layer, stream)
+        noise.owner = f"{name}.attention"
+        heads = heads_of(layer.attention, placed.tokens)
+        if number < len(blocks) - 1:
+            space = _own(layer, name, placed, scaled, heads, threat, last=False)
+            stream = _rest(layer, name, placed, heads, space, threat)
+        elif victim == stream.own:
+            return _own(layer, name, placed, scaled, heads, threat, last=True)
+        else:
+            query = unscaled(placed.tokens.form(torch.tensor([victim]), noise), layer.manifold_in)
+            found = attended_among(layer.attention, query, heads, threat)
+            return fed(layer, name, query, found, last=True)
+    raise AssertionError
+
+
+def _placed(layer: HypformerBlock, stream: Stream) -> tuple[Stream, Scaled]:
+    """All tokens with their positions; the one that is followed also with its scale."""
+    scaled = positioned(layer.position, stream.point)
+    point = settled(scaled, layer.manifold_in)
+    tokens = stream.tokens
+    if tokens.everything:
+        tokens = tokens_of([merged(_moved(layer, tokens.form(some))) for some in chunks(len(tokens.center))])
+    else:
+        center = layer.position(layer.manifold_in.lift(tokens.center))[:, 1:]
+        tokens = Tokens(center, tokens.which, tokens.first, tokens.rest)
+    return Stream(stream.own, point, tokens.with_token(stream.own, point.space)), scaled
+
+
+def _moved(layer: HypformerBlock, space: Form) -> Form:
+    point = positioned(layer.position, unscaled(space, layer.manifold_in))
+    return settled(point, layer.manifold_in).space
+
+
+def _own(
+    layer: HypformerBlock, name: str, placed: Stream, scaled: Scaled, heads: Heads, threat: Threat, *, last: bool
+) -> Form:
+    """The token that is followed."""
+    if isinstance(layer.attention, HypLinearAttention) and not placed.tokens.everything:
+        points = layer.manifold_in.lift(placed.tokens.center)
+        crowd = crowd_of(layer.attention, points, torch.tensor([placed.own]))
+        return fed(layer, name, scaled, attended(layer.attention, scaled, scaled, crowd), last=last)
+    point = placed.point
+    return fed(layer, name, point, attended_among(layer.attention, point, heads, threat), last=last)
+
+
+def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, space: Form, threat: Threat) -> Stream:
+    """All tokens after the block; that of the one that is followed is there already."""
+    parts = []
+    for some in chunks(len(placed.tokens.center)):
+        query = unscaled(placed.tokens.form(some), layer.manifold_in)
+        found = fed(layer, name, query, attended_among(layer.attention, query, heads, threat), last=False)
+        parts.append(merged(found))
+    tokens = tokens_of(parts).with_token(placed.own, space)
+    return Stream(placed.own, unscaled(space, layer.manifold_out), tokens)

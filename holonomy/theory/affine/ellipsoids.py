@@ -1,0 +1,156 @@
+r"""Sums of many remainders in one ball, and the tokens that are held so: L10.
+
+**L10.** Let :math:`y = \sum_g A_g e_g` with :math:`|e_g|_2 \le 1` for each g, and :math:`\tau_g > 0`. Then y lies in
+:math:`L\,\mathrm{Ball}` for every L with
+
+.. math:: L L^\top \succeq \Big(\sum_g \tau_g\Big) \sum_g A_g A_g^\top / \tau_g .
+
+*Proof.* The support of y in the direction w is :math:`\sum_g |A_g^\top w|`, at most :math:`(\sum_g \tau_g)^{1/2}
+(\sum_g |A_g^\top w|^2 / \tau_g)^{1/2} \le |L^\top w|` by Cauchy-Schwarz. QED
+Equality holds where the :math:`|A_g^\top w|` are as the :math:`\tau_g`; here :math:`\tau_g` is the length of
+:math:`A_g`, and an interval is a ball of one column. Where instead :math:`\sum_g |e_g|^2 \le 1`, the sum is the image
+of one ball under all columns side by side, so that :math:`L L^\top = \sum_g A_g A_g^\top` loses nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, largest_singular_value, plus, with_ball
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["Threat", "Tokens", "merged", "tokens_of", "weighted", "with_first"]
+
+Threat = Literal["node", "frobenius", "each"]
+
+# Relative to the trace; more than rounding takes from a Gram matrix of 10^4 columns.
+_SLACK = 1e-11
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Vectors of all tokens: a centre each; of those that move, the columns of the first group and one more ball."""
+
+    center: Float[Tensor, "token entry"]
+    which: Int[Tensor, " moving"]
+    first: Float[Tensor, "moving entry first"]
+    rest: Float[Tensor, "moving entry entry"]
+
+    @cached_property
+    def loose(self) -> Float[Tensor, " token"]:
+        """How far the second ball reaches."""
+        return self._all(largest_singular_value(self.rest))
+
+    @cached_property
+    def reach(self) -> Float[Tensor, " token"]:
+        """How far each vector is from its centre at most."""
+        return self._all(largest_singular_value(self.first)) + self.loose
+
+    @property
+    def everything(self) -> bool:
+        """Whether all tokens move."""
+        return len(self.which) == len(self.center)
+
+    def form(self, tokens: Tensor, noise: Noise | None = None) -> Form:
+        """Some tokens as forms, side by side; of none, or of all that move."""
+        center = self.center[tokens]
+        noise = Noise.of(len(tokens), self.first.shape[-1], center) if noise is None else noise
+        if not self.everything:
+            return constant(noise, center)
+        return with_ball(Form(noise, center, self.first[tokens], torch.zeros_like(center)), self.rest[tokens])
+
+    def still(self) -> Tokens:
+        """The same tokens, of which none moves."""
+        return Tokens(self.center, self.which[:0], self.first[:0], self.rest[:0])
+
+    def mover(self) -> Form:
+        """The one token that moves."""
+        return Tokens(self.center[self.which], torch.arange(1), self.first, self.rest).form(torch.arange(1))
+
+    def with_token(self, token: int, form: Form) -> Tokens:
+        """The same with one token from elsewhere; the only one that moves, unless all do."""
+        one = merged(form)
+        center = self.center.clone()
+        center[token] = one.center[0]
+        if not self.everything:
+            return Tokens(center, torch.tensor([token]), one.first, one.rest)
+        first, rest = self.first.clone(), self.rest.clone()
+        first[token], rest[token] = one.first[0], one.rest[0]
+        return Tokens(center, self.which, first, rest)
+
+    def _all(self, sizes: Tensor) -> Tensor:
+        return sizes.new_zeros(len(self.center)).index_put((self.which,), sizes * (1 + ROUNDING))
+
+
+def merged(form: Form) -> Tokens:
+    """Each problem as a token, all groups but the first in one ball (L10); nan where one has failed."""
+    first = form.noise.groups[0].stop
+    sizes, columns = [form.box], [torch.diag_embed(form.box)]
+    for group in form.groups()[1:]:
+        part = form.columns[..., group.start : group.stop]
+        size = part.norm(dim=(-2, -1), keepdim=True).squeeze(-1) if group.ball else part.norm(dim=-2)
+        sizes.append(size)
+        columns.append(part)
+    lengths = torch.cat([size.expand(-1, part.shape[-1]) for size, part in zip(sizes, columns, strict=True)], -1)
+    scaled = torch.cat(columns, -1) * torch.where(lengths > 0, lengths, 1.0).rsqrt()[:, None]
+    gram = torch.cat(sizes, -1).sum(-1)[:, None, None] * (scaled @ scaled.mT)
+    gradient = torch.nn.functional.pad(form.gradient, (0, first - form.gradient.shape[-1]))
+    center = torch.where(form.noise.failed[:, None], torch.nan, form.center)
+    return Tokens(center, torch.arange(len(center)), gradient, _root(gram))
+
+
+def tokens_of(parts: list[Tokens]) -> Tokens:
+    """Tokens of which all move, one part after the other."""
+    center, first, rest = (torch.cat(each) for each in zip(*((t.center, t.first, t.rest) for t in parts), strict=True))
+    return Tokens(center, torch.arange(len(center)), first, rest)
+
+
+def weighted(
+    weights: Float[Tensor, "query token"], images: Float[Tensor, "#query token entry column"]
+) -> Float[Tensor, "query entry entry"]:
+    """A ball that holds the weighted sum over tokens of images of a ball each (L10)."""
+    sizes = images.norm(dim=(-2, -1))
+    safe = torch.where(sizes > 0, sizes, 1.0)
+    # Over queries that share the images this is one product of matrices.
+    if len(images) == 1:
+        second = (images[0] @ images[0].mT) / safe[0, :, None, None]
+        gram = (weights @ second.flatten(1)).unflatten(1, second.shape[1:])
+    else:
+        scaled = images * (weights / safe).sqrt()[..., None, None]
+        scaled = scaled.transpose(1, 2).flatten(2)
+        gram = scaled @ scaled.mT
+    return _root(gram * (weights * sizes).sum(-1)[:, None, None])
+
+
+def with_first(form: Form, images: Float[Tensor, "query token entry first"], threat: Threat) -> Form:
+    """The form plus what the first groups of all tokens do together.
+
+    They are one and the same where one node moves. Else each token has its own, and they share a ball
+    (``"frobenius"``) or fill one each (``"each"``).
+    """
+    if threat == "node":
+        zero = torch.zeros_like(form.center)
+        return plus(form, Form(form.noise, zero, images.sum(1), zero))
+    if threat == "each":
+        return with_ball(form, weighted(images.new_ones(images.shape[:2]), images))
+    flat = images.transpose(1, 2).flatten(2)
+    return with_ball(form, _root(flat @ flat.mT))
+
+
+def _root(gram: Tensor) -> Tensor:
+    """A triangular L with L L^T at least a positive semidefinite matrix."""
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    trace = diagonal.sum(-1)[..., None, None]
+    finite = torch.isfinite(trace)
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype)
+    scaled = torch.where(finite & (trace > 0), gram / torch.where(trace > 0, trace, 1.0), 0.0) + _SLACK * eye
+    found = torch.linalg.cholesky_ex(scaled).L * (trace.clamp(min=0).sqrt() * (1 + ROUNDING))
+    # What is zero stays zero.
+    return torch.where(finite, found * (diagonal > 0)[..., None], torch.inf)

@@ -1,0 +1,120 @@
+"""Both kinds of attention when tokens move: keys and values of all of them, then each query by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
+from holonomy.theory.affine.averages import linear_average
+from holonomy.theory.affine.ellipsoids import Threat, Tokens, merged, tokens_of
+from holonomy.theory.affine.entrywise import positive_power
+from holonomy.theory.affine.features import features
+from holonomy.theory.affine.forms import Form, constant, join, linear, plus, times
+from holonomy.theory.affine.lengths import length
+from holonomy.theory.affine.points import Scaled, bias_of, root, transformed, unscaled
+from holonomy.theory.affine.softmax import softmax_average
+from holonomy.theory.attention.projections import NotCoveredError, as_stated
+
+__all__ = ["Heads", "attended_among", "chunks", "heads_of"]
+
+# Tokens side by side: more of them do not fit the cache.
+_CHUNK = 96
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Keys and values of each head."""
+
+    keys: list[Tokens]
+    values: list[Tokens]
+
+
+def chunks(count: int) -> Iterator[Tensor]:
+    """Numbers below count, some at a time."""
+    return iter(torch.arange(count).split(_CHUNK))
+
+
+def heads_of(layer: nn.Module, points: Tokens) -> Heads:
+    """The keys and values of points on ``manifold_in``, given by their space parts."""
+    if not isinstance(layer, HypLinearAttention | HypSoftmaxAttention):
+        raise NotCoveredError(
+            f"model must attend by HypLinearAttention or HypSoftmaxAttention, got {type(layer).__name__}."
+        )
+    as_stated(layer, type(layer))
+    still = points.still()
+    base = still if not points.everything else points
+    parts = [[merged(each) for each in _projected(layer, base.form(some))] for some in chunks(len(points.center))]
+    found = [tokens_of([part[i] for part in parts]) for i in range(2 * layer.heads)]
+    if not points.everything:
+        mover = _projected(layer, points.mover())
+        found = [each.still().with_token(int(points.which), form) for each, form in zip(found, mover, strict=True)]
+    return Heads(found[: layer.heads], found[layer.heads :])
+
+
+def _projected(layer: HypLinearAttention | HypSoftmaxAttention, space: Form) -> list[Form]:
+    """Keys of each head, then values of each head."""
+    point = unscaled(space, layer.manifold_in)
+    return [*_of_heads(layer, layer.key, point), *_values(layer, point)]
+
+
+def _of_heads(layer: HypLinearAttention | HypSoftmaxAttention, part: HTC, point: Scaled) -> list[Form]:
+    """Space parts of each head: features for linear attention, else points with their times."""
+    forms = _split(transformed(part, point), layer.heads)
+    if isinstance(layer, HypLinearAttention):
+        return [features(form, layer.power) for form in forms]
+    return [_above(form, root(layer.manifold_hidden)) for form in forms]
+
+
+def _values(layer: HypLinearAttention | HypSoftmaxAttention, point: Scaled) -> list[Form]:
+    if isinstance(layer, HypSoftmaxAttention):
+        return _of_heads(layer, layer.value, point)
+    own = _own(layer, point)
+    return [_above(form, root(layer.manifold_hidden)) for form in own] if layer.average == "midpoint" else own
+
+
+def _own(layer: HypLinearAttention, point: Scaled) -> list[Form]:
+    shrunk = times(transformed(layer.value, point), (-layer.log_scale.detach().double()).exp().item())
+    return [features(form, layer.power) for form in _split(shrunk, layer.heads)]
+
+
+def _split(form: Form, heads: int) -> list[Form]:
+    size = form.center.shape[-1] // heads
+    return [form[size * head : size * (head + 1)] for head in range(heads)]
+
+
+def _above(space: Form, k: float) -> Form:
+    radius = constant(space.noise, torch.full_like(space.center[:, :1], 1 / k))
+    return join(length(join(space, radius)), space)
+
+
+def attended_among(layer: nn.Module, query: Scaled, heads: Heads, threat: Threat) -> Form:
+    """The space part of the layer's result for queries of scale one, on its output manifold."""
+    if isinstance(layer, HypSoftmaxAttention):
+        k = root(layer.manifold_hidden)
+        asked = _of_heads(layer, layer.query, query)
+        found = join(*(
+            softmax_average(one, keys, values, layer.similarity, k, threat)
+            for one, keys, values in zip(asked, heads.keys, heads.values, strict=True)
+        ))  # fmt: skip
+    else:
+        layer = cast("HypLinearAttention", layer)
+        found = _linear(layer, query, heads, threat)
+    return times(found, root(layer.manifold_hidden) / root(layer.manifold_out))
+
+
+def _linear(layer: HypLinearAttention, query: Scaled, heads: Heads, threat: Threat) -> Form:
+    k = root(layer.manifold_hidden) if layer.average == "midpoint" else None
+    asked = [positive_power(form, layer.power) for form in _split(transformed(layer.query, query), layer.heads)]
+    found = [
+        linear_average(one, keys, values, k, threat)
+        for one, keys, values in zip(asked, heads.keys, heads.values, strict=True)
+    ]
+    residual = layer.residual
+    as_stated(residual, nn.Linear)
+    own = linear(join(*_own(layer, query)), residual.weight.detach().double(), bias_of(residual))
+    return plus(join(*found), own)

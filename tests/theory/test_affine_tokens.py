@@ -1,0 +1,239 @@
+"""Averages of tokens that move: enclosures hold at sampled noise; nine tenths of one is noticed on a sharp family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from holonomy.ops.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
+from holonomy.theory.affine import ellipsoids, forms
+from holonomy.theory.affine.averages import linear_average
+from holonomy.theory.affine.ellipsoids import Threat, Tokens
+from holonomy.theory.affine.forms import Form, Noise
+from holonomy.theory.affine.lengths import length
+from holonomy.theory.affine.softmax import softmax_average
+from tests.theory.test_affine import draw, random_forms, use, values, weakened
+
+TOKENS, ENTRIES, FIRST, SAMPLES = 6, 3, 3, 60
+CURVATURE = torch.tensor([-0.7]).double()
+ROOT = CURVATURE.neg().sqrt().item()
+THREATS: tuple[Threat, ...] = ("node", "frobenius", "each")
+
+
+def tokens(generator: torch.Generator, size: float, entries: int, *, all_move: bool = True) -> Tokens:
+    which = torch.arange(TOKENS) if all_move else torch.tensor([2])
+    center, first, rest = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((TOKENS, entries), (len(which), entries, FIRST), (len(which), entries, entries))
+    )
+    return Tokens(center, which, first * size, rest * size)
+
+
+def balls(samples: int, count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Points on spheres, one for each sample and token."""
+    drawn = torch.randn(samples, count, size, generator=generator, dtype=torch.float64)
+    return drawn / drawn.norm(dim=-1, keepdim=True)
+
+
+def moved(found: Tokens, first: Tensor, generator: torch.Generator) -> Tensor:
+    """Vectors ``(sample, token, entry)`` that the tokens hold, ``first`` ``(sample, token, first)`` given."""
+    rest = balls(len(first), len(found.which), found.rest.shape[-1], generator)
+    change = torch.einsum("mef,smf->sme", found.first, first[:, found.which])
+    change = change + torch.einsum("mef,smf->sme", found.rest, rest)
+    return found.center.expand(len(first), -1, -1).index_add(1, found.which, change)
+
+
+def firsts(threat: Threat, own: Tensor, generator: torch.Generator) -> Tensor:
+    """The first groups of all tokens, where that of the query is ``own`` ``(sample, first)``."""
+    if threat == "node":
+        return own[:, None].expand(-1, TOKENS, -1)
+    drawn = balls(len(own), TOKENS, FIRST, generator)
+    if threat == "each":
+        return drawn
+    share = torch.rand(len(own), TOKENS, 1, generator=generator, dtype=torch.float64)
+    return drawn * share / share.norm(dim=1, keepdim=True)
+
+
+def lifted(space: Form) -> Form:
+    radius = forms.constant(space.noise, torch.full_like(space.center[:, :1], 1 / ROOT))
+    return forms.join(length(forms.join(space, radius)), space)
+
+
+def above(found: Tokens) -> Tokens:
+    """The points above space parts that move, as tokens."""
+    if found.everything:
+        return ellipsoids.merged(lifted(found.form(torch.arange(TOKENS))))
+    still = ellipsoids.merged(lifted(found.still().form(torch.arange(TOKENS))))
+    return still.still().with_token(2, lifted(found.mover()))
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("all_move", [True, False])
+def test_a_softmax_average_is_enclosed(similarity: Similarity, threat: Threat, *, all_move: bool) -> None:
+    generator = torch.Generator().manual_seed(11)
+    for size in (0.01, 0.15):
+        (space,) = random_forms((ENTRIES,), generator, size)
+        keys, chosen = (tokens(generator, size, ENTRIES, all_move=all_move) for _ in range(2))
+        noise = draw(space.noise, SAMPLES, generator)
+        old = space.noise.size
+        asked = values(space, noise)
+        found = softmax_average(lifted(space), above(keys), above(chosen), similarity, ROOT, threat)
+        assert not found.noise.failed.any()
+        first = firsts(threat, noise[..., :FIRST].flatten(0, 1), generator)
+        key, value = moved(keys, first, generator), moved(chosen, first, generator)
+        asked = asked.flatten(0, 1)[:, None]
+        truth = hyperbolic_softmax_attention(asked, key, value, curvature=CURVATURE, similarity=similarity)
+        assert use(found, old, truth.unflatten(0, (SAMPLES, -1))[:, :, 0], noise, generator) <= 1
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("midpoint", [True, False])
+def test_a_linear_average_is_enclosed(threat: Threat, *, midpoint: bool) -> None:
+    generator = torch.Generator().manual_seed(12)
+    for size in (0.01, 0.1):
+        (space,) = random_forms((ENTRIES,), generator, size)
+        space = replace(space, center=space.center.abs() + 0.5)
+        keys, chosen = (tokens(generator, size, ENTRIES) for _ in range(2))
+        keys = replace(keys, center=keys.center.abs() + 0.5)
+        noise = draw(space.noise, SAMPLES, generator)
+        old, asked = space.noise.size, values(space, noise)
+        found = linear_average(
+            space, keys, above(chosen) if midpoint else chosen, ROOT if midpoint else None, threat
+        )  # fmt: skip
+        first = firsts(threat, noise[..., :FIRST].flatten(0, 1), generator)
+        key, value = moved(keys, first, generator), moved(chosen, first, generator)
+        weight = torch.einsum("se,ske->sk", asked.flatten(0, 1), key)
+        if midpoint:
+            time = (value.square().sum(-1, keepdim=True) + 1 / ROOT**2).sqrt()
+            total = torch.einsum("sk,ske->se", weight, torch.cat([time, value], -1))
+            norm = (total[:, :1] ** 2 - total[:, 1:].square().sum(-1, keepdim=True)).sqrt()
+            truth = total[:, 1:] / (norm * ROOT)
+        else:
+            truth = torch.einsum("sk,ske->se", weight, value) / weight.sum(-1, keepdim=True)
+        assert not found.noise.failed.all()
+        assert use(found, old, truth.unflatten(0, (SAMPLES, -1)), noise, generator) <= 1
+
+
+def test_a_query_that_no_key_meets_has_a_zero_average() -> None:
+    noise = Noise.of(2, 1, torch.zeros(1).double())
+    center = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double()
+    query = Form(noise, center, center[..., None] / 10, torch.zeros_like(center))
+    keys = Tokens(
+        torch.tensor([[2.0, 0.0]]).double(),
+        torch.arange(1),
+        torch.zeros(1, 2, 1).double(),
+        torch.zeros(1, 2, 2).double(),
+    )
+    chosen = replace(keys, center=torch.tensor([[3.0, 4.0]]).double())
+    found = linear_average(query, keys, chosen, None, "node")
+    torch.testing.assert_close(found.center, torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double())
+    assert not found.noise.failed.any()
+    assert forms.reach(found)[1] == 0
+
+
+@pytest.mark.parametrize("ball", [True, False])
+def test_merged_noise_holds_all_and_nine_tenths_of_it_does_not(*, ball: bool) -> None:
+    noise = Noise.of(1, 1, torch.zeros(1).double())
+    zero = torch.zeros(1, 2).double()
+    form = Form(noise, zero, torch.zeros(1, 2, 1).double(), zero)
+    matrix = torch.tensor([[[3.0, 0.0], [0.0, 1.0]]]).double()
+    form = forms.with_ball(form, matrix) if ball else forms.apart(form, zero, torch.tensor([[3.0, 1.0]]).double())
+    found = ellipsoids.merged(form)
+    directions = torch.randn(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    directions = torch.cat([directions, torch.eye(2).double(), torch.tensor([[1.0, 1.0], [3.0, 1.0]]).double()])
+    need = forms.spread(forms.linear(form, directions))[0]
+    got = (directions @ found.rest[0]).norm(dim=-1)
+    assert (need <= got).all()
+    assert (need > 0.9 * got).any()
+
+
+@pytest.mark.parametrize("threat", THREATS)
+def test_what_tokens_do_together_is_held_and_nine_tenths_is_not(threat: Threat) -> None:
+    generator = torch.Generator().manual_seed(2)
+    images = (
+        torch.randn(1, 5, 2, 1, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 0.3]).double()[:, None]
+    )
+    noise = Noise.of(1, 1, torch.zeros(1).double())
+    base = forms.constant(noise, torch.zeros(1, 2).double())
+    found = ellipsoids.with_first(base, images, threat)
+    directions = torch.randn(300, 2, generator=generator, dtype=torch.float64)
+    each = (directions @ images[0, :, :, 0].T).T
+    need = {"node": each.sum(0).abs(), "frobenius": each.norm(dim=0), "each": each.abs().sum(0)}[threat]
+    got = forms.spread(forms.linear(found, directions))[0]
+    assert (need <= got).all()
+    assert (need > 0.9 * got).any()
+
+
+# One token far from all others: what moves it alone shows, to first order in its small weight.
+FAR = 12.0
+
+
+def far_token(part: str, size: float) -> tuple[Form, Tokens, Tokens]:
+    """A query between a near token and a far one; the named part moves by ``size``."""
+    noise = Noise.of(1, 1, torch.zeros(1).double())
+    zero = torch.zeros(1, 2).double()
+    along = torch.tensor([[[1.0], [0.0]]]).double() * size
+    query = Form(noise, zero, along if part == "query" else torch.zeros_like(along), zero)
+    center = torch.tensor([[0.0, 0.0], [FAR, 0.0]]).double()
+    first, rest = torch.zeros(2, 2, 1).double(), torch.zeros(2, 2, 2).double()
+    moving = rest.clone()
+    moving[1, 0, 0] = size
+    keys = Tokens(center, torch.arange(2), first, moving if part == "key" else rest)
+    chosen = center.flip(1)
+    moving = rest.clone()
+    moving[1, 1, 1] = size
+    return query, keys, Tokens(chosen, torch.arange(2), first, moving if part == "value" else rest)
+
+
+@pytest.mark.parametrize(("part", "size"), [("query", 0.05), ("key", 1e-3), ("value", 1e-3)])
+def test_nine_tenths_of_a_softmax_average_is_noticed(part: str, size: float) -> None:
+    query, keys, chosen = far_token(part, size)
+    grid = torch.linspace(-1, 1, 101).double()[:, None, None]
+    old = query.noise.size
+    asked, key, value = (
+        values(query, grid) if part == "query" else query.center.expand(101, 1, 2),
+        keys.center,
+        chosen.center,
+    )
+    shift = grid * size * torch.tensor([[0.0], [1.0]]).double()
+    key = key + shift * torch.tensor([1.0, 0.0]).double() if part == "key" else key.expand(101, 2, 2)
+    value = value + shift * torch.tensor([0.0, 1.0]).double() if part == "value" else value.expand(101, 2, 2)
+    truth = hyperbolic_softmax_attention(asked, key, value, curvature=CURVATURE, similarity="lorentz_squared")
+    found = softmax_average(lifted(query), above_two(keys), above_two(chosen), "lorentz_squared", ROOT, "node")
+    generator = torch.Generator().manual_seed(0)
+    assert use(found, old, truth, grid, generator) <= 1
+    assert use(weakened(found, old), old, truth, grid, generator) > 1
+
+
+def above_two(found: Tokens) -> Tokens:
+    return ellipsoids.merged(lifted(found.form(torch.arange(2))))
+
+
+@pytest.mark.parametrize("part", ["key", "value", "query and value"])
+def test_nine_tenths_of_a_linear_average_is_noticed(part: str) -> None:
+    noise = Noise.of(1, 1, torch.zeros(1).double())
+    center = torch.tensor([[1.0, 1.0]]).double()
+    along = torch.tensor([[[0.0], [0.5 if "query" in part else 0.0]]]).double()
+    query = Form(noise, center, along, torch.zeros_like(center))
+    # The second token has a small weight, through the second entry of the query alone.
+    small, rest = 2.0**-10, torch.zeros(2, 2, 2).double()
+    moving = rest.clone()
+    moving[1, 1, 1] = small / 2
+    which, still = torch.arange(2), torch.zeros(2, 2, 1).double()
+    two = torch.tensor([[[1.0, 0.0], [0.0, small]], [[0.0, 0.0], [0.0, 1.0]]]).double()
+    keys = Tokens(two[0], which, still, moving if part == "key" else rest)
+    chosen = Tokens(two[1], which, still, moving if "value" in part else rest)
+    grid = torch.linspace(-1, 1, 41).double()
+    first, second = torch.meshgrid(grid, grid, indexing="ij")
+    weight = (1 + first * along[0, 1, 0]) * (small + second * (small / 2 if part == "key" else 0.0))
+    truth = weight / (1 + weight) * (1 + second * (small / 2 if "value" in part else 0.0))
+    truth = torch.stack([torch.zeros_like(truth), truth], -1).flatten(0, 1)[:, None]
+    found = linear_average(query, keys, chosen, None, "node")
+    given = first.reshape(-1, 1, 1)
+    generator = torch.Generator().manual_seed(0)
+    assert use(found, 1, truth, given, generator) <= 1
+    assert use(weakened(found, 1), 1, truth, given, generator) > 1
