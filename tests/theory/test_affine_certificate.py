@@ -15,6 +15,7 @@ from holonomy.layers import GCN, HypLinearAttention, Propagation
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify, certify_node
 from holonomy.theory.affine.attention import crowd_of
+from holonomy.theory.affine.ellipsoids import Threat
 from holonomy.theory.affine.enclosure import Enclosure
 
 NODES, FEATURES = 9, 4
@@ -128,6 +129,65 @@ def test_the_centre_is_the_model_and_the_linear_part_its_gradient(name: str) -> 
     torch.testing.assert_close(certified[others], linear[others], rtol=0, atol=0.02 * radius * slopes.norm().item())
 
 
+def whole(change: Tensor, radius: float, threat: Threat) -> Tensor:
+    """Changes of all features, scaled to the ball of a threat."""
+    size = change.norm(dim=-1, keepdim=True) if threat == "each" else change.norm(dim=(-2, -1), keepdim=True)
+    return change * (radius / size)
+
+
+@pytest.mark.parametrize("threat", ["frobenius", "each"])
+@pytest.mark.parametrize("name", ["alone", "heads, cubes", "residual GCN", "propagation", "graph alone", "hyperplanes",
+                                  "two blocks, softmax", "two blocks"])  # fmt: skip
+def test_no_change_of_all_features_breaks_a_bound(name: str, threat: Threat) -> None:
+    model, x = trained(name)
+    function = torch.func.vmap(lambda change: model(x + change, EDGES)[4])
+    for radius in (1e-4, 0.02, 0.1):
+        found = certify_node(model, x, EDGES, 4, radius, threat=threat)
+        target, others = found.target, torch.arange(3) != found.target
+        start = model(x, EDGES)[4]
+        least = torch.full((3,), torch.inf).double()
+        change = whole(torch.randn(12, NODES, FEATURES).double(), radius, threat)
+        for _ in range(3):
+            change = change.detach().requires_grad_()
+            scores = function(change)
+            margins = scores[:, target : target + 1] - scores
+            least = torch.minimum(least, margins.detach().amin(0))
+            (grad,) = torch.autograd.grad(margins.gather(1, others.nonzero()[torch.arange(12) % 2]).sum(), change)
+            change = -whole(grad, radius, threat).nan_to_num()
+        for bound in (found.margins, found.affine, found.cap):
+            assert (bound <= least)[others].all()
+        if radius == 1e-4:
+            margin = (start[target] - start)[others]
+            reached, certified = (margin - least[others]).amax(), (margin - found.affine[others]).amax()
+            assert certified <= 3 * reached + 2e-5
+
+
+def test_the_linear_part_of_the_graph_is_exact_for_all_nodes() -> None:
+    model, x = trained("graph alone")
+    slopes = torch.autograd.functional.jacobian(lambda change: model(x + change, EDGES)[4], torch.zeros_like(x))
+    radius = 1e-5
+    for threat in ("frobenius", "each"):
+        found = certify_node(model, x, EDGES, 4, radius, threat=threat)
+        steps = (slopes[found.target] - slopes).norm(dim=-1)
+        steps = steps.norm(dim=-1) if threat == "frobenius" else steps.sum(-1)
+        start = model(x, EDGES)[4]
+        margin = start[found.target] - start
+        others = torch.arange(3) != found.target
+        # The node's own features are one ball and those of all others a second one.
+        assert ((margin - found.margins)[others] <= 1.45 * radius * steps[others]).all()
+        assert ((margin - found.margins)[others] >= 0.999 * radius * steps[others]).all()
+
+
+def test_radii_of_all_nodes_are_smaller_than_of_one() -> None:
+    model, x = trained("alone")
+    found = [certified_radius(model, x, EDGES, [4], threat=t).item() for t in ("node", "frobenius", "each")]
+    assert found[0] >= found[1] >= found[2] > 0
+    shares = certified_accuracy(
+        model, x, EDGES, [4], model(x, EDGES)[4:5].argmax(-1), torch.tensor([0.0, 10.0]), threat="each"
+    )
+    assert shares.tolist() == [1.0, 0.0]
+
+
 def test_the_crowd_beside_a_token_far_out_keeps_its_digits() -> None:
     model, x = trained("heads, cubes")
     block = cast("HypformerBlock", cast("Any", model.encoder).blocks[0])
@@ -209,6 +269,18 @@ def test_an_argument_out_of_range_is_named(wrong: dict[str, Any]) -> None:
     model, x = trained("alone", steps=0)
     with pytest.raises(ValueError, match=next(iter(wrong))):
         certify_node(model, x, EDGES, **{"node": 0, "radius": 0.1, **wrong})
+
+
+def test_changes_of_edges_are_refused() -> None:
+    model, x = trained("alone", steps=0)
+    with pytest.raises(
+        NotCoveredError, match=r"^threat must be one of node, frobenius, each: changes of edges are not"
+    ):
+        certify_node(model, x, EDGES, 0, 0.1, threat="edges")
+    with pytest.raises(ValueError, match="threat"):
+        certify_node(model, x, EDGES, 0, 0.1, threat="all")
+    with pytest.raises(ValueError, match="victim must be left out"):
+        certify_node(model, x, EDGES, 0, 0.1, victim=1, threat="each")
 
 
 def test_a_model_of_graphs_is_refused():

@@ -38,8 +38,8 @@ class Stream:
     tokens: Tokens
 
 
-def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat) -> Form:
-    """The space part of the victim after all blocks."""
+def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat, others: list[Tokens]) -> Form:
+    """The space part of the victim after all blocks; ``others`` are the tokens after each block, made where missing."""
     blocks = [cast("HypformerBlock", each) for each in encoder.blocks]
     noise = stream.point.space.noise
     for layer, number in zip(blocks, count()):
@@ -50,7 +50,10 @@ def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Thr
         heads = heads_of(layer.attention, placed.tokens)
         if number < len(blocks) - 1:
             space = _own(layer, name, placed, scaled, heads, threat, last=False)
-            stream = _rest(layer, name, placed, heads, space, threat)
+            if len(others) == number:
+                others.append(_rest(layer, name, placed, heads, threat))
+            tokens = others[number].with_token(stream.own, space)
+            stream = Stream(stream.own, unscaled(space, layer.manifold_out), tokens)
         elif victim == stream.own:
             return _own(layer, name, placed, scaled, heads, threat, last=True)
         else:
@@ -90,12 +93,11 @@ def _own(
     return fed(layer, name, point, attended_among(layer.attention, point, heads, threat), last=last)
 
 
-def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, space: Form, threat: Threat) -> Stream:
-    """All tokens after the block; that of the one that is followed is there already."""
-    parts = []
+def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, threat: Threat) -> Tokens:
+    """All tokens after the block; what is said of the one that is followed is not read."""
+    parts: list[Tokens] = []
     for some in chunks(len(placed.tokens.center)):
         query = unscaled(placed.tokens.form(some), layer.manifold_in)
-        found = fed(layer, name, query, attended_among(layer.attention, query, heads, threat), last=False)
-        parts.append(merged(found))
-    tokens = tokens_of(parts).with_token(placed.own, space)
-    return Stream(placed.own, unscaled(space, layer.manifold_out), tokens)
+        found = attended_among(layer.attention, query, heads, threat)
+        parts.append(merged(fed(layer, name, query, found, last=False)))
+    return tokens_of(parts)

@@ -1,4 +1,4 @@
-r"""Certified nodes: how far the features of one node may move before a prediction can change.
+r"""Certified nodes: how far features may move before the prediction of a node can change.
 
 A Hypformer is followed through a ball of features by affine forms (:mod:`holonomy.theory.affine.forms`), layer by
 layer, to lower bounds of the target's logit minus each other. Where all are positive, no features in the ball change
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
-from holonomy.theory.affine.enclosure import Enclosure, Margins
+from holonomy.theory.affine.ellipsoids import THREATS, Threat
+from holonomy.theory.affine.enclosure import Enclosure
+from holonomy.theory.affine.search import holds, largest_radii
 from holonomy.theory.attention.projections import NotCoveredError
 
 if TYPE_CHECKING:
@@ -29,16 +31,14 @@ Progress = Callable[[int, int], None]
 
 # Problems side by side; more of them do not fit the cache.
 _BATCH = 16
-# The search for a radius ends where it is known to this factor, or after so many bounds.
-_NARROW, _MOST = 1.05, 16
 
 
 @dataclass(frozen=True)
 class NodeCertificate:
-    """What holds for every perturbation of one node's features up to a radius, in l2.
+    """What holds for every perturbation of features up to a radius.
 
     Attributes:
-        node: whose features move.
+        node: whose features move; where those of all do, the same as ``victim``.
         victim: whose prediction is followed.
         radius: of the ball.
         target: the class that is to stay.
@@ -47,6 +47,7 @@ class NodeCertificate:
         cap: the same with nothing known of the transformer but its last LayerNorm.
         layers: how much the remainders of each layer take from the least margin of ``affine``; ``"input"`` is the
             linear part.
+        threat: what moves, as :func:`certify_node` takes it.
 
     >>> certificate = NodeCertificate(0, 0, 0.1, 1, torch.tensor([0.5, torch.inf]), *2 * (torch.zeros(2),), {})
     >>> certificate.holds
@@ -61,6 +62,7 @@ class NodeCertificate:
     affine: Float[Tensor, " classes"]
     cap: Float[Tensor, " classes"]
     layers: dict[str, float]
+    threat: Threat = "node"
 
     @property
     def holds(self) -> bool:
@@ -70,8 +72,10 @@ class NodeCertificate:
     def __str__(self) -> str:
         """A table with one line a layer."""
         verdict = "certified" if self.holds else "not certified"
+        together = {"frobenius": "all nodes move together", "each": "each node moves"}
+        moves = together.get(self.threat, f"node {self.node} moves")
         lines = [
-            f"node {self.node} moves by {self.radius:g} at most, node {self.victim} in class {self.target}: {verdict}",
+            f"{moves} by {self.radius:g} at most, node {self.victim} in class {self.target}: {verdict}",
             f"least margin {self.margins.amin():.4g}, without cap {self.affine.amin():.4g}, cap {self.cap.amin():.4g}",
         ]
         lines += [f"  {name:28}{value:12.4g}" for name, value in self.layers.items()]
@@ -87,12 +91,20 @@ def certify_node(
     *,
     victim: int | None = None,
     target: int | None = None,
+    threat: str = "node",
 ) -> NodeCertificate:
-    r"""Bound the logits of a node while the features of one node move by at most a radius.
+    r"""Bound the logits of a node while features move by at most a radius.
 
-    **Statement.** For every :math:`\delta` with :math:`|\delta|_2 \le` ``radius``, the logits of ``victim``, with
-    :math:`x_{node} + \delta` in place of :math:`x_{node}` and all else as it is, satisfy :math:`\ell_{target} - \ell_k
-    \ge` ``margins[k]``.
+    **Statement.** For every change :math:`\Delta` of the features ``x`` in the ball of the threat, the logits of
+    ``victim`` satisfy :math:`\ell_{target} - \ell_k \ge` ``margins[k]``. The ball is, r being ``radius``:
+
+    =============== ====================================================================
+    ``threat``      changes
+    =============== ====================================================================
+    ``"node"``      :math:`|\Delta_{node}|_2 \le r`, all other features stay
+    ``"frobenius"`` :math:`|\Delta|_F \le r`, the features of all nodes together
+    ``"each"``      :math:`|\Delta_j|_2 \le r` for every node j
+    =============== ====================================================================
 
     It is one of the function that the weights define, in evaluation. Rounding of the bound's own float64 arithmetic is
     counted in it; the sums over the other tokens, which do not move, are taken as float64 computes them. A model that
@@ -109,13 +121,15 @@ def certify_node(
         radius: of the ball, in units of the features.
         victim: whose prediction is followed; ``node`` if left out.
         target: the class that is to stay; the predicted one if left out.
+        threat: what moves.
 
     Returns:
         The certificate.
 
     Raises:
-        NotCoveredError: if a module of the model is not covered; the message names it.
-        ValueError: if a node, the target or the radius is out of range.
+        NotCoveredError: if a module of the model is not covered; the message names it. Changes of edges are not.
+        ValueError: if a node, the target, the radius or the threat is out of range, or if there is a ``victim`` where
+            all nodes move.
 
     >>> from holonomy.models import Hypformer
     >>> _ = torch.manual_seed(0)
@@ -124,8 +138,10 @@ def certify_node(
     >>> certificate.holds, list(certificate.layers)[:3]
     (True, ['input', 'embedding', 'block0.position'])
     """
-    enclosure = _enclosed(model, x, edge_index)
+    enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
     node = _node("node", node, len(x))
+    if victim is not None and threat != "node":
+        raise ValueError(f"victim must be left out where all nodes move: give it as node, got {victim}.")
     victim = node if victim is None else _node("victim", victim, len(x))
     checks.in_range("radius", radius, 0.0, torch.inf)
     if target is None:
@@ -133,10 +149,10 @@ def certify_node(
     elif not 0 <= target < enclosure.logits.shape[1]:
         raise ValueError(f"target must be one of {enclosure.logits.shape[1]} classes, got {target}.")
     found = enclosure.margins(
-        torch.tensor([node]), torch.tensor([victim]), enclosure.x.new_tensor([radius]), torch.tensor([target])
+        torch.tensor([node]), torch.tensor([victim]), enclosure.x.new_tensor([radius]), torch.tensor([target]), moves
     )
     layers = {name: value.item() for name, value in found.layers.items()}
-    return NodeCertificate(node, victim, radius, target, found.best[0], found.affine[0], found.cap[0], layers)
+    return NodeCertificate(node, victim, radius, target, found.best[0], found.affine[0], found.cap[0], layers, moves)
 
 
 def certified_radius(
@@ -146,11 +162,12 @@ def certified_radius(
     nodes: Int[Tensor, " victims"] | Sequence[int],
     *,
     target: Int[Tensor, " victims"] | None = None,
+    threat: str = "node",
     limit: float = 100.0,
     cap: bool = True,
     progress: Progress | None = None,
 ) -> Float[Tensor, " victims"]:
-    """Find, for each node, a radius within which its own features do not change its prediction.
+    """Find, for each node, a radius within which features do not change its prediction.
 
     Each radius returned was certified itself, as by :func:`certify_node`; the search, a bisection, only decides which
     ones are tried.
@@ -159,8 +176,9 @@ def certified_radius(
         model: in evaluation, see :func:`certify_node`.
         x: node features ``(n, in_features)``.
         edge_index: ``(2, m)`` or a graph.
-        nodes: whose predictions are followed, each while it moves itself.
+        nodes: whose predictions are followed.
         target: the classes that are to stay; the predicted ones if left out.
+        threat: what moves: the features of each node ``nodes`` itself, or of all, see :func:`certify_node`.
         limit: the largest radius that is tried.
         cap: whether the cap by the last LayerNorm may be used.
         progress: called with the number of nodes done and of all.
@@ -169,8 +187,8 @@ def certified_radius(
         Radii in units of the features; zero where none was certified.
 
     Raises:
-        NotCoveredError: if a module of the model is not covered.
-        ValueError: if a node or target is out of range.
+        NotCoveredError: if a module of the model or the threat is not covered.
+        ValueError: if a node, target or threat is out of range.
 
     >>> from holonomy.models import Hypformer
     >>> _ = torch.manual_seed(0)
@@ -178,13 +196,13 @@ def certified_radius(
     >>> bool((certified_radius(model, torch.randn(5, 3), None, torch.arange(2)) > 0.01).all())
     True
     """
-    enclosure = _enclosed(model, x, edge_index)
+    enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
     nodes = _nodes(nodes, len(x))
     classes = enclosure.logits[nodes].argmax(-1) if target is None else target
     found = []
     for start in range(0, len(nodes), _BATCH):
         part = slice(start, start + _BATCH)
-        found.append(_radii(enclosure, nodes[part], classes[part], limit, cap=cap))
+        found.append(largest_radii(enclosure, nodes[part], classes[part], limit, moves, cap=cap))
         if progress is not None:
             progress(min(start + _BATCH, len(nodes)), len(nodes))
     return torch.cat(found) if found else enclosure.x.new_zeros(0)
@@ -198,9 +216,10 @@ def certified_accuracy(
     labels: Int[Tensor, " victims"],
     radii: Float[Tensor, " radii"],
     *,
+    threat: str = "node",
     progress: Progress | None = None,
 ) -> Float[Tensor, " radii"]:
-    """The share of nodes that are classified as labelled, whatever their own features do within each radius.
+    """The share of nodes that are classified as labelled, whatever features do within each radius.
 
     Args:
         model: in evaluation, see :func:`certify_node`.
@@ -209,6 +228,7 @@ def certified_accuracy(
         nodes: which nodes.
         labels: their classes.
         radii: of the balls, in units of the features.
+        threat: what moves: the features of each node ``nodes`` itself, or of all, see :func:`certify_node`.
         progress: called with the number of nodes done and of all.
 
     Returns:
@@ -225,14 +245,16 @@ def certified_accuracy(
     >>> certified_accuracy(model, x, None, torch.arange(5), labels, torch.tensor([0.0, 1e6]))[:1]
     tensor([1.], dtype=torch.float64)
     """
-    enclosure = _enclosed(model, x, edge_index)
+    enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
     nodes = _nodes(nodes, len(x))
     if not len(nodes):
         raise ValueError("nodes must be one at least, got none.")
     held = []
     for start in range(0, len(nodes), _BATCH):
         part = slice(start, start + _BATCH)
-        certified = [_holds(enclosure, nodes[part], labels[part], radius.expand(len(nodes[part]))) for radius in radii]
+        certified = [
+            holds(enclosure, nodes[part], labels[part], radius.expand(len(nodes[part])), moves) for radius in radii
+        ]
         held.append(torch.stack(certified, dim=1))
         if progress is not None:
             progress(min(start + _BATCH, len(nodes)), len(nodes))
@@ -242,33 +264,11 @@ def certified_accuracy(
     return torch.empty_like(shares).scatter(0, order, shares)
 
 
-def _radii(enclosure: Enclosure, nodes: Tensor, target: Tensor, limit: float, *, cap: bool) -> Tensor:
-    """Bisection on a logarithmic scale, of each node by itself, from the radius at which the linear part would fail."""
-    tiny = torch.full((len(nodes),), torch.finfo(torch.float64).eps ** 0.5).double()
-    own = enclosure.logits[nodes]
-    margins = (own.gather(1, target[:, None]) - own).scatter(1, target[:, None], torch.inf)
-    slopes = ((margins - enclosure.margins(nodes, nodes, tiny, target).affine) / tiny[:, None]).clamp(min=tiny[0])
-    guess = (margins / slopes).nan_to_num(torch.inf).amin(-1).clamp(min=tiny[0], max=limit)
-    low, high = torch.zeros_like(guess), torch.full_like(guess, torch.inf)
-    radius = (guess / 2).clamp(max=limit)
-    going = torch.arange(len(nodes))
-    for _ in range(_MOST):
-        holds = _holds(enclosure, nodes[going], target[going], radius[going], cap=cap)
-        low[going] = torch.where(holds, radius[going], low[going])
-        high[going] = torch.where(holds, high[going], radius[going])
-        open_above, open_below = torch.isinf(high), low == 0
-        radius = torch.where(open_above, low * 2, torch.where(open_below, high / 2, (low * high).sqrt()))
-        radius = radius.clamp(max=limit)
-        done = (high <= low * _NARROW) | (low >= limit) | (open_below & (high < guess * tiny))
-        going = (~done).nonzero().squeeze(1)
-        if not len(going):
-            break
-    return low
-
-
-def _holds(enclosure: Enclosure, nodes: Tensor, target: Tensor, radius: Tensor, *, cap: bool = True) -> Tensor:
-    found: Margins = enclosure.margins(nodes, nodes, radius.double(), target)
-    return ((found.best if cap else found.affine) > 0).all(-1)
+def _covered(threat: str) -> Threat:
+    if threat == "edges":
+        raise NotCoveredError(f"threat must be one of {', '.join(THREATS)}: changes of edges are not covered.")
+    checks.one_of("threat", threat, THREATS)
+    return cast("Threat", threat)
 
 
 def _enclosed(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> Enclosure:

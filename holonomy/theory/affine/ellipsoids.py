@@ -26,9 +26,11 @@ from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, larges
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Threat", "Tokens", "merged", "tokens_of", "weighted", "with_first"]
+__all__ = ["THREATS", "Threat", "Tokens", "merged", "tokens_of", "weighted", "with_first"]
 
+# What moves: the features of one node, of all with a norm of all together, or of all with a norm each.
 Threat = Literal["node", "frobenius", "each"]
+THREATS: tuple[Threat, ...] = ("node", "frobenius", "each")
 
 # Relative to the trace; more than rounding takes from a Gram matrix of 10^4 columns.
 _SLACK = 1e-11
@@ -69,6 +71,10 @@ class Tokens:
     def still(self) -> Tokens:
         """The same tokens, of which none moves."""
         return Tokens(self.center, self.which[:0], self.first[:0], self.rest[:0])
+
+    def within(self, share: float) -> Tokens:
+        """The same on a ball that is smaller by a factor."""
+        return Tokens(self.center, self.which, self.first * share, self.rest)
 
     def mover(self) -> Form:
         """The one token that moves."""

@@ -26,6 +26,7 @@ from holonomy.theory.affine.forms import Form, Noise, constant, linear, plus, sp
 from holonomy.theory.affine.graph import graph_branch, reading
 from holonomy.theory.affine.mixing import chunks
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
+from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
 
@@ -73,6 +74,9 @@ class Enclosure:
         self.model = cast("Hypformer", widened(model))
         self.x = (x if x.layout == torch.strided else x.to_dense()).detach().double()
         self.edge_index = edge_index
+        # Whether what follows a moving token may be taken from a bound on a larger ball, which is most of the time.
+        self.reuse = False
+        self._known: dict[int, tuple[float, list[Tokens]]] = {}
         with torch.no_grad():
             self.logits = self.model(self.x, edge_index)
         self.graph = None
@@ -112,9 +116,9 @@ class Enclosure:
         threat: Threat = "node",
     ) -> Margins:
         """Bound the margins of each victim while its moving node, or all nodes, keep within the radius."""
-        if len(moving) > 1 and self._one_by_one(threat):
+        if len(moving) > 1 and self.one_by_one(threat):
             each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
-            return Margins.together([self.margins(*one, threat) for one in each])
+            return Margins.together([self.margins(a, b, r, k, threat) for a, b, r, k in each])
         basis = self._basis(self.x[moving])
         noise = Noise.of(len(moving), basis.shape[-1], self.x)
         parts: list[Form] = []
@@ -125,14 +129,18 @@ class Enclosure:
         noise.owner = "graph encoder"
         if self.graph is not None:
             share = 1.0 if self.model.encoder is None else self.model.graph_weight
-            parts.append(times(self.graph.enclose(noise, moving, victim, basis, radius), share))
+            if threat == "node":
+                found = self.graph.enclose(noise, moving, victim, basis, radius)
+            else:
+                found = enclose_all(self.graph, noise, int(victim), basis[0], radius.item(), threat)
+            parts.append(times(found, share))
         if transformer is None:
             return self._without_transformer(parts[0], target)
         if isinstance(self.model.decoder, nn.Linear):
             return self._mixed(transformer, parts, target)
         return self._decoded(transformer, parts, target)
 
-    def _one_by_one(self, threat: Threat) -> bool:
+    def one_by_one(self, threat: Threat) -> bool:
         """Whether more tokens than the moving one are followed, which are a batch by themselves."""
         encoder = self.model.encoder
         if encoder is None:
@@ -214,9 +222,10 @@ class Enclosure:
         noise.owner = "embedding"
         point = self._embedded(encoder, noise, moving, basis, radius)
         layer = cast("HypformerBlock", encoder.blocks[0])
-        if self._one_by_one(threat):
+        if self.one_by_one(threat):
             tokens = self._tokens(encoder, int(moving), point, radius, threat)
-            space = streamed(encoder, Stream(int(moving), point, tokens), int(victim), threat)
+            others = self._others(encoder, moving, basis, radius) if self.reuse and threat == "node" else []
+            space = streamed(encoder, Stream(int(moving), point, tokens), int(victim), threat, others)
         else:
             noise.owner = "block0.position"
             point = positioned(layer.position, point)
@@ -229,6 +238,18 @@ class Enclosure:
             space = fed(layer, "block0", query, attended(attention, query, point, crowd), last=True)
         noise.owner = "logarithm"
         return logarithm(refined(encoder.drop, space), self.model.manifold_out)
+
+    def _others(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[Tokens]:
+        """The tokens that follow a moving one, on a ball of at most 16 times the radius, from an earlier bound."""
+        node = int(moving)
+        if node not in self._known or not self._known[node][0] / 16 <= radius.item() <= self._known[node][0]:
+            larger, found = 2 * radius, list[Tokens]()
+            point = self._embedded(encoder, Noise.of(1, basis.shape[-1], self.x), moving, basis, larger)
+            tokens = self._tokens(encoder, node, point, larger, "node")
+            streamed(encoder, Stream(node, point, tokens), node, "node", found)
+            self._known[node] = larger.item(), found
+        known, found = self._known[node]
+        return [tokens.within(radius.item() / known) for tokens in found]
 
     def _embedded(
         self, encoder: HypformerEncoder, noise: Noise, nodes: Tensor, basis: Tensor, radius: Tensor

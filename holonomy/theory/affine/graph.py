@@ -32,10 +32,11 @@ from holonomy.theory.attention.projections import NotCoveredError, as_stated
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Convolved", "GraphBranch", "Propagated", "graph_branch", "reading"]
+__all__ = ["Convolved", "GraphBranch", "Propagated", "graph_branch", "reading", "weight_of"]
 
 
-def _weight(layer: nn.Module) -> Tensor:
+def weight_of(layer: nn.Module) -> Tensor:
+    """The weight of a linear map in float64."""
     as_stated(layer, nn.Linear)
     return cast("nn.Linear", layer).weight.detach().double()
 
@@ -50,13 +51,13 @@ def reading(encoder: Any) -> list[Tensor]:
 def _(encoder: GCN) -> list[Tensor]:
     as_stated(encoder, GCN)
     layers = [encoder.convolutions[0], *([encoder.skips[0]] if encoder.residual else [])]
-    return [_weight(layer) for layer in layers]
+    return [weight_of(layer) for layer in layers]
 
 
 @reading.register
 def _(encoder: Propagation) -> list[Tensor]:
     as_stated(encoder, Propagation)
-    return [_weight(encoder.first)]
+    return [weight_of(encoder.first)]
 
 
 class GraphBranch(ABC):
@@ -100,8 +101,8 @@ class Propagated(GraphBranch):
     def mlp(self, x: Tensor) -> Tensor:
         """What is propagated."""
         first, second = self.encoder.first, self.encoder.second
-        hidden = torch.relu(x @ _weight(first).T + bias_of(first))
-        return hidden @ _weight(second).T + bias_of(second)
+        hidden = torch.relu(x @ weight_of(first).T + bias_of(first))
+        return hidden @ weight_of(second).T + bias_of(second)
 
     def _propagated(self, start: Tensor) -> Tensor:
         result = start
@@ -113,12 +114,12 @@ class Propagated(GraphBranch):
         """MLP of one node, times a number."""
         first, second = self.encoder.first, self.encoder.second
         share = self.share(moving, victim)
-        center = self.x[moving] @ _weight(first).T + bias_of(first)
-        columns = (_weight(first) @ basis) * radius[:, None, None]
-        loss = ROUNDING * (self.x[moving].abs() @ _weight(first).abs().T + bias_of(first).abs())
+        center = self.x[moving] @ weight_of(first).T + bias_of(first)
+        columns = (weight_of(first) @ basis) * radius[:, None, None]
+        loss = ROUNDING * (self.x[moving].abs() @ weight_of(first).abs().T + bias_of(first).abs())
         hidden = positive_power(Form(noise, center, columns, loss), 1.0)
         rest = self.result[victim] - share * self.start[moving]
-        return plus(times(linear(hidden, _weight(second), bias_of(second)), share), constant(noise, rest))
+        return plus(times(linear(hidden, weight_of(second), bias_of(second)), share), constant(noise, rest))
 
 
 @graph_branch.register
@@ -154,11 +155,11 @@ class Convolved(GraphBranch):
         self.layers: list[_Layer] = []
         hidden, last = x, len(encoder.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(encoder.convolutions, encoder.biases, strict=True)):
-            weight, skip = _weight(convolution), None
+            weight, skip = weight_of(convolution), None
             before = propagate(hidden @ weight.T) + bias.detach().double()
             if encoder.residual:
                 layer = encoder.skips[i]
-                skip = torch.eye(len(weight)).double() if isinstance(layer, nn.Identity) else _weight(layer)
+                skip = torch.eye(len(weight)).double() if isinstance(layer, nn.Identity) else weight_of(layer)
                 before = before + hidden @ skip.T
             self.layers.append(_Layer(weight, skip, before))
             hidden = before if i == last else torch.relu(before)
