@@ -4,14 +4,19 @@
     python -m benchmarks.certified_nodes --run runs/tree --nodes 50 --out tree.json
     python -m benchmarks.certified_nodes --run runs/cora --dataset cora --data ../shared/data --out cora.json
 
-The model is that of seed 0 of a run of ``examples.node_classification`` with one block of linear attention. The file is
-written after each node; called again, the benchmark goes on where it was.
+The model is that of seed 0 of a run of ``examples.node_classification``. With more than one block, or softmax
+attention, attacks are searched for on a copy in which all other tokens stay after the first block, and then lengthened
+until the model itself changes its class; points that break a bound are looked for by
+``python -m benchmarks.certified_soundness``. The file is written after each node; called again, the benchmark goes on
+where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,15 +33,17 @@ from holonomy.layers.hyperbolic.refinement import change_curvature
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.models.hypformer import HypformerEncoder
 from holonomy.ops.linear_attention.reference import power_features
-from holonomy.theory import certified_radius
 from holonomy.theory.affine.attention import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated
+from holonomy.theory.affine.search import largest_radii
 
 Logits = Callable[[Tensor], Tensor]
 
 # Nodes whose radii are searched for side by side.
 _TOGETHER = 16
+# The largest radius that is tried.
+_FARTHEST = 100.0
 
 
 def own_logits(enclosure: Enclosure, node: int) -> Logits:
@@ -78,6 +85,46 @@ def own_logits(enclosure: Enclosure, node: int) -> Logits:
     return logits
 
 
+def followed_logits(enclosure: Enclosure, node: int) -> Logits:
+    """The same for any model, where all other tokens are as if the node did not move."""
+    model, x = enclosure.model, enclosure.x
+    encoder, manifold = cast("HypformerEncoder", model.encoder), model.manifold_out
+    blocks = [cast("HypformerBlock", block) for block in encoder.blocks]
+    places, points = list[Tensor](), enclosure.points
+    with torch.no_grad():
+        for block in blocks:
+            places.append(block.position(points))
+            points = block(points)
+
+    def logits(change: Tensor) -> Tensor:
+        point = encoder.points(x[node] + change)
+        for block, still in zip(blocks, places, strict=True):
+            own = block.position(point)[:, None]
+            memory = torch.where((torch.arange(len(x)) == node)[:, None], own, still)
+            found = block.drop(block.attention(own, memory=memory))
+            own = block.norm_attention(block.residual(own, found))
+            point = block.norm_feedforward(block.residual(own, block.feedforward(own)))[:, 0]
+        mixed = manifold.space(manifold.logmap0(encoder.drop(point)))
+        if enclosure.graph is not None:
+            mixed = torch.lerp(mixed, _graph(enclosure.graph, node, change), model.graph_weight)
+        return model.decoder(
+            manifold.expmap0(torch.nn.functional.pad(mixed, (1, 0))) if model.decodes_points else mixed
+        )
+
+    return logits
+
+
+def lengthened(enclosure: Enclosure, node: int, change: Tensor) -> float:
+    """The length at which a change along a direction, from the given length on, changes the model's own class."""
+    target = enclosure.logits[node].argmax()
+    for factor in (1.0, 1.01, 1.03, 1.1, 1.3, 2.0):
+        moved = enclosure.x.index_add(0, torch.tensor([node]), factor * change[None])
+        with torch.no_grad():
+            if enclosure.model(moved, enclosure.edge_index)[node].argmax() != target:
+                return factor * change.norm().item()
+    return torch.inf
+
+
 def _graph(branch: GraphBranch, node: int, change: Tensor) -> Tensor:
     """What the graph encoder gives the node."""
     if isinstance(branch, Propagated):
@@ -94,15 +141,18 @@ def _graph(branch: GraphBranch, node: int, change: Tensor) -> Tensor:
     return convolved.layers[-1].before[node] + hidden[:, 0]
 
 
-def smallest_attack(logits: Logits, dim: int, target: int, steps: int, generator: torch.Generator) -> float:
-    """The length of the smallest change found that leaves the class: random lines, and minimal-norm descent."""
-    best = torch.inf
-    lines = _units(200, dim, generator)
+def smallest_attack(
+    logits: Logits, dim: int, target: int, steps: int, generator: torch.Generator, lines: int = 200
+) -> Tensor:
+    """The smallest change found that leaves the class: random lines, and minimal-norm descent."""
+    best = torch.full((dim,), torch.inf).double()
+    drawn = _units(lines, dim, generator)
     for scale in torch.logspace(-3, 1.5, 40).tolist():
         with torch.no_grad():
-            if bool((logits(lines * scale).argmax(-1) != target).any()):
-                best = scale
-                break
+            wrong = logits(drawn * scale).argmax(-1) != target
+        if bool(wrong.any()):
+            best = scale * drawn[wrong][0]
+            break
     change = _units(6, dim, generator) * torch.tensor([1e-6, *[0.05] * 5]).double()[:, None]
     length = torch.full((6,), torch.inf, dtype=torch.float64)
     held = length.clone()
@@ -115,11 +165,14 @@ def smallest_attack(logits: Logits, dim: int, target: int, steps: int, generator
             size, slope = change.norm(dim=-1), grad.norm(dim=-1).clamp(min=1e-12)
             wrong = gap > 0
             held = torch.where(wrong, torch.minimum(held, size), held)
+            shortest = torch.where(wrong, size, torch.inf).argmin()
+            if bool(wrong[shortest]) and size[shortest] < best.norm():
+                best = change.detach()[shortest].clone()
             grown = torch.where(torch.isinf(held), size + gap.abs() / slope, length * (1 + 0.05 * share))
             length = torch.where(wrong, torch.minimum(length, size) * (1 - 0.05 * share), grown)
             change = change + (0.3 * share + 0.003) * length.clamp(max=3.0)[:, None] * grad / slope[:, None]
             change = change * (length / change.norm(dim=-1).clamp(min=1e-12)).clamp(max=1.0)[:, None]
-    return min(best, held.min().item())
+    return best
 
 
 def violations(
@@ -162,17 +215,19 @@ def measured(
     """The record of one node, from its radius, the one without the cap, and the time of the first."""
     generator = torch.Generator().manual_seed(node)
     x, (radius, without, seconds) = enclosure.x, found
-    logits, target = own_logits(enclosure, node), int(enclosure.logits[node].argmax())
+    target = int(enclosure.logits[node].argmax())
+    record = {"radius": radius, "without_cap": without, "cpu_seconds": seconds, "violations": 0, "points": 0}
+    if enclosure.one_by_one("node"):
+        change = smallest_attack(followed_logits(enclosure, node), x.shape[1], target, steps, generator, lines=20)
+        return record | {"attack": lengthened(enclosure, node, change)}
+    logits = own_logits(enclosure, node)
     off = (logits(torch.zeros_like(x[:1]))[0] - enclosure.logits[node]).abs().amax().item()
-    broken = tried = 0
     for ball in (radius, without, 0.01 * x[node].norm().item(), 0.1 * x[node].norm().item()):
-        more, points_tried = violations(enclosure, logits, node, ball, points, generator)
-        broken, tried = broken + more, tried + points_tried
-    attack = smallest_attack(logits, x.shape[1], target, steps, generator)
-    return {
-        "radius": radius, "without_cap": without, "attack": attack, "cpu_seconds": seconds,
-        "violations": broken, "points": tried, "off": off,
-    }  # fmt: skip
+        broken, tried = violations(enclosure, logits, node, ball, points, generator)
+        record["violations"] += broken
+        record["points"] += tried
+    attack = smallest_attack(logits, x.shape[1], target, steps, generator).norm().item()
+    return record | {"attack": attack, "off": off}
 
 
 def summary(records: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -212,17 +267,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     model.load_state_dict(torch.load(given.run / "part-seed-0.model.pt", weights_only=True))
     enclosure = Enclosure(model.eval(), data.x, data.edge_index)
     chosen = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[: given.nodes]]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     records: dict[str, Any] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else {}
     missing = torch.tensor([node for node in chosen.tolist() if str(node) not in records], dtype=torch.long)
-    for start in range(0, len(missing), _TOGETHER):
-        nodes = missing[start : start + _TOGETHER]
-        began = time.process_time()
-        radii = certified_radius(enclosure.model, enclosure.x, data.edge_index, nodes)
+    for nodes in missing.split(1 if enclosure.one_by_one("node") else _TOGETHER):
+        began, classes = time.process_time(), enclosure.logits[nodes].argmax(-1)
+        radii = largest_radii(enclosure, nodes, classes, _FARTHEST)
         seconds = (time.process_time() - began) / len(nodes)
-        without = certified_radius(enclosure.model, enclosure.x, data.edge_index, nodes, cap=False)
+        without = largest_radii(enclosure, nodes, classes, _FARTHEST, cap=False)
         for node, one, other in zip(nodes.tolist(), radii.tolist(), without.tolist(), strict=True):
             records[str(node)] = measured(enclosure, node, (one, other, seconds), given.steps, given.points)
-            content = {"dataset": given.dataset, "summary": summary(records), "records": records}
+            content = {
+                "dataset": given.dataset,
+                "settings": dataclasses.asdict(settings),
+                "commit": commit.stdout.strip(),
+                "threads": torch.get_num_threads(),
+                "summary": summary(records),
+                "records": records,
+            }
             given.out.write_text(json.dumps(content, indent=1), encoding="utf-8")
             print(node, records[str(node)], file=sys.stderr, flush=True)
     found = summary(records)

@@ -237,3 +237,10 @@ def test_nine_tenths_of_a_linear_average_is_noticed(part: str) -> None:
     generator = torch.Generator().manual_seed(0)
     assert use(found, 1, truth, given, generator) <= 1
     assert use(weakened(found, 1), 1, truth, given, generator) > 1
+
+
+def test_points_that_the_lorentzian_distance_holds_nearer_are_a_failure() -> None:
+    query, keys, chosen = far_token("value", 0.1)
+    far = replace(keys, center=keys.center * 1e8)
+    found = softmax_average(lifted(query), above_two(far), above_two(chosen), "lorentz_squared", ROOT, "node")
+    assert found.noise.failed.all()

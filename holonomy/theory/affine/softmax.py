@@ -38,6 +38,8 @@ __all__ = ["softmax_average"]
 
 # Beyond, exp is no number of float64 any more.
 _STEEPEST = 300.0
+# Where the squared Lorentzian distance is held, in float64.
+_FARTHEST = 0.5 * torch.finfo(torch.float64).eps ** -0.5
 # Rapidities have no derivative where points coincide.
 _NEAREST = 1e-300
 
@@ -57,6 +59,11 @@ def softmax_average(
     loose = torch.einsum("qe,meg->qmg", turned, keys.rest).norm(dim=-1) * (1 + ROUNDING)
     private = (root * root * reach(query)[:, None] * keys.reach + slack).index_add(1, keys.which, loose)
     moved = _support(query, signed[None], own, threat) + private
+
+    if similarity == "lorentz_squared":
+        # Farther out the layer compares points as if they lay nearer.
+        farthest = (keys.center.norm(dim=-1) + keys.reach).amax()
+        query.noise.fail(~(torch.maximum(query.center.norm(dim=-1) + reach(query), farthest) < _FARTHEST))
 
     # The logits: steep a + shift, within half.
     function, slope = _logits(similarity, root, query.center.shape[-1] - 1)
