@@ -33,7 +33,7 @@ Threat = Literal["node", "frobenius", "each"]
 THREATS: tuple[Threat, ...] = ("node", "frobenius", "each")
 
 # Relative to the trace; more than rounding takes from a Gram matrix of 10^4 columns.
-_SLACK = 1e-11
+_SLACK = 2.0**-36
 
 
 @dataclass(frozen=True)

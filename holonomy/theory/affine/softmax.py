@@ -41,7 +41,7 @@ _STEEPEST = 300.0
 # Where the squared Lorentzian distance is held, in float64.
 _FARTHEST = 0.5 * torch.finfo(torch.float64).eps ** -0.5
 # Rapidities have no derivative where points coincide.
-_NEAREST = 1e-300
+_NEAREST = torch.finfo(torch.float64).tiny
 
 Logits = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["enclose_all"]
 
 # Relative; more than rounding takes from sums over all rows.
-_SLACK = 1e-12
+_SLACK = 2.0**-40
 
 
 @singledispatch
