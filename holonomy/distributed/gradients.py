@@ -29,6 +29,7 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 
     Raises:
         TypeError: if ``group`` is none.
+        ValueError: if another gradient is sparse.
 
     >>> import torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -46,6 +47,11 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
         if parameter.requires_grad and id(parameter) not in own:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad.layout != torch.strided:
+                raise ValueError(
+                    "module must have dense gradients, or its tables be ShardedLorentzEmbedding, got one of layout "
+                    f"{parameter.grad.layout} for a parameter of shape {tuple(parameter.shape)}."
+                )
             by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter.grad)
     for gradients in by_kind.values():
         flat = torch.cat([each.flatten() for each in gradients])

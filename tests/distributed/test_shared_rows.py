@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from holonomy.distributed import ShardedLorentzEmbedding
+from holonomy.distributed import ShardedLorentzEmbedding, sum_gradients
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention, TokenAttention
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.models import Hypformer
 from tests.distributed.processes import CASES, DIM, run
 from tests.distributed.tables import OPTIMIZERS
@@ -85,6 +85,13 @@ def test_a_table_is_copied_with_the_processes_it_lies_on(world):
     index = torch.tensor([4, 0])
     assert torch.equal(copied(index), table(index))
     assert torch.equal(table(index), table.read(table.unit)[index])
+
+
+def test_sparse_gradients_of_a_table_that_every_process_holds_are_refused(world):
+    table = LorentzEmbedding(5, 2, Lorentz(-1.0), sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="module must have dense gradients, or its tables be ShardedLorentzEmbedding"):
+        sum_gradients(table, world)
 
 
 def test_second_derivatives_pass_through_the_sum(world):
