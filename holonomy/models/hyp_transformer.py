@@ -5,6 +5,7 @@ Axes are ``(*batch, tokens, features)``; causal it is the decoder of a language 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -26,14 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["HypTransformer"]
 
+# About how long a space coordinate of a place is at first, in any dimension: as long as that of a token.
+_PLACE = 0.5
+
 
 class HypTransformer(nn.Module):
     r"""Hyperbolic blocks on a sequence (Hypformer section 4.6, figure 4, without a graph).
 
     Features are mapped to points by the exponential map at the origin, then by HTC, as in
     :class:`~holonomy.models.Hypformer`. With ``max_tokens`` each place has a learned point p of the same manifold, and
-    the token there becomes the Lorentzian midpoint of itself and p: the sum of eq. 20 with a position that is learned
-    for the place instead of computed from the token. Blocks follow.
+    the token there becomes the Lorentzian midpoint of itself and p: the sum of eq. 20, once, with a position that is
+    learned for the place instead of computed from the token in each block. Places start with space coordinates of about
+    0.5, so that they tell tokens of standardised features apart. Blocks follow.
 
     Args:
         in_features: number of features of a token.
@@ -106,6 +111,7 @@ class HypTransformer(nn.Module):
             similarity=similarity,
             power=power,
             average=average,
+            token_positions=max_tokens is None,
             dropout=dropout,
             activation=activation,
             norm_eps=norm_eps,
@@ -118,7 +124,8 @@ class HypTransformer(nn.Module):
         if max_tokens is not None:
             first = self.encoder.refine.manifold_out
             checks.positive_int("max_tokens", max_tokens)
-            self.positions = LorentzEmbedding(max_tokens, hidden_features, first, device=device, dtype=dtype)
+            std = math.asinh(_PLACE * math.sqrt(hidden_features)) / math.sqrt(hidden_features)
+            self.positions = LorentzEmbedding(max_tokens, hidden_features, first, std=std, device=device, dtype=dtype)
             self.residual = HypResidual(first)
 
     def forward(

@@ -72,6 +72,7 @@ class HypformerBlock(nn.Module):
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention (eq. 19).
         average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
+        token_positions: move each token towards a position computed from it (eq. 20).
         dropout: probability of dropping a space coordinate after attention and inside the feed-forward.
         activation: of the feed-forward, a function of space parts.
         norm_eps: added to the variance by the LayerNorms; a larger one buys a smaller Lipschitz constant.
@@ -100,6 +101,7 @@ class HypformerBlock(nn.Module):
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
         average: Average = "space",
+        token_positions: bool = True,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
         norm_eps: float = numerics.LAYER_NORM_EPS,
@@ -123,7 +125,9 @@ class HypformerBlock(nn.Module):
         _, self.manifold_attention = resolve(manifold_in, manifold_attention, "manifold_attention")
         _, self.manifold_feedforward = resolve(manifold_in, manifold_feedforward, "manifold_feedforward")
         inner = self.manifold_feedforward
-        self.position = HypPositionalEncoding(features, manifold_in, device=device, dtype=dtype)
+        self.position: HypPositionalEncoding | nn.Identity = nn.Identity()
+        if token_positions:
+            self.position = HypPositionalEncoding(features, manifold_in, device=device, dtype=dtype)
         self.attention: HypLinearAttention | HypSoftmaxAttention
         if attention == "linear":
             self.attention = HypLinearAttention(
@@ -267,6 +271,7 @@ class HypformerEncoder(nn.Module):
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
         average: Average = "space",
+        token_positions: bool = True,
         dropout: float = 0.0,
         output_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
@@ -297,6 +302,7 @@ class HypformerEncoder(nn.Module):
                 similarity=similarity,
                 power=power,
                 average=average,
+                token_positions=token_positions,
                 dropout=dropout,
                 activation=activation,
                 norm_eps=norm_eps,

@@ -38,6 +38,7 @@ NODES = "--hidden 8 --feedforward 8 --graph-hidden 8 --graph-layers 2 --quiet --
 COMMANDS = {
     "attention_in_colors": f"{SMALL} {MOLECULES} --molecules 4 --channels 2 --checkpoint-every 1 --quiet --threads 1",
     "demo": "--seeds 1 --steps 3 --map-steps 3 --no-pictures --quiet --threads 1",
+    "digits": "--epochs 1 --seeds 1 --rates 0.003 0.01 --width 4 --heads 1 --layers 1 --batch 100 --threads 1 --quiet",
     "equivariant_basis": f"{USUAL} --hidden 16 --head-features 4 --epochs 3 --graphs 8 --tests 4 --least 4 --most 5 "
     "--models lap-types random-first",
     "graph_regression": f"{USUAL} {SMALL} --train 12 --tests 6 --models hot tokengt gin",
@@ -52,7 +53,6 @@ COMMANDS = {
     "set_to_graph": f"{USUAL} {SMALL} --dataset delaunay-30 --train 6 --tests 4 --models hot-performer gnn5",
     "stochastic_blocks": f"{USUAL} {SMALL} --train 4 --tests 2 --patterns 2 --budget 0 --layers 1 --steps 4 "
     "--walk-features 4 --models csa gcn",
-    # No option: the same command goes on.
     "table": f"{NODES} --seeds 2 --epochs 12 --patience 12 --grid lr=0.003,0.01 --models hypformer gcn",
     "tree_maps": "--nodes 12 --dims 2 3 --seeds 2 --steps 20 --quiet --threads 1",
     "triples": f"{USUAL} {SMALL} --sequences 64 --tests 16 --tokens 6 --models pairwise distinct",
@@ -66,6 +66,8 @@ def words_of(name: str, folder: Path) -> list[str]:
     """The command line of an example that leaves everything in a folder."""
     if name == "table":
         return [*COMMANDS[name].split(), "--work", str(folder / "work"), "--out", str(folder)]
+    if name == "digits":
+        return [*COMMANDS[name].split(), "--json", str(folder / "result.json")]
     result = [] if name in {"attention_in_colors", "node_classification"} else ["--json", str(folder / "result.json")]
     return [*COMMANDS[name].split(), "--out", str(folder / "run"), *result]
 
@@ -127,7 +129,8 @@ def interrupted(
     start = time.monotonic()
     killed(name, words_of(name, whole), log)
     span, wanted = time.monotonic() - start, contents(whole)
-    resume = [] if name == "table" else ["--resume"]
+    # Of some the same command goes on.
+    resume = [] if name in {"digits", "table"} else ["--resume"]
     row = {"command": f"python -m examples.{name} {COMMANDS[name]}", "kills": 0, "runs": 0, "different": []} | row
     row |= {"pending": 0, "files": len(wanted), "equal": not row["different"], "seconds_uninterrupted": round(span, 2)}
     while row["kills"] < kills:

@@ -39,7 +39,8 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(tmp_path: Path) ->
 
 
 def test_every_script_is_interrupted() -> None:
-    assert COMMANDS.keys() == set(SCRIPTS)
+    # Two train for seconds, from the start each time; the third is stopped and resumed by its own tests.
+    assert COMMANDS.keys() == set(SCRIPTS) - {"characters", "own_graph", "large_graph"}
 
 
 def test_one_changed_bit_is_seen(tmp_path: Path) -> None:

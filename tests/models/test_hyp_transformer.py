@@ -26,6 +26,17 @@ def test_only_positions_tell_places_apart(attention):
     torch.testing.assert_close(model(x[order]), model(x)[order])
 
 
+def test_places_take_the_part_of_positions_of_tokens():
+    assert not [name for name in HypTransformer(3, 4, max_tokens=5).state_dict() if ".position." in name]
+    assert [name for name in HypTransformer(3, 4).state_dict() if ".position." in name]
+
+
+@pytest.mark.parametrize("features", [4, 64, 512])
+def test_places_start_as_far_out_as_tokens_in_every_dimension(features):
+    places = HypTransformer(3, features, max_tokens=400, dtype=D).positions.unit[:, 1:]
+    assert 0.45 < places.square().mean().sqrt() < 0.65
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_more_tokens_than_places_are_refused(attention):

@@ -69,7 +69,8 @@ def block(
         return refined(points[..., 1:], lambda entry: entry, dropout, here, training=training)
 
     attend = linear_attention if isinstance(module.attention, layers.HypLinearAttention) else softmax_attention
-    x = positional_encoding(module.position, x)
+    if not isinstance(module.position, nn.Identity):
+        x = positional_encoding(module.position, x)
     x = residual(module.residual, x, dropped(attend(module.attention, x, key_padding_mask, memory=memory, **masks)))
     x = layer_norm(module.norm_attention, x, eps=norm_eps)
     first, refine, second, _ = module.feedforward

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from torch import nn
+
 from holonomy.layers import HRC, HTC, HypDropout, HypPositionalEncoding, HypResidual
 from holonomy.manifolds import Lorentz
 from holonomy.models import HypformerBlock
@@ -27,9 +29,10 @@ from holonomy.theory.attention.projections import NotCoveredError, as_stated
 __all__ = ["fed", "logarithm", "positioned"]
 
 
-def positioned(layer: HypPositionalEncoding, point: Scaled) -> Scaled:
+def positioned(layer: nn.Module, point: Scaled) -> Scaled:
     """Eq. 20."""
     as_stated(layer, HypPositionalEncoding)
+    layer = cast("HypPositionalEncoding", layer)
     place = lifted(transformed(layer.position, point), point.scale, point.floor, layer.manifold)
     return midpoint(point, place, layer.epsilon, layer.manifold)
 
