@@ -33,7 +33,7 @@ from holonomy.layers.hyperbolic.refinement import change_curvature
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.models.hypformer import HypformerEncoder
 from holonomy.ops.linear_attention.reference import power_features
-from holonomy.theory.affine.attention import crowd_of
+from holonomy.theory.affine.attention.linear import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated
 from holonomy.theory.affine.search import largest_radii

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from holonomy.layers import GCN, Propagation
 from holonomy.models import Hypformer
-from holonomy.theory.affine.ellipsoids import Threat
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.enclosure import Enclosure
 
 NODES, FEATURES, HIDDEN, CLASSES = 10, 4, 8, 3

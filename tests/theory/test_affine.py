@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from holonomy.ops.linear_attention.reference import power_features
-from holonomy.theory.affine import entrywise, features, forms, lengths, products
-from holonomy.theory.affine.forms import Form, Noise
+from holonomy.theory.affine.arithmetic import entrywise, forms, lengths, products
+from holonomy.theory.affine.arithmetic.forms import Form, Noise
+from holonomy.theory.affine.attention import features
 
 PROBLEMS, DIM = 40, 3
 

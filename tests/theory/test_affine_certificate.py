@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from holonomy.layers import GCN, HypLinearAttention, Propagation
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify, certify_node
-from holonomy.theory.affine.attention import crowd_of
-from holonomy.theory.affine.ellipsoids import Threat
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat
+from holonomy.theory.affine.attention.linear import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure
 
 NODES, FEATURES = 9, 4

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
-from holonomy.theory.affine import ellipsoids, forms
-from holonomy.theory.affine.averages import linear_average
-from holonomy.theory.affine.ellipsoids import Threat, Tokens
-from holonomy.theory.affine.forms import Form, Noise
-from holonomy.theory.affine.lengths import length
-from holonomy.theory.affine.softmax import softmax_average
+from holonomy.theory.affine.arithmetic import ellipsoids, forms
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms
+from holonomy.theory.affine.arithmetic.forms import Form, Noise
+from holonomy.theory.affine.arithmetic.lengths import length
+from holonomy.theory.affine.attention.averages import linear_average
+from holonomy.theory.affine.attention.softmax import softmax_average
 from tests.theory.test_affine import draw, random_forms, use, values, weakened
 
 TOKENS, ENTRIES, FIRST, SAMPLES = 6, 3, 3, 60
@@ -23,13 +23,13 @@ ROOT = CURVATURE.neg().sqrt().item()
 THREATS: tuple[Threat, ...] = ("node", "frobenius", "each")
 
 
-def tokens(generator: torch.Generator, size: float, entries: int, *, all_move: bool = True) -> Tokens:
+def tokens(generator: torch.Generator, size: float, entries: int, *, all_move: bool = True) -> TokenForms:
     which = torch.arange(TOKENS) if all_move else torch.tensor([2])
     center, first, rest = (
         torch.randn(*shape, generator=generator, dtype=torch.float64)
         for shape in ((TOKENS, entries), (len(which), entries, FIRST), (len(which), entries, entries))
     )
-    return Tokens(center, which, first * size, rest * size)
+    return TokenForms(center, which, first * size, rest * size)
 
 
 def balls(samples: int, count: int, size: int, generator: torch.Generator) -> Tensor:
@@ -38,7 +38,7 @@ def balls(samples: int, count: int, size: int, generator: torch.Generator) -> Te
     return drawn / drawn.norm(dim=-1, keepdim=True)
 
 
-def moved(found: Tokens, first: Tensor, generator: torch.Generator) -> Tensor:
+def moved(found: TokenForms, first: Tensor, generator: torch.Generator) -> Tensor:
     """Vectors ``(sample, token, entry)`` that the tokens hold, ``first`` ``(sample, token, first)`` given."""
     rest = balls(len(first), len(found.which), found.rest.shape[-1], generator)
     change = torch.einsum("mef,smf->sme", found.first, first[:, found.which])
@@ -62,7 +62,7 @@ def lifted(space: Form) -> Form:
     return forms.join(length(forms.join(space, radius)), space)
 
 
-def above(found: Tokens) -> Tokens:
+def above(found: TokenForms) -> TokenForms:
     """The points above space parts that move, as tokens."""
     if found.everything:
         return ellipsoids.merged(lifted(found.form(torch.arange(TOKENS))))
@@ -122,7 +122,7 @@ def test_a_query_that_no_key_meets_has_a_zero_average() -> None:
     noise = Noise.of(2, 1, torch.zeros(1).double())
     center = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double()
     query = Form(noise, center, center[..., None] / 10, torch.zeros_like(center))
-    keys = Tokens(
+    keys = TokenForms(
         torch.tensor([[2.0, 0.0]]).double(),
         torch.arange(1),
         torch.zeros(1, 2, 1).double(),
@@ -172,7 +172,7 @@ def test_what_tokens_do_together_is_held_and_nine_tenths_is_not(threat: Threat) 
 FAR = 12.0
 
 
-def far_token(part: str, size: float) -> tuple[Form, Tokens, Tokens]:
+def far_token(part: str, size: float) -> tuple[Form, TokenForms, TokenForms]:
     """A query between a near token and a far one; the named part moves by ``size``."""
     noise = Noise.of(1, 1, torch.zeros(1).double())
     zero = torch.zeros(1, 2).double()
@@ -182,11 +182,11 @@ def far_token(part: str, size: float) -> tuple[Form, Tokens, Tokens]:
     first, rest = torch.zeros(2, 2, 1).double(), torch.zeros(2, 2, 2).double()
     moving = rest.clone()
     moving[1, 0, 0] = size
-    keys = Tokens(center, torch.arange(2), first, moving if part == "key" else rest)
+    keys = TokenForms(center, torch.arange(2), first, moving if part == "key" else rest)
     chosen = center.flip(1)
     moving = rest.clone()
     moving[1, 1, 1] = size
-    return query, keys, Tokens(chosen, torch.arange(2), first, moving if part == "value" else rest)
+    return query, keys, TokenForms(chosen, torch.arange(2), first, moving if part == "value" else rest)
 
 
 @pytest.mark.parametrize(("part", "size"), [("query", 0.05), ("key", 1e-3), ("value", 1e-3)])
@@ -209,7 +209,7 @@ def test_nine_tenths_of_a_softmax_average_is_noticed(part: str, size: float) -> 
     assert use(weakened(found, old), old, truth, grid, generator) > 1
 
 
-def above_two(found: Tokens) -> Tokens:
+def above_two(found: TokenForms) -> TokenForms:
     return ellipsoids.merged(lifted(found.form(torch.arange(2))))
 
 
@@ -225,8 +225,8 @@ def test_nine_tenths_of_a_linear_average_is_noticed(part: str) -> None:
     moving[1, 1, 1] = small / 2
     which, still = torch.arange(2), torch.zeros(2, 2, 1).double()
     two = torch.tensor([[[1.0, 0.0], [0.0, small]], [[0.0, 0.0], [0.0, 1.0]]]).double()
-    keys = Tokens(two[0], which, still, moving if part == "key" else rest)
-    chosen = Tokens(two[1], which, still, moving if "value" in part else rest)
+    keys = TokenForms(two[0], which, still, moving if part == "key" else rest)
+    chosen = TokenForms(two[1], which, still, moving if "value" in part else rest)
     grid = torch.linspace(-1, 1, 41).double()
     first, second = torch.meshgrid(grid, grid, indexing="ij")
     weight = (1 + first * along[0, 1, 0]) * (small + second * (small / 2 if part == "key" else 0.0))

@@ -1,8 +1,8 @@
 r"""The transformer branch of Hypformer, block by block, when one token moves or all do.
 
-The token that is followed keeps all groups of noise. The others are held as :class:`Tokens`: what moves each to first
-order, and one ball for the rest. Where one token moves they stay until the first attention, and then follow it; the
-rests of two tokens are taken to be independent.
+The token that is followed keeps all groups of noise. The others are held as :class:`TokenForms`: what moves each to
+first order, and one ball for the rest. Where one token moves they stay until the first attention, and then follow it;
+the rests of two tokens are taken to be independent.
 
 After each LayerNorm but the last a form that is wider than all the LayerNorm can give is replaced by that (L9), so that
 every later layer starts from a bound.
@@ -19,11 +19,11 @@ import torch
 from holonomy.layers import HypLinearAttention
 from holonomy.models import HypformerBlock
 from holonomy.models.hypformer import HypformerEncoder
-from holonomy.theory.affine.attention import attended, crowd_of
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
+from holonomy.theory.affine.arithmetic.forms import Form
+from holonomy.theory.affine.attention.linear import attended, crowd_of
+from holonomy.theory.affine.attention.mixing import Heads, attended_among, chunks, heads_of
 from holonomy.theory.affine.branch import fed, positioned
-from holonomy.theory.affine.ellipsoids import Threat, Tokens, merged, tokens_of
-from holonomy.theory.affine.forms import Form
-from holonomy.theory.affine.mixing import Heads, attended_among, chunks, heads_of
 from holonomy.theory.affine.points import Scaled, settled, unscaled
 
 __all__ = ["Stream", "streamed"]
@@ -35,10 +35,10 @@ class Stream:
 
     own: int
     point: Scaled
-    tokens: Tokens
+    tokens: TokenForms
 
 
-def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat, others: list[Tokens]) -> Form:
+def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat, others: list[TokenForms]) -> Form:
     """The space part of the victim after all blocks; ``others`` are the tokens after each block, made where missing."""
     blocks = [cast("HypformerBlock", each) for each in encoder.blocks]
     noise = stream.point.space.noise
@@ -72,7 +72,7 @@ def _placed(layer: HypformerBlock, stream: Stream) -> tuple[Stream, Scaled]:
         tokens = tokens_of([merged(_moved(layer, tokens.form(some))) for some in chunks(len(tokens.center))])
     else:
         center = layer.position(layer.manifold_in.lift(tokens.center))[:, 1:]
-        tokens = Tokens(center, tokens.which, tokens.first, tokens.rest)
+        tokens = TokenForms(center, tokens.which, tokens.first, tokens.rest)
     return Stream(stream.own, point, tokens.with_token(stream.own, point.space)), scaled
 
 
@@ -93,9 +93,9 @@ def _own(
     return fed(layer, name, point, attended_among(layer.attention, point, heads, threat), last=last)
 
 
-def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, threat: Threat) -> Tokens:
+def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, threat: Threat) -> TokenForms:
     """All tokens after the block; what is said of the one that is followed is not read."""
-    parts: list[Tokens] = []
+    parts: list[TokenForms] = []
     for some in chunks(len(placed.tokens.center)):
         query = unscaled(placed.tokens.form(some), layer.manifold_in)
         found = attended_among(layer.attention, query, heads, threat)

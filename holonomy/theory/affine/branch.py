@@ -9,8 +9,9 @@ from torch import nn
 from holonomy.layers import HRC, HTC, HypDropout, HypPositionalEncoding, HypResidual
 from holonomy.manifolds import Lorentz
 from holonomy.models import HypformerBlock
-from holonomy.theory.affine.entrywise import asinhc_of_square
-from holonomy.theory.affine.forms import Form, times
+from holonomy.theory.affine.arithmetic.entrywise import asinhc_of_square
+from holonomy.theory.affine.arithmetic.forms import Form, times
+from holonomy.theory.affine.arithmetic.products import scale, squared_length
 from holonomy.theory.affine.points import (
     Scaled,
     dropped,
@@ -23,7 +24,6 @@ from holonomy.theory.affine.points import (
     unscaled,
     within_sphere,
 )
-from holonomy.theory.affine.products import scale, squared_length
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 __all__ = ["fed", "logarithm", "positioned"]

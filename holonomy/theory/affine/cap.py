@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from holonomy.layers import HypLayerNorm
 from holonomy.models import HypformerBlock
 from holonomy.models.hypformer import HypformerEncoder
-from holonomy.theory.affine.forms import ROUNDING
+from holonomy.theory.affine.arithmetic.forms import ROUNDING
 from holonomy.theory.affine.points import gain_of, root
 
 if TYPE_CHECKING:

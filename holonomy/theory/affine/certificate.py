@@ -1,8 +1,8 @@
 r"""Certified nodes: how far features may move before the prediction of a node can change.
 
-A Hypformer is followed through a ball of features by affine forms (:mod:`holonomy.theory.affine.forms`), layer by
-layer, to lower bounds of the target's logit minus each other. Where all are positive, no features in the ball change
-the prediction.
+A Hypformer is followed through a ball of features by affine forms (:mod:`holonomy.theory.affine.arithmetic.forms`),
+layer by layer, to lower bounds of the target's logit minus each other. Where all are positive, no features in the ball
+change the prediction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
-from holonomy.theory.affine.ellipsoids import THREATS, Threat
+from holonomy.theory.affine.arithmetic.ellipsoids import THREATS, Threat
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.affine.search import holds, largest_radii
 from holonomy.theory.attention.projections import NotCoveredError

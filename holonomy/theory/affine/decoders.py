@@ -13,11 +13,11 @@ from torch import nn
 
 from holonomy.layers import HypMLR, HypPrototypes
 from holonomy.manifolds import Lorentz
-from holonomy.theory.affine.entrywise import arsinh, minus_squared_arcosh, sinhc_of_square
-from holonomy.theory.affine.forms import Form, constant, join, linear, plus, times
-from holonomy.theory.affine.lengths import length
+from holonomy.theory.affine.arithmetic.entrywise import arsinh, minus_squared_arcosh, sinhc_of_square
+from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, times
+from holonomy.theory.affine.arithmetic.lengths import length
+from holonomy.theory.affine.arithmetic.products import scale, squared_length
 from holonomy.theory.affine.points import bias_of, root
-from holonomy.theory.affine.products import scale, squared_length
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 __all__ = ["decoded", "refuse_decoder"]

@@ -16,15 +16,15 @@ from holonomy.layers import HypLinearAttention
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.models.hypformer import HypformerEncoder
 from holonomy.structures import Graph
-from holonomy.theory.affine.attention import attended, crowd_of
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, linear, plus, spread, times, with_ball
+from holonomy.theory.affine.attention.linear import attended, crowd_of
+from holonomy.theory.affine.attention.mixing import chunks
 from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import fed, logarithm, positioned
 from holonomy.theory.affine.cap import farthest, least_products
 from holonomy.theory.affine.decoders import decoded, refuse_decoder
-from holonomy.theory.affine.ellipsoids import Threat, Tokens, merged, tokens_of
-from holonomy.theory.affine.forms import Form, Noise, constant, linear, plus, spread, times, with_ball
 from holonomy.theory.affine.graph import graph_branch, reading
-from holonomy.theory.affine.mixing import chunks
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
@@ -76,7 +76,7 @@ class Enclosure:
         self.edge_index = edge_index
         # Whether what follows a moving token may be taken from a bound on a larger ball, which is most of the time.
         self.reuse = False
-        self._known: dict[int, tuple[float, list[Tokens]]] = {}
+        self._known: dict[int, tuple[float, list[TokenForms]]] = {}
         with torch.no_grad():
             self.logits = self.model(self.x, edge_index)
         self.graph = None
@@ -239,11 +239,11 @@ class Enclosure:
         noise.owner = "logarithm"
         return logarithm(refined(encoder.drop, space), self.model.manifold_out)
 
-    def _others(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[Tokens]:
+    def _others(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[TokenForms]:
         """The tokens that follow a moving one, on a ball of at most 16 times the radius, from an earlier bound."""
         node = int(moving)
         if node not in self._known or not self._known[node][0] / 16 <= radius.item() <= self._known[node][0]:
-            larger, found = 2 * radius, list[Tokens]()
+            larger, found = 2 * radius, list[TokenForms]()
             point = self._embedded(encoder, Noise.of(1, basis.shape[-1], self.x), moving, basis, larger)
             tokens = self._tokens(encoder, node, point, larger, "node")
             streamed(encoder, Stream(node, point, tokens), node, "node", found)
@@ -263,13 +263,13 @@ class Enclosure:
         manifold = cast("HypformerBlock", encoder.blocks[0]).manifold_in
         return lifted(refined(encoder.refine, space), scaling, floor, manifold)
 
-    def _tokens(self, encoder: HypformerEncoder, own: int, point: Scaled, radius: Tensor, threat: Threat) -> Tokens:
+    def _tokens(self, encoder: HypformerEncoder, own: int, point: Scaled, radius: Tensor, threat: Threat) -> TokenForms:
         """All tokens before the first block."""
         manifold = cast("HypformerBlock", encoder.blocks[0]).manifold_in
         space, first = self.points[:, 1:], point.space.noise.groups[0].stop
         if threat == "node":
             zero = space.new_zeros(1, space.shape[1], 1)
-            still = Tokens(
+            still = TokenForms(
                 space, torch.arange(0), zero[:0].expand(-1, -1, first), zero[:0].expand(-1, -1, space.shape[1])
             )
             return still.with_token(own, settled(point, manifold).space)

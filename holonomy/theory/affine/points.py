@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from holonomy.layers import HRC, HTC, ExpMapHTC, HypBatchNorm, HypDropout, HypLayerNorm
 from holonomy.manifolds import Lorentz
-from holonomy.theory.affine.entrywise import positive_power, sech_of_square, tanhc_of_square
-from holonomy.theory.affine.forms import (
+from holonomy.theory.affine.arithmetic.entrywise import positive_power, sech_of_square, tanhc_of_square
+from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
     Noise,
@@ -39,8 +39,8 @@ from holonomy.theory.affine.forms import (
     with_ball,
     with_box,
 )
-from holonomy.theory.affine.lengths import length, lorentz_norm
-from holonomy.theory.affine.products import quotient, scale
+from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
+from holonomy.theory.affine.arithmetic.products import quotient, scale
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.ellipsoids import Threat
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.enclosure import Enclosure, Margins
 
 __all__ = ["holds", "largest_radii"]

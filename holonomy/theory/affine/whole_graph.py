@@ -21,9 +21,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.ellipsoids import Threat, merged, weighted, with_first
-from holonomy.theory.affine.entrywise import positive_power
-from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, linear, plus, spread, with_ball, with_box
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, merged, weighted, with_first
+from holonomy.theory.affine.arithmetic.entrywise import positive_power
+from holonomy.theory.affine.arithmetic.forms import (
+    ROUNDING,
+    Form,
+    Noise,
+    constant,
+    linear,
+    plus,
+    spread,
+    with_ball,
+    with_box,
+)
 from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import torch
 
-from holonomy.theory.affine.ellipsoids import Threat, Tokens, weighted, with_first
-from holonomy.theory.affine.entrywise import inverse
-from holonomy.theory.affine.forms import (
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_first
+from holonomy.theory.affine.arithmetic.entrywise import inverse
+from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
     constant,
@@ -34,13 +34,13 @@ from holonomy.theory.affine.forms import (
     with_ball,
     with_box,
 )
-from holonomy.theory.affine.lengths import lorentz_norm
-from holonomy.theory.affine.products import quotient, scale
+from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
+from holonomy.theory.affine.arithmetic.products import quotient, scale
 
 __all__ = ["linear_average"]
 
 
-def linear_average(query: Form, keys: Tokens, values: Tokens, root: float | None, threat: Threat) -> Form:
+def linear_average(query: Form, keys: TokenForms, values: TokenForms, root: float | None, threat: Threat) -> Form:
     """Averages of values with weights q . k, or their midpoints where the root of c is given; zero where q is."""
     noise = query.noise
     most = (keys.center.sum(0).abs() + keys.first.norm(dim=-1).sum(0) + keys.rest.norm(dim=-1).sum(0)) > 0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy.theory.affine.forms import ROUNDING, Form, apart, constant, select, spread, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, constant, select, spread, times
 
 __all__ = [
     "arsinh",

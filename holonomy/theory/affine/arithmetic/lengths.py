@@ -31,7 +31,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.forms import ROUNDING, Form, apart, join, linear, reach, spread
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, join, linear, reach, spread
 
 __all__ = ["length", "lorentz_norm"]
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 import torch
 
 from holonomy.ops.linear_attention.reference import power_features
-from holonomy.theory.affine.entrywise import positive_power
-from holonomy.theory.affine.forms import Form, constant, reach, select, spread, with_ball
-from holonomy.theory.affine.lengths import length
-from holonomy.theory.affine.products import quotient, scale
+from holonomy.theory.affine.arithmetic.entrywise import positive_power
+from holonomy.theory.affine.arithmetic.forms import Form, constant, reach, select, spread, with_ball
+from holonomy.theory.affine.arithmetic.lengths import length
+from holonomy.theory.affine.arithmetic.products import quotient, scale
 
 __all__ = ["features"]
 

@@ -27,8 +27,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.entrywise import inverse
-from holonomy.theory.affine.forms import (
+from holonomy.theory.affine.arithmetic.entrywise import inverse
+from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
     apart,

@@ -21,12 +21,20 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.forms import ROUNDING, Form, Noise, constant, largest_singular_value, plus, with_ball
+from holonomy.theory.affine.arithmetic.forms import (
+    ROUNDING,
+    Form,
+    Noise,
+    constant,
+    largest_singular_value,
+    plus,
+    with_ball,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["THREATS", "Threat", "Tokens", "merged", "tokens_of", "weighted", "with_first"]
+__all__ = ["THREATS", "Threat", "TokenForms", "merged", "tokens_of", "weighted", "with_first"]
 
 # What moves: the features of one node, of all with a norm of all together, or of all with a norm each.
 Threat = Literal["node", "frobenius", "each"]
@@ -37,7 +45,7 @@ _SLACK = 2.0**-36
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenForms:
     """Vectors of all tokens: a centre each; of those that move, the columns of the first group and one more ball."""
 
     center: Float[Tensor, "token entry"]
@@ -68,34 +76,34 @@ class Tokens:
             return constant(noise, center)
         return with_ball(Form(noise, center, self.first[tokens], torch.zeros_like(center)), self.rest[tokens])
 
-    def still(self) -> Tokens:
+    def still(self) -> TokenForms:
         """The same tokens, of which none moves."""
-        return Tokens(self.center, self.which[:0], self.first[:0], self.rest[:0])
+        return TokenForms(self.center, self.which[:0], self.first[:0], self.rest[:0])
 
-    def within(self, share: float) -> Tokens:
+    def within(self, share: float) -> TokenForms:
         """The same on a ball that is smaller by a factor."""
-        return Tokens(self.center, self.which, self.first * share, self.rest)
+        return TokenForms(self.center, self.which, self.first * share, self.rest)
 
     def mover(self) -> Form:
         """The one token that moves."""
-        return Tokens(self.center[self.which], torch.arange(1), self.first, self.rest).form(torch.arange(1))
+        return TokenForms(self.center[self.which], torch.arange(1), self.first, self.rest).form(torch.arange(1))
 
-    def with_token(self, token: int, form: Form) -> Tokens:
+    def with_token(self, token: int, form: Form) -> TokenForms:
         """The same with one token from elsewhere; the only one that moves, unless all do."""
         one = merged(form)
         center = self.center.clone()
         center[token] = one.center[0]
         if not self.everything:
-            return Tokens(center, torch.tensor([token]), one.first, one.rest)
+            return TokenForms(center, torch.tensor([token]), one.first, one.rest)
         first, rest = self.first.clone(), self.rest.clone()
         first[token], rest[token] = one.first[0], one.rest[0]
-        return Tokens(center, self.which, first, rest)
+        return TokenForms(center, self.which, first, rest)
 
     def _all(self, sizes: Tensor) -> Tensor:
         return sizes.new_zeros(len(self.center)).index_put((self.which,), sizes * (1 + ROUNDING))
 
 
-def merged(form: Form) -> Tokens:
+def merged(form: Form) -> TokenForms:
     """Each problem as a token, all groups but the first in one ball (L10); nan where one has failed."""
     first = form.noise.groups[0].stop
     sizes, columns = [form.box], [torch.diag_embed(form.box)]
@@ -109,13 +117,13 @@ def merged(form: Form) -> Tokens:
     gram = torch.cat(sizes, -1).sum(-1)[:, None, None] * (scaled @ scaled.mT)
     gradient = torch.nn.functional.pad(form.gradient, (0, first - form.gradient.shape[-1]))
     center = torch.where(form.noise.failed[:, None], torch.nan, form.center)
-    return Tokens(center, torch.arange(len(center)), gradient, _root(gram))
+    return TokenForms(center, torch.arange(len(center)), gradient, _root(gram))
 
 
-def tokens_of(parts: list[Tokens]) -> Tokens:
+def tokens_of(parts: list[TokenForms]) -> TokenForms:
     """Tokens of which all move, one part after the other."""
     center, first, rest = (torch.cat(each) for each in zip(*((t.center, t.first, t.rest) for t in parts), strict=True))
-    return Tokens(center, torch.arange(len(center)), first, rest)
+    return TokenForms(center, torch.arange(len(center)), first, rest)
 
 
 def weighted(

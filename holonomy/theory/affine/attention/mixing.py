@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
-from holonomy.theory.affine.averages import linear_average
-from holonomy.theory.affine.ellipsoids import Threat, Tokens, merged, tokens_of
-from holonomy.theory.affine.entrywise import positive_power
-from holonomy.theory.affine.features import features
-from holonomy.theory.affine.forms import Form, constant, join, linear, plus, times
-from holonomy.theory.affine.lengths import length
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
+from holonomy.theory.affine.arithmetic.entrywise import positive_power
+from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, times
+from holonomy.theory.affine.arithmetic.lengths import length
+from holonomy.theory.affine.attention.averages import linear_average
+from holonomy.theory.affine.attention.features import features
+from holonomy.theory.affine.attention.softmax import softmax_average
 from holonomy.theory.affine.points import Scaled, bias_of, root, transformed, unscaled
-from holonomy.theory.affine.softmax import softmax_average
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 __all__ = ["Heads", "attended_among", "chunks", "heads_of"]
@@ -30,8 +30,8 @@ _CHUNK = 96
 class Heads:
     """Keys and values of each head."""
 
-    keys: list[Tokens]
-    values: list[Tokens]
+    keys: list[TokenForms]
+    values: list[TokenForms]
 
 
 def chunks(count: int) -> Iterator[Tensor]:
@@ -39,7 +39,7 @@ def chunks(count: int) -> Iterator[Tensor]:
     return iter(torch.arange(count).split(_CHUNK))
 
 
-def heads_of(layer: nn.Module, points: Tokens) -> Heads:
+def heads_of(layer: nn.Module, points: TokenForms) -> Heads:
     """The keys and values of points on ``manifold_in``, given by their space parts."""
     if not isinstance(layer, HypLinearAttention | HypSoftmaxAttention):
         raise NotCoveredError(

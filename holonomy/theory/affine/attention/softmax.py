@@ -28,11 +28,11 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.ops.softmax_attention import Similarity
-from holonomy.theory.affine.ellipsoids import Threat, Tokens, weighted, with_first
-from holonomy.theory.affine.entrywise import chord
-from holonomy.theory.affine.forms import ROUNDING, Form, constant, linear, plus, reach, times, with_ball
-from holonomy.theory.affine.lengths import lorentz_norm
-from holonomy.theory.affine.products import quotient
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_first
+from holonomy.theory.affine.arithmetic.entrywise import chord
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, linear, plus, reach, times, with_ball
+from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
+from holonomy.theory.affine.arithmetic.products import quotient
 
 __all__ = ["softmax_average"]
 
@@ -47,7 +47,7 @@ Logits = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 def softmax_average(
-    query: Form, keys: Tokens, values: Tokens, similarity: Similarity, root: float, threat: Threat
+    query: Form, keys: TokenForms, values: TokenForms, similarity: Similarity, root: float, threat: Threat
 ) -> Form:
     """The space parts of midpoints of points ``values`` by how near the ``keys`` are; ``root`` is that of c."""
     flip = torch.ones_like(keys.center[0]).index_fill(0, torch.tensor([0]), -1.0) * -(root * root)
@@ -129,7 +129,7 @@ def _support(query: Form, along: Tensor, own: Tensor, threat: Threat) -> Tensor:
     return (total + (along.abs() @ query.box[..., None]).squeeze(-1)) * (1 + ROUNDING)
 
 
-def _total(query: Form, values: Tokens, along: Tensor, at: Tensor) -> Form:
+def _total(query: Form, values: TokenForms, along: Tensor, at: Tensor) -> Form:
     """The centre, and what is linear in the query."""
     weight = values.center.mT @ along
     middle = at @ values.center - (weight @ query.center[..., None]).squeeze(-1)

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from holonomy.layers import HTC, HypLinearAttention
 from holonomy.ops.linear_attention.reference import power_features
-from holonomy.theory.affine.entrywise import positive_power
-from holonomy.theory.affine.features import features
-from holonomy.theory.affine.forms import Form, constant, join, linear, plus, select, spread, times
-from holonomy.theory.affine.lengths import length, lorentz_norm
+from holonomy.theory.affine.arithmetic.entrywise import positive_power
+from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, select, spread, times
+from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
+from holonomy.theory.affine.arithmetic.products import inner, quotient, scale
+from holonomy.theory.affine.attention.features import features
 from holonomy.theory.affine.points import Scaled, affine_of, bias_of, root, transformed
-from holonomy.theory.affine.products import inner, quotient, scale
 from holonomy.theory.attention.projections import as_stated
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Affine forms and the operations on them, each with its lemma."""

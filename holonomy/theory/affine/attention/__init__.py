@@ -1,0 +1,1 @@
+"""Enclosures of the two attentions."""
