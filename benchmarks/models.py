@@ -54,8 +54,8 @@ class AsReleased(Hypformer):
     """The transformer by the released modules' arithmetic, on dense features."""
 
     @staticmethod
-    def _encoded(encoder: HypformerEncoder, x: Tensor, batch: Tensor | None) -> Tensor:
-        del batch
+    def _encoded(encoder: HypformerEncoder, x: Tensor, batch: Tensor | None, group: object = None) -> Tensor:
+        del batch, group
         return plain.encoder(encoder, x.to_dense())
 
 

@@ -135,7 +135,7 @@ def train(
     record = {"seed": seed, "val": best, "test": accuracies(network, "test", scale), "step": done}
     return network, record | {
         "parameters": parameters,
-        "curvature": {name: float(value) for name, value in read.items()},
+        "curvature": {name: value.item() for name, value in read.items()},
     }
 
 
@@ -178,6 +178,7 @@ def attacked(
         return scores.gather(1, target[:, None])[:, 0] - scores.masked_fill(own, -torch.inf).amax(1)
 
     change = 0.01 * torch.randn(copies, x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    change[::starts] = 0  # a border may be nearer than random starts are
     for _ in range(steps):
         change = change.detach().requires_grad_()
         gap = gaps(change)

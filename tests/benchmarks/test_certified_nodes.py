@@ -24,6 +24,6 @@ def test_attacks_stay_outside_certified_balls() -> None:
         torch.testing.assert_close(found, model(moved, edges)[node])
     generator = torch.Generator().manual_seed(0)
     radius = certified_radius(model, x, edges, torch.tensor([node])).item()
-    attack = smallest_attack(logits, 3, int(enclosure.logits[node].argmax()), 12, generator)
+    attack = smallest_attack(logits, 3, int(enclosure.logits[node].argmax()), 12, generator).norm()
     assert 0 < radius < attack
     assert violations(enclosure, logits, node, radius, 40, generator) == (0, 40 + 19 * 4)

@@ -80,7 +80,7 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
 _FLAGS = (
     "learnable bias residual edge_values product lightweight local entrywise affine track_running_stats "
     "elementwise_affine lower_orders causal distinct rope share_edges learnable_curvature transformer basis_residual "
-    "sparse"
+    "sparse token_positions"
 )
 CONSTRUCTOR = {
     "device": Kind(_unused, {}, domains.DEVICE),

@@ -45,6 +45,7 @@ ELSEWHERE = {
     **dict.fromkeys(("BoundViolatedError", "assert_lipschitz"), "an AssertionError is the result"),
     **dict.fromkeys(("CLAIMS", "Claim", "Draws", "Trial", "Verdict", "verify"), "a claim takes seconds to measure"),
     **dict.fromkeys(("Certificate", "DistanceScaling", "NodeCertificate"), "what functions return"),
+    **dict.fromkeys(("Subgraph", "neighbour_batches", "node_partitions"), "iterators: see tests/structures"),
     **dict.fromkeys(("NotCoveredError", "Projections"), "what functions raise or return"),
     **dict.fromkeys(("certified_accuracy", "certified_radius", "certify_node"), "a whole model's takes seconds"),
 }
