@@ -143,7 +143,7 @@ class Work:
             sum_gradients(self.model, self.group)
             dist.all_reduce(loss, group=self.group)
         self.optimizer.step()
-        return float(loss)
+        return loss.item()
 
     def epoch(self) -> float:
         """The mean loss of one pass over the rows; of parts, each makes a step."""

@@ -49,7 +49,7 @@ def test_heights_hold_a_star_exactly() -> None:
     star = transfers.hops(np.array([-1] + [0] * 9))
     pairs = Pairs.of(star, 0)
     space = fit("flat with heights", pairs, 0.01 * torch.ones(10, 2), 0.1, 300)
-    assert float(pairs.errors(space(pairs.test), pairs.test).mean()) < 0.01
+    assert pairs.errors(space(pairs.test), pairs.test).mean().item() < 0.01
 
 
 def test_in_two_numbers_a_node_hyperbolic_space_holds_a_tree_best() -> None:
@@ -60,7 +60,7 @@ def test_in_two_numbers_a_node_hyperbolic_space_holds_a_tree_best() -> None:
         0.1 * torch.randn(40, 2, generator=torch.Generator().manual_seed(0)),
     )
     spaces = [fit(kind, pairs, start, 0.1, 200) for kind, start in zip(MAPS, starts, strict=True)]
-    errors = [float(pairs.errors(space(pairs.test), pairs.test).mean()) for space in spaces]
+    errors = [pairs.errors(space(pairs.test), pairs.test).mean().item() for space in spaces]
     assert errors[0] < 0.7 * min(errors[1:])
 
 
