@@ -65,7 +65,7 @@ suite: $(STAMP)
 
 fuzz: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.examples.interruptions
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.experiments.interruptions
 
 # The map is drawn anew; a run that was stopped goes on with `python -m tests.mutation run`.
 mutation: $(STAMP)

@@ -23,7 +23,7 @@ import geoopt
 import torch
 from torch import Tensor, nn
 
-from examples.runs import command_line, commit, write_atomically
+from experiments.engine.runs import command_line, commit, write_atomically
 from holonomy.layers import (
     HRC,
     HTC,

@@ -1,10 +1,10 @@
 """Certified nodes: radii beside the smallest attacks found, CPU time a node, and points that break a bound (none may).
 
-    python -m examples.node_classification --seeds 1 --out runs/tree
+    python -m experiments.node_classification --seeds 1 --out runs/tree
     python -m benchmarks.certified_nodes --run runs/tree --nodes 50 --out tree.json
     python -m benchmarks.certified_nodes --run runs/cora --dataset cora --data ../shared/data --out cora.json
 
-The model is that of seed 0 of a run of ``examples.node_classification``. With more than one block, or softmax
+The model is that of seed 0 of a run of ``experiments.node_classification``. With more than one block, or softmax
 attention, attacks are searched for on a copy in which all other tokens stay after the first block, and then lengthened
 until the model itself changes its class; points that break a bound are looked for by
 ``python -m benchmarks.certified_soundness``. The file is written after each node; called again, the benchmark goes on
@@ -26,7 +26,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from examples import datasets, node_classification
+from experiments import node_classification
+from experiments.data import datasets
 from holonomy import numerics
 from holonomy.layers import HypLinearAttention
 from holonomy.layers.hyperbolic.refinement import change_curvature
@@ -252,7 +253,7 @@ def summary(records: dict[str, dict[str, Any]]) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return 1 if a bound was broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--run", type=Path, required=True, help="folder of a run of examples.node_classification")
+    parser.add_argument("--run", type=Path, required=True, help="folder of a run of experiments.node_classification")
     parser.add_argument("--dataset", default="tree", help="what it was trained on (default tree)")
     parser.add_argument("--data", type=Path, help="folder of the npz files")
     parser.add_argument("--nodes", type=int, default=50, help="random test nodes (default 50)")

@@ -15,8 +15,8 @@ from torch._dynamo.testing import CompileCounter
 
 from benchmarks.case import Case, Contenders, Figure, Line, Step, stepped
 from benchmarks.plain import hyperbolic as plain
-from examples.datasets import NodeData
-from examples.node_classification import build, optimizer_for, settings_for
+from experiments.data.datasets import NodeData
+from experiments.node_classification import build, optimizer_for, settings_for
 from holonomy import models
 from holonomy.layers import orthogonal_identifiers, random_walk_encoding
 from holonomy.models.hypformer import Hypformer, HypformerEncoder

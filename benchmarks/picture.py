@@ -9,7 +9,7 @@ import matplotlib as mpl
 
 from benchmarks.case import Case
 from benchmarks.measure import Measured, exponent
-from examples import plots
+from experiments.engine import plots
 
 __all__ = ["draw"]
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.case import Case
 from benchmarks.measure import Measured, Row
-from examples.runs import commit
+from experiments.engine.runs import commit
 
 __all__ = ["Record"]
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.runs import command_line, commit, versions
+from experiments.engine.runs import command_line, commit, versions
 from holonomy.theory import Claim, Draws, Trial, select
 from holonomy.theory.claims.molecules import read_molecules
 from holonomy.theory.claims.report import said, statement

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from examples.runs import command_line, versions
+from experiments.engine.runs import command_line, versions
 from holonomy.theory.claims.molecules import read_molecules, shares_of
 from holonomy.theory.graphs.curvature import FORMANS, Shares
 

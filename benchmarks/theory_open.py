@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from examples.runs import command_line, versions
+from experiments.engine.runs import command_line, versions
 from holonomy.theory import Draws, Projections, lipschitz_bound
 from holonomy.theory.attention.chained_collapse import climb_constant, crowded, cubic_constant
 from holonomy.theory.attention.lipschitz import plus_bound

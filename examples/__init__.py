@@ -1,1 +1,1 @@
-"""Data, training loops and pictures around the library: one script for one question."""
+"""Scripts to learn from: each answers one question in one file, and imports nothing from this folder."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from examples.large_graph import SentBytes
+from experiments.large_graph import SentBytes
 from holonomy.distributed import stream, stream_backward, sum_gradients
 from holonomy.layers import HypBatchNorm, HypLinearAttention, TokenAttention
 from holonomy.manifolds import Lorentz

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from examples.large_graph import SentBytes
+from experiments.large_graph import SentBytes
 from holonomy.distributed import ShardedLorentzEmbedding, sum_gradients
 from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.optim import RiemannianAdam, RiemannianSGD

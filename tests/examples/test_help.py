@@ -7,28 +7,25 @@ from pathlib import Path
 
 import pytest
 
-import examples
 from examples.__main__ import scripts
 
-SCRIPTS = sorted(path.stem for path in Path(examples.__path__[0]).glob("*.py") if "def main(argv" in path.read_text())
+FOLDERS = [Path(__file__).parents[2] / name for name in ("examples", "experiments")]
+COMMANDS = [name for folder in FOLDERS for name in scripts(folder)]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help_is_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_printed_and_says_where_is_computed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        importlib.import_module(f"examples.{name}").main(["--help"])
+        importlib.import_module(name).main(["--help"])
     assert end.value.code == 0
-    assert "usage:" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "usage:" in said
+    assert "--device" in said
 
 
-def test_the_list_of_scripts_is_whole() -> None:
-    listed = scripts()
-    assert list(listed) == [f"examples.{name}" for name in SCRIPTS]
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_list_of_scripts_is_whole(folder: Path) -> None:
+    files = [path for path in folder.glob("[!_]*.py") if path.name != "__init__.py"]
+    listed = scripts(folder)
+    assert list(listed) == [f"{folder.name}.{path.stem}" for path in sorted(files)]
     assert all(says.endswith((".", "?")) or "(" in says for says in listed.values())
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_says_where_it_computes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        importlib.import_module(f"examples.{name}").main(["--help"])
-    assert "--device" in capsys.readouterr().out

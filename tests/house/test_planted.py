@@ -163,6 +163,7 @@ LIBRARY = {
         ("models/__init__.py", "holonomy.theory"),
         ("models/__init__.py", "holonomy.optim"),
         ("models/__init__.py", "examples"),
+        ("models/__init__.py", "experiments"),
         ("optim/__init__.py", "holonomy.layers"),
         ("unlisted.py", "holonomy.layers"),
     ],

@@ -136,7 +136,7 @@ def test_every_module_opens_with_what_it_is() -> None:
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
 
 
-@pytest.mark.parametrize("folder", ["holonomy", "examples"])
+@pytest.mark.parametrize("folder", ["holonomy", "examples", "experiments"])
 def test_nobody_imports_tests_or_benchmarks(folder: str) -> None:
     pattern = re.compile(r"^\s*(from|import) (tests|benchmarks)\b", flags=re.MULTILINE)
     assert pattern.search("import tests.cases")
@@ -264,7 +264,7 @@ def test_nothing_names_a_machine() -> None:
     pattern = re.compile(r"(?<![\w.~])/" + r"(work|root|opt|home|Users|mnt)/\w")
     assert pattern.search("cd " + "/" + "home/me")
     suffixes = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".csv"}
-    folders = ["holonomy", "tests", "examples", "benchmarks", "docs", ".ci", ".github"]
+    folders = ["holonomy", "tests", "examples", "experiments", "benchmarks", "docs", ".ci", ".github"]
     files = [p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in suffixes]
     files += [p for p in ROOT.iterdir() if p.suffix in suffixes] + [ROOT / "Makefile", ROOT / ".ci" / "run"]
     guilty = [

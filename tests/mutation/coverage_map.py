@@ -14,8 +14,8 @@ import pytest
 
 from tests.mutation.mutants import ROOT
 
-# What the suite runs for the map, and for every mutant. Not the examples (they train for seconds in a process of their
-# own), not what reads sources, not what compiles: a mutant that only these would notice counts as one that survived.
+# What the suite runs for the map, and for every mutant. Not the experiments (they train for seconds in a process of
+# their own), not what reads sources, not what compiles: a mutant that only these would notice counts as a survivor.
 TESTS = (
     "holonomy",
     "tests/test_numerics.py",

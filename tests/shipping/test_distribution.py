@@ -172,7 +172,7 @@ def test_the_description_has_no_link_that_leads_nowhere(built: Path) -> None:
 def test_the_source_archive_has_all_that_its_tests_read(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ["holonomy", "tests", "examples", "benchmarks", "docs", ".ci"]
+    folders = ["holonomy", "tests", "examples", "experiments", "benchmarks", "docs", ".ci"]
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     files += [
         path for path in ROOT.iterdir() if path.is_file() and path.name not in {".git", ".gitattributes", ".gitignore"}

@@ -1,0 +1,1 @@
+"""The settings of the papers: comparisons, searches and tables, in runs that can be resumed."""

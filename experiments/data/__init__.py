@@ -1,0 +1,1 @@
+"""Data sets, read without pickle or drawn."""

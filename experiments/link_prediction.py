@@ -1,0 +1,231 @@
+"""Which edges of a graph are missing? HGCN's protocol (Chami et al. 2019), with the controls that it needs.
+
+A tenth of the edges is hidden to measure, a twentieth to choose by, each beside as many pairs that are none; message
+passing sees the rest. An encoder gives every node 16 numbers, a decoder scores pairs:
+
+    hgcn, lgcn          points of hyperbolic space, Fermi-Dirac decoder (r - d^2) / t on their distance
+    gcn, mlp            the same decoder on flat points; the MLP does not see the graph
+    gcn-bias, mlp-bias  flat points of 15 numbers, and the 16th of each node added to the score
+    common              the number of common neighbours: nothing is trained
+
+All are trained alike; the validation pairs of seed 0 choose rate and dropout from one grid, those of each seed the
+epoch. ROC AUC and average precision.
+
+    python -m experiments.link_prediction
+    python -m experiments.link_prediction --dataset disease_lp --data ../shared/data --seeds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from experiments.data import datasets, transfers
+from experiments.engine import options, runs
+from experiments.engine.scores import average_precision, roc_auc
+from experiments.models.baselines import MLP
+from holonomy.layers import GCN, FermiDiracDecoder
+from holonomy.manifolds import Lorentz
+from holonomy.models import HGCN
+from holonomy.optim import RiemannianAdam
+
+MODELS = ("hgcn", "lgcn", "gcn", "gcn-bias", "mlp", "mlp-bias", "common")
+GRID = tuple(itertools.product((0.003, 0.01), (0.0, 0.3)))
+DIM = 16
+
+
+class Linker(nn.Module):
+    """An encoder of the nodes and a decoder of pairs."""
+
+    def __init__(self, model: str, features: int, dropout: float) -> None:
+        super().__init__()
+        name, _, self.bias = model.partition("-")
+        self.hyperbolic = name in {"hgcn", "lgcn"}
+        if self.hyperbolic:
+            self.encoder: Any = HGCN(features, DIM, 1, conv="lgcn" if name == "lgcn" else "hgcn", dropout=dropout)
+            # What it would classify is not asked.
+            self.encoder.decoder = nn.Identity()
+        else:
+            self.encoder = (GCN if name == "gcn" else MLP)(features, DIM, DIM, dropout=dropout)
+        # In flat space only r and t of the decoder are read.
+        self.decoder = FermiDiracDecoder(self.encoder.manifold_out if self.hyperbolic else Lorentz(-1.0))
+
+    def forward(self, x: Tensor, edge_index: Tensor, pairs: Tensor) -> Tensor:
+        """Logits of pairs (2, p)."""
+        if self.hyperbolic:
+            points = self.encoder.embed(x, edge_index)
+            return self.decoder(points[pairs[0]], points[pairs[1]])
+        points, raised = self.encoder(x, edge_index), torch.zeros(())
+        if self.bias:
+            points, heights = points[:, 1:], points[:, 0]
+            raised = heights[pairs].sum(0)
+        squares = (points[pairs[0]] - points[pairs[1]]).square().sum(1)
+        return (self.decoder.radius + raised - squares) * (-self.decoder.log_temperature).exp()
+
+
+def tree(seed: int = 0, nodes: int = 500, features: int = 11) -> tuple[Tensor, Tensor]:
+    """A random tree whose features change a little from parent to child: (n, features), (2, n - 1)."""
+    rng = np.random.default_rng(seed)
+    parent = transfers.grown(rng, nodes)
+    x = rng.standard_normal((nodes, features))
+    for node in range(1, nodes):
+        x[node] = x[parent[node]] + x[node]
+    pairs = np.stack([parent[1:], np.arange(1, nodes)])
+    return torch.from_numpy(x / x.std(0)).float(), torch.from_numpy(pairs)
+
+
+def load(name: str, folder: Path | None) -> tuple[Tensor, Tensor]:
+    """Features, dense, and every edge once."""
+    if name == "tree":
+        return tree()
+    data = datasets.prepared(datasets.load(name, folder), "row" if name == "cora" else "standard")
+    x = data.x if data.x.layout == torch.strided else data.x.to_dense()
+    return x, data.edge_index[:, data.edge_index[0] < data.edge_index[1]]
+
+
+def strangers(edges: Tensor, nodes: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw pairs (2, count) that are no edges."""
+    drawn = torch.randint(nodes, (2, 3 * count + 100), generator=generator).sort(dim=0).values
+    known = edges.sort(dim=0).values
+    new = (drawn[0] != drawn[1]) & ~torch.isin(drawn[0] * nodes + drawn[1], known[0] * nodes + known[1])
+    return drawn[:, new][:, :count]
+
+
+def split(edges: Tensor, nodes: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Edges and pairs that are none, to learn from, to choose by and to measure."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = edges[:, torch.randperm(edges.shape[1], generator=generator)]
+    test, val = max(edges.shape[1] // 10, 1), max(edges.shape[1] // 20, 1)
+    parts = dict(zip(("test", "val", "train"), shuffled.tensor_split([test, test + val], dim=1), strict=True))
+    return {name: (part, strangers(edges, nodes, part.shape[1], generator)) for name, part in parts.items()}
+
+
+def measured(logits: Tensor, count: int) -> dict[str, float]:
+    """ROC AUC and average precision of logits, the true pairs first."""
+    truth = torch.arange(len(logits)) < count
+    return {"auc": roc_auc(logits, truth), "ap": average_precision(logits, truth)}
+
+
+def train(model: str, x: Tensor, edges: Tensor, seed: int, rate: float, dropout: float, epochs: int) -> dict[str, Any]:
+    """Train one model, and measure it at the epoch that the validation pairs like best."""
+    parts = split(edges, len(x), seed)
+    known, _ = parts["train"]
+    both = torch.cat([known, known.flip(0)], dim=1)
+    asked = {name: (torch.cat(parts[name], dim=1), parts[name][0].shape[1]) for name in ("val", "test")}
+    if model == "common":
+        adjacency = torch.zeros(len(x), len(x)).index_put((both[0], both[1]), torch.ones(()))
+        shared = {name: (adjacency[pairs[0]] * adjacency[pairs[1]]).sum(1) for name, (pairs, _) in asked.items()}
+        return {name: measured(shared[name], count) for name, (_, count) in asked.items()} | {"parameters": 0}
+    runs.seed_everything(seed)
+    network = Linker(model, x.shape[1], dropout)
+    optimizer = RiemannianAdam(network.parameters(), lr=rate)
+    generator = torch.Generator().manual_seed(seed)
+    best: dict[str, Any] = {"val": {"auc": -1.0}}
+    for epoch in range(1, epochs + 1):
+        network.train()
+        optimizer.zero_grad()
+        pairs = torch.cat([known, strangers(edges, len(x), known.shape[1], generator)], dim=1)
+        truth = (torch.arange(pairs.shape[1]) < known.shape[1]).float()
+        loss = nn.functional.binary_cross_entropy_with_logits(network(x, both, pairs), truth)
+        loss.backward()
+        optimizer.step()
+        if epoch % 5 == 0 or epoch == epochs:
+            network.eval()
+            with torch.no_grad():
+                found = {name: measured(network(x, both, pairs), count) for name, (pairs, count) in asked.items()}
+            if found["val"]["auc"] > best["val"]["auc"]:
+                best = found | {"epoch": epoch}
+    return best | {"parameters": sum(parameter.numel() for parameter in network.parameters())}
+
+
+def row(model: str, x: Tensor, edges: Tensor, run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Search the grid with seed 0, then run all seeds."""
+
+    def part(seed: int, rate: float, dropout: float) -> dict[str, Any]:
+        key = f"{model}-{rate:g}-{dropout:g}-{seed}"
+        return run.part(key, lambda: train(model, x, edges, seed, rate, dropout, arguments.epochs))
+
+    grid = GRID if model != "common" else GRID[:1]
+    chosen = grid[int(np.argmax([part(0, *point)["val"]["auc"] for point in grid]))]
+    records = [part(seed, *chosen) for seed in range(arguments.seeds)]
+    summary = {name: runs.summary([record["test"][name] for record in records]) for name in ("auc", "ap")}
+    if not arguments.quiet:
+        print(f"{model}: {100 * summary['auc']['mean']:.1f}", file=sys.stderr)
+    return {"model": model, "rate": chosen[0], "dropout": chosen[1], "summary": summary, "seeds": records}
+
+
+def text(content: Mapping[str, Any]) -> str:
+    """The table."""
+    lines = [f"{content['dataset']}: {content['nodes']} nodes, {content['edges']} edges; test pairs, %", ""]
+    lines.append(f"{'':12s}{'ROC AUC':>14s}{'AP':>14s}{'parameters':>12s}")
+    for one in content["rows"]:
+        cells = "".join(f"{100 * s['mean']:8.1f} ± {100 * s['std']:3.1f}" for s in one["summary"].values())
+        lines.append(f"{one['model']:12s}{cells}{one['seeds'][0]['parameters']:12d}")
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    described = (__doc__ or "").split("\n\n", maxsplit=1)
+    out = argparse.ArgumentParser(
+        prog="python -m experiments.link_prediction",
+        description=described[0],
+        epilog=described[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = out.add_argument
+    add("--dataset", choices=["tree", "disease_lp", "airport", "cora"], default="tree", help="default tree, generated")
+    add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
+    add("--seeds", type=int, default=3, metavar="N", help="seeds 0 .. N-1 (default 3)")
+    add("--epochs", type=int, default=200, metavar="N", help="default 200")
+    options.add_folder(out, "runs/links-DATASET", checkpoint_every=None)
+    add("--json", type=Path, metavar="FILE", help="at the end also write the table there")
+    options.add_machine(out)
+    add("--quiet", action="store_true", help="no progress lines")
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, or 2 if what was asked cannot be done."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(given)
+    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.link_prediction", given)))
+
+
+def _main(arguments: argparse.Namespace, command: str) -> int:
+    options.at_least_one(arguments, "seeds", "epochs")
+    runs.use_machine(arguments.threads, arguments.device)
+    if arguments.device != "cpu":
+        raise options.RefusedError(f"--device must be cpu: its graphs are too small for {arguments.device}")
+    runs.check_result(arguments.json, overwrite=arguments.overwrite)
+    x, edges = load(arguments.dataset, arguments.data)
+    config = {"dataset": arguments.dataset, "epochs": arguments.epochs}
+    folder = arguments.out or Path("runs") / f"links-{arguments.dataset}"
+    run = runs.Run(folder, config, resume=arguments.resume, overwrite=arguments.overwrite)
+    content = {
+        "dataset": arguments.dataset,
+        "nodes": len(x),
+        "edges": edges.shape[1],
+        "command": command,
+        "versions": runs.versions(),
+        "rows": [row(model, x, edges, run, arguments) for model in arguments.models],
+    }
+    run.write_json("results.json", content)
+    run.finish()
+    if arguments.json:
+        runs.write_json(arguments.json, content)
+    print(text(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Models to compare with: flat transformers, multilayer perceptrons, message passing."""

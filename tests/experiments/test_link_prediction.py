@@ -1,0 +1,81 @@
+"""Link prediction: the split, the scores of pairs, and a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.link_prediction import MODELS, Linker, main, split, strangers, train, tree
+
+
+def as_set(pairs: torch.Tensor) -> set[tuple[int, ...]]:
+    return {tuple(sorted(pair)) for pair in pairs.T.tolist()}
+
+
+def test_the_split_hides_edges_and_draws_pairs_that_are_none() -> None:
+    _, edges = tree(nodes=200)
+    parts = split(edges, 200, 0)
+    true = [as_set(parts[name][0]) for name in ("train", "val", "test")]
+    assert set.union(*true) == as_set(edges)
+    assert [len(part) for part in true] == [171, 9, 19]
+    for positive, negative in parts.values():
+        assert negative.shape == positive.shape
+        assert not as_set(negative) & as_set(edges)
+        assert (negative[0] != negative[1]).all()
+
+
+def test_strangers_are_drawn_from_all_pairs() -> None:
+    edges = torch.tensor([[0, 2], [1, 1]])
+    found = strangers(edges, 4, 400, torch.Generator().manual_seed(0))
+    assert as_set(found) == {(0, 2), (0, 3), (1, 3), (2, 3)}
+
+
+def test_flat_scores_against_a_loop() -> None:
+    torch.manual_seed(0)
+    x, edges = tree(nodes=30)
+    both, pairs = torch.cat([edges, edges.flip(0)], 1), torch.randint(30, (2, 12))
+    for model in ("gcn", "gcn-bias", "mlp-bias"):
+        network = Linker(model, 11, 0.0).eval()
+        places = network.encoder(x, both)
+        for score, (a, b) in zip(network(x, both, pairs), pairs.T.tolist(), strict=True):
+            if model == "gcn":
+                wanted = 2.0 - (places[a] - places[b]).square().sum()
+            else:
+                wanted = 2.0 + places[a, 0] + places[b, 0] - (places[a, 1:] - places[b, 1:]).square().sum()
+            torch.testing.assert_close(score, wanted)
+
+
+def test_every_parameter_is_trained() -> None:
+    x, edges = tree(nodes=30)
+    both = torch.cat([edges, edges.flip(0)], 1)
+    for model in MODELS[:-1]:
+        network = Linker(model, 11, 0.0)
+        network(x, both, edges).square().sum().backward()
+        idle = [name for name, p in network.named_parameters() if p.requires_grad and p.grad is None]
+        assert not idle, (model, idle)
+
+
+def test_common_neighbours_are_counted() -> None:
+    # Two triangles that share an edge: the hidden pairs of a clique share neighbours, strangers do not.
+    torch.manual_seed(0)
+    block = torch.combinations(torch.arange(8)).T
+    edges = torch.cat([block, block + 8], 1)
+    found = train("common", torch.zeros(16, 3), edges, 0, 0.01, 0.0, 1)
+    assert found["test"]["auc"] == 1.0
+
+
+def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--seeds", "2", "--epochs", "3", "--threads", "1", "--quiet", "--models", "lgcn", "gcn-bias", "common"]
+    words += ["--out", str(tmp_path / "run")]
+    assert main([*words, "--json", str(tmp_path / "links.json")]) == 0
+    said = capsys.readouterr().out
+    assert main([*words, "--resume"]) == 0
+    assert capsys.readouterr().out == said
+    rows = json.loads((tmp_path / "links.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["lgcn", "gcn-bias", "common"]
+    # No tree has two nodes that are neighbours and share one.
+    assert rows[2]["summary"]["auc"]["mean"] <= 0.5
+    assert main(["--dataset", "cora", "--out", str(tmp_path / "cora")]) == 2
