@@ -30,9 +30,9 @@ from experiments import node_classification
 from experiments.data import datasets
 from holonomy import numerics
 from holonomy.layers import HypLinearAttention
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.hyperbolic.refinement import change_curvature
 from holonomy.models import Hypformer, HypformerBlock
-from holonomy.models.hypformer import HypformerEncoder
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.attention.linear import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure

@@ -19,7 +19,8 @@ from experiments.data.datasets import NodeData
 from experiments.node_classification import build, optimizer_for, settings_for
 from holonomy import models
 from holonomy.layers import orthogonal_identifiers, random_walk_encoding
-from holonomy.models.hypformer import Hypformer, HypformerEncoder
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
+from holonomy.models import Hypformer
 
 __all__ = ["CASES"]
 

@@ -9,7 +9,7 @@ import torch
 from benchmarks.case import Case, Contenders, Line, stepped
 from benchmarks.plain import hyperbolic as plain
 from holonomy import Lorentz
-from holonomy.models.hypformer import HypformerEncoder
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 
 __all__ = ["CASES"]
 

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from holonomy import Lorentz
 from holonomy.layers import HTC, HypLayerNorm, HypLinearAttention, HypSoftmaxAttention
-from holonomy.models.hypformer import HypformerBlock, HypformerEncoder
+from holonomy.layers.hyperbolic.block import HypformerBlock
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 
 __all__ = [
     "FlatAttention",

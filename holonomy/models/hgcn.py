@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers import HGATConv, HGCNConv, HypDropout, LGCNConv
+from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.manifolds import Lorentz
-from holonomy.models.hypformer import decoder_of
 from holonomy.ops.propagation import check_graph
 from holonomy.structures import Graph, PaddedGraphs
 

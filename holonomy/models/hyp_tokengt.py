@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers import GraphTokenizer
+from holonomy.layers.hyperbolic.classifier import decoder_of
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.tokens.tokenizer import Identifiers
 from holonomy.manifolds import Lorentz
 from holonomy.models.equivariant import Level
-from holonomy.models.hypformer import HypformerEncoder, decoder_of
 from holonomy.models.tokengt import read_at
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy.layers import HypResidual
+from holonomy.layers.hyperbolic.block import BlockState
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Lorentz, LorentzEmbedding
-from holonomy.models.hypformer import BlockState, HypformerEncoder
 from holonomy.ops.heads import without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import Average

@@ -10,8 +10,7 @@ from torch.nn.utils import parametrize
 
 from holonomy import Lorentz
 from holonomy.layers import GCN, HigherOrderAttention, HypLinearAttention
-from holonomy.models import Hypformer
-from holonomy.models.hypformer import HypformerBlock
+from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Hyperedges
 from tests.laws.laws import build, every_case
 

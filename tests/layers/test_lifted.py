@@ -9,7 +9,7 @@ import torch
 
 from holonomy.layers import HypPositionalEncoding, HypResidual
 from holonomy.manifolds import Lorentz
-from holonomy.models.hypformer import HypformerBlock
+from holonomy.models import HypformerBlock
 from holonomy.ops.lorentz import lifted, midpoint
 from tests.laws.laws import assert_near, cotangent, gradients
 

@@ -6,7 +6,7 @@ Points are ambient, ``(..., d + 1)``, time first; logits are ``(..., classes)``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from holonomy.ops.lorentz.hyperplanes import hyperplane_distances
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypMLR", "HypPrototypes"]
+__all__ = ["HypMLR", "HypPrototypes", "decoder_of"]
 
 # The farthest hyperplanes, in curvature radii: cosh of it times any float32 point can be squared in float64.
 _FARTHEST = 300.0
@@ -168,3 +168,20 @@ class HypPrototypes(nn.Module):
         distance = self.manifold.cdist(x.reshape(-1, x.shape[-1]), self.prototypes())
         logits = -numerics.exp(self.log_scale) * distance.square()
         return logits.unflatten(0, x.shape[:-1]) if x.ndim > 1 else logits.squeeze(0)
+
+
+def decoder_of(
+    kind: Literal["linear", "mlr", "prototypes"],
+    features: int,
+    out_features: int,
+    manifold: Lorentz,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Linear | HypMLR | HypPrototypes:
+    """Make the decoder of a hyperbolic model."""
+    checks.one_of("decoder", kind, ("linear", "mlr", "prototypes"))
+    if kind == "linear":
+        return nn.Linear(features, out_features, device=device, dtype=dtype)
+    classifier = HypMLR if kind == "mlr" else HypPrototypes
+    return classifier(features, out_features, manifold, device=device, dtype=dtype)

@@ -17,8 +17,8 @@ from typing import cast
 import torch
 
 from holonomy.layers import HypLinearAttention
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import HypformerBlock
-from holonomy.models.hypformer import HypformerEncoder
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
 from holonomy.theory.affine.arithmetic.forms import Form
 from holonomy.theory.affine.attention.linear import attended, crowd_of

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from holonomy.layers import HypLayerNorm
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import HypformerBlock
-from holonomy.models.hypformer import HypformerEncoder
 from holonomy.theory.affine.arithmetic.forms import ROUNDING
 from holonomy.theory.affine.points import gain_of, root
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from holonomy.layers import HypLinearAttention
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
-from holonomy.models.hypformer import HypformerEncoder
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, linear, plus, spread, times, with_ball

@@ -1,0 +1,253 @@
+"""One block of a hyperbolic transformer (Hypformer section 4.6, figure 4).
+
+Points are ambient ``(..., d+1)``, time first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks, numerics
+from holonomy._parts import Group
+from holonomy.layers.hyperbolic.attention import HypLinearAttention
+from holonomy.layers.hyperbolic.feedforward import FeedForward
+from holonomy.layers.hyperbolic.linear import HTC
+from holonomy.layers.hyperbolic.midpoint import HypResidual, add_and_norm
+from holonomy.layers.hyperbolic.position import HypPositionalEncoding
+from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, HypLayerNorm, drop_some, resolve
+from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention, KeyValueState
+from holonomy.manifolds import Lorentz
+from holonomy.manifolds.lorentz import require_lorentz
+from holonomy.ops.heads import without_padding
+from holonomy.ops.linear_attention.causal import LinearState
+from holonomy.ops.linear_attention.reference import AVERAGES, Average
+from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["ActivationDropout", "BlockState", "HypformerBlock"]
+
+# What a block keeps of the tokens so far, by its attention.
+BlockState = LinearState | KeyValueState
+
+
+class HypformerBlock(nn.Module):
+    """Position, attention, residual, LayerNorm, feed-forward, residual, LayerNorm: one block of figure 4.
+
+    Residuals are Lorentzian midpoints of two points of one manifold; the last LayerNorm moves the result to the next
+    block's curvature.
+
+    Args:
+        features: dimension of the space.
+        heads: number of attention heads, a divisor of ``features``.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if left out.
+        manifold_attention: where queries, keys and values lie; ``manifold_in`` if left out.
+        manifold_feedforward: where the hidden layer of the feed-forward lies; ``manifold_in`` if left out.
+        feedforward: dimension of that hidden layer; ``4 * features`` if left out.
+        attention: ``"linear"`` (eqs. 14-19) or ``"softmax"`` (eqs. 3-5).
+        similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
+        power: the sharpening exponent p of linear attention (eq. 19).
+        average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
+        token_positions: move each token towards a position computed from it (eq. 20).
+        dropout: probability of dropping a space coordinate after attention and inside the feed-forward.
+        activation: of the feed-forward, a function of space parts.
+        norm_eps: added to the variance by the LayerNorms; a larger one buys a smaller Lipschitz constant.
+        device: where the parameters live.
+        dtype: their dtype.
+
+    Raises:
+        ValueError: if a choice is none of the allowed, or an option has no effect beside the others.
+
+    >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
+    >>> block(block.manifold_in.lift(torch.zeros(5, 8))).shape
+    torch.Size([5, 9])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        manifold_attention: Lorentz | None = None,
+        manifold_feedforward: Lorentz | None = None,
+        feedforward: int | None = None,
+        attention: Literal["linear", "softmax"] = "linear",
+        similarity: Similarity = "geodesic_squared",
+        power: float = 2.0,
+        average: Average = "space",
+        token_positions: bool = True,
+        dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm_eps: float = numerics.LAYER_NORM_EPS,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.one_of("attention", attention, ("linear", "softmax"))
+        checks.one_of("similarity", similarity, SIMILARITIES)
+        checks.one_of("average", average, AVERAGES)
+        checks.in_range("dropout", dropout, 0.0, 1.0)
+        checks.in_range("norm_eps", norm_eps, 0.0, math.inf)
+        require_lorentz("manifold_in", manifold_in)
+        for name, inner in (("attention", manifold_attention), ("feedforward", manifold_feedforward)):
+            if inner is not None:
+                require_lorentz(f"manifold_{name}", inner)
+        checks.in_range("power", power, 1.0, math.inf)
+        _refuse_unread(attention, similarity=similarity, power=power, average=average)
+        hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
+        self.manifold_in = manifold_in
+        _, self.manifold_attention = resolve(manifold_in, manifold_attention, "manifold_attention")
+        _, self.manifold_feedforward = resolve(manifold_in, manifold_feedforward, "manifold_feedforward")
+        inner = self.manifold_feedforward
+        self.position: HypPositionalEncoding | nn.Identity = nn.Identity()
+        if token_positions:
+            self.position = HypPositionalEncoding(features, manifold_in, device=device, dtype=dtype)
+        self.attention: HypLinearAttention | HypSoftmaxAttention
+        if attention == "linear":
+            self.attention = HypLinearAttention(
+                features,
+                heads,
+                manifold_in,
+                manifold_hidden=self.manifold_attention,
+                power=power,
+                average=average,
+                device=device,
+                dtype=dtype,
+            )
+        else:
+            self.attention = HypSoftmaxAttention(
+                features,
+                heads,
+                manifold_in,
+                manifold_hidden=self.manifold_attention,
+                similarity=similarity,
+                device=device,
+                dtype=dtype,
+            )
+        self.drop = HypDropout(dropout, manifold_in)
+        self.residual = HypResidual(manifold_in)
+        self.norm_attention = HypLayerNorm(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
+        self.feedforward = FeedForward(
+            HTC(features, hidden, manifold_in, inner, device=device, dtype=dtype),
+            HRC(ActivationDropout(activation, dropout), inner),
+            HTC(hidden, features, inner, manifold_in, device=device, dtype=dtype),
+            HypDropout(dropout, manifold_in),
+        )
+        self.norm_feedforward = HypLayerNorm(
+            features, manifold_in, manifold_out, eps=norm_eps, device=device, dtype=dtype
+        )
+
+    @property
+    def manifold_out(self) -> Lorentz:
+        """Where the output lies."""
+        return self.norm_feedforward.manifold_out
+
+    def forward(
+        self,
+        x: Float[Tensor, "... nodes ambient"],
+        key_padding_mask: Bool[Tensor, "... keys"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "... keys ambient"] | None = None,
+        group: Group | None = None,
+    ) -> Float[Tensor, "... nodes ambient"]:
+        """Apply the block.
+
+        Args:
+            x: points of ``manifold_in``, one graph ``(nodes, d+1)`` or padded ones ``(graphs, nodes, d+1)``.
+            key_padding_mask: ``(graphs, nodes)``, ``True`` where a node is padding and not to be attended to; of the
+                tokens of ``memory`` if there is one.
+            attn_mask: pairs that must not attend, with softmax attention; see
+                :class:`~holonomy.layers.HypSoftmaxAttention`.
+            is_causal: no node attends to later ones.
+            memory: points of ``manifold_in`` to which x attends instead of to itself.
+            group: with linear attention, processes that share the nodes, of which x are those of this one.
+
+        Returns:
+            Points of ``manifold_out``, shaped as ``x``.
+
+        Raises:
+            ValueError: if there is an ``attn_mask`` with linear attention, a ``group`` with softmax attention, or
+                ``is_causal`` beside ``memory`` or ``group``.
+        """
+        checks.vectors(x=x)
+        if memory is None:
+            # What padding holds goes nowhere, but it would come out again, and infinities are no points.
+            x = without_padding(x, key_padding_mask)
+        x = self.position(x)
+        # An attention of the user's own need not know of processes.
+        shared = {} if group is None else {"group": group}
+        attended = self.attention(
+            x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory, **shared
+        )
+        return self._fed_forward(x, attended)
+
+    def step(
+        self, x: Float[Tensor, "... nodes ambient"], state: BlockState | None = None
+    ) -> tuple[Float[Tensor, "... nodes ambient"], BlockState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Args:
+            x: points of ``manifold_in``, ``(*batch, nodes, d+1)``: one token, or several.
+            state: what the step before returned; ``None`` at the first.
+
+        Returns:
+            Points of ``manifold_out``, and the state after them, that of the attention.
+
+        >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
+        >>> x = block.manifold_in.lift(torch.randn(6, 8))
+        >>> first, state = block.step(x[:5])
+        >>> last, state = block.step(x[5:], state)
+        >>> torch.allclose(torch.cat([first, last]), block(x, is_causal=True), atol=1e-4)
+        True
+        """
+        checks.vectors(x=x)
+        x = self.position(x)
+        # Each attention refuses the state of the other.
+        attended, after = self.attention.step(x, cast("Any", state))
+        return self._fed_forward(x, attended), after
+
+    def _fed_forward(self, x: Tensor, attended: Tensor) -> Tensor:
+        """From position and attention on: figure 4 upwards."""
+        x = add_and_norm(self.residual, self.norm_attention, x, drop_some(self.drop, attended))
+        return add_and_norm(self.residual, self.norm_feedforward, x, self.feedforward(x))
+
+
+# Of each attention, the options of the other with their defaults.
+_UNREAD = {"linear": {"similarity": "geodesic_squared"}, "softmax": {"power": 2.0, "average": "space"}}
+
+
+def _refuse_unread(attention: str, **options: float | str) -> None:
+    for name, default in _UNREAD[attention].items():
+        if options[name] != default:
+            raise ValueError(
+                f"{name} must be left out with attention {attention!r}, where it has no effect, got {options[name]!r}."
+            )
+
+
+class ActivationDropout(nn.Module):
+    """Two refinements in a row, merged into one as below eq. 21."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], dropout: float) -> None:
+        super().__init__()
+        checks.function("activation", activation)
+        self.activation = activation
+        self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
+
+    def refinements(self) -> tuple[Callable[[Tensor], Tensor], ...]:
+        """Both, in order."""
+        return self.activation, self.dropout
+
+    def forward(self, space: Tensor) -> Tensor:
+        """Apply both."""
+        return self.dropout(self.activation(space))

@@ -1,0 +1,132 @@
+"""The hyperbolic branch of Hypformer (section 4.6, figure 4), which other models of tokens share.
+
+Curvatures are negative and, by default, learned: one for the input, one between blocks, and two inside each block
+(attention and feed-forward).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy._autograd import may_bypass
+from holonomy._parts import Group
+from holonomy.layers.hyperbolic.block import ActivationDropout, BlockState, HypformerBlock
+from holonomy.layers.hyperbolic.linear import ExpMapHTC, space_of
+from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, change_curvature
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+__all__ = ["HypformerEncoder"]
+
+
+class HypformerEncoder(nn.Module):
+    """The hyperbolic branch of figure 4: features to points by exponential map and HTC, then blocks.
+
+    Each manifold has a curvature of its own: of the input, before each block, two inside it, and of the output. What is
+    not named goes to each :class:`HypformerBlock`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        features: int,
+        manifold_out: Lorentz,
+        *,
+        layers: int = 2,
+        heads: int = 1,
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        curvature: float = -1.0,
+        learnable_curvature: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **block: Any,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("layers", layers)
+        checks.in_range("output_dropout", output_dropout, 0.0, 1.0)
+
+        def manifold() -> Lorentz:
+            return Lorentz(curvature, learnable=learnable_curvature, device=device, dtype=dtype)
+
+        between = [manifold() for _ in range(layers)] + [manifold_out]
+        blocks = [
+            HypformerBlock(
+                features,
+                heads,
+                before,
+                after,
+                manifold_attention=manifold(),
+                manifold_feedforward=manifold(),
+                dropout=dropout,
+                activation=activation,
+                device=device,
+                dtype=dtype,
+                **block,
+            )
+            for before, after in itertools.pairwise(between)
+        ]
+        self.embedding = ExpMapHTC(in_features, features, manifold(), between[0], device=device, dtype=dtype)
+        self.refine = HRC(ActivationDropout(activation, dropout), between[0])
+        self.blocks = nn.ModuleList(blocks)
+        self.drop = HypDropout(output_dropout, manifold_out)
+
+    def points(self, x: Tensor) -> Float[Tensor, "*batch ambient"]:
+        """Where the blocks start."""
+        if not may_bypass(self.refine, HRC):
+            return self.refine(self.embedding(x))
+        # The time of the embedding is read by nobody.
+        there = self.refine.manifold_out
+        return change_curvature(self.refine.function(space_of(self.embedding, x)), self.refine.manifold_in, there)
+
+    def forward(
+        self,
+        x: Float[Tensor, "... nodes ambient"],
+        key_padding_mask: Bool[Tensor, "... nodes"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        group: Group | None = None,
+    ) -> Float[Tensor, "... nodes ambient"]:
+        """Apply the blocks."""
+        for block in self.blocks:
+            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, group=group)
+        return self.drop(x)
+
+    def step(
+        self, x: Float[Tensor, "... nodes ambient"], state: tuple[BlockState, ...] | None = None
+    ) -> tuple[Float[Tensor, "... nodes ambient"], tuple[BlockState, ...]]:
+        """Apply the blocks to the next tokens of a sequence."""
+        self.check_state(state)
+        states = [None] * len(self.blocks) if state is None else state
+        after: list[BlockState] = []
+        for block, before in zip(self.blocks, states, strict=True):
+            x, kept = cast("HypformerBlock", block).step(x, before)
+            after.append(kept)
+        return self.drop(x), tuple(after)
+
+    def check_state(self, state: object) -> None:
+        """Refuse what is not a state for each block."""
+        if state is not None and (not isinstance(state, tuple) or len(state) != len(self.blocks)):
+            raise TypeError(
+                f"state must be what step returned, a tuple of {len(self.blocks)}, got {type(state).__name__}."
+            )
+
+    def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
+        """The curvature of every manifold but the last, by where it lies."""
+        named = {"input": self.embedding.manifold_in}
+        for index, module in enumerate(self.blocks):
+            block = cast("HypformerBlock", module)
+            named[f"block{index}"] = block.manifold_in
+            named[f"block{index}.attention"] = block.manifold_attention
+            named[f"block{index}.feedforward"] = block.manifold_feedforward
+        return {name: manifold.curvature for name, manifold in named.items()}
