@@ -82,6 +82,9 @@ def check_state(state: _State, own: _State, grows: int | None = None) -> _State:
             shape[grows] = there.shape[grows]
         if there.shape != torch.Size(shape):
             raise ValueError(f"state must have {name} of shape {tuple(shape)} for this x, got {tuple(there.shape)}.")
+        # Sums of half precision are held in float32, and autocast may be on in some steps only.
+        if torch.float64 in {there.dtype, wanted.dtype} and there.dtype != wanted.dtype:
+            raise TypeError(f"state must have {name} of {wanted.dtype} for this x, got {there.dtype}.")
     return state
 
 

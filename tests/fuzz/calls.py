@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import holonomy
 from holonomy.manifolds import Lorentz, WrappedNormal
 from holonomy.optim import RiemannianAdam
-from holonomy.theory import lipschitz_bound
+from holonomy.theory import certify_node, lipschitz_bound
 from tests.fuzz.domains import KINDS, Kind, Scene, learned, scene
 from tests.fuzz.judge import Call
 from tests.fuzz.script import literal
@@ -112,6 +113,12 @@ FUNCTIONS = {
     "generator:generator?",
     "theory.distance_scaling": "layer:transformation x:few_points",
     "theory.basis_approximation_error": "order:one nodes:nodes a:positive dtype:dtype?",
+    "theory.certify_node": "model:hypformer x:features edge_index:symmetric node:node radius:reach victim:node? "
+    "target:class? threat:threat?",
+    "theory.certified_radius": "model:hypformer x:features edge_index:symmetric nodes:some_nodes target:labels? "
+    "threat:threat? limit:positive? cap:flag?",
+    "theory.certified_accuracy": "model:hypformer x:features edge_index:symmetric nodes:some_nodes labels:labels "
+    "radii:radii threat:threat?",
     "theory.select": "claims:claims?",
     "theory.judge": "claim:name source:name trials:trials dtype:dtype? seed:seed?",
 }
@@ -137,8 +144,16 @@ def density(loc: Tensor, scale: Tensor, manifold: Lorentz, value: Tensor) -> Ten
     return WrappedNormal(loc, scale, manifold).log_prob(value)
 
 
+def margins(model: Any, x: Any, edge_index: Any, **options: Any) -> Tensor:
+    """The certified margins of the other classes, the least number where there is no bound."""
+    found = certify_node(model, x, edge_index, **options)
+    others = torch.arange(len(found.margins)) != found.target
+    return torch.stack([found.margins, found.cap])[:, others].clamp(min=torch.finfo(torch.float64).min)
+
+
 # What is called where the name alone cannot be.
 _IN_PLACE_OF = {
+    "theory.certify_node": margins,
     "optim.RiemannianAdam.step": stepped,
     "theory.lipschitz_bound": bounded,
     "manifolds.WrappedNormal.log_prob": density,

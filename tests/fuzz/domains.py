@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from holonomy.layers import HTC, SimplicialAttention
 from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.models import Hypformer
 from holonomy.theory import Trial
 from tests.fuzz.source import Source
 
-__all__ = ["KINDS", "Kind", "Scene", "laid_out", "learned", "scene"]
+__all__ = ["KINDS", "Kind", "Scene", "hypformer", "laid_out", "learned", "lengthen", "scene"]
 
 _GENERATOR = torch.Generator()
 # Powers of ten that rows are multiplied with, to the ends of what the dtype holds.
@@ -253,6 +254,32 @@ ODD_MASK: dict[str, Change] = {
 }
 
 
+def _each(change: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """A state whose tensors are changed alike; there is none at the first step."""
+    if state is None:
+        return NotImplemented
+    if isinstance(state, Tensor):
+        return change(state)
+    parts = [_each(change, part) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+
+
+def _other_dtype(x: Tensor) -> Tensor:
+    other = {torch.float64: torch.float32, torch.float32: torch.float64}
+    return x.to(other.get(x.dtype, x.dtype))
+
+
+STATE: dict[str, Change] = OBJECTS | {
+    "tensor": lambda s, x: torch.zeros(3),
+    "empty": lambda s, x: (),
+    "of more sequences": lambda s, x: _each(lambda part: torch.stack([part] * 3), x),
+}
+ODD_STATE: dict[str, Change] = {
+    "other dtype": lambda s, x: _each(_other_dtype, x),
+    "nan": lambda s, x: _each(lambda part: part * math.nan if part.is_floating_point() else part, x),
+}
+
+
 def _edges(scene: Scene) -> Tensor:
     """Edges within graphs, loops and an isolated node among them, none twice."""
     batch = scene.seen.setdefault("a batch", _batch(scene))
@@ -407,6 +434,46 @@ def _attention(dtype: torch.dtype) -> nn.Module:
 def _transformation(dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     return HTC(4, 3, manifold(-1.0, dtype), dtype=dtype).eval()
+
+
+@cache
+def hypformer(which: int, length: float, dtype: torch.dtype) -> nn.Module:
+    """A model in evaluation whose certificates are asked for, its weights as long as told."""
+    options: dict[str, Any] = ({}, {"attention": "softmax"}, {"decoder": "mlr"}, {"layers": 2, "average": "midpoint"})[
+        which
+    ]
+    torch.manual_seed(0)
+    model = Hypformer(4, 4, 3, **{"layers": 1, "feedforward": 4} | options, dtype=dtype).eval()
+    lengthen(model, length)
+    model.made_by = f"domains.hypformer({which}, {length!r}, {dtype})"
+    return model
+
+
+def lengthen(module: nn.Module, length: float) -> int:
+    """Multiply the weights of linear maps; return how many there are."""
+    weights = [
+        weight
+        for name, weight in module.named_parameters()
+        if name.endswith("weight") and weight.ndim > 1 and not isinstance(weight, geoopt.ManifoldParameter)
+    ]
+    with torch.no_grad():
+        for weight in weights:
+            weight.mul_(length)
+    return len(weights)
+
+
+def _some_nodes(scene: Scene) -> Any:
+    nodes = [scene.nodes - 1, 0][: scene.source.pick((1, 2))]
+    return scene.source.pick((nodes, torch.tensor(nodes)))
+
+
+def _classes(scene: Scene) -> Tensor:
+    return torch.arange(len(scene.seen["nodes"])) + scene.source.pick((0, 1))
+
+
+def _threat(scene: Scene) -> str:
+    """What moves; a victim is somebody else where one node does."""
+    return "node" if "victim" in scene.seen else scene.source.pick(("node", "frobenius", "each"))
 
 
 def _unit_curvature(scene: Scene) -> Scene:
@@ -564,6 +631,40 @@ KINDS: dict[str, Kind] = {
     "attentions": Kind(lambda s: [_attention(s.dtype)] * s.source.pick((1, 2)), LIST),
     "transformation": Kind(lambda s: _transformation(s.dtype), LAYER),
     "tokens": Kind(lambda s: numbers(s, max(s.nodes, 2), 4, moderate=True), TIED, ODD),
+    "hypformer": Kind(
+        lambda s: hypformer(s.source.below(4), s.source.pick((1.0, 30.0, 1e-3)), s.dtype),
+        LAYER
+        | {
+            "in training": lambda s, x: Hypformer(4, 4, 3, dropout=0.5),
+            "of graphs": lambda s, x: Hypformer(4, 4, 3, level="graph").eval(),
+        },
+    ),
+    "features": Kind(lambda s: numbers(s, s.nodes, 4, moderate=True), TIED, ODD),
+    "node": Kind(lambda s: s.source.below(s.nodes), NO_INTEGER | {"too large": lambda s, x: 1000}),
+    "class": Kind(lambda s: s.source.below(3), NO_INTEGER | {"too large": lambda s, x: 3}),
+    "reach": Kind(lambda s: s.source.pick((0.1, 0.0, 1e-3, 10.0, 1e6)), POSITIVE),
+    "threat": Kind(_threat, CHOICE | {"edges": lambda s, x: "edges"}),
+    "some_nodes": Kind(
+        _some_nodes,
+        {how: LIST[how] for how in LIST if how != "number"}
+        | {
+            "too large": lambda s, x: [1000],
+            "negative": lambda s, x: [-1],
+            "fractions": lambda s, x: torch.tensor([0.5]),
+            "one number": lambda s, x: torch.tensor(0),
+        },
+    ),
+    "labels": Kind(
+        _classes,
+        CODES | {"longer": lambda s, x: torch.cat([x, x[:1]])},
+        {"int32": ODD_INTEGERS["int32"]},
+    ),
+    "radii": Kind(
+        lambda s: torch.tensor([0.1, 0.0, 1e6][: s.source.pick((3, 1))], dtype=s.dtype),
+        ANY_TENSOR
+        | {"negative": lambda s, x: -1.0 - x, "nan": lambda s, x: x * math.nan, "two axes": lambda s, x: x[None]},
+        {"integers": NO_FLOAT["integers"]},
+    ),
     "few_points": Kind(lambda s: _lifted(_unit_curvature(s), numbers(s, 3, 4, moderate=True)), TIED, ODD),
     "claims": Kind(lambda s: ["hot"], LIST | {"unknown": lambda s, x: ["unknown"]}),
     "name": Kind(lambda s: "name", {}),

@@ -13,7 +13,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Curvature, Lorentz
+from holonomy.ops.linear_attention.causal import LinearState
 from tests.cases import CASES, Case, Setting
 from tests.fuzz import domains
 from tests.fuzz.calls import Target, settle
@@ -22,7 +24,7 @@ from tests.fuzz.judge import Call
 from tests.fuzz.source import Source
 from tests.laws.laws import named
 
-__all__ = ["CONSTRUCTOR", "built", "constructor", "forward", "wrong_calls"]
+__all__ = ["CONSTRUCTOR", "KeyValueState", "LinearState", "built", "constructor", "forward", "steps", "wrong_calls"]
 
 
 def _unused(scene: Scene) -> Any:
@@ -92,26 +94,36 @@ ANY_WIDTH = {"HRC", "HypActivation", "HypDropout", "HypConcat"}
 _CURVATURES = ((-1.0, -0.3, -2.5), (-1.0, -1.0, -1.0), (-0.01, -100.0, -1.0), (-100.0, -0.01, -3.0))
 _RADII = (1.0, 0.1, 3.0, 0.0, 10.0, 1e-8, 1e4, 1e-30, 1e8, 1e18, 1e30, 1e37)
 _WITHIN = 4  # radii at which logits stay moderate
+# What weights are multiplied with where any radius will do.
+_LENGTHS = (1.0, 1.0, 30.0, 1e-3, 1e3, 1e8)
 
 
 class Built(NamedTuple):
-    """A module of a case, the public one inside of what the laws wrap around it, and its setting."""
+    """A module of a case, the public one inside of what the laws wrap around it, its setting and possible radii."""
 
     case: Case
     module: nn.Module
     public: nn.Module
     setting: Setting
+    radii: tuple[float, ...]
 
 
 @lru_cache(maxsize=8)
-def built(name: str, nodes: int, curvatures: tuple[float, ...], dtype: torch.dtype, seed: int) -> Built:
-    """Build the module of a case."""
+def built(
+    name: str, nodes: int, curvatures: tuple[float, ...], dtype: torch.dtype, seed: int, length: float = 1.0
+) -> Built:
+    """Build the module of a case; its weights times a number where any radius will do."""
     case = next(case for case in CASES if case.name == name)
     torch.manual_seed(seed)
     setting = Setting(nodes=nodes, features=6, curvatures=curvatures, dtype=dtype)
     module, _ = case.build(setting)
     public = next((part for part in module.modules() if type(part) is case.kind), module)
-    return Built(case, module, public, setting)
+    if not case.any_radius:
+        return Built(case, module, public, setting, _RADII[:_WITHIN])
+    maps = domains.lengthen(module, length)
+    # Where the products of weights and features leave the dtype nothing is promised.
+    largest = torch.finfo(dtype).max * (1.0 if length == 1.0 else 1e-6)
+    return Built(case, module, public, setting, tuple(r for r in _RADII if r * max(length, 1.0) ** maps <= largest))
 
 
 # The methods by which what the laws wrap around a module calls it.
@@ -144,10 +156,25 @@ def _finding(door: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return find
 
 
-def forward(kind: type[nn.Module]) -> Target:
-    """The target of the forward pass of a public class."""
+def steps(kind: type[nn.Module]) -> bool:
+    """Whether a class goes through a sequence step by step."""
+    return hasattr(kind, "step") and "state" in inspect.signature(kind.step).parameters
+
+
+def _step_after(made: Built, source: Source) -> tuple[str, dict[str, Any]]:
+    """The next tokens, and a state from those before, of which there may be none."""
+    before, after = _inputs(made)[1]["x"], None
+    if source.below(2):
+        with torch.no_grad():
+            after = made.public.step(before)[1]
+        made.setting.radius = source.pick(made.radii)
+    return "step", {"x": _inputs(made)[1]["x"][..., : source.pick((1, 2)), :], "state": after}
+
+
+def forward(kind: type[nn.Module], *, step: bool = False) -> Target:
+    """The target of the forward pass of a public class, or of its steps."""
     cases = [case for case in CASES if case.kind is kind]
-    name = f"{kind.__name__}.forward"
+    name = f"{kind.__name__}.{'step' if step else 'forward'}"
 
     def opening(source: Source) -> tuple[Any, ...]:
         case = source.pick(cases)
@@ -157,16 +184,18 @@ def forward(kind: type[nn.Module]) -> Target:
             source.pick(_CURVATURES),
             source.pick((torch.float64, torch.float32)),
             source.below(4),
+            source.pick(_LENGTHS),
         )
 
     def draw(source: Source) -> Call:
         key = opening(source)
         made = built(*key)
         fate = source.pick(("valid", "wrong", "doubtful", "wrong", "wrong", "wrong"))
-        made.setting.radius = source.pick(_RADII if made.case.any_radius else _RADII[:_WITHIN])
+        made.setting.radius = source.pick(made.radii)
         training = bool(source.below(2))
         torch.manual_seed(source.below(100))
-        module, (door, arguments) = made.public.train(training), _inputs(made)
+        module = made.public.train(training)
+        door, arguments = _step_after(made, source) if step else _inputs(made)
         method = getattr(module, door)
         for argument, value in arguments.items():
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -179,7 +208,7 @@ def forward(kind: type[nn.Module]) -> Target:
             arguments,
             "module" if door == "forward" else f"module.{door}",
             (
-                "from tests.fuzz.modules import built",
+                "from tests.fuzz.modules import KeyValueState, LinearState, built",
                 "",
                 f"module = built{key!r}.public.train({training})",
             ),
@@ -187,7 +216,7 @@ def forward(kind: type[nn.Module]) -> Target:
             learned=tuple(module.parameters()),
             restore=_restoring(module),
         )
-        kinds = _kinds(kind, module, arguments)
+        kinds = _kinds(kind, arguments)
         settle(call, Scene(source, seen=arguments), kinds, fate, _optional(method))
         return call
 
@@ -227,12 +256,14 @@ def _optional(function: Callable[..., Any]) -> set[str]:
     return {p.name for p in parameters if p.default is None or str(p.annotation).endswith("None")}
 
 
-def _kinds(kind: type[nn.Module], module: nn.Module, arguments: dict[str, Any]) -> dict[str, Kind]:
+def _kinds(kind: type[nn.Module], arguments: dict[str, Any]) -> dict[str, Kind]:
     return {name: _kind(kind, name, value) for name, value in arguments.items()}
 
 
 def _kind(kind: type[nn.Module], name: str, value: Any) -> Kind:
     """The kind of an argument of a forward pass, by its name and value."""
+    if name == "state":
+        return Kind(_unused, domains.STATE, domains.ODD_STATE)
     if isinstance(value, bool):
         return Kind(_unused, {}, domains.FLAG)
     if not isinstance(value, Tensor):
@@ -286,9 +317,10 @@ def wrong_calls(kind: type[nn.Module]) -> Iterator[Call]:
     made.arguments = defaults | made.arguments
     yield from _spoiled(made, {name: _of_constructor(kind, name) for name in made.arguments}, _optional(kind))
     if kind not in {Curvature, Lorentz}:
-        call = forward(kind).draw(Source())
-        method = call.function.forward if isinstance(call.function, nn.Module) else call.function
-        yield from _spoiled(call, {n: _kind(kind, n, x) for n, x in call.arguments.items()}, _optional(method))
+        for step in (False, True) if steps(kind) else (False,):
+            call = forward(kind, step=step).draw(Source())
+            method = call.function.forward if isinstance(call.function, nn.Module) else call.function
+            yield from _spoiled(call, _kinds(kind, call.arguments), _optional(method))
 
 
 def _spoiled(call: Call, kinds: Mapping[str, Kind], optional: set[str]) -> Iterator[Call]:

@@ -33,7 +33,7 @@ def targets() -> dict[str, Target]:
             continue  # among the functions, with what it is given
         made.append(modules.constructor(kind))
         if kind not in {Curvature, Lorentz}:
-            made.append(modules.forward(kind))
+            made += [modules.forward(kind, step=step) for step in (False, True) if not step or modules.steps(kind)]
     return {target.name: target for target in made}
 
 

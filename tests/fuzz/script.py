@@ -22,6 +22,7 @@ from torch import nn, tensor
 
 from holonomy import layers, models, structures, theory
 from holonomy.manifolds import *
+from tests.fuzz import domains
 """
 
 
@@ -41,20 +42,27 @@ def literal(value: Any) -> str:
     if isinstance(value, torch.Generator):
         return f"torch.Generator().manual_seed({value.initial_seed()})"
     if isinstance(value, nn.Module):
-        return f"nn.{value!r}"
+        return getattr(value, "made_by", f"nn.{value!r}")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init and not f.name.startswith("_")
         }
         return f"{type(value).__name__}({', '.join(f'{name}={literal(x)}' for name, x in fields.items())})"
     if isinstance(value, list | tuple):
-        inner = ", ".join(literal(x) for x in value) + "," * (isinstance(value, tuple) and len(value) == 1)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        return _sequence(value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name!r}: {literal(x)}" for name, x in value.items()) + "}"
     if isinstance(value, type) or callable(value):
         return str(getattr(value, "__name__", value))
     return {"nan": "float('nan')", "inf": "float('inf')", "-inf": "-float('inf')"}.get(repr(value), repr(value))
+
+
+def _sequence(values: list[Any] | tuple[Any, ...]) -> str:
+    inner = ", ".join(map(literal, values))
+    if isinstance(values, list):
+        return f"[{inner}]"
+    named = type(values).__name__ * hasattr(values, "_fields")
+    return f"{named}({inner}{',' * (len(values) == 1)})"
 
 
 def _tensor(x: Tensor) -> str:

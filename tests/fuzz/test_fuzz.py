@@ -47,7 +47,6 @@ ELSEWHERE = {
     **dict.fromkeys(("Certificate", "DistanceScaling", "NodeCertificate"), "what functions return"),
     **dict.fromkeys(("Subgraph", "neighbour_batches", "node_partitions"), "iterators: see tests/structures"),
     **dict.fromkeys(("NotCoveredError", "Projections"), "what functions raise or return"),
-    **dict.fromkeys(("certified_accuracy", "certified_radius", "certify_node"), "a whole model's takes seconds"),
 }
 
 

@@ -42,11 +42,11 @@ def above(module, x):
     return module.manifold_in.lift(x[..., 1:]) if hasattr(module, "manifold_in") else x
 
 
-def chosen_from(state, index):
-    """Some sequences of a state: every tensor of it has the batch first."""
+def changed(state, change):
+    """A state whose tensors are changed alike."""
     if isinstance(state, torch.Tensor):
-        return state[index]
-    parts = [chosen_from(part, index) for part in state]
+        return change(state)
+    parts = [changed(part, change) for part in state]
     return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
 
 
@@ -132,6 +132,10 @@ def test_a_state_of_another_batch_is_refused(case, device):
         module.step(x, state)
     with pytest.raises(TypeError, match=r"^state must be what step returned"):
         module.step(x, torch.zeros(3))
+    token = x[..., :1, :]
+    narrow = changed(module.step(token)[1], lambda part: part.float() if part.is_floating_point() else part)
+    with pytest.raises(TypeError, match=r"^state must have \w+ of torch.float64 for this x, got torch.float32"):
+        module.step(token, narrow)
 
 
 @steps
@@ -142,7 +146,8 @@ def test_the_state_of_some_sequences_continues_those(case, device):
     chosen = torch.tensor([2, 0, 2, 1])
     expected = module(batch[chosen], is_causal=True)
     _, state = module.step(batch[..., :3, :])
-    last, _ = module.step(batch[chosen][..., 3:, :], chosen_from(state, chosen))
+    # Every tensor of a state has the batch first.
+    last, _ = module.step(batch[chosen][..., 3:, :], changed(state, lambda part: part[chosen]))
     assert_near(last, expected[..., 3:, :], 1e-11, "last tokens")
 
 

@@ -128,6 +128,7 @@ def certify_node(
 
     Raises:
         NotCoveredError: if a module of the model is not covered; the message names it. Changes of edges are not.
+        TypeError: if an argument is of another type than it says.
         ValueError: if a node, the target, the radius or the threat is out of range, or if there is a ``victim`` where
             all nodes move.
 
@@ -139,15 +140,13 @@ def certify_node(
     (True, ['input', 'embedding', 'block0.position'])
     """
     enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
-    node = _node("node", node, len(x))
+    node = _number("node", node, len(x), "nodes")
     if victim is not None and threat != "node":
         raise ValueError(f"victim must be left out where all nodes move: give it as node, got {victim}.")
-    victim = node if victim is None else _node("victim", victim, len(x))
+    victim = node if victim is None else _number("victim", victim, len(x), "nodes")
     checks.in_range("radius", radius, 0.0, torch.inf)
-    if target is None:
-        target = int(enclosure.logits[victim].argmax())
-    elif not 0 <= target < enclosure.logits.shape[1]:
-        raise ValueError(f"target must be one of {enclosure.logits.shape[1]} classes, got {target}.")
+    target = int(enclosure.logits[victim].argmax()) if target is None else target
+    _number("target", target, enclosure.logits.shape[1], "classes")
     found = enclosure.margins(
         torch.tensor([node]), torch.tensor([victim]), enclosure.x.new_tensor([radius]), torch.tensor([target]), moves
     )
@@ -188,7 +187,8 @@ def certified_radius(
 
     Raises:
         NotCoveredError: if a module of the model or the threat is not covered.
-        ValueError: if a node, target or threat is out of range.
+        TypeError: if an argument is of another type than it says.
+        ValueError: if a node, target, limit or threat is out of range.
 
     >>> from holonomy.models import Hypformer
     >>> _ = torch.manual_seed(0)
@@ -197,8 +197,9 @@ def certified_radius(
     True
     """
     enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
+    checks.in_range("limit", limit, 0.0, torch.inf)
     nodes = _nodes(nodes, len(x))
-    classes = enclosure.logits[nodes].argmax(-1) if target is None else target
+    classes = enclosure.logits[nodes].argmax(-1) if target is None else _classes("target", target, nodes, enclosure)
     found = []
     for start in range(0, len(nodes), _BATCH):
         part = slice(start, start + _BATCH)
@@ -236,7 +237,8 @@ def certified_accuracy(
 
     Raises:
         NotCoveredError: if a module of the model is not covered.
-        ValueError: if a node or label is out of range, or there is no node.
+        TypeError: if an argument is of another type than it says.
+        ValueError: if a node, label or radius is out of range, or there is no node.
 
     >>> from holonomy.models import Hypformer
     >>> _ = torch.manual_seed(0)
@@ -249,6 +251,10 @@ def certified_accuracy(
     nodes = _nodes(nodes, len(x))
     if not len(nodes):
         raise ValueError("nodes must be one at least, got none.")
+    labels = _classes("labels", labels, nodes, enclosure)
+    checks.floating("radii", radii)
+    if radii.ndim != 1 or not (radii >= 0).all():
+        raise ValueError(f"radii must be numbers from 0 on, got {radii.tolist()}.")
     held = []
     for start in range(0, len(nodes), _BATCH):
         part = slice(start, start + _BATCH)
@@ -276,17 +282,27 @@ def _enclosed(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) ->
         raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
     if model.level == "graph":
         raise NotCoveredError("model must have a row for each node, got level='graph'.")
+    checks.nodes(x)
     return Enclosure(model, x, edge_index)
 
 
-def _node(name: str, node: int, count: int) -> int:
-    if not 0 <= node < count:
-        raise ValueError(f"{name} must be one of {count} nodes, got {node}.")
-    return node
+def _number(name: str, value: int, count: int, what: str) -> int:
+    if checks.nonnegative_int(name, value) >= count:
+        raise ValueError(f"{name} must be one of {count} {what}, got {value}.")
+    return value
 
 
 def _nodes(nodes: Tensor | Sequence[int], count: int) -> Tensor:
-    nodes = torch.as_tensor(nodes)
+    if not isinstance(nodes, Tensor):
+        nodes = torch.tensor(checks.sequence("nodes", nodes, "integers", int), dtype=torch.int64)
+    checks.integers("nodes", nodes)
     if nodes.ndim != 1 or (len(nodes) and not 0 <= int(nodes.amin()) <= int(nodes.amax()) < count):
         raise ValueError(f"nodes must be numbers of {count} nodes, got {nodes.tolist()}.")
-    return nodes
+    return nodes.long()
+
+
+def _classes(name: str, classes: Tensor, nodes: Tensor, enclosure: Enclosure) -> Tensor:
+    """A class of each node."""
+    checks.codes(name, classes, enclosure.logits.shape[1], "classes")
+    checks.shaped(name, classes, nodes.shape, "(nodes,) = ")
+    return classes.long()

@@ -69,7 +69,7 @@ class Enclosure:
 
     def __init__(self, model: Hypformer, x: Float[Tensor, "nodes dim"], edge_index: Tensor | Graph | None) -> None:
         as_stated(model, Hypformer)
-        refuse_training(model)
+        refuse_training(model, "model")
         refuse_decoder(model.decoder)
         self.model = cast("Hypformer", widened(model))
         self.x = (x if x.layout == torch.strided else x.to_dense()).detach().double()

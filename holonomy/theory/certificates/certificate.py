@@ -218,7 +218,7 @@ def certify(
     model = widened(model)
     ends, (begin, end) = ends_of_model(model), _units(model)
     if x is not None:
-        refuse_training(model)
+        refuse_training(model, "model")
         # A point's time, made again, is that of its space part in float64 too.
         x = x.detach().double() if ends.source is None else ends.source.lift(ends.source.space(x.detach().double()))
     features = features_of(model) if features is None else features

@@ -174,11 +174,11 @@ def refuse_own(layer: object) -> None:
         as_stated(layer, kind)
 
 
-def refuse_training(layer: nn.Module) -> None:
+def refuse_training(layer: nn.Module, name: str = "layer") -> None:
     """A random layer has no stretch at an input, and tokens that are normalised together have none each."""
     for module in layer.modules():
         if isinstance(module, nn.BatchNorm1d) and (module.training or module.running_mean is None):
-            raise NotCoveredError("layer must be in evaluation: in training batch normalisation mixes its rows.")
+            raise NotCoveredError(f"{name} must be in evaluation: in training batch normalisation mixes its rows.")
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
         if module.training and isinstance(rate, float) and rate > 0:
-            raise NotCoveredError("layer must not drop anything where an input is given: call eval().")
+            raise NotCoveredError(f"{name} must not drop anything where an input is given: call eval().")
