@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tests.mutation.coverage_map import TESTS, CoverageMap
-from tests.mutation.mutants import ROOT, all_mutants, sample
+from tests.mutation.mutants import ROOT, all_mutants, lines_at, on_new_lines, sample
 from tests.mutation.runner import MutationPlugin, Outcome, try_mutants
 
 MAP = ROOT / "runs" / "mutation" / "map.json"
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     running.add_argument("--processes", type=int, default=2)
     running.add_argument("--controls", type=int, default=20, help="how many unchanged functions are put in first")
     running.add_argument("--again", action="store_true", help="try those that survived once more")
+    running.add_argument("--since", metavar="COMMIT", help="only on lines that stood nowhere in the library at COMMIT")
     running.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     trying = commands.add_parser("try", help="try the mutants whose name contains a text")
     trying.add_argument("name")
@@ -78,7 +79,8 @@ def _map(processes: int) -> int:
 def _run(options: argparse.Namespace) -> int:
     """Try the controls, then the mutants that have no outcome yet; say what survived."""
     coverage_map, mutants = CoverageMap.load(MAP), all_mutants()
-    chosen = sample(mutants, options.mutants, options.seed)
+    offered = mutants if options.since is None else on_new_lines(mutants, lines_at(options.since))
+    chosen = sample(offered, options.mutants, options.seed)
     outcomes = _outcomes()
     done = {n for n, o in outcomes.items() if o["result"] == "killed" or not options.again}
     left = [m for m in chosen if m.name not in done]
@@ -130,8 +132,9 @@ def _write(options: argparse.Namespace, outcomes: list[dict[str, Any]]) -> None:
         for room in sorted({r for r, _ in rooms})
     }
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    since = f" --since {options.since}" if options.since else ""
     held = {
-        "command": f"python -m tests.mutation run --mutants {options.mutants} --seed {options.seed} --write",
+        "command": f"python -m tests.mutation run --mutants {options.mutants} --seed {options.seed}{since} --write",
         "commit": commit.stdout.strip(),
         "mutants": len(outcomes),
         "killed": len(killed),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -268,6 +269,18 @@ def files() -> list[str]:
 def all_mutants() -> list[Mutant]:
     """Return every mutant of the library, in the order of files and lines."""
     return [m for path in files() for m in mutants_of(_source(path), path)]
+
+
+def lines_at(commit: str) -> set[str]:
+    """Return the lines of the library at a commit, without their indentation."""
+    command = ["git", "grep", "-h", "", commit, "--", "holonomy/*.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {line.strip() for line in done.stdout.splitlines()}
+
+
+def on_new_lines(mutants: list[Mutant], before: set[str]) -> list[Mutant]:
+    """Return the mutants on lines that stood nowhere before: one that only moved to another file is no new line."""
+    return [m for m in mutants if m.text not in before]
 
 
 def sample(mutants: list[Mutant], size: int, seed: int) -> list[Mutant]:

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 from tests.mutation.__main__ import EQUIVALENT
-from tests.mutation.mutants import ROOT, all_mutants, code_of, mutants_of, sample
+from tests.mutation.mutants import ROOT, all_mutants, code_of, mutants_of, on_new_lines, sample
 
 SOURCE = textwrap.dedent('''
     """A module."""
@@ -59,6 +59,13 @@ def test_a_sample_is_spread_evenly_and_repeats() -> None:
     gaps = [b - a for a, b in itertools.pairwise(places)]
     assert chosen == sample(mutants, 100, seed=3)
     assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_line_that_moved_is_not_new() -> None:
+    mutants = mutants_of(SOURCE, "x.py")
+    before = {line.strip() for line in SOURCE.replace("x * by", "x + by").splitlines()}
+    assert {m.text for m in on_new_lines(mutants, before)} == {"return -x * by"}
+    assert on_new_lines(mutants, {line.strip() for line in SOURCE.splitlines()}) == []
 
 
 def test_planted_errors_are_killed_and_the_controls_pass(tmp_path: Path) -> None:
