@@ -20,6 +20,8 @@ SOURCES := $(wildcard holonomy tests examples experiments benchmarks docs) conft
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export MPLBACKEND := Agg
+# Tests start dozens of processes, each of which would compile the library and its tests anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test fuzz mutation bench check docs suite clean

@@ -150,10 +150,18 @@ def compare(
     return {name: error(*pair) for name, pair in pairs.items()} | {"bytes": sent.count}
 
 
-def run(rank: int, world: int, folder: str) -> None:
-    """What each process does; the errors of all of them are written as JSON."""
+def run(rank: int, worlds: tuple[int, ...], folder: str) -> None:
+    """What each process does, in worlds of several sizes; the errors of all of them are written as JSON."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), world)
+    for world in worlds:
+        if rank < world:
+            found = run_in(world, rank, Path(folder))
+            (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def run_in(world: int, rank: int, folder: Path) -> dict[str, object]:
+    """The errors of one process in a world of a size."""
+    store = dist.FileStore(str(folder / f"store {world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     found: dict[str, object] = {"modules": {}, "streams": {}}
     means = "Hypformer, DistributedDataParallel"
@@ -163,6 +171,6 @@ def run(rank: int, world: int, folder: str) -> None:
     for name in ("attention", "Hypformer"):
         found["streams"][name] = compare(CASES[name], rank, world, streamed=True)
     found["tables"], found["drawn"] = tables.compare_all(rank, world), tables.drawn()
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+    return found

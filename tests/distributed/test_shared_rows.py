@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
 
 import pytest
 import torch
@@ -18,11 +19,19 @@ from tests.distributed.processes import CASES, DIM, run
 from tests.distributed.tables import OPTIMIZERS
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """The folder of what processes wrote, forked from one that has imported all, which takes them seconds."""
+    folder = tmp_path_factory.mktemp("processes")
+    multiprocessing.set_forkserver_preload([run.__module__])
+    mp.start_processes(run, args=((2, 4), str(folder)), nprocs=4, start_method="forkserver")
+    return folder
+
+
 @pytest.mark.parametrize("world", [2, 4])
-def test_processes_that_share_rows_are_one_process(world, tmp_path):
-    """All in one start of the processes, which takes seconds: outputs, all gradients, steps of tables, bytes."""
-    mp.start_processes(run, args=(world, str(tmp_path)), nprocs=world, start_method="spawn")
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(tmp_path.glob("*.json"))]
+def test_processes_that_share_rows_are_one_process(world, started):
+    """Outputs, all gradients, steps of tables, bytes."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(started.glob(f"{world}-*.json"))]
     assert len(found) == world
     for each in found:
         assert each["modules"].keys() == {*CASES, "Hypformer, DistributedDataParallel"}

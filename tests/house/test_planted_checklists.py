@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,71 @@ STEP = re.compile(
 )
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of what is changed, beside links to what is read."""
+# A process that imports what no checklist changes once, and runs pytest on each tree that it is told in a fork.
+SERVER = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import geoopt, mpmath, networkx, pytest, scipy.sparse, torch._dynamo
+for line in sys.stdin:
+    tree, log, *words = line.removesuffix("\\n").split("\\t")
+    child = os.fork()
+    if child == 0:
+        os.chdir(tree)
+        warnings.resetwarnings()
+        stream = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(stream, 1), os.dup2(stream, 2)
+        status = pytest.main(words)
+        sys.stdout.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is changed, compiled code included, beside links to what is read."""
+    folder = tmp_path_factory.mktemp("tree")
     for name in ("holonomy", "tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)
     for path in ROOT.iterdir():
-        if path.name not in {"holonomy", "tests", ".git", ".venv"} and not (tmp_path / path.name).exists():
-            (tmp_path / path.name).symlink_to(path)
-    return tmp_path
+        if path.name not in {"holonomy", "tests", ".git", ".venv"}:
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.fixture
+def tree(copied: Path) -> Iterator[Path]:
+    """The copy, whose sources are afterwards as they were before."""
+    before = sources(copied)
+    yield copied
+    after = sources(copied)
+    for path in after.keys() - before.keys():
+        path.unlink()
+    for path, text in before.items():
+        if after[path] != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def sources(folder: Path) -> dict[Path, str]:
+    """Every file that a step may change."""
+    paths = (path for name in ("holonomy", "tests") for path in (folder / name).rglob("*.py"))
+    return {path: path.read_text(encoding="utf-8") for path in paths}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """The process that runs pytest, and keeps what it compiles."""
+    named = ("PYTEST_", "COV_", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(named)}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        text=True,
+    ) as process:
+        yield process
+        process.communicate()
 
 
 def block(text: str) -> str:
@@ -59,28 +116,22 @@ def change(path: Path, how: str, old: str, new: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def outcome(tree: Path, arguments: str) -> tuple[int, str]:
+def outcome(server: subprocess.Popen[str], tree: Path, arguments: str) -> tuple[int, str]:
     words = [word.strip('"') for word in re.findall(r'"[^"]+"|\S+', arguments)]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "--hypothesis-profile=quick",
-        *words,
-    ]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
-    environment = kept | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, check=False, text=True)
-    return done.returncode, done.stdout + done.stderr
+    log = tree / "log.txt"
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=quick"]
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write("\t".join([str(tree), str(log), *options, *words]) + "\n")
+    server.stdin.flush()
+    return int(server.stdout.readline()), log.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKLISTS)
-def test_the_checklist_leads_to_code_that_the_suite_guards(tree: Path, name: str) -> None:
+def test_the_checklist_leads_to_code_that_the_suite_guards(
+    tree: Path, server: subprocess.Popen[str], name: str
+) -> None:
     """Until the case is registered a law fails, then it passes, and an error that is planted in the toy is noticed."""
     seen = []
     for step in STEP.finditer(CHECKLISTS[name]):
@@ -91,7 +142,7 @@ def test_the_checklist_leads_to_code_that_the_suite_guards(tree: Path, name: str
         elif step["file"]:
             change(tree / step["file"], step["how"], step["old"], block(step["lines"]))
         else:
-            status, said = outcome(tree, step["arguments"])
+            status, said = outcome(server, tree, step["arguments"])
             assert status == (0 if step["outcome"] == "Passes" else 1), f"{step[0]}\n{textwrap.indent(said, '    ')}"
             seen.append(step["outcome"])
     assert seen.count("Passes") >= 1

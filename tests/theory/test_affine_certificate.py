@@ -95,16 +95,21 @@ def hardest(model: Hypformer, x: Tensor, node: int, victim: int, radius: float, 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_point_of_a_ball_is_below_its_bounds(name: str) -> None:
     model, x = trained(name)
-    node = 4
-    certified = certified_radius(model, x, EDGES, torch.tensor([node])).item()
-    assert certified > 0
-    assert certify_node(model, x, EDGES, node, certified).holds
-    for radius, victim in ((certified, node), (0.1, node), (0.3, 3)):
-        found = certify_node(model, x, EDGES, node, radius, victim=victim)
-        least = hardest(model, x, node, victim, radius, found.target)
+    for radius, victim in ((0.03, 4), (0.1, 4), (0.3, 3)):
+        found = certify_node(model, x, EDGES, 4, radius, victim=victim)
+        least = hardest(model, x, 4, victim, radius, found.target)
         others = torch.arange(3) != found.target
         for bound in (found.margins, found.affine, found.cap):
             assert (bound <= least)[others].all()
+
+
+@pytest.mark.parametrize("name", ["heads, cubes", "residual GCN", "graph alone", "softmax"])
+def test_a_radius_that_was_found_is_certified_and_not_much_larger_ones(name: str) -> None:
+    model, x = trained(name)
+    certified = certified_radius(model, x, EDGES, torch.tensor([4])).item()
+    assert certified > 0
+    assert certify_node(model, x, EDGES, 4, certified).holds
+    assert not certify_node(model, x, EDGES, 4, 1.06 * certified).holds
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -179,9 +184,15 @@ def test_the_linear_part_of_the_graph_is_exact_for_all_nodes() -> None:
 
 
 def test_radii_of_all_nodes_are_smaller_than_of_one() -> None:
-    model, x = trained("alone")
-    found = [certified_radius(model, x, EDGES, [4], threat=t).item() for t in ("node", "frobenius", "each")]
+    model, x = trained("graph alone")
+    threats: tuple[Threat, ...] = ("node", "frobenius", "each")
+    found = [certified_radius(model, x, EDGES, [4], threat=threat).item() for threat in threats]
     assert found[0] >= found[1] >= found[2] > 0
+    model, x = trained("alone")
+    margins = [certify_node(model, x, EDGES, 4, 0.002, threat=threat).affine for threat in threats]
+    assert (margins[0] >= margins[1]).all()
+    assert (margins[1] >= margins[2]).all()
+    assert (margins[2] > 0).all()
     shares = certified_accuracy(
         model, x, EDGES, [4], model(x, EDGES)[4:5].argmax(-1), torch.tensor([0.0, 10.0]), threat="each"
     )
