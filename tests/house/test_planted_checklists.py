@@ -116,10 +116,20 @@ def change(path: Path, how: str, old: str, new: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def new_modules(tree: Path) -> list[str]:
+    paths = (path.relative_to(tree) for path in (tree / "holonomy").rglob("*.py"))
+    return [
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths if not (ROOT / path).exists()
+    ]
+
+
 def outcome(server: subprocess.Popen[str], tree: Path, arguments: str) -> tuple[int, str]:
     words = [word.strip('"') for word in re.findall(r'"[^"]+"|\S+', arguments)]
     log = tree / "log.txt"
     options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=quick"]
+    # The types of what is new are executed: to decorate the whole library takes longer than the tests.
+    packages = [*new_modules(tree), "beartype.beartype"]
+    words.append(f"--jaxtyping-packages={','.join(packages)}")
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write("\t".join([str(tree), str(log), *options, *words]) + "\n")

@@ -49,14 +49,16 @@ def module_of(case: Case) -> nn.Module:
 @cache
 def node_axes(case: Case) -> dict[str, tuple[int, ...]]:
     """Return the arguments of a case by name, each with its axes of nodes: those whose size is the number of nodes."""
-    few, many = ({name: x.shape for name, x in named(*built[1:]).items()} for _, built in _two_sizes(case))
-    return {name: _of_sizes(case, few[name], many[name]) for name in few}
+    sizes = (Setting(nodes=nodes) for nodes in _sizes(case))
+    few, many = (named(module_of(case), case.inputs(setting)) for setting in sizes)
+    return {name: _of_sizes(case, few[name].shape, many[name].shape) for name in few}
 
 
 @cache
 def result_axes(case: Case) -> tuple[int, ...]:
     """Return the result's axes of nodes."""
-    few, many = (output(*built[1:]).shape for _, built in _two_sizes(case))
+    cpu = torch.device("cpu")
+    few, many = (output(*build(case, cpu, torch.float64, nodes=nodes)[1:]).shape for nodes in _sizes(case))
     return _of_sizes(case, few, many)
 
 
@@ -71,11 +73,6 @@ def named(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
 def _sizes(case: Case) -> tuple[int, int]:
     most = min(case.most_nodes, 7)
     return most - 1 - (most > 3), most
-
-
-def _two_sizes(case: Case) -> Iterator[tuple[int, Any]]:
-    for nodes in _sizes(case):
-        yield nodes, build(case, torch.device("cpu"), torch.float64, nodes=nodes)
 
 
 def _of_sizes(case: Case, few: torch.Size, many: torch.Size) -> tuple[int, ...]:
@@ -118,11 +115,13 @@ def richest_of_its_class(case: Case) -> bool:
     A class that is called in several ways, through several modules of the cases, has one case of each.
     """
 
-    def riches(other: Case) -> tuple[int, int, int]:
-        return len(node_axes(other)), len(list(module_of(other).parameters())), len(other.options)
-
     alike = (other for other in CASES if other.kind is case.kind)
-    return case is max((other for other in alike if type(module_of(other)) is type(module_of(case))), key=riches)
+    return case is max((other for other in alike if type(module_of(other)) is type(module_of(case))), key=_riches)
+
+
+@cache
+def _riches(case: Case) -> tuple[int, int, int]:
+    return len(node_axes(case)), len(list(module_of(case).parameters())), len(case.options)
 
 
 # Settings drawn at random.
