@@ -268,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model.load_state_dict(torch.load(given.run / "part-seed-0.model.pt", weights_only=True))
     enclosure = Enclosure(model.eval(), data.x, data.edge_index)
     chosen = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[: given.nodes]]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     records: dict[str, Any] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else {}
     missing = torch.tensor([node for node in chosen.tolist() if str(node) not in records], dtype=torch.long)
     for nodes in missing.split(1 if enclosure.one_by_one("node") else _TOGETHER):

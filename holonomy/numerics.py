@@ -352,6 +352,12 @@ def unit_vector(x: Float[Tensor, "... dim"], length: Float[Tensor, "... 1"]) -> 
     return safe_div(x, length)
 
 
+def root(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`\sqrt x`, with a zero gradient at zero; nan below it, and of nan."""
+    zero = x == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, x).sqrt())
+
+
 def safe_div(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """``a / b``, and 0 with zero gradients where ``b == 0``."""
     zero = b == 0

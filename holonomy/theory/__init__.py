@@ -7,6 +7,7 @@ one's own layer and data.
 from __future__ import annotations
 
 from holonomy.theory.affine.certificate import NodeCertificate, certified_accuracy, certified_radius, certify_node
+from holonomy.theory.affine.training import margin_bounds
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.attention.local import local_lipschitz
 from holonomy.theory.attention.measured import measure_lipschitz
@@ -52,6 +53,7 @@ __all__ = [
     "judge",
     "lipschitz_bound",
     "local_lipschitz",
+    "margin_bounds",
     "measure_collapse",
     "measure_lipschitz",
     "measure_stretch",

@@ -13,7 +13,7 @@ from torch import Tensor
 import holonomy
 from holonomy.manifolds import Lorentz, WrappedNormal
 from holonomy.optim import RiemannianAdam
-from holonomy.theory import certify_node, lipschitz_bound
+from holonomy.theory import certify_node, lipschitz_bound, margin_bounds
 from tests.fuzz.domains import KINDS, Kind, Scene, learned, scene
 from tests.fuzz.judge import Call
 from tests.fuzz.script import literal
@@ -115,6 +115,8 @@ FUNCTIONS = {
     "theory.basis_approximation_error": "order:one nodes:nodes a:positive dtype:dtype?",
     "theory.certify_node": "model:hypformer x:features edge_index:symmetric node:node radius:reach victim:node? "
     "target:class? threat:threat?",
+    "theory.margin_bounds": "model:hypformer x:features edge_index:symmetric nodes:some_nodes radius:reach "
+    "target:labels threat:threat?",
     "theory.certified_radius": "model:hypformer x:features edge_index:symmetric nodes:some_nodes target:labels? "
     "threat:threat? limit:positive? cap:flag?",
     "theory.certified_accuracy": "model:hypformer x:features edge_index:symmetric nodes:some_nodes labels:labels "
@@ -151,9 +153,16 @@ def margins(model: Any, x: Any, edge_index: Any, **options: Any) -> Tensor:
     return torch.stack([found.margins, found.cap])[:, others].clamp(min=torch.finfo(torch.float64).min)
 
 
+def bounds(model: Any, x: Any, edge_index: Any, nodes: Any, radius: Any, target: Any, **options: Any) -> Tensor:
+    """The bounds of the other classes, the least number where there is none."""
+    found = margin_bounds(model, x, edge_index, nodes, radius, target, **options)
+    return found.scatter(1, target.long()[:, None], 0.0).clamp(min=torch.finfo(torch.float64).min)
+
+
 # What is called where the name alone cannot be.
 _IN_PLACE_OF = {
     "theory.certify_node": margins,
+    "theory.margin_bounds": bounds,
     "optim.RiemannianAdam.step": stepped,
     "theory.lipschitz_bound": bounded,
     "manifolds.WrappedNormal.log_prob": density,

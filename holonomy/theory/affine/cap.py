@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["farthest", "least_products"]
 
 
-def farthest(encoder: HypformerEncoder) -> float:
+def farthest(encoder: HypformerEncoder) -> Float[Tensor, ""]:
     """How long the logarithm of a result of the encoder is at most; infinite where no LayerNorm is last."""
     norm = _last_norm(encoder)
     if norm is None:
-        return math.inf
+        return torch.tensor(torch.inf).double()
     gain, shift = gain_of(norm)
-    radius = (math.sqrt(norm.features) * gain.abs().amax() + shift.norm()).item() * (1 + ROUNDING)
+    radius = (math.sqrt(norm.features) * gain.abs().amax() + shift.norm()) * (1 + ROUNDING)
     k = root(norm.manifold_out)
-    return math.asinh(k * radius) / k * (1 + ROUNDING)
+    return (k * radius).asinh() / k * (1 + ROUNDING)
 
 
 def least_products(

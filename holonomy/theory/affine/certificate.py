@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,10 +17,9 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
-from holonomy.theory.affine.arithmetic.ellipsoids import THREATS, Threat
-from holonomy.theory.affine.enclosure import Enclosure
+from holonomy.theory.affine.arguments import classes, enclosed, listed, numbered, threatened
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.search import holds, largest_radii
-from holonomy.theory.attention.projections import NotCoveredError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -139,14 +138,14 @@ def certify_node(
     >>> certificate.holds, list(certificate.layers)[:3]
     (True, ['input', 'embedding', 'block0.position'])
     """
-    enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
-    node = _number("node", node, len(x), "nodes")
+    enclosure, moves = enclosed(model, x, edge_index), threatened(threat)
+    node = numbered("node", node, len(x), "nodes")
     if victim is not None and threat != "node":
         raise ValueError(f"victim must be left out where all nodes move: give it as node, got {victim}.")
-    victim = node if victim is None else _number("victim", victim, len(x), "nodes")
+    victim = node if victim is None else numbered("victim", victim, len(x), "nodes")
     checks.in_range("radius", radius, 0.0, torch.inf)
     target = int(enclosure.logits[victim].argmax()) if target is None else target
-    _number("target", target, enclosure.logits.shape[1], "classes")
+    numbered("target", target, enclosure.logits.shape[1], "classes")
     found = enclosure.margins(
         torch.tensor([node]), torch.tensor([victim]), enclosure.x.new_tensor([radius]), torch.tensor([target]), moves
     )
@@ -196,14 +195,14 @@ def certified_radius(
     >>> bool((certified_radius(model, torch.randn(5, 3), None, torch.arange(2)) > 0.01).all())
     True
     """
-    enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
+    enclosure, moves = enclosed(model, x, edge_index), threatened(threat)
     checks.in_range("limit", limit, 0.0, torch.inf)
-    nodes = _nodes(nodes, len(x))
-    classes = enclosure.logits[nodes].argmax(-1) if target is None else _classes("target", target, nodes, enclosure)
+    nodes = listed(nodes, len(x))
+    kept = enclosure.logits[nodes].argmax(-1) if target is None else classes("target", target, nodes, enclosure)
     found = []
     for start in range(0, len(nodes), _BATCH):
         part = slice(start, start + _BATCH)
-        found.append(largest_radii(enclosure, nodes[part], classes[part], limit, moves, cap=cap))
+        found.append(largest_radii(enclosure, nodes[part], kept[part], limit, moves, cap=cap))
         if progress is not None:
             progress(min(start + _BATCH, len(nodes)), len(nodes))
     return torch.cat(found) if found else enclosure.x.new_zeros(0)
@@ -247,11 +246,11 @@ def certified_accuracy(
     >>> certified_accuracy(model, x, None, torch.arange(5), labels, torch.tensor([0.0, 1e6]))[:1]
     tensor([1.], dtype=torch.float64)
     """
-    enclosure, moves = _enclosed(model, x, edge_index), _covered(threat)
-    nodes = _nodes(nodes, len(x))
+    enclosure, moves = enclosed(model, x, edge_index), threatened(threat)
+    nodes = listed(nodes, len(x))
     if not len(nodes):
         raise ValueError("nodes must be one at least, got none.")
-    labels = _classes("labels", labels, nodes, enclosure)
+    labels = classes("labels", labels, nodes, enclosure)
     checks.floating("radii", radii)
     if radii.ndim != 1 or not (radii >= 0).all():
         raise ValueError(f"radii must be numbers from 0 on, got {radii.tolist()}.")
@@ -259,7 +258,8 @@ def certified_accuracy(
     for start in range(0, len(nodes), _BATCH):
         part = slice(start, start + _BATCH)
         certified = [
-            holds(enclosure, nodes[part], labels[part], radius.expand(len(nodes[part])), moves) for radius in radii
+            holds(enclosure, nodes[part], labels[part], radius.expand(len(nodes[part])), moves)
+            for radius in radii.cpu()
         ]
         held.append(torch.stack(certified, dim=1))
         if progress is not None:
@@ -268,41 +268,3 @@ def certified_accuracy(
     order = radii.argsort(descending=True)
     shares = torch.cat(held).double()[:, order].cummax(1).values.mean(0)
     return torch.empty_like(shares).scatter(0, order, shares)
-
-
-def _covered(threat: str) -> Threat:
-    if threat == "edges":
-        raise NotCoveredError(f"threat must be one of {', '.join(THREATS)}: changes of edges are not covered.")
-    checks.one_of("threat", threat, THREATS)
-    return cast("Threat", threat)
-
-
-def _enclosed(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> Enclosure:
-    if not isinstance(model, Hypformer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
-    if model.level == "graph":
-        raise NotCoveredError("model must have a row for each node, got level='graph'.")
-    checks.nodes(x)
-    return Enclosure(model, x, edge_index)
-
-
-def _number(name: str, value: int, count: int, what: str) -> int:
-    if checks.nonnegative_int(name, value) >= count:
-        raise ValueError(f"{name} must be one of {count} {what}, got {value}.")
-    return value
-
-
-def _nodes(nodes: Tensor | Sequence[int], count: int) -> Tensor:
-    if not isinstance(nodes, Tensor):
-        nodes = torch.tensor(checks.sequence("nodes", nodes, "integers", int), dtype=torch.int64)
-    checks.integers("nodes", nodes)
-    if nodes.ndim != 1 or (len(nodes) and not 0 <= int(nodes.amin()) <= int(nodes.amax()) < count):
-        raise ValueError(f"nodes must be numbers of {count} nodes, got {nodes.tolist()}.")
-    return nodes.long()
-
-
-def _classes(name: str, classes: Tensor, nodes: Tensor, enclosure: Enclosure) -> Tensor:
-    """A class of each node."""
-    checks.codes(name, classes, enclosure.logits.shape[1], "classes")
-    checks.shaped(name, classes, nodes.shape, "(nodes,) = ")
-    return classes.long()

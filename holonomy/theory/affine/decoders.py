@@ -38,7 +38,7 @@ def refuse_decoder(decoder: nn.Module) -> None:
 def decoded(decoder: Any, tangent: Form, manifold: Lorentz) -> Form:
     """The logits of a tangent vector."""
     if isinstance(decoder, nn.Linear):
-        return linear(tangent, decoder.weight.detach().double(), bias_of(decoder))
+        return linear(tangent, decoder.weight.double(), bias_of(decoder))
     point = _exponential(tangent, manifold)
     return _hyperplanes(decoder, point) if isinstance(decoder, HypMLR) else _prototypes(decoder, point)
 
@@ -46,24 +46,24 @@ def decoded(decoder: Any, tangent: Form, manifold: Lorentz) -> Form:
 def _exponential(tangent: Form, manifold: Lorentz) -> Form:
     k = root(manifold)
     space = scale(sinhc_of_square(times(squared_length(tangent), k * k)), tangent)
-    radius = constant(space.noise, torch.full_like(space.center[:, :1], 1 / k))
+    radius = constant(space.noise, torch.ones_like(space.center[:, :1]) / k)
     return join(length(join(space, radius)), space)
 
 
 def _hyperplanes(decoder: HypMLR, point: Form) -> Form:
-    weight, k = decoder.weight.detach().double(), root(decoder.manifold)
+    weight, k = decoder.weight.double(), root(decoder.manifold)
     size = weight.norm(dim=-1, keepdim=True)
     normal = weight / torch.where(size > 0, size, 1.0)
-    shift = (k * decoder.offset.detach().double()).clamp(-_FARTHEST, _FARTHEST)
+    shift = (k * decoder.offset.double()).clamp(-_FARTHEST, _FARTHEST)
     plane = torch.cat([-shift.tanh()[:, None], normal], dim=-1)
     return times(arsinh(times(linear(point, plane), k * shift.cosh())), size.squeeze(-1) / k)
 
 
 def _prototypes(decoder: HypPrototypes, point: Form) -> Form:
     k = root(decoder.manifold)
-    points = decoder.prototypes().detach().double()
+    points = decoder.prototypes().double()
     rows = torch.cat([points[:, :1], -points[:, 1:]], dim=-1) * (k * k)
     # -c <x, p> - 1 is cosh of the distance, less one.
     apart = plus(linear(point, rows), constant(point.noise, -torch.ones_like(rows[:, 0]).expand(len(point.center), -1)))
-    strength = decoder.log_scale.detach().double().exp().item()
+    strength = decoder.log_scale.double().exp()
     return times(minus_squared_arcosh(apart), strength / (k * k))

@@ -67,7 +67,19 @@ class Margins:
 class Enclosure:
     """A model at one input, in float64, with all that does not depend on the moving node computed once."""
 
-    def __init__(self, model: Hypformer, x: Float[Tensor, "nodes dim"], edge_index: Tensor | Graph | None) -> None:
+    def __init__(
+        self,
+        model: Hypformer,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Tensor | Graph | None,
+        *,
+        differentiable: bool = False,
+    ) -> None:
+        with torch.set_grad_enabled(differentiable):
+            self._prepare(model, x, edge_index)
+        self.differentiable = differentiable
+
+    def _prepare(self, model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> None:
         as_stated(model, Hypformer)
         refuse_training(model, "model")
         refuse_decoder(model.decoder)
@@ -77,22 +89,20 @@ class Enclosure:
         # Whether what follows a moving token may be taken from a bound on a larger ball, which is most of the time.
         self.reuse = False
         self._known: dict[int, tuple[float, list[TokenForms]]] = {}
-        with torch.no_grad():
-            self.logits = self.model(self.x, edge_index)
+        self.logits = self.model(self.x, edge_index)
         self.graph = None
         reads: list[Tensor] = []
         encoder = self.model.encoder
         if encoder is not None:
             reads.append(affine_of(encoder.embedding)[0][:, 1:])
-            with torch.no_grad():
-                self.points = encoder.points(self.x)
+            self.points = encoder.points(self.x)
         if self.model.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
             reads += reading(self.model.graph_encoder)
-            with torch.no_grad():
-                self.graph = graph_branch(self.model.graph_encoder, self.x, edge_index)
-        rows = torch.cat(reads)
+            self.graph = graph_branch(self.model.graph_encoder, self.x, edge_index)
+        # To first order a bound does not change with a span of what is read: no gradient goes through it.
+        rows = torch.cat(reads).detach()
         # Motion across all that is read changes only |x|, which L3 covers.
         self.span = torch.linalg.qr(rows.T).Q if len(rows) + 1 < rows.shape[1] else None
 
@@ -106,7 +116,6 @@ class Enclosure:
         rest = rest / torch.where(size > 0, size, 1.0)
         return torch.cat([self.span.expand(len(x), -1, -1), rest[..., None]], -1)
 
-    @torch.no_grad()
     def margins(
         self,
         moving: Int[Tensor, " problem"],
@@ -116,6 +125,10 @@ class Enclosure:
         threat: Threat = "node",
     ) -> Margins:
         """Bound the margins of each victim while its moving node, or all nodes, keep within the radius."""
+        with torch.set_grad_enabled(self.differentiable):
+            return self._margins(moving, victim, radius, target, threat)
+
+    def _margins(self, moving: Tensor, victim: Tensor, radius: Tensor, target: Tensor, threat: Threat) -> Margins:
         if len(moving) > 1 and self.one_by_one(threat):
             each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
             return Margins.together([self.margins(a, b, r, k, threat) for a, b, r, k in each])

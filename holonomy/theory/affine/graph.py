@@ -38,7 +38,7 @@ __all__ = ["Convolved", "GraphBranch", "Propagated", "graph_branch", "reading", 
 def weight_of(layer: nn.Module) -> Tensor:
     """The weight of a linear map in float64."""
     as_stated(layer, nn.Linear)
-    return cast("nn.Linear", layer).weight.detach().double()
+    return cast("nn.Linear", layer).weight.double()
 
 
 @singledispatch
@@ -156,7 +156,7 @@ class Convolved(GraphBranch):
         hidden, last = x, len(encoder.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(encoder.convolutions, encoder.biases, strict=True)):
             weight, skip = weight_of(convolution), None
-            before = propagate(hidden @ weight.T) + bias.detach().double()
+            before = propagate(hidden @ weight.T) + bias.double()
             if encoder.residual:
                 layer = encoder.skips[i]
                 skip = torch.eye(len(weight)).double() if isinstance(layer, nn.Identity) else weight_of(layer)

@@ -80,9 +80,9 @@ class Scaled:
     floor: Float[Tensor, "problem 1"]
 
 
-def root(manifold: Lorentz) -> float:
+def root(manifold: Lorentz) -> Float[Tensor, ""]:
     """The root of minus the curvature."""
-    return math.sqrt(-manifold.curvature.detach().double().item())
+    return manifold.curvature.double().neg().sqrt().squeeze()
 
 
 def lifted(space: Form, scaling: Form, floor: Tensor, manifold: Lorentz) -> Scaled:
@@ -105,15 +105,15 @@ def affine_of(layer: HTC) -> tuple[Tensor, Tensor]:
     """Weight and bias of an HTC, with its change of curvature, in float64."""
     as_stated(layer, ExpMapHTC if isinstance(layer, ExpMapHTC) else HTC)
     ratio = root(layer.manifold_in) / root(layer.manifold_out)
-    weight = layer.weight.detach().double() * ratio
-    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().double() * ratio
+    weight = layer.weight.double() * ratio
+    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.double() * ratio
     return weight, bias
 
 
 def bias_of(layer: nn.Linear) -> Tensor:
     """The bias of a linear map in float64, zeros if it has none."""
     bias = cast("Tensor | None", layer.bias)
-    return torch.zeros(layer.out_features).double() if bias is None else bias.detach().double()
+    return torch.zeros(layer.out_features).double() if bias is None else bias.double()
 
 
 def transformed(layer: HTC, point: Scaled) -> Form:
@@ -222,8 +222,8 @@ def within_sphere(layer: nn.Module, form: Form) -> Form:
 def _gain(weight: Tensor | None, bias: Tensor | None, size: int, layer: HRC) -> tuple[Tensor, Tensor]:
     ratio = root(layer.manifold_in) / root(layer.manifold_out)
     one = torch.ones(size, dtype=torch.float64)
-    gain = one if weight is None else weight.detach().double()
-    shift = torch.zeros_like(one) if bias is None else bias.detach().double()
+    gain = one if weight is None else weight.double()
+    shift = torch.zeros_like(one) if bias is None else bias.double()
     return gain * ratio, shift * ratio
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from holonomy import numerics
 from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
@@ -137,7 +138,7 @@ def weighted(
         second = (images[0] @ images[0].mT) / safe[0, :, None, None]
         gram = (weights @ second.flatten(1)).unflatten(1, second.shape[1:])
     else:
-        scaled = images * (weights / safe).sqrt()[..., None, None]
+        scaled = images * numerics.root(weights / safe)[..., None, None]
         scaled = scaled.transpose(1, 2).flatten(2)
         gram = scaled @ scaled.mT
     return _root(gram * (weights * sizes).sum(-1)[:, None, None])
@@ -165,6 +166,6 @@ def _root(gram: Tensor) -> Tensor:
     finite = torch.isfinite(trace)
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype)
     scaled = torch.where(finite & (trace > 0), gram / torch.where(trace > 0, trace, 1.0), 0.0) + _SLACK * eye
-    found = torch.linalg.cholesky_ex(scaled).L * (trace.clamp(min=0).sqrt() * (1 + ROUNDING))
+    found = torch.linalg.cholesky_ex(scaled).L * (numerics.root(trace.clamp(min=0)) * (1 + ROUNDING))
     # What is zero stays zero.
     return torch.where(finite, found * (diagonal > 0)[..., None], torch.inf)

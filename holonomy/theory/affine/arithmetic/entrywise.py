@@ -85,11 +85,14 @@ def positive_power(form: Form, power: float) -> Form:
     r""":math:`\mathrm{ReLU}(t)^p`, convex for p at least 1; ReLU itself for p = 1."""
 
     def slope(t: Tensor) -> Tensor:
-        return (t > 0).to(t.dtype) if power == 1 else power * torch.relu(t).pow(power - 1)
+        live = t > 0
+        return live.to(t.dtype) if power == 1 else power * torch.where(live, t, 1.0).pow(power - 1) * live
 
     def touch(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         del upper
-        return torch.zeros_like(lower) if power == 1 else (secant / power).pow(1 / (power - 1))
+        if power == 1:
+            return torch.zeros_like(lower)
+        return torch.where(secant > 0, secant / power, 1.0).pow(1 / (power - 1))
 
     return convex(form, lambda t: torch.relu(t).pow(power), slope, touch)
 
@@ -118,7 +121,7 @@ def tanhc_of_square(form: Form) -> Form:
     """
 
     def slope(v: Tensor) -> Tensor:
-        root = v.sqrt()
+        root = numerics.root(v)
         wide = root > _SERIES
         x = torch.where(wide, root, 1.0)
         far = (x / x.cosh().square() - x.tanh()) / (2 * x**3)
@@ -146,22 +149,22 @@ def asinhc_of_square(form: Form) -> Form:
     """
 
     def slope(v: Tensor) -> Tensor:
-        angle = v.sqrt().asinh()
+        angle = numerics.root(v).asinh()
         some = angle > 0
         safe = torch.where(some, angle, 1.0)
         return torch.where(some, -numerics.minus_tanh(safe) / (2 * safe.sinh() ** 3), -1 / 6)
 
-    return convex(form, lambda v: numerics.asinhc(v.sqrt()), slope, _middle, low=0.0)
+    return convex(form, lambda v: numerics.asinhc(numerics.root(v)), slope, _middle, low=0.0)
 
 
 def sinhc_of_square(form: Form) -> Form:
     r""":math:`\sinh(\sqrt v)/\sqrt v`, for v at least 0: convex, as its power series has positive coefficients."""
 
     def value(v: Tensor) -> Tensor:
-        return numerics.sinhc(v.sqrt())
+        return numerics.sinhc(numerics.root(v))
 
     def slope(v: Tensor) -> Tensor:
-        return numerics.sinhc_slope(v.sqrt()) / 2
+        return numerics.sinhc_slope(numerics.root(v)) / 2
 
     return convex(form, value, slope, _middle, low=0.0)
 
@@ -173,7 +176,7 @@ def minus_squared_arcosh(form: Form) -> Form:
     """
 
     def angle(a: Tensor) -> Tensor:
-        return 2 * (a / 2).sqrt().asinh()
+        return 2 * numerics.root(a / 2).asinh()
 
     return convex(form, lambda a: -angle(a).square(), lambda a: -2 / numerics.sinhc(angle(a)), _middle, low=0.0)
 
@@ -192,12 +195,12 @@ def arsinh(form: Form) -> Form:
 
 
 def _tanhc(v: Tensor) -> Tensor:
-    root = v.sqrt()
+    root = numerics.root(v)
     return torch.where(root > 0, root.tanh() / torch.where(root > 0, root, 1.0), 1.0)
 
 
 def _sech(v: Tensor) -> Tensor:
-    return 1 / v.sqrt().cosh()
+    return 1 / numerics.root(v).cosh()
 
 
 def _middle(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from holonomy import numerics
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
@@ -239,7 +241,7 @@ def largest_singular_value(matrix: Float[Tensor, "problem entry column"]) -> Flo
     gram = matrix.mT @ matrix
     # The eigenvalues are off by rounding of the largest.
     top = eigenvalues(gram)[..., -1].clamp(min=0)
-    return (top + ROUNDING * gram.diagonal(dim1=-2, dim2=-1).sum(-1)).sqrt()
+    return numerics.root(top + ROUNDING * gram.diagonal(dim1=-2, dim2=-1).sum(-1))
 
 
 def eigenvalues(matrix: Float[Tensor, "problem entry entry"]) -> Float[Tensor, "problem entry"]:

@@ -31,6 +31,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from holonomy import numerics
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, join, linear, reach, spread
 
 __all__ = ["length", "lorentz_norm"]
@@ -61,7 +62,8 @@ def length(form: Form) -> Form:
 def lorentz_norm(time: Form, space: Form, low: Tensor | float) -> Form:
     """L4: the Lorentz norm of a timelike vector that is known to be at least ``low`` > 0, a form of one entry."""
     t, y = time.center, space.center
-    norm = ((t - y.norm(dim=-1, keepdim=True)) * (t + y.norm(dim=-1, keepdim=True))).clamp(min=0).sqrt()
+    size = y.norm(dim=-1, keepdim=True)
+    norm = numerics.root(((t - size) * (t + size)).clamp(min=0))
     norm = torch.maximum(norm, torch.as_tensor(low, dtype=norm.dtype))
     us = y / norm
     # t / norm where the centre is a vector of that norm; where it is not, u is of norm one all the same.

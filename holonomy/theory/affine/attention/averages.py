@@ -18,6 +18,7 @@ balls of all tokens are summed by L10, and the quotient is L5.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_first
 from holonomy.theory.affine.arithmetic.entrywise import inverse
@@ -40,7 +41,9 @@ from holonomy.theory.affine.arithmetic.products import quotient, scale
 __all__ = ["linear_average"]
 
 
-def linear_average(query: Form, keys: TokenForms, values: TokenForms, root: float | None, threat: Threat) -> Form:
+def linear_average(
+    query: Form, keys: TokenForms, values: TokenForms, root: Tensor | float | None, threat: Threat
+) -> Form:
     """Averages of values with weights q . k, or their midpoints where the root of c is given; zero where q is."""
     noise = query.noise
     most = (keys.center.sum(0).abs() + keys.first.norm(dim=-1).sum(0) + keys.rest.norm(dim=-1).sum(0)) > 0

@@ -56,7 +56,7 @@ def crowd_of(layer: HypLinearAttention, points: Float[Tensor, "tokens ambient"],
         power_features(_affine(part, points).unflatten(-1, (layer.heads, -1)), layer.power)
         for part in (layer.key, layer.value)
     )
-    value = value / layer.log_scale.detach().double().exp()
+    value = value / layer.log_scale.double().exp()
     if layer.average == "midpoint":
         value = layer.manifold_hidden.lift(value)
     # Nothing is subtracted: beside a token far out the others are below the rounding of a sum of all.
@@ -84,13 +84,13 @@ def attended(layer: HypLinearAttention, query: Scaled, moving: Scaled, crowd: Cr
     ]
     residual = layer.residual
     as_stated(residual, nn.Linear)
-    weight = torch.cat([residual.weight.detach().double(), bias_of(residual)[:, None]], dim=1)
+    weight = torch.cat([residual.weight.double(), bias_of(residual)[:, None]], dim=1)
     ratio = root(layer.manifold_hidden) / root(layer.manifold_out)
     return times(plus(join(*averages), linear(join(*own, query.scale), weight)), ratio)
 
 
 def _values(layer: HypLinearAttention, point: Scaled, parts: list[slice]) -> list[Form]:
-    form = times(transformed(layer.value, point), (-layer.log_scale.detach().double()).exp().item())
+    form = times(transformed(layer.value, point), (-layer.log_scale.double()).exp())
     return [features(form[part], layer.power) for part in parts]
 
 

@@ -78,7 +78,7 @@ def _values(layer: HypLinearAttention | HypSoftmaxAttention, point: Scaled) -> l
 
 
 def _own(layer: HypLinearAttention, point: Scaled) -> list[Form]:
-    shrunk = times(transformed(layer.value, point), (-layer.log_scale.detach().double()).exp().item())
+    shrunk = times(transformed(layer.value, point), (-layer.log_scale.double()).exp())
     return [features(form, layer.power) for form in _split(shrunk, layer.heads)]
 
 
@@ -87,8 +87,8 @@ def _split(form: Form, heads: int) -> list[Form]:
     return [form[size * head : size * (head + 1)] for head in range(heads)]
 
 
-def _above(space: Form, k: float) -> Form:
-    radius = constant(space.noise, torch.full_like(space.center[:, :1], 1 / k))
+def _above(space: Form, k: Tensor) -> Form:
+    radius = constant(space.noise, torch.ones_like(space.center[:, :1]) / k)
     return join(length(join(space, radius)), space)
 
 
@@ -116,5 +116,5 @@ def _linear(layer: HypLinearAttention, query: Scaled, heads: Heads, threat: Thre
     ]
     residual = layer.residual
     as_stated(residual, nn.Linear)
-    own = linear(join(*_own(layer, query)), residual.weight.detach().double(), bias_of(residual))
+    own = linear(join(*_own(layer, query)), residual.weight.double(), bias_of(residual))
     return plus(join(*found), own)

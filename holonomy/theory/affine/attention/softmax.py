@@ -47,7 +47,7 @@ Logits = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 def softmax_average(
-    query: Form, keys: TokenForms, values: TokenForms, similarity: Similarity, root: float, threat: Threat
+    query: Form, keys: TokenForms, values: TokenForms, similarity: Similarity, root: Tensor | float, threat: Threat
 ) -> Form:
     """The space parts of midpoints of points ``values`` by how near the ``keys`` are; ``root`` is that of c."""
     flip = torch.ones_like(keys.center[0]).index_fill(0, torch.tensor([0]), -1.0) * -(root * root)
@@ -136,16 +136,16 @@ def _total(query: Form, values: TokenForms, along: Tensor, at: Tensor) -> Form:
     return plus(linear(query, weight), constant(query.noise, middle))
 
 
-def _logits(similarity: Similarity, root: float, channels: int) -> Logits:
+def _logits(similarity: Similarity, root: Tensor | float, channels: int) -> Logits:
     """The logit and its slope, as a function of the hyperbolic cosine less one."""
     scale = channels**-0.5
 
     def angle(a: Tensor) -> Tensor:
-        return 2 * (a / 2).sqrt().asinh()
+        return 2 * numerics.root(a / 2).asinh()
 
     if similarity == "lorentz_squared":
         slope = -2 * scale / root**2
-        return lambda a: slope * a, lambda a: torch.full_like(a, slope)
+        return lambda a: slope * a, lambda a: slope * torch.ones_like(a)
     if similarity == "geodesic_squared":
         size = scale / root**2
         return lambda a: -size * angle(a).square(), lambda a: -2 * size / numerics.sinhc(angle(a))
