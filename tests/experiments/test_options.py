@@ -59,7 +59,9 @@ def test_a_hyper_parameter_that_cannot_be_is_one_sentence(
 
 # The digits stand alone, and raise what torch or a constructor raises.
 SHARED = sorted(COMMANDS.keys() - {"digits"})
-WIDE = [name for name in SHARED if name not in {"acquired_traits", "hierarchy", "link_prediction", "tree_maps"}]
+WIDE = [
+    name for name in SHARED if name not in {"acquired_traits", "hierarchy", "link_prediction", "phylogeny", "tree_maps"}
+]
 
 
 @pytest.mark.parametrize("name", WIDE)

@@ -1,0 +1,288 @@
+"""How far apart are new species in a phylogeny? An encoder from DNA to points, trained on the distances of known ones.
+
+Trees and sequences are generated: Yule trees, the model of Jukes and Cantor with gamma rates (``data/phylogeny.py``).
+An encoder sees one sequence of each species, and learns from the distances between known species. Of the others, half
+choose the learning rate of every model, half measure:
+
+    error      mean |d / true - 1| of distances from a new species to all others
+    nearest    how often the known species said to be nearest is one of the nearest
+    placement  how often least squares attaches the new species to its own branch of the tree of the known ones
+
+An MLP (and for one number of coordinates a Hypformer over all species) gives coordinates; what they mean differs:
+
+    hyperbolic         a tangent vector at the origin of a hyperboloid whose curvature is learned
+    flat               a point of flat space
+    flat with heights  a point of one dimension less, and a height: |x - y| + a + b
+
+Without a network stand the distance of Jukes and Cantor with the true shape of the gamma distribution, and that formula
+with shape and scale fitted to the known distances.
+
+    python -m experiments.phylogeny
+    python -m experiments.phylogeny --trees 2 --dims 2 3 --steps 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import optimize
+from torch import Tensor, nn
+
+from experiments.data.phylogeny import LETTERS, Branches, Phylogeny, differing, jukes_cantor, phylogeny
+from experiments.engine import options, plots, runs
+from experiments.models.baselines import MLP
+from holonomy.manifolds import Lorentz
+from holonomy.models import Hypformer
+from holonomy.optim import RiemannianAdam
+
+METRICS = ("hyperbolic", "flat", "flat with heights")
+MEASURES = ("error", "nearest", "placement")
+RATES = (0.002, 0.006)
+# The gamma distribution's shape; the MLP's width; the share of letters that training hides; where Hypformer is tried.
+SHAPE, WIDTH, HIDE, BODY_DIM = 0.5, 64, 0.3, 3
+# The mean distance of known species, in the units of the coordinates.
+UNIT = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A tree, its species as (known, to choose by, to measure), and what the encoder sees and is told."""
+
+    tree: Phylogeny
+    parts: tuple[np.ndarray, np.ndarray, np.ndarray]
+    x: Tensor
+    distances: Tensor
+    branches: Branches
+
+    @classmethod
+    def of(cls, seed: int, species: int, sites: int) -> Task:
+        """Draw a tree; a sixth of the species chooses, a sixth measures."""
+        tree = phylogeny(seed, species=species, sites=sites, shape=SHAPE)
+        known, val, test = np.split(np.arange(species), [species - 2 * (species // 6), species - species // 6])
+        letters = nn.functional.one_hot(torch.from_numpy(tree.sequences), LETTERS).float().flatten(1)
+        distances = torch.from_numpy(tree.distances).float()
+        scale = UNIT / distances[: len(known), : len(known)].sum() * (len(known) * (len(known) - 1))
+        return cls(tree, (known, val, test), letters, distances * scale, Branches.of(tree, known))
+
+    def measured(self, distances: np.ndarray, new: np.ndarray) -> dict[str, float]:
+        """Judge distances (n, n) of all species, in any unit that the known ones have, by those of the new."""
+        known, truth = self.parts[0], self.tree.distances
+        others = np.concatenate([known, new])
+        away = others != new[:, None]
+        ratio = distances[np.ix_(new, others)][away] / truth[np.ix_(new, others)][away]
+        near = distances[np.ix_(new, known)]
+        closest = np.take_along_axis(truth[np.ix_(new, known)], near.argmin(1)[:, None], 1)[:, 0]
+        placed = self.branches.best(np.maximum(near, 1e-3 * near.max())) == self.branches.holding(self.tree, known, new)
+        return {
+            "error": float(np.abs(ratio - 1).mean()),
+            "nearest": float(np.isclose(closest, truth[np.ix_(new, known)].min(1)).mean()),
+            "placement": float(placed.mean()),
+        }
+
+
+class Places(nn.Module):
+    """Species as points: a body that gives coordinates, and a metric."""
+
+    def __init__(self, body: str, metric: str, features: int, dim: int) -> None:
+        super().__init__()
+        self.metric, self.hide = metric, nn.Dropout(HIDE)
+        if body == "mlp":
+            self.body: nn.Module = MLP(features, WIDTH, dim)
+        else:
+            self.body = Hypformer(features, WIDTH // 2, dim, layers=1, heads=4, graph_encoder=None)
+        self.manifold = Lorentz(-1.0, learnable=metric == "hyperbolic")
+        self.log_unit = nn.Parameter(torch.zeros(()), requires_grad=metric != "hyperbolic")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Distances (n, n) of species with these letters."""
+        found = self.body(self.hide(x))
+        i, j = torch.triu_indices(len(x), len(x), 1, device=x.device)
+        if self.metric == "hyperbolic":
+            points = self.manifold.expmap0(nn.functional.pad(found, (1, 0)))
+            between = self.manifold.dist(points[i], points[j])
+        else:
+            heights = int(self.metric == "flat with heights")
+            between = torch.linalg.vector_norm(found[i, heights:] - found[j, heights:], dim=-1)
+            if heights:
+                raised = nn.functional.softplus(found[:, 0])
+                between = between + raised[i] + raised[j]
+            between = between * self.log_unit.exp()
+        upper = between.new_zeros(len(x), len(x)).index_put((i, j), between)
+        return upper + upper.T
+
+
+def fit(task: Task, body: str, metric: str, dim: int, rate: float, steps: int, seed: int) -> np.ndarray:
+    """Train on the known species; distances of all, in substitutions a site."""
+    runs.seed_everything(seed)
+    known = torch.from_numpy(task.parts[0])
+    model = Places(body, metric, task.x.shape[1], dim).to(task.x.device)
+    optimizer = RiemannianAdam([p for p in model.parameters() if p.requires_grad], lr=rate)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    i, j = torch.triu_indices(len(known), len(known), 1)
+    truth = task.distances[i, j]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(task.x[known])[i, j] / truth - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        fall.step()
+    with torch.no_grad():
+        found = model.eval()(task.x).cpu().double().numpy()
+    return found * float(task.tree.distances[0, 1] / task.distances[0, 1].double())
+
+
+def best(task: Task, body: str, metric: str, dim: int, steps: int, seed: int) -> dict[str, Any]:
+    """Search the rates by the species to choose by; what the others say of the best."""
+    _, val, test = task.parts
+    found: list[dict[str, Any]] = []
+    for rate in RATES:
+        distances = fit(task, body, metric, dim, rate, steps, seed)
+        chosen = task.measured(distances, val)["error"]
+        found.append({"val": chosen, "rate": rate, **task.measured(distances, test)})
+    return min(found, key=lambda record: record["val"])
+
+
+def without_network(task: Task, *, fitted: bool) -> dict[str, Any]:
+    """Jukes and Cantor's distance with the true shape, or with shape and scale fitted to the known species."""
+    share, (known, _, test) = differing(task.tree.sequences), task.parts
+    if not fitted:
+        return task.measured(jukes_cantor(share, SHAPE), test)
+    i, j = np.triu_indices(len(known), 1)
+    truth = task.tree.distances[i, j]
+
+    def curve(numbers: np.ndarray, share: np.ndarray) -> np.ndarray:
+        return np.exp(numbers[1]) * jukes_cantor(share, float(np.exp(numbers[0])))
+
+    def off(numbers: np.ndarray) -> np.ndarray:
+        return curve(numbers, share[i, j]) / truth - 1
+
+    found = optimize.least_squares(off, [0.0, 0.0])
+    return task.measured(curve(found.x, share), test)
+
+
+def text(rows: Sequence[dict[str, Any]], trees: int) -> str:
+    """The table."""
+    lines = [f"new species, {trees} trees: relative error, nearest species and branch right, %"]
+    for row in rows:
+        name = f"{row['body']}, {row['metric']}" if row["dim"] else row["metric"]
+        numbers = f"{row['dim']:3d} numbers" if row["dim"] else " no network"
+        values = "  ".join(f"{100 * row[m]['mean']:5.1f} ± {100 * row[m]['std']:4.1f}" for m in MEASURES)
+        lines.append(f"{numbers}  {name:29s}{values}")
+    return "\n".join(lines)
+
+
+def picture(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    """The error over the number of coordinates, a line for each metric."""
+    with plots.mpl.rc_context(plots.STYLE):
+        figure, (axes,) = plots.figure_of(9, 5.5)
+        for metric, colour in zip(METRICS, plots.PALETTE, strict=False):
+            chosen = [row for row in rows if row["body"] == "mlp" and row["metric"] == metric]
+            dims, mean, std = ([f(row) for row in chosen] for f in (_dim, _mean, _std))
+            axes.errorbar(dims, mean, std, label=metric, color=colour, capsize=4, marker="o")
+        for row, dashes in zip((row for row in rows if not row["dim"]), ("--", ":"), strict=False):
+            axes.axhline(_mean(row), color="#777777", linestyle=dashes, label=row["metric"])
+        axes.set(xscale="log", xlabel="numbers a species", ylabel="error of distances, %", ylim=(0, None))
+        axes.set_xticks(sorted({row["dim"] for row in rows if row["dim"]}), minor=False)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.minorticks_off()
+        axes.legend(frameon=False)
+        return plots.save(figure, path)
+
+
+def _dim(row: dict[str, Any]) -> float:
+    return row["dim"]
+
+
+def _mean(row: dict[str, Any]) -> float:
+    return 100 * row["error"]["mean"]
+
+
+def _std(row: dict[str, Any]) -> float:
+    return 100 * row["error"]["std"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    described = (__doc__ or "").split("\n\n", maxsplit=1)
+    out = argparse.ArgumentParser(
+        prog="python -m experiments.phylogeny",
+        description=described[0],
+        epilog=described[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = out.add_argument
+    add("--trees", type=int, default=10, metavar="N", help="trees 0 .. N-1 (default 10)")
+    add("--species", type=int, default=96, metavar="N", help="of each tree (default 96)")
+    add("--sites", type=int, default=600, metavar="N", help="letters of a sequence (default 600)")
+    add("--dims", type=int, nargs="+", default=[2, 3, 5, 8, 16, 32], metavar="D", help="(default 2 3 5 8 16 32)")
+    add("--steps", type=int, default=600, metavar="N", help="of training (default 600)")
+    options.add_folder(out, "runs/phylogeny", checkpoint_every=None)
+    add("--json", type=Path, metavar="FILE", help="at the end also write the table there")
+    options.add_machine(out)
+    add("--quiet", action="store_true", help="no progress lines")
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0, or 2 if what was asked cannot be done."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(given)
+    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.phylogeny", given)))
+
+
+def _main(arguments: argparse.Namespace, command: str) -> int:
+    options.at_least_one(arguments, "trees", "sites", "steps")
+    if min(arguments.dims) < 2 or arguments.species < 12:
+        raise options.RefusedError("--dims must be at least 2 and --species at least 12")
+    runs.use_machine(arguments.threads, arguments.device)
+    runs.check_result(arguments.json, overwrite=arguments.overwrite)
+    config = {"species": arguments.species, "sites": arguments.sites, "steps": arguments.steps}
+    folder = arguments.out or Path("runs/phylogeny")
+    run = runs.Run(folder, config, resume=arguments.resume, overwrite=arguments.overwrite)
+    tasks = [
+        runs.moved(Task.of(seed, arguments.species, arguments.sites), arguments.device)
+        for seed in range(arguments.trees)
+    ]
+    asked = [("mlp", metric, dim) for dim, metric in itertools.product(arguments.dims, METRICS)]
+    asked += [("hypformer", metric, BODY_DIM) for metric in METRICS if BODY_DIM in arguments.dims]
+    rows: list[dict[str, Any]] = []
+
+    def add(body: str, metric: str, dim: int, records: Sequence[dict[str, Any]]) -> None:
+        summaries = {m: runs.summary([record[m] for record in records]) for m in MEASURES}
+        rows.append({"body": body, "metric": metric, "dim": dim, **summaries, "trees": list(records)})
+        if not arguments.quiet:
+            print(text(rows[-1:], arguments.trees).splitlines()[1], file=sys.stderr, flush=True)
+
+    for fitted, name in ((False, "Jukes-Cantor, true rates"), (True, "Jukes-Cantor, fitted")):
+        add("none", name, 0, [without_network(task, fitted=fitted) for task in tasks])
+    for body, metric, dim in asked:
+        records = []
+        for seed, task in enumerate(tasks):
+
+            def compute(
+                body: str = body, metric: str = metric, dim: int = dim, seed: int = seed, task: Task = task
+            ) -> Any:
+                return best(task, body, metric, dim, arguments.steps, seed)
+
+            records.append(run.part(f"{body}-{metric.replace(' ', '-')}-{dim}-{seed}", compute))
+        add(body, metric, dim, records)
+    content = {"command": command, "versions": runs.versions(), "trees": arguments.trees, "rows": rows}
+    run.write_json("results.json", content)
+    picture(rows, run.own("error.png"))
+    run.finish()
+    if arguments.json:
+        runs.write_json(arguments.json, content)
+    print(text(rows, arguments.trees))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
