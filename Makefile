@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/python -m examples.demo --threads 1 --overwrite
+	@OMP_NUM_THREADS=1 $(BIN)/python -m examples.demo
 
 test: check docs suite
 

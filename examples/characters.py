@@ -6,14 +6,13 @@ is drawn, and no model is below it. Both models have the same widths, depth, hea
 choose from; the rate is chosen on validation texts, the score is that of test texts, in bits for each character.
 
     python -m examples.characters
-    python -m examples.characters --length 64 --steps 2000 --bfloat16 --device cuda
 """
 
-from __future__ import annotations
-
 import argparse
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,6 @@ def drawn(texts: int, length: int, generator: torch.Generator) -> tuple[Tensor, 
 
 
 class Hyperbolic(nn.Module):
-    """HypTransformer and hyperbolic multinomial logistic regression."""
-
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(4, width)
@@ -53,8 +50,6 @@ class Hyperbolic(nn.Module):
 
 
 class Flat(nn.Module):
-    """The twin: torch's encoder and a linear map."""
-
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(4, width), nn.Parameter(0.02 * torch.randn(length, width))
@@ -101,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     parser.add_argument("--bfloat16", action="store_true", help="autocast")
     parser.add_argument("--seed", type=int, default=0, help="of texts, weights and batches")
     parser.add_argument("--device", default="cpu", help="such as cuda")
+    parser.add_argument("--out", type=Path, default=Path("runs/characters"), help="folder of the scores")
     args = parser.parse_args(argv)
     found, chance = drawn(args.texts + 2 * (args.texts // 5), args.length, torch.Generator().manual_seed(args.seed))
     learn, valid, test = found.to(args.device).tensor_split([args.texts, args.texts + args.texts // 5])
@@ -115,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
                 runs.append(tuple(bits(model, part, bfloat16=args.bfloat16).item() for part in (valid, test)))
         scores[kind.__name__] = min(runs)[1]
     print("  ".join(f"{name} {score:.3f}" for name, score in scores.items()), "bits for each character")
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "characters.json").write_text(json.dumps(scores), encoding="utf-8")
     return scores
 
 

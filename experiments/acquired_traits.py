@@ -1,14 +1,9 @@
-"""The first minute: train a hyperbolic transformer, compare it, certify it, draw it.
+"""Which trait has a species? A hyperbolic transformer beside its flat twin, GCN, MLP and nearest neighbours.
 
-1. **Which trait has a species?** Traits are inherited from next to a species or acquired from far away
-   (``experiments.data.transfers``), so that a model needs the graph and attention. A hyperbolic transformer with
-   learned curvatures, trained by RiemannianAdam, stands beside its flat twin, GCN, MLP and nearest neighbours.
-   Validation trees chose the settings of each from one grid before (``--search``,
-   ``benchmarks/results/demo_search.json``), and choose the step here.
-2. **How far may the features of a species move before its trait changes?** Radii proved for that very model, beside
-   the smallest attacks found.
-3. **A map of a tree in two numbers a node**: hyperbolic, flat, and flat with a height (``experiments.tree_maps``).
-4. **What do the papers claim, and what holds?** Three verdicts.
+Traits are inherited from next to a species or acquired from far away (``experiments.data.transfers``), so that a model
+needs the graph and attention. Validation trees chose the settings of each model from one grid before (``--search``,
+``benchmarks/results/demo_search.json``), and choose the step here. The transformer is certified: how far the features
+of a species may move before its trait changes, beside the smallest attacks found.
 
     python -m experiments.acquired_traits
     python -m experiments.acquired_traits --search --json search.json
@@ -25,21 +20,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
 import torch
-from matplotlib.collections import LineCollection
-from matplotlib.patches import Circle
 from torch import Tensor, nn
 
-from experiments import tree_maps
-from experiments.data.transfers import ACQUIRED, INHERITED, SOURCE, Trees, hops, trees
+from experiments.data.transfers import ACQUIRED, INHERITED, SOURCE, Trees, trees
 from experiments.engine import options, plots, runs
 from experiments.models.baselines import MLP, EuclideanFormer, nearest_neighbours
 from holonomy.layers import GCN
 from holonomy.models import Hypformer
 from holonomy.optim import RiemannianAdam
-from holonomy.theory import Verdict, certified_radius, verify
+from holonomy.theory import certified_radius
 
 TITLES = {
     "hypformer": "hyperbolic transformer",
@@ -57,7 +47,6 @@ CHOSEN: dict[str, tuple[float, float, int]] = {
     "mlp": (0.01, 1.0, 6),
 }
 HIDDEN, BATCH = 64, 16
-CLAIMS = ("distances.closure", "hyperbolic.midpoint", "distances.naive")
 
 
 @functools.cache
@@ -224,85 +213,9 @@ def certified(network: nn.Module, scale: float) -> dict[str, Any]:
     }
 
 
-def parent_of(edge_index: Tensor, size: int) -> np.ndarray:
-    """The parent of each node of the first tree, -1 at the root."""
-    child, parent = edge_index[:, (edge_index[0] < size) & (edge_index[0] > edge_index[1])]
-    found = torch.full((size,), -1)
-    found[child] = parent
-    return found.numpy()
-
-
-def mapped(steps: int) -> tuple[Tensor, dict[str, Any]]:
-    """Maps of the first test tree in two numbers a node: places on the disk of the hyperbolic one, and all errors."""
-    whole = data("test")[0]
-    pairs = tree_maps.Pairs.of(hops(parent_of(whole.edge_index, int((whole.batch == 0).sum()))), 0)
-    xy, errors = torch.empty(0), dict[str, Any]()
-    for kind in tree_maps.MAPS:
-        space, errors[kind] = tree_maps.best(kind, pairs, 2, steps, 0)
-        if isinstance(space, tree_maps.HyperbolicMap):
-            # Seen from the node that is nearest to all: the centroid lies where most nodes are, at the rim.
-            middle = space.points(pairs.hops.sum(1).argmin())
-            xy, _ = plots.principal_disk(space.points(), space.points.manifold, middle)
-    return xy, errors
-
-
-def verdicts() -> list[dict[str, Any]]:
-    """What the papers claim, and what holds."""
-    found: list[Verdict] = verify(CLAIMS)
-    return [{"claim": one.claim, "source": one.source, "holds": one.holds, "note": one.note} for one in found]
-
-
-def draw(xy: Tensor, proved: Mapping[str, Any], errors: Mapping[str, Any], path: Path) -> Path:
-    """Draw the tree as geodesics of the Poincare disk: its traits, and how far each of them is certified."""
-    whole = data("test")[0]
-    size = len(xy)
-    child, parent = whole.edge_index[:, (whole.edge_index[0] < size) & (whole.edge_index[0] > whole.edge_index[1])]
-    kind, y, nodes = whole.kind[:size], whole.y[:size], torch.tensor(proved["nodes"])
-    with mpl.rc_context(plots.STYLE):
-        figure, panels = plots.figure_of(16.5, 8.6, panels=2)
-        for axes in panels:
-            axes.grid(visible=False)
-            axes.set_axis_off()
-            axes.set(xlim=(-1.03, 1.03), ylim=(-1.03, 1.03), aspect="equal")
-            axes.add_patch(Circle((0, 0), 1, facecolor="#FAFAFA", edgecolor="#555555", linewidth=1.5))
-            lines = plots.geodesics(xy[child], xy[parent])
-            axes.add_collection(LineCollection(list(lines.numpy()), colors="#888888", linewidths=1.2, zorder=1))
-        left, right = panels
-        looks = {
-            SOURCE: ("*", 420, "trait is seen"),
-            INHERITED: ("o", 150, "inherited"),
-            ACQUIRED: ("D", 110, "acquired"),
-        }
-        for place, (marker, area, name) in looks.items():
-            mine = kind == place
-            colours = [plots.PALETTE[trait] for trait in y[mine].tolist()]
-            left.scatter(*xy[mine].T, s=area, c=colours, marker=marker, edgecolors="white", linewidths=0.8, zorder=2)
-            left.scatter([], [], s=area, c="#777777", marker=marker, label=name)
-        figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=15)
-        left.set_title("four traits by colour")
-        right.scatter(*xy[kind == SOURCE].T, s=60, c="#CCCCCC", edgecolors="white", zorder=2)
-        shown = right.scatter(
-            *xy[nodes].T, s=190, c=proved["radii"], cmap="viridis", edgecolors="white", linewidths=0.8, zorder=3
-        )
-        wrong = nodes[~torch.tensor(proved["right"])]
-        right.scatter(*xy[wrong].T, s=330, facecolors="none", edgecolors="#D55E00", linewidths=2.5, zorder=4)
-        figure.colorbar(shown, ax=right, shrink=0.75).set_label("radius within which no change alters the trait")
-        right.set_title("certified radii")
-        figure.suptitle("A test tree on the Poincaré disk, and what is proved of its species", fontsize=22)
-        error = errors["hyperbolic"]["test"]
-        figure.supxlabel(
-            f"two numbers a node keep distances to {error:.0%} on average; edges are geodesics"
-            + ("; red rings: wrong trait" if len(wrong) else ""),
-            x=0.72,
-            fontsize=14,
-            color="#444444",
-        )
-        return plots.save(figure, path)
-
-
 def text(content: Mapping[str, Any]) -> str:
     """The tables."""
-    lines = ["1. Which trait has a species? Right answers on test trees, %, mean and deviation over seeds", ""]
+    lines = ["Which trait has a species? Right answers on test trees, %, mean and deviation over seeds", ""]
     lines.append(f"{'':24s}{'all':>14s}{'inherited':>14s}{'acquired':>14s}{'parameters':>12s}")
     for model, row in content["models"].items():
         cells = "".join(
@@ -311,19 +224,13 @@ def text(content: Mapping[str, Any]) -> str:
         )
         lines.append(f"{TITLES[model]:24s}{cells}{row['seeds'][0].get('parameters', 0):12d}")
     proved = content["certificate"]
-    lines += ["", "2. How far may the features of a species move? Lengths; a gene is exchanged by 1.41", ""]
+    lines += ["", "How far may the features of a species move? Lengths; a gene is exchanged by 1.41", ""]
     lines.append(f"{'species':>10s}{'certified':>12s}{'attack found':>14s}")
     lines += [
         f"{node:10d}{radius:12.3f}{attack:14.3f}"
         for node, radius, attack in list(zip(*(proved[k] for k in ("nodes", "radii", "attacks")), strict=True))[:8]
     ]
     lines.append(f"{'median':>10s}{proved['median_radius']:12.3f}{proved['median_attack']:14.3f}")
-    lines += ["", "3. Distances of a tree in two numbers a node: mean relative error", ""]
-    lines += [f"{kind:24s}{100 * row['test']:8.1f} %" for kind, row in content["map"].items()]
-    lines += ["", "4. Claims, measured", ""]
-    lines += [
-        f"{'holds' if one['holds'] else 'FAILS':8s}{one['claim']:24s}{one['source']}" for one in content["claims"]
-    ]
     return "\n".join(lines)
 
 
@@ -340,8 +247,7 @@ def parser() -> argparse.ArgumentParser:
     add("--search", action="store_true", help="try the whole grid for every model with one seed, and stop")
     add("--seeds", type=int, default=3, metavar="N", help="seeds 0 .. N-1 (default 3)")
     add("--steps", type=int, default=300, metavar="N", help="of training (default 300)")
-    add("--map-steps", type=int, default=400, metavar="N", help="of the maps (default 400)")
-    options.add_folder(out, "runs/demo", checkpoint_every=None)
+    options.add_folder(out, "runs/acquired_traits", checkpoint_every=None)
     add("--json", type=Path, metavar="FILE", help="at the end also write the results there")
     options.add_machine(out)
     add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the run")
@@ -357,13 +263,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "seeds", "steps", "map_steps")
+    options.at_least_one(arguments, "seeds", "steps")
     runs.use_machine(arguments.threads, arguments.device)
     if arguments.device != "cpu":
-        raise options.RefusedError(f"--device must be cpu: the demo is too small for {arguments.device}")
+        raise options.RefusedError(f"--device must be cpu: its trees are too small for {arguments.device}")
     runs.check_result(arguments.json, overwrite=arguments.overwrite)
-    config = {"search": arguments.search, "steps": arguments.steps, "map_steps": arguments.map_steps}
-    run = runs.Run(arguments.out or Path("runs/demo"), config, resume=arguments.resume, overwrite=arguments.overwrite)
+    config = {"search": arguments.search, "steps": arguments.steps}
+    folder = arguments.out or Path("runs/acquired_traits")
+    run = runs.Run(folder, config, resume=arguments.resume, overwrite=arguments.overwrite)
     content: dict[str, Any] = {"command": command, "versions": runs.versions(), "grid": [list(one) for one in GRID]}
     content |= searched(run, arguments) if arguments.search else demonstrated(run, arguments)
     run.write_json("results.json", content)
@@ -404,7 +311,7 @@ def searched(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def demonstrated(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train, compare, certify, map, judge; print and draw."""
+    """Train, compare, certify; print and draw."""
     rows: dict[str, Any] = {}
     for model, settings in CHOSEN.items():
         records = [part_of(run, model, settings, seed, arguments) for seed in range(arguments.seeds)]
@@ -420,15 +327,8 @@ def demonstrated(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]
         network.load_state_dict(runs.read_state(run.path(rows["hypformer"]["seeds"][0]["state"])))
         return certified(network, settings[1])
 
-    def of_map() -> dict[str, Any]:
-        xy, errors = mapped(arguments.map_steps)
-        return {"xy": xy.tolist(), "errors": errors}
-
-    found = {"certificate": run.part("certificate", certificate)}
-    drawn = run.part("map", of_map)
-    found |= {"map": drawn["errors"], "claims": run.part("claims", verdicts)}
+    content = {"models": rows, "certificate": run.part("certificate", certificate)}
     if arguments.pictures:
-        draw(torch.tensor(drawn["xy"]), found["certificate"], drawn["errors"], run.own("disk.png"))
         compared = {TITLES[model]: row["summary"]["acquired"] for model, row in rows.items()}
         plots.comparison(
             {name: (one["mean"], one["std"]) for name, one in compared.items()},
@@ -437,7 +337,6 @@ def demonstrated(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]
             label="right answers on test trees (%)",
             caption=f"mean and standard deviation of {arguments.seeds} seeds",
         )
-    content = {"models": rows, **found}
     print(text(content))
     return content
 

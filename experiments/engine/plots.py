@@ -175,25 +175,24 @@ def curvatures(histories: Sequence[Mapping[str, Sequence[float]]], path: Path, *
         return save(figure, path)
 
 
-def principal_disk(points: Tensor, manifold: Lorentz, centre: Tensor | None = None) -> tuple[Tensor, float]:
+def principal_disk(points: Tensor, manifold: Lorentz) -> tuple[Tensor, float]:
     """Show points of many dimensions on the Poincare disk, honestly.
 
-    The points are seen from their Lorentz centroid, or from the centre given: tangent vectors there, carried to the
-    origin along the geodesic; their two principal directions (largest sums of squares) are kept and mapped
-    back by the exponential map. Distance and direction from the centroid within the two directions
-    are true; what the others hold is lost, and its share is returned so that it can be said.
+    The points are seen from their Lorentz centroid: tangent vectors there, carried to the origin along the geodesic;
+    their two principal directions (largest sums of squares) are kept and mapped back by the exponential map. Distance
+    and direction from the centroid within the two directions are true; what the others hold is lost, and its share is
+    returned so that it can be said.
 
     Args:
         points: points (n, d+1) of ``manifold``, d >= 1.
         manifold: the hyperboloid they lie on.
-        centre: the point (d+1,) that comes to lie in the middle.
 
     Returns:
         Coordinates (n, 2) in the open unit disk, and the share of the squared lengths that they
         keep.
     """
     points = points.detach().double()
-    centre = manifold.centroid(points) if centre is None else centre.detach().double()
+    centre = manifold.centroid(points)
     origin = manifold.origin(points.shape[-1], dtype=points.dtype)
     tangent = manifold.transp(centre, origin, manifold.logmap(centre, points))[:, 1:].detach()
     kept, share = principal_directions(tangent)

@@ -37,7 +37,7 @@ MOLECULES = "--train 12 --tests 6 --budget 0 --layers 1 --steps 4 --walk-feature
 NODES = "--hidden 8 --feedforward 8 --graph-hidden 8 --graph-layers 2 --quiet --threads 1"
 COMMANDS = {
     "attention_in_colors": f"{SMALL} {MOLECULES} --molecules 4 --channels 2 --checkpoint-every 1 --quiet --threads 1",
-    "acquired_traits": "--seeds 1 --steps 3 --map-steps 3 --no-pictures --quiet --threads 1",
+    "acquired_traits": "--seeds 1 --steps 3 --no-pictures --quiet --threads 1",
     "digits": "--epochs 1 --seeds 1 --rates 0.003 0.01 --width 4 --heads 1 --layers 1 --batch 100 --threads 1 --quiet",
     "equivariant_basis": f"{USUAL} --hidden 16 --head-features 4 --epochs 3 --graphs 8 --tests 4 --least 4 --most 5 "
     "--models lap-types random-first",

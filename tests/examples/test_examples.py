@@ -1,0 +1,56 @@
+"""Every example at toy size: it learns what chance does not know, writes what it found, and draws it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.__main__ import scripts
+
+HERE = Path(__file__).parents[2] / "examples"
+# What is typed, and what has to be true of the scores.
+TOYS: dict[str, tuple[str, Callable[[dict], bool]]] = {
+    "attention_maps": ("--steps 40", lambda found: found["right"] > 0.6 and found["weight on the answer"] > 0.3),
+    "chains": ("--steps 25 --length 40 --batch 8", lambda found: found["attention"] > 0.95 > found["message passing"]),
+    "characters": ("--texts 60 --length 12 --width 8 --steps 40 --lr 0.01", lambda found: found["Hyperbolic"] < 1.9),
+    "demo": ("--steps 2 --certified 3", lambda found: found["claims"]["distances.closure"] and min(found["radii"]) > 0),
+    "digits": ("--epochs 2 --width 16", lambda found: found["right"] > 0.3),
+    "hyperedges": ("--epochs 8", lambda found: found["sets found"] > 0.5 + found["others taken for sets"]),
+    "links": ("--nodes 200 --epochs 40", lambda found: found["auc"] > 0.75),
+    "molecules": ("--molecules 300 --epochs 6", lambda found: found["error"] < 0.7 * found["error of the mean"]),
+    "nodes": ("--nodes 400 --epochs 40", lambda found: found["right"] > 2 * found["largest community"]),
+    "own_graph": ("--nodes 150 --epochs 20", lambda found: found["test"] > 0.4),
+    "sets": ("--sets 200 --points 8 --epochs 4", lambda found: found["f1"] > 1.05 * found["f1 of joining all"]),
+    "tree": ("--nodes 40 --steps 100", lambda found: found["hyperbolic"] < 0.8 * found["flat"]),
+}
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_an_example_learns_and_leaves_numbers_and_a_picture(name: str, tmp_path: Path) -> None:
+    words, holds = TOYS[name]
+    found = importlib.import_module(f"examples.{name}").main([*words.split(), "--seed", "1", "--out", str(tmp_path)])
+    assert holds(found), found
+    (written,) = tmp_path.glob("*.json")
+    assert json.loads(written.read_text("utf-8")) == found
+    pictures = [path.read_bytes() for path in tmp_path.glob("*.png")]
+    assert len(pictures) == (name not in {"characters", "hyperedges", "own_graph"})
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_every_example_is_short_and_is_run() -> None:
+    assert {f"examples.{name}" for name in TOYS} == scripts(HERE).keys()
+    lines = {name: len((HERE / f"{name}.py").read_text("utf-8").splitlines()) for name in TOYS}
+    # The demo does four things, one after the other.
+    assert {name for name, count in lines.items() if count > 120} <= {"demo"}, lines
+
+
+def test_the_same_seed_gives_the_same_scores(tmp_path: Path) -> None:
+    main = importlib.import_module("examples.nodes").main
+    first, again, other = (
+        main(["--nodes", "100", "--epochs", "3", "--seed", seed, "--out", str(tmp_path)]) for seed in "112"
+    )
+    assert first == again != other
