@@ -11,10 +11,19 @@ import pytest
 
 from examples.__main__ import scripts
 
+
+def certified_below_attacked(found: dict) -> bool:
+    """No certificate is above what an attack leaves, and at radius zero both are the accuracy."""
+    ways = [way for way in found.values() if isinstance(way, dict)]
+    below = all(a <= b + 1e-6 for way in ways for a, b in zip(way["certified"], way["attacked"], strict=True))
+    return len(ways) == 2 and below and all(abs(way["certified"][0] - way["clean"]) < 1e-6 for way in ways)
+
+
 HERE = Path(__file__).parents[2] / "examples"
 # What is typed, and what has to be true of the scores.
 TOYS: dict[str, tuple[str, Callable[[dict], bool]]] = {
     "attention_maps": ("--steps 40", lambda found: found["right"] > 0.6 and found["weight on the answer"] > 0.3),
+    "certified_nodes": ("--nodes 24 --epochs 6 --draws 20", certified_below_attacked),
     "chains": ("--steps 25 --length 40 --batch 8", lambda found: found["attention"] > 0.95 > found["message passing"]),
     "characters": ("--texts 60 --length 12 --width 8 --steps 40 --lr 0.01", lambda found: found["Hyperbolic"] < 1.9),
     "demo": ("--steps 2 --certified 3", lambda found: found["claims"]["distances.closure"] and min(found["radii"]) > 0),
@@ -44,8 +53,8 @@ def test_an_example_learns_and_leaves_numbers_and_a_picture(name: str, tmp_path:
 def test_every_example_is_short_and_is_run() -> None:
     assert {f"examples.{name}" for name in TOYS} == scripts(HERE).keys()
     lines = {name: len((HERE / f"{name}.py").read_text("utf-8").splitlines()) for name in TOYS}
-    # The demo does four things, one after the other.
-    assert {name for name, count in lines.items() if count > 120} <= {"demo"}, lines
+    # The demo does four things, one after the other; the other one trains, certifies, attacks and smooths.
+    assert {name for name, count in lines.items() if count > 120} <= {"demo", "certified_nodes"}, lines
 
 
 def test_the_same_seed_gives_the_same_scores(tmp_path: Path) -> None:
