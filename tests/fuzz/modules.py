@@ -12,7 +12,9 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from holonomy.layers import HypConcat
 from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Curvature, Lorentz
 from holonomy.ops.linear_attention.causal import LinearState
@@ -165,8 +167,7 @@ def _step_after(made: Built, source: Source) -> tuple[str, dict[str, Any]]:
     """The next tokens, and a state from those before, of which there may be none."""
     before, after = _inputs(made)[1]["x"], None
     if source.below(2):
-        with torch.no_grad():
-            after = made.public.step(before)[1]
+        after = made.public.step(before)[1]
         made.setting.radius = source.pick(made.radii)
     return "step", {"x": _inputs(made)[1]["x"][..., : source.pick((1, 2)), :], "state": after}
 
@@ -204,7 +205,7 @@ def forward(kind: type[nn.Module], *, step: bool = False) -> Target:
             arguments = _twice(arguments)
         call = Call(
             name,
-            _by_position(module) if kind.__name__ == "HypConcat" else module if door == "forward" else method,
+            _called(module, door),
             arguments,
             "module" if door == "forward" else f"module.{door}",
             (
@@ -232,11 +233,17 @@ def _twice(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | joined
 
 
-def _by_position(module: nn.Module) -> Callable[..., Any]:
-    def call(**arguments: Any) -> Any:
-        return module(*arguments.values())
+def _called(module: nn.Module, door: str) -> Callable[..., Any]:
+    """How a method is called, the forward pass as the module itself."""
+    if isinstance(module, HypConcat):
+        return lambda **arguments: module(*arguments.values())
+    return {"forward": module, "step": partial(_stepped, module)}.get(door) or getattr(module, door)
 
-    return call
+
+def _stepped(module: nn.Module, x: Any, state: Any = None) -> tuple[Tensor, Any]:
+    """A step, whose state is there for the next one and has gradients through its results alone."""
+    found, after = module.step(x, state)
+    return found, tree_map(Tensor.detach, after)
 
 
 def _restoring(module: nn.Module) -> Callable[[], None]:
@@ -319,8 +326,7 @@ def wrong_calls(kind: type[nn.Module]) -> Iterator[Call]:
     if kind not in {Curvature, Lorentz}:
         for step in (False, True) if steps(kind) else (False,):
             call = forward(kind, step=step).draw(Source())
-            method = call.function.forward if isinstance(call.function, nn.Module) else call.function
-            yield from _spoiled(call, _kinds(kind, call.arguments), _optional(method))
+            yield from _spoiled(call, _kinds(kind, call.arguments), _optional(kind.step if step else kind.forward))
 
 
 def _spoiled(call: Call, kinds: Mapping[str, Kind], optional: set[str]) -> Iterator[Call]:
