@@ -2,13 +2,14 @@
 
 ``pytest --device cuda --dtype float32`` runs the same laws elsewhere. Tests that need CUDA are
 marked ``cuda``; where there is none, they and everything under ``--device cuda`` skip themselves.
-``--hypothesis-profile=explore`` draws new examples; the default draws the same ones every time, so
+``--hypothesis-profile=explore`` draws new and more examples; the default draws the same ones every time, so
 that a red suite is red for everybody; ``quick`` draws one. ``--one-case`` runs each law on one case of each class.
 The summary says on how many cases each law ran.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -23,13 +24,14 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 settings.register_profile(
     "suite",
+    max_examples=40,
     deadline=None,
     derandomize=True,
     print_blob=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("explore", settings.get_profile("suite"), derandomize=False)
+settings.register_profile("explore", settings.get_profile("suite"), derandomize=False, max_examples=100)
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=1)
 # An example that fails is not made smaller: what a mutant breaks nobody reads.
 settings.register_profile("mutation", settings.get_profile("suite"), phases=(Phase.explicit, Phase.generate))
@@ -60,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(item)
         seen.add(place)
     config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look at what was collected for no garbage again: it is most of what there is, and none of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -77,6 +77,7 @@ def test_transport_past_the_origin(kappa: float) -> None:
     judge(list(accuracy.compare("transp", kappa, rows)), torch.float32)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_gradcheck() -> None:
     """First derivatives in points, vectors, weights and curvature, in float64, all functions."""
     manifold = Lorentz(-0.7, learnable=True, dtype=torch.float64)

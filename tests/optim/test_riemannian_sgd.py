@@ -25,7 +25,7 @@ each_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.k
 
 
 @each_option
-def test_a_hundred_steps_agree_with_geoopt(options):
+def test_steps_agree_with_geoopt(options):
     ours = RiemannianSGD(everything(), lr=0.02, **options)
     theirs = geoopt.optim.RiemannianSGD(everything(), lr=0.02, **options)
     train(ours, 1)
@@ -34,22 +34,22 @@ def test_a_hundred_steps_agree_with_geoopt(options):
     for a, b in zip(ours.param_groups[0]["params"], theirs.param_groups[0]["params"], strict=True):
         with torch.no_grad():
             b.copy_(a)
-    a, b = train(ours, 100, start=1), train(theirs, 100, start=1)
+    a, b = train(ours, 15, start=1), train(theirs, 15, start=1)
     assert min(deviation([x], [y]) for x, y in zip(b, everything(), strict=True)) > 0.01
     assert deviation(a, b) <= 1e-10
 
 
 @each_option
 def test_vectors_agree_with_geoopt_from_the_first_step(options):
-    ours = train(RiemannianSGD(euclidean(), lr=0.02, **options), 50)
-    theirs = train(geoopt.optim.RiemannianSGD(euclidean(), lr=0.02, **options), 50)
+    ours = train(RiemannianSGD(euclidean(), lr=0.02, **options), 15)
+    theirs = train(geoopt.optim.RiemannianSGD(euclidean(), lr=0.02, **options), 15)
     assert deviation(ours, theirs) <= 1e-12
 
 
 @each_option
 def test_our_lorentz_moves_as_geoopts(options):
-    ours = train(RiemannianSGD(tables(kind=Lorentz), lr=0.02, **options), 100)
-    theirs = train(RiemannianSGD(tables(), lr=0.02, **options), 100)
+    ours = train(RiemannianSGD(tables(kind=Lorentz), lr=0.02, **options), 15)
+    theirs = train(RiemannianSGD(tables(), lr=0.02, **options), 15)
     assert deviation(ours, theirs) <= 1e-10
 
 

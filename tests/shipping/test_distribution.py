@@ -188,7 +188,8 @@ def test_tests_run_from_the_unpacked_source_archive(built: Path, tmp_path: Path)
         archive.extractall(tmp_path, filter="data")
     folder = next(tmp_path.iterdir())
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/manifolds/test_charts.py"]
-    command += ["tests/benchmarks/test_results.py", "--hypothesis-profile=quick"]
+    # Without executing types, which would take longer to prepare than both files take.
+    command += ["tests/benchmarks/test_results.py", "--hypothesis-profile=quick", "--jaxtyping-packages="]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
     environment |= {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, text=True)
