@@ -326,7 +326,8 @@ def wrong_calls(kind: type[nn.Module]) -> Iterator[Call]:
     if kind not in {Curvature, Lorentz}:
         for step in (False, True) if steps(kind) else (False,):
             call = forward(kind, step=step).draw(Source())
-            yield from _spoiled(call, _kinds(kind, call.arguments), _optional(kind.step if step else kind.forward))
+            method = call.function.forward if isinstance(call.function, nn.Module) else call.function
+            yield from _spoiled(call, _kinds(kind, call.arguments), _optional(kind.step if step else method))
 
 
 def _spoiled(call: Call, kinds: Mapping[str, Kind], optional: set[str]) -> Iterator[Call]:

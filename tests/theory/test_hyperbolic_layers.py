@@ -45,8 +45,8 @@ from holonomy.theory.certificates.regions import Region, Setting, follow
 
 DOUBLE = {"dtype": torch.float64}
 seeds = st.integers(0, 10**6)
-few = settings(max_examples=12)
-fewer = settings(max_examples=5)
+few = settings(max_examples=8)
+fewer = settings(max_examples=3)
 
 
 def draw(seed, *shape):
