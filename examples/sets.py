@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=1000, help="to learn from; a tenth as many to test")
     parser.add_argument("--points", type=int, default=15, help="of each set")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/sets"), help="folder of the scores and the picture")

@@ -17,14 +17,13 @@ import functools
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from experiments.data.transfers import ACQUIRED, INHERITED, SOURCE, Trees, trees
-from experiments.engine import options, plots, runs
+from experiments.engine import plots, runs, tables
 from experiments.models.baselines import MLP, EuclideanFormer, nearest_neighbours
 from holonomy.layers import GCN
 from holonomy.models import Hypformer
@@ -215,6 +214,8 @@ def certified(network: nn.Module, scale: float) -> dict[str, Any]:
 
 def text(content: Mapping[str, Any]) -> str:
     """The tables."""
+    if "certificate" not in content:
+        return "\n".join(f"{TITLES[model]:24s}{row['best']}" for model, row in content["models"].items())
     lines = ["Which trait has a species? Right answers on test trees, %, mean and deviation over seeds", ""]
     lines.append(f"{'':24s}{'all':>14s}{'inherited':>14s}{'acquired':>14s}{'parameters':>12s}")
     for model, row in content["models"].items():
@@ -234,51 +235,13 @@ def text(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.acquired_traits",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = out.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser what this script asks."""
+    add = parser.add_argument
     add("--search", action="store_true", help="try the whole grid for every model with one seed, and stop")
     add("--seeds", type=int, default=3, metavar="N", help="seeds 0 .. N-1 (default 3)")
     add("--steps", type=int, default=300, metavar="N", help="of training (default 300)")
-    options.add_folder(out, "runs/acquired_traits", checkpoint_every=None)
-    add("--json", type=Path, metavar="FILE", help="at the end also write the results there")
-    options.add_machine(out)
-    add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the run")
-    add("--quiet", action="store_true", help="no progress lines")
-    return out
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, or 2 if what was asked cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
-    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.acquired_traits", given)))
-
-
-def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "seeds", "steps")
-    runs.use_machine(arguments.threads, arguments.device)
-    if arguments.device != "cpu":
-        raise options.RefusedError(f"--device must be cpu: its trees are too small for {arguments.device}")
-    runs.check_result(arguments.json, overwrite=arguments.overwrite)
-    config = {"search": arguments.search, "steps": arguments.steps}
-    folder = arguments.out or Path("runs/acquired_traits")
-    run = runs.Run(folder, config, resume=arguments.resume, overwrite=arguments.overwrite)
-    content: dict[str, Any] = {"command": command, "versions": runs.versions(), "grid": [list(one) for one in GRID]}
-    content |= searched(run, arguments) if arguments.search else demonstrated(run, arguments)
-    run.write_json("results.json", content)
-    run.finish()
-    if arguments.json:
-        runs.write_json(arguments.json, content)
-    print(f"numbers{'' if arguments.search or not arguments.pictures else ' and pictures'} in {run.folder}")
-    return 0
+    add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save a picture with the run")
 
 
 def part_of(run: runs.Run, model: str, settings: tuple[float, float, int], seed: int, arguments: Any) -> dict[str, Any]:
@@ -306,12 +269,11 @@ def searched(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]:
         rows = [part_of(run, model, one, 0, arguments) for one in GRID]
         best = max(rows, key=of_validation)
         found[model] = {"best": best["settings"], "rows": rows}
-        print(f"{TITLES[model]:24s}{best['settings']}  validation {100 * best['val']['all']:.1f} %")
     return {"models": found}
 
 
-def demonstrated(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train, compare, certify; print and draw."""
+def compared(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train, compare, certify and draw."""
     rows: dict[str, Any] = {}
     for model, settings in CHOSEN.items():
         records = [part_of(run, model, settings, seed, arguments) for seed in range(arguments.seeds)]
@@ -329,16 +291,39 @@ def demonstrated(run: runs.Run, arguments: argparse.Namespace) -> dict[str, Any]
 
     content = {"models": rows, "certificate": run.part("certificate", certificate)}
     if arguments.pictures:
-        compared = {TITLES[model]: row["summary"]["acquired"] for model, row in rows.items()}
+        acquired = {TITLES[model]: row["summary"]["acquired"] for model, row in rows.items()}
         plots.comparison(
-            {name: (one["mean"], one["std"]) for name, one in compared.items()},
+            {name: (one["mean"], one["std"]) for name, one in acquired.items()},
             run.own("table.png"),
             title="Traits acquired from far away",
             label="right answers on test trees (%)",
             caption=f"mean and standard deviation of {arguments.seeds} seeds",
         )
-    print(text(content))
     return content
+
+
+def answer(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
+    """The search, or the comparison with what it chose."""
+    found = searched(run, arguments) if arguments.search else compared(run, arguments)
+    return {"grid": [list(one) for one in GRID]} | found
+
+
+SCRIPT = tables.Script(
+    module="experiments.acquired_traits",
+    about=__doc__ or "",
+    options=add_options,
+    config=lambda arguments: {"search": arguments.search, "steps": arguments.steps},
+    compute=answer,
+    text=text,
+    folder="runs/acquired_traits",
+    at_least_one=("seeds", "steps"),
+    cpu_only=True,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    return tables.main(SCRIPT, argv)
 
 
 if __name__ == "__main__":

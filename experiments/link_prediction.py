@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.data import datasets, transfers
-from experiments.engine import options, runs
+from experiments.engine import runs, tables
 from experiments.engine.scores import average_precision, roc_auc
 from experiments.models.baselines import MLP
 from holonomy.layers import GCN, FermiDiracDecoder
@@ -172,59 +172,39 @@ def text(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.link_prediction",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = out.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser what this script asks."""
+    add = parser.add_argument
     add("--dataset", choices=["tree", "disease_lp", "airport", "cora"], default="tree", help="default tree, generated")
     add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
     add("--seeds", type=int, default=3, metavar="N", help="seeds 0 .. N-1 (default 3)")
     add("--epochs", type=int, default=200, metavar="N", help="default 200")
-    options.add_folder(out, "runs/links-DATASET", checkpoint_every=None)
-    add("--json", type=Path, metavar="FILE", help="at the end also write the table there")
-    options.add_machine(out)
-    add("--quiet", action="store_true", help="no progress lines")
-    return out
+
+
+def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
+    """A row for each model."""
+    x, edges = load(arguments.dataset, arguments.data)
+    rows = [row(model, x, edges, run, arguments) for model in arguments.models]
+    return {"dataset": arguments.dataset, "nodes": len(x), "edges": edges.shape[1], "rows": rows}
+
+
+SCRIPT = tables.Script(
+    module="experiments.link_prediction",
+    about=__doc__ or "",
+    options=add_options,
+    config=lambda arguments: {"dataset": arguments.dataset, "epochs": arguments.epochs},
+    compute=compute,
+    text=text,
+    folder="runs/links-{dataset}",
+    at_least_one=("seeds", "epochs"),
+    cpu_only=True,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, or 2 if what was asked cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
-    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.link_prediction", given)))
-
-
-def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "seeds", "epochs")
-    runs.use_machine(arguments.threads, arguments.device)
-    if arguments.device != "cpu":
-        raise options.RefusedError(f"--device must be cpu: its graphs are too small for {arguments.device}")
-    runs.check_result(arguments.json, overwrite=arguments.overwrite)
-    x, edges = load(arguments.dataset, arguments.data)
-    config = {"dataset": arguments.dataset, "epochs": arguments.epochs}
-    folder = arguments.out or Path("runs") / f"links-{arguments.dataset}"
-    run = runs.Run(folder, config, resume=arguments.resume, overwrite=arguments.overwrite)
-    content = {
-        "dataset": arguments.dataset,
-        "nodes": len(x),
-        "edges": edges.shape[1],
-        "command": command,
-        "versions": runs.versions(),
-        "rows": [row(model, x, edges, run, arguments) for model in arguments.models],
-    }
-    run.write_json("results.json", content)
-    run.finish()
-    if arguments.json:
-        runs.write_json(arguments.json, content)
-    print(text(content))
-    return 0
+    """Run the command line."""
+    return tables.main(SCRIPT, argv)
 
 
 if __name__ == "__main__":

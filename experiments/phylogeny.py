@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ from scipy import optimize
 from torch import Tensor, nn
 
 from experiments.data.phylogeny import LETTERS, Branches, Phylogeny, differing, jukes_cantor, phylogeny
-from experiments.engine import options, plots, runs
+from experiments.engine import options, plots, runs, tables
 from experiments.models.baselines import MLP
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
@@ -209,44 +210,25 @@ def _std(row: dict[str, Any]) -> float:
     return 100 * row["error"]["std"]
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.phylogeny",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = out.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser what this script asks."""
+    add = parser.add_argument
     add("--trees", type=int, default=10, metavar="N", help="trees 0 .. N-1 (default 10)")
     add("--species", type=int, default=96, metavar="N", help="of each tree (default 96)")
     add("--sites", type=int, default=600, metavar="N", help="letters of a sequence (default 600)")
     add("--dims", type=int, nargs="+", default=[2, 3, 5, 8, 16, 32], metavar="D", help="(default 2 3 5 8 16 32)")
     add("--steps", type=int, default=600, metavar="N", help="of training (default 600)")
-    options.add_folder(out, "runs/phylogeny", checkpoint_every=None)
-    add("--json", type=Path, metavar="FILE", help="at the end also write the table there")
-    options.add_machine(out)
-    add("--quiet", action="store_true", help="no progress lines")
-    return out
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, or 2 if what was asked cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
-    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.phylogeny", given)))
-
-
-def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "trees", "sites", "steps")
+def config(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tells one run from another."""
     if min(arguments.dims) < 2 or arguments.species < 12:
         raise options.RefusedError("--dims must be at least 2 and --species at least 12")
-    runs.use_machine(arguments.threads, arguments.device)
-    runs.check_result(arguments.json, overwrite=arguments.overwrite)
-    config = {"species": arguments.species, "sites": arguments.sites, "steps": arguments.steps}
-    folder = arguments.out or Path("runs/phylogeny")
-    run = runs.Run(folder, config, resume=arguments.resume, overwrite=arguments.overwrite)
+    return {"species": arguments.species, "sites": arguments.sites, "steps": arguments.steps}
+
+
+def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
+    """A row for each body, metric and dimension, and a picture of all."""
     tasks = [
         runs.moved(Task.of(seed, arguments.species, arguments.sites), arguments.device)
         for seed in range(arguments.trees)
@@ -264,24 +246,33 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     for fitted, name in ((False, "Jukes-Cantor, true rates"), (True, "Jukes-Cantor, fitted")):
         add("none", name, 0, [without_network(task, fitted=fitted) for task in tasks])
     for body, metric, dim in asked:
-        records = []
-        for seed, task in enumerate(tasks):
-
-            def compute(
-                body: str = body, metric: str = metric, dim: int = dim, seed: int = seed, task: Task = task
-            ) -> Any:
-                return best(task, body, metric, dim, arguments.steps, seed)
-
-            records.append(run.part(f"{body}-{metric.replace(' ', '-')}-{dim}-{seed}", compute))
+        records = [
+            run.part(
+                f"{body}-{metric.replace(' ', '-')}-{dim}-{seed}",
+                functools.partial(best, task, body, metric, dim, arguments.steps, seed),
+            )
+            for seed, task in enumerate(tasks)
+        ]
         add(body, metric, dim, records)
-    content = {"command": command, "versions": runs.versions(), "trees": arguments.trees, "rows": rows}
-    run.write_json("results.json", content)
     picture(rows, run.own("error.png"))
-    run.finish()
-    if arguments.json:
-        runs.write_json(arguments.json, content)
-    print(text(rows, arguments.trees))
-    return 0
+    return {"trees": arguments.trees, "rows": rows}
+
+
+SCRIPT = tables.Script(
+    module="experiments.phylogeny",
+    about=__doc__ or "",
+    options=add_options,
+    config=config,
+    compute=compute,
+    text=lambda content: text(content["rows"], content["trees"]),
+    folder="runs/phylogeny",
+    at_least_one=("trees", "sites", "steps"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    return tables.main(SCRIPT, argv)
 
 
 if __name__ == "__main__":

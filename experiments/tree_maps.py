@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.data import transfers
-from experiments.engine import options, runs
+from experiments.engine import options, runs, tables
 from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.optim import RiemannianAdam
 
@@ -152,6 +152,11 @@ def best(kind: str, pairs: Pairs, dim: int, steps: int, seed: int) -> tuple[nn.M
     return found[number][1], found[number][0]
 
 
+def record(kind: str, pairs: Pairs, dim: int, steps: int, seed: int) -> dict[str, Any]:
+    """Of the best map."""
+    return best(kind, pairs, dim, steps, seed)[1]
+
+
 def paths(pairs: Pairs) -> float:
     """The error of the shortest ways over known pairs."""
     ways = torch.full_like(pairs.hops, torch.inf).fill_diagonal_(0)
@@ -173,84 +178,66 @@ def text(content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.tree_maps",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = out.add_argument
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser what this script asks."""
+    add = parser.add_argument
     add("--nodes", type=int, nargs="+", default=[48], metavar="N", help="nodes of the tree (default 48)")
     add("--dims", type=int, nargs="+", default=[2, 3, 5], metavar="D", help="numbers a node (default 2 3 5)")
     add("--shares", type=float, nargs="+", default=[1.0, 0.5], metavar="X", help="of the pairs known (default 1 0.5)")
     add("--seeds", type=int, default=3, metavar="N", help="trees 0 .. N-1 (default 3)")
     add("--steps", type=int, default=400, metavar="N", help="of training (default 400)")
-    options.add_folder(out, "runs/tree_maps", checkpoint_every=None)
-    add("--json", type=Path, metavar="FILE", help="at the end also write the table there")
-    options.add_machine(out)
-    add("--quiet", action="store_true", help="no progress lines")
-    return out
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, or 2 if what was asked cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
-    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.tree_maps", given)))
-
-
-def _main(arguments: argparse.Namespace, command: str) -> int:
-    options.at_least_one(arguments, "seeds", "steps")
+def config(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tells one run from another."""
     if min(arguments.dims) < 2 or min(arguments.nodes) < 8:
         raise options.RefusedError("--dims must be at least 2 and --nodes at least 8")
     if not all(0 < share <= 1 for share in arguments.shares):
         raise options.RefusedError(f"--shares must lie in (0, 1], got {arguments.shares}")
-    runs.use_machine(arguments.threads, arguments.device)
-    runs.check_result(arguments.json, overwrite=arguments.overwrite)
-    config = {"steps": arguments.steps, "device": arguments.device}
-    run = runs.Run(
-        arguments.out or Path("runs/tree_maps"), config, resume=arguments.resume, overwrite=arguments.overwrite
-    )
+    return {"steps": arguments.steps, "device": arguments.device}
+
+
+def row(nodes: int, share: float, dim: int, kind: str, errors: list[float], **more: Any) -> dict[str, Any]:
+    """One line of the table."""
+    return {"nodes": nodes, "share": share, "dim": dim, "map": kind, "summary": runs.summary(errors)} | more
+
+
+def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
+    """A row for the shortest ways over known pairs, and one for each map of so many numbers a node."""
     rows: list[dict[str, Any]] = []
     for nodes, share in itertools.product(arguments.nodes, arguments.shares):
         grown = [transfers.hops(transfers.grown(np.random.default_rng(seed), nodes)) for seed in range(arguments.seeds)]
         lists = [runs.moved(Pairs.of(hops, seed, share), arguments.device) for seed, hops in enumerate(grown)]
-        errors = [paths(pairs) for pairs in lists]
-        rows.append({"nodes": nodes, "share": share, "dim": 0, "map": "paths", "summary": runs.summary(errors)})
+        rows.append(row(nodes, share, 0, "paths", [paths(pairs) for pairs in lists]))
         for dim, kind in itertools.product(arguments.dims, MAPS):
-            records = []
-            for seed, pairs in enumerate(lists):
-
-                def compute(kind: str = kind, dim: int = dim, seed: int = seed, pairs: Pairs = pairs) -> Any:
-                    return best(kind, pairs, dim, arguments.steps, seed)[1]
-
-                records.append(run.part(f"{kind.replace(' ', '-')}-{nodes}-{share:g}-{dim}-{seed}", compute))
-            errors = [record["test"] for record in records]
-            rows.append(
-                {
-                    "nodes": nodes,
-                    "share": share,
-                    "dim": dim,
-                    "map": kind,
-                    "summary": runs.summary(errors),
-                    "seeds": records,
-                }
-            )
-            if not arguments.quiet:
-                print(
-                    f"{nodes} nodes, share {share:g}, {dim} numbers, {kind}: {sum(errors) / len(errors):.3f}",
-                    file=sys.stderr,
+            records = [
+                run.part(
+                    f"{kind.replace(' ', '-')}-{nodes}-{share:g}-{dim}-{seed}",
+                    functools.partial(record, kind, pairs, dim, arguments.steps, seed),
                 )
-    content = {"command": command, "versions": runs.versions(), "seeds": arguments.seeds, "rows": rows}
-    run.write_json("results.json", content)
-    run.finish()
-    if arguments.json:
-        runs.write_json(arguments.json, content)
-    print(text(content))
-    return 0
+                for seed, pairs in enumerate(lists)
+            ]
+            rows.append(row(nodes, share, dim, kind, [one["test"] for one in records], seeds=records))
+            if not arguments.quiet:
+                print(text({"seeds": arguments.seeds, "rows": rows[-1:]}).splitlines()[1], file=sys.stderr)
+    return {"seeds": arguments.seeds, "rows": rows}
+
+
+SCRIPT = tables.Script(
+    module="experiments.tree_maps",
+    about=__doc__ or "",
+    options=add_options,
+    config=config,
+    compute=compute,
+    text=text,
+    folder="runs/tree_maps",
+    at_least_one=("seeds", "steps"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    return tables.main(SCRIPT, argv)
 
 
 if __name__ == "__main__":
