@@ -24,7 +24,7 @@ HERE = Path(__file__).parents[2] / "examples"
 TOYS: dict[str, tuple[str, Callable[[dict], bool]]] = {
     "attention_maps": ("--steps 40", lambda found: found["right"] > 0.6 and found["weight on the answer"] > 0.3),
     "certified_nodes": ("--nodes 24 --epochs 6 --draws 20", certified_below_attacked),
-    "chains": ("--steps 25 --length 40 --batch 8", lambda found: found["attention"] > 0.95 > found["message passing"]),
+    "chains": ("--steps 40 --length 40 --batch 8", lambda found: found["attention"] > 0.95 > found["message passing"]),
     "characters": ("--texts 60 --length 12 --width 8 --steps 40 --lr 0.01", lambda found: found["Hyperbolic"] < 1.9),
     "demo": ("--steps 2 --certified 3", lambda found: found["claims"]["distances.closure"] and min(found["radii"]) > 0),
     "digits": ("--epochs 2 --width 16", lambda found: found["right"] > 0.3),
@@ -50,8 +50,10 @@ def test_an_example_learns_and_leaves_numbers_and_a_picture(name: str, tmp_path:
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
 
 
-def test_every_example_is_short_and_is_run() -> None:
+def test_every_example_is_short_is_run_and_is_shown() -> None:
     assert {f"examples.{name}" for name in TOYS} == scripts(HERE).keys()
+    page = (HERE.parent / "docs" / "examples.md").read_text("utf-8")
+    assert [name for name in TOYS if f"python -m examples.{name}`" not in page] == []
     lines = {name: len((HERE / f"{name}.py").read_text("utf-8").splitlines()) for name in TOYS}
     # The demo does four things, one after the other; the other one trains, certifies, attacks and smooths.
     assert {name for name, count in lines.items() if count > 120} <= {"demo", "certified_nodes"}, lines
