@@ -266,14 +266,14 @@ def test_segment_sums_and_their_way_back(device, monkeypatch):
 
 @pytest.mark.parametrize("width", [3, 4])
 def test_block_sums_and_their_ways_back(width, device, monkeypatch):
-    """Chunks of a block and of two, whose last is short; a query in several blocks, and one in none."""
+    """Chunks of a block and of two, the last one short; more blocks than rows in each; a query in several blocks."""
     monkeypatch.setattr("holonomy.ops.segments._BLOCKS", 2 * 3 * width)
     kind = {"dtype": torch.float64, "device": device}
     q, k, v = (torch.randn(7, 2, size, **kind, requires_grad=True) for size in (3, 3, 4))
-    query_rows, key_rows = torch.randint(6, (2, 3, width), device=device)
-    mask = torch.rand(3, width, width, device=device) < 0.6
+    query_rows, key_rows = torch.randint(6, (2, 5, width), device=device)
+    mask = torch.rand(5, width, width, device=device) < 0.6
     expected = torch.zeros(7, 2, 4, **kind)
-    for block, i, j in itertools.product(range(3), range(width), range(width)):
+    for block, i, j in itertools.product(range(5), range(width), range(width)):
         if mask[block, i, j]:
             a, b = query_rows[block, i], key_rows[block, j]
             expected[a] += (q[a] * k[b]).sum(-1, keepdim=True).detach() * v[b].detach()
