@@ -43,6 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.acquired_traits --seeds 1 --overwrite --out runs/demo/compared
 	@OMP_NUM_THREADS=1 $(BIN)/python -m examples.demo
 
 test: check docs suite
