@@ -54,7 +54,7 @@ COMMANDS = {
     "stochastic_blocks": f"{USUAL} {SMALL} --train 4 --tests 2 --patterns 2 --budget 0 --layers 1 --steps 4 "
     "--walk-features 4 --models csa gcn",
     "table": f"{NODES} --seeds 2 --epochs 12 --patience 12 --grid lr=0.003,0.01 --models hypformer gcn",
-    "phylogeny": "--trees 2 --species 12 --sites 20 --dims 2 3 --steps 5 --quiet --threads 1",
+    "phylogeny": "--trees 2 --species 12 --sites 20 --dims 2 3 --hypformer-dims 2 --steps 5 --quiet --threads 1",
     "tree_maps": "--nodes 12 --dims 2 3 --seeds 2 --steps 20 --quiet --threads 1",
     "triples": f"{USUAL} {SMALL} --sequences 64 --tests 16 --tokens 6 --models pairwise distinct",
 }

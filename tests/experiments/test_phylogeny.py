@@ -57,7 +57,7 @@ def test_true_distances_are_without_fault_and_others_are_not() -> None:
 
 
 def test_a_run_says_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--trees", "2", "--species", "24", "--sites", "100", "--dims", "2"]
+    words = ["--trees", "2", "--species", "24", "--sites", "100", "--dims", "2", "--hypformer-dims"]
     words += ["--steps", "60", "--quiet", "--threads", "1"]
     assert main([*words, "--out", str(tmp_path / "run"), "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
