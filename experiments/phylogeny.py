@@ -184,7 +184,7 @@ def text(rows: Sequence[dict[str, Any]], trees: int) -> str:
 def picture(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     """The error over the number of coordinates, a line for each metric."""
     with plots.mpl.rc_context(plots.STYLE):
-        figure, (axes,) = plots.figure_of(9, 5.5)
+        figure, (axes,) = plots.figure_of(12, 5.5)
         for body, dashes in (("mlp", "-"), ("hypformer", "--")):
             for metric, colour in zip(METRICS, plots.PALETTE, strict=False):
                 chosen = [row for row in rows if row["body"] == body and row["metric"] == metric]
@@ -198,7 +198,7 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> Path:
         axes.set_xticks(sorted({row["dim"] for row in rows if row["dim"]}), minor=False)
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
-        axes.legend(frameon=False)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         return plots.save(figure, path)
 
 
