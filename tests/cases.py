@@ -12,12 +12,21 @@ from collections.abc import Sequence
 from torch import nn
 
 from holonomy import layers, manifolds, models
-from tests.registry import chromatic, convolutions, equivariant, hyperbolic, sequences, simplicial, tokens
+from tests.registry import (
+    chromatic,
+    convolutions,
+    equivariant,
+    hyperbolic,
+    node_encoders,
+    sequences,
+    simplicial,
+    tokens,
+)
 from tests.registry.case import Case, Setting
 
 __all__ = ["CASES", "ELSEWHERE", "Case", "Setting", "public_classes"]
 
-_PARTS = (hyperbolic, convolutions, equivariant, tokens, chromatic, simplicial, sequences)
+_PARTS = (hyperbolic, convolutions, equivariant, tokens, node_encoders, chromatic, simplicial, sequences)
 CASES: list[Case] = [case for part in _PARTS for case in part.CASES]
 
 # Public classes without a case, each with where its tests are.

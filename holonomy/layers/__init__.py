@@ -51,6 +51,7 @@ from holonomy.layers.hyperbolic import (
     LGCNConv,
     TangentLinear,
 )
+from holonomy.layers.node_encoders import DegreeNodeEncoder, LaplacianNodeEncoder, RandomWalkNodeEncoder
 from holonomy.layers.simplicial import ExpertChoice, PathRouter, SimplicialAttention, SimplicialEncoderLayer
 from holonomy.layers.substructures import (
     chordless_cycles,
@@ -69,6 +70,7 @@ from holonomy.layers.tokens import (
     orthogonal_identifiers,
     perturb_identifiers,
 )
+from holonomy.layers.virtual_node import VirtualNode
 from holonomy.ops.simplicial_attention import simplicial_attention
 from holonomy.ops.simplicial_attention.paths import simplicial_path_attention
 
@@ -78,6 +80,7 @@ __all__ = [
     "HTC",
     "ChromaticAttention",
     "ChromaticEncoderLayer",
+    "DegreeNodeEncoder",
     "EdgeProjection",
     "EdgeTypeEncoder",
     "EntailmentCones",
@@ -105,17 +108,20 @@ __all__ = [
     "HypSoftmaxAttention",
     "HyperedgeTokenizer",
     "LGCNConv",
+    "LaplacianNodeEncoder",
     "NodeBatchNorm",
     "PairEncoder",
     "PathRouter",
     "Propagation",
     "RandomWalkEncoder",
+    "RandomWalkNodeEncoder",
     "ShortestPathEncoder",
     "SimplicialAttention",
     "SimplicialEncoderLayer",
     "TangentLinear",
     "TokenAttention",
     "TokenEncoderLayer",
+    "VirtualNode",
     "basis_residual",
     "bell",
     "category_product",

@@ -40,7 +40,7 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
         (
             "in_features out_features hidden hidden_features features heads layers num dim num_embeddings "
             "embedding_dim classes capacity feedforward random_features identifier_dim query_features value_features "
-            "head_features pair_features edge_types k order max_tokens"
+            "head_features pair_features edge_types k order max_tokens max_degree count RandomWalkNodeEncoder.steps"
         ),
         domains.SIZE,
     ),

@@ -63,6 +63,9 @@ OF_GRAPHS = BATCHED | {
     "GCN": lambda **how: layers.GCN(3, 8, 2, **how),
     "Propagation": lambda **how: layers.Propagation(3, 8, 2, **how),
     "GraphTokenizer": lambda **how: layers.GraphTokenizer(3, 8, edge_features=2, **how),
+    "DegreeNodeEncoder": lambda **how: layers.DegreeNodeEncoder(3, max_degree=2, **how),
+    "RandomWalkNodeEncoder": lambda **how: layers.RandomWalkNodeEncoder(3, 4, **how),
+    "LaplacianNodeEncoder": lambda **how: layers.LaplacianNodeEncoder(3, 4, **how),
 }
 OF_HYPEREDGES: dict[str, Make] = {
     "Linear 2 -> 2": lambda **how: layers.EquivariantLinear(2, 2, 8, 4, **how),

@@ -1,0 +1,283 @@
+r"""Encoders of nodes: what the edges say of a node, added to its features before a model reads them.
+
+An encoder is called ``(x, edge_index, batch)``, as models of graphs are, and returns features of the same shape, so
+several may stand one after the other. Walks and eigenvectors are computed on the CPU, which takes longer than a layer:
+``encode`` computes them once for a data set, and ``encoding=`` hands them in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks
+from holonomy._autograd import eager
+from holonomy.layers.encodings import random_walk_node_encoding
+from holonomy.layers.tokens.identifiers import laplacian_identifiers, perturb_identifiers
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+__all__ = ["DegreeNodeEncoder", "LaplacianNodeEncoder", "RandomWalkNodeEncoder"]
+
+# Standard deviation of the vectors of degrees at first, Graphormer's.
+_STD = 0.02
+
+
+class DegreeNodeEncoder(nn.Module):
+    r"""A learned vector for each degree, the centrality encoding of Graphormer (Ying et al. 2021, eq. 5).
+
+    .. math:: x_i + z^-_{\deg^-(i)} + z^+_{\deg^+(i)}
+
+    with :math:`\deg^-` the number of edges that arrive at a node and :math:`\deg^+` of those that leave it. An edge
+    that is listed twice counts twice, a self-loop once in each.
+
+    Args:
+        features: d.
+        max_degree: the largest degree with a vector of its own; larger ones share it.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size is not positive.
+
+    >>> path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> added = DegreeNodeEncoder(4)(torch.zeros(3, 4), path)
+    >>> torch.equal(added[0], added[2]), torch.equal(added[0], added[1])  # the two ends have one degree
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        max_degree: int = 64,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        self.features = checks.positive_int("features", features)
+        self.max_degree = checks.positive_int("max_degree", max_degree)
+        shape = (max_degree + 1, features)
+        self.incoming = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.outgoing = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors anew."""
+        for vectors in (self.incoming, self.outgoing):
+            nn.init.normal_(vectors, std=_STD)
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        batch: Int[Tensor, " nodes"] | None = None,
+    ) -> Float[Tensor, "nodes dim"]:
+        """Add both vectors.
+
+        Args:
+            x: node features ``(n, features)``.
+            edge_index: ``(2, m)``, sources and targets.
+            batch: the graph of each node ``(n,)``; edges join nodes of one graph.
+
+        Returns:
+            ``(n, features)``.
+
+        Raises:
+            ValueError: if shapes do not fit.
+        """
+        checks.graph(x, edge_index, batch=batch)
+        checks.last_axis("x", x, self.features, "features", self)
+        leaving, arriving = (self._degrees(end, len(x)) for end in edge_index)
+        return x + self.incoming[arriving] + self.outgoing[leaving]
+
+    def _degrees(self, end: Tensor, nodes: int) -> Tensor:
+        """How often each node is named, up to the largest degree."""
+        end = end.long()
+        return end.new_zeros(nodes).index_add(0, end, torch.ones_like(end)).clamp(max=self.max_degree)
+
+    def extra_repr(self) -> str:
+        """Sizes, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"{self.features}, max_degree={self.max_degree}"
+
+
+class RandomWalkNodeEncoder(nn.Module):
+    r"""A linear map of the probabilities to be back after 1 .. p steps: RWSE of GraphGPS (Dwivedi et al. 2022).
+
+    .. math:: x_i + W\, (\mathrm{RW}_{ii}, \dots, \mathrm{RW}^p_{ii}) + b
+
+    with the walk of :func:`~holonomy.layers.random_walk_node_encoding`.
+
+    Args:
+        features: d.
+        steps: p.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size is not positive.
+
+    >>> encoder, edge = RandomWalkNodeEncoder(4, 3), torch.tensor([[0, 1], [1, 0]])
+    >>> encoding = encoder.encode(edge, 2)
+    >>> encoding[0].tolist()  # back after two steps, never after one or three
+    [0.0, 1.0, 0.0]
+    >>> x = torch.randn(2, 4)
+    >>> torch.equal(encoder(x, edge), encoder(x, edge, encoding=encoding))
+    True
+    """
+
+    def __init__(
+        self, features: int, steps: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        checks.positive_int("features", features)
+        self.linear = nn.Linear(checks.positive_int("steps", steps), features, device=device, dtype=dtype)
+
+    def encode(self, edge_index: Int[Tensor, "2 edges"], n: int) -> Float[Tensor, "n steps"]:
+        """The probabilities.
+
+        Args:
+            edge_index: ``(2, m)``, sources and targets, of one graph or of several.
+            n: number of nodes.
+
+        Returns:
+            ``(n, steps)``.
+        """
+        steps, dtype = self.linear.in_features, self.linear.weight.dtype
+        return eager(random_walk_node_encoding)(edge_index, n, steps, dtype=dtype)
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        batch: Int[Tensor, " nodes"] | None = None,
+        *,
+        encoding: Float[Tensor, "nodes steps"] | None = None,
+    ) -> Float[Tensor, "nodes dim"]:
+        """Add the map of the probabilities.
+
+        Args:
+            x: node features ``(n, features)``.
+            edge_index: ``(2, m)``, sources and targets.
+            batch: the graph of each node ``(n,)``; edges join nodes of one graph.
+            encoding: what :meth:`encode` gave, ``(n, steps)``; computed here if left out.
+
+        Returns:
+            ``(n, features)``.
+
+        Raises:
+            ValueError: if shapes do not fit.
+        """
+        _check(self.linear, x, edge_index, batch, encoding, "steps")
+        return x + self.linear(self.encode(edge_index, len(x)) if encoding is None else encoding)
+
+
+class LaplacianNodeEncoder(nn.Module):
+    r"""A linear map of eigenvectors of the graph's Laplacian: LapPE (Dwivedi and Bresson 2021; GraphGPS).
+
+    .. math:: x_i + W\, (s_1 v_{1,i}, \dots, s_p v_{p,i}) + b
+
+    with the lowest eigenvectors of :func:`~holonomy.layers.laplacian_identifiers`, the constant one included, zeros
+    where a graph has fewer than p. An eigenvector is defined up to its sign. So in training each eigenvector of each
+    graph has a random sign :math:`s_k` in each pass, as with GraphGPS and :class:`~holonomy.layers.GraphTokenizer`; in
+    evaluation the sign is that of ``laplacian_identifiers``. Of several eigenvectors of one eigenvalue, which are
+    defined up to an orthogonal matrix, it promises nothing: isomorphic graphs may have different results there.
+
+    Args:
+        features: d.
+        count: p, the number of eigenvectors.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Raises:
+        TypeError: if a size is not an integer.
+        ValueError: if a size is not positive.
+
+    >>> encoder, path = LaplacianNodeEncoder(4, 2).eval(), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    >>> encoding = encoder.encode(path, 3)
+    >>> (encoding[0] * encoding[2]).sign().tolist()  # both ends: alike in the first eigenvector, opposed in the second
+    [1.0, -1.0]
+    >>> x = torch.randn(3, 4)
+    >>> torch.equal(encoder(x, path), encoder(x, path, encoding=encoding))
+    True
+    """
+
+    def __init__(
+        self, features: int, count: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        checks.floating_dtype(dtype)
+        checks.positive_int("features", features)
+        self.linear = nn.Linear(checks.positive_int("count", count), features, device=device, dtype=dtype)
+
+    def encode(
+        self, edge_index: Int[Tensor, "2 edges"], n: int, batch: Int[Tensor, " n"] | None = None
+    ) -> Float[Tensor, "n count"]:
+        """The eigenvectors, with the signs of evaluation.
+
+        Args:
+            edge_index: ``(2, m)``, sources and targets.
+            n: number of nodes.
+            batch: the graph of each node ``(n,)``; one graph if left out.
+
+        Returns:
+            ``(n, count)``.
+        """
+        count, dtype = self.linear.in_features, self.linear.weight.dtype
+        return laplacian_identifiers(edge_index, n, count, batch=batch, dtype=dtype)
+
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        batch: Int[Tensor, " nodes"] | None = None,
+        *,
+        encoding: Float[Tensor, "nodes count"] | None = None,
+    ) -> Float[Tensor, "nodes dim"]:
+        """Add the map of the eigenvectors.
+
+        Args:
+            x: node features ``(n, features)``.
+            edge_index: ``(2, m)``, sources and targets.
+            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            encoding: what :meth:`encode` gave for each graph, ``(n, count)``; computed here if left out.
+
+        Returns:
+            ``(n, features)``.
+
+        Raises:
+            ValueError: if shapes do not fit.
+        """
+        _check(self.linear, x, edge_index, batch, encoding, "count")
+        encoding = self.encode(edge_index, len(x), batch) if encoding is None else encoding
+        if self.training:
+            encoding = perturb_identifiers(encoding, batch=batch)
+        return x + self.linear(encoding)
+
+
+def _check(
+    linear: nn.Linear,
+    x: Tensor,
+    edge_index: Tensor,
+    batch: Tensor | None,
+    encoding: Tensor | None,
+    meaning: str,
+) -> None:
+    """Refuse a graph and an encoding that do not fit each other or the linear map."""
+    checks.graph(x, edge_index, batch=batch)
+    checks.last_axis("x", x, linear.out_features, "features", linear)
+    if encoding is not None:
+        checks.shaped("encoding", encoding, (len(x), linear.in_features), f"(nodes, {meaning}) = ")
+        checks.last_axis("encoding", encoding, linear.in_features, meaning, linear)
+        checks.on_device(x.device, encoding=encoding)

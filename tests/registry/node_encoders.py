@@ -1,0 +1,89 @@
+"""Encoders of nodes and the virtual node."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from holonomy import layers
+from tests.registry.case import Case, Inputs, Setting
+
+__all__ = ["CASES"]
+
+_DEGREE, _WALKS, _LAPLACIAN = layers.DegreeNodeEncoder, layers.RandomWalkNodeEncoder, layers.LaplacianNodeEncoder
+EDGE_FEATURES = 2
+
+
+class Encoded(nn.Module):
+    """An encoder with the encoding among its inputs, which is computed before."""
+
+    def __init__(self, inner: layers.RandomWalkNodeEncoder | layers.LaplacianNodeEncoder) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, edge_index: Tensor, encoding: Tensor) -> Tensor:
+        return self.inner(x, edge_index, encoding=encoding)
+
+
+class Heard(nn.Module):
+    """What each node, the virtual one last, hears beside itself: features of its neighbours and of their edges."""
+
+    def __init__(self, inner: layers.VirtualNode) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        graph = self.inner(x, edge_index, edge_attr=edge_attr if self.inner.edge_features else None)
+        (source, target), x = graph["edge_index"], graph["x"]
+        heard = x.index_add(0, target, x[source])
+        if "edge_attr" not in graph:
+            return heard
+        return torch.cat([heard, heard.new_zeros(len(x), EDGE_FEATURES).index_add(0, target, graph["edge_attr"])], 1)
+
+
+def _graph(setting: Setting) -> tuple[Tensor, ...]:
+    """A ring with a chord, a self-loop and an edge that is listed twice."""
+    edges = setting.edges()
+    loop = torch.full((2, 1), setting.nodes - 1, device=setting.device)
+    return setting.vectors(setting.nodes, setting.features), torch.cat([edges, loop, edges[:, :1]], 1)
+
+
+def _with_edges(setting: Setting) -> tuple[Tensor, ...]:
+    x, edges = _graph(setting)
+    return x, edges, setting.vectors(edges.shape[1], EDGE_FEATURES)
+
+
+def _encoding(kind: type[nn.Module], width: int) -> Inputs:
+    def inputs(setting: Setting) -> tuple[Tensor, ...]:
+        x, edges = _graph(setting)
+        return x, edges, kind(1, width, **setting.factory).encode(edges, setting.nodes)
+
+    return inputs
+
+
+CASES: list[Case] = [
+    Case(_DEGREE, options, lambda s, o: _DEGREE(s.features, **o, **s.factory), _graph, any_radius=True)
+    for options in ({"max_degree": 3}, {"max_degree": 9})
+]
+CASES += [
+    Case(
+        kind,
+        {width: size},
+        lambda s, o, kind=kind: Encoded(kind(s.features, **o, **s.factory)),
+        _encoding(kind, size),
+        random=kind is _LAPLACIAN,
+        any_radius=True,
+    )
+    for kind, width, size in ((_WALKS, "steps", 3), (_LAPLACIAN, "count", 4), (_LAPLACIAN, "count", 12))
+]
+CASES += [
+    Case(
+        layers.VirtualNode,
+        options,
+        lambda s, o: Heard(layers.VirtualNode(s.features, **o, **s.factory)),
+        _with_edges,
+        any_radius=True,
+        first_node=0,
+    )
+    for options in ({"edge_features": EDGE_FEATURES}, {"edge_features": 0})
+]
