@@ -52,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     known, held_out = edges[:, order[len(order) // 10 :]], edges[:, order[: len(order) // 10]]
     both_ways = torch.cat([known, known.flip(0)], dim=1)
 
-    encoder = HGCN(11, 16, 1, conv="lgcn").to(args.device)
+    encoder = HGCN(11, 16, conv="lgcn").to(args.device)
     decoder = FermiDiracDecoder(encoder.manifold_out).to(args.device)
     # Both hold the manifold, whose curvature learns: one module lists it once.
     optimizer = RiemannianAdam(nn.ModuleList([encoder, decoder]).parameters(), lr=0.005)
     truth = torch.tensor([1.0, 0.0], device=args.device).repeat_interleave(known.shape[1])
     for epoch in range(args.epochs):
-        points = encoder.embed(x, both_ways)
+        points = encoder(x, both_ways)
         pairs = torch.cat([known, strangers(args.nodes, known)], dim=1)
         loss = functional.binary_cross_entropy_with_logits(decoder(points[pairs[0]], points[pairs[1]]), truth)
         optimizer.zero_grad()
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             print(f"epoch {epoch:3d}  loss {loss.item():.3f}")
 
     with torch.no_grad():
-        points = encoder.embed(x, both_ways)
+        points = encoder(x, both_ways)
         near, far = (decoder(points[a], points[b]) for a, b in (held_out, strangers(args.nodes, edges)))
     # The chance that a held-out edge has a higher score than a pair that is none: the area under the ROC curve.
     scores = {"auc": (near[:, None] > far).float().mean().item()}

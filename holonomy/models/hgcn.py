@@ -31,13 +31,14 @@ class HGCN(nn.Module):
 
     .. math:: x^0 = \exp_o^{\kappa_0}(x), \qquad x^{l} = \mathrm{conv}^{\kappa_{l-1} \to \kappa_l}(x^{l-1}) .
 
-    It stands beside Hypformer's Euclidean graph encoders as a model of its own, and its points, :meth:`embed`, are what
-    link prediction compares, see :class:`~holonomy.layers.FermiDiracDecoder`.
+    It stands beside Hypformer's Euclidean graph encoders as a model of its own. Without ``out_features`` it has no
+    decoder and returns points of ``manifold_out``, which link prediction compares, see
+    :class:`~holonomy.layers.FermiDiracDecoder`.
 
     Args:
         in_features: number of features of a node.
         hidden_features: dimension of the spaces between.
-        out_features: number of classes, or of regression targets.
+        out_features: number of classes, or of regression targets; if left out, the result is points.
         conv: ``"hgcn"`` (:class:`~holonomy.layers.HGCNConv`), ``"hgat"`` (:class:`~holonomy.layers.HGATConv`) or
             ``"lgcn"`` (:class:`~holonomy.layers.LGCNConv`).
         layers: number of convolutions.
@@ -50,20 +51,21 @@ class HGCN(nn.Module):
         level: what a row of the result belongs to, ``"graph"`` or ``"node"``; if left out, a graph where ``batch`` is
             given, else a node.
         decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` for hyperbolic multinomial logistic regression,
-            or ``"prototypes"``: one learned point a class.
+            or ``"prototypes"``: one learned point a class. With ``out_features`` only.
         device: where the parameters live.
         dtype: their dtype.
 
     Raises:
         TypeError: if an argument is of another type than it says.
-        ValueError: if a size, probability or choice is none of the allowed, or ``heads`` is given without ``"hgat"``.
+        ValueError: if a size, probability or choice is none of the allowed, ``heads`` is given without ``"hgat"``, or
+            ``decoder`` without ``out_features``.
 
     >>> path = torch.stack([torch.arange(9), torch.arange(1, 10)])
     >>> edge_index = torch.cat([path, path.flip(0)], dim=1)
     >>> model = HGCN(4, 8, 2, conv="lgcn")
     >>> model(torch.randn(10, 4), edge_index).shape
     torch.Size([10, 2])
-    >>> model.embed(torch.randn(10, 4), edge_index).shape
+    >>> HGCN(4, 8)(torch.randn(10, 4), edge_index).shape  # points
     torch.Size([10, 9])
     """
 
@@ -71,7 +73,7 @@ class HGCN(nn.Module):
         self,
         in_features: int,
         hidden_features: int,
-        out_features: int,
+        out_features: int | None = None,
         *,
         conv: Literal["hgcn", "hgat", "lgcn"] = "hgcn",
         layers: int = 2,
@@ -88,11 +90,12 @@ class HGCN(nn.Module):
         super().__init__()
         self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("hidden_features", hidden_features)
-        checks.positive_int("out_features", out_features)
         self.conv = checks.one_of("conv", conv, ("hgcn", "hgat", "lgcn"))
         checks.function("activation", activation)
         checks.in_range("dropout", dropout, 0.0, 1.0)
         checks.one_of("decoder", decoder, ("linear", "mlr", "prototypes"))
+        if out_features is None and decoder != "linear":
+            raise ValueError(f"decoder must be left out without out_features, got {decoder!r}.")
         if level is not None:
             checks.one_of("level", level, ("graph", "node"))
         self.level = level
@@ -113,8 +116,11 @@ class HGCN(nn.Module):
         self.drops = nn.ModuleList(HypDropout(dropout, manifold) for manifold in made[:-1])
         self.manifold_in, self.manifold_out = made[0], made[-1]
         # Kept apart from the decoder's class, so that another module may stand in its place.
-        self.decodes_points = decoder != "linear"
-        self.decoder = decoder_of(decoder, hidden_features, out_features, made[-1], device=device, dtype=dtype)
+        self.decodes_points = decoder != "linear" or out_features is None
+        self.decoder: nn.Module = nn.Identity()
+        if out_features is not None:
+            checks.positive_int("out_features", out_features)
+            self.decoder = decoder_of(decoder, hidden_features, out_features, made[-1], device=device, dtype=dtype)
 
     def forward(
         self,
@@ -125,7 +131,7 @@ class HGCN(nn.Module):
         edge_weight: Float[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
-        """Scores of every node, or of every graph where ``batch`` is given.
+        """Scores of every node, or of every graph where ``batch`` is given; points without ``out_features``.
 
         Args:
             x: node features ``(n, in_features)``.
@@ -136,7 +142,7 @@ class HGCN(nn.Module):
 
         Returns:
             ``(n, out_features)``, or ``(graphs, out_features)`` at the level of graphs, each decoded at the Lorentzian
-            centroid of its nodes.
+            centroid of its nodes. Without ``out_features`` the points themselves, ``(rows, hidden_features + 1)``.
 
         Raises:
             ValueError: if shapes do not fit, or ``num_graphs`` is given without ``batch``.

@@ -152,15 +152,42 @@ class HypTransformer(nn.Module):
         Raises:
             ValueError: if there are more tokens than ``max_tokens``, or a mask does not fit.
         """
-        checks.rows("x", x, self.in_features, "in_features", self.encoder.embedding)
-        x = without_padding(x, key_padding_mask)
-        points = self._placed(x, torch.arange(x.shape[-2], device=x.device))
+        points = self._start(x, key_padding_mask)
         return self.encoder(points, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+
+    def attention_maps(
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> list[Tensor]:
+        """The attention of every block and head; call it in evaluation mode.
+
+        Args:
+            x: as in :meth:`forward`.
+            key_padding_mask: as in :meth:`forward`.
+            attn_mask: as in :meth:`forward`.
+            is_causal: as in :meth:`forward`.
+
+        Returns:
+            For each block ``(*batch, heads, tokens, tokens)``: rows attend to columns and sum to one, or are zero where
+            a token attends to none.
+
+        >>> maps = HypTransformer(3, 8, layers=3, heads=2).eval().attention_maps(torch.randn(5, 3), is_causal=True)
+        >>> len(maps), maps[0].shape
+        (3, torch.Size([2, 5, 5]))
+        """
+        points = self._start(x, key_padding_mask)
+        return self.encoder.attention_maps(points, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
 
     def step(
         self, x: Float[Tensor, "*batch tokens features"], state: tuple[BlockState, ...] | None = None
     ) -> tuple[Float[Tensor, "*batch tokens ambient"], tuple[BlockState, ...]]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Hooks of this model and of its blocks belong to ``forward`` and do not run.
 
         Args:
             x: ``(*batch, tokens, in_features)``: one token, or several.
@@ -202,6 +229,12 @@ class HypTransformer(nn.Module):
             ``"block0.feedforward"``, ..., then ``"output"``.
         """
         return self.encoder.curvatures() | {"output": self.manifold_out.curvature}
+
+    def _start(self, x: Tensor, key_padding_mask: Tensor | None) -> Float[Tensor, "*batch tokens ambient"]:
+        """Points of a whole sequence."""
+        checks.rows("x", x, self.in_features, "in_features", self.encoder.embedding)
+        x = without_padding(x, key_padding_mask)
+        return self._placed(x, torch.arange(x.shape[-2], device=x.device))
 
     def _placed(self, x: Tensor, places: Int[Tensor, "*#batch tokens"]) -> Float[Tensor, "*batch tokens ambient"]:
         """Points of the tokens, moved towards those of their places."""

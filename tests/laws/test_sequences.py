@@ -196,7 +196,8 @@ def test_weights_sum_to_one_where_there_are_keys(case, drawn, device):
     x, padding = arguments["x"], arguments.get("key_padding_mask")
     for is_causal in (False, True):
         weights = module.weights(*inputs, is_causal=is_causal)
-        assert weights.shape == (*x.shape[:-2], module.heads, x.shape[-2], x.shape[-2])
+        heads = getattr(module, "attention", module).heads
+        assert weights.shape == (*x.shape[:-2], heads, x.shape[-2], x.shape[-2])
         assert (weights >= 0).all()
         total = weights.sum(-1)
         assert ((total == 0) | ((total - 1).abs() < 1e-12)).all()

@@ -59,6 +59,24 @@ def test_curvatures_are_named_by_where_they_lie():
     assert sorted(names) == ["block0", "block0.attention", "block0.feedforward", "input", "output"]
 
 
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_maps_are_the_weights_of_the_attention_of_every_block_in_its_place(attention):
+    torch.manual_seed(0)
+    model = HypTransformer(3, 6, layers=3, heads=2, attention=attention, max_tokens=7, dtype=D).eval()
+    x, padding = torch.randn(2, 5, 3, dtype=D), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    expected = []
+    for block in model.encoder.blocks:
+        block.attention.register_forward_pre_hook(
+            lambda layer, args, how: expected.append(layer.weights(*args, **how)), with_kwargs=True
+        )
+    model(x, padding, is_causal=True)
+    maps = model.attention_maps(x, padding, is_causal=True)
+    for ours, theirs in zip(maps, expected[:3], strict=True):
+        assert torch.equal(ours, theirs)
+        assert torch.equal(ours, ours.tril())
+        assert (ours[1, :, :, 3:] == 0).all()
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 def test_it_learns_which_token_comes_next(attention):

@@ -142,6 +142,8 @@ def hgcn(module: models.HGCN, x: Tensor, edge_index: Tensor, *, dropout: float =
         here = curvature(convolution.manifold_in)
         points = refined(points[..., 1:], lambda entry: entry, dropout, here, training=module.training)
         points = REFERENCES[type(convolution)](convolution, points, edge_index, **weights)
+    if isinstance(module.decoder, nn.Identity):
+        return points
     kappa = curvature(module.manifold_out)
     return decoded(module, rowwise(lambda p: logarithm(p, kappa), points))
 

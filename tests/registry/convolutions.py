@@ -65,6 +65,17 @@ CASES += [
         {"conv": "lgcn", "layers": 3, "level": "node"},
     )
 ]
+CASES.append(
+    Case(
+        models.HGCN,
+        {"conv": "lgcn", "layers": 1},
+        lambda s, o: models.HGCN(s.features, 6, **o, **s.factory),
+        _raw,
+        "points",
+        "manifold_out",
+        any_radius=True,
+    )
+)
 CASES += [
     Case(kind, options, lambda s, o, kind=kind, how=how: kind(s.manifold(0), **o, **how(s)), _pairs, any_radius=True)
     for kind, options, how in (

@@ -139,11 +139,7 @@ class HypLinearAttention(nn.Module):
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
-        if attn_mask is not None:
-            raise ValueError(
-                "attn_mask must be None for linear attention, which never makes the weight of a single pair; "
-                "is_causal and key_padding_mask are there for it."
-            )
+        _refuse_mask(attn_mask)
         if group is not None and is_causal:
             raise ValueError("is_causal must be False with group, whose processes hold tokens in no order, got True.")
         maps = (self.query, self.key, self.value)
@@ -177,7 +173,7 @@ class HypLinearAttention(nn.Module):
     ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], LinearState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
-        A step costs the same however many tokens came before.
+        A step costs the same however many tokens came before. Hooks of this layer belong to ``forward`` and do not run.
 
         Args:
             x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
@@ -210,6 +206,7 @@ class HypLinearAttention(nn.Module):
         x: Float[Tensor, "*batch nodes dim_plus_1"],
         key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
         *,
+        attn_mask: Tensor | None = None,
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
     ) -> Float[Tensor, "*batch heads nodes keys"]:
@@ -218,13 +215,18 @@ class HypLinearAttention(nn.Module):
         Args:
             x: as in :meth:`forward`.
             key_padding_mask: as in :meth:`forward`.
+            attn_mask: as in :meth:`forward`: must be None.
             is_causal: as in :meth:`forward`.
             memory: as in :meth:`forward`.
 
         Returns:
             ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a query has no weight.
+
+        Raises:
+            ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory``.
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        _refuse_mask(attn_mask)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
         keys = without_padding(x if memory is None else memory, key_padding_mask)
         query = self._features(self.query, keys if memory is None else x)
@@ -284,6 +286,14 @@ class HypLinearAttention(nn.Module):
             The line that ``repr`` shows.
         """
         return f"heads={self.heads}, power={self.power}, average={self.average!r}"
+
+
+def _refuse_mask(attn_mask: Tensor | None) -> None:
+    if attn_mask is not None:
+        raise ValueError(
+            "attn_mask must be None for linear attention, which never makes the weight of a single pair; "
+            "is_causal and key_padding_mask are there for it."
+        )
 
 
 def _steepest(x: Float[Tensor, "*batch nodes ambient"]) -> float:

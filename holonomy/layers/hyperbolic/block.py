@@ -192,10 +192,40 @@ class HypformerBlock(nn.Module):
         )
         return self._fed_forward(x, attended)
 
+    def weights(
+        self,
+        x: Float[Tensor, "*batch nodes ambient"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys ambient"] | None = None,
+    ) -> Float[Tensor, "*batch heads nodes keys"]:
+        """The weights of the attention, see :meth:`holonomy.layers.HypSoftmaxAttention.weights`.
+
+        Args:
+            x: as in :meth:`forward`.
+            key_padding_mask: as in :meth:`forward`.
+            attn_mask: as in :meth:`forward`.
+            is_causal: as in :meth:`forward`.
+            memory: as in :meth:`forward`.
+
+        Returns:
+            ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a node attends to none.
+        """
+        checks.vectors(x=x)
+        if memory is None:
+            x = without_padding(x, key_padding_mask)
+        return self.attention.weights(
+            self.position(x), key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory
+        )
+
     def step(
         self, x: Float[Tensor, "... nodes ambient"], state: BlockState | None = None
     ) -> tuple[Float[Tensor, "... nodes ambient"], BlockState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Hooks of this block and of its attention belong to ``forward`` and do not run.
 
         Args:
             x: points of ``manifold_in``, ``(*batch, nodes, d+1)``: one token, or several.

@@ -102,6 +102,22 @@ class HypformerEncoder(nn.Module):
             x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, group=group)
         return self.drop(x)
 
+    def attention_maps(
+        self,
+        x: Float[Tensor, "... nodes ambient"],
+        key_padding_mask: Bool[Tensor, "... nodes"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> list[Tensor]:
+        """The weights of each block's attention."""
+        maps = list[Tensor]()
+        for module in self.blocks:
+            block = cast("HypformerBlock", module)
+            maps.append(block.weights(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal))
+            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+        return maps
+
     def step(
         self, x: Float[Tensor, "... nodes ambient"], state: tuple[BlockState, ...] | None = None
     ) -> tuple[Float[Tensor, "... nodes ambient"], tuple[BlockState, ...]]:

@@ -30,6 +30,11 @@ class FermiDiracDecoder(nn.Module):
     It returns :math:`\ell`, which :class:`torch.nn.BCEWithLogitsLoss` takes and rankings need no sigmoid of; the
     authors' code of HGCN returns p. Both numbers are learned, t as its logarithm.
 
+    Its ``parameters()`` are r, log t and the curvature, where that learns. An encoder of the same manifold has the
+    curvature, too; torch warns of duplicate parameters where both lists are joined. List them as one module's::
+
+        optimizer = RiemannianAdam(nn.ModuleList([encoder, decoder]).parameters(), lr=0.005)
+
     Args:
         manifold: where the points lie.
         radius: the initial r, the squared distance at which a link is as likely as none.

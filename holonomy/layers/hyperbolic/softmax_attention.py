@@ -151,6 +151,8 @@ class HypSoftmaxAttention(nn.Module):
     ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
+        Hooks of this layer belong to ``forward`` and do not run.
+
         Args:
             x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
             state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
