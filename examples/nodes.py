@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holonomy import Hypformer, RiemannianAdam
+from holonomy.manifolds import tangent_pca
 
 
 def communities(nodes: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,16 +55,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     model.eval()
     with torch.no_grad():
         right = (model(x, edge_index).argmax(-1) == y)[test].float().mean().item()
-        tangent = model.manifold_out.logmap0(model.embed(x, edge_index))[:, 1:].cpu()
+        manifold = model.manifold_out
+        # The points that the decoder reads, in the two directions from their mean in which they differ most.
+        disk = manifold.to_poincare(tangent_pca(model.embed(x, edge_index), manifold)) * (-manifold.curvature).sqrt()
     scores = {"right": right, "largest community": y.bincount().max().item() / args.nodes}
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "nodes.json").write_text(json.dumps(scores), encoding="utf-8")
-    # The points that the decoder reads, in the two directions from the origin in which they differ most.
-    flat = tangent @ torch.pca_lowrank(tangent, 2)[2]
-    length = flat.norm(dim=1, keepdim=True)
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.subplots()
-    axes.scatter(*((length / 2).tanh() / length * flat).T, c=y.cpu(), cmap="tab10", s=12)
+    axes.scatter(*disk.T.cpu(), c=y.cpu(), cmap="tab10", s=12)
     axes.set(title=f"{right:.1%} of the communities are right", xlim=(-1, 1), ylim=(-1, 1), aspect="equal")
     figure.savefig(args.out / "nodes.png")
     print(scores)

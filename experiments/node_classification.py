@@ -497,7 +497,7 @@ def _draw_embedding(network: nn.Module, data: NodeData, path: Path, title: str) 
         points, manifold = network.embed(data.x, data.edge_index), network.manifold_out
         xy, share = plots.principal_disk(points, manifold)
         caption = (
-            "Poincaré disk: tangent vectors at the Lorentz centroid, two principal directions "
+            "Poincaré disk: tangent vectors at the Frechet mean, two principal directions "
             f"({share:.0%} of the squared length)"
         )
     else:

@@ -21,7 +21,7 @@ from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from experiments.engine import runs
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, frechet_mean, tangent_pca
 
 # Okabe and Ito's palette, told apart with every kind of colour vision; its yellow, weak on white, comes last.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#333333", "#F0E442")
@@ -178,10 +178,8 @@ def curvatures(histories: Sequence[Mapping[str, Sequence[float]]], path: Path, *
 def principal_disk(points: Tensor, manifold: Lorentz) -> tuple[Tensor, float]:
     """Show points of many dimensions on the Poincare disk, honestly.
 
-    The points are seen from their Lorentz centroid: tangent vectors there, carried to the origin along the geodesic;
-    their two principal directions (largest sums of squares) are kept and mapped back by the exponential map. Distance
-    and direction from the centroid within the two directions are true; what the others hold is lost, and its share is
-    returned so that it can be said.
+    The points are seen from their Frechet mean, in two principal directions: see ``tangent_pca``. What the others hold
+    is lost, and its share is returned so that it can be said.
 
     Args:
         points: points (n, d+1) of ``manifold``, d >= 1.
@@ -192,14 +190,10 @@ def principal_disk(points: Tensor, manifold: Lorentz) -> tuple[Tensor, float]:
         keep.
     """
     points = points.detach().double()
-    centre = manifold.centroid(points)
-    origin = manifold.origin(points.shape[-1], dtype=points.dtype)
-    tangent = manifold.transp(centre, origin, manifold.logmap(centre, points))[:, 1:].detach()
-    kept, share = principal_directions(tangent)
-    radius = kept.norm(dim=1, keepdim=True)
-    root = float(manifold.curvature.detach().abs().sqrt())
-    shrunk = torch.tanh(root * radius / 2) / torch.where(radius > 0, radius, 1.0)
-    return kept * shrunk, share
+    plane = tangent_pca(points, manifold).detach()
+    spread = manifold.dist(frechet_mean(points, manifold), points).detach().square().sum().item()
+    share = manifold.dist0(plane).detach().square().sum().item() / spread if spread > 0 else 1.0
+    return (manifold.to_poincare(plane) * (-manifold.curvature).sqrt()).detach(), share
 
 
 def principal_directions(vectors: Tensor) -> tuple[Tensor, float]:

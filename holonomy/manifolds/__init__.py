@@ -6,6 +6,7 @@ from holonomy.manifolds.horospheres import busemann
 from holonomy.manifolds.lorentz import Lorentz
 from holonomy.manifolds.means import frechet_mean
 from holonomy.manifolds.points import LorentzEmbedding, LorentzPoints
+from holonomy.manifolds.principal import tangent_pca
 
 __all__ = [
     "Curvature",
@@ -15,4 +16,5 @@ __all__ = [
     "WrappedNormal",
     "busemann",
     "frechet_mean",
+    "tangent_pca",
 ]

@@ -64,6 +64,7 @@ FUNCTIONS = {
     "manifolds.WrappedNormal.log_prob": "loc:point scale:spread manifold:its_manifold value:other",
     "manifolds.busemann": "x:first direction:direction manifold:its_manifold",
     "manifolds.frechet_mean": "x:some_points manifold:its_manifold weights:share? dim:last_but_one?",
+    "manifolds.tangent_pca": "x:some_points manifold:its_manifold dim:count? -> points",
     "layers.bell": "m:lattice",
     "layers.set_partitions": "m:lattice",
     "layers.zeta_matrix": "m:lattice",

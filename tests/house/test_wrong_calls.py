@@ -147,6 +147,8 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("manifold", lambda: manifolds.WrappedNormal(P, X, OTHER)),
         ("value", lambda: manifolds.WrappedNormal(P, X, M).log_prob(X)),
         ("value", lambda: manifolds.WrappedNormal(P, X, M).log_prob(P[:3])),
+        ("x", lambda: manifolds.tangent_pca(P[0], M)),
+        ("dim", lambda: manifolds.tangent_pca(P, M, 0)),
         ("x", lambda: manifolds.frechet_mean(P[0], M)),
         ("manifold", lambda: manifolds.frechet_mean(P, OTHER)),
         ("weights", lambda: manifolds.frechet_mean(P, M, torch.ones(3))),

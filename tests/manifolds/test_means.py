@@ -142,3 +142,13 @@ def test_an_ensemble_by_vmap_agrees_with_its_members() -> None:
     manifold = Lorentz(-1.0, dtype=torch.float64)
     x = manifold.lift(torch.randn(3, 5, 2).double())
     torch.testing.assert_close(torch.func.vmap(lambda x: frechet_mean(x, manifold))(x), frechet_mean(x, manifold))
+
+
+def test_shapes_on_the_meta_device_take_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing there says when to stop, and all two hundred steps take half a minute."""
+    steps = []
+    real = means._matters
+    monkeypatch.setattr(means, "_matters", lambda *given: steps.append(given) or real(*given))
+    manifold = Lorentz(-1.0, learnable=True, device="meta")
+    assert frechet_mean(torch.empty(2, 3, 4, device="meta"), manifold).shape == (2, 4)
+    assert len(steps) == 1
