@@ -225,13 +225,7 @@ def trained(arguments: argparse.Namespace, base: runs.Run, settings: molecules.S
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.attention_in_colors",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    out = options.parser("experiments.attention_in_colors", __doc__ or "")
     add = out.add_argument
     add("--run", type=Path, metavar="FOLDER", help="a model of experiments.molecules; without it one is trained")
     add("--data", type=Path, metavar="FOLDER", help="folder of the npz files, where the run read one")
@@ -301,9 +295,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(words)
-    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.attention_in_colors", words)))
+    return runs.start("experiments.attention_in_colors", parser(), _main, argv)
 
 
 if __name__ == "__main__":

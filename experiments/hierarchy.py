@@ -842,13 +842,7 @@ def report(content: Mapping[str, Any]) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.hierarchy",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    out = options.parser("experiments.hierarchy", __doc__ or "")
     add = out.add_argument
     add("--dataset", choices=DATASETS, default="tree", help="what to embed (default tree, generated)")
     add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
@@ -913,9 +907,7 @@ def settings_for(arguments: argparse.Namespace, dim: int) -> Settings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
-    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.hierarchy", given)))
+    return runs.start("experiments.hierarchy", parser(), _main, argv)
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:

@@ -537,12 +537,10 @@ def parser() -> argparse.ArgumentParser:
         for dataset, table in DEFAULTS.items()
         for model, row in table.items()
     )
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.node_classification",
-        description=described[0],
-        epilog=f"{described[1]}\ndefaults that differ from those above, by dataset:\n{rows}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    out = options.parser(
+        "experiments.node_classification",
+        __doc__ or "",
+        f"\ndefaults that differ from those above, by dataset:\n{rows}",
     )
     out.add_argument(
         "--dataset",
@@ -591,9 +589,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(given)
-    return options.guarded(lambda: _main(arguments, runs.command_line("experiments.node_classification", given)))
+    return runs.start("experiments.node_classification", parser(), _main, argv)
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:

@@ -216,13 +216,7 @@ def text(content: Mapping[str, Any]) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    described = (__doc__ or "").split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog="python -m experiments.table",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    out = options.parser("experiments.table", __doc__ or "")
     add = out.add_argument
     add("--dataset", choices=list(GRIDS), default="tree", help="which graph (default tree)")
     add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
@@ -252,11 +246,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser().parse_args(words)
-    return options.guarded(
-        lambda: _main(arguments, runs.command_line("experiments.table", words)), "the same command goes on"
-    )
+    return runs.start("experiments.table", parser(), _main, argv, stopped="the same command goes on")
 
 
 def _main(arguments: argparse.Namespace, command: str) -> int:

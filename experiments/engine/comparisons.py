@@ -327,18 +327,12 @@ class Comparison:
 
 def parser(question: Question) -> argparse.ArgumentParser:
     """Return the command line of a question."""
-    described = question.text.split("\n\n", maxsplit=1)
     differ = "; ".join(
         f"{name}: {', '.join(f'{key} {value}' for key, value in row.items())}"
         for name, row in question.defaults.items()
         if row
     )
-    out = argparse.ArgumentParser(
-        prog=f"python -m {question.module}",
-        description=described[0],
-        epilog=described[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    out = options.parser(question.module, question.text)
     add = out.add_argument
     names = list(question.datasets)
     known = "; ".join(f"{name}: {text}" for name, text in question.datasets.items()).replace("%", "%%")
@@ -366,9 +360,7 @@ def parser(question: Question) -> argparse.ArgumentParser:
 
 def main(question: Question, argv: Sequence[str] | None = None) -> int:
     """Run the command line of a question; return 0, 1 if training failed, 2 if what was asked cannot be done."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser(question).parse_args(words)
-    return options.guarded(lambda: _main(question, arguments, runs.command_line(question.module, words)))
+    return runs.start(question.module, parser(question), functools.partial(_main, question), argv)
 
 
 def _main(question: Question, arguments: argparse.Namespace, command: str) -> int:

@@ -52,6 +52,17 @@ def add_settings(
             group.add_argument(flag, type=kind, nargs=nargs, metavar=metavar, help=text)
 
 
+def parser(module: str, about: str, more: str = "") -> argparse.ArgumentParser:
+    """Return the command line of a script: the first paragraph of its docstring heads the help, the rest ends it."""
+    head, tail = about.split("\n\n", maxsplit=1)
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=head,
+        epilog=tail + more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def add_folder(parser: argparse.ArgumentParser, default: str, *, checkpoint_every: int | None) -> None:
     """Give a parser the options of a run's folder."""
     add = parser.add_argument

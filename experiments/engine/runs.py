@@ -8,6 +8,7 @@ the same bits on a CPU.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import dataclasses
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from experiments.engine.options import RefusedError
+from experiments.engine.options import RefusedError, guarded
 
 Record = dict[str, float]
 # What a JSON file or a checkpoint holds: plain values (tensors too), lists and dictionaries.
@@ -577,3 +578,16 @@ def commit() -> str:
 def command_line(module: str, arguments: Sequence[str]) -> str:
     """Return the command that starts this run, as one would type it."""
     return " ".join(["python", "-m", module, *arguments])
+
+
+def start(
+    module: str,
+    parser: argparse.ArgumentParser,
+    body: Callable[[argparse.Namespace, str], int],
+    argv: Sequence[str] | None,
+    **stopped: str,
+) -> int:
+    """Call ``body`` with what the command line says and with the command; return as ``guarded`` does."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(words)
+    return guarded(lambda: body(arguments, command_line(module, words)), **stopped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,7 @@ class Script:
 
 def parser(script: Script) -> argparse.ArgumentParser:
     """Return the command line."""
-    head, tail = script.about.split("\n\n", maxsplit=1)
-    out = argparse.ArgumentParser(
-        prog=f"python -m {script.module}",
-        description=head,
-        epilog=tail,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    out = options.parser(script.module, script.about)
     script.options(out)
     options.add_folder(out, script.folder.replace("{", "").replace("}", "").upper(), checkpoint_every=None)
     out.add_argument("--json", type=Path, metavar="FILE", help="at the end also write the result there")
@@ -59,9 +53,7 @@ def parser(script: Script) -> argparse.ArgumentParser:
 
 def main(script: Script, argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, or 2 if what was asked cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser(script).parse_args(given)
-    return options.guarded(lambda: _main(script, arguments, runs.command_line(script.module, given)))
+    return runs.start(script.module, parser(script), functools.partial(_main, script), argv)
 
 
 def _main(script: Script, arguments: argparse.Namespace, command: str) -> int:

@@ -2,6 +2,7 @@ r"""Euclidean graph encoders: a GCN and weightless propagation, to run beside a 
 
 Both are called as ``(x, edge_index)``: node features ``(n, d)``, dense or sparse (CSR or COO), and ``(2, m)`` int64
 with sources in the first row and targets in the second, both directions listed, as PyTorch Geometric holds graphs.
+As in PyTorch Geometric's convolutions ``edge_weight`` comes third, and there is no ``batch``: edges stay within graphs.
 Edges are sorted once for a tensor and the order is kept as long as it lives; a :class:`~holonomy.structures.Graph`
 keeps it in the user's own hands.
 
