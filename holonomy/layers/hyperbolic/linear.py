@@ -379,7 +379,8 @@ class FullyLorentzLinear(nn.Module):
             Points ``(*batch, out_features + 1)`` on ``manifold_out``.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self.direction)
-        x = hyperboloid.held(x, 2.0**-24)  # which weights of any usual size cannot bring beyond the range
+        # Weights of any usual size cannot bring that share beyond the range.
+        x = hyperboloid.held(x, 2.0**-24, torch.cat([self.direction.weight, self.length.weight]))
         affine = self.direction(x if self.activation is None else self.activation(x))
         length = numerics.exp(self.log_scale) * torch.sigmoid(self.length(x))
         unit = numerics.unit_vector(affine, numerics.norm(affine, keepdim=True))
