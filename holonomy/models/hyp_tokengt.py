@@ -18,7 +18,7 @@ from holonomy import checks, numerics
 from holonomy.layers import GraphTokenizer
 from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
-from holonomy.layers.tokens.tokenizer import Identifiers
+from holonomy.layers.tokens.tokenizer import Identifiers, Tokens
 from holonomy.manifolds import Lorentz
 from holonomy.models.equivariant import Level
 from holonomy.models.tokengt import read_at
@@ -196,10 +196,41 @@ class HypTokenGT(nn.Module):
         tokens = self.tokenizer(
             x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs
         )
-        values = functional.dropout(tokens.values, self.dropout, self.training)
-        # Tokens are tangent vectors at the origin; the exponential map and HTC bring them to the first hyperboloid.
-        points = self.encoder(self.encoder.points(values), None if batch is None else tokens.padding)
+        points = self.encoder(self._start(tokens), None if batch is None else tokens.padding)
         return read_at(tokens, points, self.level)
+
+    def attention_maps(
+        self,
+        x: Float[Tensor, "nodes dim"],
+        edge_index: Int[Tensor, "2 edges"],
+        batch: Int[Tensor, " nodes"] | None = None,
+        *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        identifiers: Float[Tensor, "nodes dim_p"] | None = None,
+    ) -> tuple[Tokens, list[Tensor]]:
+        """The attention of every block and head; call it in evaluation mode.
+
+        Args:
+            x: as in :meth:`forward`.
+            edge_index: as in :meth:`forward`.
+            batch: as in :meth:`forward`.
+            edge_attr: as in :meth:`forward`.
+            identifiers: as in :meth:`forward`.
+
+        Returns:
+            The tokens, which say what rows and columns are, and for each block ``(graphs, heads, tokens, tokens)``.
+
+        >>> model = HypTokenGT(1, 8, 1, layers=3, heads=2).eval()
+        >>> tokens, maps = model.attention_maps(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))
+        >>> len(maps), maps[0].shape, tokens.indices.tolist()
+        (3, torch.Size([1, 2, 5, 5]), [[0, 0], [1, 1], [0, 1], [1, 0]])
+        """
+        tokens = self.tokenizer(x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers)
+        return tokens, self.encoder.attention_maps(self._start(tokens), tokens.padding)
+
+    def _start(self, tokens: Tokens) -> Float[Tensor, "graphs tokens ambient"]:
+        # Tokens are tangent vectors at the origin; the exponential map and HTC bring them to the first hyperboloid.
+        return self.encoder.points(functional.dropout(tokens.values, self.dropout, self.training))
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.

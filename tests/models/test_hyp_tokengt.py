@@ -102,3 +102,22 @@ def test_another_module_may_stand_in_the_place_of_the_decoder():
 def test_the_linear_decoder_has_a_bias(kind):
     state = kind(3, 8, 2).decoder.state_dict()
     assert {name: tuple(x.shape) for name, x in state.items()} == {"weight": (2, 8), "bias": (2,)}
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_maps_are_the_weights_of_the_attention_of_every_block_in_its_place(attention):
+    module, (x, edge_index, attr, p) = model(attention=attention), graph(6, D)
+    kept = (edge_index < 4).all(0) | (edge_index >= 4).all(0)  # graphs of four nodes and of two
+    given = {"edge_attr": attr[kept], "identifiers": p}
+    given |= {"x": x, "edge_index": edge_index[:, kept], "batch": torch.tensor([0, 0, 0, 0, 1, 1])}
+    expected = []
+    for block in module.encoder.blocks:
+        block.attention.register_forward_pre_hook(
+            lambda layer, args, how: expected.append(layer.weights(*args, **how)), with_kwargs=True
+        )
+    module(**given)
+    tokens, maps = module.attention_maps(**given)
+    assert tokens.padding.any()
+    for ours, theirs in zip(maps, expected[:2], strict=True):
+        assert torch.equal(ours, theirs)
+        assert not ours.transpose(1, -1)[tokens.padding].any()
