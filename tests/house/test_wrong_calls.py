@@ -651,6 +651,9 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("queries", lambda: theory.hyperbolic_collapse_bound(-1.0, 1.0, 1.0, 1.0)),
         ("kind", lambda: theory.judge("a", "b", [theory.Trial(1.0, 1.0)], kind="certain")),
         ("trials", lambda: theory.judge("a", "b", [])),
+        ("model", lambda: theory.margin_bounds(nn.Linear, X, None, [0], 0.1, CODES[0, 0, :1])),
+        ("x", lambda: theory.margin_bounds(hypformer(graph_encoder=None), 1.5, None, [0], 0.1, CODES[0, 0, :1])),
+        ("edge_index", lambda: theory.margin_bounds(hypformer(), X, E.tolist(), [0], 0.1, CODES[0, 0, :1])),
     ],
 }
 

@@ -11,23 +11,31 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy.models import Hypformer
+from holonomy.ops.propagation import check_graph
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import THREATS, Threat
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention.projections import NotCoveredError
 
-__all__ = ["classes", "enclosed", "listed", "numbered", "threatened"]
+__all__ = ["classes", "enclosed", "listed", "numbered", "of_nodes", "threatened"]
+
+
+def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> None:
+    """Refuse what is no model with a row for each node, and what is no graph."""
+    if not isinstance(model, Hypformer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
+    if model.level == "graph":
+        raise NotCoveredError("model must have a row for each node, got level='graph'.")
+    checks.nodes(x)
+    if edge_index is not None:
+        check_graph(x, edge_index)
 
 
 def enclosed(
     model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None, *, differentiable: bool = False
 ) -> Enclosure:
     """The model at an input, if it is one of nodes; on the processor, wherever they lie."""
-    if not isinstance(model, Hypformer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
-    if model.level == "graph":
-        raise NotCoveredError("model must have a row for each node, got level='graph'.")
-    checks.nodes(x)
+    of_nodes(model, x, edge_index)
     if any(each.device.type != "cpu" for each in model.parameters()):
         model = deepcopy(model).cpu()
     edge_index = None if edge_index is None else edge_index.to("cpu")

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from holonomy import checks
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
-from holonomy.theory.affine.arguments import classes, enclosed, listed, threatened
+from holonomy.theory.affine.arguments import classes, enclosed, listed, of_nodes, threatened
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -83,6 +83,7 @@ def margin_bounds(
     >>> all(parameter.grad is not None for parameter in model.decoder.parameters())
     True
     """
+    of_nodes(model, x, edge_index)
     moves, nodes = threatened(threat), listed(nodes, len(x))
     checks.in_range("radius", radius, 0.0, torch.inf)
     bounds = _Bounds(deepcopy(model).double().cpu())
