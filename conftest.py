@@ -2,8 +2,8 @@
 
 The library imports jaxtyping for the type checker only (``if TYPE_CHECKING``), so that a user does
 not need it. beartype looks a name of an annotation up in the module's globals and then among the
-builtins; there it finds jaxtyping's here. The hook that decorates every function of the library is
-pytest's option ``--jaxtyping-packages`` in pyproject.toml. With torch 2.6 it is taken out again: its ``torch.compile``
+builtins; there it finds jaxtyping's here. Pytest's option ``--jaxtyping-packages`` in pyproject.toml decorates every
+function of the library with :func:`checked`. With torch 2.6 its hook is taken out again: that ``torch.compile``
 cannot read a decorated function, and that all layers compile is a law of the suite.
 """
 
@@ -11,12 +11,40 @@ from __future__ import annotations
 
 import builtins
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import jaxtyping
+import pytest
 import torch
+from beartype import beartype
+
+# Where whole models are trained, the checks would take a quarter of the time and find what the laws find.
+TRAINING = ("benchmarks", "distributed", "docs", "examples", "experiments")
 
 for name in ("Bool", "Complex", "Float", "Inexact", "Int", "Int64", "Num", "Shaped"):
     setattr(builtins, name, getattr(jaxtyping, name))
 
 if torch.__version__.startswith("2.6."):
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "jaxtyping._import_hook"]
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check a function's types; one made inside of another is made anew at each call, which takes a millisecond."""
+    return function if "<locals>" in function.__qualname__ else beartype(function)
+
+
+@pytest.fixture
+def without_shape_checks() -> Iterator[None]:
+    """Run as a user does: the suite's own type checks would refuse a wrong argument first, and cannot be compiled."""
+    jaxtyping.config.update("jaxtyping_disable", value=True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", value=False)
+
+
+@pytest.fixture(autouse=True)
+def training_runs_as_a_user_does(request: pytest.FixtureRequest) -> None:
+    """Leave the checks out in the rooms that train."""
+    if {*TRAINING} & {*request.path.relative_to(Path(__file__).parent).parts}:
+        request.getfixturevalue("without_shape_checks")

@@ -231,12 +231,12 @@ def gradient_within(x: Float[Tensor, "..."], limit: float) -> Float[Tensor, "...
     if not x.requires_grad or not _autograd.supports_custom_backward(x):
         return x
     x = x.view_as(x)
-
-    def hold(gradient: Tensor | None) -> Tensor | None:
-        return None if gradient is None else gradient.clamp(-limit, limit)
-
-    x.register_hook(hold)  # pyright: ignore[reportUnknownMemberType]
+    x.register_hook(partial(_held, limit=limit))  # pyright: ignore[reportUnknownMemberType]
     return x
+
+
+def _held(gradient: Tensor | None, limit: float) -> Tensor | None:
+    return None if gradient is None else gradient.clamp(-limit, limit)
 
 
 def shared(x: Float[Tensor, ""], shape: tuple[int, ...]) -> Float[Tensor, "..."]:

@@ -13,7 +13,6 @@ import gc
 from collections import defaultdict
 from collections.abc import Iterator
 
-import jaxtyping
 import pytest
 import torch
 import torch.distributed as dist
@@ -124,14 +123,6 @@ def generator(device: torch.device) -> torch.Generator:
 def seeded() -> None:
     """Start every test from the same seed, whatever ran before it."""
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def without_shape_checks() -> Iterator[None]:
-    """Run as a user does: the suite's own type checks would refuse a wrong argument first, and cannot be compiled."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -14,9 +14,6 @@ from holonomy.theory.certificates import heads, layers, refinements
 from holonomy.theory.certificates.constants.affine import reach
 from holonomy.theory.certificates.regions import follow
 
-# An attack calls the manifold a thousand times.
-pytestmark = pytest.mark.usefixtures("without_shape_checks")
-
 
 def test_every_layer_that_has_a_bound_is_attacked():
     known = {kind.__name__ for registry in (follow.registry, lipschitz_bound.registry) for kind in registry}

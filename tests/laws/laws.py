@@ -110,18 +110,17 @@ def changes_in_training(case: Case, module: nn.Module) -> bool:
 
 
 def richest_of_its_class(case: Case) -> bool:
-    """Whether no case of the class has more arguments, or as many and more parameters, or as many and more options.
+    """Whether no case of the class has more arguments, or as many and more kinds of parts, or as many and more options.
 
     A class that is called in several ways, through several modules of the cases, has one case of each.
     """
-
     alike = (other for other in CASES if other.kind is case.kind)
     return case is max((other for other in alike if type(module_of(other)) is type(module_of(case))), key=_riches)
 
 
 @cache
 def _riches(case: Case) -> tuple[int, int, int]:
-    return len(node_axes(case)), len(list(module_of(case).parameters())), len(case.options)
+    return len(node_axes(case)), len({type(part) for part in module_of(case).modules()}), len(case.options)
 
 
 # Settings drawn at random.
@@ -227,7 +226,7 @@ def assert_near(ours: Tensor, theirs: Tensor, rtol: float, what: str, *, floor: 
     assert error <= rtol * scale, f"{what}: off by {error / scale:.1e} of its size"
 
 
-def twins(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the module in training and in evaluation mode, as copies."""
-    for training in (True, False):
+def modes(case: Case, module: nn.Module) -> Iterator[nn.Module]:
+    """Yield copies in each mode that computes something of its own; tests/laws/test_values.py has which ones do."""
+    for training in (True, False) if changes_in_training(case, module) else (False,):
         yield copy.deepcopy(module).train(training)

@@ -21,6 +21,8 @@ from tests.laws.laws import (
     richest_of_its_class,
 )
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
+
 
 def tensors_of(module):
     """Parameters and buffers, each under its first name."""

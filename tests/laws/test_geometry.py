@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
@@ -16,12 +15,14 @@ from tests.laws.laws import (
     every_case,
     gradients,
     manifolds_of,
+    modes,
     module_of,
     named,
     node_axes,
     output,
-    twins,
 )
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}
 
@@ -38,7 +39,7 @@ def assert_on(manifold, points):
 @drawn_settings(4, far=True)
 def test_outputs_lie_on_the_manifold(case, drawn, device, dtype):
     _, module, inputs = build(case, device, dtype, **drawn)
-    for mode in twins(module):
+    for mode in modes(case, module):
         assert_on(getattr(mode, case.target), output(mode, inputs))
 
 
@@ -47,7 +48,7 @@ def test_outputs_lie_on_the_manifold(case, drawn, device, dtype):
 def test_the_change_of_curvature_is_executed(case, drawn, device, dtype):
     """Training and evaluation alike: the output is on its own manifold, and on no other one of the module."""
     _, module, inputs = build(case, device, dtype, **drawn, radius=0.1)  # far out all hyperboloids are one cone
-    for mode in twins(module):
+    for mode in modes(case, module):
         there, points = getattr(mode, case.target), output(mode, inputs).detach()
         assert_on(there, points)
         for elsewhere in manifolds_of(mode):
@@ -59,7 +60,7 @@ def test_the_change_of_curvature_is_executed(case, drawn, device, dtype):
 @cases_where(lambda case: case.target is not None)
 def test_the_curvature_of_the_output_receives_a_gradient_in_both_modes(case, device):
     _, module, inputs = build(case, device, torch.float64)
-    for mode in twins(module):
+    for mode in modes(case, module):
         log_ratio = getattr(mode, case.target).curvature_parameter.log_ratio
         (grad,) = torch.autograd.grad(output(mode, inputs).square().sum(), [log_ratio])
         assert grad.abs().item() > 0
@@ -69,7 +70,7 @@ def test_the_curvature_of_the_output_receives_a_gradient_in_both_modes(case, dev
 @drawn_settings(4, far=True)
 def test_finite_input_gives_finite_output_and_gradients(case, drawn, device, dtype):
     _, module, inputs = build(case, device, dtype, **drawn)
-    for mode in twins(module):
+    for mode in modes(case, module):
         result, grads = gradients(mode, inputs)
         assert result.isfinite().all()
         for name, grad in grads.items():
@@ -83,7 +84,7 @@ def test_the_largest_points_that_the_dtype_holds_give_points_and_finite_gradient
     curvatures = (-1.0, -0.3, -2.5), (-100.0, -0.01, -3.0)  # where a change of curvature is a factor of 100
     for radius, each in itertools.product(radii, curvatures):
         _, module, inputs = build(case, device, dtype, radius=radius, curvatures=each)
-        for mode in twins(module):
+        for mode in modes(case, module):
             result, grads = gradients(mode, inputs)
             if case.target is not None:
                 assert_on(getattr(mode, case.target), result)
@@ -102,6 +103,6 @@ def test_coincident_points_have_finite_gradients(case, device, dtype):
             first = first.narrow(axis, 0, 1).expand_as(first)
         same.append(first.clone())
         assert name in node_axes(case)
-    for mode in twins(copy.deepcopy(module)):
+    for mode in modes(case, module):
         for name, grad in gradients(mode, tuple(same))[1].items():
             assert grad.isfinite().all(), name

@@ -14,6 +14,8 @@ from holonomy.layers import HigherOrderEncoderLayer
 from holonomy.structures import Hyperedges
 from tests.registry.graphs import BATCHED, MODELS, OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
+
 ALL = [*OF_GRAPHS, *(f"of hyperedges: {name}" for name in OF_HYPEREDGES)]
 
 
@@ -48,7 +50,6 @@ MODES = {
 }
 
 
-@pytest.mark.usefixtures("without_shape_checks")  # which take most of the time
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ALL)
 def test_the_dtype_of_a_result_does_not_depend_on_the_graph(name, mode):
@@ -70,12 +71,11 @@ def of_graph(given, graph):
     return alone | ({"edge_attr": given["edge_attr"][kept]} if "edge_attr" in given else {})
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("name", BATCHED)
 def test_the_result_of_a_graph_does_not_depend_on_its_batch(name):
     """Nor do more graphs without nodes at the end change it; each of them has a finite row."""
     module = made(name, dtype=torch.float64)
-    for seed in range(5):
+    for seed in range(3):
         given = drawn_graph(seed, nodes=9, dtype=torch.float64).arguments(name)
         together = module(**given)
         for graph in given["batch"].unique().tolist():
@@ -90,13 +90,12 @@ LEVELS = [(name, level) for name in BATCHED for level in ("graph", "node")]
 LEVELS += [(name, "edge") for name in MODELS if "CGT" not in name]
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_a_result_has_a_row_for_each_graph_node_or_edge(name, level):
     """In the order in which they came, as a graph alone has them, with or without its batch."""
     module = made(name, dtype=torch.float64, level=level)
-    for seed in range(4):
-        given = drawn_graph(seed, nodes=9, dtype=torch.float64).arguments(name)
+    for seed in range(2):
+        given = drawn_graph(seed, nodes=7, dtype=torch.float64).arguments(name)
         batch, (source, _) = given["batch"], given["edge_index"]
         graphs = int(batch.max()) + 1
         of_rows = {"graph": torch.arange(graphs), "node": batch, "edge": batch[source]}[level]
@@ -113,7 +112,6 @@ def test_a_result_has_a_row_for_each_graph_node_or_edge(name, level):
         torch.testing.assert_close(module(**moved), together[order] if level == "edge" else together)
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("name", BATCHED)
 def test_a_number_of_graphs_that_does_not_fit_gets_one_sentence(name):
     module, given = made(name), arguments(name, 0)
@@ -155,7 +153,6 @@ def called(name, module, seed, tensors):
     return given, {"indices", "batch", *(given.keys() - {"x"})}
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", ALL)
 def test_an_index_tensor_that_changes_in_place_is_seen_or_refused(name, inference):
@@ -187,7 +184,6 @@ COMPILED = {
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # read by dynamo itself where a graph breaks
 @pytest.mark.parametrize("call", COMPILED)
 def test_a_compiled_module_is_the_eager_one_where_sizes_depend_on_numbers(call):

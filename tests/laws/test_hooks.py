@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
@@ -13,6 +14,8 @@ from holonomy.layers import GCN, HigherOrderAttention, HypLinearAttention
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Hyperedges
 from tests.laws.laws import build, every_case
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
 
 
 def callable_parts(module):

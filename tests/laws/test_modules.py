@@ -17,6 +17,7 @@ from tests.laws.laws import (
     gradients,
     manifolds_of,
     mask_of,
+    modes,
     module_of,
     named,
     node_axes,
@@ -24,8 +25,9 @@ from tests.laws.laws import (
     padding_in,
     result_axes,
     richest_of_its_class,
-    twins,
 )
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
 
 # Arguments whose values are the numbers of nodes.
 NUMBERS = ("edge_index", "indices")
@@ -133,7 +135,7 @@ def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
     """A tensor is made from a neighbour; torch.set_default_device moves nobody else's. Meta stands in for any other."""
     _, module, inputs = build(case, device, torch.float32)
     dtype = torch.get_default_dtype()
-    for mode in twins(module):
+    for mode in modes(case, module):
         twin = copy.deepcopy(mode)
         expected, expected_grads = gradients(mode, inputs)
         torch.set_default_dtype(torch.float64)
@@ -150,7 +152,6 @@ def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_shape_checks")
 @cases_where(richest_of_its_class)
 def test_compiles_without_a_graph_break(case, device):
     """One case of each class, for each takes seconds."""
@@ -214,7 +215,7 @@ def test_padding_has_no_effect(case, drawn, device):
     padding = padding_in(case, module, inputs)
     arguments = zip(named(module, inputs).items(), node_axes(case).values(), strict=True)
     hidden = [axes if name != mask_of(case) else () for (name, _), axes in arguments]
-    for mode in twins(module):
+    for mode in modes(case, module):
         expected = output(mode, inputs)
         there = ~spread(padding, expected, result_axes(case))
         for filling in (0.0, 1e30, float("inf"), float("nan")):

@@ -20,10 +20,10 @@ from tests.laws.laws import (
     gradients,
     leaves,
     manifolds_of,
+    modes,
     module_of,
     norms_of,
     output,
-    twins,
 )
 
 
@@ -32,9 +32,7 @@ from tests.laws.laws import (
 def test_values_and_every_gradient_agree_with_the_loops(case, drawn, device):
     """In training, too, where the loops drop what the layer drops."""
     _, module, inputs = build(case, device, torch.float64, **drawn)
-    for mode in twins(module):
-        if mode.training and not changes_in_training(case, mode):
-            continue
+    for mode in modes(case, module):
         with decided_dropout() if mode.training else nullcontext():
             ours, our_grads = gradients(mode, inputs)
             theirs, their_grads = gradients(mode, inputs, case.reference)
@@ -49,8 +47,13 @@ def test_values_and_every_gradient_agree_with_the_loops(case, drawn, device):
 def test_training_mode_changes_nothing_else(case, device):
     """Only dropout and the statistics of a batch tell the modes apart."""
     _, module, inputs = build(case, device, torch.float64)
-    training, evaluation = (output(mode, inputs) for mode in twins(module))
-    assert torch.equal(training, evaluation) != changes_in_training(case, module)
+    modes_of = (copy.deepcopy(module).train(training) for training in (True, False))
+    (training, slopes), (evaluation, expected) = (gradients(mode, inputs) for mode in modes_of)
+    if changes_in_training(case, module):
+        assert not torch.equal(training, evaluation)
+    else:
+        assert torch.equal(training, evaluation)
+        assert all(torch.equal(slopes[name], grad) for name, grad in expected.items())
 
 
 @cases_where(lambda case: bool(norms_of(module_of(case))))
@@ -99,7 +102,7 @@ def test_float32_agrees_with_float64(case, drawn, device):
 def test_every_learnable_parameter_receives_a_gradient(case, device):
     # Enough channels that some row of queries has two positive ones: the gradient of a single one is zero.
     _, module, inputs = build(case, device, torch.float64, nodes=9, features=12)
-    for mode in twins(module):
+    for mode in modes(case, module):
         result = output(mode, inputs)
         named = {name: p for name, p in mode.named_parameters() if p.requires_grad}
         # A generic function of the result: a plain sum may be constant by symmetry.

@@ -13,6 +13,8 @@ from holonomy.manifolds import Lorentz, frechet_mean, hyperboloid
 from holonomy.manifolds.hyperboloid import means
 from tests.reference import manifold as oracle
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 KINDS = ("one radius", "all radii", "cone", "one far", "steep weights")
 
 

@@ -17,6 +17,8 @@ from holonomy.manifolds import Lorentz
 from tests.manifolds import accuracy
 from tests.manifolds.geometry import Pair, pairs, rapidity
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-8}
 
 
@@ -79,7 +81,6 @@ def test_transport_past_the_origin(kappa: float) -> None:
     judge(list(accuracy.compare("transp", kappa, rows)), torch.float32)
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 def test_gradcheck() -> None:
     """First derivatives in points, vectors, weights and curvature, in float64, all functions."""
     manifold = Lorentz(-0.7, learnable=True, dtype=torch.float64)

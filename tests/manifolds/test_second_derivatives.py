@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from holonomy.manifolds import hyperboloid
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 # One random direction instead of the whole matrix.
 gradgradcheck = partial(torch.autograd.gradgradcheck, fast_mode=True)
 

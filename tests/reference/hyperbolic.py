@@ -61,19 +61,25 @@ def product(x: Sequence[Tensor], y: Sequence[Tensor]) -> Tensor:
 
 
 def distance(x: Sequence[Tensor], y: Sequence[Tensor], kappa: Tensor) -> Tensor:
-    """Eq. 1; zero, with zero gradient, where the argument of arcosh is one to rounding."""
-    angle = kappa * product(x, y)
-    if angle <= 1 + 1e-12:
-        return 0 * angle
-    return torch.acosh(angle) / (-kappa).sqrt()
+    """Eq. 1, by half of the angle: the arcosh of a point with itself far out is that of a rounding."""
+    gap = _gap(x, y, kappa)
+    if gap <= 0:
+        return 0 * gap
+    return 2 * torch.asinh(gap.sqrt() / 2) / (-kappa).sqrt()
 
 
 def squared_distance(x: Sequence[Tensor], y: Sequence[Tensor], kappa: Tensor) -> Tensor:
-    """The square of eq. 1; below 1e-6 the first term of its series, as arcosh has lost its digits there."""
-    gap = -kappa * product(plus(x, times(-1, y)), plus(x, times(-1, y)))  # 2 (cosh - 1)
+    """The square of eq. 1; below 1e-6 the first terms of its series, which has a gradient at zero."""
+    gap = _gap(x, y, kappa)
     if gap < 1e-6:
         return gap / -kappa * (1 - gap / 12)
     return distance(x, y, kappa) ** 2
+
+
+def _gap(x: Sequence[Tensor], y: Sequence[Tensor], kappa: Tensor) -> Tensor:
+    """2 (cosh - 1), from the difference."""
+    difference = plus(x, times(-1, y))
+    return -kappa * product(difference, difference)
 
 
 def midpoint(points: Sequence[Vector], weights: Sequence[Tensor | float], kappa: Tensor) -> Vector:

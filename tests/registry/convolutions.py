@@ -60,7 +60,7 @@ CASES += [
     for options in (
         {"conv": "hgcn"},
         {"conv": "hgcn", "layers": 1, "decoder": "mlr", "dropout": 0.4},
-        {"conv": "hgat", "heads": 2, "decoder": "prototypes", "curvature": -0.3},
+        {"conv": "hgat", "heads": 2, "layers": 1, "decoder": "prototypes", "curvature": -0.3},
         {"conv": "lgcn", "activation": nn.functional.silu, "dropout": 0.3, "learnable_curvature": False},
         {"conv": "lgcn", "layers": 3, "level": "node"},
     )

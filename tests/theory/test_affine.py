@@ -14,6 +14,8 @@ from holonomy.theory.affine.arithmetic import entrywise, forms, lengths, product
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.attention import features
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 PROBLEMS, DIM = 40, 3
 
 

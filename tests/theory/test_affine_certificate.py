@@ -18,6 +18,8 @@ from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.attention.linear import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 NODES, FEATURES = 9, 4
 EDGES = torch.tensor(
     [[0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8], [1, 0, 2, 1, 3, 2, 4, 3, 5, 4, 6, 5, 7, 6, 8, 7]]
@@ -92,7 +94,6 @@ def hardest(model: Hypformer, x: Tensor, node: int, victim: int, radius: float, 
     return least
 
 
-@pytest.mark.usefixtures("without_shape_checks")  # which the test below has on the same models
 @pytest.mark.parametrize("name", MODELS)
 def test_no_point_of_a_ball_is_below_its_bounds(name: str) -> None:
     model, x = trained(name)
@@ -104,7 +105,6 @@ def test_no_point_of_a_ball_is_below_its_bounds(name: str) -> None:
             assert (bound <= least)[others].all()
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("name", ["residual GCN", "graph alone", "softmax"])
 def test_a_radius_that_was_found_is_certified_and_not_much_larger_ones(name: str) -> None:
     model, x = trained(name)

@@ -12,6 +12,8 @@ from holonomy.models import Hypformer
 from holonomy.theory import NotCoveredError, certified_accuracy, certify_node, margin_bounds
 from tests.theory.test_affine_certificate import EDGES, FEATURES, NODES, trained
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 
 def least(model: Hypformer, x: Tensor, radius: float, target: int, threat: str = "node") -> Tensor:
     return margin_bounds(model, x, EDGES, [4], radius, torch.tensor([target]), threat=threat).amin()

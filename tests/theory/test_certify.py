@@ -30,6 +30,8 @@ from holonomy.theory.attention.projections import NotCoveredError
 from holonomy.theory.certificates.stretching import Ends, ends_of
 from holonomy.theory.claims.verdict import Draws
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 DOUBLE = {"dtype": torch.float64}
 seeds = st.integers(0, 10**6)
 
@@ -347,7 +349,6 @@ def test_layers_of_a_sequence_meet_in_one_curvature():
     assert certify(nn.Sequential(first, nn.Sequential(equal), second), 1.0, starts=0).constant > 0
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 def test_inputs_that_do_not_fit_get_one_sentence():
     model = hypformer()
     for shape in ((3,), (1, 2, 3), (0, 3)):

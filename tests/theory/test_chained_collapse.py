@@ -24,6 +24,8 @@ from holonomy.theory.attention.rank_collapse import collapse_bound, collapse_ste
 from holonomy.theory.attention.sizes import diameter
 from tests.theory.strategies import SEEDS, drawn
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 SLACK = 1 + 1e-9
 
 

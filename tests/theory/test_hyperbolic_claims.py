@@ -8,6 +8,8 @@ import torch
 from holonomy.theory.claims.statements import hyperbolic, hyperbolic_attention
 from holonomy.theory.claims.verdict import Draws
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 CLAIMS = {claim.name: claim for claim in (*hyperbolic.CLAIMS, *hyperbolic_attention.CLAIMS)}
 EXACT = (
     "hyperbolic.refinement",
@@ -22,7 +24,7 @@ EXACT = (
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_no_theorem_is_violated_and_what_is_exact_is_attained(name):
-    verdict, trials = CLAIMS[name].measure(Draws(2, budget=0.3))
+    verdict, trials = CLAIMS[name].measure(Draws(2, budget=0.1))
     assert verdict.holds is True
     assert verdict.ratio <= 1 + 1e-9
     assert sum(trial.measured > 0 for trial in trials) > len(trials) / 2

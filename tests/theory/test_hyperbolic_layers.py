@@ -43,6 +43,8 @@ from holonomy.theory.certificates.constants.linear_attention import euclidean_st
 from holonomy.theory.certificates.distances import boost
 from holonomy.theory.certificates.regions import Region, Setting, follow
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 DOUBLE = {"dtype": torch.float64}
 seeds = st.integers(0, 10**6)
 few = settings(max_examples=8)

@@ -21,6 +21,8 @@ from holonomy.theory.claims.statements.lipschitz import orthogonal_family, sharp
 from holonomy.theory.claims.verdict import Draws
 from tests.theory.strategies import SEEDS, drawn, jacobian_norm_by_svd
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 SLACK = 1 + 1e-9
 
 

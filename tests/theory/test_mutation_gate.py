@@ -24,6 +24,8 @@ from holonomy.theory.claims.statements import collapse, printed
 from holonomy.theory.claims.statements import lipschitz as claims_lipschitz
 from holonomy.theory.graphs import topology
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 NAMED = {claim.name: claim for claim in CLAIMS}
 
 

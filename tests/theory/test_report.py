@@ -15,6 +15,8 @@ from holonomy.theory.claims.report import Run, as_html, as_json, as_table, said,
 from holonomy.theory.claims.statements import hyperbolic_attention
 from holonomy.theory.claims.verdict import Claim, Draws, Trial, judge
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
 VERIFY = sys.modules["holonomy.theory.claims.verify"]  # the package has a function of this name
 NAMES = ["collapse.decay", "collapse.half_constant", "masked.dobrushin", "determinant.equal"]
 
