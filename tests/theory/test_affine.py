@@ -183,6 +183,8 @@ NONE = [0.0] * 5
 SHARP: dict[str, tuple[str, Form]] = {
     "relu": ("relu", sharp([0.0] * 4, [[0.0]] * 4, torch.eye(4).tolist())),
     "relu squared": ("relu squared", sharp([2.0] * 4, [[0.0]] * 4, torch.eye(4).tolist())),
+    "relu ** 1.5": ("relu ** 1.5", sharp([2.0] * 4, [[0.0]] * 4, torch.eye(4).tolist())),
+    "features 1": ("features 1", sharp([0.0] * 5, [[0.0]] * 5, torch.eye(5).tolist())),
     "inverse": ("inverse", sharp([2.0, 3.0], [[0.0]] * 2, torch.eye(2).tolist())),
     "scale: the perturbation with itself": ("scale", sharp(NONE, [[1, 0], [1, 0], [0, 1], [0, 0], [0, 0]], [[]] * 5)),
     "scale: an interval with the perturbation": ("scale", sharp(NONE, [[0], [1], [0], [0], [0]], [[1]] + [[0]] * 4)),
