@@ -14,6 +14,7 @@ where it was.
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import subprocess
@@ -217,7 +218,10 @@ def measured(
     generator = torch.Generator().manual_seed(node)
     x, (radius, without, seconds) = enclosure.x, found
     target = int(enclosure.logits[node].argmax())
+    one = torch.tensor([node])
+    bounds = enclosure.margins(one, one, torch.tensor([radius]).double(), torch.tensor([target])).best
     record = {"radius": radius, "without_cap": without, "cpu_seconds": seconds, "violations": 0, "points": 0}
+    record["margin"] = bounds.amin().item()
     if enclosure.one_by_one("node"):
         change = smallest_attack(followed_logits(enclosure, node), x.shape[1], target, steps, generator, lines=20)
         return record | {"attack": lengthened(enclosure, node, change)}
@@ -229,6 +233,22 @@ def measured(
         record["points"] += tried
     attack = smallest_attack(logits, x.shape[1], target, steps, generator).norm().item()
     return record | {"attack": attack, "off": off}
+
+
+def rounding(enclosure: Enclosure, draws: int = 10) -> dict[str, float]:
+    """How far margins of the model in float32 are from those in float64, all nodes moving by 0.3 in random directions.
+
+    The features are numbers of float32, so that only the arithmetic of the two differs.
+    """
+    generator, found = torch.Generator().manual_seed(0), list[Tensor]()
+    single = copy.deepcopy(enclosure.model).float()
+    for _ in range(draws):
+        x = (enclosure.x + 0.3 * _units(len(enclosure.x), enclosure.x.shape[1], generator)).float()
+        with torch.no_grad():
+            off = enclosure.model(x.double(), enclosure.edge_index) - single(x, enclosure.edge_index).double()
+        found.append((off[:, :, None] - off[:, None]).abs().amax((1, 2)))
+    off = torch.cat(found)
+    return {"points": len(off), "median": off.median().item(), "largest": off.max().item()}
 
 
 def summary(records: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -270,6 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[: given.nodes]]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     records: dict[str, Any] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else {}
+    off = rounding(enclosure)
     missing = torch.tensor([node for node in chosen.tolist() if str(node) not in records], dtype=torch.long)
     for nodes in missing.split(1 if enclosure.one_by_one("node") else _TOGETHER):
         began, classes = time.process_time(), enclosure.logits[nodes].argmax(-1)
@@ -284,6 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "commit": commit.stdout.strip(),
                 "threads": torch.get_num_threads(),
                 "summary": summary(records),
+                "rounding": off,
                 "records": records,
             }
             given.out.write_text(json.dumps(content, indent=1), encoding="utf-8")
