@@ -63,8 +63,10 @@ def tangent_pca(
     checks.positive_int("dim", dim)
     mean = frechet_mean(x, manifold).unsqueeze(-2)
     vectors = hyperboloid.logmap_frame(mean, x, manifold.curvature)
-    directions = torch.linalg.svd(vectors.detach(), full_matrices=False).Vh[..., :dim, :]
-    kept = vectors @ directions.mT
+    # torch has no decomposition in half precision.
+    wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+    directions = torch.linalg.svd(wide, full_matrices=False).Vh[..., :dim, :]
+    kept = vectors @ directions.mT.to(vectors)
     signs = torch.where((kept.detach() ** 3).sum(-2, keepdim=True) < 0, -1.0, 1.0)
     kept = functional.pad(kept * signs.to(kept), (1, dim - kept.shape[-1]))
     return manifold.expmap0(kept)

@@ -54,6 +54,15 @@ def test_few_points_and_few_coordinates_have_zeros():
     torch.testing.assert_close(m.cdist(shown, shown), m.cdist(line, line))
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_agrees_with_float32(half):
+    m = Lorentz(-1.0)
+    x = m.lift(torch.tensor([[2.0, 0.0], [-1.0, 0.5], [-1.0, -0.5]], dtype=half))
+    shown = tangent_pca(x, m)
+    assert shown.dtype == half
+    torch.testing.assert_close(shown.float().abs(), tangent_pca(x.float(), m).abs(), atol=0.05, rtol=0.05)
+
+
 def test_distances_from_the_mean_of_far_points_are_kept():
     """In float32, of a cross with ends at distance 60."""
     m = Lorentz(-1.0)
