@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers import GraphTokenizer
+from holonomy.layers.hyperbolic.block import Norm
 from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.tokens.tokenizer import Identifiers, Tokens
@@ -56,7 +57,9 @@ class HypTokenGT(nn.Module):
         dropout: probability of dropping an entry of a token, or a space coordinate in the blocks.
         eigenvector_dropout: probability that a Laplacian eigenvector of a graph is dropped.
         activation: a function of space parts, after the first HTC and in the feed-forwards.
-        norm_eps: added to the variance by the LayerNorms.
+        norm: ``"layer"`` or ``"rms"``, see :class:`~holonomy.layers.HypLayerNorm` and
+            :class:`~holonomy.layers.HypRMSNorm`.
+        norm_eps: added to the variance or mean square by the norms.
         curvature: the initial curvature of every manifold.
         learnable_curvature: whether the curvatures receive gradients.
         decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` or ``"prototypes"`` on points.
@@ -95,6 +98,7 @@ class HypTokenGT(nn.Module):
         dropout: float = 0.0,
         eigenvector_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm: Norm = "layer",
         norm_eps: float = numerics.LAYER_NORM_EPS,
         curvature: float = -1.0,
         learnable_curvature: bool = True,
@@ -132,6 +136,7 @@ class HypTokenGT(nn.Module):
             average=average,
             dropout=dropout,
             activation=activation,
+            norm=norm,
             norm_eps=norm_eps,
             curvature=curvature,
             learnable_curvature=learnable_curvature,

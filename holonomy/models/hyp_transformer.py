@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy.layers import HypResidual
-from holonomy.layers.hyperbolic.block import BlockState
+from holonomy.layers.hyperbolic.block import BlockState, Norm
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Lorentz, LorentzEmbedding
@@ -55,7 +55,9 @@ class HypTransformer(nn.Module):
         average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
         dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
         activation: a function of space parts, after the first HTC and in the feed-forwards.
-        norm_eps: added to the variance by the LayerNorms.
+        norm: ``"layer"`` or ``"rms"``, see :class:`~holonomy.layers.HypLayerNorm` and
+            :class:`~holonomy.layers.HypRMSNorm`.
+        norm_eps: added to the variance or mean square by the norms.
         curvature: the initial curvature of every manifold.
         learnable_curvature: whether the curvatures receive gradients.
         device: where the parameters live.
@@ -91,6 +93,7 @@ class HypTransformer(nn.Module):
         average: Average = "space",
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm: Norm = "layer",
         norm_eps: float = numerics.LAYER_NORM_EPS,
         curvature: float = -1.0,
         learnable_curvature: bool = True,
@@ -115,6 +118,7 @@ class HypTransformer(nn.Module):
             token_positions=max_tokens is None,
             dropout=dropout,
             activation=activation,
+            norm=norm,
             norm_eps=norm_eps,
             curvature=curvature,
             learnable_curvature=learnable_curvature,

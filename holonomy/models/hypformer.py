@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from holonomy import checks, numerics
 from holonomy._parts import Group
 from holonomy.layers import GCN
+from holonomy.layers.hyperbolic.block import Norm
 from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz
@@ -55,7 +56,9 @@ class Hypformer(nn.Module):
         dropout: probability of dropping a space coordinate, after the first HTC and in the blocks.
         output_dropout: the same, on the transformer's output before it is mixed with the graph encoder's.
         activation: a function of space parts, after the first HTC and in the feed-forwards.
-        norm_eps: added to the variance by the LayerNorms.
+        norm: ``"layer"`` or ``"rms"``, see :class:`~holonomy.layers.HypLayerNorm` and
+            :class:`~holonomy.layers.HypRMSNorm`.
+        norm_eps: added to the variance or mean square by the norms.
         curvature: the initial curvature of every manifold.
         learnable_curvature: whether the curvatures receive gradients.
         transformer: ``False`` leaves the graph encoder alone, for comparison; what shapes blocks is not read then.
@@ -111,6 +114,7 @@ class Hypformer(nn.Module):
         dropout: float = 0.0,
         output_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm: Norm = "layer",
         norm_eps: float = numerics.LAYER_NORM_EPS,
         curvature: float = -1.0,
         learnable_curvature: bool = True,
@@ -162,6 +166,7 @@ class Hypformer(nn.Module):
             dropout=dropout,
             output_dropout=output_dropout,
             activation=activation,
+            norm=norm,
             norm_eps=norm_eps,
             curvature=curvature,
             learnable_curvature=learnable_curvature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from mpmath import mp, mpf, sqrt
 from torch import nn
 
 from holonomy import layers
-from holonomy.layers import HRC, HypBatchNorm, HypConcat, HypDropout, HypLayerNorm, HypResidual
+from holonomy.layers import HRC, HypBatchNorm, HypConcat, HypDropout, HypLayerNorm, HypResidual, HypRMSNorm
 from holonomy.layers.hyperbolic import refinement
 from holonomy.manifolds import Lorentz
 
@@ -75,24 +76,33 @@ def test_two_refinements_are_one():
     torch.testing.assert_close(HRC(torch.tanh, m)(HRC(torch.sin, m)(x)), HRC(lambda s: s.sin().tanh(), m)(x))
 
 
+@pytest.mark.parametrize("kind", [HypLayerNorm, HypRMSNorm])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e12, 1e25, 1e36])
-def test_layer_norm_agrees_with_float64_at_any_radius(scale):
+def test_norms_agree_with_float64_at_any_radius(kind, scale):
     m = Lorentz(-1.0)
-    layer = HypLayerNorm(5, m)
-    layer.function.norm.weight.data.normal_()
-    layer.function.norm.bias.data.normal_()
+    layer = kind(5, m)
+    for parameter in layer.function.parameters():
+        parameter.data.normal_()
     space = torch.randn(6, 5) * scale
     space.requires_grad_()
     y = layer(m.lift(space))
     direction = torch.randn_like(y)
     (y * direction).sum().backward()
     wide = space.detach().double().requires_grad_()
-    weight, bias = (p.detach().double() for p in layer.function.norm.parameters())
-    z = torch.nn.functional.layer_norm(wide, (5,), weight, bias, layer.function.norm.eps)
+    z = copy.deepcopy(layer.function.norm).double()(wide)
     expected = Lorentz(-1.0, dtype=D).lift(z)
     (expected * direction.double()).sum().backward()
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(space.grad.double(), wide.grad, rtol=1e-3, atol=1e-5 / scale)
+
+
+def test_rms_norm_commutes_with_rotations_and_keeps_geodesics_through_the_origin():
+    m = Lorentz(-0.7, dtype=D)
+    layer, space = HypRMSNorm(5, m, elementwise_affine=False, dtype=D), torch.randn(4, 5, dtype=D)
+    turn = torch.linalg.qr(torch.randn(5, 5, dtype=D)).Q
+    torch.testing.assert_close(layer(m.lift(space @ turn)), m.lift(layer(m.lift(space))[:, 1:] @ turn))
+    x, y = m.logmap0(m.lift(space)), m.logmap0(layer(m.lift(space)))
+    torch.testing.assert_close(torch.nn.functional.cosine_similarity(x, y), torch.ones(4, dtype=D))
 
 
 def test_batch_norm_is_torchs_on_the_space_part_and_keeps_statistics():
@@ -144,7 +154,7 @@ def test_dropout_drops_scales_and_stops():
 
 
 @pytest.mark.parametrize("eps", [-1.0, math.nan])
-@pytest.mark.parametrize("build", [HypLayerNorm, HypBatchNorm])
+@pytest.mark.parametrize("build", [HypLayerNorm, HypRMSNorm, HypBatchNorm])
 def test_eps_that_makes_roots_of_negative_numbers_is_refused(build, eps):
     with pytest.raises(ValueError, match="eps must lie in"):
         build(3, Lorentz(), eps=eps)

@@ -184,6 +184,18 @@ def layer_norm(module: layers.HypLayerNorm, x: Tensor, *, eps: float = 1e-5) -> 
     return rowwise(mapped, x)
 
 
+def rms_norm(module: layers.HypRMSNorm, x: Tensor, *, eps: float = 1e-5) -> Tensor:
+    """HELM's normalisation, with the change of curvature of eq. 13."""
+    norm = module.function.norm
+
+    def mapped(p: Vector) -> Vector:
+        root = (dot(p[1:], p[1:]) / len(p[1:]) + eps).sqrt()
+        gains = [1.0] * len(p[1:]) if norm.weight is None else norm.weight.unbind()
+        return change([gain * s / root for gain, s in zip(gains, p[1:], strict=True)], module)
+
+    return rowwise(mapped, x)
+
+
 def batch_norm(module: layers.HypBatchNorm, x: Tensor) -> Tensor:
     """Eqs. 13 and 21 with batch normalisation; running statistics are read, not moved."""
     norm = module.function.norm
@@ -529,6 +541,7 @@ REFERENCES: dict[type[nn.Module], Callable[..., Tensor]] = {
     layers.HypMLR: mlr,
     layers.HypPositionalEncoding: positional_encoding,
     layers.HypPrototypes: prototypes,
+    layers.HypRMSNorm: rms_norm,
     layers.HypResidual: residual,
     layers.HypSoftmaxAttention: softmax_attention,
     layers.Propagation: appnp,

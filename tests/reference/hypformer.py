@@ -32,6 +32,7 @@ from tests.reference.hyperbolic import (
     positional_encoding,
     prototypes,
     residual,
+    rms_norm,
     rowwise,
     softmax_attention,
 )
@@ -71,13 +72,14 @@ def block(
     attend = linear_attention if isinstance(module.attention, layers.HypLinearAttention) else softmax_attention
     if not isinstance(module.position, nn.Identity):
         x = positional_encoding(module.position, x)
+    norm = layer_norm if isinstance(module.norm_attention, layers.HypLayerNorm) else rms_norm
     x = residual(module.residual, x, dropped(attend(module.attention, x, key_padding_mask, memory=memory, **masks)))
-    x = layer_norm(module.norm_attention, x, eps=norm_eps)
+    x = norm(module.norm_attention, x, eps=norm_eps)
     first, refine, second, _ = module.feedforward
     hidden = htc(first, x)[..., 1:]
     hidden = refined(hidden, activation, dropout, curvature(refine.manifold_out), training=training)
     x = residual(module.residual, x, dropped(htc(second, hidden)))
-    return layer_norm(module.norm_feedforward, x, eps=norm_eps)
+    return norm(module.norm_feedforward, x, eps=norm_eps)
 
 
 def encoder(

@@ -91,12 +91,13 @@ for target in (0, 1):
             note=f"{function.__name__}, {to}",
         )
     for affine in (True, False):
-        _register(
-            layers.HypLayerNorm,
-            {"elementwise_affine": affine},
-            lambda s, o, t=target: layers.HypLayerNorm(s.features, s.manifold(0), _to(s, t), **o, **s.factory),
-            note=to,
-        )
+        for kind in (layers.HypLayerNorm, layers.HypRMSNorm):
+            _register(
+                kind,
+                {"elementwise_affine": affine},
+                lambda s, o, t=target, kind=kind: kind(s.features, s.manifold(0), _to(s, t), **o, **s.factory),
+                note=to,
+            )
         _register(
             layers.HypBatchNorm,
             {"affine": affine},
@@ -224,7 +225,7 @@ _register(
 # Models.
 for options, target, inputs in (
     ({"attention": "linear"}, 0, _points),
-    ({"attention": "softmax"}, 1, _points),
+    ({"attention": "softmax", "norm": "rms"}, 1, _points),
     ({"attention": "linear", "heads": 1, "power": 3.0, "activation": nn.functional.gelu}, 1, _padded),
     ({"attention": "linear", "average": "midpoint", "dropout": 0.3}, 1, _padded),
     ({"attention": "softmax", "similarity": "geodesic", "heads": 1, "dropout": 0.5, "norm_eps": 0.1}, 0, _padded),
@@ -263,7 +264,7 @@ for options, inputs in (
     ),
     ({"transformer": False, "decoder": "mlr"}, _graph),
     ({"dropout": 0.3, "output_dropout": 0.5, "graph_weight": 0.7, "layers": 1}, _graph),
-    ({"learnable_curvature": False, "feedforward": 3, "norm_eps": 0.1, "layers": 1}, _graph),
+    ({"learnable_curvature": False, "feedforward": 3, "norm": "rms", "norm_eps": 0.1, "layers": 1}, _graph),
 ):
     _register(
         models.Hypformer,

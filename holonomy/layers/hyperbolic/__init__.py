@@ -14,6 +14,7 @@ from holonomy.layers.hyperbolic.refinement import (
     HypConcat,
     HypDropout,
     HypLayerNorm,
+    HypRMSNorm,
 )
 from holonomy.layers.hyperbolic.simplicial import HypSimplicialAttention
 from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention
@@ -36,6 +37,7 @@ __all__ = [
     "HypMLR",
     "HypPositionalEncoding",
     "HypPrototypes",
+    "HypRMSNorm",
     "HypResidual",
     "HypSimplicialAttention",
     "HypSoftmaxAttention",

@@ -19,7 +19,7 @@ from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.midpoint import HypResidual, add_and_norm
 from holonomy.layers.hyperbolic.position import HypPositionalEncoding
-from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, HypLayerNorm, drop_some, resolve
+from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, HypLayerNorm, HypRMSNorm, drop_some, resolve
 from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention, KeyValueState
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
@@ -31,16 +31,19 @@ from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["ActivationDropout", "BlockState", "HypformerBlock"]
+__all__ = ["ActivationDropout", "BlockState", "HypformerBlock", "Norm"]
 
 # What a block keeps of the tokens so far, by its attention.
 BlockState = LinearState | KeyValueState
+
+Norm = Literal["layer", "rms"]
+_NORMS: dict[str, type[HypLayerNorm | HypRMSNorm]] = {"layer": HypLayerNorm, "rms": HypRMSNorm}
 
 
 class HypformerBlock(nn.Module):
     """Position, attention, residual, LayerNorm, feed-forward, residual, LayerNorm: one block of figure 4.
 
-    Residuals are Lorentzian midpoints of two points of one manifold; the last LayerNorm moves the result to the next
+    Residuals are Lorentzian midpoints of two points of one manifold; the last norm moves the result to the next
     block's curvature.
 
     Args:
@@ -58,7 +61,9 @@ class HypformerBlock(nn.Module):
         token_positions: move each token towards a position computed from it (eq. 20).
         dropout: probability of dropping a space coordinate after attention and inside the feed-forward.
         activation: of the feed-forward, a function of space parts.
-        norm_eps: added to the variance by the LayerNorms; a larger one buys a smaller Lipschitz constant.
+        norm: after each residual, ``"layer"`` for :class:`~holonomy.layers.HypLayerNorm` or ``"rms"`` for
+            :class:`~holonomy.layers.HypRMSNorm`.
+        norm_eps: added to the variance or mean square by the norms; a larger one buys a smaller Lipschitz constant.
         device: where the parameters live.
         dtype: their dtype.
 
@@ -87,6 +92,7 @@ class HypformerBlock(nn.Module):
         token_positions: bool = True,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
+        norm: Norm = "layer",
         norm_eps: float = numerics.LAYER_NORM_EPS,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -96,6 +102,7 @@ class HypformerBlock(nn.Module):
         checks.one_of("similarity", similarity, SIMILARITIES)
         checks.one_of("average", average, AVERAGES)
         checks.in_range("dropout", dropout, 0.0, 1.0)
+        normalise = _NORMS[checks.one_of("norm", norm, tuple(_NORMS))]
         checks.in_range("norm_eps", norm_eps, 0.0, math.inf)
         require_lorentz("manifold_in", manifold_in)
         for name, inner in (("attention", manifold_attention), ("feedforward", manifold_feedforward)):
@@ -135,16 +142,14 @@ class HypformerBlock(nn.Module):
             )
         self.drop = HypDropout(dropout, manifold_in)
         self.residual = HypResidual(manifold_in)
-        self.norm_attention = HypLayerNorm(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
+        self.norm_attention = normalise(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
         self.feedforward = FeedForward(
             HTC(features, hidden, manifold_in, inner, device=device, dtype=dtype),
             HRC(ActivationDropout(activation, dropout), inner),
             HTC(hidden, features, inner, manifold_in, device=device, dtype=dtype),
             HypDropout(dropout, manifold_in),
         )
-        self.norm_feedforward = HypLayerNorm(
-            features, manifold_in, manifold_out, eps=norm_eps, device=device, dtype=dtype
-        )
+        self.norm_feedforward = normalise(features, manifold_in, manifold_out, eps=norm_eps, device=device, dtype=dtype)
 
     @property
     def manifold_out(self) -> Lorentz:

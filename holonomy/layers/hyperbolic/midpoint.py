@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
-from holonomy.layers.hyperbolic.refinement import HypLayerNorm, may_bypass_norm, rescale_space, resolve
+from holonomy.layers.hyperbolic.refinement import HRC, may_bypass_norm, rescale_space, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.lorentz.midpoint import midpoint
 from holonomy.ops.lorentz.residual_norm import residual_norm
@@ -40,15 +40,14 @@ def lifted_midpoint(
 
 def add_and_norm(
     residual: HypResidual,
-    norm: HypLayerNorm,
+    norm: HRC,
     x: Float[Tensor, "*batch ambient"],
     branch: Float[Tensor, "*batch ambient"],
 ) -> Float[Tensor, "*batch ambient"]:
     """``norm(residual(x, branch))``, on one manifold by the formula that needs no midpoint."""
     manifolds = (residual.manifold_in, residual.manifold_branch, norm.manifold_in)
-    one = all(manifold is residual.manifold_out for manifold in manifolds)
-    readable = one and may_bypass(residual, HypResidual) and may_bypass_norm(norm)
-    if not readable or x.shape != branch.shape or x.shape[-1] != norm.features + 1:
+    one = all(manifold is residual.manifold_out for manifold in manifolds) and x.shape == branch.shape
+    if not (one and may_bypass(residual, HypResidual) and may_bypass_norm(norm) and x.shape[-1] == norm.features + 1):
         return norm(residual(x, branch))
     gain, shift, here, last, eps = norm.affine(x)
     # A larger eps would show the rounding of what it is multiplied with.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ __all__ = [
     "HypConcat",
     "HypDropout",
     "HypLayerNorm",
+    "HypRMSNorm",
     "change_curvature",
     "curvatures",
     "drop_some",
@@ -187,7 +188,7 @@ class HypLayerNorm(HRC):
         Returns:
             Gain and shift ``(d,)``, the curvatures of both manifolds, and what is added to the variance.
         """
-        norm = cast("_Bounded", self.function).norm
+        norm = cast("nn.LayerNorm", cast("_Bounded", self.function).norm)
         gain = norm.weight if norm.elementwise_affine else like.new_ones(like.shape[-1] - 1)
         shift = norm.bias if norm.elementwise_affine else torch.zeros_like(gain)
         here, last = curvatures(self.manifold_in, self.manifold_out)
@@ -197,8 +198,63 @@ class HypLayerNorm(HRC):
         return gain, shift, here, last, norm.eps
 
 
-def may_bypass_norm(norm: HypLayerNorm) -> bool:
-    """Whether the parameters of a layer normalisation may be read in place of calling it."""
+class HypRMSNorm(HRC):
+    r"""Division of the space part by its root mean square: HRC (eq. 13) with :class:`torch.nn.RMSNorm`.
+
+    .. math:: x_s \mapsto \gamma \odot x_s \Big/ \sqrt{\tfrac{1}{d} |x_s|^2 + \epsilon}
+
+    The normalisation of HELM (He et al., NeurIPS 2025). Unlike :class:`HypLayerNorm` it keeps the direction of the
+    space part: without ``elementwise_affine`` it commutes with rotations, and points move along geodesics through the
+    origin. Rows too long for their squares are treated as there. At the origin the gradient of the space part is
+    :math:`\gamma/\sqrt\epsilon`.
+
+    Args:
+        features: d.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+        eps: added to the mean square.
+        elementwise_affine: learn a scale per coordinate.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> m = Lorentz()
+    >>> HypRMSNorm(2, m)(m.lift(torch.tensor([1.0, 7.0])))[1:]
+    tensor([0.2000, 1.4000], grad_fn=...)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        eps: float = numerics.LAYER_NORM_EPS,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.floating_dtype(dtype)
+        checks.positive_int("features", features)
+        checks.in_range("eps", eps, 0.0, math.inf)
+        norm = nn.RMSNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
+        super().__init__(_Bounded(norm), manifold_in, manifold_out)
+        self.features = features
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Normalise.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``.
+        """
+        checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
+        return super().forward(x)
+
+
+def may_bypass_norm(norm: HRC) -> TypeGuard[HypLayerNorm]:
+    """Whether this is a layer normalisation whose parameters may be read in place of calling it."""
     inner = norm.function
     return (
         may_bypass(norm, HypLayerNorm)
@@ -368,7 +424,7 @@ class HypConcat(nn.Module):
 class _Bounded(nn.Module):
     """A scale-invariant row function whose squares must not overflow."""
 
-    def __init__(self, function: nn.LayerNorm) -> None:
+    def __init__(self, function: nn.LayerNorm | nn.RMSNorm) -> None:
         super().__init__()
         self.norm = function
 
