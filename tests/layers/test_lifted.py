@@ -143,3 +143,17 @@ def test_second_derivatives_are_those_of_the_definition(name, monkeypatch):
     floor = 1e-3 * max(grad.norm().item() for grad in found[1])
     for ours, theirs in zip(*found, strict=True):
         assert_near(ours, theirs, 1e-9, "second derivative", floor=floor)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_block_on_one_manifold_compiles_whole(device):
+    """The compiler refused a curvature that came twice."""
+    block = HypformerBlock(DIM, 2, manifold(-1.0, D), dtype=D).to(device)
+    x = block.manifold_in.lift(torch.randn(3, DIM, dtype=D, device=device)).detach()
+    torch.compiler.reset()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    found, expected = gradients(compiled, (x,)), gradients(block, (x,))
+    assert_near(found[0], expected[0], 1e-10, "result")
+    for ours, theirs in zip(found[1].values(), expected[1].values(), strict=True):
+        assert_near(ours, theirs, 1e-8, "gradient", floor=1e-6)

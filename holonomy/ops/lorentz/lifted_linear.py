@@ -30,6 +30,8 @@ def lifted_linear(
     last: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch ambient_out"]:
     """The point of curvature ``last`` above the map of the point of ``curvature`` above x."""
+    # The compiler takes no tensor twice.
+    last = last.view_as(last) if last is curvature else last
     tensors = (x, weight, bias, curvature, last)
     if not use_custom_backward(x.shape[:-1].numel(), *tensors):
         return lifted_linear_reference(*tensors)
