@@ -7,13 +7,26 @@ rows. ``group=`` goes wherever ``x`` goes: it says that x holds some of the rows
 Where rows come in chunks, :func:`stream` and :func:`stream_backward` take the same sums over chunks: a process is a
 part of the rows in space, a chunk one in time, and a process may have chunks.
 
-One rule for losses: **the objective is the sum of what the processes compute**. Each divides the sum over its own rows
-by the number of rows of all, calls ``backward()``, and :func:`sum_gradients` adds up the gradients of the weights.
+For batches of graphs, each of which lies on one process, :class:`GraphBatchSampler` shares them out, and
+:func:`mean_over_processes` is their loss under ``DistributedDataParallel``.
+
+One rule for losses of rows: **the objective is the sum of what the processes compute**. Each divides the sum over its
+own rows by the number of rows of all, calls ``backward()``, and :func:`sum_gradients` adds up the gradients of the
+weights.
 """
 
+from holonomy.distributed.batches import GraphBatchSampler, mean_over_processes
 from holonomy.distributed.gradients import sum_gradients
 from holonomy.distributed.propagation import propagate_rows
 from holonomy.distributed.streaming import stream, stream_backward
 from holonomy.distributed.table import ShardedLorentzEmbedding
 
-__all__ = ["ShardedLorentzEmbedding", "propagate_rows", "stream", "stream_backward", "sum_gradients"]
+__all__ = [
+    "GraphBatchSampler",
+    "ShardedLorentzEmbedding",
+    "mean_over_processes",
+    "propagate_rows",
+    "stream",
+    "stream_backward",
+    "sum_gradients",
+]

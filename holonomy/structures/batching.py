@@ -106,6 +106,8 @@ def batches_by_size(
     noise = torch.rand(len(sizes), generator=generator, device=device, dtype=torch.float64).cpu()
     if len(sizes) == 0:
         return []
+    if padding == math.inf:
+        sizes = torch.ones_like(sizes)
     limit, spread = padding * float(sizes.square().sum()), float(sizes.max())
     batches = _by_size(sizes, noise * spread, batch_size)
     while _padded_work(sizes, batches) > limit and spread >= 1:

@@ -22,7 +22,7 @@ from holonomy.distributed import stream, stream_backward, sum_gradients
 from holonomy.layers import HypBatchNorm, HypLinearAttention, TokenAttention
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer, HypformerBlock
-from tests.distributed import tables
+from tests.distributed import tables, trajectories
 from tests.distributed.tables import error
 from tests.registry.case import shaken
 
@@ -171,6 +171,7 @@ def run_in(world: int, rank: int, folder: Path) -> dict[str, object]:
     for name in ("attention", "Hypformer"):
         found["streams"][name] = compare(CASES[name], rank, world, streamed=True)
     found["tables"], found["drawn"] = tables.compare_all(rank, world), tables.drawn()
+    found["batches"] = trajectories.compare_all(rank, world, folder)
     dist.barrier()
     dist.destroy_process_group()
     return found

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from holonomy.distributed import ShardedLorentzEmbedding, sum_gradients
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention, TokenAttention
 from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.models import Hypformer
-from tests.distributed.processes import CASES, DIM, run
+from tests.distributed.processes import CASES, DIM
 from tests.distributed.tables import OPTIMIZERS
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """The folder of what processes wrote, forked from one that has imported all, which takes them seconds."""
-    folder = tmp_path_factory.mktemp("processes")
-    multiprocessing.set_forkserver_preload([run.__module__])
-    mp.start_processes(run, args=((2, 4), str(folder)), nprocs=4, start_method="forkserver")
-    return folder
 
 
 @pytest.mark.parametrize("world", [2, 4])

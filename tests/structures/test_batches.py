@@ -77,6 +77,15 @@ def test_a_seed_decides_the_batches():
     assert [sizes[b[0]] for b in first] != sorted(sizes[b[0]] for b in first)
 
 
+def test_without_a_bound_sizes_do_not_matter():
+    """They drew larger graphs together."""
+    one, other = (
+        batches_by_size(sizes, 16, padding=math.inf, generator=torch.Generator().manual_seed(0))
+        for sizes in (molecules(100), [1] * 100)
+    )
+    assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
+
+
 def test_sizes_may_be_small_integers():
     """Squares of sizes do not fit into eight bits."""
     sizes = torch.tensor([20, 30, 40] * 4)
