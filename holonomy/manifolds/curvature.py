@@ -18,6 +18,8 @@ __all__ = ["Curvature"]
 
 # kappa stays within a factor exp(+-20), about 5e8, of its initial value.
 _LOG_RANGE = 20.0
+# What the gradient of one use may be, of the largest number, for those of a thousand uses to have a sum.
+_SHARE = 2.0**-10
 
 
 class Curvature(nn.Module):
@@ -157,8 +159,8 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
         log_ratio, value = ctx.saved_tensors
-        grad = numerics.finite(grad_outputs[0].double() * _rate(log_ratio, value))
-        return None, numerics.saturated(grad, log_ratio.dtype)
+        limit = torch.finfo(log_ratio.dtype).max * _SHARE
+        return None, (grad_outputs[0].double() * _rate(log_ratio, value)).clamp(-limit, limit).to(log_ratio.dtype)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:

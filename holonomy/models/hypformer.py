@@ -18,6 +18,7 @@ from holonomy.layers import GCN
 from holonomy.layers.hyperbolic.block import Norm
 from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
+from holonomy.layers.hyperbolic.refinement import from_tangent
 from holonomy.manifolds import Lorentz
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.propagation import check_graph
@@ -265,7 +266,7 @@ class Hypformer(nn.Module):
         return named | {"output": self.manifold_out.curvature}
 
     def _points(self, tangent: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
-        return self.manifold_out.expmap0(nn.functional.pad(tangent, (1, 0)))
+        return from_tangent(tangent, self.manifold_out)
 
     def _at_origin(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
         return self.manifold_out.space(self.manifold_out.logmap0(x))

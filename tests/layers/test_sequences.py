@@ -12,8 +12,8 @@ from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import merge_heads, split_heads
 from holonomy.ops.linear_attention import linear_attention_block, linear_attention_block_reference
-from holonomy.ops.linear_attention.causal import causal_linear_attention
-from holonomy.ops.linear_attention.reference import power_features
+from holonomy.ops.linear_attention.causal import causal_linear_attention, linear_attention_weights
+from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.softmax_attention import SIMILARITIES, weighted_midpoint
 from tests.laws.laws import assert_near, cotangent
 
@@ -69,6 +69,21 @@ def test_gradients_of_keys_and_queries_of_any_size_are_finite():
         x = (torch.rand(3, 40, 4) * sizes[0] * sizes[1]).clamp(max=1e20).float().requires_grad_()
         (grad,) = torch.autograd.grad(causal_linear_attention(*x)[0].sum(), x)
         assert grad.isfinite().all(), seed
+
+
+def test_values_of_any_size_leave_gradients_finite_and_their_own_right():
+    """The gradient of a query is a difference of products with values, each of which may overflow."""
+    for seed in range(100):
+        torch.manual_seed(seed)
+        query, key, value = torch.randn(3, 3, 4)
+        query, value = query.relu() * 10 ** (60 * torch.rand(()) - 30), value * 10 ** (36 * torch.rand(()))
+        leaves = [x.requires_grad_() for x in (query, key.relu() * 10 ** torch.randn(3, 4).mul(6), value)]
+        weights = linear_attention_weights(*leaves[:2])
+        causal = linear_attention_weights(*leaves[:2], is_causal=True)
+        for out, w in ((linear_attention(*leaves), weights), (causal_linear_attention(*leaves)[0], causal)):
+            found = torch.autograd.grad(out, leaves, cotangent(out))
+            assert all(g.isfinite().all() for g in found), seed
+            torch.testing.assert_close(found[2], w.mT @ cotangent(out), rtol=1e-5, atol=1e-6)
 
 
 def test_queries_before_the_first_matching_key_get_zero():

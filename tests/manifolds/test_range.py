@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Curvature, Lorentz
 from tests.fuzz.calls import METHODS
 from tests.laws.test_geometry import ROUNDING
 
@@ -145,6 +145,15 @@ def finite(found: Tensor, arguments: dict[str, Tensor], what: str) -> None:
         place = tuple(wrong.nonzero()[0][: max(found.ndim - 1, 0)].tolist()) if found.numel() > 1 else ()
         listing = {key: x[place].tolist() for key, x in arguments.items()} if place else "?"
         raise AssertionError(f"{int(wrong.sum())} numbers of {what}, first at {place}: {found[place]}, of {listing}")
+
+
+def test_gradients_of_a_curvature_that_many_uses_share_saturate(dtype: torch.dtype) -> None:
+    """Each use is a node of its own, whose gradient is finite; so is the sum of a hundred."""
+    curvature = Curvature(-1.0, learnable=True, dtype=dtype)
+    steepest = torch.finfo(dtype).max
+    total = sum((curvature.value * steepest for _ in range(100)), start=torch.zeros(1, dtype=dtype))
+    (found,) = torch.autograd.grad(total, curvature.log_ratio, -torch.ones_like(total))
+    assert 0 < found.item() < math.inf
 
 
 def test_gradients_of_a_vector_that_many_points_share_saturate(dtype: torch.dtype) -> None:

@@ -276,3 +276,17 @@ def test_steps_of_any_usual_length_leave_losses_finite(build, lr):
             assert loss.isfinite()
             assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
             optimizer.step()
+
+
+def test_points_at_the_end_of_the_range_leave_gradients_of_weights_finite(features):
+    """Points grow like the exponential of the tangent vectors, gradients of weights like that times the features."""
+    model, far = Hypformer(6, 4, 3, decoder="mlr"), []
+    for reach in range(300, 700, 25):
+        weights = [x for name, x in model.graph_encoder.named_parameters() if name.endswith("weight")]
+        for weight in weights:
+            nn.init.constant_(weight, (reach * 1e-9) ** (1 / len(weights)))
+        points = model.embed(features.float() * 1e8, ring(9))
+        far.append(points.detach().abs().max().item())
+        assert all(x.isfinite().all() for x in torch.autograd.grad(points.sum(), weights)), far
+    assert min(far) < 1e25
+    assert max(far) > 1e37

@@ -15,7 +15,6 @@ class                     linear map                         average
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +24,7 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.linear import FullyLorentzLinear, TangentLinear
-from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.hyperbolic.refinement import change_curvature, from_tangent, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.heads import head_count
@@ -78,8 +77,7 @@ class _TangentConvolution(nn.Module):
     def _out(self, tangent: Float[Tensor, "nodes dim_out"]) -> Float[Tensor, "nodes dim_out_plus_1"]:
         """Activation in the tangent space, and the exponential of ``manifold_out``."""
         tangent = tangent if self.activation is None else self.activation(tangent)
-        tangent = numerics.gradient_within(tangent, math.sqrt(torch.finfo(tangent.dtype).max))
-        return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
+        return from_tangent(tangent, self.manifold_out)
 
 
 class HGCNConv(_TangentConvolution):

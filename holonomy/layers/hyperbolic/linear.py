@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
-from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
+from holonomy.layers.hyperbolic.refinement import change_curvature, from_tangent, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
 
@@ -308,9 +308,7 @@ class TangentLinear(nn.Module):
         """
         checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1", self.linear)
         tangent = self.linear(self.manifold_in.logmap0(x)[..., 1:])
-        # Near the end of the range the gradient times the logarithm would not fit.
-        tangent = numerics.gradient_within(tangent, math.sqrt(torch.finfo(tangent.dtype).max))
-        return self.manifold_out.expmap0(functional.pad(tangent, (1, 0)))
+        return from_tangent(tangent, self.manifold_out)
 
 
 class FullyLorentzLinear(nn.Module):

@@ -41,6 +41,7 @@ __all__ = [
     "change_curvature",
     "curvatures",
     "drop_some",
+    "from_tangent",
     "may_bypass_norm",
     "rescale_space",
     "resolve",
@@ -88,6 +89,13 @@ def change_curvature(
         if bool((point[..., 0] <= largest).all()):
             return point
     return hyperboloid.lift(numerics.within(numerics.finite(space), largest), manifold_out.curvature)
+
+
+def from_tangent(tangent: Float[Tensor, "*batch dim"], manifold: Lorentz) -> Float[Tensor, "*batch dim_plus_1"]:
+    """The points that tangent vectors at the origin lead to, of which a layer made the vectors."""
+    # Near the end of the range the gradient, times what the layer multiplied, would not fit.
+    tangent = numerics.gradient_within(tangent, math.sqrt(torch.finfo(tangent.dtype).max))
+    return manifold.expmap0(functional.pad(tangent, (1, 0)))
 
 
 class HRC(nn.Module):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holonomy import _autograd, numerics
-from holonomy.ops.linear_attention.reference import held, quotient
+from holonomy.ops.linear_attention.reference import held, product, quotient
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -109,7 +109,7 @@ def linear_attention_weights(
     query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
     pairs = (query / (count * channels)) @ (held(key) / sizes).mT * (sizes.mT / largest)
     pairs = pairs.tril() if is_causal else pairs
-    return quotient(pairs, pairs.sum(-1, keepdim=True))
+    return quotient(torch.cat([pairs, pairs.sum(-1, keepdim=True)], -1))
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:
@@ -126,7 +126,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, state: Lin
     query = query / (count * channels)
     # Of each chunk the sums, over the scale at its end, then those of all chunks up to it.
     scale = largest[..., -1:, :], count[..., -1:, :]
-    added = (key * (sizes / scale[0] / scale[1])).mT @ value
+    added = product((key * (sizes / scale[0] / scale[1])).mT, value)
     first = state.sums[..., None, :, :]
     scales = [torch.cat([x, y.squeeze(-1)], -2) for x, y in zip(state[1:], scale, strict=True)]
     carried = ((scales[0].mT / scales[0][..., 1:, :]) * (scales[1].mT / scales[1][..., 1:, :])).tril(1)
@@ -134,6 +134,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, state: Lin
     earlier = torch.cat([first, sums[..., :-1, :, :]], -3)
     before = [x[..., :-1, :, None] for x in scales]
     inside = (query @ key.mT) * (sizes.mT / largest).tril()
-    total = inside @ value + (query @ earlier) * (before[0] / largest * before[1])
-    mixed = quotient(total[..., :-1], total[..., -1:]).flatten(-3, -2)
+    total = product(inside, value) + product(query, earlier) * (before[0] / largest * before[1])
+    mixed = quotient(total).flatten(-3, -2)
     return mixed[..., :rows, :], LinearState(sums[..., -1, :, :], scales[0][..., -1:, :], scales[1][..., -1:, :])

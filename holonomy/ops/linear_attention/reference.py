@@ -27,6 +27,7 @@ __all__ = [
     "held",
     "linear_attention",
     "power_features",
+    "product",
     "quotient",
 ]
 
@@ -129,11 +130,10 @@ def linear_attention(
     key = held(key) * (1 / (key.shape[-2] * key.shape[-1]) / largest)
     # So does one of each query, by a power of two, which rounds nothing.
     query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
-    context, mass = key.transpose(-2, -1) @ value, key.sum(-2, keepdim=True).transpose(-2, -1)
+    sums = product(key.transpose(-2, -1), functional.pad(value, (0, 1), value=1.0))
     if group is not None:
-        scale = largest.log() + math.log(key.shape[-2])
-        context, mass = _parts.scaled_total(torch.cat([context, mass], -1), scale, group)[0].tensor_split([-1], -1)
-    return quotient(query @ context, query @ mass)
+        sums = _parts.scaled_total(sums, largest.log() + math.log(key.shape[-2]), group)[0]
+    return quotient(product(query, sums))
 
 
 def held(features: Float[Tensor, "*batch rows channels"]) -> Float[Tensor, "*batch rows channels"]:
@@ -141,10 +141,35 @@ def held(features: Float[Tensor, "*batch rows channels"]) -> Float[Tensor, "*bat
     return numerics.gradient_within(features, torch.finfo(features.dtype).max * SHARE)
 
 
-def quotient(
-    numerator: Float[Tensor, "*batch query values"], denominator: Float[Tensor, "*batch query 1"]
-) -> Float[Tensor, "*batch query values"]:
-    """Averages from sums, of queries and keys that are scaled; zero, with zero gradient, where there is no weight."""
+def product(
+    weight: Float[Tensor, "*batch rows keys"], value: Float[Tensor, "*batch keys columns"]
+) -> Float[Tensor, "*batch rows columns"]:
+    """``weight @ value``; the gradient by the weights saturates where terms of its sums would not fit."""
+    if _autograd.supports_custom_backward(weight, value) and weight.requires_grad:
+        return _autograd.apply_function(_Product, weight, value)
+    return weight @ value
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, value)
+        return weight @ value
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        weight, value = ctx.saved_tensors
+        grad = grad_outputs[0]
+        limit = torch.finfo(value.dtype).max / (4 * value.shape[-1])
+        limit = limit / value.detach().abs().amax(-2, keepdim=True).clamp(min=1.0)
+        of_value = weight.mT @ grad if ctx.needs_input_grad[1] else None
+        return grad.clamp(-limit, limit) @ value.mT, of_value
+
+
+def quotient(total: Float[Tensor, "*batch query columns"]) -> Float[Tensor, "*batch query values"]:
+    """Averages from sums of values and, the last column, of weights; zero, with zero gradient, without a weight."""
+    limits = torch.finfo(total.dtype)
+    weight = numerics.gradient_within(total[..., -1:], limits.max / 4)
     # The gradient has the square of the inverse, which must not overflow.
-    denominator = torch.where(denominator > math.sqrt(torch.finfo(denominator.dtype).tiny), denominator, 0)
-    return numerator * numerics.safe_div(torch.ones_like(denominator), denominator)
+    weight = torch.where(weight > math.sqrt(limits.tiny), weight, 0)
+    return total[..., :-1] * numerics.safe_div(torch.ones_like(weight), weight)
