@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +36,7 @@ TOYS: dict[str, tuple[str, Callable[[dict], bool]]] = {
     "molecules": ("--molecules 300 --epochs 6", lambda found: found["error"] < 0.7 * found["error of the mean"]),
     "nodes": ("--nodes 400 --epochs 40", lambda found: found["right"] > 2 * found["largest community"]),
     "own_graph": ("--nodes 150 --epochs 20", lambda found: found["test"] > 0.4),
+    "processes": ("--graphs 300 --epochs 4 --batch 20 --lr 0.01", lambda found: found["right"] > 0.6),
     "sets": ("--sets 200 --points 8 --epochs 4", lambda found: found["f1"] > 1.05 * found["f1 of joining all"]),
     "tree": ("--nodes 40 --steps 100", lambda found: found["hyperbolic"] < 0.8 * found["flat"]),
 }
@@ -46,7 +50,7 @@ def test_an_example_learns_and_leaves_numbers_and_a_picture(name: str, tmp_path:
     (written,) = tmp_path.glob("*.json")
     assert json.loads(written.read_text("utf-8")) == found
     pictures = [path.read_bytes() for path in tmp_path.glob("*.png")]
-    assert len(pictures) == (name not in {"characters", "hyperedges", "own_graph"})
+    assert len(pictures) == (name not in {"characters", "hyperedges", "own_graph", "processes"})
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
 
 
@@ -57,6 +61,18 @@ def test_every_example_is_short_is_run_and_is_shown() -> None:
     lines = {name: len((HERE / f"{name}.py").read_text("utf-8").splitlines()) for name in TOYS}
     # The demo does four things, one after the other; the other one trains, certifies, attacks and smooths.
     assert {name for name, count in lines.items() if count > 120} <= {"demo", "certified_nodes"}, lines
+
+
+def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
+    options = ["--graphs", "60", "--epochs", "2", "--out", str(tmp_path)]
+    one = importlib.import_module("examples.processes").main(options)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "examples.processes"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *options], check=True, cwd=HERE.parent, env=environment, capture_output=True)
+    two = json.loads((tmp_path / "processes.json").read_text("utf-8"))
+    assert (two["processes"], len(two["losses"])) == (2, 4)
+    assert two["losses"] == pytest.approx(one["losses"], rel=0, abs=1e-10)
+    assert 1 < two["most nodes over mean"] < 1.1
 
 
 def test_the_same_seed_gives_the_same_scores(tmp_path: Path) -> None:
