@@ -13,6 +13,7 @@ from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic import entrywise, forms, lengths, products
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.attention import features
+from holonomy.theory.affine.attention.linear import live
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
@@ -265,3 +266,23 @@ def test_an_inverse_that_may_vanish_is_a_failure_that_is_noted() -> None:
     entrywise.inverse(form)
     assert form.noise.failed.tolist() == [True]
     assert form.noise.blamed["here"].tolist() == [True]
+
+
+def test_features_of_entries_that_may_all_vanish_move_by_their_slope() -> None:
+    """No length is divided by that may be zero: what is left is the Lipschitz constant, here four, times the radius."""
+    entries, radius = 16, 0.8
+    center = torch.ones(1, entries).double()
+    form = Form(
+        Noise.of(1, entries, center), center, radius * torch.eye(entries).double()[None], torch.zeros_like(center)
+    )
+    found = features.features(form, 2.0)
+    assert found.noise.failed.tolist() == [False]
+    ends = radius * torch.eye(entries).double()
+    moved = power_features(center + torch.cat([ends, -ends]), 2.0)
+    assert ((moved - found.center).norm(dim=-1) <= forms.reach(found)).all()
+    assert forms.reach(found).item() == pytest.approx(4 * radius)
+
+
+def test_an_entry_is_live_where_it_may_be_positive() -> None:
+    found = live(sharp([-0.2, -0.2, 0.2, 0.2], [[0.1], [0.3], [0.1], [0.3]], [[]] * 4))
+    assert found.tolist() == [[False, True, True, True]]

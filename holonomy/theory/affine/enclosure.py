@@ -17,7 +17,17 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
-from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, linear, plus, spread, times, with_ball
+from holonomy.theory.affine.arithmetic.forms import (
+    ROUNDING,
+    Form,
+    Noise,
+    constant,
+    linear,
+    plus,
+    spread,
+    times,
+    with_ball,
+)
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
 from holonomy.theory.affine.blocks import Stream, streamed
@@ -212,6 +222,7 @@ class Enclosure:
         form: Form, target: Tensor, failed: Tensor | None = None, extra: Tensor | float = 0.0
     ) -> Float[Tensor, "problem class"]:
         bound = form.center - spread(form) + extra
+        bound = bound - ROUNDING * (form.center.abs() + abs(extra))
         unknown = ~torch.isfinite(bound)
         if failed is not None:
             unknown = unknown | failed[:, None]

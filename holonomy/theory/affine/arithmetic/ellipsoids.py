@@ -166,6 +166,6 @@ def _root(gram: Tensor) -> Tensor:
     finite = torch.isfinite(trace)
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype)
     scaled = torch.where(finite & (trace > 0), gram / torch.where(trace > 0, trace, 1.0), 0.0) + _SLACK * eye
-    found = torch.linalg.cholesky_ex(scaled).L * (numerics.root(trace.clamp(min=0)) * (1 + ROUNDING))
+    found = torch.linalg.cholesky_ex(scaled).L * numerics.root(trace.clamp(min=0))
     # What is zero stays zero.
     return torch.where(finite, found * (diagonal > 0)[..., None], torch.inf)

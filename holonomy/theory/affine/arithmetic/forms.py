@@ -13,8 +13,9 @@ Groups are numbered in the order in which they are made, and a form that is olde
 
 **Rounding.** Everything is float64. A product of n terms is off by at most :math:`(n + 2) u` of the sum of the absolute
 terms (Higham 2002, section 3.1), u the spacing at one; :func:`linear` adds this to the box. The other operations do the
-same with :data:`ROUNDING` of what they add. So an enclosure holds for real arithmetic on the weights and constants that
-it is given; library functions (``exp``, ``asinh``) are taken to be right to :data:`ROUNDING`.
+same with :data:`ROUNDING` of what they add, and sums of boxes are rounded up. So an enclosure holds for real arithmetic
+on the weights and constants that it is given; library functions (``exp``, ``asinh``) are taken to be right to
+:data:`ROUNDING`.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def constant(noise: Noise, value: Float[Tensor, "problem entry"]) -> Form:
 
 def with_box(form: Form, box: Float[Tensor, "problem entry"]) -> Form:
     """The form with a larger box."""
-    return replace(form, box=form.box + box)
+    return replace(form, box=(form.box + box) * (1 + ROUNDING))
 
 
 def linear(form: Form, weight: Float[Tensor, "..."], bias: Tensor | float = 0.0) -> Form:
@@ -193,7 +194,7 @@ def apart(form: Form, center: Tensor, radius: Tensor) -> Form:
         [_padded(form.columns, start), torch.diag_embed(radius).expand(*form.center.shape, entries)], dim=-1
     )
     middle = form.center + center
-    return Form(form.noise, middle, columns, form.box + ROUNDING * (form.center.abs() + center.abs() + radius))
+    return with_box(Form(form.noise, middle, columns, form.box), ROUNDING * (form.center.abs() + center.abs() + radius))
 
 
 def with_ball(form: Form, matrix: Float[Tensor, "problem entry column"]) -> Form:
@@ -211,7 +212,7 @@ def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
     for group in form.groups()[rest:]:
         part = form.columns[..., group.start : group.stop]
         total = total + (part.norm(dim=-1) if group.ball else part.abs().sum(-1))
-    return total * (1 + ROUNDING) + form.box
+    return (total + form.box) * (1 + ROUNDING)
 
 
 def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:

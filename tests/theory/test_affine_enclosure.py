@@ -1,0 +1,147 @@
+"""What a certificate says of a model as it is: at its centre, where nothing is known, and what each layer takes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from holonomy.layers import GCN, HypBatchNorm, HypLayerNorm
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
+from holonomy.manifolds import Lorentz
+from holonomy.models import Hypformer
+from holonomy.theory import NotCoveredError, certified_radius, certify_node
+from holonomy.theory.affine import enclosure, points
+from holonomy.theory.affine.arithmetic import forms
+from holonomy.theory.affine.arithmetic.forms import Form, Noise
+from holonomy.theory.affine.enclosure import Enclosure
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
+NODES, FEATURES = 5, 3
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
+MODELS: dict[str, dict[str, Any]] = {
+    "one block": {},
+    "one block, midpoint": {"average": "midpoint", "heads": 2},
+    "two blocks": {"layers": 2},
+    "softmax": {"attention": "softmax"},
+    "graph": {"graph_encoder": GCN(FEATURES, 4, 4, layers=2)},
+    "hyperplanes": {"decoder": "mlr"},
+}
+
+
+@cache
+def model_of(name: str) -> tuple[Hypformer, Tensor]:
+    torch.manual_seed(0)
+    options = {"layers": 1, "graph_encoder": None, **MODELS[name]}
+    return Hypformer(FEATURES, 4, 3, **options).double().eval(), torch.randn(NODES, FEATURES).double()
+
+
+def bounds(name: str, radius: float, moving: list[int], victim: list[int]) -> tuple[enclosure.Margins, Tensor]:
+    """Bounds of a batch of problems, and the margins of the victims' logits against the first class."""
+    model, x = model_of(name)
+    held = Enclosure(model, x, EDGES)
+    places, radii = (torch.tensor(each) for each in (moving, victim)), torch.full((len(moving),), radius).double()
+    truth = held.logits[victim][:, :1] - held.logits[victim]
+    return held.margins(*places, radii, torch.zeros(len(moving), dtype=torch.int64)), truth[:, 1:]
+
+
+@pytest.mark.parametrize("victim", [[0, 3], [1, 4]], ids=["themselves", "others"])
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_at_the_centre_the_bounds_are_the_margins(name: str, victim: list[int]) -> None:
+    """Of nodes that move themselves, and of others; the bound of each is of itself, not of the batch."""
+    found, truth = bounds(name, 0.0, [0, 3], victim)
+    assert (found.affine[:, 1:] <= truth).all()
+    torch.testing.assert_close(found.affine[:, 1:], truth, rtol=0, atol=1e-5 if name == "two blocks" else 1e-8)
+    assert (found.affine[:, 0] == torch.inf).all()
+
+
+@pytest.mark.parametrize("name", ["one block", "hyperplanes"])
+@torch.no_grad()
+def test_far_out_only_the_cap_is_left(name: str) -> None:
+    """It reads no features, so that it is the same in every ball; an enclosure that failed proves nothing."""
+    near, far = (bounds(name, radius, [0, 3], [0, 3])[0] for radius in (1e-3, 1e9))
+    if name == "hyperplanes":
+        assert (far.affine[:, 1:] == -torch.inf).all()
+    assert (far.affine[:, 1:] < far.cap[:, 1:]).all()
+    assert (far.best[:, 1:] == far.cap[:, 1:]).all()
+    assert far.cap[:, 1:].isfinite().all()
+    torch.testing.assert_close(near.cap, far.cap)
+    assert (near.best[:, 1:] >= near.affine[:, 1:]).all()
+    assert not certify_node(*model_of(name), None, 0, 1e9).holds
+
+
+def test_no_nodes_have_no_radii() -> None:
+    assert certified_radius(*model_of("one block"), None, []).shape == (0,)
+
+
+def test_what_the_layers_take_is_what_is_taken() -> None:
+    """The shares of all owners, some of which own several groups, add up to how far the worst entry is spread."""
+    noise = Noise.of(1, 2, torch.zeros(1).double())
+    form = forms.constant(noise, torch.tensor([[5.0, 1.0]], dtype=torch.float64))
+    form = Form(noise, form.center, torch.tensor([[[0.0, 1.0], [3.0, 4.0]]], dtype=torch.float64), form.box)
+    noise.owner = "a layer"
+    form = forms.with_ball(form, torch.tensor([[[0.0], [2.0]]], dtype=torch.float64))
+    form = forms.apart(form, torch.zeros(1, 2).double(), torch.tensor([[1.0, 0.5]], dtype=torch.float64))
+    found = enclosure._shares(form, form.center)
+    assert {name: pytest.approx(value.item(), abs=1e-12) for name, value in found.items()} == {
+        "input": 5.0, "a layer": 2.5, "rounding": 0.0
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def test_tokens_of_an_earlier_bound_serve_a_smaller_ball() -> None:
+    """To first order nothing is lost: they are held on a larger ball, and shrunk with it."""
+    model, x = model_of("two blocks")
+    node, target, alone, reusing = torch.tensor([0]), torch.tensor([0]), *(Enclosure(model, x, EDGES) for _ in range(2))
+    reusing.reuse = True
+    gaps = []
+    for radius in (4e-4, 2e-4):
+        each = [held.margins(node, node, torch.tensor([radius]).double(), target) for held in (alone, reusing)]
+        gaps.append([(alone.logits[0, :1] - alone.logits[0] - bound.affine[0])[1:] for bound in each])
+    assert reusing._known[0][0] == pytest.approx(8e-4)
+    for once, again in gaps:
+        assert (again >= 0.99 * once).all()
+        assert (again <= 1.1 * once).all()
+
+
+@torch.no_grad()
+def test_after_a_block_tokens_are_bounded_however_large_the_ball() -> None:
+    model, x = model_of("two blocks")
+    held, node = Enclosure(model, x, EDGES), torch.tensor([0])
+    encoder = cast("HypformerEncoder", model.encoder)
+    (found,) = held._others(encoder, node, held._basis(x[node]), torch.tensor([1e9]).double())
+    norm = cast("HypLayerNorm", cast("Any", encoder.blocks[0]).norm_feedforward)
+    gain, shift = points.gain_of(norm)
+    assert (found.center.norm(dim=-1) + found.reach <= 4 * (2 * gain.abs().amax() + shift.norm()) + 1e-9).all()
+
+
+@torch.no_grad()
+def test_batch_normalisation_is_a_map_of_each_row() -> None:
+    layer = HypBatchNorm(3, Lorentz(-0.6), Lorentz(-2.0), dtype=torch.float64).eval()
+    norm = cast("nn.BatchNorm1d", cast("Any", layer.function).norm)
+    for held in (norm.weight, norm.bias, norm.running_mean):
+        cast("Tensor", held).normal_()
+    cast("Tensor", norm.running_var).uniform_(0.5, 2.0)
+    center, columns = torch.randn(2, 3).double(), torch.randn(2, 3, 2).double()
+    point = points.unscaled(Form(Noise.of(2, 2, center), center, columns, torch.zeros_like(center)), layer.manifold_in)
+    found = points.normalised(layer, point)
+    for turn in torch.eye(2).double():
+        truth = layer(layer.manifold_in.lift(center + columns @ turn))[:, 1:]
+        torch.testing.assert_close(found.center + found.columns[..., :2] @ turn, truth)
+    assert (forms.spread(found, rest=True) < 1e-12).all()
+
+
+@pytest.mark.parametrize("missing", ["running_mean", "running_var", "evaluation"])
+def test_batch_normalisation_by_what_is_in_the_batch_is_refused(missing: str) -> None:
+    layer = HypBatchNorm(3, Lorentz(-0.6), dtype=torch.float64).train(missing == "evaluation")
+    if missing != "evaluation":
+        setattr(cast("Any", layer.function).norm, missing, None)
+    center = torch.randn(1, 3).double()
+    point = points.unscaled(forms.constant(Noise.of(1, 1, center), center), layer.manifold_in)
+    with pytest.raises(NotCoveredError, match="running statistics"):
+        points.normalised(layer, point)

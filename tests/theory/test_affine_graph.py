@@ -1,0 +1,105 @@
+"""The graph branch on a ball: small encoders whose results are known, and all perturbations of theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from holonomy.layers import GCN, Propagation
+from holonomy.theory.affine.arithmetic import forms
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat
+from holonomy.theory.affine.arithmetic.forms import Form, Noise
+from holonomy.theory.affine.graph import GraphBranch, graph_branch
+from holonomy.theory.affine.whole_graph import enclose_all
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
+ALONE = torch.empty(2, 0, dtype=torch.int64)
+THREATS: tuple[Threat, ...] = ("node", "frobenius", "each")
+
+
+def enclosed(branch: GraphBranch, x: Tensor, node: int, radius: float, threat: Threat) -> Form:
+    """The output of a node whose own features move, or all."""
+    noise, basis = Noise.of(1, x.shape[1], x), torch.eye(x.shape[1]).double()[None]
+    if threat == "node":
+        place = torch.tensor([node])
+        return branch.enclose(noise, place, place, basis, torch.tensor([radius]).double())
+    return enclose_all(branch, noise, node, basis[0], radius, threat)
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@torch.no_grad()
+def test_sums_that_cancel_are_held_with_their_rounding(threat: Threat) -> None:
+    """Each of these features has the sum one, and float64 gives zero or two where the small one comes first."""
+    encoder = Propagation(3, 2, 2, steps=1).double()
+    for part, weight in ((encoder.first, [[1.0, 1, 1], [1, 1, 0]]), (encoder.second, [[1.0, 0], [0, 1]])):
+        part.weight.copy_(torch.tensor(weight))
+        part.bias.zero_()
+    encoder.first.bias[1] = -1e16
+    x = torch.tensor([[1.0, 1e16, -1e16], [1e16, 1.0, -1e16]], dtype=torch.float64)
+    branch = graph_branch(encoder, x, ALONE)
+    for node in range(2):
+        found = enclosed(branch, x, node, 0.0, threat)
+        assert ((found.center - 1).abs() <= forms.spread(found)).all()
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("threat", THREATS)
+@torch.no_grad()
+def test_a_unit_that_may_switch_on_is_not_taken_for_dead(threat: Threat, *, residual: bool) -> None:
+    """relu(4 x - 5) at one is zero and flat, and three where x moves by one: on the way are skips, or weights."""
+    encoder = GCN(1, 2, 1, layers=3, residual=residual).double()
+    wide, same, narrow = torch.tensor([[4.0], [0.0]]), torch.eye(2), torch.tensor([[1.0, 0.0]])
+    for convolution, weight in zip(encoder.convolutions, (wide, same, narrow), strict=True):
+        convolution.weight.copy_(0 * weight if residual else weight)
+    if residual:
+        encoder.skips[0].weight.copy_(wide)
+        encoder.skips[2].weight.copy_(narrow)
+    for bias in encoder.biases:
+        bias.zero_()
+    encoder.biases[1][0] = -5.0
+    x = torch.ones(1, 1).double()
+    assert encoder(2 * x, ALONE).item() == 3.0
+    found = enclosed(graph_branch(encoder, x, ALONE), x, 0, 1.0, threat)
+    assert (found.center + forms.spread(found)).item() >= 3.0
+    assert (found.center - forms.spread(found)).item() <= 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("threat", THREATS)
+@pytest.mark.parametrize("kind", ["GCN", "residual GCN", "propagation"])
+@torch.no_grad()
+def test_no_change_leads_out_of_the_enclosure(kind: str, threat: Threat, seed: int) -> None:
+    """Drawn ones, and the steepest of the linear part, over a radius at which units switch."""
+    torch.manual_seed(seed)
+    edges, nodes, radius = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), 4, 1.5
+    plain = kind == "propagation"
+    encoder = Propagation(2, 5, 2, steps=2) if plain else GCN(2, 5, 2, layers=3, residual="res" in kind)
+    encoder, x = encoder.double(), torch.randn(nodes, 2).double()
+
+    def output(change: Tensor) -> Tensor:
+        return encoder(x + change, edges)[1]
+
+    with torch.enable_grad():
+        slopes = torch.autograd.functional.jacobian(output, torch.zeros_like(x))
+    changes = torch.cat([torch.randn(100, nodes, 2).double(), slopes, -slopes])
+    if threat == "node":
+        changes = changes * (torch.arange(nodes) == 1)[:, None]
+    axes = -1 if threat == "each" else (-2, -1)
+    changes = changes * radius / changes.norm(dim=axes, keepdim=True).clamp(min=1e-30)
+    found = enclosed(graph_branch(encoder, x, edges), x, 1, radius, threat)
+    truth = torch.stack([output(change) for change in changes])
+    assert ((truth - found.center).abs() <= forms.spread(found)).all()
+
+
+@pytest.mark.parametrize("threat", THREATS)
+@torch.no_grad()
+def test_units_that_switch_at_once_are_counted_each(threat: Threat) -> None:
+    """2 relu(x) within one of zero lies in [0, 2], a sum of two intervals; a ball of both would be too small."""
+    encoder = GCN(1, 2, 1, layers=2).double()
+    for convolution, weight in zip(encoder.convolutions, (torch.ones(2, 1), torch.ones(1, 2)), strict=True):
+        convolution.weight.copy_(weight)
+    x = torch.zeros(1, 1).double()
+    found = enclosed(graph_branch(encoder, x, ALONE), x, 0, 1.0, threat)
+    assert 2.0 <= (found.center + forms.spread(found)).item() <= 2.0 + 1e-9
