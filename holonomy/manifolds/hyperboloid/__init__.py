@@ -103,6 +103,10 @@ def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     return torch.cat([time(space, kappa), space], dim=-1)
 
 
+# Coordinates that only a weight of 1e30 can bring out of float32's range.
+_LONG = 2.0**24
+
+
 def held(
     x: Float[Tensor, "... ambient"], share: float = 2.0**-12, weight: Float[Tensor, "out ambient"] | None = None
 ) -> Float[Tensor, "... ambient"]:
@@ -113,10 +117,11 @@ def held(
     """
     time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * share
     if checks.costs_nothing_to_read(x):
-        if weight is not None and bool((time > limit * share).any()):
+        farthest = float(time.max()) if time.numel() else 0.0
+        if weight is not None and farthest > _LONG:
             reach = float(torch.linalg.matrix_norm(weight.detach().to(torch.float64), math.inf))
             limit = min(limit, torch.finfo(x.dtype).max / 8 / max(reach, 1.0))
-        if not bool((time > limit).any()):
+        if not farthest > limit:
             return x
     return x * torch.where(time > limit, limit / time, 1.0)
 
