@@ -1,4 +1,4 @@
-"""Hypformer's blocks for sequences: what :class:`torch.nn.TransformerEncoder` is in flat space, with learned positions.
+"""Hypformer's blocks for sequences: :class:`torch.nn.TransformerEncoder` and ``TransformerDecoder`` of flat space.
 
 Axes are ``(*batch, tokens, features)``; causal it is the decoder of a language model, which goes token by token.
 """
@@ -41,13 +41,19 @@ class HypTransformer(nn.Module):
     learned for the place instead of computed from the token in each block. Places start with space coordinates of about
     0.5, so that they tell tokens of standardised features apart. Blocks follow.
 
+    With ``manifold_memory`` it is the decoder of a model from sequences to sequences: each block attends to its tokens,
+    then to the ``memory``, points that another model returned on that manifold.
+
     Args:
         in_features: number of features of a token.
         hidden_features: dimension of the hyperbolic spaces.
         layers: number of blocks.
         heads: attention heads per block, a divisor of ``hidden_features``.
-        max_tokens: the longest sequence that has positions; no positions if left out, and then the order of the tokens
+        max_tokens: the longest sequence that has learned positions. Without it and ``rope`` the order of the tokens
             plays no part but through ``is_causal``.
+        rope: with softmax attention, rotary positions in place of learned ones, in sequences of any length; see
+            :class:`~holonomy.layers.HypSoftmaxAttention`.
+        manifold_memory: where the points of a ``memory`` lie, as ``encoder.manifold_out``.
         feedforward: hidden dimension of each feed-forward; ``4 * hidden_features`` if left out.
         attention: ``"linear"``, at a cost linear in the tokens, or ``"softmax"``.
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
@@ -86,6 +92,8 @@ class HypTransformer(nn.Module):
         layers: int = 2,
         heads: int = 1,
         max_tokens: int | None = None,
+        rope: bool = False,
+        manifold_memory: Lorentz | None = None,
         feedforward: int | None = None,
         attention: Literal["linear", "softmax"] = "linear",
         similarity: Similarity = "geodesic_squared",
@@ -103,6 +111,9 @@ class HypTransformer(nn.Module):
         super().__init__()
         self.in_features = checks.positive_int("in_features", in_features)
         self.hidden_features = checks.positive_int("hidden_features", hidden_features)
+        if rope and max_tokens is not None:
+            raise ValueError(f"max_tokens must be left out with rope, which takes its part, got {max_tokens}.")
+        self.manifold_memory = manifold_memory
         self.manifold_out = Lorentz(curvature, learnable=learnable_curvature, device=device, dtype=dtype)
         self.encoder = HypformerEncoder(
             in_features,
@@ -115,7 +126,9 @@ class HypTransformer(nn.Module):
             similarity=similarity,
             power=power,
             average=average,
-            token_positions=max_tokens is None,
+            rope=rope,
+            manifold_memory=manifold_memory,
+            token_positions=max_tokens is None and not rope,
             dropout=dropout,
             activation=activation,
             norm=norm,
@@ -140,6 +153,8 @@ class HypTransformer(nn.Module):
         *,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys ambient"] | None = None,
+        memory_key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
     ) -> Float[Tensor, "*batch tokens ambient"]:
         """Encode.
 
@@ -149,15 +164,19 @@ class HypTransformer(nn.Module):
             attn_mask: with softmax attention: pairs that must not attend, see
                 :class:`~holonomy.layers.HypSoftmaxAttention`.
             is_causal: no token attends to later ones.
+            memory: points ``(*batch, keys, hidden_features + 1)`` of ``manifold_memory``, exactly where there is one.
+            memory_key_padding_mask: ``(*batch, keys)``, ``True`` at padding of the memory.
 
         Returns:
             Points ``(*batch, tokens, hidden_features + 1)`` of ``manifold_out``; finite at padding.
 
         Raises:
-            ValueError: if there are more tokens than ``max_tokens``, or a mask does not fit.
+            ValueError: if there are more tokens than ``max_tokens``, a mask does not fit, or a memory is missing or
+                comes for a model made without it.
         """
         points = self._start(x, key_padding_mask)
-        return self.encoder(points, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+        other = self._remembered(memory, memory_key_padding_mask)
+        return self.encoder(points, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, **other)
 
     def attention_maps(
         self,
@@ -166,6 +185,8 @@ class HypTransformer(nn.Module):
         *,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys ambient"] | None = None,
+        memory_key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
     ) -> list[Tensor]:
         """The attention of every block and head; call it in evaluation mode.
 
@@ -174,20 +195,31 @@ class HypTransformer(nn.Module):
             key_padding_mask: as in :meth:`forward`.
             attn_mask: as in :meth:`forward`.
             is_causal: as in :meth:`forward`.
+            memory: as in :meth:`forward`.
+            memory_key_padding_mask: as in :meth:`forward`.
 
         Returns:
             For each block ``(*batch, heads, tokens, tokens)``: rows attend to columns and sum to one, or are zero where
-            a token attends to none.
+            a token attends to none. With a memory there follows, for each block, ``(*batch, heads, tokens, keys)``.
+
+        Raises:
+            ValueError: if there were more than 2**30 weights.
 
         >>> maps = HypTransformer(3, 8, layers=3, heads=2).eval().attention_maps(torch.randn(5, 3), is_causal=True)
         >>> len(maps), maps[0].shape
         (3, torch.Size([2, 5, 5]))
         """
         points = self._start(x, key_padding_mask)
-        return self.encoder.attention_maps(points, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+        other = self._remembered(memory, memory_key_padding_mask)
+        return self.encoder.attention_maps(points, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, **other)
 
     def step(
-        self, x: Float[Tensor, "*batch tokens features"], state: tuple[BlockState, ...] | None = None
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        state: tuple[BlockState, ...] | None = None,
+        *,
+        memory: Float[Tensor, "*batch keys ambient"] | None = None,
+        memory_key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
     ) -> tuple[Float[Tensor, "*batch tokens ambient"], tuple[BlockState, ...]]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
@@ -196,6 +228,8 @@ class HypTransformer(nn.Module):
         Args:
             x: ``(*batch, tokens, in_features)``: one token, or several.
             state: what the step before returned; ``None`` at the first.
+            memory: as in :meth:`forward`, the same in each step.
+            memory_key_padding_mask: as in :meth:`forward`.
 
         Returns:
             Points ``(*batch, tokens, hidden_features + 1)`` of ``manifold_out``, and the state after them: that of each
@@ -223,7 +257,7 @@ class HypTransformer(nn.Module):
             places = places + first.key.shape[-2]
         elif isinstance(first, LinearState):
             places = places + first.tokens[..., :1, 0, 0].long()
-        return self.encoder.step(self._placed(x, places), state)
+        return self.encoder.step(self._placed(x, places), state, **self._remembered(memory, memory_key_padding_mask))
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.
@@ -233,6 +267,16 @@ class HypTransformer(nn.Module):
             ``"block0.feedforward"``, ..., then ``"output"``.
         """
         return self.encoder.curvatures() | {"output": self.manifold_out.curvature}
+
+    def _remembered(self, memory: Tensor | None, mask: Tensor | None) -> dict[str, Tensor | None]:
+        """What blocks of a decoder are called with."""
+        if (memory is None) != (self.manifold_memory is None):
+            raise ValueError(
+                f"memory must be given exactly if there is a manifold_memory, got {type(memory).__name__}."
+            )
+        if memory is None and mask is not None:
+            raise ValueError(f"memory_key_padding_mask must be None without memory, got shape {tuple(mask.shape)}.")
+        return {} if memory is None else {"memory": memory, "memory_key_padding_mask": mask}
 
     def _start(self, x: Tensor, key_padding_mask: Tensor | None) -> Float[Tensor, "*batch tokens ambient"]:
         """Points of a whole sequence."""

@@ -46,12 +46,12 @@ def merge_heads(heads: Float[Tensor, "*batch heads nodes channels"]) -> Float[Te
 
 
 def without_padding(
-    x: Float[Tensor, "*batch nodes dim"], mask: Bool[Tensor, "*batch nodes"] | None
+    x: Float[Tensor, "*batch nodes dim"], mask: Bool[Tensor, "*batch nodes"] | None, name: str = "key_padding_mask"
 ) -> Float[Tensor, "*batch nodes dim"]:
     """Zero where there is padding."""
     if mask is None:
         return x
-    checks.padding_mask("key_padding_mask", mask, x.shape[:-1])
+    checks.padding_mask(name, mask, x.shape[:-1])
     return x.masked_fill(mask[..., None], 0.0)
 
 

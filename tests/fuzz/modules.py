@@ -70,7 +70,10 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     ),
     ("activation function", domains.FUNCTION),
     (
-        "manifold manifold_in manifold_out manifold_hidden manifold_branch manifold_attention manifold_feedforward",
+        (
+            "manifold manifold_in manifold_out manifold_hidden manifold_branch manifold_attention manifold_feedforward "
+            "manifold_memory"
+        ),
         domains.MANIFOLD,
     ),
     ("curvature value", domains.CURVATURE),
@@ -165,11 +168,13 @@ def steps(kind: type[nn.Module]) -> bool:
 
 def _step_after(made: Built, source: Source) -> tuple[str, dict[str, Any]]:
     """The next tokens, and a state from those before, of which there may be none."""
-    before, after = _inputs(made)[1]["x"], None
+    before, after, beside = _inputs(made)[1], None, {}
+    if getattr(made.public, "manifold_memory", None) is not None:
+        beside = {name: before[name] for name in ("memory", "memory_key_padding_mask") if name in before}
     if source.below(2):
-        after = made.public.step(before)[1]
+        after = made.public.step(before["x"], **beside)[1]
         made.setting.radius = source.pick(made.radii)
-    return "step", {"x": _inputs(made)[1]["x"][..., : source.pick((1, 2)), :], "state": after}
+    return "step", {"x": _inputs(made)[1]["x"][..., : source.pick((1, 2)), :], "state": after} | beside
 
 
 def forward(kind: type[nn.Module], *, step: bool = False) -> Target:
@@ -240,9 +245,9 @@ def _called(module: nn.Module, door: str) -> Callable[..., Any]:
     return {"forward": module, "step": partial(_stepped, module)}.get(door) or getattr(module, door)
 
 
-def _stepped(module: nn.Module, x: Any, state: Any = None) -> tuple[Tensor, Any]:
+def _stepped(module: nn.Module, x: Any, state: Any = None, **memory: Any) -> tuple[Tensor, Any]:
     """A step, whose state is there for the next one and has gradients through its results alone."""
-    found, after = module.step(x, state)
+    found, after = module.step(x, state, **memory)
     return found, tree_map(Tensor.detach, after)
 
 

@@ -57,6 +57,16 @@ def sequential(case):
     return takes("is_causal")(case) and hasattr(module_of(case), "step")
 
 
+def crossing(case):
+    """Which cases take a memory in place of their tokens: points, where the tokens are points."""
+    return takes("memory")(case) and hasattr(module_of(case), "manifold_in")
+
+
+def turned(case):
+    """Which cases tell places apart by rotations alone."""
+    return case.options.get("rope", False) and {"x", "key_padding_mask"} <= keywords(case)
+
+
 def alike(case):
     """The cases of a class."""
     return (other for other in CASES if other.kind is case.kind)
@@ -152,7 +162,7 @@ def test_the_state_of_some_sequences_continues_those(case, device):
     assert_near(last, expected[..., 3:, :], 1e-11, "last tokens")
 
 
-@cases_where(lambda case: takes("memory")(case) and not case.ordered)
+@cases_where(lambda case: crossing(case) and not case.ordered)
 @drawn_settings(2)
 def test_its_own_tokens_as_memory_are_self_attention(case, drawn, device):
     _, module, (x,) = build(case, device, torch.float64, **drawn)
@@ -161,7 +171,7 @@ def test_its_own_tokens_as_memory_are_self_attention(case, drawn, device):
     assert_near(module(x, memory=memory), module(x), 1e-11, "result")
 
 
-@cases_where(lambda case: takes("memory")(case) and not case.ordered)
+@cases_where(lambda case: crossing(case) and not case.ordered)
 @drawn_settings(2)
 def test_a_memory_has_no_order_and_its_padding_no_effect(case, drawn, device):
     _, module, (x,) = build(case, device, torch.float64, **drawn)
@@ -177,7 +187,7 @@ def test_a_memory_has_no_order_and_its_padding_no_effect(case, drawn, device):
     assert_near(module(x[..., rows, :], memory=memory), expected[..., rows, :], 1e-11, "other queries")
 
 
-@cases_where(takes("memory"))
+@cases_where(crossing)
 def test_what_does_not_go_with_a_memory_is_refused(case, device):
     _, module, (x,) = build(case, device, torch.float64)
     with pytest.raises(ValueError, match=r"^is_causal must be False with memory"):
@@ -186,6 +196,23 @@ def test_what_does_not_go_with_a_memory_is_refused(case, device):
         module(x, memory=torch.stack([x, x]))
     with pytest.raises(ValueError, match=r"^memory must have shape \(\*batch, nodes, features"):
         module(x, memory=x[..., 1:])
+
+
+@cases_where(turned)
+@drawn_settings(2)
+def test_rotations_know_differences_of_places_only(case, drawn, device):
+    """Sequences that begin later, after padding, give the same; far from the start, too; another order does not."""
+    _, module, (x, *padding) = build(case, device, torch.float64, **drawn)
+    hidden = padding[0] if padding else torch.zeros(x.shape[:-1], dtype=torch.bool, device=device)
+    expected = module(x, hidden)
+    for more in (1, 2, 500):
+        before = x[..., :1, :].expand(*x.shape[:-2], more, -1)
+        late = torch.cat([before, x], -2)
+        mask = nn.functional.pad(hidden, (more, 0), value=True)
+        ours = module(late, mask)[..., more:, :]
+        assert_near(ours.masked_fill(hidden[..., None], 0), expected.masked_fill(hidden[..., None], 0), 1e-9, f"{more}")
+    backwards = module(x.flip(-2), hidden.flip(-1)).flip(-2)
+    assert (backwards - expected).norm() > 1e-6 * expected.norm()
 
 
 @cases_where(lambda case: causal(case) and hasattr(module_of(case), "weights"))

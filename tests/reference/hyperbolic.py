@@ -385,7 +385,7 @@ def softmax_attention(
 
     def attend(module: layers.HypSoftmaxAttention, graph: Tensor, kept: list[int]) -> Tensor:
         gone, more = next(each)
-        return _softmax_attention(module, graph, gone[:, kept][:, :, kept], more[kept][:, kept])
+        return _softmax_attention(module, graph, gone[:, kept][:, :, kept], more[kept][:, kept], places=kept)
 
     return over_graphs(attend, module, x, key_padding_mask)
 
@@ -397,6 +397,7 @@ def _softmax_attention(
     added: Tensor | None = None,
     *,
     keys: Tensor | None = None,
+    places: Sequence[int] = (),
 ) -> Tensor:
     kappa, nodes, keys = curvature(module.manifold_hidden), x.shape[0], x if keys is None else keys
     lost = torch.zeros(module.heads, nodes, len(keys), dtype=torch.bool) if lost is None else lost
@@ -405,6 +406,8 @@ def _softmax_attention(
     maps = ((module.query, x), (module.key, keys), (module.value, keys))
     projected = [heads(module, htc, points) for htc, points in maps]
     for q, k, v, gone in zip(*projected, lost, strict=True):
+        if module.rope:
+            q, k = ([turned(row, place) for row, place in zip(rows, places, strict=True)] for rows in (q, k))  # noqa: PLW2901
         q, k, v = ([point(row, kappa) for row in rows] for rows in (q, k, v))  # noqa: PLW2901
         root = math.sqrt(len(q[0]) - 1)
         for i in range(nodes):
@@ -416,6 +419,17 @@ def _softmax_attention(
             mean = midpoint([v[j] for j in seen], weights, kappa)[1:] if seen else times(0.0, q[i][1:])
             result[i] = result[i] + mean
     return torch.stack([torch.stack(change(row, module, "manifold_hidden")) for row in result])
+
+
+def turned(x: Vector, place: int) -> Vector:
+    """RoPE (Su et al. 2021, eqs. 14, 15) of a space part: pairs of channels, each by an angle of its own."""
+    out, pairs = list(x), len(x) // 2
+    for i in range(pairs):
+        angle = place * 10000 ** (-i / pairs)
+        even, odd = x[2 * i : 2 * i + 2]
+        out[2 * i] = math.cos(angle) * even - math.sin(angle) * odd
+        out[2 * i + 1] = math.sin(angle) * even + math.cos(angle) * odd
+    return out
 
 
 def dissimilarity(x: Vector, y: Vector, kappa: Tensor, similarity: str) -> Tensor:

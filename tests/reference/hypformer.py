@@ -35,6 +35,7 @@ from tests.reference.hyperbolic import (
     rms_norm,
     rowwise,
     softmax_attention,
+    times,
 )
 
 Activation = Callable[[Tensor], Tensor]
@@ -59,9 +60,14 @@ def block(
     activation: Activation = torch.relu,
     norm_eps: float = 1e-5,
     memory: Tensor | None = None,
+    memory_key_padding_mask: Tensor | None = None,
     **masks: Any,
 ) -> Tensor:
-    """One block of figure 4; a row of padding starts as zeros. ``masks`` are those of the attention."""
+    """One block of figure 4; a row of padding starts as zeros. ``masks`` are those of the attention.
+
+    A memory takes the part of the tokens in the attention, or comes after them in one of its own.
+    """
+    after, memory = (None, memory) if module.cross_attention is None else (memory, None)
     if key_padding_mask is not None and memory is None:
         x = torch.where(key_padding_mask[..., None], 0.0, x)
     here, training = curvature(module.manifold_in), module.training
@@ -75,6 +81,11 @@ def block(
     norm = layer_norm if isinstance(module.norm_attention, layers.HypLayerNorm) else rms_norm
     x = residual(module.residual, x, dropped(attend(module.attention, x, key_padding_mask, memory=memory, **masks)))
     x = norm(module.norm_attention, x, eps=norm_eps)
+    if after is not None:
+        ratio = (curvature(module.manifold_memory) / here).sqrt()
+        after = rowwise(lambda p: point(times(ratio, p[1:]), here), after)
+        found = attend(module.cross_attention, x, memory_key_padding_mask, memory=after)
+        x = norm(module.norm_cross, residual(module.residual, x, dropped(found)), eps=norm_eps)
     first, refine, second, _ = module.feedforward
     hidden = htc(first, x)[..., 1:]
     hidden = refined(hidden, activation, dropout, curvature(refine.manifold_out), training=training)
@@ -108,10 +119,10 @@ def hyp_transformer(
     x: Tensor,
     key_padding_mask: Tensor | None = None,
     *,
-    is_causal: bool = False,
     dropout: float = 0.0,
     activation: Activation = torch.relu,
     norm_eps: float = 1e-5,
+    **masks: Any,
 ) -> Tensor:
     """Each token at the midpoint of itself and the point of its place, then the blocks."""
 
@@ -120,8 +131,8 @@ def hyp_transformer(
             return points
         return residual(module.residual, points, learned_points(module.positions)[: x.shape[-2]].expand_as(points))
 
-    options = {"dropout": dropout, "activation": activation, "norm_eps": norm_eps, "is_causal": is_causal}
-    return encoder(module.encoder, x, key_padding_mask, place=place, **options)
+    options = {"dropout": dropout, "activation": activation, "norm_eps": norm_eps}
+    return encoder(module.encoder, x, key_padding_mask, place=place, **options, **masks)
 
 
 def mixed(

@@ -51,6 +51,40 @@ class ToMemory(Called):
         return self.inner(*positional, **named)
 
 
+class Decoder(Called):
+    """Among its own tokens in order, then to a memory, of which some is padding."""
+
+    def arguments(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> tuple[Any, Any]:
+        return (x,), {"memory": memory, "memory_key_padding_mask": memory_mask, "is_causal": True}
+
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
+        positional, named = self.arguments(x, memory, memory_mask)
+        return self.inner(*positional, **named)
+
+
+class Remembering(Called):
+    """The same beside a memory of its own, so that it is called, and goes step by step, on tokens alone."""
+
+    def __init__(self, inner: nn.Module, memory: Tensor) -> None:
+        super().__init__(inner)
+        self.register_buffer("memory", memory)
+
+    def arguments(
+        self, x: Tensor, key_padding_mask: Tensor | None = None, *, is_causal: bool = False
+    ) -> tuple[Any, Any]:
+        return (x, key_padding_mask), {"is_causal": is_causal, "memory": self.of(x)}
+
+    def of(self, x: Tensor) -> Tensor:
+        return self.memory.expand(*x.shape[:-2], *self.memory.shape[-2:])
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
+        positional, named = self.arguments(x, key_padding_mask, is_causal=is_causal)
+        return self.inner(*positional, **named)
+
+    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        return self.inner.step(x, state, memory=self.of(x))
+
+
 class Masked(Called):
     """Some pairs do not attend; every token may attend to itself."""
 
@@ -77,6 +111,17 @@ def _memory(setting: Setting) -> tuple[Tensor, ...]:
     return *_points(setting), setting.points(2, 3, setting.features), mask
 
 
+def _remembered(setting: Setting) -> tuple[Tensor, ...]:
+    """The same on another manifold."""
+    x, _, mask = _memory(setting)
+    return x, setting.points(2, 3, setting.features, index=2), mask
+
+
+def _raw_remembered(setting: Setting) -> tuple[Tensor, ...]:
+    """Features, and a memory of the decoder's width."""
+    return setting.vectors(2, setting.nodes, setting.features), setting.points(2, 3, 6, index=2), _memory(setting)[2]
+
+
 def _hidden(setting: Setting) -> tuple[Tensor, ...]:
     pairs = torch.rand(setting.nodes, setting.nodes, device=setting.device) < 0.3
     return *_points(setting), pairs & ~torch.eye(setting.nodes, dtype=torch.bool, device=setting.device)
@@ -96,12 +141,14 @@ def _raw_padded(setting: Setting) -> tuple[Tensor, ...]:
     return setting.vectors(2, setting.nodes, setting.features), setting.padding()
 
 
-def _layer(kind: type[nn.Module], target: int) -> Callable[[Setting, Options], nn.Module]:
+def _layer(kind: type[nn.Module], target: int, outer: type[Called]) -> Callable[[Setting, Options], nn.Module]:
     def make(s: Setting, options: Options) -> nn.Module:
         to = None if target == 0 else s.manifold(target)
         manifolds = {"manifold_in": s.manifold(0), "manifold_out": to}
         if kind is models.HypformerBlock:
             manifolds |= {"manifold_attention": s.manifold(2), "manifold_feedforward": s.manifold(1)}
+            if outer is Decoder:
+                manifolds["manifold_memory"] = s.manifold(2)
             return kind(s.features, **{"heads": 2, "feedforward": 5} | options, **manifolds, **s.factory)
         return kind(s.features, **{"heads": 2} | options, **manifolds, manifold_hidden=s.manifold(2), **s.factory)
 
@@ -109,14 +156,23 @@ def _layer(kind: type[nn.Module], target: int) -> Callable[[Setting, Options], n
 
 
 CASES: list[Case] = []
+_NOTES: dict[type[nn.Module] | None, str] = {
+    InOrder: "in order",
+    ToMemory: "to a memory",
+    Masked: "masked",
+    Decoder: "decoder",
+    Remembering: "beside a memory",
+}
 
 
 def _register(
     kind: type[nn.Module], outer: type[Called], options: Options, target: int, inputs: Inputs, **flags: bool
 ) -> None:
-    make = _layer(kind, target)
-    note = {InOrder: "in order", ToMemory: "to a memory", Masked: "masked"}[outer]
-    note += {_points: "", _padded: ", padded", _memory: "", _hidden: "", _added: ", added"}[inputs] + f", to {target}"
+    make = _layer(kind, target, outer)
+    note = _NOTES[outer]
+    note += {_points: "", _padded: ", padded", _memory: "", _remembered: "", _hidden: "", _added: ", added"}[
+        inputs
+    ] + f", to {target}"
     CASES.append(
         Case(
             kind,
@@ -125,7 +181,7 @@ def _register(
             inputs,
             note,
             target="manifold_out",
-            in_order=outer is InOrder,
+            in_order=outer in (InOrder, Decoder),
             formula=called,
             **{"any_radius": True} | flags,
         )
@@ -146,6 +202,8 @@ for similarity, target in (("geodesic_squared", 1), ("lorentz_squared", 0), ("ge
         _register(layers.HypSoftmaxAttention, outer, {"similarity": similarity}, target, inputs)
 for options, outer, inputs in (
     ({"similarity": "lorentz_squared", "dropout": 0.4}, InOrder, _padded),
+    ({"heads": 1, "rope": True}, InOrder, _padded),
+    ({"similarity": "lorentz_squared", "rope": True}, InOrder, _points),
     ({"heads": 1}, Masked, _hidden),
     ({"similarity": "lorentz_squared"}, Masked, _hidden),
 ):
@@ -154,6 +212,9 @@ for options, outer, inputs in (
     ({"attention": "linear"}, InOrder, _padded),
     ({"attention": "linear", "average": "midpoint"}, InOrder, _points),
     ({"attention": "softmax"}, InOrder, _padded),
+    ({"attention": "softmax", "rope": True}, InOrder, _padded),
+    ({"attention": "linear", "norm": "rms", "dropout": 0.3}, Decoder, _remembered),
+    ({"attention": "softmax", "rope": True}, Decoder, _remembered),
     ({"attention": "linear"}, ToMemory, _memory),
     ({"attention": "softmax", "similarity": "geodesic"}, ToMemory, _memory),
     ({"attention": "softmax", "similarity": "geodesic"}, Masked, _hidden),
@@ -169,19 +230,26 @@ for options, outer, inputs in (
 ):
     _register(layers.HypSimplicialAttention, outer, options, 1, inputs, any_radius=False)
 
-for options, in_order, inputs in (
-    ({"layers": 2}, False, _raw),
-    ({"layers": 1, "heads": 2, "max_tokens": 9}, False, _raw),
-    ({"layers": 1, "attention": "softmax", "heads": 2, "max_tokens": 9}, False, _raw),
-    ({"layers": 1, "power": 3.0, "norm_eps": 0.1, "max_tokens": 9, "dropout": 0.3}, False, _raw_padded),
-    ({"layers": 1, "max_tokens": 9, "activation": nn.functional.gelu, "curvature": -0.3}, True, _raw_padded),
-    ({"layers": 2, "average": "midpoint"}, True, _raw),
-    ({"layers": 1, "attention": "softmax", "similarity": "geodesic", "max_tokens": 9}, True, _raw_padded),
+for options, outer, inputs in (
+    ({"layers": 2}, None, _raw),
+    ({"layers": 1, "heads": 2, "max_tokens": 9}, None, _raw),
+    ({"layers": 1, "attention": "softmax", "heads": 2, "max_tokens": 9}, None, _raw),
+    ({"layers": 1, "attention": "softmax", "heads": 2, "rope": True, "norm": "rms"}, None, _raw),
+    ({"layers": 1, "power": 3.0, "norm_eps": 0.1, "max_tokens": 9, "dropout": 0.3}, None, _raw_padded),
+    ({"layers": 1, "max_tokens": 9, "activation": nn.functional.gelu, "curvature": -0.3}, InOrder, _raw_padded),
+    ({"layers": 2, "average": "midpoint"}, InOrder, _raw),
+    ({"layers": 1, "attention": "softmax", "similarity": "geodesic", "max_tokens": 9}, InOrder, _raw_padded),
+    ({"layers": 1, "heads": 2, "max_tokens": 9}, Remembering, _raw),
+    ({"layers": 1, "attention": "softmax", "rope": True}, Remembering, _raw),
+    ({"layers": 2, "max_tokens": 9}, Decoder, _raw_remembered),
 ):
 
-    def make(s: Setting, o: Options, in_order: bool = in_order) -> nn.Module:
-        model = models.HypTransformer(s.features, 6, **{"feedforward": 5} | o, **s.factory)
-        return InOrder(model) if in_order else model
+    def make(s: Setting, o: Options, outer: type[Called] | None = outer) -> nn.Module:
+        reads = {"manifold_memory": s.manifold(2)} if outer in (Decoder, Remembering) else {}
+        model = models.HypTransformer(s.features, 6, **{"feedforward": 5} | o, **reads, **s.factory)
+        if outer is Remembering:
+            return Remembering(model, s.points(3, 6, index=2))
+        return model if outer is None else outer(model)
 
     CASES.append(
         Case(
@@ -189,11 +257,11 @@ for options, in_order, inputs in (
             options,
             make,
             inputs,
-            ", ".join(["in order"] * in_order + ["padded"] * (inputs is _raw_padded)),
+            ", ".join([note for of, note in _NOTES.items() if of is outer] + ["padded"] * (inputs is _raw_padded)),
             target="manifold_out",
             any_radius=True,
-            in_order=in_order or "max_tokens" in options,
-            formula=called if in_order else None,
+            in_order=outer in (InOrder, Decoder) or "max_tokens" in options,
+            formula=None if outer is None else called,
         )
     )
 
@@ -215,7 +283,7 @@ for options, outer, inputs in (
             options,
             lambda s, o, outer=outer: outer(layers.SimplicialAttention(s.features, 2, **o, **s.factory)),
             inputs,
-            {InOrder: "in order", Masked: "masked"}[outer] + ", padded" * (inputs is _raw_padded),
+            _NOTES[outer] + ", padded" * (inputs is _raw_padded),
             in_order=outer is InOrder,
             formula=called,
         )

@@ -157,6 +157,14 @@ def test_what_is_not_covered_is_named():
                 ask(model, **how)
     with pytest.raises(NotCoveredError, match="known activation"):
         certify(hypformer(activation=torch.sin), 1.0, starts=0)
+    with pytest.raises(NotCoveredError, match="got RMSNorm"):
+        certify(hypformer(norm="rms"), 1.0, starts=0)
+    m = Lorentz(dtype=torch.float64)
+    with pytest.raises(NotCoveredError, match="no theorem covers cross_attention"):
+        certify(HypformerBlock(3, 1, m, manifold_memory=m, **DOUBLE).eval(), x=m.lift(x))
+    for ask, how in ((certify, {"x": m.lift(x)}), (certify, {"radius": 1.0}), (lipschitz_bound, {"radius": 1.0})):
+        with pytest.raises(NotCoveredError, match="made without rope"):
+            ask(HypSoftmaxAttention(3, 1, m, rope=True, similarity="geodesic", **DOUBLE), **how)
     with pytest.raises(NotCoveredError, match="call eval"):
         certify(hypformer(dropout=0.1).train(), x=x)
     with pytest.raises(NotCoveredError, match="H10 has no such form"):

@@ -1,4 +1,4 @@
-"""One block of a hyperbolic transformer (Hypformer section 4.6, figure 4).
+"""One block of a hyperbolic transformer (Hypformer section 4.6, figure 4), and of a decoder that reads a memory.
 
 Points are ambient ``(..., d+1)``, time first.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -23,7 +24,7 @@ from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, HypLayerNorm,
 from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention, KeyValueState
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
-from holonomy.ops.heads import without_padding
+from holonomy.ops.heads import check_memory, without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import AVERAGES, Average
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
@@ -58,6 +59,11 @@ class HypformerBlock(nn.Module):
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention (eq. 19).
         average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
+        rope: of softmax attention: rotary positions. Linear attention takes none: turned before the feature map, its
+            weights are no function of differences of positions; after it, some are negative, and what they mix is no
+            average.
+        manifold_memory: for a decoder of sequences, where the points of a ``memory`` lie: between the attention among
+            its tokens and the feed-forward the block attends to these points, with a residual and a norm of its own.
         token_positions: move each token towards a position computed from it (eq. 20).
         dropout: probability of dropping a space coordinate after attention and inside the feed-forward.
         activation: of the feed-forward, a function of space parts.
@@ -89,6 +95,8 @@ class HypformerBlock(nn.Module):
         similarity: Similarity = "geodesic_squared",
         power: float = 2.0,
         average: Average = "space",
+        rope: bool = False,
+        manifold_memory: Lorentz | None = None,
         token_positions: bool = True,
         dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
@@ -105,11 +113,12 @@ class HypformerBlock(nn.Module):
         normalise = _NORMS[checks.one_of("norm", norm, tuple(_NORMS))]
         checks.in_range("norm_eps", norm_eps, 0.0, math.inf)
         require_lorentz("manifold_in", manifold_in)
-        for name, inner in (("attention", manifold_attention), ("feedforward", manifold_feedforward)):
-            if inner is not None:
-                require_lorentz(f"manifold_{name}", inner)
+        inner = {"attention": manifold_attention, "feedforward": manifold_feedforward, "memory": manifold_memory}
+        for name, manifold in inner.items():
+            if manifold is not None:
+                require_lorentz(f"manifold_{name}", manifold)
         checks.in_range("power", power, 1.0, math.inf)
-        _refuse_unread(attention, similarity=similarity, power=power, average=average)
+        _refuse_unread(attention, similarity=similarity, rope=rope, power=power, average=average)
         hidden = 4 * features if feedforward is None else checks.positive_int("feedforward", feedforward)
         self.manifold_in = manifold_in
         _, self.manifold_attention = resolve(manifold_in, manifold_attention, "manifold_attention")
@@ -118,28 +127,11 @@ class HypformerBlock(nn.Module):
         self.position: HypPositionalEncoding | nn.Identity = nn.Identity()
         if token_positions:
             self.position = HypPositionalEncoding(features, manifold_in, device=device, dtype=dtype)
-        self.attention: HypLinearAttention | HypSoftmaxAttention
+        how: dict[str, Any] = {"manifold_hidden": self.manifold_attention, "device": device, "dtype": dtype}
+        attend = partial(HypSoftmaxAttention, features, heads, manifold_in, similarity=similarity, **how)
         if attention == "linear":
-            self.attention = HypLinearAttention(
-                features,
-                heads,
-                manifold_in,
-                manifold_hidden=self.manifold_attention,
-                power=power,
-                average=average,
-                device=device,
-                dtype=dtype,
-            )
-        else:
-            self.attention = HypSoftmaxAttention(
-                features,
-                heads,
-                manifold_in,
-                manifold_hidden=self.manifold_attention,
-                similarity=similarity,
-                device=device,
-                dtype=dtype,
-            )
+            attend = partial(HypLinearAttention, features, heads, manifold_in, power=power, average=average, **how)
+        self.attention = attend(rope=True) if rope else attend()
         self.drop = HypDropout(dropout, manifold_in)
         self.residual = HypResidual(manifold_in)
         self.norm_attention = normalise(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
@@ -149,6 +141,10 @@ class HypformerBlock(nn.Module):
             HTC(hidden, features, inner, manifold_in, device=device, dtype=dtype),
             HypDropout(dropout, manifold_in),
         )
+        self.manifold_memory, self.cross_attention = manifold_memory, None
+        if manifold_memory is not None:
+            self.cross_attention = attend()
+            self.norm_cross = normalise(features, manifold_in, eps=norm_eps, device=device, dtype=dtype)
         self.norm_feedforward = normalise(features, manifold_in, manifold_out, eps=norm_eps, device=device, dtype=dtype)
 
     @property
@@ -164,38 +160,39 @@ class HypformerBlock(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         memory: Float[Tensor, "... keys ambient"] | None = None,
+        memory_key_padding_mask: Bool[Tensor, "... keys"] | None = None,
         group: Group | None = None,
     ) -> Float[Tensor, "... nodes ambient"]:
         """Apply the block.
 
         Args:
             x: points of ``manifold_in``, one graph ``(nodes, d+1)`` or padded ones ``(graphs, nodes, d+1)``.
-            key_padding_mask: ``(graphs, nodes)``, ``True`` where a node is padding and not to be attended to; of the
-                tokens of ``memory`` if there is one.
+            key_padding_mask: ``(graphs, nodes)``, ``True`` where a node is padding and not to be attended to; without
+                ``manifold_memory`` of the tokens of ``memory`` if there is one.
             attn_mask: pairs that must not attend, with softmax attention; see
                 :class:`~holonomy.layers.HypSoftmaxAttention`.
             is_causal: no node attends to later ones.
-            memory: points of ``manifold_in`` to which x attends instead of to itself.
+            memory: points of ``manifold_memory`` to which x attends after itself; without one, points of
+                ``manifold_in`` to which x attends instead of to itself.
+            memory_key_padding_mask: with ``manifold_memory``, ``True`` at padding of the memory.
             group: with linear attention, processes that share the nodes, of which x are those of this one.
 
         Returns:
             Points of ``manifold_out``, shaped as ``x``.
 
         Raises:
-            ValueError: if there is an ``attn_mask`` with linear attention, a ``group`` with softmax attention, or
-                ``is_causal`` beside ``memory`` or ``group``.
+            ValueError: if there is an ``attn_mask`` with linear attention, a ``group`` with softmax attention,
+                ``is_causal`` beside ``group``, or beside ``memory`` without ``manifold_memory``, which needs a memory.
         """
         checks.vectors(x=x)
-        if memory is None:
-            # What padding holds goes nowhere, but it would come out again, and infinities are no points.
-            x = without_padding(x, key_padding_mask)
-        x = self.position(x)
+        after, memory = (None, memory) if self.cross_attention is None else (memory, None)
+        x = self._placed(x, key_padding_mask, memory)
         # An attention of the user's own need not know of processes.
         shared = {} if group is None else {"group": group}
         attended = self.attention(
             x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory, **shared
         )
-        return self._fed_forward(x, attended)
+        return self._fed_forward(self._crossed(self._added(x, attended), after, memory_key_padding_mask))
 
     def weights(
         self,
@@ -205,6 +202,7 @@ class HypformerBlock(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys ambient"] | None = None,
+        memory_key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
     ) -> Float[Tensor, "*batch heads nodes keys"]:
         """The weights of the attention, see :meth:`holonomy.layers.HypSoftmaxAttention.weights`.
 
@@ -213,20 +211,29 @@ class HypformerBlock(nn.Module):
             key_padding_mask: as in :meth:`forward`.
             attn_mask: as in :meth:`forward`.
             is_causal: as in :meth:`forward`.
-            memory: as in :meth:`forward`.
+            memory: as in :meth:`forward`; with one, the weights are those of the attention to it.
+            memory_key_padding_mask: as in :meth:`forward`.
 
         Returns:
             ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a node attends to none.
         """
         checks.vectors(x=x)
-        if memory is None:
-            x = without_padding(x, key_padding_mask)
-        return self.attention.weights(
-            self.position(x), key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory
-        )
+        masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal}
+        if self.cross_attention is None or memory is None:
+            x = self._placed(x, key_padding_mask, memory)
+            return self.attention.weights(x, key_padding_mask, **masks, memory=memory)
+        x = self._placed(x, key_padding_mask, None)
+        x = self._added(x, self.attention(x, key_padding_mask, **masks))
+        memory = self._remembered(x, memory, memory_key_padding_mask)
+        return self.cross_attention.weights(x, memory_key_padding_mask, memory=memory)
 
     def step(
-        self, x: Float[Tensor, "... nodes ambient"], state: BlockState | None = None
+        self,
+        x: Float[Tensor, "... nodes ambient"],
+        state: BlockState | None = None,
+        *,
+        memory: Float[Tensor, "... keys ambient"] | None = None,
+        memory_key_padding_mask: Bool[Tensor, "... keys"] | None = None,
     ) -> tuple[Float[Tensor, "... nodes ambient"], BlockState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
@@ -235,6 +242,8 @@ class HypformerBlock(nn.Module):
         Args:
             x: points of ``manifold_in``, ``(*batch, nodes, d+1)``: one token, or several.
             state: what the step before returned; ``None`` at the first.
+            memory: points of ``manifold_memory`` where there is one, the same in each step.
+            memory_key_padding_mask: as in :meth:`forward`.
 
         Returns:
             Points of ``manifold_out``, and the state after them, that of the attention.
@@ -250,23 +259,49 @@ class HypformerBlock(nn.Module):
         x = self.position(x)
         # Each attention refuses the state of the other.
         attended, after = self.attention.step(x, cast("Any", state))
-        return self._fed_forward(x, attended), after
+        x = self._crossed(self._added(x, attended), memory, memory_key_padding_mask)
+        return self._fed_forward(x), after
 
-    def _fed_forward(self, x: Tensor, attended: Tensor) -> Tensor:
-        """From position and attention on: figure 4 upwards."""
-        x = add_and_norm(self.residual, self.norm_attention, x, drop_some(self.drop, attended))
+    def _placed(self, x: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None) -> Tensor:
+        """Tokens with their positions; a mask may be that of the memory."""
+        # What padding holds goes nowhere, but it would come out again, and infinities are no points.
+        return self.position(without_padding(x, key_padding_mask) if memory is None else x)
+
+    def _added(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Tokens after the attention."""
+        return add_and_norm(self.residual, self.norm_attention, x, drop_some(self.drop, attended))
+
+    def _crossed(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Tokens after a decoder's attention to the memory (Vaswani et al. 2017, figure 1, right)."""
+        if self.cross_attention is None:
+            for name, given in (("memory", memory), ("memory_key_padding_mask", mask)):
+                if given is not None:
+                    raise ValueError(f"{name} must be None without manifold_memory, got shape {tuple(given.shape)}.")
+            return x
+        found = self.cross_attention(x, mask, memory=self._remembered(x, memory, mask))
+        return add_and_norm(self.residual, self.norm_cross, x, drop_some(self.drop, found))
+
+    def _remembered(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The memory on the manifold of the tokens."""
+        if memory is None or self.manifold_memory is None:
+            raise ValueError("memory must be given to a block with manifold_memory, got None.")
+        check_memory(x, memory, x.shape[-1], is_causal=False)
+        memory = without_padding(memory, mask, "memory_key_padding_mask")
+        return self.manifold_memory.rescale(memory, self.manifold_in)
+
+    def _fed_forward(self, x: Tensor) -> Tensor:
         return add_and_norm(self.residual, self.norm_feedforward, x, self.feedforward(x))
 
 
 # Of each attention, the options of the other with their defaults.
-_UNREAD = {"linear": {"similarity": "geodesic_squared"}, "softmax": {"power": 2.0, "average": "space"}}
+_UNREAD = {"linear": {"similarity": "geodesic_squared", "rope": False}, "softmax": {"power": 2.0, "average": "space"}}
 
 
-def _refuse_unread(attention: str, **options: float | str) -> None:
+def _refuse_unread(attention: str, **options: float | str | bool) -> None:
     for name, default in _UNREAD[attention].items():
         if options[name] != default:
             raise ValueError(
-                f"{name} must be left out with attention {attention!r}, where it has no effect, got {options[name]!r}."
+                f"{name} must be left out with attention {attention!r}, which does not take it, got {options[name]!r}."
             )
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HypformerEncoder"]
 
+_MOST_WEIGHTS = 2**30
+
 
 class HypformerEncoder(nn.Module):
     """The hyperbolic branch of figure 4: features to points by exponential map and HTC, then blocks.
@@ -96,10 +98,11 @@ class HypformerEncoder(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         group: Group | None = None,
+        **memory: Any,
     ) -> Float[Tensor, "... nodes ambient"]:
-        """Apply the blocks."""
+        """Apply the blocks; a memory and its mask are for those that read one."""
         for block in self.blocks:
-            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, group=group)
+            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, group=group, **memory)
         return self.drop(x)
 
     def attention_maps(
@@ -109,24 +112,43 @@ class HypformerEncoder(nn.Module):
         *,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
+        **memory: Any,
     ) -> list[Tensor]:
-        """The weights of each block's attention."""
-        maps = list[Tensor]()
+        """The weights of each block's attention; then, where there is a memory, of those to it."""
+        self._check_maps(x, memory.get("memory"))
+        own, crossed = list[Tensor](), list[Tensor]()
+        masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal}
         for module in self.blocks:
             block = cast("HypformerBlock", module)
-            maps.append(block.weights(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal))
-            x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
-        return maps
+            own.append(block.weights(x, key_padding_mask, **masks))
+            if memory:
+                crossed.append(block.weights(x, key_padding_mask, **masks, **memory))
+            x = block(x, key_padding_mask, **masks, **memory)
+        return own + crossed
+
+    def _check_maps(self, x: Tensor, memory: Tensor | None) -> None:
+        """Refuse maps that no machine is meant to hold."""
+        heads = getattr(cast("HypformerBlock", self.blocks[0]).attention, "heads", 1)
+        keys = x.shape[-2] + (0 if memory is None else memory.shape[-2])
+        count = len(self.blocks) * heads * x.shape[:-1].numel() * keys
+        if count > _MOST_WEIGHTS:
+            raise ValueError(
+                f"attention_maps must have at most 2**30 = {_MOST_WEIGHTS} weights, 4 GiB in float32, got {count}: "
+                f"{len(self.blocks)} blocks of {heads} heads of {x.shape[-2]} rows. Ask for fewer rows at once."
+            )
 
     def step(
-        self, x: Float[Tensor, "... nodes ambient"], state: tuple[BlockState, ...] | None = None
+        self,
+        x: Float[Tensor, "... nodes ambient"],
+        state: tuple[BlockState, ...] | None = None,
+        **memory: Any,
     ) -> tuple[Float[Tensor, "... nodes ambient"], tuple[BlockState, ...]]:
         """Apply the blocks to the next tokens of a sequence."""
         self.check_state(state)
         states = [None] * len(self.blocks) if state is None else state
         after: list[BlockState] = []
         for block, before in zip(self.blocks, states, strict=True):
-            x, kept = cast("HypformerBlock", block).step(x, before)
+            x, kept = cast("HypformerBlock", block).step(x, before, **memory)
             after.append(kept)
         return self.drop(x), tuple(after)
 

@@ -16,6 +16,7 @@ from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import check_memory, check_state, head_count, merge_heads, split_heads, without_padding
+from holonomy.ops.simplicial_attention.logits import rotary
 from holonomy.ops.softmax_attention import (
     SIMILARITIES,
     Similarity,
@@ -52,6 +53,11 @@ class HypSoftmaxAttention(nn.Module):
     In float32 the squared Lorentzian distance loses digits with the square of the time, 1e-3 at rapidity 4; see
     :func:`~holonomy.ops.softmax_attention.hyperbolic_softmax_attention`.
 
+    **Rotary positions** (RoPE; on the hyperboloid HELM, He et al., NeurIPS 2025). With ``rope`` query i and key j are
+    turned by :math:`R^i` and :math:`R^j`, a rotation of pairs of space coordinates. It leaves the time and the
+    origin alone and is an isometry, so that :math:`D(R^i q, R^j k) = D(q, R^{j-i} k)`: weights depend on differences
+    of positions only, and tokens of padding in front change nothing.
+
     Args:
         features: d, a multiple of ``heads``.
         heads: number of heads.
@@ -59,6 +65,7 @@ class HypSoftmaxAttention(nn.Module):
         manifold_out: where the output lies, :math:`\kappa_3`; ``manifold_in`` if ``None``.
         manifold_hidden: where queries, keys and values lie, :math:`\kappa_2`; ``manifold_in`` if ``None``.
         similarity: ``"geodesic_squared"``, ``"lorentz_squared"`` or ``"geodesic"``.
+        rope: turn queries and keys by their positions, from two channels a head on; an odd last one is not turned.
         dropout: probability that an attention weight is dropped in training.
         device: of the parameters.
         dtype: of the parameters.
@@ -79,6 +86,7 @@ class HypSoftmaxAttention(nn.Module):
         *,
         manifold_hidden: Lorentz | None = None,
         similarity: Similarity = "geodesic_squared",
+        rope: bool = False,
         dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -88,6 +96,9 @@ class HypSoftmaxAttention(nn.Module):
         self.heads = head_count(features, heads)
         checks.one_of("similarity", similarity, SIMILARITIES)
         self.similarity: Similarity = similarity
+        if rope and features < 2 * heads:
+            raise ValueError(f"rope must be False with one channel a head, which has no rotation, got {features=}.")
+        self.rope = rope
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         _, self.manifold_hidden = resolve(self.manifold_in, manifold_hidden, "manifold_hidden")
@@ -123,7 +134,7 @@ class HypSoftmaxAttention(nn.Module):
 
         Raises:
             TypeError: if a mask is of another dtype.
-            ValueError: if a shape does not fit, for ``is_causal`` beside ``memory``, or for a ``group``.
+            ValueError: if a shape does not fit, for ``is_causal`` or ``rope`` beside ``memory``, or for a ``group``.
         """
         if group is not None:
             raise ValueError(
@@ -131,6 +142,7 @@ class HypSoftmaxAttention(nn.Module):
                 "takes rows that processes share."
             )
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        query, key = self._turned(query, key)
         space = merge_heads(
             hyperbolic_softmax_attention(
                 query,
@@ -175,6 +187,8 @@ class HypSoftmaxAttention(nn.Module):
         query, key, value = self._projected(x, None, None, is_causal=True)
         if state is not None:
             check_state(state, KeyValueState(key, value), grows=-2)
+        query, key = self._turned(query, key, 0 if state is None else state.key.shape[-2])
+        if state is not None:
             key, value = torch.cat([state.key, key], -2), torch.cat([state.value, value], -2)
         dropout = self.dropout if self.training else 0.0
         mixed = hyperbolic_softmax_attention(query, key, value, is_causal=True, dropout=dropout, **self._how())
@@ -202,7 +216,7 @@ class HypSoftmaxAttention(nn.Module):
         Returns:
             ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a node may attend to none.
         """
-        query, key, _ = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        query, key = self._turned(*self._projected(x, key_padding_mask, memory, is_causal=is_causal)[:2])
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
         found = hyperbolic_softmax_weights(query, key, mask, attn_mask=attn_mask, is_causal=is_causal, **self._how())
         if key_padding_mask is None or memory is not None:
@@ -215,10 +229,19 @@ class HypSoftmaxAttention(nn.Module):
         """Queries of x, keys and values of it or of the memory, with a head axis."""
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
+        if memory is not None and self.rope:
+            raise ValueError("memory must be None with rope: its tokens are neither before nor after those of x.")
         keys = without_padding(x if memory is None else memory, mask)
         each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
         query, key, value = (split_heads(space_of(htc, points), self.heads) for htc, points in each)
         return query, key, value
+
+    def _turned(self, query: Tensor, key: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Queries and keys of tokens from the first place on, each turned by its place."""
+        if not self.rope:
+            return query, key
+        places = torch.arange(first, first + key.shape[-2], device=key.device)
+        return rotary(query, places, size=2), rotary(key, places, size=2)
 
     def _how(self) -> dict[str, Any]:
         return {"curvature": self.manifold_hidden.curvature, "similarity": self.similarity}
@@ -229,4 +252,4 @@ class HypSoftmaxAttention(nn.Module):
         Returns:
             The line that ``repr`` shows.
         """
-        return f"heads={self.heads}, similarity={self.similarity!r}, dropout={self.dropout}"
+        return f"heads={self.heads}, similarity={self.similarity!r}, rope={self.rope}, dropout={self.dropout}"

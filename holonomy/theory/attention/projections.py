@@ -42,6 +42,7 @@ __all__ = [
     "attention_heads",
     "check_tokens",
     "projections",
+    "refuse_rotations",
 ]
 
 
@@ -61,6 +62,12 @@ def as_stated(layer: object, kind: type) -> None:
         raise NotCoveredError(
             f"layer must compute what {kind.__name__} does, got {type(layer).__name__} with a forward of its own."
         )
+
+
+def refuse_rotations(layer: object) -> None:
+    """Refuse hyperbolic attention whose queries and keys are turned by their positions."""
+    if getattr(layer, "rope", False):
+        raise NotCoveredError("layer must be made without rope: no theorem here is on rotary positions.")
 
 
 @dataclass(frozen=True)

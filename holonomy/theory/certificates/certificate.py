@@ -92,6 +92,8 @@ def _(layer: nn.Sequential, tape: Tape, prefix: str) -> None:
 @_compose.register
 def _(layer: HypformerBlock, tape: Tape, prefix: str) -> None:
     as_stated(layer, HypformerBlock)
+    if layer.cross_attention is not None:
+        raise NotCoveredError(f"model must attend among its tokens: no theorem covers {prefix}cross_attention.")
     tape.take(prefix + "position", layer.position)
 
     def attention(branch: Tape) -> None:

@@ -17,7 +17,7 @@ from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.attention.lipschitz import lipschitz_bound
-from holonomy.theory.attention.projections import NotCoveredError
+from holonomy.theory.attention.projections import NotCoveredError, refuse_rotations
 from holonomy.theory.certificates.constants.functions import power_slope
 from holonomy.theory.certificates.constants.linear_attention import (
     Features,
@@ -54,11 +54,15 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     Returns:
         The step.
 
+    Raises:
+        NotCoveredError: if the layer has rotary positions.
+
     >>> from holonomy.manifolds import Lorentz
     >>> layer = HypSoftmaxAttention(4, 1, Lorentz(-1.0), similarity="geodesic")
     >>> attend_softmax(layer, Region(math.inf), Setting()).constant < math.inf
     True
     """
+    refuse_rotations(layer)
     channels = layer.query.out_features // layer.heads
     scale = unit_scale(layer.similarity, channels, layer.manifold_hidden.curvature.item())
     local = region.points is not None and region.spread == 0

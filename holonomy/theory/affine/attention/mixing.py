@@ -18,7 +18,7 @@ from holonomy.theory.affine.attention.averages import linear_average
 from holonomy.theory.affine.attention.features import features
 from holonomy.theory.affine.attention.softmax import softmax_average
 from holonomy.theory.affine.points import Scaled, bias_of, root, transformed, unscaled
-from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.attention.projections import NotCoveredError, as_stated, refuse_rotations
 
 __all__ = ["Heads", "attended_among", "chunks", "heads_of"]
 
@@ -46,6 +46,7 @@ def heads_of(layer: nn.Module, points: TokenForms) -> Heads:
             f"model must attend by HypLinearAttention or HypSoftmaxAttention, got {type(layer).__name__}."
         )
     as_stated(layer, type(layer))
+    refuse_rotations(layer)
     still = points.still()
     base = still if not points.everything else points
     parts = [[merged(each) for each in _projected(layer, base.form(some))] for some in chunks(len(points.center))]
