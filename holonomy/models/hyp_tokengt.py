@@ -225,6 +225,9 @@ class HypTokenGT(nn.Module):
         Returns:
             The tokens, which say what rows and columns are, and for each block ``(graphs, heads, tokens, tokens)``.
 
+        Raises:
+            ValueError: if there were more than 2**30 weights.
+
         >>> model = HypTokenGT(1, 8, 1, layers=3, heads=2).eval()
         >>> tokens, maps = model.attention_maps(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))
         >>> len(maps), maps[0].shape, tokens.indices.tolist()

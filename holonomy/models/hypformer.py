@@ -255,6 +255,43 @@ class Hypformer(nn.Module):
         """
         return self._points(self._mix(x, edge_index, batch, edge_attr, edge_weight, group))
 
+    def attention_maps(
+        self,
+        x: Tensor,
+        edge_index: Int[Tensor, "2 edges"] | Graph | None = None,
+        batch: Int[Tensor, " nodes"] | None = None,
+    ) -> list[Tensor]:
+        """The attention of every block and head; call it in evaluation mode.
+
+        Args:
+            x: as in :meth:`forward`.
+            edge_index: as in :meth:`forward`; attention does not read it.
+            batch: as in :meth:`forward`.
+
+        Returns:
+            For each block ``(graphs, heads, n, n)``, n the nodes of the largest graph, in the order of ``x``: node i
+            attends to node j. Rows sum to one, or are zero where a node attends to none and beyond the nodes of a
+            graph.
+
+        Raises:
+            ValueError: if there is no transformer, or if there were more than 2**30 weights.
+
+        >>> model = Hypformer(3, 8, 2, heads=2).eval()
+        >>> maps = model.attention_maps(torch.randn(5, 3), batch=torch.tensor([0, 0, 0, 1, 1]))
+        >>> len(maps), maps[0].shape
+        (2, torch.Size([2, 2, 3, 3]))
+        """
+        checks.last_axis("x", x, self.in_features, "in_features", sparse=True)
+        if edge_index is not None:
+            check_graph(x, edge_index, batch, None)
+        if self.encoder is None:
+            raise ValueError("transformer must be True for attention maps, got a model of the graph encoder alone.")
+        points = self.encoder.points(x)
+        if batch is None:
+            return self.encoder.attention_maps(points[None])
+        graphs = PaddedGraphs.of(points, batch)
+        return self.encoder.attention_maps(graphs.values, graphs.padding)
+
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.
 

@@ -66,6 +66,7 @@ LEAST = {
     "test_a_memory_has_no_order_and_its_padding_no_effect": 9,
     "test_what_does_not_go_with_a_memory_is_refused": 9,
     "test_weights_sum_to_one_where_there_are_keys": 14,
+    "test_rotations_know_differences_of_places_only": 9,
     "test_a_step_compiles_without_a_graph_break": 5,
     "test_running_statistics_are_drawn_towards_those_of_the_batch": 13,
 }

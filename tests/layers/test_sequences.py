@@ -247,7 +247,8 @@ def test_weights_are_what_values_are_averaged_with(is_causal):
     mask = torch.tensor([[False, False, True, False]] * 2)
     calls = ({"is_causal": is_causal}, {"memory": memory, "key_padding_mask": mask})
     for similarity, call in product(SIMILARITIES, calls):
-        layer = HypSoftmaxAttention(6, 2, manifold, hidden, manifold_hidden=hidden, similarity=similarity, dtype=D)
+        how = {"similarity": similarity, "rope": call is calls[0], "dtype": D}
+        layer = HypSoftmaxAttention(6, 2, manifold, hidden, manifold_hidden=hidden, **how)
         value = split_heads(layer.value(call.get("memory", x))[..., 1:], 2)
         mixed = merge_heads(weighted_midpoint(value, layer.weights(x, **call), curvature=hidden.curvature))
         torch.testing.assert_close(layer(x, **call)[..., 1:], mixed)

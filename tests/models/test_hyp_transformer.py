@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from holonomy.layers import HypMLR
+from holonomy.manifolds import Lorentz
 from holonomy.models import HypTransformer
 from holonomy.optim import RiemannianAdam
 
@@ -75,6 +76,33 @@ def test_maps_are_the_weights_of_the_attention_of_every_block_in_its_place(atten
         assert torch.equal(ours, theirs)
         assert torch.equal(ours, ours.tril())
         assert (ours[1, :, :, 3:] == 0).all()
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_maps_of_a_decoder_are_those_among_its_tokens_then_those_to_the_memory(attention):
+    torch.manual_seed(0)
+    there = Lorentz(-0.4, dtype=D)
+    model = HypTransformer(3, 6, layers=3, heads=2, attention=attention, manifold_memory=there, dtype=D).eval()
+    x, memory = torch.randn(2, 5, 3, dtype=D), there.lift(torch.randn(2, 4, 6, dtype=D))
+    given = {"is_causal": True, "memory": memory}
+    given["memory_key_padding_mask"] = torch.tensor([[False] * 4, [True, False, False, True]])
+    found = []
+    for kind in ("attention", "cross_attention"):
+        for block in model.encoder.blocks:
+            getattr(block, kind).register_forward_pre_hook(
+                lambda layer, args, how: found.append((layer, layer.weights(*args, **how))), with_kwargs=True
+            )
+    model(x, **given)
+    expected = dict(found)
+    layers = [getattr(block, kind) for kind in ("attention", "cross_attention") for block in model.encoder.blocks]
+    maps = model.attention_maps(x, **given)
+    assert [each.shape for each in maps] == [(2, 2, 5, 5)] * 3 + [(2, 2, 5, 4)] * 3
+    for ours, layer in zip(maps, layers, strict=True):
+        torch.testing.assert_close(ours, expected[layer])
+    for ours in maps[3:]:
+        assert not ours[1, ..., [0, 3]].any()
+        total = ours.sum(-1)
+        assert ((total == 0) | ((total - 1).abs() < 1e-12)).all()
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -290,3 +290,27 @@ def test_points_at_the_end_of_the_range_leave_gradients_of_weights_finite(featur
         assert all(x.isfinite().all() for x in torch.autograd.grad(points.sum(), weights)), far
     assert min(far) < 1e25
     assert max(far) > 1e37
+
+
+@pytest.mark.parametrize("options", [{}, {"average": "midpoint"}, {"attention": "softmax"}])
+def test_maps_are_the_weights_of_the_nodes_of_each_graph(features, options):
+    torch.manual_seed(0)
+    model = Hypformer(6, 8, 3, layers=3, heads=2, **options, dtype=torch.float64).eval()
+    batch = torch.tensor([0, 0, 0, 0, 1, 1, 3, 3, 3])  # the third graph has no node
+    expected = []
+    for block in model.encoder.blocks:
+        block.attention.register_forward_pre_hook(
+            lambda layer, args, how: expected.append(layer.weights(*args, **how)), with_kwargs=True
+        )
+    model.embed(features, edge_index=ring(4), batch=batch)
+    maps = model.attention_maps(features, ring(4), batch)
+    assert [each.shape for each in maps] == [(4, 2, 4, 4)] * 3
+    for ours, theirs in zip(maps, expected[:3], strict=True):
+        assert torch.equal(ours, theirs)
+        for graph, nodes in enumerate((4, 2, 0, 3)):
+            total = ours[graph, :, :nodes, :nodes].sum(-1)
+            assert ((total == 0) | ((total - 1).abs() < 1e-12)).all()
+            assert ours[graph].sum().item() == pytest.approx(total.sum().item())
+    alone = model.attention_maps(features[:4])
+    for ours, theirs in zip(alone, maps, strict=True):
+        torch.testing.assert_close(ours[0], theirs[0])
