@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from experiments.large_graph import SentBytes
+from experiments.large_graph import SentBytes, gathered
 from holonomy.distributed import stream, stream_backward, sum_gradients
 from holonomy.layers import HypBatchNorm, HypLinearAttention, TokenAttention
 from holonomy.manifolds import Lorentz
@@ -171,6 +171,7 @@ def run_in(world: int, rank: int, folder: Path) -> dict[str, object]:
     for name in ("attention", "Hypformer"):
         found["streams"][name] = compare(CASES[name], rank, world, streamed=True)
     found["tables"], found["drawn"] = tables.compare_all(rank, world), tables.drawn()
+    found["gathered"] = gathered(torch.full((rank, 2), rank), dist.group.WORLD).tolist()
     found["batches"] = trajectories.compare_all(rank, world, folder)
     dist.barrier()
     dist.destroy_process_group()

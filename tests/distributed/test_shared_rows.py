@@ -41,6 +41,7 @@ def test_processes_that_share_rows_are_one_process(world, started):
         # One sum of heads x channels x (channels + 1) numbers each way, and the largest key of each head.
         heads, channels = 2, DIM // 2
         assert each["modules"]["attention"]["bytes"] == 8 * (2 * heads * channels * (channels + 1) + heads)
+    assert all(each["gathered"] == [[rank, rank] for rank in range(world) for _ in range(rank)] for each in found)
     drawn = torch.tensor([row for each in found for row in each["drawn"]])
     assert len(drawn) == len(drawn.unique(dim=0)) == 20
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.large_graph import generate, main
+from experiments.data.large_graphs import generate
+from experiments.large_graph import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +60,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(folder, mode):
 def test_the_graph_has_classes_and_hubs(tmp_path):
     """Half of the edges look for a node of their class, and one in ten of the others finds one."""
     generate(tmp_path, 3000, 1)
-    y, edges = np.fromfile(tmp_path / "labels", np.int8), np.fromfile(tmp_path / "edges", np.int32).reshape(2, -1)
+    y, edges = np.fromfile(tmp_path / "labels", np.int16), np.fromfile(tmp_path / "edges", np.int32).reshape(2, -1)
     assert np.mean(y[edges[0]] == y[edges[1]]) == pytest.approx(0.55, abs=0.02)
     degrees = np.bincount(edges[0], minlength=3000)
     assert degrees.mean() == 10

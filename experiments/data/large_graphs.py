@@ -1,0 +1,113 @@
+"""Graphs of any size in a folder: features, labels and splits in files that are read some rows at a time, and edges.
+
+``features0`` float32 ``(nodes, features)``, ``features1`` and ``features2`` the same propagated once and twice,
+``edges`` int32 ``(2, edges)`` in both directions, ``labels`` int16 ``(nodes, columns)``, -1 where unknown, ``split``
+int8 ``(nodes,)``, and ``graph.json``, which is written last: where it is, the folder is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holonomy.distributed import propagate_rows
+from holonomy.structures import Graph
+
+CLASSES, FEATURES, STEPS, DEGREE, ALIKE, SIGNAL = 10, 32, 2, 10, 0.5, 0.15
+UNUSED, TRAIN, VALID, TEST = range(4)
+
+
+class About(NamedTuple):
+    """What a folder holds."""
+
+    nodes: int
+    features: int
+    outputs: int
+    edges: int
+    columns: int = 1
+    metric: Literal["accuracy", "ROC-AUC"] = "accuracy"
+    source: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        return cls(**json.loads((folder / "graph.json").read_text(encoding="utf-8")))
+
+    def layout(self, name: str) -> tuple[Any, tuple[int, ...]]:
+        """Dtype and shape of a file."""
+        if name.startswith("features"):
+            return np.float32, (self.nodes, self.features)
+        return {
+            "edges": (np.int32, (2, self.edges)),
+            "labels": (np.int16, (self.nodes, self.columns)),
+            "split": (np.int8, (self.nodes,)),
+        }[name]
+
+    def mapped(self, folder: Path, name: str, mode: Literal["r", "w+"]) -> np.memmap[Any, Any]:
+        """A file of the folder, to be read or written."""
+        dtype, shape = self.layout(name)
+        return np.memmap(folder / name, dtype, mode, shape=shape)
+
+    def finish(self, folder: Path) -> None:
+        """Propagate the features, and say that the folder is whole."""
+        graph = Graph(torch.from_numpy(np.array(self.mapped(folder, "edges", "r"))), self.nodes)
+        for before, after in pairwise(range(STEPS + 1)):
+            x, out = (self.mapped(folder, f"features{i}", how) for i, how in ((before, "r"), (after, "w+")))
+            propagate_rows(graph, x, out)
+        (folder / "graph.json").write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
+
+
+def generate(folder: Path, nodes: int, seed: int, chunk: int = 2**18) -> None:
+    """Write a degree-corrected block model with class-dependent features, some rows at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = About(nodes, FEATURES, CLASSES, nodes * DEGREE)
+    rng = np.random.default_rng(seed)
+    label = rng.integers(CLASSES, size=nodes).astype(np.int8)
+    means = SIGNAL * rng.normal(size=(CLASSES, FEATURES))
+    x, edges = about.mapped(folder, "features0", "w+"), about.mapped(folder, "edges", "w+")
+    for start in range(0, nodes, chunk):
+        of = label[start : start + chunk]
+        x[start : start + chunk] = means[of] + rng.normal(size=(len(of), FEATURES))
+    order = np.argsort(label, kind="stable")
+    ends = np.cumsum(rng.pareto(2.5, nodes)[order] + 1)  # nodes of one class lie beside each other
+    borders = np.concatenate([[0.0], ends[np.bincount(label, minlength=CLASSES).cumsum() - 1]])
+    for start in range(0, nodes * DEGREE // 2, chunk):
+        count = min(chunk, nodes * DEGREE // 2 - start)
+        one = order[np.searchsorted(ends, rng.random(count) * ends[-1])]
+        alike, of, place = rng.random(count) < ALIKE, label[one], rng.random(count)
+        within = borders[of] + place * (borders[of + 1] - borders[of])
+        other = order[np.searchsorted(ends, np.where(alike, within, place * ends[-1]))]
+        edges[:, 2 * start : 2 * (start + count)] = [np.r_[one, other], np.r_[other, one]]
+    about.mapped(folder, "labels", "w+")[:, 0] = label
+    about.mapped(folder, "split", "w+")[:] = np.where(np.arange(nodes) % 10 == 0, TRAIN, TEST)  # nodes have no order
+    about.finish(folder)
+
+
+class Rows:
+    """Rows of a folder in chunks, read anew each time: features, labels, and what they are for."""
+
+    def __init__(self, folder: Path, files: int, rows: range, chunk: int, device: str) -> None:
+        self.folder, self.files, self.rows, self.chunk, self.device = folder, files, rows, chunk, device
+        self.about = About.read(folder)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for start in self.rows[:: self.chunk]:
+            rows = slice(start, min(start + self.chunk, self.rows.stop))
+            each = [self._read(f"features{i}", rows) for i in range(self.files)]
+            yield torch.cat(each, 1), self._read("labels", rows).long(), self._read("split", rows)
+
+    def _read(self, name: str, rows: slice) -> Tensor:
+        """Rows of a file, which is not mapped: pages of it would count as memory of this process."""
+        dtype, shape = self.about.layout(name)
+        width = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+        found = np.fromfile(
+            self.folder / name, dtype, (rows.stop - rows.start) * math.prod(shape[1:]), offset=width * rows.start
+        )
+        return torch.from_numpy(found).view(-1, *shape[1:]).to(self.device)
