@@ -17,8 +17,6 @@ from holonomy.theory.affine.attention.averages import linear_average
 from holonomy.theory.affine.attention.softmax import softmax_average
 from tests.theory.test_affine import draw, random_forms, use, values, weakened
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")
-
 TOKENS, ENTRIES, FIRST, SAMPLES = 6, 3, 3, 60
 CURVATURE = torch.tensor([-0.7]).double()
 ROOT = CURVATURE.neg().sqrt().item()

@@ -12,8 +12,6 @@ from holonomy.theory.claims.statements.colouring import CLAIMS
 from holonomy.theory.claims.verdict import Draws
 from holonomy.theory.expressivity.colouring import PAIRS, adjacency, cfi_graph, graph_pair, separated, stable_colours
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")
-
 
 def cliques_of_four(graph):
     found = 0

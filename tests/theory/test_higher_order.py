@@ -22,8 +22,6 @@ from holonomy.theory.expressivity.higher_order import (
     uniform_attention,
 )
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")
-
 DOUBLE = {"dtype": torch.float64}
 
 
