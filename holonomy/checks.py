@@ -28,6 +28,7 @@ __all__ = [
     "codes",
     "dense",
     "device",
+    "edge_types",
     "edges",
     "finite",
     "finite_negative",
@@ -336,6 +337,13 @@ def codes(name: str, x: Tensor, count: int, meaning: str, least: int = 0) -> Non
         outside = _outside(x, count, least)
         if outside:
             raise ValueError(f"{name} must lie in [{least}, {meaning} = {count}), got {outside}.")
+
+
+def edge_types(edge_attr: Tensor, count: int, edge_index: Tensor) -> None:
+    """Refuse types of other edges."""
+    codes("edge_attr", edge_attr, count, "edge_types")
+    on_device(edge_index.device, edge_attr=edge_attr)
+    shaped("edge_attr", edge_attr, edge_index.shape[1:], "(edges,) = ")
 
 
 def membership(batch: Tensor, nodes: int) -> None:

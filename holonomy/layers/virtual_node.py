@@ -31,12 +31,14 @@ class VirtualNode(nn.Module):
     Args:
         features: d, of a node.
         edge_features: attributes of an edge, 0 for none.
+        edge_types: number of types of edges, for ``edge_attr`` of integers, 0 for none. The new edges have one type
+            more, this number: the model that follows is made with ``edge_types + 1``.
         device: of the parameters.
         dtype: of the parameters.
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if ``features`` is not positive or ``edge_features`` is negative.
+        ValueError: if ``features`` is not positive, ``edge_features`` or ``edge_types`` is negative, or both are given.
 
     >>> graph = VirtualNode(4)(torch.randn(3, 4), torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0, 1]))
     >>> graph["batch"].tolist()  # nodes 3 and 4 are virtual
@@ -50,6 +52,7 @@ class VirtualNode(nn.Module):
         features: int,
         *,
         edge_features: int = 0,
+        edge_types: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -57,6 +60,9 @@ class VirtualNode(nn.Module):
         checks.floating_dtype(dtype)
         self.features = checks.positive_int("features", features)
         self.edge_features = checks.nonnegative_int("edge_features", edge_features)
+        self.edge_types = checks.nonnegative_int("edge_types", edge_types)
+        if edge_features and edge_types:
+            raise ValueError(f"edge_types must be 0 where edges have features in place of types, got {edge_types}.")
         self.node = nn.Parameter(torch.empty(features, device=device, dtype=dtype))
         # One kind of edge in both directions, the paper's "special edge type".
         self.edge = nn.Parameter(torch.empty(edge_features, device=device, dtype=dtype)) if edge_features else None
@@ -73,7 +79,7 @@ class VirtualNode(nn.Module):
         edge_index: Int[Tensor, "2 edges"],
         batch: Int[Tensor, " nodes"] | None = None,
         *,
-        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        edge_attr: Float[Tensor, "edges dim_edge"] | Int[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
     ) -> dict[str, Tensor]:
         """The same graphs with their virtual nodes, as keyword arguments of a model.
@@ -82,7 +88,7 @@ class VirtualNode(nn.Module):
             x: node features ``(n, features)``.
             edge_index: ``(2, m)``, sources and targets.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
-            edge_attr: edge features ``(m, edge_features)``, exactly where there are some.
+            edge_attr: edge features ``(m, edge_features)``, or types ``(m,)``, exactly where there are some.
             num_graphs: their number, where some at the end have no node; each of these gets its virtual node.
 
         Returns:
@@ -103,8 +109,11 @@ class VirtualNode(nn.Module):
         }
         if batch is not None:
             graph["batch"] = torch.cat([batch, virtual - n])
-        if edge_attr is not None and self.edge is not None:
-            graph["edge_attr"] = torch.cat([edge_attr, self.edge.to(edge_attr).expand(2 * n, -1)])
+        if edge_attr is not None:
+            new = edge_attr.new_full((2 * n,), self.edge_types)
+            if self.edge is not None:
+                new = self.edge.to(edge_attr).expand(2 * n, -1)
+            graph["edge_attr"] = torch.cat([edge_attr, new])
         return graph
 
     def _check(
@@ -115,13 +124,15 @@ class VirtualNode(nn.Module):
         edge_attr: Tensor | None,
         num_graphs: int | None,
     ) -> None:
-        checks.graph(x, edge_index, edge_attr, batch)
+        checks.graph(x, edge_index, None if self.edge_types else edge_attr, batch)
         checks.only_with_batch(num_graphs, batch)
         checks.last_axis("x", x, self.features, "features", self)
-        if (edge_attr is None) != (self.edge is None):
-            wanted = f"given exactly if edge_features = {self.edge_features} is not 0"
+        if (edge_attr is None) != (self.edge is None and not self.edge_types):
+            wanted = f"given exactly if edge_features = {self.edge_features} or edge_types = {self.edge_types} is not 0"
             raise ValueError(f"edge_attr must be {wanted}, got {type(edge_attr).__name__}.")
-        if edge_attr is not None:
+        if edge_attr is not None and self.edge_types:
+            checks.edge_types(edge_attr, self.edge_types, edge_index)
+        elif edge_attr is not None:
             checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features", self)
 
     def extra_repr(self) -> str:
@@ -130,4 +141,4 @@ class VirtualNode(nn.Module):
         Returns:
             The line that ``repr`` shows.
         """
-        return f"{self.features}, edge_features={self.edge_features}"
+        return f"{self.features}, edge_features={self.edge_features}, edge_types={self.edge_types}"

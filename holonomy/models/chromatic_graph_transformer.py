@@ -366,16 +366,13 @@ class ChromaticGraphTransformer(nn.Module):
             raise ValueError("edge_attr must be given exactly if edges have types or features.")
         types = None if edge_attr is None or has_features else edge_attr
         features = edge_attr if has_features else None
-        if types is not None:
-            checks.codes("edge_attr", types, self.edge_types, "edge_types")
         if features is not None:
             checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features", self.nodes)
         checks.only_with_batch(num_graphs, batch)
         checks.graph(x, edge_index, features, batch)
         checks.last_axis("x", x, self.in_features, "in_features", self.nodes)
         if types is not None:
-            checks.on_device(x.device, edge_attr=types)
-            checks.shaped("edge_attr", types, edge_index.shape[1:], "(edges,) = ")
+            checks.edge_types(types, self.edge_types, edge_index)
         # Encodings hold a row for each pair of nodes of one graph, n^2 of them.
         pairs = x.shape[0] ** 2
         if batch is not None and any(rows is not None for rows in (walks, distances, related)):

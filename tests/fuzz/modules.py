@@ -48,7 +48,7 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     (
         (
             "edge_features order_in order_out type_features steps limit walk_features TokenGT.in_features "
-            "HypTokenGT.in_features GraphTokenizer.in_features HyperedgeTokenizer.in_features"
+            "HypTokenGT.in_features GraphTokenizer.in_features HyperedgeTokenizer.in_features VirtualNode.edge_types"
         ),
         domains.COUNT,
     ),

@@ -107,5 +107,7 @@ def test_a_graph_without_nodes_has_its_virtual_node():
     assert graph["edge_index"].tolist() == [[0, 1, 3, 3], [3, 3, 0, 1]]
     assert torch.equal(graph["x"][2:], virtual.node.expand(4, -1))
     assert torch.equal(graph["edge_attr"], virtual.edge.expand(4, -1))
+    typed = VirtualNode(3, edge_types=5)(x, torch.tensor([[0, 1], [1, 0]]), edge_attr=torch.tensor([4, 0]))
+    assert typed["edge_attr"].tolist() == [4, 0, 5, 5, 5, 5]
     alone = VirtualNode(3)(x[:0], edges)
     assert (alone["x"].shape, alone["edge_index"].shape, alone.keys()) == ((1, 3), (2, 0), {"x", "edge_index"})

@@ -57,6 +57,9 @@ def eigenvectors(outer: nn.Module, x: Tensor, _edges: Tensor, encoding: Tensor) 
 def heard(outer: nn.Module, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
     """Each node hears its neighbours and the virtual node; that hears them all."""
     virtual, edge, n = outer.inner.node, outer.inner.edge, len(x)
+    if outer.inner.edge_types:
+        edge = torch.eye(outer.inner.edge_types + 1).to(x)
+        edge, edge_attr = edge[-1], edge[edge_attr]
     by_node, by_edge = [*x, virtual], [torch.zeros_like(edge_attr[0]) for _ in range(n + 1)]
     for (source, target), attribute in zip(edge_index.T.tolist(), edge_attr, strict=True):
         by_node[target], by_edge[target] = by_node[target] + x[source], by_edge[target] + attribute

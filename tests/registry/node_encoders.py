@@ -11,7 +11,7 @@ from tests.registry.case import Case, Inputs, Setting
 __all__ = ["CASES"]
 
 _DEGREE, _WALKS, _LAPLACIAN = layers.DegreeNodeEncoder, layers.RandomWalkNodeEncoder, layers.LaplacianNodeEncoder
-EDGE_FEATURES = 2
+EDGE_FEATURES, EDGE_TYPES = 2, 3
 
 
 class Encoded(nn.Module):
@@ -33,12 +33,15 @@ class Heard(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        graph = self.inner(x, edge_index, edge_attr=edge_attr if self.inner.edge_features else None)
+        given = {"edge_attr": edge_attr} if self.inner.edge_features or self.inner.edge_types else {}
+        graph = self.inner(x, edge_index, **given)
         (source, target), x = graph["edge_index"], graph["x"]
         heard = x.index_add(0, target, x[source])
         if "edge_attr" not in graph:
             return heard
-        return torch.cat([heard, heard.new_zeros(len(x), EDGE_FEATURES).index_add(0, target, graph["edge_attr"])], 1)
+        edges = graph["edge_attr"]
+        edges = nn.functional.one_hot(edges, EDGE_TYPES + 1).to(x) if self.inner.edge_types else edges
+        return torch.cat([heard, heard.new_zeros(len(x), edges.shape[1]).index_add(0, target, edges)], 1)
 
 
 def _graph(setting: Setting) -> tuple[Tensor, ...]:
@@ -51,6 +54,11 @@ def _graph(setting: Setting) -> tuple[Tensor, ...]:
 def _with_edges(setting: Setting) -> tuple[Tensor, ...]:
     x, edges = _graph(setting)
     return x, edges, setting.vectors(edges.shape[1], EDGE_FEATURES)
+
+
+def _with_types(setting: Setting) -> tuple[Tensor, ...]:
+    x, edges = _graph(setting)
+    return x, edges, torch.randint(EDGE_TYPES, edges.shape[1:], device=setting.device)
 
 
 def _encoding(kind: type[nn.Module], width: int) -> Inputs:
@@ -81,9 +89,13 @@ CASES += [
         layers.VirtualNode,
         options,
         lambda s, o: Heard(layers.VirtualNode(s.features, **o, **s.factory)),
-        _with_edges,
+        inputs,
         any_radius=True,
         first_node=0,
     )
-    for options in ({"edge_features": EDGE_FEATURES}, {"edge_features": 0})
+    for options, inputs in (
+        ({"edge_features": EDGE_FEATURES}, _with_edges),
+        ({"edge_features": 0}, _with_edges),
+        ({"edge_types": EDGE_TYPES}, _with_types),
+    )
 ]
