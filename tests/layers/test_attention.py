@@ -11,6 +11,7 @@ import torch
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.manifolds import Lorentz
 from holonomy.ops.linear_attention import linear_average
+from holonomy.ops.linear_attention.causal import linear_attention_weights
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.softmax_attention import SIMILARITIES, hyperbolic_softmax_attention, weighted_midpoint
 
@@ -344,6 +345,19 @@ def test_queries_without_a_matching_key_get_zero():
 
 def test_no_keys_give_zero():
     assert linear_attention(torch.ones(3, 2), torch.ones(0, 2), torch.ones(0, 4)).tolist() == [[0.0] * 4] * 3
+
+
+def test_weights_of_no_key_of_one_and_of_many_in_half_precision():
+    """A row sums to one, however many keys there are, and has no entry where there is none."""
+    manifold = Lorentz(-1.0, dtype=D)
+    layer = HypLinearAttention(16, 1, manifold, dtype=D)
+    x = manifold.lift(torch.randn(3, 16, dtype=D))
+    assert layer.weights(x, memory=x[:0]).shape == (1, 3, 0)
+    torch.testing.assert_close(layer.weights(x, memory=x[:1]), torch.ones(1, 3, 1, dtype=D))
+    query, key = torch.rand(2, 1500, 64, dtype=torch.float16)
+    for is_causal in (False, True):
+        sums = linear_attention_weights(query, key, is_causal=is_causal).double().sum(-1)
+        torch.testing.assert_close(sums, torch.ones(1500, dtype=D), rtol=0, atol=0.02)
 
 
 def test_sums_over_many_large_keys_do_not_overflow():

@@ -105,6 +105,17 @@ def test_rms_norm_commutes_with_rotations_and_keeps_geodesics_through_the_origin
     torch.testing.assert_close(torch.nn.functional.cosine_similarity(x, y), torch.ones(4, dtype=D))
 
 
+@pytest.mark.parametrize("momentum", [0.1, 0.7])
+def test_batch_norm_of_processes_keeps_the_statistics_of_all(momentum, mesh):
+    """Here of one: result, running mean and variance, and the number of batches are those without a group."""
+    m = Lorentz(-2.0, dtype=D)
+    shared, alone = (HypBatchNorm(3, m, momentum=momentum, dtype=D) for _ in range(2))
+    for _ in range(2):
+        x = m.lift(torch.randn(4, 5, 3, dtype=D))
+        torch.testing.assert_close(shared(x, group=mesh.get_group()), alone(x))
+    torch.testing.assert_close(shared.state_dict(), alone.state_dict())
+
+
 def test_batch_norm_is_torchs_on_the_space_part_and_keeps_statistics():
     m = Lorentz(-0.6)
     layer, norm = HypBatchNorm(3, m), nn.BatchNorm1d(3)

@@ -27,6 +27,8 @@ from holonomy.layers import (
 from holonomy.ops import simplicial_attention as kernel
 from holonomy.ops.simplicial_attention.logits import chunks, rotary
 from holonomy.ops.simplicial_attention.paths import best_neighbours, path_mask
+from holonomy.ops.simplicial_attention.reference import factors_of
+from holonomy.ops.simplicial_attention.simplexes import list_simplexes
 from tests.reference.simplicial import attention as by_loops
 from tests.reference.simplicial import best_steps, determinant, marked, near
 
@@ -99,6 +101,17 @@ def test_the_tile_has_no_effect_on_a_batch(order, causal, device, dtype):
     for tile in (1, 49, 100, 1000):
         ours = simplicial_attention(keys, values, pair_mask=~padding, causal=causal, tile=tile)
         assert_same(ours, whole, keys + values, rtol=1e-4 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("channels", [128, 129])
+def test_kernels_compute_up_to_128_channels(channels, monkeypatch):
+    """Where they run at all: the sizes of their tiles are powers of two, of which no larger one fits."""
+    monkeypatch.setattr(kernel, "supports_triton", lambda *tensors: True)
+    simplexes = list_simplexes((4, 4, 4), torch.Size([]), torch.device("cpu"))
+    for keys, values in ((channels, 2), (2, channels)):
+        given = [torch.zeros(4, keys) for _ in range(3)], [torch.zeros(4, values) for _ in range(2)]
+        factors = factors_of(*given, simplexes, form="product", scale=1.0)
+        assert kernel._supports_triton(factors, simplexes) == (channels == 128)
 
 
 def test_keys_of_several_lengths(device):

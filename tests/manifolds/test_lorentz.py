@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from holonomy.manifolds import Curvature, Lorentz
 from holonomy.numerics import tolerance
@@ -299,3 +300,11 @@ def test_weights_of_more_axes_than_the_points() -> None:
     middle = manifold.centroid(x, weights)
     assert middle.shape == (5, 1, 3, 1, 5)
     torch.testing.assert_close(middle[2, 0], manifold.centroid(x, weights[2, 0]))
+
+
+def test_midpoints_of_batches_are_the_same_over_a_group(mesh: DeviceMesh) -> None:
+    manifold = Lorentz(-0.6, dtype=torch.float64)
+    x, weights = manifold.lift(torch.randn(2, 3, 4, 2).double()), torch.rand(2, 3, 5, 4).double()
+    for given in (weights, weights[:, :, 0], None):
+        shared = manifold.centroid(x, given, group=mesh.get_group())
+        torch.testing.assert_close(shared, manifold.centroid(x, given))

@@ -140,6 +140,24 @@ def test_axes_weights_and_nothing_to_average(dtype: torch.dtype) -> None:
     torch.testing.assert_close(frechet_mean(x[:, :0], manifold), origin)
 
 
+def test_sets_that_have_arrived_wait_for_the_others() -> None:
+    """Some points are their own mean, from the first step on; of others it takes several."""
+    manifold = Lorentz(-1.0, dtype=torch.float64)
+    space = torch.randn(4, 5, 3).double() * torch.tensor([0.0, 1.0, 30.0, 1e4]).double()[:, None, None]
+    x = manifold.lift(space)
+    torch.testing.assert_close(frechet_mean(x, manifold), torch.stack([frechet_mean(each, manifold) for each in x]))
+
+
+def test_weights_of_no_points_have_gradients_of_their_shape() -> None:
+    manifold = Lorentz(-1.0, dtype=torch.float64)
+    x = manifold.lift(torch.randn(2, 3, 0, 2).double()).requires_grad_()
+    weights = torch.rand(2, 3, 0).double().requires_grad_()
+    mean = frechet_mean(x, manifold, weights)
+    torch.testing.assert_close(mean, manifold.origin(2, 3, 3).as_subclass(torch.Tensor))
+    found = torch.autograd.grad(mean.sum(), [x, weights])
+    assert [grad.shape for grad in found] == [x.shape, weights.shape]
+
+
 def test_an_ensemble_by_vmap_agrees_with_its_members() -> None:
     manifold = Lorentz(-1.0, dtype=torch.float64)
     x = manifold.lift(torch.randn(3, 5, 2).double())

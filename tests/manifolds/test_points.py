@@ -89,6 +89,14 @@ def test_points_on_their_own() -> None:
     assert manifold.dist0(points()).min() > 0
 
 
+def test_one_point_of_one_dimension_is_a_table() -> None:
+    manifold = Lorentz(-4.0, dtype=torch.float64)
+    points = manifold.lift(torch.tensor([[0.3]], dtype=torch.float64))
+    table = LorentzEmbedding.from_pretrained(points, manifold)
+    assert (table.num_embeddings, table.embedding_dim) == (1, 1)
+    torch.testing.assert_close(table(torch.tensor([0])), points)
+
+
 @pytest.mark.parametrize("rate", [1e-2, 10.0])
 def test_a_step_on_kappa_keeps_the_order_of_distances(rate: float) -> None:
     manifold = Lorentz(-1.0, learnable=True, dtype=torch.float64)

@@ -21,6 +21,7 @@ TESTS = (
     "tests/test_numerics.py",
     "tests/house/test_wrong_calls.py",
     "tests/fuzz/test_fuzz.py",
+    "tests/distributed/test_streams.py",
     *(f"tests/{room}" for room in ("laws", "layers", "manifolds", "models", "optim", "structures", "theory")),
 )
 OPTIONS = ("-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist")

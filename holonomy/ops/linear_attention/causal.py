@@ -97,6 +97,9 @@ def linear_attention_weights(
     is_causal: bool = False,
 ) -> Float[Tensor, "*batch query key"]:
     """What the values are averaged with, all pairs of them."""
+    if query.dtype in (torch.bfloat16, torch.float16):  # in which no long sum has digits
+        with torch.autocast(_autograd.autocast_device(query), enabled=False):
+            return linear_attention_weights(query.float(), key.float(), mask, is_causal=is_causal).to(query.dtype)
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
     keys, channels = key.shape[-2:]
