@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holonomy.distributed import GraphBatchSampler, mean_over_processes
@@ -39,6 +39,8 @@ def test_losses_of_several_processes_are_those_of_one(world, started):
     assert found == pytest.approx(first["resumed"]["losses"], abs=1e-10)
 
 
+@example([3, 0, 0], 3, 3, math.inf, 0)
+@example([0, 0, 0, 0], 4, 2, math.inf, 0)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=50),
     st.integers(1, 12),
