@@ -1,4 +1,4 @@
-"""Residual and layer normalisation in one formula: the numbers of one after the other, at any radius."""
+"""Residual and layer or RMS normalisation in one formula: the numbers of one after the other, at any radius."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from mpmath import mp, mpf, sqrt
 
-from holonomy.layers import HypLayerNorm, HypResidual
+from holonomy.layers import HypLayerNorm, HypResidual, HypRMSNorm
+from holonomy.layers.hyperbolic import refinement
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
 from holonomy.manifolds import Lorentz
 from holonomy.ops.lorentz import lifted
@@ -16,11 +17,14 @@ D = torch.float64
 DIM = 16
 
 
-def both(kappa=-0.7, *, dtype=D, epsilon=1.0, eps=1e-5, affine=True):
+kinds = pytest.mark.parametrize("kind", [HypLayerNorm, HypRMSNorm])
+
+
+def both(kappa=-0.7, *, kind=HypLayerNorm, dtype=D, epsilon=1.0, eps=1e-5, affine=True):
     """A residual connection and what normalises it, with parameters that float32 holds."""
     torch.manual_seed(0)
     one, two = (Lorentz(k, learnable=True) for k in (kappa, -1.5))
-    norm = HypLayerNorm(DIM, one, two, eps=eps, elementwise_affine=affine)
+    norm = kind(DIM, one, two, eps=eps, elementwise_affine=affine)
     for parameter in norm.function.parameters():
         torch.nn.init.normal_(parameter)
     return HypResidual(one, epsilon=epsilon).to(dtype), norm.to(dtype)
@@ -65,25 +69,25 @@ def form(request, monkeypatch):
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("epsilon", [1.0, 0.3])
 @pytest.mark.parametrize("rapidity", [0.0, 1e-3, 1.0, 5.0, 10.0, 20.0, 40.0])
-def test_it_is_the_norm_of_the_midpoint(rapidity, epsilon):
+@kinds
+def test_it_is_the_norm_of_the_midpoint(kind, rapidity, epsilon):
     """To 1e-12 in float64; float32 to 2e-6 of that, gradients of curvatures to 1e-4, as they are sums that cancel."""
-    residual, norm = both(epsilon=epsilon)
+    residual, norm = both(kind=kind, epsilon=epsilon)
     points = pairs(-0.7, rapidity)
     exact = results(add_and_norm, residual, norm, points, D)
     expected = results(one_after_the_other, residual, norm, points, D)
     for place, (ours, theirs) in enumerate(zip(exact, expected, strict=True)):
         assert apart(ours, theirs) < 1e-12, place
-    single = both(epsilon=epsilon, dtype=torch.float32)
+    single = both(kind=kind, epsilon=epsilon, dtype=torch.float32)
     rounded = results(add_and_norm, *single, points, torch.float32)
     for ours, theirs in zip(rounded, exact, strict=True):
         assert apart(ours, theirs) < (2e-6 if ours.ndim > 1 or ours.numel() > 1 else 1e-4)
 
 
-@pytest.mark.usefixtures("form")
-def normalised(x, y, weight, eps, gain, shift, last, kappa):
-    """``gain * LN(midpoint of x and weight * y) + shift``, lifted, in mpmath."""
+def normalised(x, y, weight, eps, gain, shift, last, kappa, *, centered=True):
+    """``gain * LN(midpoint of x and weight * y) + shift``, lifted, in mpmath; RMS where not centered."""
     middle = oracle.centroid(x, y, [mpf(1), mpf(weight)], kappa)[1:]
-    mean = mp.fsum(middle) / len(middle)
+    mean = mp.fsum(middle) / len(middle) if centered else 0
     centred = [value - mean for value in middle]
     root = sqrt(oracle.dot(centred, centred) / len(middle) + eps)
     return oracle.lift([g * c / root + s for g, c, s in zip(gain, centred, shift, strict=True)], last)
@@ -91,12 +95,15 @@ def normalised(x, y, weight, eps, gain, shift, last, kappa):
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("epsilon", [1.0, 0.3])
-@pytest.mark.parametrize("rapidity", [1.0, 20.0, 40.0])
-def test_gradients_far_out_against_the_oracle(dtype, rapidity, epsilon):
+@pytest.mark.parametrize(
+    ("kind", "rapidity"), [*((HypLayerNorm, rapidity) for rapidity in (1.0, 20.0, 40.0)), (HypRMSNorm, 20.0)]
+)
+def test_gradients_far_out_against_the_oracle(dtype, kind, rapidity, epsilon):
     """Of points anywhere, close, coincident, parallel and antipodal: float64 to 1e-14, float32 to 1e-6."""
     points, limit = pairs(-0.7, rapidity), {D: 1e-14, torch.float32: 1e-6}[dtype]
-    residual, norm = both(epsilon=epsilon, dtype=dtype)
-    gain, shift, _, last, eps = norm.affine(points[0].to(dtype))
+    residual, norm = both(kind=kind, epsilon=epsilon, dtype=dtype)
+    gain, shift, _, last, eps = refinement.affine_of(norm, points[0].to(dtype))
+    centered = kind is HypLayerNorm
     others = (epsilon, mpf(eps), *(oracle.exact(z.tolist()) for z in (gain, shift)), mpf(last.item()))
     out, *found = results(add_and_norm, residual, norm, points, dtype)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=D).to(dtype)
@@ -104,7 +111,9 @@ def test_gradients_far_out_against_the_oracle(dtype, rapidity, epsilon):
     for row in range(0, 40, 8):
         x, y = (oracle.exact(z[row, 1:].tolist()) for z in points)
         with oracle.working(x, y, kappa=kappa):
-            slopes = oracle.jacobian(lambda x, y, kappa: normalised(x, y, *others, kappa), [x, y], kappa)
+            slopes = oracle.jacobian(
+                lambda x, y, kappa: normalised(x, y, *others, kappa, centered=centered), [x, y], kappa
+            )
             weigh = oracle.exact(weights[row].tolist())
             for ours, columns in zip(found[:2], slopes, strict=False):
                 want = torch.tensor([float(oracle.dot(weigh, column)) for column in columns], dtype=D)
@@ -113,22 +122,25 @@ def test_gradients_far_out_against_the_oracle(dtype, rapidity, epsilon):
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("eps", [1e-5, 1e-10])
-def test_the_largest_points_and_constant_rows_give_finite_results(dtype, eps):
-    residual, norm = both(dtype=dtype, eps=eps)
+@kinds
+def test_the_largest_points_and_constant_rows_give_finite_results(kind, dtype, eps):
+    residual, norm = both(kind=kind, dtype=dtype, eps=eps)
     largest = torch.finfo(dtype).max / DIM
     for size in (0.0, 1e-20, 1.0, 1e18, 1e30, largest):
         rows = torch.stack([torch.full((DIM,), 1.0), torch.linspace(-1, 1, DIM), torch.eye(DIM)[0]]).to(dtype)
         x = Lorentz(-0.7, dtype=dtype).lift(rows * size)
         out, *_ = results(add_and_norm, residual, norm, (x, x), dtype)
         if size == largest:
-            expected = torch.nn.functional.layer_norm(rows[1:], (DIM,))
-            gain, shift, *_ = norm.affine(x)
+            how = torch.nn.functional.layer_norm if kind is HypLayerNorm else torch.nn.functional.rms_norm
+            expected = how(rows[1:], (DIM,))
+            gain, shift, *_ = refinement.affine_of(norm, x)
             torch.testing.assert_close(out[1:, 1:].to(dtype), expected * gain + shift, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("form")
-def test_gradients_by_finite_differences_twice():
-    residual, norm = both()
+@kinds
+def test_gradients_by_finite_differences_twice(kind):
+    residual, norm = both(kind=kind)
     points = [p[:6].detach().requires_grad_() for p in pairs(-0.7, 1.0)]
     assert torch.autograd.gradcheck(lambda x, y: add_and_norm(residual, norm, x, y), points, fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda x, y: add_and_norm(residual, norm, x, y), points, fast_mode=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
-from holonomy.layers.hyperbolic.refinement import HRC, may_bypass_norm, rescale_space, resolve
+from holonomy.layers.hyperbolic.refinement import HRC, HypLayerNorm, affine_of, may_bypass_norm, rescale_space, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.lorentz.midpoint import midpoint
 from holonomy.ops.lorentz.residual_norm import residual_norm
@@ -49,11 +49,12 @@ def add_and_norm(
     one = all(manifold is residual.manifold_out for manifold in manifolds) and x.shape == branch.shape
     if not (one and may_bypass(residual, HypResidual) and may_bypass_norm(norm) and x.shape[-1] == norm.features + 1):
         return norm(residual(x, branch))
-    gain, shift, here, last, eps = norm.affine(x)
+    gain, shift, here, last, eps = affine_of(norm, x)
     # A larger eps would show the rounding of what it is multiplied with.
     if eps * norm.features > 1:
         return norm(residual(x, branch))
-    return residual_norm(x, branch, here, gain, shift, last, weight=residual.epsilon, eps=eps)
+    centered = isinstance(norm, HypLayerNorm)
+    return residual_norm(x, branch, here, gain, shift, last, weight=residual.epsilon, eps=eps, centered=centered)
 
 
 class HypResidual(nn.Module):

@@ -38,6 +38,7 @@ __all__ = [
     "HypDropout",
     "HypLayerNorm",
     "HypRMSNorm",
+    "affine_of",
     "change_curvature",
     "curvatures",
     "drop_some",
@@ -187,24 +188,6 @@ class HypLayerNorm(HRC):
         checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
         return super().forward(x)
 
-    def affine(self, like: Float[Tensor, "*batch dim_plus_1"]) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-        """What follows the normalisation, with the change of curvature.
-
-        Args:
-            like: points ``(*batch, d + 1)``, for their dtype.
-
-        Returns:
-            Gain and shift ``(d,)``, the curvatures of both manifolds, and what is added to the variance.
-        """
-        norm = cast("nn.LayerNorm", cast("_Bounded", self.function).norm)
-        gain = norm.weight if norm.elementwise_affine else like.new_ones(like.shape[-1] - 1)
-        shift = norm.bias if norm.elementwise_affine else torch.zeros_like(gain)
-        here, last = curvatures(self.manifold_in, self.manifold_out)
-        if last is not here:
-            ratio = (here / last).sqrt().to(gain.dtype)
-            gain, shift = gain * ratio, shift * ratio
-        return gain, shift, here, last, norm.eps
-
 
 class HypRMSNorm(HRC):
     r"""Division of the space part by its root mean square: HRC (eq. 13) with :class:`torch.nn.RMSNorm`.
@@ -261,15 +244,30 @@ class HypRMSNorm(HRC):
         return super().forward(x)
 
 
-def may_bypass_norm(norm: HRC) -> TypeGuard[HypLayerNorm]:
-    """Whether this is a layer normalisation whose parameters may be read in place of calling it."""
+def may_bypass_norm(norm: HRC) -> TypeGuard[HypLayerNorm | HypRMSNorm]:
+    """Whether this is a normalisation of rows whose parameters may be read in place of calling it."""
     inner = norm.function
+    kinds = ((HypLayerNorm, nn.LayerNorm), (HypRMSNorm, nn.RMSNorm))
     return (
-        may_bypass(norm, HypLayerNorm)
-        and isinstance(inner, _Bounded)
+        isinstance(inner, _Bounded)
         and may_bypass(inner, _Bounded)
-        and may_bypass(inner.norm, nn.LayerNorm)
+        and any(may_bypass(norm, kind) and may_bypass(inner.norm, torchs) for kind, torchs in kinds)
     )
+
+
+def affine_of(
+    norm: HypLayerNorm | HypRMSNorm, like: Float[Tensor, "*batch dim_plus_1"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """What follows the normalisation, with the change of curvature: gain, shift, both curvatures; and its eps."""
+    inner = cast("nn.LayerNorm", cast("_Bounded", norm.function).norm)
+    gain = inner.weight if inner.elementwise_affine else like.new_ones(norm.features)
+    shift = getattr(inner, "bias", None)
+    shift = torch.zeros_like(gain) if shift is None else shift
+    here, last = curvatures(norm.manifold_in, norm.manifold_out)
+    if last is not here:
+        ratio = (here / last).sqrt().to(gain.dtype)
+        gain, shift = gain * ratio, shift * ratio
+    return gain, shift, here, last, inner.eps
 
 
 class HypBatchNorm(HRC):

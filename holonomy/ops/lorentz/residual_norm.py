@@ -1,4 +1,4 @@
-r"""The layer normalisation of a Lorentzian midpoint, from points to points, without the midpoint.
+r"""The layer or RMS normalisation of a Lorentzian midpoint, from points to points, without the midpoint.
 
 The midpoint of x and :math:`w y` is :math:`z/\nu` in its space part, with :math:`z = x_s + w y_s`,
 :math:`\nu^2 = c\,(T^2 - |z|^2)`, :math:`T = x_t + w y_t` and c minus the curvature. Layer normalisation undoes the
@@ -17,6 +17,8 @@ With g the gradient of the result's space part, :math:`r = (\operatorname{var} z
 .. math::
     \nabla_{\nu^2} = -\tfrac{\epsilon}{2} r^2 a, \qquad \nabla_T = 2 c\, T\, \nabla_{\nu^2}, \qquad
     \nabla_z = r \Bigl(\gamma g - \tfrac{1}{d} \sum_j \gamma_j g_j - \tfrac{a}{d} \hat z\Bigr) - 2 c \nabla_{\nu^2} z .
+
+RMS normalisation subtracts no mean: :math:`\bar z` and the mean of :math:`\gamma g` are zero in these formulas.
 """
 
 from __future__ import annotations
@@ -46,16 +48,17 @@ def residual_norm(
     *,
     weight: float,
     eps: float,
+    centered: bool,
 ) -> Float[Tensor, "*batch ambient"]:
-    """``gain * LN(midpoint of x and weight * y) + shift``, lifted to the curvature ``last``."""
+    """``gain * LN(midpoint of x and weight * y) + shift``, lifted to the curvature ``last``; RMS where not centered."""
     dtype = torch.promote_types(x.dtype, y.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     x, y, least = _squarable(x.to(wide), y.to(wide), weight)
     tensors = (x, y, least, curvature.to(wide), gain.to(wide), shift.to(wide), last)
     if use_chunked(x, x.shape[:-1].numel()) and _autograd.supports_custom_backward(*tensors) and dtype == wide:
         rows = (z.reshape(-1, z.shape[-1]) for z in tensors[:3])
-        return _autograd.apply_function(_ResidualNorm, *rows, *tensors[3:], weight, eps).view(x.shape)
-    return residual_norm_reference(*tensors, weight, eps).to(dtype)
+        return _autograd.apply_function(_ResidualNorm, *rows, *tensors[3:], weight, eps, centered).view(x.shape)
+    return residual_norm_reference(*tensors, weight, eps, centered).to(dtype)
 
 
 def _squarable(x: Tensor, y: Tensor, weight: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,10 +82,11 @@ def residual_norm_reference(
     last: Float[Tensor, "*one"],
     weight: float,
     eps: float,
+    centered: bool,  # noqa: FBT001 - apply takes no keywords
 ) -> Float[Tensor, "*batch ambient"]:
     """The same of points whose squares fit, with the gradient that autograd derives."""
-    centered, row = _row(x, y, least, -curvature.reshape(()), weight, eps)
-    return hyperboloid.lift(torch.addcmul(shift, centered * row.root, gain), last)
+    z, row = _row(x, y, least, -curvature.reshape(()), weight, eps, centered=centered)
+    return hyperboloid.lift(torch.addcmul(shift, z * row.root, gain), last)
 
 
 class _Row(NamedTuple):
@@ -95,17 +99,25 @@ class _Row(NamedTuple):
 
 
 def _row(
-    x: Tensor, y: Tensor, least: Tensor, c: Tensor, weight: float, eps: float, out: Tensor | None = None
+    x: Tensor,
+    y: Tensor,
+    least: Tensor,
+    c: Tensor,
+    weight: float,
+    eps: float,
+    *,
+    centered: bool,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, _Row]:
-    """Rows of z without their mean, which ``out`` may take, and what normalises them."""
+    """Rows of z without the mean that is subtracted, which ``out`` may take, and what normalises them."""
     z = torch.add(x[..., 1:], y[..., 1:], alpha=weight)
     time = torch.add(x[..., :1], y[..., :1], alpha=weight)
-    mean = z.mean(-1, keepdim=True)
-    centered = torch.sub(z, mean, out=out)
-    variance = centered.square().mean(-1, keepdim=True)
+    mean = z.mean(-1, keepdim=True) if centered else torch.zeros_like(time)
+    z = torch.sub(z, mean, out=out)
+    variance = z.square().mean(-1, keepdim=True)
     square = c * torch.sub(time * time, torch.addcmul(variance, mean, mean), alpha=z.shape[-1])
     root = torch.add(variance, torch.maximum(square, least), alpha=eps).rsqrt()
-    return centered, _Row(mean, time, square, root)
+    return z, _Row(mean, time, square, root)
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -123,24 +135,25 @@ class _ResidualNorm(torch.autograd.Function):
         last: Tensor,
         weight: float,
         eps: float,
+        centered: bool,  # noqa: FBT001 - apply takes no keywords
     ) -> Tensor:
-        out, centered, parts, c = torch.empty_like(x), x.new_empty(len(x), len(gain)), [], -curvature.reshape(())
+        out, rest, parts, c = torch.empty_like(x), x.new_empty(len(x), len(gain)), [], -curvature.reshape(())
         for rows in chunks(x):
-            z, row = _row(x[rows], y[rows], least[rows], c, weight, eps, out=centered[rows])
+            z, row = _row(x[rows], y[rows], least[rows], c, weight, eps, centered=centered, out=rest[rows])
             torch.addcmul(shift, z * row.root, gain, out=out[rows, 1:])
             out[rows, :1] = hyperboloid.time(out[rows, 1:], last)
             parts.append(row)
-        ctx.weight, ctx.eps = weight, eps
-        ctx.save_for_backward(x, y, least, curvature, gain, shift, last, out, centered, *joined(parts))
+        ctx.weight, ctx.eps, ctx.centered = weight, eps, centered
+        ctx.save_for_backward(x, y, least, curvature, gain, shift, last, out, rest, *joined(parts))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, centered = ctx.saved_tensors[:9]
+        *inputs, out, rest = ctx.saved_tensors[:9]
         _, _, least, curvature, gain, _, last = inputs
         (grad,), weight, eps = grad_outputs, ctx.weight, ctx.eps
         if torch.is_grad_enabled():
-            given = (*inputs, weight, eps)
+            given = (*inputs, weight, eps, ctx.centered)
             return _autograd.by_definition(residual_norm_reference, given, grad, tuple(ctx.needs_input_grad))
         c, share, row = -curvature.reshape(()), 1 / len(gain), _Row(*ctx.saved_tensors[9:])
         way = row.root
@@ -153,13 +166,13 @@ class _ResidualNorm(torch.autograd.Function):
         grad_x, grad_gain, grad_shift = torch.empty_like(out), torch.zeros_like(gain), torch.zeros_like(gain)
         weighed = torch.empty_like(way)  # a / r
         for rows in chunks(out):
-            z = centered[rows]
+            z = rest[rows]
             g = torch.addcmul(grad[rows, 1:], out[rows, 1:], on_time[rows])
             product = g * z
             grad_gain.addmv_(product.t(), way[rows, 0])
             grad_shift.add_(g.sum(0))
             torch.mv(product, gain, out=weighed[rows, 0])
-            mean = torch.mv(g, gain)[:, None] * (way[rows] * share)
+            mean = torch.mv(g, gain)[:, None] * (way[rows] * share) if ctx.centered else torch.zeros_like(way[rows])
             # One column an operation: with two of them torch's loops are four times slower.
             g.mul_(gain).mul_(way[rows]).addcmul_(z, weighed[rows] * along[rows], value=-1)
             torch.sub(g, mean.addcmul_(weighed[rows], level[rows]), out=grad_x[rows, 1:])
@@ -167,4 +180,4 @@ class _ResidualNorm(torch.autograd.Function):
         on_curvature = -((weighed * on_square * row.square).sum() / c).reshape(curvature.shape)
         on_last = curvature_gradient(grad, out, last).reshape(last.shape)
         grad_y = grad_x if weight == 1 else grad_x * weight
-        return grad_x, grad_y, None, on_curvature, grad_gain, grad_shift, on_last, None, None
+        return grad_x, grad_y, None, on_curvature, grad_gain, grad_shift, on_last, None, None, None
