@@ -198,6 +198,7 @@ SHARP: dict[str, tuple[str, Form]] = {
     "squared length": ("squared length", sharp([0] * 4, torch.eye(4)[:, :2].tolist(), [[]] * 4)),
     "quotient": ("quotient", sharp([1, 0, 0, 0, 1], [[0], [0], [0], [0], [0.02]], [[]] * 5)),
     "length": ("length", sharp([1, 0, 0, 0], [[0], [0.1], [0], [0]], [[]] * 4)),
+    "length of a short vector": ("length", sharp([1e-3, 0, 0, 0], [[0], [1e-4], [0], [0]], [[]] * 4)),
     "tanhc": ("tanhc", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
     "sech": ("sech", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
     "sinhc": ("sinhc", sharp([2.0, 2.0], [[0]] * 2, torch.eye(2).tolist())),
@@ -266,6 +267,21 @@ def test_an_inverse_that_may_vanish_is_a_failure_that_is_noted() -> None:
     entrywise.inverse(form)
     assert form.noise.failed.tolist() == [True]
     assert form.noise.blamed["here"].tolist() == [True]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_enclosures_have_gradients_where_nothing_moves(name: str) -> None:
+    """Of centres, and of columns that are zero: no interval is divided by its width."""
+    entries, enclose, _ = OPERATIONS[name]
+    noise = Noise.of(2, 1, torch.zeros(1).double())
+    parts = [torch.rand(2, count).double().requires_grad_() for count in entries]
+    parts[0].data[1] *= -1 if "relu" in name or "features" in name else 1
+    columns = [torch.zeros(2, count, 1).double().requires_grad_() for count in entries]
+    given = [Form(noise, a, b, torch.zeros_like(a)) for a, b in zip(parts, columns, strict=True)]
+    found = enclose(*given)
+    total = found.center.sum() + forms.spread(found).sum()
+    for grad in torch.autograd.grad(total, [*parts, *columns]):
+        assert grad.isfinite().all()
 
 
 def test_features_of_entries_that_may_all_vanish_move_by_their_slope() -> None:

@@ -116,6 +116,7 @@ def test_a_form_that_failed_becomes_all_that_the_layer_norm_gives() -> None:
     sphere = pair(GAIN, GAIN).expand(2, 2)
     torch.testing.assert_close(found.center, torch.stack([pair(0.0, 0.0), *2 * [pair(SHIFT, 0.0)]]))
     torch.testing.assert_close(forms.spread(found), torch.cat([0.1 * torch.ones(1, 2).double(), sphere]))
+    assert (forms.spread(found)[1:] >= sphere).all()
     # The segment itself: nothing along the ones.
     torch.testing.assert_close(
         forms.spread(forms.linear(found, torch.ones(1, 2).double()))[1:], torch.zeros(2, 1).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any, cast
 
@@ -9,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holonomy.layers import GCN, HypBatchNorm, HypLayerNorm
+from holonomy.layers import GCN, ExpMapHTC, HypBatchNorm, HypLayerNorm
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
-from holonomy.theory import NotCoveredError, certified_radius, certify_node
+from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
 from holonomy.theory.affine import enclosure, points
 from holonomy.theory.affine.arithmetic import forms
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
@@ -27,7 +28,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "one block": {},
     "one block, midpoint": {"average": "midpoint", "heads": 2},
     "two blocks": {"layers": 2},
-    "softmax": {"attention": "softmax"},
+    "softmax": {"attention": "softmax", "curvature": -0.6},
+    "prototypes": {"decoder": "prototypes", "curvature": -0.5},
     "graph": {"graph_encoder": GCN(FEATURES, 4, 4, layers=2)},
     "hyperplanes": {"decoder": "mlr"},
 }
@@ -73,6 +75,12 @@ def test_far_out_only_the_cap_is_left(name: str) -> None:
     torch.testing.assert_close(near.cap, far.cap)
     assert (near.best[:, 1:] >= near.affine[:, 1:]).all()
     assert not certify_node(*model_of(name), None, 0, 1e9).holds
+
+
+def test_a_share_of_nodes_that_are_certified() -> None:
+    model, x = model_of("one block")
+    labels, radii = model(x).argmax(-1), torch.tensor([1e9, 0.0])
+    assert certified_accuracy(model, x, None, range(NODES), labels, radii).tolist() == [0.0, 1.0]
 
 
 def test_no_nodes_have_no_radii() -> None:
@@ -145,3 +153,23 @@ def test_batch_normalisation_by_what_is_in_the_batch_is_refused(missing: str) ->
     point = points.unscaled(forms.constant(Noise.of(1, 1, center), center), layer.manifold_in)
     with pytest.raises(NotCoveredError, match="running statistics"):
         points.normalised(layer, point)
+
+
+@torch.no_grad()
+def test_the_first_layer_at_the_origin_is_enclosed_exactly() -> None:
+    """1/T lies between that of the farthest features and one over the radius; the least is said beside it."""
+    layer, radius = ExpMapHTC(2, 3, Lorentz(-0.3, dtype=torch.float64), dtype=torch.float64), 0.75
+    k = points.root(layer.manifold_in).item()
+    x = torch.tensor([[0.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+    weight = layer.weight[:, 1:].expand(2, -1, -1)
+    moved, along = weight * radius, x * radius
+    noise = Noise.of(2, 2, x)
+    _, scaling, floor = points.exponential(layer, noise, x, moved, along, torch.full((2,), radius).double())
+    low, high = (k / math.cosh(k * reach) for reach in (radius, 0.0))
+    # The third column is the square of what moves, and a convex function lies below its secant.
+    square, added = scaling.columns[0, 0, 2], scaling.columns[0, 0, 3:].abs().sum()
+    assert (scaling.center[0, 0] + square + added).item() == pytest.approx(low, rel=1e-12)
+    assert (scaling.center[0, 0] - square + added).item() == pytest.approx(high, rel=1e-12)
+    least = k / torch.tensor([[radius], [1 + radius]], dtype=torch.float64).mul(k).cosh()
+    assert (floor <= least).all()
+    torch.testing.assert_close(floor, least)

@@ -103,3 +103,23 @@ def test_units_that_switch_at_once_are_counted_each(threat: Threat) -> None:
     x = torch.zeros(1, 1).double()
     found = enclosed(graph_branch(encoder, x, ALONE), x, 0, 1.0, threat)
     assert 2.0 <= (found.center + forms.spread(found)).item() <= 2.0 + 1e-9
+    # To its own linear part, which is x, a half is added.
+    assert -1.0 - 1e-9 <= (found.center - forms.spread(found)).item() <= 0.0
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("threat", THREATS)
+@torch.no_grad()
+def test_a_unit_moves_as_far_as_its_own_row_says(threat: Threat, *, residual: bool) -> None:
+    """relu(x) at two stays linear within one, whatever the unit beside it does, which moves ten times as far."""
+    encoder = GCN(1, 2, 1, layers=2, residual=residual).double()
+    wide, narrow = torch.tensor([[1.0], [10.0]]), torch.tensor([[1.0, 0.0]])
+    for convolution, weight in zip(encoder.convolutions, (wide, narrow), strict=True):
+        convolution.weight.copy_(0 * weight if residual else weight)
+    if residual:
+        encoder.skips[0].weight.copy_(wide)
+        encoder.skips[1].weight.copy_(narrow)
+    x = torch.full((1, 1), 2.0).double()
+    found = enclosed(graph_branch(encoder, x, ALONE), x, 0, 1.0, threat)
+    assert found.center.item() == pytest.approx(2.0)
+    assert forms.spread(found).item() == pytest.approx(1.0)

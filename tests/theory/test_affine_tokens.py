@@ -96,7 +96,8 @@ def test_a_linear_average_is_enclosed(threat: Threat, *, midpoint: bool) -> None
     generator = torch.Generator().manual_seed(12)
     for size in (0.01, 0.1):
         (space,) = random_forms((ENTRIES,), generator, size)
-        space = replace(space, center=space.center.abs() + 0.5)
+        # The average does not see a factor of the query.
+        space = forms.times(replace(space, center=space.center.abs() + 0.5), 0.01 / size)
         keys, chosen = (tokens(generator, size, ENTRIES) for _ in range(2))
         keys = replace(keys, center=keys.center.abs() + 0.5)
         noise = draw(space.noise, SAMPLES, generator)
@@ -125,12 +126,13 @@ def test_a_query_that_no_key_meets_has_a_zero_average() -> None:
     keys = TokenForms(
         torch.tensor([[2.0, 0.0]]).double(),
         torch.arange(1),
-        torch.zeros(1, 2, 1).double(),
+        torch.tensor([[[0.1], [0.0]]]).double(),
         torch.zeros(1, 2, 2).double(),
     )
     chosen = replace(keys, center=torch.tensor([[3.0, 4.0]]).double())
     found = linear_average(query, keys, chosen, None, "node")
-    torch.testing.assert_close(found.center, torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double())
+    torch.testing.assert_close(found.center, torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double(), rtol=0, atol=0.05)
+    assert not found.center[1].any()
     assert not found.noise.failed.any()
     assert forms.reach(found)[1] == 0
 
@@ -244,3 +246,15 @@ def test_points_that_the_lorentzian_distance_holds_nearer_are_a_failure() -> Non
     far = replace(keys, center=keys.center * 1e8)
     found = softmax_average(lifted(query), above_two(far), above_two(chosen), "lorentz_squared", ROOT, "node")
     assert found.noise.failed.all()
+    query, keys, chosen = far_token("query", 1e8)
+    found = softmax_average(lifted(query), above_two(keys), above_two(chosen), "lorentz_squared", ROOT, "node")
+    assert found.noise.failed.all()
+
+
+def test_a_token_reaches_as_far_as_both_of_its_balls() -> None:
+    """Where these are parallel: three and four are seven."""
+    column = torch.tensor([[[0.6], [0.8]]]).double()
+    rest = torch.cat([4 * column, torch.zeros_like(column)], -1)
+    found = TokenForms(torch.zeros(3, 2).double(), torch.tensor([1]), 3 * column, rest)
+    torch.testing.assert_close(found.reach, torch.tensor([0.0, 7.0, 0.0]).double())
+    torch.testing.assert_close(found.loose, torch.tensor([0.0, 4.0, 0.0]).double())

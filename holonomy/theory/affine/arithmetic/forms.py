@@ -218,8 +218,8 @@ def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
 def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
     r"""How far the vector is from its centre at most, in l2.
 
-    The sum over balls of :math:`|A_g|_2`, and for all interval columns B together the lesser of
-    :math:`\sum_j |b_j|` and the length of the row sums :math:`\sum_j |b_{kj}|`. ``rest`` leaves the first group out.
+    The sum over balls of :math:`|A_g|_2`, and for all interval columns B together the length of the row sums
+    :math:`\sum_j |b_{kj}|`, which is at most :math:`\sum_j |b_j|`. ``rest`` leaves the first group out.
     """
     total = form.box.norm(dim=-1)
     groups = form.groups()[rest:]
@@ -228,9 +228,7 @@ def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
             total = total + largest_singular_value(form.columns[..., group.start : group.stop])
     boxes = [form.columns[..., group.start : group.stop] for group in groups if not group.ball]
     if boxes:
-        sums = torch.stack([group.abs().sum(-1) for group in boxes]).sum(0).norm(dim=-1)
-        lengths = torch.stack([group.norm(dim=-2).sum(-1) for group in boxes]).sum(0)
-        total = total + torch.minimum(sums, lengths)
+        total = total + torch.cat(boxes, -1).abs().sum(-1).norm(dim=-1)
     return total * (1 + ROUNDING)
 
 
