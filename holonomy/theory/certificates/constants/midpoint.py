@@ -22,7 +22,6 @@ __all__ = [
     "exponential_stretch",
     "midpoint_shares",
     "residual_stretch",
-    "splitting_stretch",
     "weights_bound",
 ]
 
@@ -88,11 +87,3 @@ def concatenation_stretch(radius: float) -> float:
     .. math:: \cosh \rho
     """
     return math.cosh(radius) if radius < numerics.widest_rapidity(torch.float64) else math.inf
-
-
-def splitting_stretch(parts: int) -> float:
-    r"""The Lipschitz constant of cutting a point's space part into parts, in the l2 metric of the tuple: H11.
-
-    .. math:: \sqrt H, \quad \text{approached as the radius grows}
-    """
-    return math.sqrt(parts)
