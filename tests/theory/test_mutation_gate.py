@@ -17,10 +17,12 @@ import pytest
 
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
+from holonomy.theory.affine import cap
+from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
 from holonomy.theory.certificates import composition, layers, refinements
 from holonomy.theory.certificates.constants import affine, functions, linear_attention, midpoint, softmax_attention
-from holonomy.theory.claims.statements import collapse, printed
+from holonomy.theory.claims.statements import certified_nodes, collapse, printed
 from holonomy.theory.claims.statements import lipschitz as claims_lipschitz
 from holonomy.theory.graphs import topology
 
@@ -134,6 +136,11 @@ MUTANTS = [
     *less("hyperbolic.model", composition.Tape._multiply, "self.constant * constant"),
     *less("hyperbolic.model_at", composition.Tape._multiply, "self.constant * constant"),
     *less("hyperbolic.model_about", composition.Tape._multiply, "self.constant * constant"),
+    # Certified nodes
+    *less("certified.sound", Enclosure._bound, "spread(form)"),
+    *less("certified.cap", cap.farthest, "(k * radius).asinh()"),
+    *less("certified.cap", cap.least_products, "(k * reach).asinh()", "root_size * turned.norm(dim=-1)"),
+    Mutant("certified.mixed", Enclosure._mixed, "amax(0)", "amin(0)"),
     # Graphs
     Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),
 ]
@@ -155,6 +162,11 @@ STATEMENTS = [
     Mutant("tokens.lemma_3", printed._split, "[a == b for a in first for b in second]", "[]"),
     Mutant("tokens.scoring", printed._scoring, "else -1", "else 0"),
     Mutant("hyperbolic.linear_time", printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
+    Mutant("certified.first_order", certified_nodes._first_order, "larger.item() / 3", "larger.item() / 5"),
+    Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
+    Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),
+    Mutant("certified.lengths", certified_nodes._lengths, "a * y @ change / start", "0.9 * a * y @ change / start"),
+    Mutant("certified.lorentz_norms", certified_nodes._lorentz_norms, "tangent / norm)", "0.9 * tangent / norm)"),
     Mutant("colouring.csa", printed._csa, '"cgt"', '"gcn"'),
 ]
 

@@ -104,11 +104,11 @@ def test_selection():
         verify([], budget=0.0)
 
 
-OURS = ("collapse", "masked", "lipschitz", "topology", "curvature", "determinant", "lower_orders")
+OURS = ("collapse", "masked", "lipschitz", "topology", "curvature", "determinant", "lower_orders", "certified")
 
 
 @pytest.mark.parametrize("name", [claim.name for claim in CLAIMS if claim.name.split(".")[0] in OURS])
-def test_claims_of_the_simplicial_paper(name):
+def test_claims_come_out_as_expected(name):
     """Every verdict is the expected one, in float64, and in float32 the same or below the floor."""
     (wide,) = verify([name], budget=0.1)
     assert wide.holds is wide.expected

@@ -11,6 +11,7 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.theory.claims.pictures import Picture, attention_pictures
 from holonomy.theory.claims.statements import (
+    certified_nodes,
     collapse,
     colouring,
     distances,
@@ -37,6 +38,7 @@ CLAIMS: tuple[Claim, ...] = (
     *higher_order.CLAIMS,
     *colouring.CLAIMS,
     *printed.CLAIMS,
+    *certified_nodes.CLAIMS,
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 

@@ -1,0 +1,266 @@
+r"""Claims on certified nodes: the lemmas L1 to L4 and L9 of :mod:`holonomy.theory.affine`, and what follows of them.
+
+Models have random weights and are small: a certificate knows nothing of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.layers import GCN, HypLayerNorm
+from holonomy.models import Hypformer
+from holonomy.theory.affine.cap import farthest, least_products
+from holonomy.theory.affine.certificate import NodeCertificate, certify_node
+from holonomy.theory.claims.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS"]
+
+_NODES, _FEATURES, _HIDDEN, _CLASSES = 6, 3, 6, 3
+_TOLERANCE = numerics.tolerance(torch.float64).rtol
+_ROUNDING = 2.0**12 * torch.finfo(torch.float64).eps
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"graph_encoder": None},
+    {"graph_encoder": GCN(_FEATURES, _HIDDEN, _HIDDEN), "decoder": "mlr"},
+    {"attention": "softmax", "graph_encoder": None},
+    {"power": 3.0, "heads": 2, "decoder": "prototypes"},
+    {"average": "midpoint", "norm_eps": 0.5},
+)
+
+_Function = Callable[[Tensor], Tensor]
+
+
+def _model(draws: Draws, index: int) -> tuple[Hypformer, Tensor, Tensor]:
+    """A model in evaluation, every parameter random, its features and a ring of nodes."""
+    model = Hypformer(_FEATURES, _HIDDEN, _CLASSES, layers=1, **_OPTIONS[index % len(_OPTIONS)]).double().eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            size = p.shape[-1] ** -0.5 if p.ndim > 1 else 0.2
+            p.copy_(size * _numbers(draws, *p.shape) + (1.0 if name.endswith("norm.weight") else 0.0))
+    ring = torch.arange(_NODES)
+    edge_index = torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])])
+    return model, _numbers(draws, _NODES, _FEATURES), edge_index
+
+
+def _numbers(draws: Draws, *shape: int) -> Tensor:
+    """Normal ones in float64, in which a certificate computes."""
+    return draws.normal(*shape).double().cpu()
+
+
+def _rows(index: int, *, together: bool) -> list[int]:
+    """Which features move."""
+    return list(range(_NODES)) if together else [index % _NODES]
+
+
+def _least(margin: _Function, zero: Tensor, radius: float) -> float:
+    """The least value that steps to where the gradient points find in a ball; the linear part is least there."""
+    change, least = zero, margin(zero).item()
+    for _ in range(6):
+        change = change.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(margin(change), change)
+        if not bool(gradient.norm() > 0):
+            break
+        change = -radius * gradient / gradient.norm()
+        least = min(least, margin(change).item())
+    return least
+
+
+def _losses(
+    model: Hypformer, x: Tensor, edge_index: Tensor, victim: int, rows: list[int], radius: float
+) -> tuple[NodeCertificate, dict[int, _Function]]:
+    """A certificate, and the margin over each other class as a function of the change."""
+    threat = "node" if len(rows) == 1 else "frobenius"
+    found = certify_node(model, x, edge_index, victim, radius, threat=threat)
+
+    def over(other: int) -> _Function:
+        def margin(change: Tensor) -> Tensor:
+            logits = model(x.index_add(0, torch.tensor(rows), change), edge_index)[victim]
+            return logits[found.target] - logits[other]
+
+        return margin
+
+    return found, {k: over(k) for k in range(_CLASSES) if k != found.target}
+
+
+def _sound(draws: Draws) -> Iterable[Trial]:
+    """What an attack takes from a margin, beside what the certificate allows."""
+    for index in draws.rounds(40):
+        model, x, edge_index = _model(draws, index)
+        rows = _rows(index, together=index % 3 == 2)
+        share = 2.0**-13 if index % 2 else draws.logarithmic(0.001, 1.0)
+        radius = share * x[rows].norm().item()
+        found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
+        zero = torch.zeros(len(rows), _FEATURES).double()
+        for other, margin in margins.items():
+            nominal = margin(zero).item()
+            taken = nominal - _least(margin, zero, radius)
+            yield Trial(taken, nominal - found.margins[other].item(), floor=_TOLERANCE, at={"share": share})
+
+
+def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
+    """How much more than the linear part a certificate takes: a third at most on a quarter of the ball."""
+    for index in draws.rounds(15):
+        model, x, edge_index = _model(draws, index)
+        rows = _rows(index, together=together)
+        zero, excess = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
+        for share in (2.0**-10, 2.0**-12):
+            radius = share * x[rows].norm().item()
+            found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
+            values = {other: margin(zero) for other, margin in margins.items()}
+            slopes = [torch.autograd.grad(value, zero)[0].norm() for value in values.values()]
+            taken = torch.stack([value - found.affine[other] for other, value in values.items()])
+            excess.append((taken / (radius * torch.stack(slopes)) - 1).detach())
+        for larger, smaller in zip(*excess, strict=True):
+            yield Trial(smaller.item(), larger.item() / 3, floor=1000 * _TOLERANCE)
+
+
+def _mixed(draws: Draws) -> Iterable[Trial]:
+    """What the certificate allows to be taken from a margin, beside its two parts alone."""
+    for index in draws.rounds(20):
+        model, x, edge_index = _model(draws, index)
+        rows = _rows(index, together=index % 3 == 2)
+        radius = draws.logarithmic(0.01, 10.0) * x[rows].norm().item()
+        found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
+        zero = torch.zeros(len(rows), _FEATURES).double()
+        for other, margin in margins.items():
+            each = [margin(zero).item() - part[other].item() for part in (found.margins, found.affine, found.cap)]
+            yield Trial(each[0], min(each[1:]), floor=_TOLERANCE)
+
+
+def _cap(draws: Draws) -> Iterable[Trial]:
+    """Products with logarithms of what a LayerNorm gives, and their lengths, beside L9; attained by a plain norm."""
+    for index in draws.rounds(60):
+        encoder = _model(draws, 0)[0].encoder
+        norm = None if encoder is None else encoder.blocks[-1].get_submodule("norm_feedforward")
+        if encoder is None or not isinstance(norm, HypLayerNorm):
+            raise AssertionError("the model has a transformer with a LayerNorm")
+        gain, shift = (norm.get_parameter(f"function.norm.{part}") for part in ("weight", "bias"))
+        row = _numbers(draws, _HIDDEN)
+        with torch.no_grad():
+            if index % 2:
+                gain.fill_(1.0)
+                shift.zero_()
+                row = row - row.mean()
+            far = torch.cat([-(row * gain)[None], _numbers(draws, 200, _HIDDEN)])
+            found = norm.manifold_out.logmap0(norm(norm.manifold_in.lift(100 * far)))[:, 1:]
+            yield Trial((found @ -row).amax().item(), -least_products(encoder, row[None, None]).item())
+            yield Trial(found.norm(dim=-1).amax().item(), farthest(encoder).item())
+
+
+def _secant(draws: Draws) -> Iterable[Trial]:
+    """How far f(t) - st is from the middle of its values at an end and where its slope is zero."""
+    functions: tuple[tuple[_Function, _Function], ...] = (
+        (torch.cosh, torch.asinh),
+        (torch.tanh, lambda s: (1 - s).sqrt().atanh()),
+        (torch.reciprocal, lambda s: (-1 / s).sqrt()),
+        (lambda t: t.relu().square(), lambda s: s / 2),
+        (torch.asinh, lambda s: (1 / s.square() - 1).sqrt()),
+    )
+    for index in draws.rounds(100):
+        function, turning = functions[index % len(functions)]
+        low = draws.logarithmic(0.01, 3.0)
+        ends = torch.tensor([low, low + draws.logarithmic(0.01, 3.0)], dtype=torch.float64)
+        values = function(ends)
+        slope = (values[1] - values[0]) / (ends[1] - ends[0])
+        at = turning(slope).clamp(*ends)
+        between = torch.stack([values[0] - slope * ends[0], function(at) - slope * at])
+        t = torch.lerp(ends[0], ends[1], torch.linspace(0.0, 1.0, 99, dtype=torch.float64))
+        off = (function(t) - slope * t - between.mean()).abs().amax()
+        yield Trial(off.item(), (between[1] - between[0]).abs().item() / 2, floor=_ROUNDING)
+
+
+def _products(draws: Draws) -> Iterable[Trial]:
+    """How far (g.d) d is from g/2."""
+    for index in draws.rounds(100):
+        g, d = _numbers(draws, 4), _numbers(draws, 4)
+        d = d / d.norm() * (1.0 if index % 2 else draws.uniform(0.0, 1.0))
+        yield Trial(((g @ d) * d - g / 2).norm().item(), g.norm().item() / 2)
+
+
+def _lengths(draws: Draws) -> Iterable[Trial]:
+    """L3: both sides of the identity for the length of what moves."""
+    for _ in draws.rounds(100):
+        y, change, a, b = _numbers(draws, 4), _numbers(draws, 4), draws.logarithmic(0.01, 10.0), draws.uniform(0.0, 3.0)
+        start, end = (a * y @ y + b) ** 0.5, (a * (y + change) @ (y + change) + b) ** 0.5
+        tangent = start + a * y @ change / start
+        quadratic = a * (change @ change - a * (y @ change) ** 2 / start**2)
+        yield Trial((end - tangent - quadratic / (end + tangent)).abs().item(), _ROUNDING * (end + start).item())
+
+
+def _lorentz_norms(draws: Draws) -> Iterable[Trial]:
+    """L4: both sides of the identity for the Lorentz norm of what moves, between time-like vectors."""
+    metric = torch.diag(torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
+    for _ in draws.rounds(100):
+        space = _numbers(draws, 2, 3)
+        time = space.norm(dim=-1) * (1 + draws.logarithmic(0.001, 1.0))
+        start, end = torch.cat([time[:, None], space], -1)
+        norm, after = ((-(z @ metric @ z)).sqrt() for z in (start, end))
+        tangent = -(start @ metric @ end) / norm
+        across = end - start * (tangent / norm)
+        identity = across @ metric @ across / (tangent + after)
+        room = _ROUNDING * (time[0] * time[1] / norm + tangent).item()
+        yield Trial((tangent - after - identity).abs().item(), room)
+
+
+CLAIMS = (
+    Claim(
+        "certified.sound",
+        "certify_node",
+        "no change of features within the radius takes more from a margin than the certificate allows",
+        _sound,
+        kind="lower",
+        axis="share",
+    ),
+    Claim(
+        "certified.first_order",
+        "certify_node",
+        "of one node that moves, certified over linear change tends to 1, its excess in proportion to the radius",
+        _first_order,
+    ),
+    Claim(
+        "certified.first_order_together",
+        "certify_node",
+        "the same of all nodes that move together",
+        partial(_first_order, together=True),
+        expected=False,
+        note="what the node, the others and the graph encoder take is added, though they share one ball",
+    ),
+    Claim("certified.mixed", "L9", "never worse than the cap by the last LayerNorm, nor than the enclosure", _mixed),
+    Claim(
+        "certified.cap",
+        "L9",
+        "products with logarithms of what a LayerNorm gives, and their lengths, have the bounds of L9",
+        _cap,
+        kind="lower",
+    ),
+    Claim(
+        "certified.secant",
+        "L1",
+        "f(t) - st, s the secant, lies between its values at an end and where f has slope s",
+        _secant,
+        kind="lower",
+    ),
+    Claim(
+        "certified.products", "L2", "(g.d) d lies in g/2 + (|g|/2) Ball for |d| <= 1, at the rim for |d| = 1", _products
+    ),
+    Claim(
+        "certified.lengths",
+        "L3",
+        "h - l = a dy'(I - a yy'/h0^2)dy / (h + l) for h = sqrt(a|y|^2 + b) and its linear part l",
+        _lengths,
+        kind="equal",
+    ),
+    Claim(
+        "certified.lorentz_norms",
+        "L4",
+        "l - L = |dZ across Z0|^2 / (L + l) for the Lorentz norm L and its linear part l",
+        _lorentz_norms,
+        kind="equal",
+    ),
+)
+"""Certified nodes: lemmas, and the statements of the certificate."""
