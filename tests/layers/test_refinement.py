@@ -96,6 +96,18 @@ def test_norms_agree_with_float64_at_any_radius(kind, scale):
     torch.testing.assert_close(space.grad.double(), wide.grad, rtol=1e-3, atol=1e-5 / scale)
 
 
+@pytest.mark.parametrize("kind", [HypLayerNorm, HypRMSNorm])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_norms_take_points_in_half_precision_under_autocast(kind, half):
+    """Torch warned of an RMS norm of two dtypes."""
+    m = Lorentz(-1.0)
+    layer, x = kind(5, m), m.lift(torch.randn(6, 5))
+    with torch.autocast("cpu", half):
+        y = layer(x.to(half))
+    assert y.dtype == half
+    torch.testing.assert_close(y.float(), layer(x), rtol=4 * torch.finfo(half).eps, atol=4 * torch.finfo(half).eps)
+
+
 def test_rms_norm_commutes_with_rotations_and_keeps_geodesics_through_the_origin():
     m = Lorentz(-0.7, dtype=D)
     layer, space = HypRMSNorm(5, m, elementwise_affine=False, dtype=D), torch.randn(4, 5, dtype=D)

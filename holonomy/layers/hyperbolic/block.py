@@ -175,7 +175,8 @@ class HypformerBlock(nn.Module):
             memory: points of ``manifold_memory`` to which x attends after itself; without one, points of
                 ``manifold_in`` to which x attends instead of to itself.
             memory_key_padding_mask: with ``manifold_memory``, ``True`` at padding of the memory.
-            group: with linear attention, processes that share the nodes, of which x are those of this one.
+            group: with linear attention, processes that share the nodes, of which x are those of this one; a memory of
+                ``manifold_memory`` is whole in each.
 
         Returns:
             Points of ``manifold_out``, shaped as ``x``.

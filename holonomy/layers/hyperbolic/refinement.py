@@ -439,7 +439,10 @@ class _Bounded(nn.Module):
 
     def forward(self, space: Tensor) -> Tensor:
         # The variance of so long a row is far from overflow, and any eps far below its last digit.
-        return self.norm(numerics.within(space, torch.finfo(space.dtype).max ** 0.25))
+        bounded = numerics.within(space, torch.finfo(space.dtype).max ** 0.25)
+        weight = cast("Tensor | None", self.norm.weight)
+        # Of two dtypes, as under autocast, torch has no fused RMS norm, and warns.
+        return self.norm(bounded if weight is None else bounded.to(weight.dtype)).to(space.dtype)
 
 
 class _Rows(nn.Module):
