@@ -7,7 +7,16 @@ from torch import Tensor, nn
 
 from benchmarks.case import Case, Contenders, Line, Step, stepped
 from holonomy import Lorentz
-from holonomy.layers import HTC, HypActivation, HypLayerNorm, HypLinearAttention, HypPositionalEncoding, HypResidual
+from holonomy.layers import (
+    HTC,
+    HypActivation,
+    HypLayerNorm,
+    HypLinearAttention,
+    HypPositionalEncoding,
+    HypResidual,
+    HypRMSNorm,
+)
+from holonomy.layers.hyperbolic.midpoint import add_and_norm
 
 __all__ = ["CASES"]
 
@@ -39,6 +48,26 @@ def contenders(nodes: int, device: torch.device) -> Contenders:
     return {"Linear": of(nn.Linear(FEATURES, FEATURES, device=device), flat)} | steps
 
 
+def norms(nodes: int, device: torch.device) -> Contenders:
+    """The midpoint of a residual connection and its norm: one after the other, and in one formula."""
+    torch.manual_seed(0)
+    first, last = (Lorentz(-1.0, learnable=True, device=device) for _ in range(2))
+    spaces = [torch.randn(nodes, FEATURES, device=device).requires_grad_() for _ in range(2)]
+    residual, steps = HypResidual(first), {}
+    for kind in (HypLayerNorm, HypRMSNorm):
+        norm = kind(FEATURES, first, last, device=device)
+
+        def apart(norm: HypLayerNorm | HypRMSNorm = norm) -> Tensor:
+            return norm(residual(*map(first.lift, spaces)))
+
+        def at_once(norm: HypLayerNorm | HypRMSNorm = norm) -> Tensor:
+            return add_and_norm(residual, norm, *map(first.lift, spaces))
+
+        leaves = [*spaces, *norm.parameters()]
+        steps[kind.__name__], steps[f"{kind.__name__}, one formula"] = stepped(apart, leaves), stepped(at_once, leaves)
+    return steps
+
+
 CASES = (
     Case(
         name="layers",
@@ -47,5 +76,18 @@ CASES = (
         sizes=(10_000,),
         contenders=contenders,
         lines=tuple(Line(name, "Linear") for name in LAYERS),
+    ),
+    Case(
+        name="norms",
+        title=f"a residual and its norm in one formula, {FEATURES} features, forward and backward",
+        unit="nodes",
+        sizes=(1_000, 10_000),
+        contenders=norms,
+        lines=(
+            Line("HypLayerNorm, one formula", "HypLayerNorm"),
+            Line("HypRMSNorm, one formula", "HypRMSNorm"),
+            Line("HypRMSNorm, one formula", "HypLayerNorm, one formula"),
+        ),
+        equal=tuple((name, f"{name}, one formula") for name in ("HypLayerNorm", "HypRMSNorm")),
     ),
 )

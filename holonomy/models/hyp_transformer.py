@@ -276,7 +276,10 @@ class HypTransformer(nn.Module):
             )
         if memory is None and mask is not None:
             raise ValueError(f"memory_key_padding_mask must be None without memory, got shape {tuple(mask.shape)}.")
-        return {} if memory is None else {"memory": memory, "memory_key_padding_mask": mask}
+        if memory is None:
+            return {}
+        checks.rows("memory", memory, self.hidden_features + 1, "hidden_features + 1")
+        return {"memory": memory, "memory_key_padding_mask": mask}
 
     def _start(self, x: Tensor, key_padding_mask: Tensor | None) -> Float[Tensor, "*batch tokens ambient"]:
         """Points of a whole sequence."""

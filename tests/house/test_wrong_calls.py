@@ -238,6 +238,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("memory", lambda: models.HypTransformer(6, 8)(X, memory=P)),
         ("memory", lambda: models.HypTransformer(6, 8, manifold_memory=M)(X)),
         ("memory", lambda: models.HypTransformer(6, 8, manifold_memory=M).step(X, memory=P)),
+        ("memory", lambda: models.HypTransformer(6, 8, manifold_memory=M).attention_maps(X, memory=3)),
         ("memory_key_padding_mask", lambda: models.HypTransformer(6, 8)(X, memory_key_padding_mask=MASK)),
         ("attn_mask", lambda: layers.HypLinearAttention(5, 1, M).weights(X, attn_mask=MASK)),
         ("x", lambda: models.HGCN(6, 8, 2)(WIDE, E)),
