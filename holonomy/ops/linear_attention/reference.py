@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import _autograd, _parts, numerics
+from holonomy import _autograd, _parts, checks, numerics
 from holonomy._parts import Group
 
 if TYPE_CHECKING:
@@ -160,9 +160,13 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         weight, value = ctx.saved_tensors
         grad = grad_outputs[0]
+        of_weight = grad @ value.mT
+        of_value = weight.mT @ grad if ctx.needs_input_grad[1] else None
+        # They nearly always fit, and on a CPU it is faster to look: their squares have a sum then.
+        if checks.costs_nothing_to_read(of_weight) and bool(torch.linalg.vector_norm(of_weight.detach()).isfinite()):
+            return of_weight, of_value
         limit = torch.finfo(value.dtype).max / (4 * value.shape[-1])
         limit = limit / value.detach().abs().amax(-2, keepdim=True).clamp(min=1.0)
-        of_value = weight.mT @ grad if ctx.needs_input_grad[1] else None
         return grad.clamp(-limit, limit) @ value.mT, of_value
 
 
