@@ -60,3 +60,13 @@ def test_what_the_compiler_sees_is_the_definition(autocast, monkeypatch):
     assert ("LiftedLinear" in before.name()) == (not autocast)
     for one, other in zip(*(torch.autograd.grad(y.square().sum(), tensors) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_row_of_nan_leaves_the_map_of_far_rows_finite():
+    layer = HTC(4, 4, Lorentz(), bias=False)
+    torch.nn.init.constant_(layer.weight, 50.0)
+    far = layer.manifold_in.lift(torch.full((2, 4), 1e38))
+    x = torch.cat([far, torch.full((1, 5), torch.nan)])
+    torch.testing.assert_close(layer(x)[:2], layer(far))
+    assert layer(far).isfinite().all()
+    assert layer(x)[2].isnan().any()

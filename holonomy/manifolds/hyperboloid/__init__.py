@@ -118,10 +118,10 @@ def held(
     time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * share
     if checks.costs_nothing_to_read(x):
         farthest = float(time.max()) if time.numel() else 0.0
-        if weight is not None and farthest > _LONG:
+        if weight is not None and not farthest <= _LONG:  # nan, too, beside which others may be far
             reach = float(torch.linalg.matrix_norm(weight.detach().to(torch.float64), math.inf))
             limit = min(limit, torch.finfo(x.dtype).max / 8 / max(reach, 1.0))
-        if not farthest > limit:
+        if farthest <= limit:
             return x
     return x * torch.where(time > limit, limit / time, 1.0)
 
