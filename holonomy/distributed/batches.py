@@ -66,7 +66,9 @@ class GraphBatchSampler(Sampler[list[int]]):
         rank: int | None = None,
     ) -> None:
         world = dist.get_world_size() if num_replicas is None else checks.positive_int("num_replicas", num_replicas)
-        rank = checks.row("rank", dist.get_rank() if rank is None else rank, world, "num_replicas")
+        rank = checks.nonnegative_int("rank", dist.get_rank() if rank is None else rank)
+        if rank >= world:
+            raise ValueError(f"rank must be less than num_replicas = {world}, got {rank}.")
         self.sizes: list[int] = (
             sizes.tolist() if isinstance(sizes, Tensor) else checks.sequence("sizes", sizes, "integers")
         )
@@ -154,5 +156,8 @@ def mean_over_processes(
     if weights is None:
         weights = torch.ones_like(values)
     checks.shaped("weights", weights, values.shape, "values.shape = ")
+    # In half precision neither long sums nor numbers of values have digits.
+    wide = torch.promote_types(values.dtype, torch.float32)
+    weights = weights.to(wide)
     total, count = all_reduced(torch.stack([(weights * values).sum(), weights.sum()]), group)
-    return total / count
+    return (total / count).to(values.dtype)
