@@ -53,7 +53,8 @@ class HypTransformer(nn.Module):
             plays no part but through ``is_causal``.
         rope: with softmax attention, rotary positions in place of learned ones, in sequences of any length; see
             :class:`~holonomy.layers.HypSoftmaxAttention`.
-        manifold_memory: where the points of a ``memory`` lie, as ``encoder.manifold_out``.
+        manifold_memory: where the points of a ``memory`` lie, as ``encoder.manifold_out``. Its curvature is then in
+            both models: put them in one module, which gives it to an optimizer once.
         feedforward: hidden dimension of each feed-forward; ``4 * hidden_features`` if left out.
         attention: ``"linear"``, at a cost linear in the tokens, or ``"softmax"``.
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
@@ -264,9 +265,10 @@ class HypTransformer(nn.Module):
 
         Returns:
             ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
-            ``"block0.feedforward"``, ..., then ``"output"``.
+            ``"block0.feedforward"``, ..., then ``"output"``, and ``"memory"`` of a decoder.
         """
-        return self.encoder.curvatures() | {"output": self.manifold_out.curvature}
+        named = self.encoder.curvatures() | {"output": self.manifold_out.curvature}
+        return named if self.manifold_memory is None else named | {"memory": self.manifold_memory.curvature}
 
     def _remembered(self, memory: Tensor | None, mask: Tensor | None) -> dict[str, Tensor | None]:
         """What blocks of a decoder are called with."""
@@ -275,7 +277,7 @@ class HypTransformer(nn.Module):
                 f"memory must be given exactly if there is a manifold_memory, got {type(memory).__name__}."
             )
         if memory is None and mask is not None:
-            raise ValueError(f"memory_key_padding_mask must be None without memory, got shape {tuple(mask.shape)}.")
+            raise ValueError(f"memory_key_padding_mask must be None without memory, got {type(mask).__name__}.")
         if memory is None:
             return {}
         checks.rows("memory", memory, self.hidden_features + 1, "hidden_features + 1")

@@ -281,6 +281,7 @@ class Hypformer(nn.Module):
         >>> len(maps), maps[0].shape
         (2, torch.Size([2, 2, 3, 3]))
         """
+        checks.nodes(x, batch)
         checks.last_axis("x", x, self.in_features, "in_features", sparse=True)
         if edge_index is not None:
             check_graph(x, edge_index, batch, None)

@@ -60,6 +60,7 @@ def check_memory(x: Tensor, memory: Tensor | None, width: int, *, is_causal: boo
     if memory is None:
         return
     checks.rows("memory", memory, width, "features + 1")
+    checks.on_device(x.device, memory=memory)
     if memory.shape[:-2] != x.shape[:-2] or memory.dtype != x.dtype:
         wanted = f"{tuple(x.shape[:-2])} and dtype {x.dtype}"
         raise ValueError(

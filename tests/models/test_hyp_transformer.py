@@ -97,6 +97,7 @@ def test_maps_of_a_decoder_are_those_among_its_tokens_then_those_to_the_memory(a
     layers = [getattr(block, kind) for kind in ("attention", "cross_attention") for block in model.encoder.blocks]
     maps = model.attention_maps(x, **given)
     assert [each.shape for each in maps] == [(2, 2, 5, 5)] * 3 + [(2, 2, 5, 4)] * 3
+    torch.testing.assert_close(model.curvatures()["memory"], there.curvature)
     for ours, layer in zip(maps, layers, strict=True):
         torch.testing.assert_close(ours, expected[layer])
     for ours in maps[3:]:

@@ -221,6 +221,8 @@ class HypformerBlock(nn.Module):
         checks.vectors(x=x)
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal}
         if self.cross_attention is None or memory is None:
+            if memory_key_padding_mask is not None:
+                raise ValueError("memory_key_padding_mask must be None without a memory beside manifold_memory.")
             x = self._placed(x, key_padding_mask, memory)
             return self.attention.weights(x, key_padding_mask, **masks, memory=memory)
         x = self._placed(x, key_padding_mask, None)
@@ -277,7 +279,7 @@ class HypformerBlock(nn.Module):
         if self.cross_attention is None:
             for name, given in (("memory", memory), ("memory_key_padding_mask", mask)):
                 if given is not None:
-                    raise ValueError(f"{name} must be None without manifold_memory, got shape {tuple(given.shape)}.")
+                    raise ValueError(f"{name} must be None without manifold_memory, got {type(given).__name__}.")
             return x
         found = self.cross_attention(x, mask, memory=self._remembered(x, memory, mask))
         return add_and_norm(self.residual, self.norm_cross, x, drop_some(self.drop, found))
