@@ -101,6 +101,17 @@ def test_a_node_that_hears_nothing_is_heard(name: str) -> None:
     torch.testing.assert_close(sent, kept)
 
 
+def test_a_node_without_a_loop_hears_its_only_neighbour_however_far_it_is() -> None:
+    """The softmax has one entry, which is one; the exponential of its distance is no number of float64."""
+    manifold, layer = made("HGAT", bias=False)
+    with torch.no_grad():
+        layer.linear.linear.weight.copy_(torch.eye(4))
+    rays = torch.tensor([[300.0, 0, 0, 0], [-300.0, 0, 0, 0]]).double()
+    x = manifold.expmap0(torch.nn.functional.pad(rays, (1, 0)))
+    y = layer(x, torch.tensor([[1, 0], [0, 0]]), torch.tensor([1.0, 0.0]).double())
+    torch.testing.assert_close(manifold.logmap0(y)[:, 1:], rays[[1, 1]])
+
+
 def test_averages_are_means(dtype: torch.dtype) -> None:
     x = torch.randn(4, 3, dtype=dtype)
     average = averaging(EDGES, 4, dtype)

@@ -110,6 +110,15 @@ def test_near_points_keep_float32_digits_of_float64(kind, epsilon):
         assert apart.max() < (1e-6 if place == 0 else 1e-5)
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_rows_of_float64_whose_squares_do_not_fit(size):
+    """Far out beside a point near the origin the midpoint is halfway between them, in rapidity."""
+    ray = torch.tensor([[0.6, 0.8]], dtype=D)
+    ours = midpoint.midpoint(ray * size, ray * 0, torch.tensor([-1.0], dtype=D), 1.0)[:, 1:]
+    rapidity = torch.asinh(torch.tensor(size, dtype=D))
+    torch.testing.assert_close(ours, ray * torch.sinh(rapidity / 2), rtol=1e-12, atol=0)
+
+
 @layers
 def test_gradients_by_finite_differences(name, monkeypatch):
     monkeypatch.setattr(lifted, "_FEWEST_ROWS", 1)

@@ -15,13 +15,13 @@ from holonomy.ops.lorentz.lifted_linear import lifted_linear, lifted_linear_refe
 D = torch.float64
 
 
-@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("rows", [(1,), (7,), (2, 3)])
 def test_every_gradient_is_that_of_the_definition(rows, monkeypatch):
     monkeypatch.setattr(lifted, "_FEWEST_ROWS", 1)
-    shapes = {"x": (rows, 4), "weight": (3, 5), "bias": (3,)}
+    shapes = {"x": (*rows, 4), "weight": (3, 5), "bias": (3,)}
     inputs = {name: torch.randn(*shape, dtype=D, requires_grad=True) for name, shape in shapes.items()}
     inputs |= {name: torch.tensor([k], dtype=D, requires_grad=True) for name, k in (("here", -0.4), ("last", -2.5))}
-    weights = torch.randn(rows, 4, dtype=D)
+    weights = torch.randn(*rows, 4, dtype=D)
     ours, theirs = (
         torch.autograd.grad((function(*inputs.values()) * weights).sum(), [*inputs.values()])
         for function in (lifted_linear, lifted_linear_reference)

@@ -157,3 +157,15 @@ def test_other_manifolds_and_a_large_eps_take_one_after_the_other():
         ),
     ):
         torch.testing.assert_close(add_and_norm(residual, norm, x, y), norm(residual(x, y)), rtol=1e-10, atol=1e-10)
+
+
+def test_half_precision_stays_half_precision_in_chunks(monkeypatch):
+    """Computed in float32, and rounded at the end."""
+    monkeypatch.setattr(lifted, "_FEWEST_ROWS", 1)
+    residual, norm = both(-0.7, dtype=torch.float32)
+    x, y = pairs(-0.7, 1.0)
+    wide = add_and_norm(residual, norm, x.float(), y.float())
+    narrow = add_and_norm(residual, norm, x.bfloat16(), y.bfloat16())
+    assert narrow.dtype == torch.bfloat16
+    # Rows of points that meet have no such digits.
+    torch.testing.assert_close(narrow[:8].float(), wide[:8], rtol=0.1, atol=0.1)

@@ -242,6 +242,22 @@ def test_nan_stays_visible(name: str, source: str) -> None:
         assert grad[1].isfinite().all()
 
 
+@pytest.mark.parametrize("source", ["x", "gradient", "nothing"])
+@pytest.mark.parametrize("name", ["cdist", "centroid"])
+def test_nan_of_one_point_stays_visible_in_sums_over_all(name: str, source: str) -> None:
+    """In every gradient, whichever of the inputs is not a number."""
+    manifold = Lorentz(-0.5, dtype=torch.float64)
+    x = manifold.lift(torch.randn(3, 2, dtype=torch.float64))
+    other = manifold.lift(torch.randn(4, 2).double()) if name == "cdist" else torch.rand(4, 3, dtype=torch.float64)
+    if source == "x":
+        x[0, 2] = torch.nan
+    given = x.requires_grad_(), other.requires_grad_()
+    result = getattr(manifold, name)(*given)
+    gradient = torch.full_like(result, torch.nan if source == "gradient" else 1.0)
+    for grad in torch.autograd.grad(result, given, gradient):
+        assert bool(grad.isnan().any()) == (source != "nothing")
+
+
 PER_SAMPLE = {
     "dist": lambda m, x, y: m.dist(x, y),
     "dist0": lambda m, x, y: m.dist0(x),

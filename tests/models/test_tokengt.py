@@ -161,6 +161,7 @@ def test_maps_are_the_attention_of_the_forward_pass(attention):
     one, two = graph(4), graph(2)
     x, attr, p = (torch.cat([a, b]) for a, b in zip((one[0], one[2], one[3]), (two[0], two[2], two[3]), strict=True))
     edge_index, batch = torch.cat([one[1], two[1] + 4], 1), torch.tensor([0, 0, 0, 0, 1, 1])
+    p = p.flip(0)  # not those that the model makes
     tokens, maps = module.attention_maps(x, edge_index, batch, edge_attr=attr, identifiers=p)
     values = tokens.values
     for layer, weights in zip(module.layers, maps, strict=True):

@@ -81,6 +81,17 @@ def test_a_share_of_nodes_that_are_certified() -> None:
     model, x = model_of("one block")
     labels, radii = model(x).argmax(-1), torch.tensor([1e9, 0.0])
     assert certified_accuracy(model, x, None, range(NODES), labels, radii).tolist() == [0.0, 1.0]
+    with pytest.raises(ValueError, match="radii must be numbers from 0 on"):
+        certified_accuracy(model, x, None, range(NODES), labels, torch.tensor([0.1, -0.1]))
+
+
+def test_what_is_read_of_short_features_is_spanned_by_unit_vectors() -> None:
+    """And so are the features themselves, along which the model is asked how long they are."""
+    torch.manual_seed(1)
+    model, x = Hypformer(20, 4, 2, layers=1, graph_encoder=None).double().eval(), 1e-3 * torch.randn(3, 20).double()
+    basis = Enclosure(model, x, None)._basis(x)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[-1]).double().expand(3, -1, -1))
+    torch.testing.assert_close(basis @ (basis.mT @ x[..., None]), x[..., None])
 
 
 def test_no_nodes_have_no_radii() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,6 +44,23 @@ def test_sums_that_cancel_are_held_with_their_rounding(threat: Threat) -> None:
     for node in range(2):
         found = enclosed(branch, x, node, 0.0, threat)
         assert ((found.center - 1).abs() <= forms.spread(found)).all()
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@torch.no_grad()
+def test_the_change_of_a_convolution_is_held_with_its_rounding(*, residual: bool) -> None:
+    """In exact arithmetic, from what the encoder gives."""
+    encoder = GCN(2, 3, 3, layers=1, residual=residual).double()
+    x = torch.randn(1, 2).double()
+    found = enclosed(graph_branch(encoder, x, ALONE), x, 0, 0.75, "node")
+    weights = [encoder.convolutions[0].weight, *([encoder.skips[0].weight] if residual else [])]
+    noise, start = [Fraction(1, 2), Fraction(-3, 4)], encoder(x, ALONE)[0]
+    for entry in range(3):
+        rows = [sum(Fraction(w[entry, j].item()) for w in weights) for j in range(2)]
+        truth = sum((w * Fraction(0.75) * n for w, n in zip(rows, noise, strict=True)), Fraction(start[entry].item()))
+        columns = [Fraction(value) for value in found.columns[0, entry].tolist()]
+        held = sum((c * n for c, n in zip(columns, noise, strict=False)), Fraction(found.center[0, entry].item()))
+        assert abs(truth - held) <= Fraction(found.box[0, entry].item())
 
 
 @pytest.mark.parametrize("residual", [True, False])
