@@ -312,6 +312,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("norm", lambda: models.HypformerBlock(6, 2, M, norm="batch")),
         ("memory", lambda: models.HypformerBlock(6, 2, M, manifold_memory=M)(P)),
         ("memory", lambda: models.HypformerBlock(6, 2, M, manifold_memory=M)(P, memory=X)),
+        ("memory", lambda: models.HypformerBlock(6, 2, M, manifold_memory=M)(P, memory=3)),
         ("memory", lambda: models.HypformerBlock(6, 2, M).step(P, memory=P)),
         ("memory_key_padding_mask", lambda: models.HypformerBlock(6, 2, M)(P, memory_key_padding_mask=MASK)),
         ("memory_key_padding_mask", lambda: models.HypformerBlock(6, 2, M)(P, memory_key_padding_mask=LIST)),
