@@ -80,10 +80,13 @@ class Table(NamedTuple):
             raise RefusedError(f"{self.path} must have shape {(rows, columns)}, got {seen} numbers")
 
     def check(self, block: np.ndarray[Any, Any], below: int | None = None) -> None:
-        """Refuse numbers that are not finite or, where they number something, not whole ones from 0 on."""
-        good = np.isfinite(block) if below is None else (block >= 0) & (block < below) & (block == np.floor(block))
+        """Refuse numbers that float32 does not hold or, where they number something, not whole ones from 0 on."""
+        if below is None:
+            good, wanted = np.abs(block) <= np.finfo(np.float32).max, "finite numbers of float32"
+        else:
+            good = (block >= 0) & (block < below) & (block == np.floor(block))
+            wanted = f"whole numbers from 0 to {below - 1}"
         if not good.all():
-            wanted = "finite numbers" if below is None else f"whole numbers from 0 to {below - 1}"
             raise RefusedError(f"{self.path} must hold {wanted}, got {block[~good][0]}")
 
     @contextlib.contextmanager
@@ -230,6 +233,8 @@ def convert(path: Path, folder: Path, scheme: str | None = None) -> None:
     if not features:
         raise RefusedError(f"{source.raw} must hold features of nodes or of edges, got neither")
     tasks, wide = labels.shape[1], features[0].shape()[1]
+    if wide == 0:
+        raise RefusedError(f"{features[0].path} must hold a feature at least, got none")
     about = About(
         source.nodes,
         wide,
