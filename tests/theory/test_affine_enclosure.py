@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holonomy.layers import GCN, ExpMapHTC, HypBatchNorm, HypLayerNorm
+from holonomy.layers import GCN, ExpMapHTC, HypBatchNorm, HypLayerNorm, HypSoftmaxAttention
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
 from holonomy.theory.affine import enclosure, points
 from holonomy.theory.affine.arithmetic import forms
+from holonomy.theory.affine.arithmetic.ellipsoids import TokenForms
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
+from holonomy.theory.affine.attention.mixing import heads_of
 from holonomy.theory.affine.enclosure import Enclosure
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -92,6 +94,13 @@ def test_what_is_read_of_short_features_is_spanned_by_unit_vectors() -> None:
     basis = Enclosure(model, x, None)._basis(x)
     torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[-1]).double().expand(3, -1, -1))
     torch.testing.assert_close(basis @ (basis.mT @ x[..., None]), x[..., None])
+
+
+def test_rotary_positions_are_refused() -> None:
+    layer, zero = HypSoftmaxAttention(4, 2, Lorentz(-1.0), rope=True), torch.zeros(3, 4, 1).double()
+    tokens = TokenForms(zero[..., 0], torch.arange(3), zero, zero.expand(-1, -1, 4))
+    with pytest.raises(NotCoveredError, match="rope"):
+        heads_of(layer, tokens)
 
 
 def test_no_nodes_have_no_radii() -> None:

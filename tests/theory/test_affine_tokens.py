@@ -180,6 +180,8 @@ def far_token(part: str, size: float) -> tuple[Form, TokenForms, TokenForms]:
     zero = torch.zeros(1, 2).double()
     along = torch.tensor([[[1.0], [0.0]]]).double() * size
     query = Form(noise, zero, along if part == "query" else torch.zeros_like(along), zero)
+    if part == "query, by a later group":
+        query = forms.with_ball(query, along)
     center = torch.tensor([[0.0, 0.0], [FAR, 0.0]]).double()
     first, rest = torch.zeros(2, 2, 1).double(), torch.zeros(2, 2, 2).double()
     moving = rest.clone()
@@ -191,17 +193,19 @@ def far_token(part: str, size: float) -> tuple[Form, TokenForms, TokenForms]:
     return query, keys, TokenForms(chosen, torch.arange(2), first, moving if part == "value" else rest)
 
 
-@pytest.mark.parametrize(("part", "size"), [("query", 0.05), ("key", 1e-3), ("value", 1e-3)])
+@pytest.mark.parametrize(
+    ("part", "size"), [("query", 0.05), ("query, by a later group", 0.05), ("key", 1e-3), ("value", 1e-3)]
+)
 def test_nine_tenths_of_a_softmax_average_is_noticed(part: str, size: float) -> None:
     query, keys, chosen = far_token(part, size)
-    grid = torch.linspace(-1, 1, 101).double()[:, None, None]
     old = query.noise.size
+    grid = torch.linspace(-1, 1, 101).double()[:, None, None].expand(-1, 1, old)
     asked, key, value = (
-        values(query, grid) if part == "query" else query.center.expand(101, 1, 2),
+        values(query, grid) if "query" in part else query.center.expand(101, 1, 2),
         keys.center,
         chosen.center,
     )
-    shift = grid * size * torch.tensor([[0.0], [1.0]]).double()
+    shift = grid[..., :1] * size * torch.tensor([[0.0], [1.0]]).double()
     key = key + shift * torch.tensor([1.0, 0.0]).double() if part == "key" else key.expand(101, 2, 2)
     value = value + shift * torch.tensor([0.0, 1.0]).double() if part == "value" else value.expand(101, 2, 2)
     truth = hyperbolic_softmax_attention(asked, key, value, curvature=CURVATURE, similarity="lorentz_squared")
