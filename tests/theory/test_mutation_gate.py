@@ -162,7 +162,7 @@ STATEMENTS = [
     Mutant("tokens.lemma_3", printed._split, "[a == b for a in first for b in second]", "[]"),
     Mutant("tokens.scoring", printed._scoring, "else -1", "else 0"),
     Mutant("hyperbolic.linear_time", printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
-    Mutant("certified.first_order", certified_nodes._first_order, "larger.item() / 3", "larger.item() / 5"),
+    Mutant("certified.first_order", certified_nodes._first_order, "larger.abs().item() / 3", "larger.abs().item() / 5"),
     Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
     Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),
     Mutant("certified.lengths", certified_nodes._lengths, "a * y @ change / start", "0.9 * a * y @ change / start"),

@@ -103,20 +103,21 @@ def _sound(draws: Draws) -> Iterable[Trial]:
 
 
 def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
-    """How much more than the linear part a certificate takes: a third at most on a quarter of the ball."""
+    """How much more than the linear part and rounding a certificate takes: a third at most on a quarter of the ball."""
     for index in draws.rounds(15):
         model, x, edge_index = _model(draws, index)
         rows = _rows(index, together=together)
-        zero, excess = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
-        for share in (2.0**-10, 2.0**-12):
+        zero, each = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
+        for share in (2.0**-40, 2.0**-12, 2.0**-14):
             radius = share * x[rows].norm().item()
             found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
             values = {other: margin(zero) for other, margin in margins.items()}
             slopes = [torch.autograd.grad(value, zero)[0].norm() for value in values.values()]
             taken = torch.stack([value - found.affine[other] for other, value in values.items()])
-            excess.append((taken / (radius * torch.stack(slopes)) - 1).detach())
-        for larger, smaller in zip(*excess, strict=True):
-            yield Trial(smaller.item(), larger.item() / 3, floor=1000 * _TOLERANCE)
+            each.append(torch.stack([taken, radius * torch.stack(slopes)]).detach())
+        (rounding, _), *balls = each  # in so small a ball nothing else is left
+        for larger, smaller in zip(*((taken - rounding) / linear - 1 for taken, linear in balls), strict=True):
+            yield Trial(smaller.item(), larger.abs().item() / 3, floor=1000 * _TOLERANCE)
 
 
 def _mixed(draws: Draws) -> Iterable[Trial]:
