@@ -137,7 +137,43 @@ class HRC(nn.Module):
         return change_curvature(self.function(self.manifold_in.space(x)), self.manifold_in, self.manifold_out)
 
 
-class HypLayerNorm(HRC):
+class _RowNorm(HRC):
+    """A normalisation of the space part, row by row."""
+
+    _torchs: type[nn.LayerNorm | nn.RMSNorm]
+
+    def __init__(
+        self,
+        features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        eps: float = numerics.LAYER_NORM_EPS,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.floating_dtype(dtype)
+        checks.positive_int("features", features)
+        checks.in_range("eps", eps, 0.0, math.inf)
+        norm = self._torchs(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
+        super().__init__(_Bounded(norm), manifold_in, manifold_out)
+        self.features = features
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Normalise.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``.
+        """
+        checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
+        return super().forward(x)
+
+
+class HypLayerNorm(_RowNorm):
     r"""Layer normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.LayerNorm`.
 
     Rows too long for their squares are scaled down first, where ``eps`` is beyond the last digit
@@ -158,38 +194,10 @@ class HypLayerNorm(HRC):
     tensor([-1.0000,  1.0000], grad_fn=...)
     """
 
-    def __init__(
-        self,
-        features: int,
-        manifold_in: Lorentz,
-        manifold_out: Lorentz | None = None,
-        *,
-        eps: float = numerics.LAYER_NORM_EPS,
-        elementwise_affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        checks.floating_dtype(dtype)
-        checks.positive_int("features", features)
-        checks.in_range("eps", eps, 0.0, math.inf)
-        norm = nn.LayerNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
-        super().__init__(_Bounded(norm), manifold_in, manifold_out)
-        self.features = features
-
-    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
-        """Normalise.
-
-        Args:
-            x: points ``(*batch, d + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, d + 1)`` on ``manifold_out``.
-        """
-        checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
-        return super().forward(x)
+    _torchs = nn.LayerNorm
 
 
-class HypRMSNorm(HRC):
+class HypRMSNorm(_RowNorm):
     r"""Division of the space part by its root mean square: HRC (eq. 13) with :class:`torch.nn.RMSNorm`.
 
     .. math:: x_s \mapsto \gamma \odot x_s \Big/ \sqrt{\tfrac{1}{d} |x_s|^2 + \epsilon}
@@ -213,35 +221,7 @@ class HypRMSNorm(HRC):
     tensor([0.2000, 1.4000], grad_fn=...)
     """
 
-    def __init__(
-        self,
-        features: int,
-        manifold_in: Lorentz,
-        manifold_out: Lorentz | None = None,
-        *,
-        eps: float = numerics.LAYER_NORM_EPS,
-        elementwise_affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        checks.floating_dtype(dtype)
-        checks.positive_int("features", features)
-        checks.in_range("eps", eps, 0.0, math.inf)
-        norm = nn.RMSNorm(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
-        super().__init__(_Bounded(norm), manifold_in, manifold_out)
-        self.features = features
-
-    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
-        """Normalise.
-
-        Args:
-            x: points ``(*batch, d + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, d + 1)`` on ``manifold_out``.
-        """
-        checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
-        return super().forward(x)
+    _torchs = nn.RMSNorm
 
 
 def may_bypass_norm(norm: HRC) -> TypeGuard[HypLayerNorm | HypRMSNorm]:
