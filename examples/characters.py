@@ -39,10 +39,11 @@ def drawn(texts: int, length: int, generator: torch.Generator) -> tuple[Tensor, 
 
 
 class Hyperbolic(nn.Module):
-    def __init__(self, width: int, length: int) -> None:
+    def __init__(self, width: int, length: int, layers: int = 2, heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(4, width)
-        self.body = HypTransformer(width, width, layers=2, heads=4, max_tokens=length, attention="softmax")
+        sizes = {"layers": layers, "heads": heads, "max_tokens": length}
+        self.body = HypTransformer(width, width, attention="softmax", dropout=dropout, **sizes)
         self.head = HypMLR(width, 4, self.body.manifold_out)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,11 +51,11 @@ class Hyperbolic(nn.Module):
 
 
 class Flat(nn.Module):
-    def __init__(self, width: int, length: int) -> None:
+    def __init__(self, width: int, length: int, layers: int = 2, heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(4, width), nn.Parameter(0.02 * torch.randn(length, width))
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-        self.body, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, 4)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True, norm_first=True)
+        self.body, self.head = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.Linear(width, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)

@@ -84,6 +84,7 @@ class Question:
         place: puts data on a device; where they stay, the loss moves what a batch needs.
         whole: makes data in which what was held out to validate is among the training examples; only where it is a
             part of them.
+        optimizer: called with the parameters, ``lr`` and ``weight_decay``.
     """
 
     module: str
@@ -106,6 +107,7 @@ class Question:
     scores: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     place: Callable[[Any, str], Any] = runs.moved
     whole: Callable[[Any], Any] | None = None
+    optimizer: Callable[..., Optimizer] = torch.optim.AdamW
 
     def settings_for(self, dataset: str, given: Mapping[str, Any] | None = None) -> Any:
         """Return the settings of a dataset, with what is given on top."""
@@ -197,7 +199,7 @@ def built(question: Question, model: str, settings: Any, data: Any, device: str 
     """Build a network and its optimizer; refuse settings that they refuse."""
     with options.of_the_command():
         network = question.build(model, settings, data).to(device)
-        return network, torch.optim.AdamW(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+        return network, question.optimizer(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
 
 
 def _trained(

@@ -38,7 +38,8 @@ NODES = "--hidden 8 --feedforward 8 --graph-hidden 8 --graph-layers 2 --quiet --
 COMMANDS = {
     "attention_in_colors": f"{SMALL} {MOLECULES} --molecules 4 --channels 2 --checkpoint-every 1 --quiet --threads 1",
     "acquired_traits": "--seeds 1 --steps 3 --no-pictures --quiet --threads 1",
-    "digits": "--epochs 1 --seeds 1 --rates 0.003 0.01 --width 4 --heads 1 --layers 1 --batch 100 --threads 1 --quiet",
+    "characters": f"{USUAL} {SMALL} --texts 40 --tests 10 --length 8 --models hyperbolic flat-bfloat16",
+    "digits": f"{USUAL} --hidden 4 --heads 1 --layers 1 --batch 100 --epochs 2 --lr 0.003 0.01",
     "equivariant_basis": f"{USUAL} --hidden 16 --head-features 4 --epochs 3 --graphs 8 --tests 4 --least 4 --most 5 "
     "--models lap-types random-first",
     "graph_regression": f"{USUAL} {SMALL} --train 12 --tests 6 --models hot tokengt gin",
@@ -67,8 +68,6 @@ def words_of(name: str, folder: Path) -> list[str]:
     """The command line of an experiment that leaves everything in a folder."""
     if name == "table":
         return [*COMMANDS[name].split(), "--work", str(folder / "work"), "--out", str(folder)]
-    if name == "digits":
-        return [*COMMANDS[name].split(), "--json", str(folder / "result.json")]
     result = [] if name in {"attention_in_colors", "node_classification"} else ["--json", str(folder / "result.json")]
     return [*COMMANDS[name].split(), "--out", str(folder / "run"), *result]
 
@@ -130,8 +129,8 @@ def interrupted(
     start = time.monotonic()
     killed(name, words_of(name, whole), log)
     span, wanted = time.monotonic() - start, contents(whole)
-    # Of some the same command goes on.
-    resume = [] if name in {"digits", "table"} else ["--resume"]
+    # The same command goes on with a table.
+    resume = [] if name == "table" else ["--resume"]
     row = {"command": f"python -m experiments.{name} {COMMANDS[name]}", "kills": 0, "runs": 0, "different": []} | row
     row |= {"pending": 0, "files": len(wanted), "equal": not row["different"], "seconds_uninterrupted": round(span, 2)}
     while row["kills"] < kills:

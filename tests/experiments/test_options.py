@@ -57,11 +57,8 @@ def test_a_hyper_parameter_that_cannot_be_is_one_sentence(
     assert error.count("\n") == 1
 
 
-# The digits stand alone, and raise what torch or a constructor raises.
-SHARED = sorted(COMMANDS.keys() - {"digits"})
-WIDE = [
-    name for name in SHARED if name not in {"acquired_traits", "hierarchy", "link_prediction", "phylogeny", "tree_maps"}
-]
+SHARED = sorted(COMMANDS)
+WIDE = sorted(COMMANDS.keys() - {"acquired_traits", "hierarchy", "link_prediction", "phylogeny", "tree_maps"})
 
 
 @pytest.mark.parametrize("name", WIDE)
