@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy.layers import HypResidual
-from holonomy.layers.hyperbolic.block import BlockState, Norm
+from holonomy.layers.hyperbolic.block import BlockState, DecoderState, Norm
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
-from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Lorentz, LorentzEmbedding
-from holonomy.ops.heads import without_padding
+from holonomy.ops.heads import KeyValueState, without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity
@@ -218,6 +217,7 @@ class HypTransformer(nn.Module):
         self,
         x: Float[Tensor, "*batch tokens features"],
         state: tuple[BlockState, ...] | None = None,
+        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
         *,
         memory: Float[Tensor, "*batch keys ambient"] | None = None,
         memory_key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
@@ -229,8 +229,10 @@ class HypTransformer(nn.Module):
         Args:
             x: ``(*batch, tokens, in_features)``: one token, or several.
             state: what the step before returned; ``None`` at the first.
-            memory: as in :meth:`forward`, the same in each step.
-            memory_key_padding_mask: as in :meth:`forward`.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
+            memory: as in :meth:`forward`, at the first step. The state holds its keys and values; given again, they are
+                computed anew.
+            memory_key_padding_mask: as in :meth:`forward`, beside ``memory``.
 
         Returns:
             Points ``(*batch, tokens, hidden_features + 1)`` of ``manifold_out``, and the state after them: that of each
@@ -250,6 +252,7 @@ class HypTransformer(nn.Module):
         self.encoder.check_state(state)
         places = torch.arange(x.shape[-2], device=x.device)
         first = None if state is None else state[0]
+        first = first.own if isinstance(first, DecoderState) else first
         if isinstance(first, tuple) and first[0].shape[:-3] != x.shape[:-2]:
             got = tuple(first[0].shape[:-3])
             raise ValueError(f"state must have the batch axes {tuple(x.shape[:-2])} of x, got {got}.")
@@ -258,7 +261,11 @@ class HypTransformer(nn.Module):
             places = places + first.key.shape[-2]
         elif isinstance(first, LinearState):
             places = places + first.tokens[..., :1, 0, 0].long()
-        return self.encoder.step(self._placed(x, places), state, **self._remembered(memory, memory_key_padding_mask))
+        points = self._placed(without_padding(x, key_padding_mask), places)
+        anew: dict[str, Tensor | None] = {"memory_key_padding_mask": memory_key_padding_mask}
+        if state is None or memory is not None or self.manifold_memory is None:
+            anew = self._remembered(memory, memory_key_padding_mask)
+        return self.encoder.step(points, state, key_padding_mask, **anew)
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
         """The curvature of every manifold, by where it lies.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 __all__ = [
+    "KeyValueState",
     "check_memory",
     "check_state",
+    "extended",
     "head_count",
+    "hidden_keys",
     "later_keys",
     "merge_heads",
     "split_heads",
@@ -73,20 +77,61 @@ def check_memory(x: Tensor, memory: Tensor | None, width: int, *, is_causal: boo
 _State = TypeVar("_State", bound=tuple[Tensor, ...])
 
 
-def check_state(state: _State, own: _State, grows: int | None = None) -> _State:
-    """Refuse a state of other sizes than that of a layer, but for one axis that grows with the tokens."""
+def check_state(state: _State, own: _State, grows: Sequence[int] = ()) -> _State:
+    """Refuse a state of other sizes than that of a layer, but for an axis of each tensor that grows with the tokens."""
     if not isinstance(state, type(own)):
         raise TypeError(f"state must be what step returned, a {type(own).__name__}, got {type(state).__name__}.")
-    for name, there, wanted in zip(type(own).__annotations__, state, own, strict=True):
+    for name, there, wanted, axis in zip_longest(type(own).__annotations__, state, own, grows):
         shape = [*wanted.shape]
-        if grows is not None and there.ndim == wanted.ndim:
-            shape[grows] = there.shape[grows]
+        if axis is not None and there.ndim == wanted.ndim:
+            shape[axis] = there.shape[axis]
         if there.shape != torch.Size(shape):
             raise ValueError(f"state must have {name} of shape {tuple(shape)} for this x, got {tuple(there.shape)}.")
         # Sums of half precision are held in float32, and autocast may be on in some steps only.
         if torch.float64 in {there.dtype, wanted.dtype} and there.dtype != wanted.dtype:
             raise TypeError(f"state must have {name} of {wanted.dtype} for this x, got {there.dtype}.")
     return state
+
+
+class KeyValueState(NamedTuple):
+    """Keys and values of the tokens so far, batch axes first.
+
+    Attributes:
+        key: space parts ``(*batch, heads, tokens, channels)``; of N keys ``(*batch, heads, N, tokens, channels)``.
+        value: those of values.
+        hidden: ``(*batch, tokens)``, ``True`` at padding; ``(*batch, 0)`` where no step had a mask.
+    """
+
+    key: Float[Tensor, "*batch tokens key_channels"]
+    value: Float[Tensor, "*batch tokens channels"]
+    hidden: Bool[Tensor, "*batch masked"]
+
+
+def hidden_keys(state: KeyValueState) -> Bool[Tensor, "*batch tokens"] | None:
+    """Which of its tokens are padding; None where none is."""
+    return state.hidden if state.hidden.shape[-1] else None
+
+
+def extended(
+    state: KeyValueState | None, x: Tensor, key: Tensor, value: Tensor, mask: Bool[Tensor, "*batch tokens"] | None
+) -> KeyValueState:
+    """The state after the keys and values of tokens x, some of which may be padding."""
+    none = x.new_zeros(*x.shape[:-2], 0, dtype=torch.bool)
+    own = KeyValueState(key, value, none if mask is None else mask)
+    if state is None:
+        return own
+    check_state(state, own, grows=(-2, -2, -1))
+    before = state.key.shape[-2]
+    if state.hidden.shape[-1] not in (0, before) or state.value.shape[-2] != before:
+        got = f"{state.value.shape[-2]} and {state.hidden.shape[-1]}"
+        raise ValueError(
+            f"state must have as many values as keys, {before}, and so many entries hidden or 0, got {got}."
+        )
+    hidden = none
+    if mask is not None or state.hidden.shape[-1]:
+        parts = (hidden_keys(state), before), (mask, x.shape[-2])
+        hidden = torch.cat([none.new_zeros(*x.shape[:-2], n) if part is None else part for part, n in parts], -1)
+    return KeyValueState(torch.cat([state.key, key], -2), torch.cat([state.value, value], -2), hidden)
 
 
 def later_keys(queries: int, keys: int, like: Tensor) -> Bool[Tensor, "queries keys"] | None:

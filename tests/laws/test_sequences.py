@@ -101,12 +101,16 @@ def test_a_prefix_is_a_pass_of_its_own(case, drawn, device):
         assert_near(module(x[..., :seen, :], is_causal=True), expected[..., :seen, :], 1e-10, f"{seen} tokens")
 
 
-def stepped(module: nn.Module, x: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """A sequence in steps of sizes that repeat."""
+def stepped(
+    module: nn.Module, x: torch.Tensor, sizes: tuple[int, ...], padding: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A sequence in steps of sizes that repeat; a step without padding has no mask."""
     state, found, done, lengths = None, [], 0, cycle(sizes)
     while done < x.shape[-2]:
         size = next(lengths)
-        out, state = module.step(x[..., done : done + size, :], state)
+        mask = None if padding is None else padding[..., done : done + size]
+        mask = () if mask is None or not mask.any() else (mask,)
+        out, state = module.step(x[..., done : done + size, :], state, *mask)
         found.append(out)
         done += size
     return torch.cat(found, -2)
@@ -132,6 +136,21 @@ def test_steps_of_any_length_are_the_causal_pass(case, drawn, device, dtype):
             assert (grad is None) == (theirs is None), name
             if grad is not None:
                 assert_near(grad, theirs, allowed, name, floor=0.05 * largest)
+
+
+@steps
+@drawn_settings(1)
+def test_steps_with_padding_are_the_pass_with_padding(case, drawn, device):
+    """Prompts of several lengths, with what is no point at padding before and between tokens."""
+    _, module, (x,) = build(case, device, torch.float64, **drawn)
+    padding = torch.zeros(x.shape[:-1], dtype=torch.bool, device=device)
+    padding[..., 0] = padding.view(-1, x.shape[-2])[-1, 2:3] = True
+    x = x.masked_fill(padding[..., None], torch.nan)
+    expected = module(x, padding, is_causal=True)
+    for sizes in ((1,), (2, 1, 3)):
+        ours = stepped(module, x, sizes, padding)
+        assert_near(ours[~padding], expected[~padding], 1e-11, f"steps of {sizes}")
+        assert ours.isfinite().all()
 
 
 @steps

@@ -128,3 +128,35 @@ def test_it_learns_which_token_comes_next(attention):
             found.append(decoder(points).argmax(-1))
             points, state = model.step(nn.functional.one_hot(found[-1], 4).float(), state)
     assert torch.cat(found).tolist() == word[1:].tolist()
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_a_memory_is_read_at_the_first_step_and_another_takes_its_place(attention):
+    torch.manual_seed(0)
+    there = Lorentz(-0.7, dtype=D)
+    model = HypTransformer(3, 6, layers=2, heads=2, attention=attention, manifold_memory=there, dtype=D).eval()
+    x = torch.randn(2, 5, 3, dtype=D)
+    first, other = (there.lift(torch.randn(2, n, 6, dtype=D)) for n in (4, 3))
+    mask = torch.tensor([[False] * 4, [True, False, False, True]])
+    before, state = model.step(x[:, :2], memory=first, memory_key_padding_mask=mask)
+    maps = [part for block in model.encoder.blocks for part in (block.cross_attention.key, block.cross_attention.value)]
+    hooks = [part.register_forward_hook(lambda *_: pytest.fail("the memory is projected again")) for part in maps[::2]]
+    after, _ = model.step(x[:, 2:], state)
+    for hook in hooks:
+        hook.remove()
+    expected = model(x, is_causal=True, memory=first, memory_key_padding_mask=mask)
+    torch.testing.assert_close(torch.cat([before, after], 1), expected)
+    changed, _ = model.step(x[:, 2:], state, memory=other)
+    # What the tokens before found in the first memory is in the state, in the second block's keys and values.
+    single = HypTransformer(3, 6, layers=1, heads=2, attention=attention, manifold_memory=there, dtype=D).eval()
+    _, state = single.step(x[:, :2], memory=first)
+    torch.testing.assert_close(
+        single.step(x[:, 2:], state, memory=other)[0], single(x, is_causal=True, memory=other)[:, 2:]
+    )
+    assert (changed - after).norm() > 1e-3
+    with pytest.raises(ValueError, match=r"^memory_key_padding_mask must be None without memory"):
+        model.step(x[:, 2:], state * 2, memory_key_padding_mask=mask)
+    with pytest.raises(ValueError, match=r"^memory must be given exactly if there is a manifold_memory, got NoneType"):
+        model.step(x)
+    with pytest.raises(TypeError, match=r"^state must be what step returned, a DecoderState, got"):
+        model.step(x[:, 2:], tuple(each.own for each in state) * 2, memory=first)

@@ -72,17 +72,20 @@ class Remembering(Called):
     def arguments(
         self, x: Tensor, key_padding_mask: Tensor | None = None, *, is_causal: bool = False
     ) -> tuple[Any, Any]:
-        return (x, key_padding_mask), {"is_causal": is_causal, "memory": self.of(x)}
+        return (x, key_padding_mask), {"is_causal": is_causal, **self.beside(x)}
 
-    def of(self, x: Tensor) -> Tensor:
-        return self.memory.expand(*x.shape[:-2], *self.memory.shape[-2:])
+    def beside(self, x: Tensor) -> dict[str, Tensor]:
+        """The memory, whose last token is padding."""
+        memory = self.memory.expand(*x.shape[:-2], *self.memory.shape[-2:])
+        places = torch.arange(memory.shape[-2], device=x.device)
+        return {"memory": memory, "memory_key_padding_mask": (places == 2).expand(memory.shape[:-1])}
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
         positional, named = self.arguments(x, key_padding_mask, is_causal=is_causal)
         return self.inner(*positional, **named)
 
-    def step(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        return self.inner.step(x, state, memory=self.of(x))
+    def step(self, x: Tensor, state: Any = None, key_padding_mask: Tensor | None = None) -> tuple[Tensor, Any]:
+        return self.inner.step(x, state, key_padding_mask, **({} if state is not None else self.beside(x)))
 
 
 class Masked(Called):

@@ -169,7 +169,10 @@ class HypLinearAttention(nn.Module):
         return attend(*tensors) if _steepest(x) == math.inf else numerics.bounded(attend, *tensors)
 
     def step(
-        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: LinearState | None = None
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        state: LinearState | None = None,
+        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], LinearState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
@@ -178,6 +181,7 @@ class HypLinearAttention(nn.Module):
         Args:
             x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
             state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
 
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: sums over keys.
@@ -198,8 +202,50 @@ class HypLinearAttention(nn.Module):
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         start = self._start(x)
-        out, after = self._attend(x, None, state=start if state is None else check_state(state, start))
+        out, after = self._attend(x, key_padding_mask, state=start if state is None else check_state(state, start))
         return out, cast("LinearState", after)
+
+    def remember(
+        self,
+        memory: Float[Tensor, "*batch keys dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+    ) -> LinearState:
+        """The sums over the keys and values of a memory, computed once for many calls of :meth:`recall`.
+
+        Args:
+            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``.
+            key_padding_mask: ``(*batch, keys)``, ``True`` at padding.
+
+        Returns:
+            A named tuple of tensors, batch axes first.
+        """
+        checks.rows("memory", memory, self.query.in_features + 1, "features + 1", self.query)
+        return cast("LinearState", self._attend(memory, key_padding_mask, state=self._start(memory))[1])
+
+    def recall(
+        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: LinearState
+    ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
+        """Attend to a memory, as ``forward`` with ``memory`` does.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
+            state: what :meth:`remember` returned of a memory with the same batch axes.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``.
+
+        Raises:
+            TypeError: if ``state`` is not one of this layer.
+            ValueError: if it is of another batch or of other sizes.
+
+        >>> from holonomy.manifolds import Lorentz
+        >>> m = Lorentz(-1.0)
+        >>> layer, x, memory = HypLinearAttention(8, 2, m), m.lift(torch.randn(6, 8)), m.lift(torch.randn(3, 8))
+        >>> torch.allclose(layer.recall(x, layer.remember(memory)), layer(x, memory=memory), atol=1e-4)
+        True
+        """
+        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        return self._attend(x, None, state=check_state(state, self._start(x)), recalled=True)[0]
 
     def weights(
         self,
@@ -262,13 +308,16 @@ class HypLinearAttention(nn.Module):
         memory: Tensor | None = None,
         state: LinearState | None = None,
         group: Group | None = None,
+        recalled: bool = False,
     ) -> tuple[Tensor, LinearState | None]:
-        """Eqs. 14-19 one after the other; causally after a state."""
+        """Eqs. 14-19 one after the other; causally after a state, to which x adds no keys if it is recalled."""
         keys = without_padding(x if memory is None else memory, mask)
         query = self._features(self.query, keys if memory is None else x)
-        key, value = self._features(self.key, keys), self._features(self.value, keys, numerics.exp(-self.log_scale))
+        key = query if recalled else self._features(self.key, keys)
+        value = self._features(self.value, keys, numerics.exp(-self.log_scale))
         own = value if memory is None else self._features(self.value, x, numerics.exp(-self.log_scale))
-        hidden = None if mask is None else mask[..., None, :]
+        absent = torch.ones_like(x[..., 0], dtype=torch.bool) if recalled else mask
+        hidden = None if absent is None else absent[..., None, :]
         curvature = self.manifold_hidden.curvature if self.average == "midpoint" else None
         attend = partial(linear_average, mask=hidden, state=state, curvature=curvature, group=group)
         average, state = attend(query, key, value)

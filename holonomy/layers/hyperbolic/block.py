@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,10 @@ from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.midpoint import HypResidual, add_and_norm
 from holonomy.layers.hyperbolic.position import HypPositionalEncoding
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, HypLayerNorm, HypRMSNorm, drop_some, resolve
-from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention, KeyValueState
+from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
-from holonomy.ops.heads import check_memory, without_padding
+from holonomy.ops.heads import KeyValueState, check_memory, without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import AVERAGES, Average
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
@@ -32,10 +32,23 @@ from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["ActivationDropout", "BlockState", "HypformerBlock", "Norm"]
+__all__ = ["ActivationDropout", "BlockState", "DecoderState", "HypformerBlock", "Norm"]
 
-# What a block keeps of the tokens so far, by its attention.
-BlockState = LinearState | KeyValueState
+
+class DecoderState(NamedTuple):
+    """What a block with ``manifold_memory`` keeps, batch axes first.
+
+    Attributes:
+        own: of the tokens so far, by its attention.
+        memory: of the memory, whose keys and values are computed once.
+    """
+
+    own: LinearState | KeyValueState
+    memory: LinearState | KeyValueState
+
+
+# What a block keeps of the tokens so far.
+BlockState = LinearState | KeyValueState | DecoderState
 
 Norm = Literal["layer", "rms"]
 _NORMS: dict[str, type[HypLayerNorm | HypRMSNorm]] = {"layer": HypLayerNorm, "rms": HypRMSNorm}
@@ -234,6 +247,7 @@ class HypformerBlock(nn.Module):
         self,
         x: Float[Tensor, "... nodes ambient"],
         state: BlockState | None = None,
+        key_padding_mask: Bool[Tensor, "... nodes"] | None = None,
         *,
         memory: Float[Tensor, "... keys ambient"] | None = None,
         memory_key_padding_mask: Bool[Tensor, "... keys"] | None = None,
@@ -245,11 +259,17 @@ class HypformerBlock(nn.Module):
         Args:
             x: points of ``manifold_in``, ``(*batch, nodes, d+1)``: one token, or several.
             state: what the step before returned; ``None`` at the first.
-            memory: points of ``manifold_memory`` where there is one, the same in each step.
-            memory_key_padding_mask: as in :meth:`forward`.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
+            memory: points of ``manifold_memory`` where there is one, at the first step. The state holds their keys and
+                values; given again, they are computed anew.
+            memory_key_padding_mask: as in :meth:`forward`, beside ``memory``.
 
         Returns:
-            Points of ``manifold_out``, and the state after them, that of the attention.
+            Points of ``manifold_out``, and the state after them: that of the attention, or a :class:`DecoderState`.
+
+        Raises:
+            TypeError: if ``state`` is not one of this block.
+            ValueError: if it is of another batch or of other sizes, or no step had a memory.
 
         >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
         >>> x = block.manifold_in.lift(torch.randn(6, 8))
@@ -259,11 +279,32 @@ class HypformerBlock(nn.Module):
         True
         """
         checks.vectors(x=x)
-        x = self.position(x)
-        # Each attention refuses the state of the other.
-        attended, after = self.attention.step(x, cast("Any", state))
-        x = self._crossed(self._added(x, attended), memory, memory_key_padding_mask)
-        return self._fed_forward(x), after
+        if self.cross_attention is None:
+            x, after = self._stepped(x, state, key_padding_mask)
+            return self._fed_forward(self._crossed(x, memory, memory_key_padding_mask)), after
+        own, there = self._parts(state)
+        if memory is not None or there is None:
+            kept = self._remembered(x, memory, memory_key_padding_mask)
+            there = self.cross_attention.remember(kept, memory_key_padding_mask)
+        elif memory_key_padding_mask is not None:
+            raise ValueError("memory_key_padding_mask must be None without memory: the state holds that of its own.")
+        x, after = self._stepped(x, own, key_padding_mask)
+        x = self._read(x, self.cross_attention.recall(x, cast("Any", there)))
+        return self._fed_forward(x), DecoderState(after, there)
+
+    def _parts(self, state: BlockState | None) -> tuple[Any, Any]:
+        """What a decoder keeps of its tokens, and of its memory."""
+        if state is not None and not isinstance(state, DecoderState):
+            raise TypeError(f"state must be what step returned, a DecoderState, got {type(state).__name__}.")
+        return (None, None) if state is None else state
+
+    def _stepped(
+        self, x: Tensor, state: Any, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, LinearState | KeyValueState]:
+        """The next tokens after the attention, which refuses the state of the other one."""
+        x = self._placed(x, key_padding_mask, None)
+        attended, after = self.attention.step(x, state, key_padding_mask)
+        return self._added(x, attended), after
 
     def _placed(self, x: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None) -> Tensor:
         """Tokens with their positions; a mask may be that of the memory."""
@@ -281,7 +322,10 @@ class HypformerBlock(nn.Module):
                 if given is not None:
                     raise ValueError(f"{name} must be None without manifold_memory, got {type(given).__name__}.")
             return x
-        found = self.cross_attention(x, mask, memory=self._remembered(x, memory, mask))
+        return self._read(x, self.cross_attention(x, mask, memory=self._remembered(x, memory, mask)))
+
+    def _read(self, x: Tensor, found: Tensor) -> Tensor:
+        """Tokens with what they found in the memory."""
         return add_and_norm(self.residual, self.norm_cross, x, drop_some(self.drop, found))
 
     def _remembered(self, x: Tensor, memory: Tensor | None, mask: Tensor | None) -> Tensor:

@@ -141,6 +141,7 @@ class HypformerEncoder(nn.Module):
         self,
         x: Float[Tensor, "... nodes ambient"],
         state: tuple[BlockState, ...] | None = None,
+        key_padding_mask: Bool[Tensor, "... nodes"] | None = None,
         **memory: Any,
     ) -> tuple[Float[Tensor, "... nodes ambient"], tuple[BlockState, ...]]:
         """Apply the blocks to the next tokens of a sequence."""
@@ -148,7 +149,7 @@ class HypformerEncoder(nn.Module):
         states = [None] * len(self.blocks) if state is None else state
         after: list[BlockState] = []
         for block, before in zip(self.blocks, states, strict=True):
-            x, kept = cast("HypformerBlock", block).step(x, before, **memory)
+            x, kept = cast("HypformerBlock", block).step(x, before, key_padding_mask, **memory)
             after.append(kept)
         return self.drop(x), tuple(after)
 

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import (
+    KeyValueState,
     check_memory,
-    check_state,
+    extended,
     head_count,
+    hidden_keys,
     later_keys,
     merge_heads,
     split_heads,
@@ -155,7 +156,10 @@ class HypSimplicialAttention(nn.Module):
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def step(
-        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: KeyValueState | None = None
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        state: KeyValueState | None = None,
+        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
@@ -164,6 +168,7 @@ class HypSimplicialAttention(nn.Module):
         Args:
             x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
             state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
 
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: all keys and values.
@@ -181,14 +186,19 @@ class HypSimplicialAttention(nn.Module):
         True
         """
         checks.rows("x", x, self.features + 1, "features + 1")
+        x = without_padding(x, key_padding_mask)
         query, *key = self._projected(self.keys, x)
-        after = KeyValueState(torch.stack(key, -3), torch.stack(self._projected(self.values, x), -3))
-        if state is not None:
-            check_state(state, after, grows=-2)
-            after = KeyValueState(*(torch.cat(both, -2) for both in zip(state, after, strict=True)))
+        after = extended(
+            state, x, torch.stack(key, -3), torch.stack(self._projected(self.values, x), -3), key_padding_mask
+        )
         later = later_keys(x.shape[-2], after.key.shape[-2], x)
+        pairs = None if later is None else ~later
+        hidden = hidden_keys(after)
+        if hidden is not None:
+            there = ~hidden[..., None, None, :]
+            pairs = there if pairs is None else there & pairs
         keys, values = after.key.unbind(-3), after.value.unbind(-3)
-        space = self._attend([query, *keys], values, None if later is None else ~later, causal=False)
+        space = without_padding(self._attend([query, *keys], values, pairs, causal=False), key_padding_mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out), after
 
     def _projected(self, maps: Iterable[nn.Module], x: Tensor) -> list[Tensor]:

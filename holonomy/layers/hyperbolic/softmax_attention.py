@@ -5,7 +5,8 @@ Points, padding, heads and curvatures are those of :mod:`holonomy.layers.hyperbo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,17 @@ from holonomy._parts import Group
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz
-from holonomy.ops.heads import check_memory, check_state, head_count, merge_heads, split_heads, without_padding
+from holonomy.ops.heads import (
+    KeyValueState,
+    check_memory,
+    check_state,
+    extended,
+    head_count,
+    hidden_keys,
+    merge_heads,
+    split_heads,
+    without_padding,
+)
 from holonomy.ops.simplicial_attention.logits import rotary
 from holonomy.ops.softmax_attention import (
     SIMILARITIES,
@@ -27,19 +38,7 @@ from holonomy.ops.softmax_attention import (
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["HypSoftmaxAttention", "KeyValueState"]
-
-
-class KeyValueState(NamedTuple):
-    """Keys and values of the tokens so far, batch axes first.
-
-    Attributes:
-        key: space parts ``(*batch, heads, tokens, channels)``; of N keys ``(*batch, heads, N, tokens, channels)``.
-        value: those of values.
-    """
-
-    key: Float[Tensor, "*batch tokens key_channels"]
-    value: Float[Tensor, "*batch tokens channels"]
+__all__ = ["HypSoftmaxAttention"]
 
 
 class HypSoftmaxAttention(nn.Module):
@@ -159,7 +158,10 @@ class HypSoftmaxAttention(nn.Module):
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def step(
-        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: KeyValueState | None = None
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        state: KeyValueState | None = None,
+        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
         """The next tokens of a sequence, as the causal pass over all of it gives them.
 
@@ -168,6 +170,7 @@ class HypSoftmaxAttention(nn.Module):
         Args:
             x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
             state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
 
         Returns:
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: all keys and values.
@@ -184,16 +187,64 @@ class HypSoftmaxAttention(nn.Module):
         >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-4)
         True
         """
-        query, key, value = self._projected(x, None, None, is_causal=True)
-        if state is not None:
-            check_state(state, KeyValueState(key, value), grows=-2)
-        query, key = self._turned(query, key, 0 if state is None else state.key.shape[-2])
-        if state is not None:
-            key, value = torch.cat([state.key, key], -2), torch.cat([state.value, value], -2)
-        dropout = self.dropout if self.training else 0.0
-        mixed = hyperbolic_softmax_attention(query, key, value, is_causal=True, dropout=dropout, **self._how())
-        space = change_curvature(merge_heads(mixed), self.manifold_hidden, self.manifold_out)
-        return space, KeyValueState(key, value)
+        query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
+        query, key = self._turned(query, key, state.key.shape[-2] if isinstance(state, KeyValueState) else 0)
+        after = extended(state, x, key, value, key_padding_mask)
+        space = without_padding(self._mixed(query, after, is_causal=True), key_padding_mask)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out), after
+
+    def remember(
+        self,
+        memory: Float[Tensor, "*batch keys dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+    ) -> KeyValueState:
+        """The keys and values of a memory, computed once for many calls of :meth:`recall`.
+
+        Args:
+            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``.
+            key_padding_mask: ``(*batch, keys)``, ``True`` at padding.
+
+        Returns:
+            A named tuple of tensors, batch axes first.
+        """
+        _, key, value = self._projected(memory, key_padding_mask, memory, is_causal=False)
+        return extended(None, memory, key, value, key_padding_mask)
+
+    def recall(
+        self, x: Float[Tensor, "*batch nodes dim_plus_1"], state: KeyValueState
+    ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
+        """Attend to a memory, as ``forward`` with ``memory`` does.
+
+        Args:
+            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
+            state: what :meth:`remember` returned of a memory with the same batch axes.
+
+        Returns:
+            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``.
+
+        Raises:
+            TypeError: if ``state`` is not one of this layer.
+            ValueError: if it is of another batch or of other sizes.
+
+        >>> from holonomy.manifolds import Lorentz
+        >>> m = Lorentz(-1.0)
+        >>> layer, x, memory = HypSoftmaxAttention(8, 2, m), m.lift(torch.randn(6, 8)), m.lift(torch.randn(3, 8))
+        >>> torch.allclose(layer.recall(x, layer.remember(memory)), layer(x, memory=memory), atol=1e-4)
+        True
+        """
+        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        query = split_heads(space_of(self.query, x), self.heads)
+        check_state(state, KeyValueState(query, query, x[..., 0] > 0), grows=(-2, -2, -1))
+        return change_curvature(self._mixed(query, state), self.manifold_hidden, self.manifold_out)
+
+    def _mixed(
+        self, query: Tensor, state: KeyValueState, *, is_causal: bool = False
+    ) -> Float[Tensor, "*batch nodes dim"]:
+        """Space parts of midpoints of all values, or of those up to each query."""
+        hidden = hidden_keys(state)
+        mask = None if hidden is None else hidden[..., None, :]
+        attend = partial(hyperbolic_softmax_attention, query, state.key, state.value, mask, **self._how())
+        return merge_heads(attend(is_causal=is_causal, dropout=self.dropout if self.training else 0.0))
 
     def weights(
         self,
