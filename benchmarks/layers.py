@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Case, Contenders, Line, Step, stepped
-from holonomy import Lorentz
+from holonomy import Lorentz, numerics
 from holonomy.layers import (
     HTC,
     HypActivation,
@@ -15,13 +15,22 @@ from holonomy.layers import (
     HypPositionalEncoding,
     HypResidual,
     HypRMSNorm,
+    TangentLinear,
 )
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
 
 __all__ = ["CASES"]
 
 FEATURES = 64
-LAYERS = ("HTC", "HypActivation", "HypLayerNorm", "HypResidual", "HypPositionalEncoding", "HypLinearAttention")
+LAYERS = (
+    "HTC",
+    "HypActivation",
+    "HypLayerNorm",
+    "HypResidual",
+    "HypPositionalEncoding",
+    "HypLinearAttention",
+    "TangentLinear",
+)
 
 
 def contenders(nodes: int, device: torch.device) -> Contenders:
@@ -42,10 +51,21 @@ def contenders(nodes: int, device: torch.device) -> Contenders:
         HypResidual(first, hidden),
         HypPositionalEncoding(FEATURES, first),
         HypLinearAttention(FEATURES, 4, first, last, manifold_hidden=hidden),
+        TangentLinear(FEATURES, FEATURES, first, hidden),
     )
     inputs = {"HypResidual": (x, branch)}
     steps = {name: of(layer.to(device), *inputs.get(name, (x,))) for name, layer in zip(LAYERS, made, strict=True)}
     return {"Linear": of(nn.Linear(FEATURES, FEATURES, device=device), flat)} | steps
+
+
+def inverses(rows: int, device: torch.device) -> Contenders:
+    torch.manual_seed(0)
+    steps: Contenders = {}
+    for dtype in (torch.float32, torch.float64):
+        x, kind = 10 * torch.randn(rows, FEATURES, dtype=dtype, device=device), str(dtype).removeprefix("torch.")
+        steps[f"torch.asinh, {kind}"] = stepped(lambda x=x: torch.asinh(x))
+        steps[f"numerics.asinh, {kind}"] = stepped(lambda x=x: numerics.asinh(x))
+    return steps
 
 
 def norms(nodes: int, device: torch.device) -> Contenders:
@@ -75,7 +95,21 @@ CASES = (
         unit="nodes",
         sizes=(10_000,),
         contenders=contenders,
-        lines=tuple(Line(name, "Linear") for name in LAYERS),
+        lines=(*(Line(name, "Linear") for name in LAYERS), Line("TangentLinear", "HTC", {10_000: "<= 1.3"})),
+    ),
+    Case(
+        name="asinh",
+        title=f"arsinh by log1p over torch's, {FEATURES} numbers a row, forward",
+        unit="rows",
+        sizes=(256, 4096),
+        contenders=inverses,
+        lines=(
+            Line("numerics.asinh, float32", "torch.asinh, float32", {256: "<= 0.77"}),
+            Line("numerics.asinh, float64", "torch.asinh, float64"),
+        ),
+        equal=tuple((f"torch.asinh, {kind}", f"numerics.asinh, {kind}") for kind in ("float32", "float64")),
+        devices=("cpu",),
+        small=256,
     ),
     Case(
         name="norms",

@@ -37,6 +37,8 @@ __all__ = [
     "ROW_STEEPEST",
     "ROW_WIDEST",
     "Tolerance",
+    "above_noise",
+    "asinh",
     "asinhc",
     "at_least_spacing",
     "bounded",
@@ -109,6 +111,11 @@ LONG = 2.0**20
 _SINHC_SERIES_BELOW = 0.1
 _ASINHC_SERIES_BELOW = 0.02
 _TANH_SERIES_BELOW = 0.2
+_SERIES_OF_FLOAT32_BELOW = 1e-4
+# Below, seven operations take longer to call than one slow one takes.
+_FEWEST_LOGARITHMS = 2**13
+_PART = 2**14
+_SQUARABLE = {torch.float32: 1e18, torch.float64: 1e153}
 # (x - tanh x) / x^3 in powers of -x^2.
 _MINUS_TANH = (
     1 / 3,
@@ -390,6 +397,11 @@ def sinhc_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return torch.where(small, series, (torch.cosh(large) - torch.sinh(large) / large) / large.square())
 
 
+def above_noise(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Float64 lengths held above 1e-4, where ``(cosh r - sinh(r) / r) / r**2`` has float32's digits of its limit."""
+    return length.clamp(min=_SERIES_OF_FLOAT32_BELOW)
+
+
 def log_sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`\log(\sinh(x)/x)` for :math:`x \ge 0`, finite far out; a series below 0.2, where it would cancel."""
     small = x < _TANH_SERIES_BELOW
@@ -399,6 +411,54 @@ def log_sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         series = coefficient - s * series
     large = torch.where(small, 1.0, x)
     return torch.where(small, s * series, large - torch.log(2 * large) + torch.log1p(-torch.exp(-2 * large)))
+
+
+def asinh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    r""":math:`\operatorname{arsinh} x` by ``log1p``, which CPUs vectorise and torch's function does not.
+
+    It keeps all digits, and the sign of zero. Where squares leave the range, from 1e18 or 1e153 on, and for a few
+    thousand numbers, torch's function is taken.
+    """
+    # As for norm, dynamo takes the plain operation, and GPUs have a fast one.
+    if (
+        torch.compiler.is_compiling()
+        or x.device.type != "cpu"
+        or x.numel() < _FEWEST_LOGARITHMS
+        or x.dtype not in _SQUARABLE
+    ):
+        return torch.asinh(x)
+    return _autograd.apply_function(_Asinh, x)
+
+
+class _Asinh(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        if _autograd.transformed() or not bool(x.abs().amax() < _SQUARABLE[x.dtype]):
+            return torch.asinh(x)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        # In parts that stay in the cache, in place.
+        for part, place in zip(x.reshape(-1).split(_PART), out.view(-1).split(_PART), strict=True):
+            above = torch.mul(part, part, out=place).add(1).sqrt_().add_(1)
+            place.div_(above).add_(part.abs()).log1p_().copysign_(part)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        del output
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad_outputs[0] / torch.hypot(x, torch.ones_like(x))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return tangents[0] / torch.hypot(x, torch.ones_like(x))
 
 
 def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mpmath
@@ -84,6 +85,25 @@ def limit_of_slope(name: str, x: mpf) -> mpf:
     if x > 1:
         return {"asinhc": (1 - mpmath.asinh(x)) / x**2, "cothc": mpf(1), "minus_tanh": mpf(1)}[name]
     return {"sinhc": x / 3, "asinhc": -x / 3, "cothc": 2 * x / 3, "minus_tanh": x**2}[name]
+
+
+@pytest.mark.parametrize("fewest", [0, 2**13])
+def test_asinh_keeps_all_digits(dtype: torch.dtype, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both signs of every size, in one tensor and in tensors of which none has a square beyond the range."""
+    monkeypatch.setattr(numerics, "_FEWEST_LOGARITHMS", fewest)
+    limits = torch.finfo(dtype)
+    sizes = [limits.tiny, 1e-30, 1e-9, 1e-4, 0.02, 0.3, 1.0, 3.0, 80.0, 1e9, 1e18]
+    for parts in ([sizes], [[*sizes, limits.max / 3, limits.max]], [[size] for size in sizes]):
+        for part in parts:
+            x = torch.tensor(part + [-size for size in part] + [0.0, -0.0], dtype=dtype, requires_grad=True)
+            value = numerics.asinh(x)
+            (slope,) = torch.autograd.grad(value.sum(), x)
+            for place, turn, exact in zip(value.tolist(), slope.tolist(), x.tolist(), strict=True):
+                assert abs(place - mpmath.asinh(mpf(exact))) <= 3 * limits.eps * abs(place)
+                assert turn == pytest.approx(float(1 / mpmath.sqrt(1 + mpf(exact) ** 2)), rel=4 * limits.eps)
+            assert torch.equal(value.signbit(), x.signbit())
+    assert numerics.asinh(torch.tensor([torch.nan, torch.inf], dtype=dtype)).tolist()[1] == math.inf
+    torch.autograd.gradgradcheck(numerics.asinh, torch.linspace(-2, 2, 5, dtype=torch.float64).requires_grad_())
 
 
 def test_lengths(dtype: torch.dtype) -> None:

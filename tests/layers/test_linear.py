@@ -50,6 +50,17 @@ def test_htc_starts_as_a_linear_layer_of_the_space_part():
     assert layer.bias.abs().max() <= bound
 
 
+@pytest.mark.parametrize("kappa", [-4.0, -0.1])
+def test_orthogonal_rows_keep_the_radius(kappa):
+    m = Lorentz(kappa, dtype=torch.float64)
+    sizes = [(5, 5), (5, 8), (8, 8)]
+    layers = [HTC(*size, m, init="orthogonal", dtype=torch.float64) for size in sizes]
+    x = m.expmap0(torch.nn.functional.pad(torch.randn(6, 5, dtype=torch.float64), (1, 0)))
+    torch.testing.assert_close(m.dist0(torch.nn.Sequential(*layers)(x)), m.dist0(x))
+    narrow = HTC(5, 3, m, init="orthogonal", dtype=torch.float64).weight[:, 1:]
+    torch.testing.assert_close(narrow @ narrow.T, torch.eye(3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("build", [HTC, TangentLinear, FullyLorentzLinear, ExpMapHTC])
 def test_first_argument_after_the_manifolds_is_no_bias(build):
     with pytest.raises(TypeError):

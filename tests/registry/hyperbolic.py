@@ -73,6 +73,13 @@ for kind, bias, target in itertools.product(
         _raw if kind is layers.ExpMapHTC else _points,
         f"to {target}",
     )
+for kind in (layers.HTC, layers.ExpMapHTC):
+    _register(
+        kind,
+        {"init": "orthogonal"},
+        lambda s, o, kind=kind: kind(s.features, 3, s.manifold(0), **o, **s.factory),
+        _raw if kind is layers.ExpMapHTC else _points,
+    )
 _register(
     layers.FullyLorentzLinear,
     {"activation": torch.tanh, "scale": 2.0},

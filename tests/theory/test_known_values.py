@@ -22,7 +22,7 @@ from holonomy.layers import (
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.ops.linear_attention.reference import power_features
-from holonomy.theory import certify, local_lipschitz, measure_stretch, stretch
+from holonomy.theory import certify, lipschitz_bound, local_lipschitz, measure_stretch, stretch
 from holonomy.theory.attention import rank_collapse
 from holonomy.theory.attention.chained_collapse import chain
 from holonomy.theory.attention.lipschitz import plus_bound
@@ -40,8 +40,9 @@ from holonomy.theory.certificates.constants.softmax_attention import (
     _slopes,
     local_softmax_stretch,
 )
+from holonomy.theory.certificates.constants.tangent import shift_stretch
 from holonomy.theory.certificates.refinements import grown
-from holonomy.theory.certificates.regions import Region, Setting, follow, token_stretch
+from holonomy.theory.certificates.regions import Region, Setting, follow, root, token_stretch
 from holonomy.theory.certificates.stretching import Ends
 from holonomy.theory.claims.search import draw_input
 from holonomy.theory.claims.statements.lipschitz import sharp_family
@@ -103,6 +104,23 @@ def test_a_layer_at_an_input_has_its_stretch_there_and_about_it_a_bound(kind):
     assert at.constant == pytest.approx(exact)
     about = follow(layer, replace(Region.about(x, UNIT), radius=2.0, spread=0.1), Setting())
     assert exact * 1.001 < about.constant <= ball * 1.001
+
+
+def test_a_tangent_map_by_its_formulas():
+    """On balls of radius 6 and 1.5; two equal singular values attain the second formula, at the rim across the ray."""
+    layer = TangentLinear(2, 2, STEEP, STEEP, bias=False, **DOUBLE)
+    turn = numbers([0.6, -0.8], [0.8, 0.6])
+    for size, radius, wanted in ((0.9, 6.0, 0.9), (1.7, 1.5, math.sinh(1.7 * 1.5) / math.sinh(1.5))):
+        with torch.no_grad():
+            layer.linear.weight.copy_(size * turn)
+        assert lipschitz_bound(layer, radius / root(STEEP)) == pytest.approx(wanted)
+        x = STEEP.expmap0(numbers([0.0, radius / root(STEEP), 0.0]))
+        assert stretch(layer, x).item() == pytest.approx(wanted if size > 1 else size, rel=1e-9)
+    row = TangentLinear(3, 1, UNIT, **DOUBLE)
+    assert lipschitz_bound(row) == pytest.approx(row.linear.weight.norm().item())
+    assert shift_stretch(0.3, 0.0) == pytest.approx(math.sinh(0.3) / 0.3)
+    assert math.isinf(lipschitz_bound(layer))
+    assert math.isinf(shift_stretch(0.3, math.inf))
 
 
 def test_slopes_of_logits_by_the_lorentzian_distance():

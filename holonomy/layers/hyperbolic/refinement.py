@@ -26,6 +26,7 @@ from holonomy._autograd import may_bypass
 from holonomy._parts import Group, Parts
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.lorentz import require_lorentz
+from holonomy.ops.lorentz.tangent_map import exponential
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -94,9 +95,7 @@ def change_curvature(
 
 def from_tangent(tangent: Float[Tensor, "*batch dim"], manifold: Lorentz) -> Float[Tensor, "*batch dim_plus_1"]:
     """The points that tangent vectors at the origin lead to, of which a layer made the vectors."""
-    # Near the end of the range the gradient, times what the layer multiplied, would not fit.
-    tangent = numerics.gradient_within(tangent, math.sqrt(torch.finfo(tangent.dtype).max))
-    return manifold.expmap0(functional.pad(tangent, (1, 0)))
+    return exponential(tangent, manifold.curvature)
 
 
 class HRC(nn.Module):

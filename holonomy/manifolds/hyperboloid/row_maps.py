@@ -23,7 +23,16 @@ from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
 
-__all__ = ["reach_of", "row_exponential", "row_exponential_at_origin", "row_logarithm", "row_logarithm_at_origin"]
+__all__ = [
+    "Factor",
+    "exponential_factor",
+    "logarithm_factor",
+    "reach_of",
+    "row_exponential",
+    "row_exponential_at_origin",
+    "row_logarithm",
+    "row_logarithm_at_origin",
+]
 
 
 def row_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
@@ -161,7 +170,7 @@ def _shorter(numbers: Between) -> Tensor:
     return 1 / numerics.sinhc(torch.log1p(numbers.z + numbers.sinh))
 
 
-class _Factor(NamedTuple):
+class Factor(NamedTuple):
     """Of each row ``(n, 1)``: squared length in units of the radius, what multiplies it, twice the slope of that."""
 
     square: Tensor
@@ -169,7 +178,7 @@ class _Factor(NamedTuple):
     slope: Tensor
 
 
-def _radial_values(numbers: _Factor, scale: Tensor, x: Tensor) -> Tensor:
+def _radial_values(numbers: Factor, scale: Tensor, x: Tensor) -> Tensor:
     del scale
     result = torch.empty_like(x)
     for rows in row_chunks(x, torch.float64):
@@ -177,7 +186,7 @@ def _radial_values(numbers: _Factor, scale: Tensor, x: Tensor) -> Tensor:
     return result
 
 
-def _radial_gradients(numbers: _Factor, grad: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _radial_gradients(numbers: Factor, grad: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     on_x, along = torch.empty_like(x), torch.empty_like(numbers.square)
     pull = numbers.slope * scale.square()
     for rows in row_chunks(x, torch.float64):
@@ -187,11 +196,26 @@ def _radial_gradients(numbers: _Factor, grad: Tensor, scale: Tensor, x: Tensor) 
     return along * numbers.slope * numbers.square / scale, on_x
 
 
-def _shoot0_numbers(scale: Tensor, u: Tensor) -> tuple[_Factor, Tensor]:
+def exponential_factor(length: Tensor) -> Factor:
+    """What the exponential at the origin multiplies vectors of these lengths with."""
+    length = numerics.above_noise(length)
+    square, sinh, cosh = length.square(), length.sinh(), length.cosh()
+    value = sinh / length
+    return Factor(square, value, (cosh - value) / square)
+
+
+def logarithm_factor(length: Tensor) -> Factor:
+    """What the logarithm at the origin multiplies points with whose space parts have these lengths."""
+    length = numerics.above_noise(length)
+    square = length.square()
+    time = (1 + square).sqrt()
+    value = torch.log1p(length + square / (1 + time)) / length
+    return Factor(square, value, (1 / time - value) / square)
+
+
+def _shoot0_numbers(scale: Tensor, u: Tensor) -> tuple[Factor, Tensor]:
     length = _length(scale, u)
-    value = numerics.sinhc(length)
-    held = length <= numerics.widest_rapidity(u.dtype) / 2
-    return _Factor(length.square(), value, numerics.sinhc_slope(length)), ~held
+    return exponential_factor(length), ~(length <= numerics.widest_rapidity(u.dtype) / 2)
 
 
 def _shoot0_definition(scale: Tensor, u: Tensor) -> Tensor:
@@ -199,11 +223,9 @@ def _shoot0_definition(scale: Tensor, u: Tensor) -> Tensor:
     return numerics.narrow(numerics.shrink(wide, u.dtype), u.dtype)
 
 
-def _log0_numbers(scale: Tensor, x: Tensor) -> tuple[_Factor, Tensor]:
+def _log0_numbers(scale: Tensor, x: Tensor) -> tuple[Factor, Tensor]:
     length = _length(scale, x)
-    value = numerics.asinhc(length)
-    slope = -numerics.sinhc_slope(torch.asinh(length)) * value.pow(3) / (1 + length.square()).sqrt()
-    return _Factor(length.square(), value, slope), ~(length <= numerics.ROW_WIDEST)
+    return logarithm_factor(length), ~(length <= numerics.ROW_WIDEST)
 
 
 def _log0_definition(scale: Tensor, x: Tensor) -> Tensor:

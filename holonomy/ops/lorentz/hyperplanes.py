@@ -46,22 +46,23 @@ def hyperplane_distances_reference(
     """The definition of :func:`hyperplane_distances`."""
     points = hyperboloid.lift(numerics.widen(space), curvature)
     # Each of the two products of float64 may leave the range; an infinite one would make nan of a gradient of zero.
-    return torch.asinh(numerics.finite(gain * numerics.finite(functional.linear(points, plane))))
+    return numerics.asinh(numerics.finite(gain * numerics.finite(functional.linear(points, plane))))
 
 
 class _Distances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, space: Tensor, plane: Tensor, gain: Tensor, curvature: Tensor) -> Tensor:
         products = plane.new_empty(space.shape[0], plane.shape[0])
-        times = plane.new_empty(space.shape[0], 1)
+        distances, times = torch.empty_like(products), plane.new_empty(space.shape[0], 1)
         radius = curvature.neg().rsqrt()
         for rows in row_chunks(space, torch.float64):
             wide = space[rows].double()
             times[rows] = time = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), radius)
             torch.addmm(time * plane[:, 0], wide, plane[:, 1:].t(), out=products[rows])
+            distances[rows] = numerics.asinh(products[rows] * gain)
         ctx.save_for_backward(space, plane, gain, curvature)
         ctx.products, ctx.times = products, times
-        return torch.asinh(products * gain)
+        return distances
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:

@@ -28,6 +28,7 @@ from holonomy.layers import (
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.certificates.constants.affine import ball_stretch, reach, transformation_stretch
 from holonomy.theory.certificates.constants.midpoint import concatenation_stretch, exponential_stretch, residual_stretch
+from holonomy.theory.certificates.constants.tangent import tangent_stretch
 from holonomy.theory.certificates.regions import Region, Setting, Step, bound_of, follow, outputs, root, token_stretch
 from holonomy.theory.certificates.stretching import Ends, ends_of, stretch
 
@@ -140,14 +141,15 @@ def _embedded(layer: ExpMapHTC, region: Region, setting: Setting) -> Step:
 def _(layer: TangentLinear, region: Region, setting: Setting) -> Step:
     del setting
     weight, bias = layer.linear.weight.detach(), cast("Tensor | None", layer.linear.bias)
-    norm = torch.linalg.matrix_norm(weight.double(), 2).item()
-    shift = 0.0 if bias is None else bias.detach().double().norm().item()
     before, after = root(layer.manifold_in), root(layer.manifold_out)
-    far = after * (norm * region.radius / before + shift)
-    constant = norm * exponential_stretch(far) * after / before if norm else 0.0
+    weight = weight.double() * (after / before)
+    shift = 0.0 if bias is None else bias.detach().double().norm().item() * after
+    norm = torch.linalg.matrix_norm(weight, 2).item()
+    constant = tangent_stretch(weight, shift, region.radius)
     if region.points is not None and region.spread == 0:
         constant = token_stretch(layer, region.points).amax().item()
-    return Step(constant, outputs(layer, region, constant, far, weight.shape[0]), "H11")
+    far = (norm * region.radius if norm else 0.0) + shift
+    return Step(constant, outputs(layer, region, constant, far, weight.shape[0]), "H14")
 
 
 @follow.register
