@@ -27,6 +27,7 @@ def enclosed(branch: GraphBranch, x: Tensor, node: int, radius: float, threat: T
     if threat == "node":
         place = torch.tensor([node])
         return branch.enclose(noise, place, place, basis, torch.tensor([radius]).double())
+    noise.tokens = torch.tensor([node])
     return enclose_all(branch, noise, node, basis[0], radius, threat)
 
 

@@ -170,6 +170,43 @@ def test_what_tokens_do_together_is_held_and_nine_tenths_is_not(threat: Threat) 
     assert (need > 0.9 * got).any()
 
 
+@pytest.mark.parametrize(("count", "entries"), [(1, 2), (3, 2), (3, 8)])
+def test_maps_of_all_tokens_share_one_ball(count: int, entries: int) -> None:
+    """One after the other, they are their sum: nothing is lost, whatever they have in common, and however many."""
+    generator = torch.Generator().manual_seed(count + entries)
+    own = 0
+    noise = Noise.of(1, 2, torch.zeros(1).double())
+    noise.tokens = torch.tensor([own])
+    drawn = torch.randn(4, count, entries, 2, generator=generator, dtype=torch.float64)
+    maps = [drawn[0], drawn[1], 2 * drawn[0] - drawn[1], 0 * drawn[2], drawn[3]]
+    zero = torch.zeros(1, entries).double()
+    found = Form(noise, zero, torch.randn(1, entries, 2, generator=generator, dtype=torch.float64), zero)
+    whole = torch.stack(maps).sum(0)
+    whole[own] += found.columns[0]
+    for images in maps:
+        found = ellipsoids.with_first(found, images[None], "frobenius")
+    directions = torch.randn(50, entries, generator=generator, dtype=torch.float64)
+    need = torch.einsum("de,jef->djf", directions, whole).flatten(1).norm(dim=-1)
+    got = forms.spread(forms.linear(found, directions))[0]
+    assert (need <= got).all()
+    assert (got <= need * (1 + 1e-9)).all()
+    size = torch.linalg.matrix_norm(whole.transpose(0, 1).flatten(1), 2)
+    assert size <= forms.reach(found).item() <= size * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("threat", ["frobenius", "each"])
+def test_what_a_token_does_to_itself_is_added_with_sign(threat: Threat) -> None:
+    """Of two queries side by side, each moves by a column of its own, which its image takes back."""
+    noise = Noise.of(2, 1, torch.zeros(1).double())
+    noise.tokens = torch.tensor([2, 0])
+    zero = torch.zeros(2, 1).double()
+    form = Form(noise, zero, torch.tensor([[[1.0]], [[4.0]]]).double(), zero)
+    images = torch.tensor([[0.5, 0.25, -1.0], [-4.0, 0.0, 2.0]]).double()[:, :, None, None]
+    found = forms.spread(ellipsoids.with_first(form, images, threat))
+    others = {"frobenius": [0.3125**0.5, 2.0], "each": [0.75, 2.0]}[threat]
+    torch.testing.assert_close(found, torch.tensor(others).double()[:, None], rtol=1e-4, atol=0)
+
+
 # One token far from all others: what moves it alone shows, to first order in its small weight.
 FAR = 12.0
 

@@ -18,6 +18,7 @@ import pytest
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
 from holonomy.theory.affine import cap
+from holonomy.theory.affine.arithmetic import ellipsoids
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
 from holonomy.theory.certificates import composition, layers, refinements
@@ -163,6 +164,7 @@ STATEMENTS = [
     Mutant("tokens.scoring", printed._scoring, "else -1", "else 0"),
     Mutant("hyperbolic.linear_time", printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
     Mutant("certified.first_order", certified_nodes._first_order, "larger.abs().item() / 3", "larger.abs().item() / 5"),
+    *less("certified.first_order_together", ellipsoids._tied, "along * (1 + _SLACK)"),
     Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
     Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),
     Mutant("certified.lengths", certified_nodes._lengths, "a * y @ change / start", "0.9 * a * y @ change / start"),

@@ -144,6 +144,8 @@ class Enclosure:
             return Margins.together([self.margins(a, b, r, k, threat) for a, b, r, k in each])
         basis = self._basis(self.x[moving])
         noise = Noise.of(len(moving), basis.shape[-1], self.x)
+        if threat != "node":
+            noise.tokens = victim
         parts: list[Form] = []
         transformer: Form | None = None
         if self.model.encoder is not None:
@@ -309,7 +311,7 @@ class Enclosure:
 def _shares(form: Form, bound: Tensor) -> dict[str, Tensor]:
     """What each owner's symbols take from the least margin."""
     worst = bound.argmin(-1)[:, None]
-    found: dict[str, Tensor] = {}
+    found = {"input": form.gradient.norm(dim=-1).gather(1, worst).squeeze(1)}
     for group in form.groups():
         part = form.columns[..., group.start : group.stop]
         sizes = part.norm(dim=-1) if group.ball else part.abs().sum(-1)

@@ -29,7 +29,6 @@ from holonomy.theory.affine.arithmetic.forms import (
     Noise,
     constant,
     linear,
-    plus,
     spread,
     with_ball,
     with_box,
@@ -50,7 +49,7 @@ _SLACK = 2.0**-40
 def enclose_all(
     branch: GraphBranch, noise: Noise, victim: int, basis: Float[Tensor, "dim first"], radius: float, threat: Threat
 ) -> Form:
-    """The output of the victim, whose own perturbation is ``basis`` times the first group times the radius."""
+    """The output of the victim; what is read of each perturbation is ``basis`` times its group and the radius."""
     raise NotImplementedError
 
 
@@ -67,7 +66,8 @@ def _(branch: Propagated, noise: Noise, victim: int, basis: Tensor, radius: floa
     hidden = positive_power(Form(Noise.of(count, weight.shape[1], branch.x), center, columns, loss), 1.0)
     found = merged(linear(hidden, weight_of(second), bias_of(second)))
     middle = branch.result[victim] + (share * (found.center - branch.start)).sum(0)
-    form = _with_features(constant(noise, middle[None]), share[..., None] * found.first, victim, basis, threat)
+    images = share[..., None] * (found.first @ basis)
+    form = with_first(constant(noise, middle[None]), images[None], threat)
     form = with_ball(form, weighted(share.T.abs(), found.rest[None]))
     return with_box(form, _SLACK * (branch.result.abs().amax() + spread(form)))
 
@@ -97,23 +97,12 @@ def _(branch: Convolved, noise: Noise, victim: int, basis: Tensor, radius: float
             some = (unit.half > 0) & (back.abs().amax(1) > 0)
             symbols.append((back.transpose(1, 2)[some] * unit.half[some][:, None]).T)
             back = back * unit.slope[:, None]
-    form = _with_features(constant(noise, middle[None]), back * radius, victim, basis, threat)
+    form = with_first(constant(noise, middle[None]), (back @ basis * radius)[None], threat)
     extra = torch.cat(symbols, -1)
     start = noise.new(extra.shape[1], ball=False)
     wide = torch.nn.functional.pad(form.columns, (0, start - form.columns.shape[-1]))
     form = Form(noise, form.center, torch.cat([wide, extra[None]], -1), form.box)
     return with_box(form, _SLACK * (output.abs() + spread(form)))
-
-
-def _with_features(
-    form: Form, images: Float[Tensor, "token entry dim"], victim: int, basis: Tensor, threat: Threat
-) -> Form:
-    """The form plus images of all nodes' perturbations; the victim's is that of the first group."""
-    own = images[victim] @ basis
-    zero = torch.zeros_like(form.center)
-    form = plus(form, Form(form.noise, zero, own[None], zero))
-    others = (images.abs().amax((1, 2)) > 0) & (torch.arange(len(images)) != victim)
-    return with_first(form, images[others][None], threat) if bool(others.any()) else form
 
 
 def _before(branch: Convolved, number: int, back: Tensor) -> Tensor:

@@ -35,13 +35,13 @@ from holonomy.theory.affine.arithmetic.forms import (
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["THREATS", "Threat", "TokenForms", "merged", "tokens_of", "weighted", "with_first"]
+__all__ = ["THREATS", "Threat", "TokenForms", "merged", "tokens_of", "weighted", "with_bounded", "with_first"]
 
 # What moves: the features of one node, of all with a norm of all together, or of all with a norm each.
 Threat = Literal["node", "frobenius", "each"]
 THREATS: tuple[Threat, ...] = ("node", "frobenius", "each")
 
-# Relative to the trace; more than rounding takes from a Gram matrix of 10^4 columns.
+# Relative to the trace or to lengths; more than rounding takes from a Gram matrix of 10^4 columns.
 _SLACK = 2.0**-36
 
 
@@ -62,7 +62,12 @@ class TokenForms:
     @cached_property
     def reach(self) -> Float[Tensor, " token"]:
         """How far each vector is from its centre at most."""
-        return self._all(largest_singular_value(self.first)) + self.loose
+        return self.stretch + self.loose
+
+    @cached_property
+    def stretch(self) -> Float[Tensor, " token"]:
+        """How far the first group moves each vector at most."""
+        return self._all(largest_singular_value(self.first))
 
     @property
     def everything(self) -> bool:
@@ -75,6 +80,7 @@ class TokenForms:
         noise = Noise.of(len(tokens), self.first.shape[-1], center) if noise is None else noise
         if not self.everything:
             return constant(noise, center)
+        noise.tokens = tokens
         return with_ball(Form(noise, center, self.first[tokens], torch.zeros_like(center)), self.rest[tokens])
 
     def still(self) -> TokenForms:
@@ -108,7 +114,9 @@ def merged(form: Form) -> TokenForms:
     """Each problem as a token, all groups but the first in one ball (L10); nan where one has failed."""
     first = form.noise.groups[0].stop
     sizes, columns = [form.box], [torch.diag_embed(form.box)]
-    for group in form.groups()[1:]:
+    for group in form.noise.groups[1:]:
+        if group.stop > form.columns.shape[-1]:
+            break
         part = form.columns[..., group.start : group.stop]
         size = part.norm(dim=(-2, -1), keepdim=True).squeeze(-1) if group.ball else part.norm(dim=-2)
         sizes.append(size)
@@ -116,7 +124,7 @@ def merged(form: Form) -> TokenForms:
     lengths = torch.cat([size.expand(-1, part.shape[-1]) for size, part in zip(sizes, columns, strict=True)], -1)
     scaled = torch.cat(columns, -1) * torch.where(lengths > 0, lengths, 1.0).rsqrt()[:, None]
     gram = torch.cat(sizes, -1).sum(-1)[:, None, None] * (scaled @ scaled.mT)
-    gradient = torch.nn.functional.pad(form.gradient, (0, first - form.gradient.shape[-1]))
+    gradient = torch.nn.functional.pad(form.columns[..., :first], (0, max(first - form.columns.shape[-1], 0)))
     center = torch.where(form.noise.failed[:, None], torch.nan, form.center)
     return TokenForms(center, torch.arange(len(center)), gradient, _root(gram))
 
@@ -148,15 +156,60 @@ def with_first(form: Form, images: Float[Tensor, "query token entry first"], thr
     """The form plus what the first groups of all tokens do together.
 
     They are one and the same where one node moves. Else each token has its own, and they share a ball
-    (``"frobenius"``) or fill one each (``"each"``).
+    (``"frobenius"``) or fill one each (``"each"``). That of a query that is a token is the form's first group.
     """
+    zero, tokens = torch.zeros_like(form.center), form.noise.tokens
     if threat == "node":
-        zero = torch.zeros_like(form.center)
         return plus(form, Form(form.noise, zero, images.sum(1), zero))
+    if tokens is not None:
+        queries = torch.arange(len(tokens))
+        form = plus(form, Form(form.noise, zero, images[queries, tokens], zero))
+        images = images.index_put((queries, tokens), images.new_zeros(()))
+    if tokens is not None and len(tokens) == 1 and threat == "frobenius" and bool(torch.isfinite(images).all()):
+        others = images[0, torch.arange(images.shape[1]) != tokens]
+        return _tied(form, others.transpose(0, 1).flatten(1))
     if threat == "each":
         return with_ball(form, weighted(images.new_ones(images.shape[:2]), images))
     flat = images.transpose(1, 2).flatten(2)
     return with_ball(form, _root(flat @ flat.mT))
+
+
+def with_bounded(
+    form: Form,
+    bounds: Float[Tensor, "query token"],
+    images: Float[Tensor, "#query token entry column"],
+    threat: Threat,
+) -> Form:
+    """The form plus the sum over tokens of unknown numbers, within bounds, times images of what moves each token.
+
+    Where all tokens share a ball, their lengths do: by Cauchy-Schwarz the sum is in the root of the sum of squares.
+    """
+    if threat != "frobenius":
+        return with_ball(form, weighted(bounds, images))
+    if len(images) == 1:
+        second = images[0] @ images[0].mT
+        return with_ball(form, _root((bounds.square() @ second.flatten(1)).unflatten(1, second.shape[1:])))
+    scaled = (images * bounds[..., None, None]).transpose(1, 2).flatten(2)
+    return with_ball(form, _root(scaled @ scaled.mT))
+
+
+def _tied(form: Form, images: Float[Tensor, "entry others"]) -> Form:
+    """The form plus a linear map of the other tokens' perturbations, in the ball of the first group.
+
+    With orthonormal rows Q, the vector of the first group and Q times the others' perturbations is in one ball. Rows
+    are added to Q until it spans that of the map; what is left is rounding.
+    """
+    noise = form.noise
+    known = images[:0] if noise.frame is None else noise.frame
+    # To first order a bound does not change with a span of what is read: no gradient goes through it.
+    more = torch.linalg.qr(torch.cat([known, images.detach()]).mT).Q.mT[len(known) :]
+    noise.frame = frame = torch.cat([known, more])
+    noise.new(len(more), ball=True, tied=True)
+    along = images @ frame.mT
+    loss = (images - along @ frame).detach().norm(dim=-1) + _SLACK * images.norm(dim=-1)
+    places = torch.cat([torch.arange(group.start, group.stop) for group in noise.groups[1:] if group.tied])
+    columns = images.new_zeros(len(images), noise.size).index_copy(1, places, along * (1 + _SLACK))
+    return plus(form, Form(noise, torch.zeros_like(form.center), columns[None], loss[None]))
 
 
 def _root(gram: Tensor) -> Tensor:

@@ -4,9 +4,10 @@ A form encloses a vector of :math:`R^k` that depends on unknowns ("noise"):
 
 .. math:: y \in c + \sum_g A_g e_g + [-b, b], \qquad |e_g|_2 \le 1 \text{ or } |e_g|_\infty \le 1 .
 
-The first group is the perturbation over its radius; the others are remainders of nonlinear operations. Groups are
-shared: two forms that hold the same group move together, and their sum adds columns with sign. The interval
-:math:`[-b, b]`, the *box*, is a remainder that nobody tracks; rounding goes there.
+The first group is the perturbation over its radius; the others are remainders of nonlinear operations, or *tied*:
+further coordinates of the perturbation, which fill one ball with the first. Groups are shared: two forms that hold the
+same group move together, and their sum adds columns with sign. The interval :math:`[-b, b]`, the *box*, is a remainder
+that nobody tracks; rounding goes there.
 
 Forms are batched over problems: axes ``(problem, entry)`` of the centre, ``(problem, entry, column)`` of the columns.
 Groups are numbered in the order in which they are made, and a form that is older than a group has no columns of it.
@@ -29,7 +30,7 @@ from torch import Tensor
 from holonomy import numerics
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
 __all__ = [
     "ROUNDING",
@@ -57,37 +58,47 @@ ROUNDING = 64 * UNIT
 
 @dataclass(frozen=True)
 class Group:
-    """Columns ``start`` to ``stop``: a vector in the unit ball, or numbers in [-1, 1]; who made them."""
+    """Columns ``start`` to ``stop``: a vector in the unit ball, or numbers in [-1, 1]; who made them.
+
+    The first group and those that are tied to it are in one ball.
+    """
 
     start: int
     stop: int
     ball: bool
     owner: str
+    tied: bool = False
 
 
 @dataclass
 class Noise:
-    """The groups of one computation, and the problems in which an operation found no finite bound."""
+    """The groups of one computation, and the problems in which an operation found no finite bound.
+
+    Where all tokens move, ``tokens`` says whose perturbation the first group is, and ``frame`` is what of the others'
+    the tied groups are: orthonormal rows.
+    """
 
     groups: list[Group]
     failed: Bool[Tensor, " problem"]
     owner: str = "input"
     blamed: dict[str, Bool[Tensor, " problem"]] = field(default_factory=dict[str, Tensor])
+    tokens: Int[Tensor, " problem"] | None = None
+    frame: Float[Tensor, "row others"] | None = None
 
     @classmethod
     def of(cls, problems: int, dim: int, like: Tensor) -> Noise:
         """Noise with the first group alone."""
-        return cls([Group(0, dim, ball=True, owner="input")], like.new_zeros(problems, dtype=torch.bool))
+        return cls([Group(0, dim, ball=True, owner="input", tied=True)], like.new_zeros(problems, dtype=torch.bool))
 
     @property
     def size(self) -> int:
         """The number of columns so far."""
         return self.groups[-1].stop
 
-    def new(self, size: int, *, ball: bool) -> int:
+    def new(self, size: int, *, ball: bool, tied: bool = False) -> int:
         """Make a group; its first column."""
         start = self.size
-        self.groups.append(Group(start, start + size, ball, self.owner))
+        self.groups.append(Group(start, start + size, ball, self.owner, tied))
         return start
 
     def fail(self, where: Bool[Tensor, " problem"]) -> None:
@@ -116,12 +127,16 @@ class Form:
 
     @property
     def gradient(self) -> Float[Tensor, "problem entry first"]:
-        """The columns of the first group."""
-        return self.columns[..., : self.noise.groups[0].stop]
+        """The columns of the first group and of those that are tied to it; none of a constant."""
+        tied = [group for group in self.noise.groups if group.tied]
+        if len(tied) == 1 or not self.columns.shape[-1]:
+            return self.columns[..., : tied[0].stop]
+        wide = _padded(self.columns, max(tied[-1].stop, self.columns.shape[-1]))
+        return torch.cat([wide[..., group.start : group.stop] for group in tied], -1)
 
     def groups(self) -> list[Group]:
-        """The groups that the form has columns of."""
-        return [group for group in self.noise.groups if group.stop <= self.columns.shape[-1]]
+        """The groups that the form has columns of, but those of the gradient."""
+        return [group for group in self.noise.groups if group.stop <= self.columns.shape[-1] and not group.tied]
 
 
 def constant(noise: Noise, value: Float[Tensor, "problem entry"]) -> Form:
@@ -206,10 +221,10 @@ def with_ball(form: Form, matrix: Float[Tensor, "problem entry column"]) -> Form
 def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
     r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, which is attained.
 
-    ``rest`` leaves the first group out.
+    ``rest`` leaves the gradient out.
     """
-    total = torch.zeros_like(form.center)
-    for group in form.groups()[rest:]:
+    total = torch.zeros_like(form.center) if rest else form.gradient.norm(dim=-1)
+    for group in form.groups():
         part = form.columns[..., group.start : group.stop]
         total = total + (part.norm(dim=-1) if group.ball else part.abs().sum(-1))
     return (total + form.box) * (1 + ROUNDING)
@@ -219,10 +234,12 @@ def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
     r"""How far the vector is from its centre at most, in l2.
 
     The sum over balls of :math:`|A_g|_2`, and for all interval columns B together the length of the row sums
-    :math:`\sum_j |b_{kj}|`, which is at most :math:`\sum_j |b_j|`. ``rest`` leaves the first group out.
+    :math:`\sum_j |b_{kj}|`, which is at most :math:`\sum_j |b_j|`. ``rest`` leaves the gradient out.
     """
     total = form.box.norm(dim=-1)
-    groups = form.groups()[rest:]
+    if not rest and form.columns.shape[-1]:
+        total = total + largest_singular_value(form.gradient)
+    groups = form.groups()
     for group in groups:
         if group.ball:
             total = total + largest_singular_value(form.columns[..., group.start : group.stop])

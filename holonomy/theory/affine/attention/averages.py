@@ -11,16 +11,20 @@ where the numerator is zero at the centre. In it
     + (dq \cdot dk_j)(v_j^0 - Z) + (w_j - w_j^0)\, dv_j .
 
 The first term is linear in q: summed over j one matrix. The next two are linear in what moves the tokens. The last two
-are of second order and held by a ball, :math:`|w_j - w_j^0| \le |dq| |k_j^0| + |q_0| |dk_j| + |dq| |dk_j|`. Second
-balls of all tokens are summed by L10, and the quotient is L5.
+are of second order: :math:`v_j^0 - Z` and :math:`dv_j` times numbers of which only bounds are known, from
+:math:`|w_j - w_j^0| \le |dq \cdot k_j^0| + |q_0 \cdot dk_j| + |dq \cdot dk_j|`, a product with dq being bounded by
+lengths and, as many entries of q are zero, entry by entry. Balls of all tokens are summed by L10, and the quotient is
+L5.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_first
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_bounded, with_first
 from holonomy.theory.affine.arithmetic.entrywise import inverse
 from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
@@ -37,6 +41,9 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 __all__ = ["linear_average"]
 
@@ -55,10 +62,12 @@ def linear_average(
     middle = weight @ values.center
     offset = values.center - middle[:, None]
 
-    size, moved = query.center.norm(dim=-1, keepdim=True), reach(query)[:, None]
     by_key = torch.einsum("qk,mkf->qmf", query.center, keys.first)
     loose = torch.einsum("qk,mkg->qmg", query.center, keys.rest).norm(dim=-1) * (1 + ROUNDING)
-    private = (moved * keys.reach).index_add(1, keys.which, loose)
+    shared = _products(query, keys.first.norm(dim=-1), keys.stretch[keys.which])
+    private = _products(query, keys.rest.norm(dim=-1), keys.loose[keys.which]) + loose
+    strayed = _products(query, keys.center[keys.which].abs(), keys.center[keys.which].norm(dim=-1))
+    strayed = strayed + by_key.norm(dim=-1) * (1 + ROUNDING) + shared + private
     # Linear in the query, and zero at the centre but for rounding.
     top = linear(query, offset.mT @ keys.center)
     top = with_box(Form(noise, torch.zeros_like(top.center), top.columns, top.box), 2 * top.center.abs())
@@ -66,15 +75,15 @@ def linear_average(
     # Keys and values move together.
     images = images + weight[:, values.which, None, None] * values.first
     top = with_first(top, images, threat)
-    top = with_ball(top, weighted(private, offset[..., None]))
-    top = with_ball(top, weighted(weight[:, values.which], values.rest[None]))
-    strayed = moved * keys.center.norm(dim=-1) + size * keys.reach + moved * keys.reach
-    second = (strayed @ values.reach)[:, None, None] * torch.eye(values.center.shape[-1]).double()
-    top = with_ball(top, second)
+    offset = offset[:, keys.which, :, None]
+    top = with_bounded(with_ball(top, weighted(private, offset)), shared, offset, threat)
+    top = with_ball(top, weighted(weight[:, values.which].abs() + strayed, values.rest[None]))
+    top = with_bounded(top, strayed, values.first[None], threat)
 
     bottom = linear(query, keys.center.sum(0)[None])
     bottom = with_first(bottom, by_key[:, :, None], threat)
-    bottom = with_box(bottom, private.sum(-1, keepdim=True) * (1 + ROUNDING))
+    shared = shared.norm(dim=-1) if threat == "frobenius" else shared.sum(-1)
+    bottom = with_box(bottom, (private.sum(-1) + shared)[:, None] * (1 + ROUNDING))
     bottom = select(silent, constant(noise, torch.ones_like(bottom.center)), bottom)
     average = plus(constant(noise, middle), scale(inverse(bottom), top))
     if root is not None:
@@ -82,3 +91,9 @@ def linear_average(
         norm = lorentz_norm(average[:1], average[1:], (1 - ROUNDING) / root)
         average = quotient(average[1:], times(norm, root), 1 - ROUNDING)
     return select(silent, constant(noise, torch.zeros_like(average.center)), average)
+
+
+def _products(query: Form, entries: Float[Tensor, "token entry"], lengths: Float[Tensor, " token"]) -> Tensor:
+    """The product of what moves the query with vectors of such entries and lengths, at most ``(query, token)``."""
+    by_entry = spread(query) @ entries.T
+    return torch.minimum(by_entry, reach(query)[:, None] * lengths) * (1 + ROUNDING)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.ops.softmax_attention import Similarity
-from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_first
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_bounded, with_first
 from holonomy.theory.affine.arithmetic.entrywise import chord
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, linear, plus, reach, times, with_ball
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
@@ -99,9 +99,9 @@ def softmax_average(
     total = with_first(total, images, threat)
     total = with_ball(total, mean[..., None] * (private * (1 + ROUNDING))[..., None])
     total = with_ball(total, weighted(share * loss + lean * half, values.center[None, ..., None]))
-    total = with_ball(total, weighted(at[:, values.which].abs(), values.rest[None]))
-    strayed = (share * (growth * radius + loss)) @ values.reach
-    total = with_ball(total, strayed[:, None, None] * torch.eye(values.center.shape[-1]).double())
+    strayed = (share * (growth * radius + loss))[:, values.which]
+    total = with_ball(total, weighted(at[:, values.which].abs() + strayed, values.rest[None]))
+    total = with_bounded(total, strayed, values.first[None], threat)
     floor = (1 - ROUNDING) / root
     norm = lorentz_norm(total[:1], total[1:], floor)
     return quotient(total[1:], times(norm, root), floor * root)
@@ -119,11 +119,12 @@ def _logarithm(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 def _support(query: Form, along: Tensor, own: Tensor, threat: Threat) -> Tensor:
     """How far each number ``along . dq + own . d`` is from zero at most, ``(query, token)``."""
-    first = query.noise.groups[0].stop
-    gradient = torch.nn.functional.pad(query.gradient, (0, first - query.gradient.shape[-1]))
-    by_query = along @ gradient
-    total = (by_query + own).norm(dim=-1) if threat == "node" else by_query.norm(dim=-1) + own.norm(dim=-1)
-    for group in query.groups()[1:]:
+    by_query = along @ query.gradient
+    if threat == "node" and by_query.shape[-1]:
+        total = (by_query + own).norm(dim=-1)
+    else:
+        total = by_query.norm(dim=-1) + own.norm(dim=-1)
+    for group in query.groups():
         part = along @ query.columns[..., group.start : group.stop]
         total = total + (part.norm(dim=-1) if group.ball else part.abs().sum(-1))
     return (total + (along.abs() @ query.box[..., None]).squeeze(-1)) * (1 + ROUNDING)

@@ -226,10 +226,8 @@ CLAIMS = (
     Claim(
         "certified.first_order_together",
         "certify_node",
-        "the same of all nodes that move together",
+        "the same of all nodes that move together, in a model of one block",
         partial(_first_order, together=True),
-        expected=False,
-        note="what the node, the others and the graph encoder take is added, though they share one ball",
     ),
     Claim("certified.mixed", "L9", "never worse than the cap by the last LayerNorm, nor than the enclosure", _mixed),
     Claim(
