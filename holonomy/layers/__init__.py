@@ -50,6 +50,7 @@ from holonomy.layers.hyperbolic import (
     HypSimplicialAttention,
     HypSoftmaxAttention,
     LGCNConv,
+    LorentzPLFC,
     TangentLinear,
 )
 from holonomy.layers.node_encoders import DegreeNodeEncoder, LaplacianNodeEncoder, RandomWalkNodeEncoder
@@ -111,6 +112,7 @@ __all__ = [
     "HyperedgeTokenizer",
     "LGCNConv",
     "LaplacianNodeEncoder",
+    "LorentzPLFC",
     "NodeBatchNorm",
     "PairEncoder",
     "PathRouter",

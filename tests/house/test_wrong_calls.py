@@ -187,6 +187,8 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("in_features", lambda: layers.TangentLinear(-6, 4, M)),
         ("x", lambda: layers.TangentLinear(6, 4, M)(P.to_sparse())),
         ("x", lambda: layers.FullyLorentzLinear(6, 4, M)(P.double())),
+        ("x", lambda: layers.LorentzPLFC(6, 4, M)(P.double())),
+        ("x", lambda: layers.LorentzPLFC(6, 4, M)(X)),
         ("activation", lambda: layers.FullyLorentzLinear(6, 4, M, activation="relu")),
         ("scale", lambda: layers.FullyLorentzLinear(6, 4, M, scale=-1.0)),
         ("scale", lambda: layers.FullyLorentzLinear(6, 4, M, scale=NAN)),

@@ -11,12 +11,14 @@ from holonomy import layers, models
 from tests.reference.hyperbolic import (
     Vector,
     affine,
+    change,
     curvature,
     distance,
     exponential,
     fully_lorentz_linear,
     logarithm,
     midpoint,
+    mlr,
     plus,
     point,
     product,
@@ -126,6 +128,17 @@ def hgat_conv(module: layers.HGATConv, x: Tensor, edge_index: Tensor, edge_weigh
     return out(module, rows)
 
 
+def lorentz_plfc(module: layers.LorentzPLFC, x: Tensor) -> Tensor:
+    """Distances to hyperplanes as coordinates, then the translation of HGCN eq. 7."""
+    root, target = (-curvature(module.manifold_in)).sqrt(), curvature(module.manifold_out)
+
+    def moved(distances: Vector) -> Vector:
+        y = change([torch.sinh(root * distance) / root for distance in distances], module)
+        return translated(y, module.bias, target)
+
+    return rowwise(moved, mlr(module.hyperplanes, x))
+
+
 def lgcn_conv(module: layers.LGCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
     """Hypformer eq. 7 for every node, then eq. 4."""
     kappa = curvature(module.manifold_out)
@@ -152,5 +165,6 @@ REFERENCES: dict[type[nn.Module], Callable[..., Tensor]] = {
     layers.HGATConv: hgat_conv,
     layers.HGCNConv: hgcn_conv,
     layers.LGCNConv: lgcn_conv,
+    layers.LorentzPLFC: lorentz_plfc,
     models.HGCN: hgcn,
 }

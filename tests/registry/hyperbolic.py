@@ -64,7 +64,9 @@ def _register(
 
 # Linear maps: with and without bias, with and without a change of curvature.
 for kind, bias, target in itertools.product(
-    (layers.HTC, layers.ExpMapHTC, layers.TangentLinear, layers.FullyLorentzLinear), (True, False), (0, 1)
+    (layers.HTC, layers.ExpMapHTC, layers.TangentLinear, layers.FullyLorentzLinear, layers.LorentzPLFC),
+    (True, False),
+    (0, 1),
 ):
     _register(
         kind,

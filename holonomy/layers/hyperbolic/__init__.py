@@ -3,6 +3,7 @@
 from holonomy.layers.hyperbolic.attention import HypLinearAttention
 from holonomy.layers.hyperbolic.classifier import HypMLR, HypPrototypes
 from holonomy.layers.hyperbolic.convolution import HGATConv, HGCNConv, LGCNConv
+from holonomy.layers.hyperbolic.hyperplanes import LorentzPLFC
 from holonomy.layers.hyperbolic.linear import HTC, ExpMapHTC, FullyLorentzLinear, TangentLinear
 from holonomy.layers.hyperbolic.links import EntailmentCones, FermiDiracDecoder
 from holonomy.layers.hyperbolic.midpoint import HypResidual
@@ -42,5 +43,6 @@ __all__ = [
     "HypSimplicialAttention",
     "HypSoftmaxAttention",
     "LGCNConv",
+    "LorentzPLFC",
     "TangentLinear",
 ]
