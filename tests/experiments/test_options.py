@@ -58,7 +58,9 @@ def test_a_hyper_parameter_that_cannot_be_is_one_sentence(
 
 
 SHARED = sorted(COMMANDS)
-WIDE = sorted(COMMANDS.keys() - {"acquired_traits", "hierarchy", "link_prediction", "phylogeny", "tree_maps"})
+WIDE = sorted(
+    COMMANDS.keys() - {"acquired_traits", "hierarchy", "linear_maps", "link_prediction", "phylogeny", "tree_maps"}
+)
 
 
 @pytest.mark.parametrize("name", WIDE)

@@ -21,8 +21,15 @@ from holonomy.theory.affine import cap
 from holonomy.theory.affine.arithmetic import ellipsoids
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
-from holonomy.theory.certificates import composition, layers, refinements
-from holonomy.theory.certificates.constants import affine, functions, linear_attention, midpoint, softmax_attention
+from holonomy.theory.certificates import composition, far_out, layers, refinements
+from holonomy.theory.certificates.constants import (
+    affine,
+    functions,
+    linear_attention,
+    midpoint,
+    softmax_attention,
+    tangent,
+)
 from holonomy.theory.claims.statements import certified_nodes, collapse, printed
 from holonomy.theory.claims.statements import lipschitz as claims_lipschitz
 from holonomy.theory.graphs import topology
@@ -121,6 +128,12 @@ MUTANTS = [
     Mutant("hyperbolic.residual", midpoint.residual_stretch, "(0.5, share)", "(0.45, share)"),
     Mutant("hyperbolic.residual", midpoint.residual_stretch, "(0.5, share)", "(0.5, 0.9 * share)"),
     *less("hyperbolic.ends", midpoint.concatenation_stretch, "math.cosh(radius)"),
+    # Linear maps of the tangent space: H14
+    *less("linear_maps.tangent", tangent._growth, "math.sinh(above)"),
+    Mutant("linear_maps.tangent", tangent.tangent_stretch, "turning = norm if", "turning = 0.9 * norm if"),
+    *less("linear_maps.tangent", tangent.tangent_stretch, "shift_stretch(shift, far)"),
+    *less("linear_maps.tangent", tangent._on_shell, "exponential_stretch(r) * min(1.0, shift / r)"),
+    Mutant("linear_maps.tangent", tangent._on_shell, "return min(far", "return min(0.9 * far"),
     # Attention: H8, H9, H10
     *(mutant for similarity in SIMILARITIES for mutant in softmax(similarity)),
     *less("hyperbolic.collapse", softmax_attention.hyperbolic_collapse_bound, "2 * scale * queries * keys"),
@@ -169,6 +182,10 @@ STATEMENTS = [
     Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),
     Mutant("certified.lengths", certified_nodes._lengths, "a * y @ change / start", "0.9 * a * y @ change / start"),
     Mutant("certified.lorentz_norms", certified_nodes._lorentz_norms, "tangent / norm)", "0.9 * tangent / norm)"),
+    *less("linear_maps.steps", far_out.transformation_steps, "swept(end) - swept(start)"),
+    *less("linear_maps.steps_on_an_axis", far_out.axis_steps, "end + math.hypot(end, q)"),
+    Mutant("linear_maps.no_escape", far_out.least_chart_stretch, "math.sinh(reach)", "1.1 * math.sinh(reach)"),
+    *less("linear_maps.not_lipschitz", far_out.hyperplane_stretch, "math.cosh(size * a)"),
     Mutant("colouring.csa", printed._csa, '"cgt"', '"gcn"'),
 ]
 

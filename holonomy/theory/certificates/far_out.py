@@ -1,0 +1,110 @@
+r"""What linear maps need to reach points far out, and what reaching costs: steps of gradient descent, and stretch.
+
+Rapidities, curvature -1. Proofs: the page *Linear maps far out*.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["axis_steps", "hyperplane_stretch", "least_chart_stretch", "transformation_steps"]
+
+
+def transformation_steps(start: float, end: float, rate: float, square: float) -> float:
+    r"""Steps of gradient descent on the distance that take :class:`~holonomy.layers.HTC` along a ray.
+
+    .. math:: \frac{F(R) - F(r)}{\eta\,(|X|^2 + 1)}, \qquad F(r) = \tfrac14 (\sinh 2r + 2r)
+
+    for small steps: with the space part :math:`f = W X + b` at rapidity r, the distance to a point ahead falls by
+    :math:`|df| / \cosh r`, so its gradient has the length :math:`\sqrt{|X|^2 + 1} / \cosh r`, and
+    :math:`\dot r = \eta\, (|X|^2 + 1) / \cosh^2 r`. Across the ray the distance D bends by :math:`\coth D`: rates above
+    :math:`2 \tanh(D) / (|X|^2 + 1)` throw the output off the ray, so no rate needs fewer than about
+    :math:`(F(R) - F(r)) / 2` steps.
+
+    Args:
+        start: rapidity r of the output at first.
+        end: rapidity R.
+        rate: :math:`\eta`, the learning rate.
+        square: :math:`|X|^2`, of all ambient coordinates of the input; the one beside it is the bias.
+
+    Returns:
+        The number of steps.
+
+    >>> round(transformation_steps(0.0, 4.0, 0.05, 3.0) / transformation_steps(0.0, 3.0, 0.05, 3.0), 1)
+    7.2
+    """
+
+    def swept(r: float) -> float:
+        return (math.sinh(2 * r) + 2 * r) / 4
+
+    return (swept(end) - swept(start)) / (rate * (square + 1))
+
+
+def axis_steps(start: float, end: float, rate: float, rapidity: float) -> float:
+    r"""The same for one coordinate of :class:`~holonomy.layers.LorentzPLFC` without bias, its z along the input.
+
+    .. math:: \frac{1}{2\eta} \log\frac{R + \sqrt{R^2 + q^2}}{r + \sqrt{r^2 + q^2}}, \qquad
+        q = \tfrac12 (\rho^2 - s^2), \quad s = r / \rho .
+
+    On an axis the output's rapidity is the coordinate :math:`\ell = s p` itself, :math:`s = |z|` and
+    :math:`p = \rho - a` the distance of the input, at rapidity :math:`\rho`, to the hyperplane of offset a. So
+    :math:`\dot s = \eta p`, :math:`\dot p = \eta s`, :math:`p^2 - s^2` stays what it was, and
+    :math:`\dot \ell = \eta (p^2 + s^2) = 2 \eta \sqrt{\ell^2 + q^2}`.
+
+    Args:
+        start: rapidity r of the output at first.
+        end: rapidity R.
+        rate: :math:`\eta`.
+        rapidity: :math:`\rho` of the input.
+
+    Returns:
+        The number of steps.
+
+    >>> [round(axis_steps(1.0, end, 0.05, 1.0)) for end in (2.0, 4.0, 8.0)]
+    [7, 14, 21]
+    """
+    q = (rapidity**2 - (start / rapidity) ** 2) / 2
+    return math.log((end + math.hypot(end, q)) / (start + math.hypot(start, q))) / (2 * rate)
+
+
+def hyperplane_stretch(size: float, rapidity: float) -> float:
+    r"""The stretch of two orthogonal hyperplanes of :class:`~holonomy.layers.LorentzPLFC` on their bisector, across it.
+
+    .. math:: \lambda\, \frac{\cosh \lambda a}{\cosh a}, \qquad \sinh a = \frac{\sinh \rho}{\sqrt 2},
+
+    which grows as :math:`e^{(\lambda - 1) \rho}`: the coordinates are :math:`\sinh \lambda a_k` with
+    :math:`\sinh a_k` those of the input, and by symmetry the motion across the bisector stays across it.
+
+    Args:
+        size: :math:`\lambda`, the length of both z.
+        rapidity: :math:`\rho` of the point.
+
+    Returns:
+        The stretch.
+
+    >>> [round(hyperplane_stretch(1.5, rapidity)) for rapidity in (1.0, 3.0, 5.0, 7.0)]
+    [2, 6, 15, 42]
+    """
+    a = math.asinh(math.sinh(rapidity) / math.sqrt(2))
+    return size * math.cosh(size * a) / math.cosh(a)
+
+
+def least_chart_stretch(reach: float, radius: float) -> float:
+    r"""How far any map of :math:`R^n` to the hyperboloid stretches some tangent, if it reaches far out.
+
+    .. math:: \frac{\sinh \alpha}{r}
+
+    where the sphere of radius r goes around the ball of rapidity :math:`\alpha`: projected to that ball, which
+    lengthens nothing, it covers a sphere whose area is :math:`(\sinh(\alpha) / r)^{n - 1}` times its own.
+
+    Args:
+        reach: the least rapidity :math:`\alpha` on the sphere.
+        radius: r.
+
+    Returns:
+        The stretch that some tangent vector of the sphere has at least.
+
+    >>> round(least_chart_stretch(6.0, 6.0), 1)
+    33.6
+    """
+    return math.sinh(reach) / radius
