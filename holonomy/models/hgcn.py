@@ -41,6 +41,8 @@ class HGCN(nn.Module):
         out_features: number of classes, or of regression targets; if left out, the result is points.
         conv: ``"hgcn"`` (:class:`~holonomy.layers.HGCNConv`), ``"hgat"`` (:class:`~holonomy.layers.HGATConv`) or
             ``"lgcn"`` (:class:`~holonomy.layers.LGCNConv`).
+        linear: the map of :class:`~holonomy.layers.LGCNConv`, ``"lorentz"``, ``"htc"`` or ``"tangent"``; with
+            ``"lgcn"`` only.
         layers: number of convolutions.
         heads: attention heads, a divisor of ``hidden_features``; with ``"hgat"`` only.
         dropout: probability that a space coordinate entering a convolution is dropped in training.
@@ -57,8 +59,8 @@ class HGCN(nn.Module):
 
     Raises:
         TypeError: if an argument is of another type than it says.
-        ValueError: if a size, probability or choice is none of the allowed, ``heads`` is given without ``"hgat"``, or
-            ``decoder`` without ``out_features``.
+        ValueError: if a size, probability or choice is none of the allowed, ``heads`` is given without ``"hgat"``,
+            ``linear`` without ``"lgcn"``, or ``decoder`` without ``out_features``.
 
     >>> path = torch.stack([torch.arange(9), torch.arange(1, 10)])
     >>> edge_index = torch.cat([path, path.flip(0)], dim=1)
@@ -76,6 +78,7 @@ class HGCN(nn.Module):
         out_features: int | None = None,
         *,
         conv: Literal["hgcn", "hgat", "lgcn"] = "hgcn",
+        linear: Literal["lorentz", "htc", "tangent"] = "lorentz",
         layers: int = 2,
         heads: int = 1,
         dropout: float = 0.0,
@@ -101,11 +104,13 @@ class HGCN(nn.Module):
         self.level = level
         if checks.positive_int("heads", heads) != 1 and conv != "hgat":
             raise ValueError(f"heads must be 1 with conv {conv!r}, which has none, got {heads}.")
+        if checks.one_of("linear", linear, ("lorentz", "htc", "tangent")) != "lorentz" and conv != "lgcn":
+            raise ValueError(f"linear must be left out with conv {conv!r}, which has a map of its own, got {linear!r}.")
         widths = [in_features, *[hidden_features] * checks.positive_int("layers", layers)]
         made = [
             Lorentz(curvature, learnable=learnable_curvature, device=device, dtype=dtype) for _ in range(layers + 1)
         ]
-        kinds = {"hgcn": HGCNConv, "hgat": partial(HGATConv, heads=heads), "lgcn": LGCNConv}
+        kinds = {"hgcn": HGCNConv, "hgat": partial(HGATConv, heads=heads), "lgcn": partial(LGCNConv, linear=linear)}
         # Between convolutions: behind all but the last, or before all but the first.
         between = [activation] * (layers - 1)
         activations = [None, *between] if conv == "lgcn" else [*between, None]

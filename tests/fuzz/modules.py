@@ -64,7 +64,7 @@ _CONSTRUCTOR: tuple[tuple[str, Mapping[str, Change]], ...] = (
     (
         (
             "mode kernel sums attention similarity average aggregation conv form decoder level pooling identifiers "
-            "dropout_over norm normalise substructures init"
+            "dropout_over norm normalise substructures init linear"
         ),
         domains.CHOICE,
     ),

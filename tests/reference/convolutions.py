@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import layers, models
+from tests.reference.hyperbolic import REFERENCES as MAPS
 from tests.reference.hyperbolic import (
     Vector,
     affine,
@@ -15,7 +16,6 @@ from tests.reference.hyperbolic import (
     curvature,
     distance,
     exponential,
-    fully_lorentz_linear,
     logarithm,
     midpoint,
     mlr,
@@ -142,7 +142,10 @@ def lorentz_plfc(module: layers.LorentzPLFC, x: Tensor) -> Tensor:
 def lgcn_conv(module: layers.LGCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
     """Hypformer eq. 7 for every node, then eq. 4."""
     kappa = curvature(module.manifold_out)
-    points = [list(row.unbind()) for row in fully_lorentz_linear(module.linear, x)]
+    if module.activation is not None:
+        before = curvature(module.manifold_in)
+        x = rowwise(lambda p: point(list(module.activation.function(torch.stack(p[1:])).unbind()), before), x)
+    points = [list(row.unbind()) for row in MAPS[type(module.linear)](module.linear, x)]
     matrix = weights_of(edge_index, len(x), edge_weight, x)
     return torch.stack([torch.stack(midpoint(points, weights, kappa)) for weights in matrix])
 

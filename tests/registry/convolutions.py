@@ -53,6 +53,8 @@ CASES: list[Case] = [
         (layers.HGATConv, {"heads": 2, "activation": torch.tanh}, 0, _weighted),
         (layers.LGCNConv, {"scale": 2.0}, 0, _weighted),
         (layers.LGCNConv, {"bias": False, "activation": torch.tanh}, 1, _plain),
+        (layers.LGCNConv, {"linear": "htc", "bias": False}, 1, _weighted),
+        (layers.LGCNConv, {"linear": "tangent", "activation": torch.tanh}, 1, _plain),
     )
 ]
 CASES += [
@@ -63,6 +65,7 @@ CASES += [
         {"conv": "hgat", "heads": 2, "layers": 1, "decoder": "prototypes", "curvature": -0.3},
         {"conv": "lgcn", "activation": nn.functional.silu, "dropout": 0.3, "learnable_curvature": False},
         {"conv": "lgcn", "layers": 3, "level": "node"},
+        {"conv": "lgcn", "linear": "tangent"},
     )
 ]
 CASES.append(

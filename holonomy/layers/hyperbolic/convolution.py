@@ -9,12 +9,15 @@ class                     linear map                         average
 ========================= ================================== ====================================================
 :class:`HGCNConv`         tangent space, at the origin       weights :math:`w_{ij}`, in a tangent space
 :class:`HGATConv`         tangent space, at the origin       weights :math:`w_{ij} e^{-d(h_i, h_j)}`, at the origin
-:class:`LGCNConv`         fully Lorentz (Hypformer eq. 7)    weights :math:`w_{ij}`, Lorentzian midpoint (eq. 4)
+:class:`LGCNConv`         fully Lorentz (Hypformer eq. 7)*   weights :math:`w_{ij}`, Lorentzian midpoint (eq. 4)
 ========================= ================================== ====================================================
+
+\\* or another, by ``linear``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -23,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks, numerics
-from holonomy.layers.hyperbolic.linear import FullyLorentzLinear, TangentLinear
-from holonomy.layers.hyperbolic.refinement import change_curvature, from_tangent, resolve
+from holonomy.layers.hyperbolic.linear import HTC, FullyLorentzLinear, TangentLinear
+from holonomy.layers.hyperbolic.refinement import HypActivation, change_curvature, from_tangent, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.heads import head_count
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 __all__ = ["HGATConv", "HGCNConv", "LGCNConv"]
+
+# Of the fully Lorentz linear map at first.
+_SCALE = 10.0
 
 
 class _TangentConvolution(nn.Module):
@@ -290,22 +296,27 @@ class LGCNConv(nn.Module):
     out, any isometry of hyperbolic space commutes with it.
 
     The average is right to 1e-6 for points up to rapidity 11 from the origin, and for coincident ones anywhere; the
-    linear map brings them no farther than :math:`\lambda`, at first 10, which is rapidity 3 at curvature -1.
+    linear map brings them no farther than :math:`\lambda`, at first 10, which is rapidity 3 at curvature -1. No
+    normalisation holds them there with ``linear="htc"`` or ``"tangent"``: the map is :class:`HTC`, or
+    :class:`TangentLinear`, which goes farther out in fewer steps (the page *Linear maps far out*).
 
     Args:
         in_features: dimension of the points that come in.
         out_features: dimension of the points that go out.
         manifold_in: where the input lies, :math:`\kappa_1`.
         manifold_out: where the output lies, :math:`\kappa_2`; ``manifold_in`` if ``None``.
-        activation: h of :class:`FullyLorentzLinear`, a function of the whole point before the linear map.
-        scale: the initial :math:`\lambda > 0` of :class:`FullyLorentzLinear`.
+        linear: the map: ``"lorentz"``, ``"htc"`` or ``"tangent"``.
+        activation: h of :class:`FullyLorentzLinear`, a function of the whole point before the linear map; of its space
+            part before the other maps.
+        scale: the initial :math:`\lambda > 0` of :class:`FullyLorentzLinear`; the other maps have none.
         bias: learn its b.
         device: of the parameters.
         dtype: of the parameters.
 
     Raises:
         TypeError: if an argument is of another type than it says.
-        ValueError: if a size or ``scale`` is not positive.
+        ValueError: if a size or ``scale`` is not positive, ``linear`` is none of the three, or ``scale`` is given
+            with another than ``"lorentz"``.
 
     >>> from holonomy.manifolds import Lorentz
     >>> m, to = Lorentz(-1.0), Lorentz(-0.5)
@@ -321,25 +332,30 @@ class LGCNConv(nn.Module):
         manifold_in: Lorentz,
         manifold_out: Lorentz | None = None,
         *,
+        linear: Literal["lorentz", "htc", "tangent"] = "lorentz",
         activation: Callable[[Tensor], Tensor] | None = None,
-        scale: float = 10.0,
+        scale: float = _SCALE,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
-        self.linear = FullyLorentzLinear(
-            in_features,
-            out_features,
-            manifold_in,
-            manifold_out,
-            activation=activation,
-            scale=scale,
-            bias=bias,
-            device=device,
-            dtype=dtype,
-        )
+        self.in_features = checks.positive_int("in_features", in_features)
+        sizes, spaces = (in_features, out_features), (manifold_in, manifold_out)
+        self.linear: FullyLorentzLinear | HTC | TangentLinear
+        self.activation: HypActivation | None = None
+        if checks.one_of("linear", linear, ("lorentz", "htc", "tangent")) == "lorentz":
+            self.linear = FullyLorentzLinear(
+                *sizes, *spaces, activation=activation, scale=scale, bias=bias, device=device, dtype=dtype
+            )
+            return
+        checks.in_range("scale", scale, 0.0, math.inf)
+        if scale != _SCALE:
+            raise ValueError(f"scale must be left out with linear={linear!r}, which has none, got {scale}.")
+        kind = HTC if linear == "htc" else TangentLinear
+        self.linear = kind(*sizes, *spaces, bias=bias, device=device, dtype=dtype)
+        self.activation = None if activation is None else HypActivation(activation, manifold_in)
 
     def forward(
         self,
@@ -358,16 +374,23 @@ class LGCNConv(nn.Module):
         Returns:
             Points ``(n, out_features + 1)`` on ``manifold_out``.
         """
-        _check(x, edge_index, edge_weight, self.linear.in_features + 1, self.linear.direction)
-        points, curvature = self.linear(x), self.manifold_out.curvature
+        _check(x, edge_index, edge_weight, self.in_features + 1, self._weight())
+        points = self.linear(x if self.activation is None else self.activation(x))
+        curvature = self.manifold_out.curvature
         wide = hyperboloid.lift(numerics.widen(hyperboloid.space(points)), curvature)
         average = averaging(edge_index, x.shape[0], wide.dtype, edge_weight)
         total = average(functional.pad(wide, (0, 1), value=1.0))
         space = midpoint_of_sum(total[:, :-1], total[:, -1:], curvature, torch.finfo(wide.dtype).eps)
         return change_curvature(numerics.narrow(space, points.dtype), self.manifold_out, self.manifold_out)
 
+    def _weight(self) -> nn.Module:
+        """What has a weight of the dtype that points must have."""
+        if isinstance(self.linear, HTC):
+            return self.linear
+        return self.linear.linear if isinstance(self.linear, TangentLinear) else self.linear.direction
 
-def _check(x: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None, ambient: int, layer: nn.Linear) -> None:
+
+def _check(x: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None, ambient: int, layer: nn.Module) -> None:
     """Refuse arguments that do not fit together."""
     checks.last_axis("x", x, ambient, "in_features + 1", layer)
     check_graph(x, edges, edge_weight=edge_weight)
