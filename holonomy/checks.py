@@ -32,6 +32,7 @@ __all__ = [
     "edges",
     "finite",
     "finite_negative",
+    "flags",
     "floating",
     "floating_dtype",
     "function",
@@ -99,6 +100,13 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
     if not low <= value <= high:
         raise ValueError(f"{name} must lie in [{low}, {high}], got {value}.")
     return value
+
+
+def flags(**named: bool) -> None:
+    """Refuse what is neither True nor False, such as ``"no"``, which Python takes as true."""
+    for name, value in named.items():
+        if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
 def finite_negative(name: str, value: float | Tensor) -> float:
@@ -404,6 +412,8 @@ def edges(edge_index: Tensor, n: int, batch: Tensor | None = None, name: str = "
     """Refuse what is no list of edges between n nodes. It reads the values, so it is for what is computed once."""
     nonnegative_int("n", n)
     _edge_list(edge_index, name)
+    if edge_index.is_meta:
+        return
     outside = _outside(edge_index, n)
     if outside:
         raise ValueError(f"{name} must name nodes in [0, n = {n}), got {outside}.")

@@ -101,13 +101,16 @@ def random_walk_node_encoding(
     """
     checks.positive_int("steps", steps)
     checks.floating_dtype(dtype)
+    out = torch.empty(n, steps, dtype=dtype, device=edge_index.device)
+    if edge_index.is_meta:
+        return out
     walk = _walk(edge_index, n)
     back = np.empty((n, steps))
     for start in range(0, n, _BLOCK):
         rows = np.arange(start, min(start + _BLOCK, n))
         for k, ends in enumerate(_ends(walk, rows, steps)):
             back[rows, k] = ends[rows, np.arange(len(rows))]
-    return torch.empty(n, steps, dtype=dtype, device=edge_index.device).copy_(torch.from_numpy(back))
+    return out.copy_(torch.from_numpy(back))
 
 
 def shortest_path_encoding(edge_index: Int[Tensor, "2 edges"], n: int, limit: int) -> Int[Tensor, "n n"]:

@@ -83,6 +83,7 @@ class GCN(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(residual=residual)
         checks.floating_dtype(dtype)
         checks.positive_int("layers", layers)
         widths = [

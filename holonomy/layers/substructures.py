@@ -75,6 +75,7 @@ def substructure_membership(
     >>> substructure_membership(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, [path])[0]
     tensor([ True,  True,  True, False])
     """
+    checks.flags(induced=induced)
     graph = _neighbours(edge_index, n)
     found: set[frozenset[int]] = set()
     for pattern in checks.sequence("patterns", patterns, "edge lists", Tensor):

@@ -132,6 +132,9 @@ class VirtualNode(nn.Module):
             raise ValueError(f"edge_attr must be {wanted}, got {type(edge_attr).__name__}.")
         if edge_attr is not None and self.edge_types:
             checks.edge_types(edge_attr, self.edge_types, edge_index)
+            if self.edge_types > torch.iinfo(edge_attr.dtype).max:
+                held = f"of a dtype that holds edge_types = {self.edge_types}, the type of the new edges"
+                raise TypeError(f"edge_attr must be {held}, got {edge_attr.dtype}.")
         elif edge_attr is not None:
             checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features", self)
 

@@ -62,6 +62,7 @@ class Curvature(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(learnable=learnable)
         value = checks.finite_negative("curvature", value)
         checks.floating_dtype(dtype)
         kind = torch.empty(0, dtype=dtype).dtype

@@ -163,6 +163,7 @@ class LorentzEmbedding(LorentzPoints):
             device=device,
             dtype=dtype,
         )
+        checks.flags(sparse=sparse)
         self._look_up_as(sparse=sparse, padding_idx=padding_idx)
         if self.padding_idx is not None:
             with torch.no_grad():

@@ -118,6 +118,7 @@ class ChromaticGraphTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(edge_values=edge_values, share_edges=share_edges)
         checks.positive_int("layers", layers)
         self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("hidden", hidden)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy._autograd import eager
 from holonomy.layers.equivariant.linear.entrywise import lightweight
+from holonomy.layers.equivariant.linear.sparse import targets
 from holonomy.structures import Hyperedges, on_features
 from holonomy.structures.plan import tuple_codes
 
@@ -114,7 +115,7 @@ class EquivariantModel(nn.Module):
             edge_attr: ``(m, edge_features)``, exactly where the model has some.
             num_graphs: their number, where some at the end have no node.
             to: ``(m', l)`` tuples of the result, where the last order is at least 2 and some layer comes to it from
-                another; layers after that one stay on them.
+                another; layers after that one stay on them. One that is listed twice counts once, and has two rows.
 
         Returns:
             ``(graphs, out_features)`` if the last order is 0, ``(n, out_features)`` if it is 1, ``(m, out_features)``
@@ -129,14 +130,17 @@ class EquivariantModel(nn.Module):
         arrives = max((depth for depth, order in enumerate(self.orders, start=1) if order != last), default=0)
         if to is not None and (last < 2 or arrives == 0 or self.level == "edge"):
             raise ValueError(f"to must be None for orders {self.orders}, which say the tuples of the result.")
+        once, place = (None, None) if to is None else _each_once(edges, to, last)
         # HOT section 4.2: order 1 has every node, the first order the hyperedges that came, others are projected.
         wanted = {1: edges.plan.nodes.indices, self.orders[0]: edges.indices}
         h = cast("Hyperedges", self.embed(edges))
         for depth, layer in enumerate(self.layers, start=1):
             before, order = self.orders[depth - 1], self.orders[depth]
-            where = to if depth == arrives and to is not None else wanted.get(order)
+            where = once if depth == arrives and once is not None else wanted.get(order)
             h = cast("Hyperedges", layer(h, to=None if before == order else where))
         h = cast("Hyperedges", self.head(on_features(self.norm, h)))
+        if to is not None and place is not None:
+            h = h.at(to, h.values[place])
         if self.level == "edge" and edge_index is not None:
             return _rows_of(h, edge_index)
         return h.values if last < 2 else h
@@ -206,3 +210,19 @@ def _rows_of(pairs: Hyperedges, edge_index: Tensor) -> Tensor:
     listed, wanted = (cast("Tensor", tuple_codes(x, pairs.num_nodes)) for x in (pairs.indices, edge_index.long().t()))
     known, place = listed.sort()
     return pairs.values[place[torch.searchsorted(known, wanted)]]
+
+
+@eager
+def _each_once(edges: Hyperedges, to: Tensor, order: int) -> tuple[Tensor, Tensor | None]:
+    """The tuples that are asked for without repeats, and where each stands among them, None without any."""
+    wanted = targets(edges, to, order)
+
+    def find() -> tuple[Tensor, Tensor | None]:
+        codes = tuple_codes(to, edges.num_nodes)  # numbers sort faster than rows
+        different, place = (to if codes is None else codes).unique(dim=0, return_inverse=True)
+        if len(different) == len(to):
+            return to, None
+        some = torch.arange(len(to), device=to.device)
+        return to[some.new_empty(len(different)).scatter_(0, place, some)], place
+
+    return edges.plan.computed("each once", find, wanted)

@@ -91,6 +91,7 @@ class HGCN(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(learnable_curvature=learnable_curvature)
         self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("hidden_features", hidden_features)
         self.conv = checks.one_of("conv", conv, ("hgcn", "hgat", "lgcn"))

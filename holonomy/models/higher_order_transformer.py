@@ -78,6 +78,7 @@ class HigherOrderTransformer(EquivariantModel):
         dtype: torch.dtype | None = None,
     ) -> None:
         checks.positive_int("hidden", hidden)
+        checks.flags(local=local, entrywise=entrywise)
         width = 2 * hidden if feedforward is None else checks.positive_int("feedforward", feedforward)
 
         def layer(order_in: int, order_out: int) -> HigherOrderEncoderLayer:

@@ -107,6 +107,7 @@ class HypTokenGT(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(learnable_curvature=learnable_curvature)
         checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)
         self.level: Level = checks.one_of("level", level, ("graph", "node", "edge"))

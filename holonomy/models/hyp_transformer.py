@@ -109,6 +109,7 @@ class HypTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(learnable_curvature=learnable_curvature)
         self.in_features = checks.positive_int("in_features", in_features)
         self.hidden_features = checks.positive_int("hidden_features", hidden_features)
         if rope and max_tokens is not None:

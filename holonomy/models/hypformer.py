@@ -128,6 +128,7 @@ class Hypformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(learnable_curvature=learnable_curvature, transformer=transformer)
         self.in_features = checks.positive_int("in_features", in_features)
         self.hidden_features = checks.positive_int("hidden_features", hidden_features)
         checks.positive_int("out_features", out_features)

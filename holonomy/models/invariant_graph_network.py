@@ -87,6 +87,7 @@ class InvariantGraphNetwork(EquivariantModel):
     ) -> None:
         checks.in_range("dropout", dropout, 0.0, 1.0)
         checks.function("activation", activation)
+        checks.flags(entrywise=entrywise)
 
         def layer(order_in: int, order_out: int) -> _Activated:
             linear = EquivariantLinear(

@@ -85,6 +85,7 @@ class SimplicialTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(lower_orders=lower_orders, causal=causal, rope=rope, distinct=distinct)
         orders = [checks.positive_int("orders", order) for order in checks.sequence("orders", orders, "integers")]
         if not orders:
             raise ValueError("orders must name at least one layer, got none.")

@@ -105,6 +105,7 @@ class TokenGT(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(basis_residual=basis_residual)
         checks.positive_int("layers", layers)
         checks.positive_int("hidden", hidden)
         checks.positive_int("out_features", out_features)

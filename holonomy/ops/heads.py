@@ -61,6 +61,7 @@ def without_padding(
 
 def check_memory(x: Tensor, memory: Tensor | None, width: int, *, is_causal: bool) -> None:
     """Refuse keys and values of other tokens that do not go with queries."""
+    checks.flags(is_causal=is_causal)
     if memory is None:
         return
     checks.rows("memory", memory, width, "features + 1")

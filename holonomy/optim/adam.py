@@ -133,6 +133,7 @@ def _check_options(group: dict[str, Any]) -> None:
     betas = checks.sequence("betas", group["betas"], "two numbers", Real)
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")
+    checks.flags(amsgrad=group["amsgrad"])
 
 
 def _rows(entry: Entry, point: Tensor, radius: Tensor, *, amsgrad: bool) -> Rows:
@@ -231,7 +232,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         stabilize: int | None = None,
     ) -> None:
         params = parameters_or_groups(params)
-        _check_options({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        _check_options({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad})
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, stabilize=stabilize)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ def _check_options(group: dict[str, Any]) -> None:
     for name in ("momentum", "weight_decay"):
         checks.in_range(name, group[name], 0.0, math.inf)
     checks.in_range("dampening", group["dampening"], -math.inf, math.inf)
+    checks.flags(nesterov=group["nesterov"])
     if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
         raise ValueError(
             "nesterov needs a positive momentum and no dampening, "

@@ -245,7 +245,7 @@ def tuple_codes(indices: Int[Tensor, "tuples order"], num_nodes: int) -> Int[Ten
     return code
 
 
-def _repeated(indices: Tensor, num_nodes: int) -> Tensor:
+def repeated(indices: Tensor, num_nodes: int) -> Tensor:
     """The tuples that are listed more than once."""
     codes = tuple_codes(indices, num_nodes)
     if codes is None:
@@ -279,7 +279,7 @@ def _check_indices(indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: i
         raise ValueError(
             f"indices must lie in [0, num_nodes = {num_nodes}), got {int(indices.min())} .. {int(indices.max())}."
         )
-    again = _repeated(indices, num_nodes)
+    again = repeated(indices, num_nodes)
     if again.shape[0]:
         raise ValueError(f"indices must not list a hyperedge twice, got {tuple(again[0].tolist())} more than once.")
     graphs = batch[indices]

@@ -92,7 +92,7 @@ _FLAGS = (
 CONSTRUCTOR = {
     "device": Kind(_unused, {}, domains.DEVICE),
     **{name: Kind(_unused, wrong) for names, wrong in _CONSTRUCTOR for name in names.split()},
-    **{name: Kind(_unused, {}, domains.FLAG) for name in _FLAGS.split()},
+    **{name: Kind(_unused, domains.FLAG) for name in _FLAGS.split()},
 }
 # Layers of inputs of any width.
 ANY_WIDTH = {"HRC", "HypActivation", "HypDropout", "HypConcat"}

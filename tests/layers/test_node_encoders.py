@@ -111,3 +111,21 @@ def test_a_graph_without_nodes_has_its_virtual_node():
     assert typed["edge_attr"].tolist() == [4, 0, 5, 5, 5, 5]
     alone = VirtualNode(3)(x[:0], edges)
     assert (alone["x"].shape, alone["edge_index"].shape, alone.keys()) == ((1, 3), (2, 0), {"x", "edge_index"})
+
+
+@pytest.mark.parametrize("kind", [RandomWalkNodeEncoder, LaplacianNodeEncoder])
+def test_shapes_are_those_of_the_meta_device(kind):
+    """As of every module: encodings are computed on the CPU, from numbers that are not there."""
+    encoder = kind(4, 2, device="meta")
+    edge_index = torch.zeros(2, 5, dtype=torch.int64, device="meta")
+    assert encoder(torch.empty(3, 4, device="meta"), edge_index).shape == (3, 4)
+
+
+def test_the_type_of_new_edges_is_one_that_the_dtype_holds():
+    x, edge_index = torch.randn(2, 4), torch.tensor([[0, 1], [1, 0]])
+    types = torch.tensor([0, 126], dtype=torch.int8)
+    assert VirtualNode(4, edge_types=127)(x, edge_index, edge_attr=types)["edge_attr"].tolist() == [0, 126, *[127] * 4]
+    with pytest.raises(
+        TypeError, match=r"^edge_attr must be of a dtype that holds edge_types = 128, .* got torch.int8"
+    ):
+        VirtualNode(4, edge_types=128)(x, edge_index, edge_attr=types)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holonomy.layers import HigherOrderEncoderLayer
 from holonomy.layers.equivariant.linear.entrywise import Entrywise
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork
 from holonomy.structures import Hyperedges
@@ -152,6 +153,26 @@ def test_candidate_hyperedges_are_scored_alone(device):
     several = model(x, to=triples)
     assert several.indices is triples
     torch.testing.assert_close(model(x, to=triples[1:2].clone()).values, several.values[1:2])
+
+
+@every_kind
+@pytest.mark.parametrize("orders", [(1, 3), (1, 3, 3)])
+def test_tuples_that_are_asked_for_twice_count_once(kind, options, orders, device):
+    model = build(kind, options, orders, device)
+    x = torch.randn(6, 3, dtype=torch.float64, device=device)
+    triples = torch.tensor([[5, 1, 2], [3, 1, 5], [0, 2, 4], [3, 1, 5], [5, 1, 2]], device=device)
+    once = model(x, to=triples[:3].clone()).values
+    for _ in range(2):  # the second time what was planned of the tuples is there
+        result = model(x, to=triples)
+        assert result.indices is triples
+        torch.testing.assert_close(result.values, once[[0, 1, 2, 1, 0]])
+
+
+def test_a_feed_forward_over_a_tuple_twice_is_refused(device):
+    layer = HigherOrderEncoderLayer(1, 2, 4, 2, 8)
+    nodes = Hyperedges(torch.tensor([[0], [1]]), torch.randn(2, 4), 2)
+    with pytest.raises(ValueError, match=r"^to must not list a tuple twice, got \(1, 0\) more than once"):
+        layer(nodes, to=torch.tensor([[1, 0], [0, 1], [1, 0]]))
 
 
 @every_kind

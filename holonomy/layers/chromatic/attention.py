@@ -79,6 +79,7 @@ class EdgeProjection(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(edge_values=edge_values)
         checks.floating_dtype(dtype)
         checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
         self.edge_features = checks.positive_int("edge_features", edge_features)
@@ -177,6 +178,7 @@ class ChromaticAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(edge_values=edge_values)
         checks.floating_dtype(dtype)
         self.features = checks.positive_int("features", features)
         self.heads = checks.positive_int("heads", heads)

@@ -53,6 +53,7 @@ class EdgeTypeEncoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(product=product)
         checks.floating_dtype(dtype)
         checks.positive_int("features", features)
         # CSA eq. 8: no edge and the node itself are types, too.

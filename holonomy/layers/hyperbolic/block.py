@@ -119,6 +119,7 @@ class HypformerBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(rope=rope, token_positions=token_positions)
         checks.one_of("attention", attention, ("linear", "softmax"))
         checks.one_of("similarity", similarity, SIMILARITIES)
         checks.one_of("average", average, AVERAGES)

@@ -149,6 +149,7 @@ class HGCNConv(_TangentConvolution):
             device=device,
             dtype=dtype,
         )
+        checks.flags(bias=bias)
         self.aggregation = checks.one_of("aggregation", aggregation, ("origin", "local"))
 
     def forward(
@@ -246,6 +247,7 @@ class HGATConv(_TangentConvolution):
             device=device,
             dtype=dtype,
         )
+        checks.flags(bias=bias)
         self.heads = head_count(out_features, heads, "out_features")
 
     def forward(
@@ -340,6 +342,7 @@ class LGCNConv(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(bias=bias)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         self.in_features = checks.positive_int("in_features", in_features)
         sizes, spaces = (in_features, out_features), (manifold_in, manifold_out)

@@ -84,6 +84,7 @@ class HTC(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(bias=bias)
         checks.floating_dtype(dtype)
         self.init = checks.one_of("init", init, ("uniform", "orthogonal"))
         self.in_features = checks.positive_int("in_features", in_features)
@@ -303,6 +304,7 @@ class TangentLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(bias=bias)
         checks.floating_dtype(dtype)
         checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)
@@ -369,6 +371,7 @@ class FullyLorentzLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(bias=bias)
         checks.floating_dtype(dtype)
         self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)

@@ -155,6 +155,7 @@ class _RowNorm(HRC):
         checks.floating_dtype(dtype)
         checks.positive_int("features", features)
         checks.in_range("eps", eps, 0.0, math.inf)
+        checks.flags(elementwise_affine=elementwise_affine)
         norm = self._torchs(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
         super().__init__(_Bounded(norm), manifold_in, manifold_out)
         self.features = features
@@ -299,6 +300,7 @@ class HypBatchNorm(HRC):
             dtype=dtype,
         )
         super().__init__(_Rows(norm), manifold_in, manifold_out)
+        checks.flags(affine=affine, track_running_stats=track_running_stats)
 
     def forward(
         self, x: Float[Tensor, "*batch dim_plus_1"], *, group: Group | None = None

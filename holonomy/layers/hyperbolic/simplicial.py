@@ -90,6 +90,7 @@ class HypSimplicialAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(lower_orders=lower_orders, causal=causal)
         checks.floating_dtype(dtype)
         self.features, self.heads = features, head_count(features, heads)
         self.order = checks.positive_int("order", order)

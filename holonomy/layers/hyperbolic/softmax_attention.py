@@ -91,6 +91,7 @@ class HypSoftmaxAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(rope=rope)
         checks.floating_dtype(dtype)
         self.heads = head_count(features, heads)
         checks.one_of("similarity", similarity, SIMILARITIES)

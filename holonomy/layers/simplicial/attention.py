@@ -73,6 +73,7 @@ class SimplicialAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(lower_orders=lower_orders, causal=causal, rope=rope)
         checks.floating_dtype(dtype)
         self.features, self.heads = features, head_count(features, heads)
         self.order = checks.positive_int("order", order)
@@ -303,6 +304,7 @@ class PathRouter(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(causal=causal, distinct=distinct)
         checks.floating_dtype(dtype)
         self.k, self.causal, self.distinct = checks.positive_int("k", k), causal, distinct
         checks.positive_int("features", features)

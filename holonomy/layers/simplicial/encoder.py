@@ -76,6 +76,7 @@ class SimplicialEncoderLayer(PreNormLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        checks.flags(lower_orders=lower_orders, causal=causal, rope=rope, distinct=distinct)
         if steps is not None:
             checks.positive_int("steps", steps)
         if steps is not None and lower_orders:

@@ -166,6 +166,9 @@ def laplacian_identifiers(
     checks.one_of("which", which, ("lowest", "both"))
     _check_sizes(n, dim, batch, dtype)
     checks.edges(edge_index, n, batch)
+    found = torch.empty(n, dim, device=edge_index.device, dtype=dtype)
+    if edge_index.is_meta:
+        return found
     source, target = as_array(edge_index)
     graph = np.zeros(n, dtype=np.int64) if batch is None else as_array(batch)
     # The nodes of each graph side by side, so that it is a block of the matrix.
@@ -177,7 +180,7 @@ def laplacian_identifiers(
         if start < end:
             vectors = _eigenvectors(_block(normalised, start, end), dim, which)
             out[order[start:end], : vectors.shape[1]] = vectors * math.sqrt(max(end - start, dim) / dim)
-    return torch.empty(n, dim, device=edge_index.device, dtype=dtype).copy_(torch.from_numpy(out))
+    return found.copy_(torch.from_numpy(out))
 
 
 def perturb_identifiers(
@@ -217,6 +220,7 @@ def perturb_identifiers(
         checks.membership(batch, identifiers.shape[0])
     graphs = 1 if batch is None else int(batch.max()) + 1 if batch.numel() else 0
     factor = identifiers.new_ones(graphs, identifiers.shape[-1])
+    checks.flags(sign_flip=sign_flip)
     if sign_flip:
         signs = torch.randint(2, factor.shape, generator=generator, device=_drawn_on(identifiers, generator))
         factor = factor * (2 * signs - 1).to(identifiers)

@@ -116,6 +116,11 @@ def held(
     length of a ``weight``: terms of opposite signs that overflow would have no sum.
     """
     time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * share
+    if x.dtype == torch.float16:
+        # Tokens lie at a share of its largest number. They are held where a product with the weight would leave it.
+        reach = 1.0 if weight is None else torch.linalg.matrix_norm(weight.detach().float(), math.inf).clamp(min=1.0)
+        limit = torch.finfo(x.dtype).max / 8 / reach
+        return x * torch.where(time > limit, limit / time, 1.0).to(x.dtype)
     if checks.costs_nothing_to_read(x):
         farthest = float(time.max()) if time.numel() else 0.0
         if weight is not None and not farthest <= _LONG:  # nan, too, beside which others may be far

@@ -107,6 +107,7 @@ def simplicial_attention(
     tensor([1.0000, 1.5000, 2.5000])
     """
     checks.one_of("form", form, FORMS)
+    checks.flags(causal=causal, lower_orders=lower_orders)
     order = check_simplex(keys, values)
     sizes = [key.shape[-2] for key in keys]
     windows = check_window(window, order)

@@ -197,6 +197,7 @@ def certified_radius(
     """
     enclosure, moves = enclosed(model, x, edge_index), threatened(threat)
     checks.in_range("limit", limit, 0.0, torch.inf)
+    checks.flags(cap=cap)
     nodes = listed(nodes, len(x))
     kept = enclosure.logits[nodes].argmax(-1) if target is None else classes("target", target, nodes, enclosure)
     found = []

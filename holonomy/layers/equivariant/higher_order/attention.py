@@ -122,6 +122,7 @@ class HigherOrderAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(local=local)
         checks.floating_dtype(dtype)
         self.order_in = checks.positive_int("order_in", order_in)
         self.order_out = checks.nonnegative_int("order_out", order_out)

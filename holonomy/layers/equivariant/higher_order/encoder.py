@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._autograd import eager
 from holonomy.layers.equivariant.higher_order.attention import HigherOrderAttention
 from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.layers.equivariant.linear.layer import check_dense
 from holonomy.structures import Hyperedges, joint, on_features
+from holonomy.structures.plan import repeated
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -76,6 +78,7 @@ class HigherOrderEncoderLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(local=local, entrywise=entrywise)
         checks.floating_dtype(dtype)
         self.order_in, self.order_out = order_in, order_out
         checks.function("activation", activation)
@@ -121,7 +124,8 @@ class HigherOrderEncoderLayer(nn.Module):
             Dense ``(*batch, n, .., n, features)``, or hyperedges of order l (order 0: one row a graph).
 
         Raises:
-            ValueError: if shapes do not fit, or an argument comes with the other kind of input.
+            ValueError: if shapes do not fit, an argument comes with the other kind of input, or ``to`` lists a tuple
+                twice, which the feed-forward would count twice.
         """
         same = self.order_in == self.order_out
         if same and to is not None:
@@ -133,8 +137,17 @@ class HigherOrderEncoderLayer(nn.Module):
         mixed = on_features(self.dropout, self.attention(on_features(self.norm_attention, x), mask, to=to))
         if same:
             mixed = _added(x, mixed)
+        elif isinstance(mixed, Hyperedges) and to is not None:
+            _require_distinct(mixed)
         hidden = on_features(self.activation, self.expand(on_features(self.norm_feedforward, mixed), mask))
         return _added(mixed, on_features(self.dropout, self.contract(hidden, mask)))
+
+
+@eager
+def _require_distinct(x: Hyperedges) -> None:
+    again = x.plan.computed("repeated", lambda: repeated(x.plan.indices, x.num_nodes)[:1])
+    if again.shape[0]:
+        raise ValueError(f"to must not list a tuple twice, got {tuple(again[0].tolist())} more than once.")
 
 
 def _added(x: Tensor | Hyperedges, y: Tensor | Hyperedges) -> Tensor | Hyperedges:

@@ -369,4 +369,5 @@ class EquivariantLinear(EquivariantMap):
             device=device,
             dtype=dtype,
         )
+        checks.flags(bias=bias, lightweight=lightweight)
         self.lightweight = lightweight
