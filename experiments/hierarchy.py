@@ -27,7 +27,7 @@ The first three have a coordinate less, so that all have equally many numbers a 
     python -m experiments.hierarchy
     python -m experiments.hierarchy --data ../shared/data --dataset mammals --baseline all --dims 2 5 10
     python -m experiments.hierarchy --nodes 600 --known 0.4 --models learned euclidean euclidean-bias edges
-    python -m experiments.hierarchy --data ../shared/data --dataset nouns --epochs 3
+    python -m experiments.hierarchy --data ../shared/data --dataset nouns --dims 10 --negatives 20 --sparse
 """
 
 from __future__ import annotations
@@ -236,6 +236,7 @@ class Settings:
         growth: share of the epochs in which T grows, geometrically.
         evaluate_every: epochs between two measurements; the last epoch is always measured.
         sample: nodes whose ancestors are ranked, drawn once from a seed of their own; 0 ranks all.
+        sparse: move only the points that a batch names; the moments of the others wait.
     """
 
     dim: int = 5
@@ -250,6 +251,7 @@ class Settings:
     growth: float = 0.6
     evaluate_every: int = 10
     sample: int = 0
+    sparse: bool = False
 
     def rate(self, epoch: int) -> float:
         """Learning rate of an epoch, from 1."""
@@ -302,7 +304,8 @@ class Hyperbolic(nn.Module):
 
     def __init__(self, n: int, settings: Settings, *, learnable: bool) -> None:
         super().__init__()
-        self.points = LorentzEmbedding(n, settings.dim, Lorentz(-1.0, learnable=learnable), std=settings.std)
+        manifold = Lorentz(-1.0, learnable=learnable)
+        self.points = LorentzEmbedding(n, settings.dim, manifold, std=settings.std, sparse=settings.sparse)
 
     def pairwise(self, rows: Tensor) -> Tensor:
         """Distances (b, n)."""
@@ -870,11 +873,13 @@ def parser() -> argparse.ArgumentParser:
     )
     group = out.add_argument_group("settings", f"defaults that differ from those below are, for the {differ}")
     for field in dataclasses.fields(Settings):
-        if field.name in {"dim", "temperature"}:
+        if field.name in {"dim", "temperature", "sparse"}:
             continue
         kind = type(field.default)
         flag = f"--{field.name.replace('_', '-')}"
         group.add_argument(flag, type=kind, metavar="X", help=f"default {field.default}")
+    about = "move only the points that a batch names, of hyperbolic models with sampled negatives"
+    group.add_argument("--sparse", action="store_true", default=None, help=about)
     group.add_argument(
         "--temperature",
         type=float,
@@ -899,6 +904,8 @@ def settings_for(arguments: argparse.Namespace, dim: int) -> Settings:
     for name, value in positive.items():
         if not value > 0:
             raise RefusedError(f"--{name} must be positive, got {value}")
+    if settings.sparse and not settings.negatives:
+        raise RefusedError("--sparse needs --negatives: without a sample every batch names all points")
     for name in ("negatives", "burn_in", "sample", "growth", "curvature_share"):
         if getattr(settings, name) < 0:
             raise RefusedError(f"--{name.replace('_', '-')} must not be negative, got {getattr(settings, name)}")
@@ -927,6 +934,9 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     identity = {"dataset": hierarchy.name, "nodes": hierarchy.num_nodes, "known": arguments.known}
     links = None if arguments.known is None else held_out(hierarchy, arguments.known)
     _check_bias(models, dims)
+    others = [model for model in models if not model.startswith(("learned", "fixed"))]
+    if arguments.sparse and others:
+        raise RefusedError(f"--sparse is for the hyperbolic models of this library, got {others[0]}")
     base = runs.Run(
         arguments.out or Path("runs") / f"hierarchy-{arguments.dataset}-{named}",
         identity,

@@ -144,17 +144,20 @@ def test_loss_of_pairs_against_a_loop() -> None:
     assert loss.item() == pytest.approx(np.mean(terms), rel=1e-9)
 
 
-@pytest.mark.parametrize(("model", "negatives"), [*((model, 0) for model in MODELS), ("learned", 5)])
-def test_every_space_learns_a_small_tree(model: str, negatives: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "negatives", "sparse"),
+    [*((model, 0, False) for model in MODELS), ("learned", 5, False), ("fixed", 5, True)],
+)
+def test_every_space_learns_a_small_tree(model: str, negatives: int, sparse: bool) -> None:
     tree = random_tree(30, children=3, seed=0)
-    settings = Settings(dim=4, epochs=40, batch=30 if negatives == 0 else 50, negatives=negatives, evaluate_every=40)
+    settings = Settings(dim=4, epochs=40, batch=30 if negatives == 0 else 50, negatives=negatives, sparse=sparse)
     torch.manual_seed(0)
     space, _ = build(model, 30, settings)
     before = measure(space, tree)["map"]
     record = fit(model, settings, tree, 0)
     assert record["map"] > max(0.6, before + 0.2)
     assert record["history"]["loss"][-1] < record["history"]["loss"][0]
-    assert len(record["history"]["measured_at"]) == 2
+    assert len(record["history"]["measured_at"]) == 5
 
 
 def test_geoopt_and_ours_agree_where_the_curvature_is_fixed() -> None:
@@ -221,6 +224,8 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
         (["--dims", "0"], "--dims must be positive"),
         (["--lr", "-1"], "--lr must be positive"),
         (["--models", "fixed", "--baseline", "all"], "--models"),
+        (["--sparse"], "--sparse needs --negatives"),
+        (["--sparse", "--negatives", "5", "--models", "euclidean"], "got euclidean"),
     ):
         assert main([*words, "--quiet", "--out", str(tmp_path / "run")]) == 2
         error = capsys.readouterr().err
