@@ -95,13 +95,20 @@ def problem(name: str, target: str, rapidity: float, seed: int) -> tuple[nn.Modu
     return MAPS[name](WIDTH), x, point(torch.eye(WIDTH)[0] if target == "axis" else aim, rapidity)
 
 
+def apart(x: Tensor, y: Tensor) -> Tensor:
+    """The distance of two points in float64, in few operations: for two points, they are what a step costs."""
+    first, second = x[1:].double(), y[1:].double()
+    rise = (1 + first.square().sum()).sqrt() - (1 + second.square().sum()).sqrt()
+    return 2 * (((first - second).square().sum() - rise.square()).sqrt() / 2).asinh()
+
+
 def steps(name: str, target: str, rapidity: float, seed: int, *, optimizer: str, rate: float, most: int) -> int:
     """Steps until the image is near the target, or the most plus one."""
     layer, x, goal = problem(name, target, rapidity, seed)
     kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
     descent = kind([p for p in layer.parameters() if p.requires_grad], lr=rate)
     for step in range(most + 1):
-        distance = SPACE.dist(layer(x), goal)
+        distance = apart(layer(x), goal)
         if distance.item() < NEAR:
             return step
         descent.zero_grad()
@@ -238,7 +245,7 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     ]
     rates = [
         {"map": name, "cells": [cell(name, "anywhere", arguments.rates_at, "sgd", rate) for rate in OTHER_RATES]}
-        for name in ("htc", "hyperplanes", "tangent")
+        for name in ("htc", "tangent")
     ]
     content = {name: getattr(arguments, name) for name in ("rapidities", "problems", "most", "rates_at")}
     content |= {"rows": rows, "rates": rates}

@@ -24,6 +24,12 @@ def test_a_layer_with_the_length_inside_is_that_outside_where_it_is_one():
     torch.testing.assert_close(inside(x), outside(x))
 
 
+def test_distances_are_those_of_the_manifold():
+    for near in (6.0, 1.0):
+        x, y = (linear_maps.point(torch.randn(8), rapidity) for rapidity in (near, 6.0))
+        torch.testing.assert_close(linear_maps.apart(x, y).float(), SPACE.dist(x, y))
+
+
 def test_steps_are_counted_until_the_target_is_near():
     for name in MAPS:
         found = steps(name, "anywhere", 2.0, 3, optimizer="sgd", rate=0.05, most=200)
