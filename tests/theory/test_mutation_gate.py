@@ -17,8 +17,9 @@ import pytest
 
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
-from holonomy.theory.affine import cap
-from holonomy.theory.affine.arithmetic import ellipsoids
+from holonomy.theory.affine import cap, graph, points, whole_graph
+from holonomy.theory.affine.arithmetic import ellipsoids, products
+from holonomy.theory.affine.attention import linear
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
 from holonomy.theory.certificates import composition, far_out, layers, refinements
@@ -30,7 +31,7 @@ from holonomy.theory.certificates.constants import (
     softmax_attention,
     tangent,
 )
-from holonomy.theory.claims.statements import certified_nodes, collapse, printed
+from holonomy.theory.claims.statements import certified_lemmas, certified_nodes, collapse, printed
 from holonomy.theory.claims.statements import lipschitz as claims_lipschitz
 from holonomy.theory.graphs import topology
 
@@ -154,6 +155,13 @@ MUTANTS = [
     *less("certified.sound", Enclosure._bound, "spread(form)"),
     *less("certified.cap", cap.farthest, "(k * radius).asinh()"),
     *less("certified.cap", cap.least_products, "(k * reach).asinh()", "root_size * turned.norm(dim=-1)"),
+    Mutant("certified.quotients", products.quotient, "low), difference)", "low), times(difference, 0.9))"),
+    *less("certified.points", points.exponential, "2 * along[:, None]"),
+    Mutant("certified.attention", linear._average, "scale(share, change)", "scale(share, times(change, 0.9))"),
+    *less("certified.graph", graph._convolve, "layer.weight @ mixed(columns)"),
+    *less("certified.ellipsoids", ellipsoids.weighted, "(weights * sizes).sum(-1)"),
+    *less("certified.ellipsoids", ellipsoids.with_bounded, "bounds.square()"),
+    *less("certified.graph_together", whole_graph._before, "weight[some][:, None, None]"),
     Mutant("certified.mixed", Enclosure._mixed, "amax(0)", "amin(0)"),
     # Graphs
     Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),
@@ -181,6 +189,9 @@ STATEMENTS = [
     Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
     Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),
     Mutant("certified.lengths", certified_nodes._lengths, "a * y @ change / start", "0.9 * a * y @ change / start"),
+    *less("certified.features", certified_lemmas._features, "power * size ** ((power - 1) / (2 * power))"),
+    *less("certified.softmax", certified_lemmas._softmax, "weights.sum().item()", "mean.square()"),
+    *less("certified.averages", certified_lemmas._averages, "(dk @ dq) @ offset", "(after - before) @ dv"),
     Mutant("certified.lorentz_norms", certified_nodes._lorentz_norms, "tangent / norm)", "0.9 * tangent / norm)"),
     *less("linear_maps.steps", far_out.transformation_steps, "swept(end) - swept(start)"),
     *less("linear_maps.steps_on_an_axis", far_out.axis_steps, "end + math.hypot(end, q)"),

@@ -11,6 +11,7 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.theory.claims.pictures import Picture, attention_pictures
 from holonomy.theory.claims.statements import (
+    certified_lemmas,
     certified_nodes,
     collapse,
     colouring,
@@ -41,6 +42,7 @@ CLAIMS: tuple[Claim, ...] = (
     *colouring.CLAIMS,
     *printed.CLAIMS,
     *certified_nodes.CLAIMS,
+    *certified_lemmas.CLAIMS,
 )
 """Every claim, family by family; a name is ``"<family>.<claim>"``."""
 

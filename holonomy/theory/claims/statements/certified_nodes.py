@@ -17,9 +17,10 @@ from holonomy.layers import GCN, HypLayerNorm
 from holonomy.models import Hypformer
 from holonomy.theory.affine.cap import farthest, least_products
 from holonomy.theory.affine.certificate import NodeCertificate, certify_node
+from holonomy.theory.certificates.certificate import certify
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "random_model", "random_numbers"]
 
 _NODES, _FEATURES, _HIDDEN, _CLASSES = 6, 3, 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
@@ -32,22 +33,29 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"average": "midpoint", "norm_eps": 0.5},
 )
 
+_SMOOTH: dict[str, Any] = {
+    "attention": "softmax",
+    "similarity": "geodesic",
+    "graph_encoder": None,
+    "norm_eps": 1.0,
+}
+
 _Function = Callable[[Tensor], Tensor]
 
 
-def _model(draws: Draws, index: int) -> tuple[Hypformer, Tensor, Tensor]:
+def random_model(draws: Draws, index: int) -> tuple[Hypformer, Tensor, Tensor]:
     """A model in evaluation, every parameter random, its features and a ring of nodes."""
     model = Hypformer(_FEATURES, _HIDDEN, _CLASSES, layers=1, **_OPTIONS[index % len(_OPTIONS)]).double().eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             size = p.shape[-1] ** -0.5 if p.ndim > 1 else 0.2
-            p.copy_(size * _numbers(draws, *p.shape) + (1.0 if name.endswith("norm.weight") else 0.0))
+            p.copy_(size * random_numbers(draws, *p.shape) + (1.0 if name.endswith("norm.weight") else 0.0))
     ring = torch.arange(_NODES)
     edge_index = torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])])
-    return model, _numbers(draws, _NODES, _FEATURES), edge_index
+    return model, random_numbers(draws, _NODES, _FEATURES), edge_index
 
 
-def _numbers(draws: Draws, *shape: int) -> Tensor:
+def random_numbers(draws: Draws, *shape: int) -> Tensor:
     """Normal ones in float64, in which a certificate computes."""
     return draws.normal(*shape).double().cpu()
 
@@ -90,7 +98,7 @@ def _losses(
 def _sound(draws: Draws) -> Iterable[Trial]:
     """What an attack takes from a margin, beside what the certificate allows."""
     for index in draws.rounds(40):
-        model, x, edge_index = _model(draws, index)
+        model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=index % 3 == 2)
         share = 2.0**-13 if index % 2 else draws.logarithmic(0.001, 1.0)
         radius = share * x[rows].norm().item()
@@ -105,7 +113,7 @@ def _sound(draws: Draws) -> Iterable[Trial]:
 def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
     """How much more than the linear part and rounding a certificate takes: a third at most on a quarter of the ball."""
     for index in draws.rounds(15):
-        model, x, edge_index = _model(draws, index)
+        model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=together)
         zero, each = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
         for share in (2.0**-40, 2.0**-12, 2.0**-14):
@@ -120,10 +128,26 @@ def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
             yield Trial(smaller.item(), larger.abs().item() / 3, floor=1000 * _TOLERANCE)
 
 
+def _layer_wise(draws: Draws) -> Iterable[Trial]:
+    """What the certificate allows to be taken from a margin, beside what a constant of the whole model does."""
+    for index in draws.rounds(8):
+        model = Hypformer(_FEATURES, _HIDDEN, _CLASSES, layers=2, **_SMOOTH).double().eval()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if p.ndim > 1:
+                    without = index % 2 == 0 and "blocks" in name
+                    p.copy_(random_numbers(draws, *p.shape) * (0.0 if without else p.shape[-1] ** -0.5))
+        x, radius = random_numbers(draws, _NODES, _FEATURES), 0.6 if index % 2 == 0 else draws.logarithmic(0.001, 1.0)
+        constant = certify(model, radius, x=x, metric="l2", starts=0).constant
+        found, logits = certify_node(model, x, None, 0, radius, threat="frobenius"), model(x)[0].detach()
+        taken = (logits[found.target] - logits - found.margins)[torch.arange(_CLASSES) != found.target]
+        yield Trial(taken.amax().item(), 2**0.5 * constant * radius)
+
+
 def _mixed(draws: Draws) -> Iterable[Trial]:
     """What the certificate allows to be taken from a margin, beside its two parts alone."""
     for index in draws.rounds(20):
-        model, x, edge_index = _model(draws, index)
+        model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=index % 3 == 2)
         radius = draws.logarithmic(0.01, 10.0) * x[rows].norm().item()
         found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
@@ -136,18 +160,18 @@ def _mixed(draws: Draws) -> Iterable[Trial]:
 def _cap(draws: Draws) -> Iterable[Trial]:
     """Products with logarithms of what a LayerNorm gives, and their lengths, beside L9; attained by a plain norm."""
     for index in draws.rounds(60):
-        encoder = _model(draws, 0)[0].encoder
+        encoder = random_model(draws, 0)[0].encoder
         norm = None if encoder is None else encoder.blocks[-1].get_submodule("norm_feedforward")
         if encoder is None or not isinstance(norm, HypLayerNorm):
             raise AssertionError("the model has a transformer with a LayerNorm")
         gain, shift = (norm.get_parameter(f"function.norm.{part}") for part in ("weight", "bias"))
-        row = _numbers(draws, _HIDDEN)
+        row = random_numbers(draws, _HIDDEN)
         with torch.no_grad():
             if index % 2:
                 gain.fill_(1.0)
                 shift.zero_()
                 row = row - row.mean()
-            far = torch.cat([-(row * gain)[None], _numbers(draws, 200, _HIDDEN)])
+            far = torch.cat([-(row * gain)[None], random_numbers(draws, 200, _HIDDEN)])
             found = norm.manifold_out.logmap0(norm(norm.manifold_in.lift(100 * far)))[:, 1:]
             yield Trial((found @ -row).amax().item(), -least_products(encoder, row[None, None]).item())
             yield Trial(found.norm(dim=-1).amax().item(), farthest(encoder).item())
@@ -178,7 +202,7 @@ def _secant(draws: Draws) -> Iterable[Trial]:
 def _products(draws: Draws) -> Iterable[Trial]:
     """How far (g.d) d is from g/2."""
     for index in draws.rounds(100):
-        g, d = _numbers(draws, 4), _numbers(draws, 4)
+        g, d = random_numbers(draws, 4), random_numbers(draws, 4)
         d = d / d.norm() * (1.0 if index % 2 else draws.uniform(0.0, 1.0))
         yield Trial(((g @ d) * d - g / 2).norm().item(), g.norm().item() / 2)
 
@@ -186,7 +210,12 @@ def _products(draws: Draws) -> Iterable[Trial]:
 def _lengths(draws: Draws) -> Iterable[Trial]:
     """L3: both sides of the identity for the length of what moves."""
     for _ in draws.rounds(100):
-        y, change, a, b = _numbers(draws, 4), _numbers(draws, 4), draws.logarithmic(0.01, 10.0), draws.uniform(0.0, 3.0)
+        y, change, a, b = (
+            random_numbers(draws, 4),
+            random_numbers(draws, 4),
+            draws.logarithmic(0.01, 10.0),
+            draws.uniform(0.0, 3.0),
+        )
         start, end = (a * y @ y + b) ** 0.5, (a * (y + change) @ (y + change) + b) ** 0.5
         tangent = start + a * y @ change / start
         quadratic = a * (change @ change - a * (y @ change) ** 2 / start**2)
@@ -197,7 +226,7 @@ def _lorentz_norms(draws: Draws) -> Iterable[Trial]:
     """L4: both sides of the identity for the Lorentz norm of what moves, between time-like vectors."""
     metric = torch.diag(torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
     for _ in draws.rounds(100):
-        space = _numbers(draws, 2, 3)
+        space = random_numbers(draws, 2, 3)
         time = space.norm(dim=-1) * (1 + draws.logarithmic(0.001, 1.0))
         start, end = torch.cat([time[:, None], space], -1)
         norm, after = ((-(z @ metric @ z)).sqrt() for z in (start, end))
@@ -230,6 +259,14 @@ CLAIMS = (
         partial(_first_order, together=True),
     ),
     Claim("certified.mixed", "L9", "never worse than the cap by the last LayerNorm, nor than the enclosure", _mixed),
+    Claim(
+        "certified.layer_wise",
+        "H12",
+        "never worse than the product of the layers' hyperbolic constants",
+        _layer_wise,
+        expected=False,
+        note="blocks without weights have a small constant; with random weights it is the other way round",
+    ),
     Claim(
         "certified.cap",
         "L9",

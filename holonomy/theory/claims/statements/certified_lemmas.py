@@ -1,0 +1,274 @@
+r"""Claims on the lemmas L5 to L8 and L10 to L13 of :mod:`holonomy.theory.affine`.
+
+Where a lemma encloses what a layer gives, the ball is small and the change goes where the linear part is steepest: an
+enclosure that is exact to first order is attained there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from holonomy import numerics
+from holonomy.layers import GCN, HypLinearAttention, Propagation
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
+from holonomy.models import HypformerBlock
+from holonomy.ops.linear_attention.reference import power_features
+from holonomy.theory.affine.arithmetic.ellipsoids import weighted, with_bounded
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, spread
+from holonomy.theory.affine.arithmetic.products import quotient
+from holonomy.theory.affine.attention.linear import attended, crowd_of
+from holonomy.theory.affine.branch import positioned
+from holonomy.theory.affine.graph import graph_branch
+from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
+from holonomy.theory.affine.whole_graph import enclose_all
+from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers
+from holonomy.theory.claims.verdict import Claim, Draws, Trial
+
+__all__ = ["CLAIMS"]
+
+_NODES, _FEATURES = 6, 3
+_TOLERANCE = numerics.tolerance(torch.float64).rtol
+# Of what balls are, beside numbers of about one.
+_SMALL = 2.0**-16
+# The feature map of two entries and power two stretches by two where both are equal, and nowhere more.
+_STEEPEST = 2.0**-0.25
+
+_Function = Callable[[Tensor], Tensor]
+
+
+def _beside(found: Form, function: _Function, zero: Tensor) -> Trial:
+    """The entry that a change goes farthest with, where it is steepest, beside its enclosure."""
+    slopes = torch.autograd.functional.jacobian(function, zero)
+    sizes = slopes.flatten(1).norm(dim=-1)
+    alive = (sizes > 0).nonzero().squeeze(1).tolist()
+    off = torch.stack([
+        (function(sign * _SMALL * slopes[entry] / sizes[entry]) - found.center[0])[entry].abs()
+        for entry in alive
+        for sign in (1, -1)
+    ])  # fmt: skip
+    bounds = spread(found)[0, alive].repeat_interleave(2)
+    worst = int((off / bounds).argmax())
+    return Trial(off[worst].item(), bounds[worst].item(), floor=_TOLERANCE * _SMALL)
+
+
+def _ball(dim: int) -> Noise:
+    return Noise.of(1, dim, torch.zeros(1, dtype=torch.float64))
+
+
+def _quotients(draws: Draws) -> Iterable[Trial]:
+    """L5: a vector and a positive number that both move."""
+    for _ in draws.rounds(40):
+        center, matrix = random_numbers(draws, 5), random_numbers(draws, 5, 3)
+        center[0] = center[0].abs() + 0.5
+        form = Form(_ball(3), center[None], _SMALL * matrix[None], torch.zeros(1, 5).double())
+
+        def ratio(change: Tensor, center: Tensor = center, matrix: Tensor = matrix) -> Tensor:
+            moved = center + matrix @ change
+            return moved[1:] / moved[0]
+
+        yield _beside(quotient(form[1:], form[:1]), ratio, torch.zeros(3).double())
+
+
+def _encoded(draws: Draws, index: int) -> tuple[HypformerEncoder, HypformerBlock, Tensor, Scaled]:
+    """An encoder, its first block, features, and where the first moves, its point after the position."""
+    model, x, _ = random_model(draws, 3 if index % 2 else 0)
+    encoder = cast("HypformerEncoder", model.encoder)
+    block = cast("HypformerBlock", encoder.blocks[0])
+    moved, radius = affine_of(encoder.embedding)[0][:, 1:] * _SMALL, x.new_tensor([_SMALL])
+    space, scaling, floor = exponential(
+        encoder.embedding, _ball(_FEATURES), x[:1], moved[None], x[:1] * _SMALL, radius
+    )  # fmt: skip
+    point = lifted(refined(encoder.refine, space), scaling, floor, block.manifold_in)
+    return encoder, block, x, positioned(block.position, point)
+
+
+def _points(draws: Draws) -> Iterable[Trial]:
+    """L6: a point from features to after the position, held with its scale."""
+    for index in draws.rounds(20):
+        encoder, block, x, point = _encoded(draws, index)
+
+        def place(change: Tensor, encoder: Any = encoder, block: Any = block, x: Tensor = x) -> Tensor:
+            return block.position(encoder.points(x[:1] + change))[0, 1:]
+
+        yield _beside(settled(point, block.manifold_in).space, place, torch.zeros(_FEATURES).double())
+
+
+def _attention(draws: Draws) -> Iterable[Trial]:
+    """L7: linear attention where one token moves and asks."""
+    for index in draws.rounds(40):
+        encoder, block, x, point = _encoded(draws, index)
+        layer, others = cast("HypLinearAttention", block.attention), torch.arange(_NODES) > 0
+
+        def asked(
+            change: Tensor, encoder: Any = encoder, block: Any = block, x: Tensor = x, others: Any = others
+        ) -> Tensor:
+            moved = torch.where(others[:, None], x, x + change)
+            return block.attention(block.position(encoder.points(moved)))[0, 1:]
+
+        with torch.no_grad():
+            crowd = crowd_of(layer, block.position(encoder.points(x)), torch.tensor([0]))
+            found = attended(layer, point, point, crowd)
+            found = quotient(found, point.scale, point.floor)
+        yield _beside(found, asked, torch.zeros(_FEATURES).double())
+
+
+def _features(draws: Draws) -> Iterable[Trial]:
+    """L7: how far the feature map moves vectors of the orthant apart, beside how far apart they are."""
+    for index in draws.rounds(100):
+        power, size = (2.0, 2) if index % 2 else (draws.uniform(1.1, 4.0), draws.integer(1, 6))
+        e, change = random_numbers(draws, size).abs(), random_numbers(draws, size) * draws.logarithmic(_SMALL, 1.0)
+        if index % 2:
+            e, change = torch.ones(2).double(), _SMALL * torch.tensor([1.0, -1.0]).double()
+        other = (e + change).clamp(min=0)
+        apart = (power_features(other, power) - power_features(e, power)).norm().item()
+        bound = power * size ** ((power - 1) / (2 * power))
+        known = _STEEPEST if index % 2 else 1.0
+        yield Trial(apart, bound * (other - e).norm().item(), known=known)
+
+
+def _graphs(draws: Draws, *, together: bool) -> Iterable[Trial]:
+    """L8, L13: graph encoders of a ring where the features of one node move, or of all."""
+    ring = torch.arange(_NODES)
+    edges = torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])])
+    for index in draws.rounds(20):
+        encoder = Propagation(_FEATURES, 5, 4, steps=2) if index % 2 else GCN(_FEATURES, 5, 4, layers=3, residual=True)
+        encoder = encoder.double()
+        with torch.no_grad():
+            for each in encoder.parameters():
+                each.copy_(random_numbers(draws, *each.shape))
+        x, victim = random_numbers(draws, _NODES, _FEATURES), torch.tensor([index // 2 % 2])
+        noise, basis = _ball(_FEATURES), torch.eye(_FEATURES).double()
+        moves = torch.ones(_NODES, 1).double() if together else (ring == 0).double()[:, None]
+
+        def output(
+            change: Tensor, encoder: Any = encoder, x: Tensor = x, node: Any = victim, at: Any = moves
+        ) -> Tensor:
+            return encoder(x + at * change, edges)[node[0]]
+
+        with torch.no_grad():
+            branch = graph_branch(encoder, x, edges)
+            if together:
+                noise.tokens = victim
+                found = enclose_all(branch, noise, int(victim), basis, _SMALL, "frobenius")
+            else:
+                found = branch.enclose(noise, torch.tensor([0]), victim, basis[None], x.new_tensor([_SMALL]))
+        yield _beside(found, output, torch.zeros_like(x))
+
+
+def _ellipsoids(draws: Draws) -> Iterable[Trial]:
+    """L10: supports of sums of images of balls, beside those of one ball; sharp where all images are similar."""
+    for index in draws.rounds(60):
+        images, weights = random_numbers(draws, 1, 4, 3, 2), random_numbers(draws, 1, 4).abs()
+        if index % 2:
+            images = random_numbers(draws, 1, 4, 1, 1) * images[:, :1]
+        direction = random_numbers(draws, 1, 3)
+        each = weights * torch.einsum("de,ntef->ntf", direction, images).norm(dim=-1)
+        sums = ((weighted(weights, images), each.sum()), (_together(images, weights), each.norm()))
+        for ball, support in sums:
+            yield Trial(support.item(), (direction @ ball[0]).norm().item())
+
+
+def _together(images: Tensor, weights: Tensor) -> Tensor:
+    zero = constant(_ball(2), torch.zeros(1, 3).double())
+    return with_bounded(zero, weights, images, "frobenius").columns[..., 2:]
+
+
+def _softmax(draws: Draws) -> Iterable[Trial]:
+    """L11: one, beside what changes of logits that their mean is taken off make of weights, and of a Lorentz norm."""
+    for index in draws.rounds(60):
+        shares, change = random_numbers(draws, 5).softmax(0), random_numbers(draws, 5)
+        space = random_numbers(draws, 5, 3)
+        if index % 2:
+            change, space = torch.full_like(change, draws.uniform(-2.0, 2.0)), space[:1].expand(5, -1)
+        weights = shares * (change - (shares * change).sum()).exp()
+        time = (1 + space.square().sum(-1)).sqrt()
+        total, mean = weights @ space, (weights * time).sum()
+        yield Trial(1.0, weights.sum().item())
+        yield Trial(1.0, (mean.square() - total.square().sum()).sqrt().item())
+
+
+def _averages(draws: Draws) -> Iterable[Trial]:
+    """L12: both sides of the expansion of an average whose weights are products of queries and keys."""
+    for _ in draws.rounds(60):
+        q, k, v = random_numbers(draws, 3).abs(), random_numbers(draws, 5, 3).abs(), random_numbers(draws, 5, 2)
+        q = q / (k @ q).sum()
+        dq, dk, dv = 0.1 * random_numbers(draws, 3) * q, 0.1 * random_numbers(draws, 5, 3), random_numbers(draws, 5, 2)
+        before, after = k @ q, (k + dk) @ (q + dq)
+        middle = before @ v
+        offset = v - middle
+        linear_part = (k @ (q + dq)) @ offset + (dk @ q) @ offset + before @ dv
+        rest = (dk @ dq) @ offset + (after - before) @ dv
+        truth = after @ (v + dv) / after.sum()
+        found = middle + (linear_part + rest) / after.sum()
+        size = truth.norm() + (before.abs() @ (v.norm(dim=-1) + dv.norm(dim=-1))) / after.sum().abs()
+        yield Trial((truth - found).norm().item(), 2.0**12 * torch.finfo(torch.float64).eps * size.item())
+
+
+CLAIMS = (
+    Claim(
+        "certified.quotients",
+        "L5",
+        "y/N lies in y0/N0 + (1/N)(y - (y0/N0) N), 1/N by L1 and the product by L2; attained by small balls",
+        _quotients,
+        kind="lower",
+    ),
+    Claim(
+        "certified.points",
+        "L6",
+        "points with a scale beside them enclose exponential, refinement, position; attained by small balls",
+        _points,
+        kind="lower",
+    ),
+    Claim(
+        "certified.attention",
+        "L7",
+        "v = A + w (v_a - A) encloses linear attention where one token moves; attained by small balls",
+        _attention,
+        kind="lower",
+    ),
+    Claim(
+        "certified.features",
+        "L7",
+        "phi(e) = |e| e^p / |e^p| has a Lipschitz constant of p k^((p-1)/(2p)) at most on the orthant of k entries",
+        _features,
+        kind="lower",
+    ),
+    Claim(
+        "certified.graph",
+        "L8",
+        "GCN and Propagation are enclosed where one node moves; attained by small balls",
+        lambda draws: _graphs(draws, together=False),
+        kind="lower",
+    ),
+    Claim(
+        "certified.ellipsoids",
+        "L10",
+        "sums of images of many balls, or of one that they share, lie in the ball of L10; attained by similar images",
+        _ellipsoids,
+        kind="lower",
+    ),
+    Claim(
+        "certified.softmax",
+        "L11",
+        "sum_j p_j exp(u_j) >= 1 and the Lorentz norm is 1/sqrt(c) at least, where the mean is taken off the logits",
+        _softmax,
+    ),
+    Claim(
+        "certified.averages",
+        "L12",
+        "an average with weights q.k is its centre, a part that is linear in what moves, and two products",
+        _averages,
+        kind="equal",
+    ),
+    Claim(
+        "certified.graph_together",
+        "L13",
+        "GCN and Propagation are enclosed where all nodes move; attained by small balls",
+        lambda draws: _graphs(draws, together=True),
+        kind="lower",
+    ),
+)
