@@ -10,6 +10,7 @@ import torch
 from holonomy.layers import HypLinearAttention
 from holonomy.manifolds import Lorentz
 from holonomy.ops.linear_attention import linear_attention_block, linear_attention_block_reference
+from holonomy.ops.linear_attention.reference import product
 from tests.laws.laws import assert_near, cotangent
 
 D = torch.float64
@@ -152,6 +153,17 @@ def test_the_layer_takes_parts_where_nodes_are_many():
         strict=True,
     ):
         assert_near(ours, theirs, 1e-11, name)
+
+
+def test_a_product_leaves_the_gradient_of_keys_in_their_order_in_memory():
+    """Else all that follows walks through it column by column."""
+    key, value = torch.rand(2, 7, 3, requires_grad=True), torch.rand(2, 7, 4, requires_grad=True)
+    given = torch.randn(2, 3, 4)
+    found = torch.autograd.grad(product(key.mT, value), (key, value), given)
+    expected = torch.autograd.grad(key.mT @ value, (key, value), given)
+    assert found[0].is_contiguous()
+    for name, ours, theirs in zip(("key", "value"), found, expected, strict=True):
+        assert_near(ours, theirs, 1e-6, name)
 
 
 def test_autocast_takes_the_definition():

@@ -145,9 +145,15 @@ def product(
     weight: Float[Tensor, "*batch rows keys"], value: Float[Tensor, "*batch keys columns"]
 ) -> Float[Tensor, "*batch rows columns"]:
     """``weight @ value``; the gradient by the weights saturates where terms of its sums would not fit."""
-    if _autograd.supports_custom_backward(weight, value) and weight.requires_grad:
+    if weight.requires_grad and _states_gradient(weight, value):
         return _autograd.apply_function(_Product, weight, value)
     return weight @ value
+
+
+def _states_gradient(weight: Tensor, value: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return weight.dtype == value.dtype and not torch.is_autocast_enabled(weight.device.type)
+    return _autograd.supports_custom_backward(weight, value)
 
 
 class _Product(torch.autograd.Function):
@@ -160,10 +166,12 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         weight, value = ctx.saved_tensors
         grad = grad_outputs[0]
-        of_weight = grad @ value.mT
+        # In the order in memory of the weight: what follows would walk through keys that are transposed.
+        of_weight = (value @ grad.mT).mT if weight.stride(-2) < weight.stride(-1) else grad @ value.mT
         of_value = weight.mT @ grad if ctx.needs_input_grad[1] else None
         # They nearly always fit, and on a CPU it is faster to look: their squares have a sum then.
-        if checks.costs_nothing_to_read(of_weight) and bool(torch.linalg.vector_norm(of_weight.detach()).isfinite()):
+        fits = checks.costs_nothing_to_read(of_weight) and torch.linalg.vector_norm(of_weight.detach()).isfinite()
+        if torch.compiler.is_compiling() or bool(fits):
             return of_weight, of_value
         limit = torch.finfo(value.dtype).max / (4 * value.shape[-1])
         limit = limit / value.detach().abs().amax(-2, keepdim=True).clamp(min=1.0)

@@ -131,7 +131,9 @@ def _pair(rows: _Rows, epsilon: float) -> _Pair:
     acute = (x_time + y_time) / torch.hypot(rest, across) * torch.hypot(width, torch.full_like(width, 2.0))
     obtuse = numerics.finite((2 * (x_time * y_time - product.clamp(max=0))).sqrt() / radius)
     one = torch.where(product > 0, acute, torch.hypot(obtuse, torch.full_like(obtuse, math.sqrt(2))))
-    norm = numerics.hypot(one * math.sqrt(epsilon), torch.full_like(one, 1 - epsilon))
+    norm = numerics.finite(one)
+    if epsilon != 1:
+        norm = numerics.hypot(one * math.sqrt(epsilon), torch.full_like(one, 1 - epsilon))
     return _Pair(x_time, y_time, shortest, along, width, length, one, norm)
 
 
