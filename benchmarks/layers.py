@@ -15,6 +15,7 @@ from holonomy.layers import (
     HypPositionalEncoding,
     HypResidual,
     HypRMSNorm,
+    LorentzPLFC,
     TangentLinear,
 )
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
@@ -30,6 +31,7 @@ LAYERS = (
     "HypPositionalEncoding",
     "HypLinearAttention",
     "TangentLinear",
+    "LorentzPLFC",
 )
 
 
@@ -52,6 +54,7 @@ def contenders(nodes: int, device: torch.device) -> Contenders:
         HypPositionalEncoding(FEATURES, first),
         HypLinearAttention(FEATURES, 4, first, last, manifold_hidden=hidden),
         TangentLinear(FEATURES, FEATURES, first, hidden),
+        LorentzPLFC(FEATURES, FEATURES, first, hidden),
     )
     inputs = {"HypResidual": (x, branch)}
     steps = {name: of(layer.to(device), *inputs.get(name, (x,))) for name, layer in zip(LAYERS, made, strict=True)}
@@ -95,7 +98,11 @@ CASES = (
         unit="nodes",
         sizes=(10_000,),
         contenders=contenders,
-        lines=(*(Line(name, "Linear") for name in LAYERS), Line("TangentLinear", "HTC", {10_000: "<= 1.3"})),
+        lines=(
+            *(Line(name, "Linear") for name in LAYERS),
+            Line("TangentLinear", "HTC", {10_000: "<= 1.3"}),
+            Line("LorentzPLFC", "HTC"),
+        ),
     ),
     Case(
         name="asinh",
