@@ -301,3 +301,21 @@ def test_a_change_of_curvature_saturates(dtype: torch.dtype) -> None:
 def test_batch_norm_wants_a_dtype_of_numbers_with_fractions():
     with pytest.raises(TypeError, match="dtype must be a floating-point"):
         HypBatchNorm(2, Lorentz(), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-6, 0.5, 1.5])
+@pytest.mark.parametrize("rapidity", [0.0, 1.0, 10.0])
+def test_a_translation_in_closed_form_is_the_exponential_of_the_carried_bias(rapidity, length):
+    """Points, biases and curvatures of float32, with their gradients, beside the frames of float64."""
+    torch.manual_seed(0)
+    space, bias = (nn.functional.normalize(torch.randn(*size, 5), dim=-1) for size in ((7,), ()))
+    space, bias = math.sinh(rapidity) * space, length * bias
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        manifold = Lorentz(-0.7, learnable=True, dtype=dtype)
+        leaves = [space.to(dtype).requires_grad_(), bias.to(dtype).requires_grad_()]
+        y = refinement.translated(manifold.lift(leaves[0]), leaves[1], manifold)
+        cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        results.append([y, *torch.autograd.grad(y, [*leaves, *manifold.parameters()], cotangent)])
+    for name, mine, exact in zip(("y", "x", "b", "curvature"), *results, strict=True):
+        assert (mine.double() - exact).norm().item() <= 1e-5 * exact.norm().item(), name

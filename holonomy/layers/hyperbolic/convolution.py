@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.linear import HTC, FullyLorentzLinear, TangentLinear
-from holonomy.layers.hyperbolic.refinement import HypActivation, change_curvature, from_tangent, resolve
+from holonomy.layers.hyperbolic.refinement import HypActivation, change_curvature, from_tangent, resolve, translated
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.heads import head_count
@@ -75,10 +75,7 @@ class _TangentConvolution(nn.Module):
         r"""The points :math:`h = (W \otimes x) \oplus b` on ``manifold_in``, of checked arguments."""
         _check(x, edges, edge_weight, self.linear.linear.in_features + 1, self.linear.linear)
         points = self.linear(x)
-        if self.bias is None:
-            return points
-        bias = numerics.gradient_within(self.bias.expand(x.shape[0], -1), torch.finfo(x.dtype).max * numerics.ROOM)
-        return hyperboloid.expmap_frame(points, bias.to(points.dtype), self.manifold_in.curvature)
+        return points if self.bias is None else translated(points, self.bias, self.manifold_in)
 
     def _out(self, tangent: Float[Tensor, "nodes dim_out"]) -> Float[Tensor, "nodes dim_out_plus_1"]:
         """Activation in the tangent space, and the exponential of ``manifold_out``."""

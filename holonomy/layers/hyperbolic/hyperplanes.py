@@ -5,7 +5,6 @@ Points are ambient, ``(..., d + 1)``, time first.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy.layers.hyperbolic.classifier import HypMLR
-from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
-from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.layers.hyperbolic.refinement import change_curvature, resolve, translated
+from holonomy.manifolds import Lorentz
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -115,18 +114,13 @@ class LorentzPLFC(nn.Module):
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
         points = change_curvature(self._space(self.hyperplanes(x)), self.manifold_in, self.manifold_out)
-        if self.bias is None:
-            return points
-        # The gradient is a sum over all points.
-        bias = numerics.gradient_within(self.bias.expand(points[..., 1:].shape), _most(points.dtype) * numerics.ROOM)
-        return hyperboloid.expmap_frame(points, bias.to(points.dtype), self.manifold_out.curvature)
+        return points if self.bias is None else translated(points, self.bias, self.manifold_out)
 
     def _space(self, distance: Float[Tensor, "*batch dim_out"]) -> Float[Tensor, "*batch dim_out"]:
         """Coordinates whose distances from the hyperplanes through the origin these are."""
-        root = numerics.widen(self.manifold_in.curvature).neg().sqrt()
+        root = self.manifold_in.curvature.neg().sqrt().to(distance.dtype)
         most = numerics.widest_rapidity(distance.dtype) - _ROOM + root.detach().log().clamp(max=0.0)
-        held = (numerics.widen(distance) * root).clamp(-most, most)
-        return numerics.narrow(held.sinh() / root, distance.dtype)
+        return (distance * root).clamp(-most, most).sinh() / root
 
     def extra_repr(self) -> str:
         """Sizes, for ``repr``.
@@ -135,7 +129,3 @@ class LorentzPLFC(nn.Module):
             The line that ``repr`` shows.
         """
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
-
-
-def _most(dtype: torch.dtype) -> float:
-    return math.sqrt(torch.finfo(dtype).max)

@@ -25,6 +25,7 @@ from holonomy import _parts, checks, numerics
 from holonomy._autograd import may_bypass
 from holonomy._parts import Group, Parts
 from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds.hyperboloid.rows import use_rowwise
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.lorentz.tangent_map import exponential
 
@@ -47,6 +48,7 @@ __all__ = [
     "may_bypass_norm",
     "rescale_space",
     "resolve",
+    "translated",
 ]
 
 
@@ -96,6 +98,27 @@ def change_curvature(
 def from_tangent(tangent: Float[Tensor, "*batch dim"], manifold: Lorentz) -> Float[Tensor, "*batch dim_plus_1"]:
     """The points that tangent vectors at the origin lead to, of which a layer made the vectors."""
     return exponential(tangent, manifold.curvature)
+
+
+def translated(
+    points: Float[Tensor, "*batch dim_plus_1"], bias: Float[Tensor, " dim"], manifold: Lorentz
+) -> Float[Tensor, "*batch dim_plus_1"]:
+    r"""The translation :math:`\exp_x(P_{o \to x}\, b)` of points x that a layer has just made.
+
+    In units of the radius it is :math:`(\cosh |b| + h\, x_s \cdot b / (1 + x_t))\, x_s + h\, b` with
+    :math:`h = \sinh |b| / |b|`, in which up to :math:`|b| = 1` float32 keeps its digits.
+    """
+    if use_rowwise(points, bias) and points.numel() and checks.costs_nothing_to_read(points):
+        root = manifold.curvature.neg().sqrt().to(points.dtype)
+        size = numerics.norm(bias) * root
+        if float(size.detach()) <= 1 and float(points[..., 0].detach().amax()) <= numerics.LONG:
+            time, space, h = points[..., :1], points[..., 1:], numerics.sinhc(size)
+            share = (space @ bias).unsqueeze(-1) * (root.square() / (1 + root * time))
+            return hyperboloid.lift(space * (size.cosh() + h * share) + h * bias, manifold.curvature)
+    # The gradient is a sum over all points.
+    limit = torch.finfo(points.dtype).max * numerics.ROOM
+    bias = numerics.gradient_within(bias.expand(points[..., 1:].shape), limit)
+    return hyperboloid.expmap_frame(points, bias.to(points.dtype), manifold.curvature)
 
 
 class HRC(nn.Module):
