@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -51,8 +52,10 @@ def test_the_change_of_curvature_is_executed(case, drawn, device, dtype):
     for mode in modes(case, module):
         there, points = getattr(mode, case.target), output(mode, inputs).detach()
         assert_on(there, points)
+        # Offsets of hyperplanes lead far out where curvature is steep.
+        near = there.dist0(points).amin().item() * math.sqrt(-there.curvature.item()) < 4
         for elsewhere in manifolds_of(mode):
-            if elsewhere is not there:
+            if elsewhere is not there and near:
                 with pytest.raises(AssertionError):
                     assert_on(elsewhere, points)
 
