@@ -47,7 +47,11 @@ class HTC(nn.Module):
 
     With ``init="orthogonal"`` the rows of W_s, or its columns where there are fewer, are orthonormal, and b is zero: at
     first a layer that narrows nothing keeps the distance of every point from the origin, through any number of layers.
-    Torch's rows bring points nearer: rapidity 3 becomes 0.9 behind four layers of width 64.
+    Torch's rows bring points nearer: rapidity 3 becomes 1.0 behind four layers of width 64.
+
+    Gradient descent takes its output to rapidity R in :math:`(\sinh 2R + 2R) / (4 \eta\, (|x|^2 + 1))` steps, which is
+    :math:`e^2` times as many for each unit: where nothing normalises points, and they have to lie far out, take
+    :class:`TangentLinear` (the page *Linear maps far out*).
 
     Points whose time is more than 1/4096 of the largest number of the dtype (rapidity 80 in float32) are taken as if
     they lay there, and a result that the dtype cannot hold is drawn back along its ray.
@@ -273,6 +277,12 @@ class TangentLinear(nn.Module):
 
     The ancestor of HTC that goes through the tangent space (Ganea et al. 2018, Chami et al. 2019).
     The logarithm at the origin is the zero vector there, with the right gradient.
+
+    With Adam its output reaches rapidity R in steps that grow as R. Without bias its Lipschitz constant is
+    :math:`\sqrt{\kappa_1/\kappa_2}` times that of :math:`A = \sqrt{\kappa_2/\kappa_1}\, W`: the norm of A where that is
+    at most one, else :math:`\sinh(|A| \rho) / \sinh \rho` on the ball of rapidity :math:`\rho` (theorem H14 on the page
+    *Certificates*). Float32 rows up to rapidity 14 are computed in one formula, as fast as HTC; others by the
+    exponential and the logarithm.
 
     Args:
         in_features: dimension of the points that come in.
