@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import doctest
 import re
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,8 +96,54 @@ def _displayed(translator: HTML5Translator, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def script_of(page: str) -> str:
+    """A page whose lines run, as a script: its text becomes comments, and what the page shows is printed."""
+    found: list[str] = []
+    for part in doctest.DocTestParser().parse(page):
+        if isinstance(part, doctest.Example):
+            found.append(_printed(part))
+        else:
+            lines = (line for line in part.strip("\n").splitlines() if not line.startswith("```"))
+            found.extend(f"# {line}".rstrip() + "\n" for line in lines)
+    return "".join(found)
+
+
+def _printed(example: doctest.Example) -> str:
+    body = ast.parse(example.source).body
+    if not (example.want and len(body) == 1 and isinstance(body[0], ast.Expr)):
+        return example.source
+    if example.source.count("\n") == 1 and "#" not in example.source:
+        return f"print({example.source.strip()})\n"
+    return f"print(\n{textwrap.indent(example.source, '    ')})\n"
+
+
+# Pages with a script: one source, which the suite runs. A gallery of scripts would be a second one, with its own runs,
+# and pages that are not tested where they are read.
+_TUTORIALS = "guide/"
+
+
+def _name_of(page: str) -> str:
+    """The script's: beside one named geoopt.py nothing could import Geoopt."""
+    return f"tutorial_{page}.py"
+
+
+def _link_script(_app: object, page: str, source: list[str]) -> None:
+    """Under the heading of a tutorial, its script."""
+    if page.startswith(_TUTORIALS):
+        name = _name_of(page.removeprefix(_TUTORIALS))
+        head, _, rest = source[0].partition("\n")
+        source[0] = f'{head}\n\n<p>This page as a script: <a href="{name}" download>{name}</a></p>\n{rest}'
+
+
+def _write_scripts(app: Sphinx, error: Exception | None) -> None:
+    if error is None and app.builder.format == "html":
+        for page in (Path(app.srcdir) / _TUTORIALS).glob("*.md"):
+            there = Path(app.outdir) / _TUTORIALS / _name_of(page.stem)
+            there.write_text(script_of(page.read_text("utf-8")), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
-    """Write equations as MathML, and escape docstrings before napoleon reads their sections.
+    """Write equations as MathML and tutorials as scripts; escape docstrings before napoleon reads their sections.
 
     Args:
         app: Sphinx.
@@ -104,3 +153,5 @@ def setup(app: Sphinx) -> None:
     Picture.__repr__ = lambda self: repr(self.title)
     app.add_html_math_renderer("mathml", (_inline, None), (_displayed, None))
     app.connect("autodoc-process-docstring", _escape, priority=100)
+    app.connect("source-read", _link_script)
+    app.connect("build-finished", _write_scripts)

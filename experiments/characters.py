@@ -114,7 +114,7 @@ def seconds_of_steps(networks: Mapping[str, nn.Module], texts: Tensor, rounds: i
 
 
 def draw(networks: Mapping[str, nn.Module], data: Texts, run: runs.Run) -> Path:
-    """Draw the loss above the entropy against steps, and against the seconds that they take."""
+    """Draw the loss on validation texts against steps, and against the seconds that they take."""
     rows = runs.read_json(run.path("table.json"))["models"]
     with torch.enable_grad():
         times = seconds_of_steps(networks, data.train[:16], 20)
@@ -123,12 +123,12 @@ def draw(networks: Mapping[str, nn.Module], data: Texts, run: runs.Run) -> Path:
         for place, (model, row) in enumerate(rows.items()):
             settings, history = row["settings"], row["history"][0]["val"]
             steps = [(epoch + 1) * -(-settings["texts"] // settings["batch"]) for epoch in range(len(history))]
-            above = [-val - data.chance for val in history]
+            found = [-val for val in history]
             look = {"color": plots.PALETTE[place % 8], "label": MODELS[model]}
-            left.semilogy(steps, above, "o-", markersize=3, **look)
-            right.loglog([step * times[model] for step in steps], above, "o-", markersize=3, **look)
-        left.set(xlabel="steps", ylabel="validation, bits above the entropy")
-        right.set(xlabel="seconds of forward and backward passes")
+            left.plot(steps, found, "o-", markersize=3, **look)
+            right.semilogx([step * times[model] for step in steps], found, "o-", markersize=3, **look)
+        left.set(xlabel="steps", ylabel="validation, bits for a character")
+        right.set(xlabel="seconds, forward and backward")
         left.legend(frameon=False)
         return plots.save(figure, run.own("loss.png"))
 

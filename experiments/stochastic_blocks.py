@@ -183,7 +183,7 @@ def loss(network: nn.Module, data: Data, chosen: Tensor) -> Tensor:
 def score(network: nn.Module, data: Data, chosen: Tensor) -> float:
     """Return the accuracy averaged over the classes."""
     logits, y = encoded_graphs.answers(network, data.graphs, chosen, size=20)
-    return balanced_accuracy(logits.argmax(dim=1), y, data.classes)
+    return balanced_accuracy(logits.argmax(dim=1), y)
 
 
 def validate(network: nn.Module, data: Data) -> float:

@@ -163,7 +163,8 @@ def forward_mode() -> bool:
 def as_array(x: Tensor) -> np.ndarray:
     """Integers for NumPy, also where a transformation of ``torch.func`` hides the memory of every tensor."""
     if transformed():
-        return np.array(x.tolist(), dtype=np.int64).reshape(x.shape)
+        # Not tolist, which torch 2.6 refuses there.
+        return np.array([int(entry) for entry in x.flatten()], dtype=np.int64).reshape(x.shape)
     return x.detach().cpu().numpy()
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._autograd import as_array
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -199,7 +200,7 @@ def _connected_order(pattern: list[set[int]]) -> list[int]:
 def _neighbours(edge_index: Tensor, n: int, name: str = "edge_index") -> list[set[int]]:
     checks.edges(edge_index, n, name=name)
     graph: list[set[int]] = [set() for _ in range(n)]
-    for u, v in edge_index.t().tolist():
+    for u, v in as_array(edge_index).T.tolist():
         if u != v:
             graph[u].add(v)
             graph[v].add(u)

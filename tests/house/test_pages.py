@@ -59,3 +59,28 @@ def test_drawings_are_those_of_their_script(name: str) -> None:
     assert getattr(script("pictures"), name)() == (ROOT / "docs" / "_static" / f"{name}.svg").read_text(
         encoding="utf-8"
     )
+
+
+def test_the_script_of_a_page_runs_what_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """And prints what it shows, so that both have one source."""
+    pytest.importorskip("sphinx")
+    page = "# Two\n\nText.\n\n```python\n>>> a = 1\n>>> a + 1  # the sum\n2\n>>> a\n1\n>>> _ = a\n\n```\n\nEnd.\n"
+    made = script("conf").script_of(page)
+    exec(compile(made, "page", "exec"), {})
+    assert capsys.readouterr().out == "2\n1\n"
+    assert [line for line in made.splitlines() if line.startswith("#")] == [
+        "# # Two",
+        "#",
+        "# Text.",
+        "#",
+        "#",
+        "# End.",
+    ]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guide").glob("*.md")), ids=lambda path: path.stem)
+def test_every_tutorial_is_a_script(page: Path) -> None:
+    pytest.importorskip("sphinx")
+    made = script("conf").script_of(page.read_text("utf-8"))
+    compile(made, page.name, "exec")
+    assert made.count("print(") > 1
