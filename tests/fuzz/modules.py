@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from holonomy.layers import HypConcat
-from holonomy.layers.hyperbolic.softmax_attention import KeyValueState
+from holonomy.layers.hyperbolic.attention.softmax import KeyValueState
 from holonomy.manifolds import Curvature, Lorentz
 from holonomy.ops.linear_attention.causal import LinearState
 from tests.cases import CASES, Case, Setting

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy._parts import Group
-from holonomy.layers.hyperbolic.attention import HypLinearAttention
+from holonomy.layers.hyperbolic.attention.linear import HypLinearAttention
+from holonomy.layers.hyperbolic.attention.softmax import HypSoftmaxAttention
 from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.midpoint import HypResidual, add_and_norm
+from holonomy.layers.hyperbolic.norms import HypLayerNorm, HypRMSNorm
 from holonomy.layers.hyperbolic.position import HypPositionalEncoding
-from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, HypLayerNorm, HypRMSNorm, drop_some, resolve
-from holonomy.layers.hyperbolic.softmax_attention import HypSoftmaxAttention
+from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, drop_some, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.heads import KeyValueState, check_memory, without_padding

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
-from holonomy.layers.hyperbolic.refinement import HRC, HypLayerNorm, affine_of, may_bypass_norm, rescale_space, resolve
+from holonomy.layers.hyperbolic.norms import HypLayerNorm, affine_of, may_bypass_norm
+from holonomy.layers.hyperbolic.refinement import HRC, rescale_space, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.lorentz.midpoint import midpoint
 from holonomy.ops.lorentz.residual_norm import residual_norm

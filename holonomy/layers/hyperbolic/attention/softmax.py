@@ -1,6 +1,6 @@
 r"""Multi-head hyperbolic softmax attention, Hypformer eqs. 3-5.
 
-Points, padding, heads and curvatures are those of :mod:`holonomy.layers.hyperbolic.attention`.
+Points, padding, heads and curvatures are those of :mod:`holonomy.layers.hyperbolic.attention.linear`.
 """
 
 from __future__ import annotations

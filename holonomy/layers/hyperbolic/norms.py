@@ -1,0 +1,300 @@
+r"""Normalisations of the space part of points: HRC (Hypformer eqs. 13, 21) with those of torch.
+
+Rows too long for their squares are scaled down first. Points are ambient, ``(..., d + 1)``, time first.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy import _parts, checks, numerics
+from holonomy._autograd import may_bypass
+from holonomy._parts import Group, Parts
+from holonomy.layers.hyperbolic.refinement import HRC, change_curvature, curvatures
+from holonomy.manifolds import Lorentz
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["HypBatchNorm", "HypLayerNorm", "HypRMSNorm", "affine_of", "may_bypass_norm"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class _RowNorm(HRC):
+    """A normalisation of the space part, row by row."""
+
+    _torchs: type[nn.LayerNorm | nn.RMSNorm]
+
+    def __init__(
+        self,
+        features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        eps: float = numerics.LAYER_NORM_EPS,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.floating_dtype(dtype)
+        checks.positive_int("features", features)
+        checks.in_range("eps", eps, 0.0, math.inf)
+        checks.flags(elementwise_affine=elementwise_affine)
+        norm = self._torchs(features, eps=eps, elementwise_affine=elementwise_affine, device=device, dtype=dtype)
+        super().__init__(_Bounded(norm), manifold_in, manifold_out)
+        self.features = features
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Normalise.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``.
+        """
+        checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
+        return super().forward(x)
+
+
+class HypLayerNorm(_RowNorm):
+    r"""Layer normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.LayerNorm`.
+
+    Rows too long for their squares are scaled down first, where ``eps`` is beyond the last digit
+    anyway, so that the result is right up to the largest representable radius. Without the affine
+    map the Lipschitz constant is :math:`1/\sqrt{\epsilon}`: a larger ``eps`` buys a smoother layer.
+
+    Args:
+        features: d.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+        eps: added to the variance.
+        elementwise_affine: learn a scale and a shift per coordinate.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> m = Lorentz()
+    >>> HypLayerNorm(2, m)(m.lift(torch.tensor([1.0, 3.0])))[1:]
+    tensor([-1.0000,  1.0000], grad_fn=...)
+    """
+
+    _torchs = nn.LayerNorm
+
+
+class HypRMSNorm(_RowNorm):
+    r"""Division of the space part by its root mean square: HRC (eq. 13) with :class:`torch.nn.RMSNorm`.
+
+    .. math:: x_s \mapsto \gamma \odot x_s \Big/ \sqrt{\tfrac{1}{d} |x_s|^2 + \epsilon}
+
+    The normalisation of HELM (He et al., NeurIPS 2025). Unlike :class:`HypLayerNorm` it keeps the direction of the
+    space part: without ``elementwise_affine`` it commutes with rotations, and points move along geodesics through the
+    origin. Rows too long for their squares are treated as there. At the origin the gradient of the space part is
+    :math:`\gamma/\sqrt\epsilon`.
+
+    Args:
+        features: d.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+        eps: added to the mean square.
+        elementwise_affine: learn a scale per coordinate.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> m = Lorentz()
+    >>> HypRMSNorm(2, m)(m.lift(torch.tensor([1.0, 7.0])))[1:]
+    tensor([0.2000, 1.4000], grad_fn=...)
+    """
+
+    _torchs = nn.RMSNorm
+
+
+def may_bypass_norm(norm: HRC) -> TypeGuard[HypLayerNorm | HypRMSNorm]:
+    """Whether this is a normalisation of rows whose parameters may be read in place of calling it."""
+    inner = norm.function
+    kinds = ((HypLayerNorm, nn.LayerNorm), (HypRMSNorm, nn.RMSNorm))
+    return (
+        isinstance(inner, _Bounded)
+        and may_bypass(inner, _Bounded)
+        and any(may_bypass(norm, kind) and may_bypass(inner.norm, torchs) for kind, torchs in kinds)
+    )
+
+
+def affine_of(
+    norm: HypLayerNorm | HypRMSNorm, like: Float[Tensor, "*batch dim_plus_1"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """What follows the normalisation, with the change of curvature: gain, shift, both curvatures; and its eps."""
+    inner = cast("nn.LayerNorm", cast("_Bounded", norm.function).norm)
+    gain = inner.weight if inner.elementwise_affine else like.new_ones(norm.features)
+    shift = getattr(inner, "bias", None)
+    shift = torch.zeros_like(gain) if shift is None else shift
+    here, last = curvatures(norm.manifold_in, norm.manifold_out)
+    if last is not here:
+        ratio = (here / last).sqrt().to(gain.dtype)
+        gain, shift = gain * ratio, shift * ratio
+    return gain, shift, here, last, inner.eps
+
+
+class HypBatchNorm(HRC):
+    r"""Batch normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.BatchNorm1d`.
+
+    Statistics run over all leading axes, in float32 at least. In training at least two points are needed, as in torch.
+    A running variance that its dtype cannot hold is held at the largest number, and evaluation divides by too little:
+    in float16 where a coordinate deviates by more than 255.
+
+    Args:
+        features: d.
+        manifold_in: where the input lies.
+        manifold_out: where the output lies; ``manifold_in`` if ``None``.
+        eps: added to the variance.
+        momentum: of the running statistics.
+        affine: learn a scale and a shift per coordinate.
+        track_running_stats: keep running statistics for evaluation.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> m = Lorentz()
+    >>> HypBatchNorm(1, m)(m.lift(torch.tensor([[1.0], [3.0]])))[:, 1].tolist()
+    [-0.99999..., 0.99999...]
+    """
+
+    def __init__(
+        self,
+        features: int,
+        manifold_in: Lorentz,
+        manifold_out: Lorentz | None = None,
+        *,
+        eps: float = numerics.BATCH_NORM_EPS,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checks.floating_dtype(dtype)
+        checks.positive_int("features", features)
+        checks.in_range("eps", eps, 0.0, math.inf)
+        checks.in_range("momentum", momentum, 0.0, 1.0)
+        norm = nn.BatchNorm1d(
+            features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            track_running_stats=track_running_stats,
+            device=device,
+            dtype=dtype,
+        )
+        super().__init__(_Rows(norm), manifold_in, manifold_out)
+        checks.flags(affine=affine, track_running_stats=track_running_stats)
+
+    def forward(
+        self, x: Float[Tensor, "*batch dim_plus_1"], *, group: Group | None = None
+    ) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Normalise.
+
+        Args:
+            x: points ``(*batch, d + 1)`` on ``manifold_in``.
+            group: processes that share the points, of which ``x`` are those of this one: statistics of a batch are
+                those of all, two sums of d + 1 and d numbers.
+
+        Returns:
+            Points ``(*batch, d + 1)`` on ``manifold_out``.
+
+        Raises:
+            TypeError: if ``group`` is none.
+            ValueError: if running statistics were to be drawn towards those of a stream, whose chunks are computed
+                more than once.
+        """
+        rows = cast("_Rows", self.function)
+        checks.last_axis("x", x, rows.norm.num_features + 1, "features + 1", rows.norm)
+        if group is None or not rows.of_batch:
+            return super().forward(x)
+        space = rows.over(self.manifold_in.space(x), group)
+        return change_curvature(space, self.manifold_in, self.manifold_out)
+
+
+class _Bounded(nn.Module):
+    """A scale-invariant row function whose squares must not overflow."""
+
+    def __init__(self, function: nn.LayerNorm | nn.RMSNorm) -> None:
+        super().__init__()
+        self.norm = function
+
+    def refinements(self) -> tuple[nn.Module]:
+        return (self.norm,)
+
+    def forward(self, space: Tensor) -> Tensor:
+        # The variance of so long a row is far from overflow, and any eps far below its last digit.
+        bounded = numerics.within(space, torch.finfo(space.dtype).max ** 0.25)
+        weight = cast("Tensor | None", self.norm.weight)
+        # Of two dtypes, as under autocast, torch has no fused RMS norm, and warns.
+        return self.norm(bounded if weight is None else bounded.to(weight.dtype)).to(space.dtype)
+
+
+class _Rows(nn.Module):
+    """A function of a table of rows, applied to all leading axes at once."""
+
+    def __init__(self, function: nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.norm = function
+
+    def refinements(self) -> tuple[nn.Module]:
+        return (self.norm,)
+
+    def forward(self, space: Tensor) -> Tensor:
+        rows = space.reshape(-1, space.shape[-1])
+        if rows.dtype in _HALF:
+            return self._in_float32(rows).reshape(space.shape)
+        # The squares of a longer row, summed over the table, would leave the dtype, and the running variance with them.
+        return self.norm(numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)).reshape(space.shape)
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether statistics are those of the batch."""
+        return self.norm.training or self.norm.running_mean is None
+
+    def over(self, space: Tensor, group: Group) -> Tensor:
+        """With the statistics of the rows of all parts: the mean first, so that squares do not cancel."""
+        rows = space.reshape(-1, space.shape[-1])
+        rows = rows.float() if rows.dtype in _HALF else rows
+        rows = numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)
+        total, count = _parts.total(functional.pad(rows.sum(0), (0, 1), value=len(rows)), group).tensor_split([-1])
+        mean = total / count
+        centred = rows - mean
+        variance = _parts.total(centred.square().sum(0), group) / count
+        if self.norm.training and self.norm.running_mean is not None:
+            self._draw(mean, variance, count, group)
+        result = centred * (variance + self.norm.eps).rsqrt()
+        if self.norm.affine:
+            result = result * self.norm.weight + self.norm.bias
+        return numerics.narrow(result, space.dtype).reshape(space.shape)
+
+    @torch.no_grad()
+    def _draw(self, mean: Tensor, variance: Tensor, count: Tensor, group: Group) -> None:
+        """Running statistics towards those of the batch, as torch does it."""
+        if isinstance(group, Parts):
+            raise ValueError(  # noqa: TRY004 - without running statistics a stream is right
+                "group must be processes where running statistics are kept, got chunks of a stream, which are computed "
+                "more than once; leave them out with track_running_stats=False."
+            )
+        unbiased = variance * (count / (count - 1))
+        for held, found in ((self.norm.running_mean, mean), (self.norm.running_var, unbiased)):
+            if held is not None:
+                held.lerp_(numerics.narrow(found, held.dtype), cast("float", self.norm.momentum))
+        if self.norm.num_batches_tracked is not None:
+            self.norm.num_batches_tracked.add_(1)
+
+    def _in_float32(self, rows: Tensor) -> Tensor:
+        # Torch rounds the mean to the dtype of the rows before it is subtracted.
+        held = {**dict(self.norm.named_parameters()), **dict(self.norm.named_buffers())}
+        wide = {name: x.float() for name, x in held.items() if x.is_floating_point()}
+        result = torch.func.functional_call(self.norm, wide, (rows.float(),))
+        with torch.no_grad():
+            for name in wide.keys() & {"running_mean", "running_var"}:
+                held[name].copy_(numerics.narrow(wide[name], held[name].dtype))
+        return numerics.narrow(result, rows.dtype)
