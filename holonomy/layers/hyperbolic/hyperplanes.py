@@ -88,6 +88,7 @@ class LorentzPLFC(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(bias=bias)
         checks.floating_dtype(dtype)
         self.in_features = checks.positive_int("in_features", in_features)
         self.out_features = checks.positive_int("out_features", out_features)
