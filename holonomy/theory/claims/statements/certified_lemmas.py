@@ -45,6 +45,8 @@ def _beside(found: Form, function: _Function, zero: Tensor) -> Trial:
     slopes = torch.autograd.functional.jacobian(function, zero)
     sizes = slopes.flatten(1).norm(dim=-1)
     alive = (sizes > 0).nonzero().squeeze(1).tolist()
+    if not alive:
+        return Trial(0.0, 1.0, floor=_TOLERANCE)
     off = torch.stack([
         (function(sign * _SMALL * slopes[entry] / sizes[entry]) - found.center[0])[entry].abs()
         for entry in alive
