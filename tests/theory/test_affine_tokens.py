@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from holonomy.ops.linear_attention.reference import power_features
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
 from holonomy.theory.affine.arithmetic import ellipsoids, forms
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.attention.averages import linear_average
+from holonomy.theory.affine.attention.features import features
 from holonomy.theory.affine.attention.softmax import softmax_average
 from tests.theory.test_affine import draw, random_forms, use, values, weakened
 
@@ -117,6 +119,21 @@ def test_a_linear_average_is_enclosed(threat: Threat, *, midpoint: bool) -> None
             truth = torch.einsum("sk,ske->se", weight, value) / weight.sum(-1, keepdim=True)
         assert not found.noise.failed.all()
         assert use(found, old, truth.unflatten(0, (SAMPLES, -1)), noise, generator) <= 1
+
+
+def test_features_of_entries_that_stay_positive_are_held_closer_than_by_their_slope() -> None:
+    """The linear part of the length of their squares vanishes in the ball, their own least values do not."""
+    generator = torch.Generator().manual_seed(230)
+    center = torch.randn(1, 8, generator=generator).double()
+    center[0, 0] = 2 + torch.rand((), generator=generator)
+    columns = 0.75 * torch.randn(1, 8, 3, generator=generator).double()
+    columns[:, 0] *= 0.3
+    form = Form(Noise.of(1, 3, center), center, columns, torch.zeros_like(center))
+    found = features(form, 2.0)
+    noise = draw(form.noise, 400, generator)[..., :3]
+    truth = power_features(values(form, noise), 2.0)
+    assert use(found, 3, truth, noise, generator) <= 1
+    assert forms.reach(found).item() < 0.9 * 2 * 8**0.25 * forms.reach(form).item()
 
 
 def test_a_query_that_no_key_meets_has_a_zero_average() -> None:

@@ -23,6 +23,7 @@ has cancelled in it. Then L1 for 1/N, and L2.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -44,7 +45,10 @@ from holonomy.theory.affine.arithmetic.forms import (
     with_box,
 )
 
-__all__ = ["inner", "quotient", "scale", "squared_length"]
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["at_least", "inner", "quotient", "scale", "squared_length"]
 
 
 def scale(scalar: Form, vector: Form) -> Form:
@@ -89,6 +93,15 @@ def squared_length(form: Form) -> Form:
     first = plus(linear(form, 2 * center[:, None]), constant(form.noise, -square))
     half = reach(form).square()[:, None] / 2
     return apart(with_box(first, ROUNDING * square), half, half * (1 + ROUNDING))
+
+
+# Bounds that are smaller than this part of the centre are taken for zero: their inverses overflow.
+_LEAST = 2.0**-20
+
+
+def at_least(form: Form, bound: Float[Tensor, "problem 1"]) -> Float[Tensor, "problem 1"]:
+    """A lower bound of a positive number that a form of such a size makes, less rounding; zero where it is tiny."""
+    return torch.where(bound > _LEAST * form.center.norm(dim=-1, keepdim=True), bound * (1 - ROUNDING), 0.0)
 
 
 def quotient(vector: Form, scalar: Form, low: Tensor | float = -torch.inf) -> Form:

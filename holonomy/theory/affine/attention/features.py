@@ -3,7 +3,7 @@ r"""The feature map of linear attention, :math:`\phi(e) = |e| / |e^p| \; e^p`, o
 Two enclosures are made and, problem by problem, the one of smaller reach is kept.
 
 **By parts**, where some entry stays positive: :math:`e^p` and e by L1, lengths by L3, the direction
-:math:`e^p/|e^p|` by L5, times :math:`|e|` by L2.
+:math:`e^p/|e^p|` by L5, times :math:`|e|` by L2. The length is at least that of the least entries.
 
 **By its slope**, everywhere: :math:`\phi` is Lipschitz on the positive orthant with constant
 :math:`p\, k^{(p-1)/(2p)}`, k the number of entries; so
@@ -25,7 +25,7 @@ from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
 from holonomy.theory.affine.arithmetic.forms import Form, constant, reach, select, spread, with_ball
 from holonomy.theory.affine.arithmetic.lengths import length
-from holonomy.theory.affine.arithmetic.products import quotient, scale
+from holonomy.theory.affine.arithmetic.products import at_least, quotient, scale
 
 __all__ = ["features"]
 
@@ -36,7 +36,8 @@ def features(form: Form, power: float) -> Form:
         return positive_power(form, 1.0)
     positive, powered = positive_power(form, 1.0), positive_power(form, power)
     before = form.noise.failed
-    direction = quotient(powered, length(powered))
+    least = torch.relu(form.center - spread(form)).pow(power).norm(dim=-1, keepdim=True)
+    direction = quotient(powered, length(powered), at_least(powered, least))
     parts = scale(length(positive), direction)
     unbounded = form.noise.failed & ~before
     form.noise.forgive(before)
