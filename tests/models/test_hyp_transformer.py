@@ -170,3 +170,13 @@ def test_tokens_of_middling_reach_are_not_held_in_float16(seed):
     expected = model(x)
     assert model.encoder.points(x)[..., 0].max() > 40
     torch.testing.assert_close(model.half()(x.half()).to(D), expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.usefixtures("without_shape_checks")  # which refuse symbols
+@pytest.mark.parametrize(("attention", "is_causal"), [("linear", False), ("softmax", True)])
+def test_an_exported_model_takes_sequences_of_other_lengths(attention, is_causal):
+    model, x = HypTransformer(3, 8, layers=1, heads=2, attention=attention, max_tokens=20).eval(), torch.randn(2, 6, 3)
+    sizes = {"x": {1: torch.export.Dim("tokens", min=2, max=20)}, "is_causal": None}
+    program = torch.export.export(model, (x,), {"is_causal": is_causal}, dynamic_shapes=sizes)
+    longer = torch.randn(2, 13, 3)
+    torch.testing.assert_close(program.module()(longer, is_causal=is_causal), model(longer, is_causal=is_causal))

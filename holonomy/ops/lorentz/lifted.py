@@ -38,9 +38,10 @@ def use_custom_backward(rows: int, *tensors: torch.Tensor) -> bool:
 
 def chunks(x: Float[torch.Tensor, "rows dim"]) -> list[slice]:
     """Rows that are computed at once where a custom backward is supported: of more, tables would leave the cache."""
-    total = max(len(x), 1)
-    size = max(1, _CHUNK // (x.shape[1] * x.element_size())) if _autograd.supports_custom_backward(x) else total
-    return [slice(start, start + size) for start in range(0, total, size)]
+    if not _autograd.supports_custom_backward(x):  # where the number of rows may be a symbol
+        return [slice(None)]
+    size = max(1, _CHUNK // (x.shape[1] * x.element_size()))
+    return [slice(start, start + size) for start in range(0, max(len(x), 1), size)]
 
 
 def joined(parts: Iterable[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
