@@ -7,7 +7,7 @@ import torch
 from mpmath import mp, mpf, sqrt
 
 from holonomy.layers import HypLayerNorm, HypResidual, HypRMSNorm
-from holonomy.layers.hyperbolic import refinement
+from holonomy.layers.hyperbolic import norms
 from holonomy.layers.hyperbolic.midpoint import add_and_norm
 from holonomy.manifolds import Lorentz
 from holonomy.ops.lorentz import lifted
@@ -102,7 +102,7 @@ def test_gradients_far_out_against_the_oracle(dtype, kind, rapidity, epsilon):
     """Of points anywhere, close, coincident, parallel and antipodal: float64 to 1e-14, float32 to 1e-6."""
     points, limit = pairs(-0.7, rapidity), {D: 1e-14, torch.float32: 1e-6}[dtype]
     residual, norm = both(kind=kind, epsilon=epsilon, dtype=dtype)
-    gain, shift, _, last, eps = refinement.affine_of(norm, points[0].to(dtype))
+    gain, shift, _, last, eps = norms.affine_of(norm, points[0].to(dtype))
     centered = kind is HypLayerNorm
     others = (epsilon, mpf(eps), *(oracle.exact(z.tolist()) for z in (gain, shift)), mpf(last.item()))
     out, *found = results(add_and_norm, residual, norm, points, dtype)
@@ -133,7 +133,7 @@ def test_the_largest_points_and_constant_rows_give_finite_results(kind, dtype, e
         if size == largest:
             how = torch.nn.functional.layer_norm if kind is HypLayerNorm else torch.nn.functional.rms_norm
             expected = how(rows[1:], (DIM,))
-            gain, shift, *_ = refinement.affine_of(norm, x)
+            gain, shift, *_ = norms.affine_of(norm, x)
             torch.testing.assert_close(out[1:, 1:].to(dtype), expected * gain + shift, rtol=1e-4, atol=1e-4)
 
 
