@@ -1,9 +1,8 @@
 """A small hyperbolic language model beside its flat twin, on texts whose entropy is known.
 
-Texts are nested brackets of two kinds: with probability 0.4 one is opened, else the innermost one is closed. Whoever
-knows what is open knows which bracket may close it, and nothing else can be known: the entropy is computed while a text
-is drawn, and no model is below it. Both models have the same widths, depth, heads, batches and learning rates to
-choose from; the rate is chosen on validation texts, the score is that of test texts, in bits for each character.
+Texts are nested brackets of two kinds: with probability 0.4 one is opened, else the innermost one is closed. The
+entropy is computed while a text is drawn, and no model is below it. Both models have the same sizes, batches and rates
+to choose from, by validation texts; the score is that of test texts, in bits for each character.
 
     python -m examples.characters
 """
@@ -42,8 +41,8 @@ class Hyperbolic(nn.Module):
     def __init__(self, width: int, length: int, layers: int = 2, heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = nn.Embedding(4, width)
-        sizes = {"layers": layers, "heads": heads, "max_tokens": length}
-        self.body = HypTransformer(width, width, attention="softmax", dropout=dropout, **sizes)
+        sizes = {"layers": layers, "heads": heads, "max_tokens": length, "dropout": dropout}
+        self.body = HypTransformer(width, width, attention="softmax", **sizes)
         self.head = HypMLR(width, 4, self.body.manifold_out)
 
     def forward(self, x: Tensor) -> Tensor:

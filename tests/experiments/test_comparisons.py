@@ -143,9 +143,8 @@ def test_what_was_held_out_comes_back_over_a_schedule_of_as_many_epochs_as_were_
         question, whole=whole, size=lambda data: len(data.x), batches=lambda *_: [torch.arange(3)]
     )
     settings = LINE.settings_for("noisy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.optim, "AdamW", Recorded)
-        record = fit(question, "line", settings, load("noisy", None, settings, 0), 0)
+    question = dataclasses.replace(question, optimizer=Recorded)
+    record = fit(question, "line", settings, load("noisy", None, settings, 0), 0)
     assert [rows for rows, _ in taught] == 4 * [24] + 2 * [48]
     assert [rate for _, rate in taught[4:]] == pytest.approx(
         [0.1 * schedule(step, 2, settings.warmup) for step in range(2)]
@@ -187,10 +186,8 @@ def test_a_question_cuts_its_own_batches_and_the_schedule_follows_them() -> None
         return [torch.arange(2), torch.arange(2, 12)]
 
     settings = LINE.settings_for("noisy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.optim, "AdamW", Recorded)
-        question = dataclasses.replace(LINE, loss=loss, batches=batches)
-        fit(question, "line", settings, load("noisy", None, settings, 0), 0)
+    question = dataclasses.replace(LINE, loss=loss, batches=batches, optimizer=Recorded)
+    fit(question, "line", settings, load("noisy", None, settings, 0), 0)
     assert seen == 4 * [[0, 1], list(range(2, 12))]
     assert rates == pytest.approx([0.1 * schedule(step, 8, settings.warmup) for step in range(8)])
 
