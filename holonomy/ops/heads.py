@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KeyValueState",
+    "check_keys_and_values",
     "check_memory",
     "check_state",
     "extended",
@@ -83,6 +84,7 @@ def check_state(state: _State, own: _State, grows: Sequence[int] = ()) -> _State
     if not isinstance(state, type(own)):
         raise TypeError(f"state must be what step returned, a {type(own).__name__}, got {type(state).__name__}.")
     for name, there, wanted, axis in zip_longest(type(own).__annotations__, state, own, grows):
+        checks.tensor(f"state.{name}", there)
         shape = [*wanted.shape]
         if axis is not None and there.ndim == wanted.ndim:
             shape[axis] = there.shape[axis]
@@ -108,6 +110,19 @@ class KeyValueState(NamedTuple):
     hidden: Bool[Tensor, "*batch masked"]
 
 
+# The axes of keys, values and hidden that tokens are on.
+_GROW = (-2, -2, -1)
+
+
+def check_keys_and_values(state: KeyValueState, own: KeyValueState) -> KeyValueState:
+    """The same for keys and values, of which there are as many."""
+    keys, values, hidden = (part.shape[axis] for part, axis in zip(check_state(state, own, _GROW), _GROW, strict=True))
+    if hidden not in (0, keys) or values != keys:
+        got = f"{values} and {hidden}"
+        raise ValueError(f"state must have as many values as keys, {keys}, and so many entries hidden or 0, got {got}.")
+    return state
+
+
 def hidden_keys(state: KeyValueState) -> Bool[Tensor, "*batch tokens"] | None:
     """Which of its tokens are padding; None where none is."""
     return state.hidden if state.hidden.shape[-1] else None
@@ -121,13 +136,7 @@ def extended(
     own = KeyValueState(key, value, none if mask is None else mask)
     if state is None:
         return own
-    check_state(state, own, grows=(-2, -2, -1))
-    before = state.key.shape[-2]
-    if state.hidden.shape[-1] not in (0, before) or state.value.shape[-2] != before:
-        got = f"{state.value.shape[-2]} and {state.hidden.shape[-1]}"
-        raise ValueError(
-            f"state must have as many values as keys, {before}, and so many entries hidden or 0, got {got}."
-        )
+    before = check_keys_and_values(state, own).key.shape[-2]
     hidden = none
     if mask is not None or state.hidden.shape[-1]:
         parts = (hidden_keys(state), before), (mask, x.shape[-2])

@@ -483,3 +483,21 @@ def test_many_pairs_take_the_fused_kernel_to_the_same_result(batch, masked, monk
         found.append((result, *torch.autograd.grad(result.sin().sum(), (x, *layer.parameters()))))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_memory_of_other_sizes_is_refused():
+    """A single mark of padding was spread over all keys, and turned keys met queries that were not."""
+    m = Lorentz(-1.0)
+    layer, x = HypSoftmaxAttention(8, 2, m), m.lift(torch.randn(2, 5, 8))
+    state = layer.remember(x)
+    for wrong in (
+        state._replace(hidden=torch.ones(2, 1, dtype=torch.bool)),
+        state._replace(value=state.value[..., :1, :]),
+    ):
+        with pytest.raises(ValueError, match=r"^state must have as many values as keys, 5, and so many entries hidden"):
+            layer.recall(x, wrong)
+    with pytest.raises(TypeError, match=r"^state\.key must be a tensor, got NoneType"):
+        layer.recall(x, state._replace(key=None))
+    turned = HypSoftmaxAttention(8, 2, m, rope=True)
+    with pytest.raises(ValueError, match=r"^memory must be None with rope"):
+        turned.recall(x, turned.step(x)[1])

@@ -68,3 +68,26 @@ def test_a_row_of_nan_spoils_no_other():
     expected = layer(layer.manifold_in.lift(space))
     x = torch.cat([layer.manifold_in.lift(space), torch.full((1, 6), torch.nan)])
     torch.testing.assert_close(layer(x)[:-1], expected)
+
+
+def test_gradients_at_the_end_of_the_range_are_finite():
+    """As layers behind give them, whose own gradients saturate."""
+    layer, space = problem(3.0, (-1.0, -1.0), rows=50)
+    x = layer.manifold_in.lift(space).requires_grad_()
+    y = layer(x)
+    for grad in torch.autograd.grad(y, [x, *layer.parameters()], torch.full_like(y, 3e38)):
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-9])
+def test_points_near_the_origin_hardly_pull_curvatures(size):
+    """Both maps are the identity there but for the cube of the size, and only times have more to do with curvature."""
+    layer, space = problem(1.0, (-4.0, -0.3))
+    layer.linear.bias = None
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        layer = layer.to(dtype)
+        y = layer(layer.manifold_in.lift(size * space.to(dtype)))[..., 1:].sum()
+        curvatures = [p for name, p in layer.named_parameters() if "curvature" in name]
+        found.append(torch.stack(torch.autograd.grad(y, curvatures)).double())
+    torch.testing.assert_close(found[0] / size**3, found[1] / size**3, rtol=1e-3, atol=0.0)

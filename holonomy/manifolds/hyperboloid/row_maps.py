@@ -198,19 +198,18 @@ def _radial_gradients(numbers: Factor, grad: Tensor, scale: Tensor, x: Tensor) -
 
 def exponential_factor(length: Tensor) -> Factor:
     """What the exponential at the origin multiplies vectors of these lengths with."""
-    length = numerics.above_noise(length)
-    square, sinh, cosh = length.square(), length.sinh(), length.cosh()
-    value = sinh / length
-    return Factor(square, value, (cosh - value) / square)
+    held = numerics.above_noise(length)
+    value = held.sinh() / held
+    return Factor(length.square(), value, (held.cosh() - value) / held.square())
 
 
 def logarithm_factor(length: Tensor) -> Factor:
     """What the logarithm at the origin multiplies points with whose space parts have these lengths."""
-    length = numerics.above_noise(length)
-    square = length.square()
+    held = numerics.above_noise(length)
+    square = held.square()
     time = (1 + square).sqrt()
-    value = torch.log1p(length + square / (1 + time)) / length
-    return Factor(square, value, (1 / time - value) / square)
+    value = torch.log1p(held + square / (1 + time)) / held
+    return Factor(length.square(), value, (1 / time - value) / square)
 
 
 def _shoot0_numbers(scale: Tensor, u: Tensor) -> tuple[Factor, Tensor]:

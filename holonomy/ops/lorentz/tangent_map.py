@@ -18,6 +18,7 @@ Nothing cancels in them, so float32 rows need float64 for their numbers only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,9 +101,12 @@ class _TangentMap(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, source, target = ctx.saved_tensors
         grad = grad_outputs[0]
+        given = (x, weight, bias, source, target)
+        by_definition = partial(
+            _autograd.by_definition, tangent_map_reference, given, grad, tuple(ctx.needs_input_grad)
+        )
         if torch.is_grad_enabled() or not ctx.plain:
-            given = (x, weight, bias, source, target)
-            return _autograd.by_definition(tangent_map_reference, given, grad, tuple(ctx.needs_input_grad))
+            return by_definition()
         before, after = (k.double().reshape(()).neg().sqrt() for k in (source, target))
         near, far = ctx.near, ctx.far
         along, back = grad.new_empty(2, len(x), 1).unbind()
@@ -124,6 +128,9 @@ class _TangentMap(torch.autograd.Function):
             torch.sum(on_place * place, dim=-1, keepdim=True, out=back[rows])
             back[rows] /= factor[rows]
             on_place.addcmul_(place, back[rows] * pull[rows])
+        # Gradients near the end of the range, whose products with points leave it.
+        if not all(bool(found.isfinite().all()) for found in (back, pulled, shifted)):
+            return by_definition()
         on_before = (back * near.slope * near.square).sum() / before
         turned = along * far.slope * far.square
         on_after = (

@@ -18,8 +18,8 @@ from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import (
     KeyValueState,
+    check_keys_and_values,
     check_memory,
-    check_state,
     extended,
     head_count,
     hidden_keys,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 __all__ = ["HypSoftmaxAttention"]
+
+_NO_PLACES = "memory must be None with rope: its tokens are neither before nor after those of x."
 
 
 class HypSoftmaxAttention(nn.Module):
@@ -225,7 +227,7 @@ class HypSoftmaxAttention(nn.Module):
 
         Raises:
             TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
+            ValueError: if it is of another batch or of other sizes, or with ``rope``.
 
         >>> from holonomy.manifolds import Lorentz
         >>> m = Lorentz(-1.0)
@@ -234,8 +236,10 @@ class HypSoftmaxAttention(nn.Module):
         True
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        if self.rope:
+            raise ValueError(_NO_PLACES)
         query = split_heads(space_of(self.query, x), self.heads)
-        check_state(state, KeyValueState(query, query, x[..., 0] > 0), grows=(-2, -2, -1))
+        check_keys_and_values(state, KeyValueState(query, query, x[..., 0] > 0))
         return change_curvature(self._mixed(query, state), self.manifold_hidden, self.manifold_out)
 
     def _mixed(
@@ -282,7 +286,7 @@ class HypSoftmaxAttention(nn.Module):
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
         if memory is not None and self.rope:
-            raise ValueError("memory must be None with rope: its tokens are neither before nor after those of x.")
+            raise ValueError(_NO_PLACES)
         keys = without_padding(x if memory is None else memory, mask)
         each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
         query, key, value = (split_heads(space_of(htc, points), self.heads) for htc, points in each)
