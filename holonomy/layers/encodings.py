@@ -101,6 +101,7 @@ def random_walk_node_encoding(
     """
     checks.positive_int("steps", steps)
     checks.floating_dtype(dtype)
+    checks.edges(edge_index, n)
     out = torch.empty(n, steps, dtype=dtype, device=edge_index.device)
     if edge_index.is_meta:
         return out

@@ -343,6 +343,8 @@ class LGCNConv(nn.Module):
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         self.in_features = checks.positive_int("in_features", in_features)
         sizes, spaces = (in_features, out_features), (manifold_in, manifold_out)
+        if activation is not None:
+            checks.function("activation", activation)
         self.linear: FullyLorentzLinear | HTC | TangentLinear
         self.activation: HypActivation | None = None
         if checks.one_of("linear", linear, ("lorentz", "htc", "tangent")) == "lorentz":

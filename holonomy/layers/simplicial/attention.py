@@ -197,6 +197,7 @@ class SimplicialAttention(nn.Module):
             TypeError: if a mask is not boolean.
             ValueError: if the shape of one does not fit.
         """
+        checks.flags(is_causal=is_causal)
         batch, tokens = keys[0].shape[:-3], keys[0].shape[-2]
         if mask is not None:
             axes = self.order + 1

@@ -141,6 +141,7 @@ class HypSimplicialAttention(nn.Module):
             ValueError: if the shape of one does not fit, or for ``is_causal`` or ``causal`` beside ``memory``.
         """
         checks.rows("x", x, self.features + 1, "features + 1")
+        checks.flags(is_causal=is_causal)
         causal = self.causal or is_causal
         check_memory(x, memory, self.features + 1, is_causal=causal)
         keys = without_padding(x if memory is None else memory, key_padding_mask)
