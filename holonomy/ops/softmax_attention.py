@@ -203,7 +203,7 @@ def _scaled_dot_product(
     scale = 2 / math.sqrt(query.shape[-1])
     total = dot_product_attention(reflected, point, values, allowed, bias=bias, is_causal=is_causal, scale=scale)
     total = numerics.widen(total.reshape(*query.shape[:-1], values.shape[-1]))
-    mass = torch.ones_like(total[..., :1])
+    mass = torch.full_like(total[..., :1], float(key.shape[-2] > 0))
     if hidden is not None:
         mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
     middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)

@@ -485,6 +485,7 @@ def test_many_pairs_take_the_fused_kernel_to_the_same_result(batch, masked, monk
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_a_memory_of_other_sizes_is_refused():
     """A single mark of padding was spread over all keys, and turned keys met queries that were not."""
     m = Lorentz(-1.0)
@@ -501,3 +502,13 @@ def test_a_memory_of_other_sizes_is_refused():
     turned = HypSoftmaxAttention(8, 2, m, rope=True)
     with pytest.raises(ValueError, match=r"^memory must be None with rope"):
         turned.recall(x, turned.step(x)[1])
+
+
+@similarities
+def test_without_keys_there_is_the_origin_with_zero_gradients(similarity):
+    m = Lorentz(-1.0)
+    layer, x = HypSoftmaxAttention(4, 2, m, similarity=similarity), m.lift(torch.randn(5, 4)).requires_grad_()
+    result = layer(x, memory=m.lift(torch.randn(0, 4)))
+    assert torch.equal(result, m.lift(torch.zeros(5, 4)))
+    for grad in torch.autograd.grad(result.sum(), [x, layer.query.weight]):
+        assert torch.equal(grad, torch.zeros_like(grad))
