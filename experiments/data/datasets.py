@@ -540,7 +540,7 @@ def read_npz(
         # that it cannot read open.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in wanted if key in archive}
-    except _BROKEN as error:
+    except (*BROKEN, AttributeError, TypeError) as error:  # the last two where it holds a single array
         reason = str(error) or type(error).__name__
         raise RefusedError(
             f"{path} cannot be read: it is truncated or not an npz file of plain arrays ({reason})"
@@ -553,17 +553,8 @@ def read_npz(
     return arrays
 
 
-# What numpy and zipfile raise for a broken file; AttributeError where it holds a single array.
-_BROKEN = (
-    ValueError,
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    NotImplementedError,
-    AttributeError,
-    TypeError,
-)
+# What numpy and zipfile raise for a broken file.
+BROKEN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
 _KINDS: dict[str, tuple[str, type]] = {
     "i": ("an integer", np.integer),
     "f": ("a floating-point", np.floating),

@@ -18,22 +18,19 @@ from __future__ import annotations
 import contextlib
 import gzip
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.data.datasets import BROKEN
 from experiments.data.large_graphs import TEST, TRAIN, UNUSED, VALID, About
 from experiments.engine.options import RefusedError
 
 NUMBERS = 2**20  # of one block
 # Where a block stands, rows and columns, and its numbers.
 Block = tuple[slice, slice, np.ndarray[Any, Any]]
-
-
-BROKEN = (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError)
 
 
 class Table(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -150,14 +151,15 @@ def test_loss_of_pairs_against_a_loop() -> None:
 )
 def test_every_space_learns_a_small_tree(model: str, negatives: int, sparse: bool) -> None:
     tree = random_tree(30, children=3, seed=0)
-    settings = Settings(dim=4, epochs=40, batch=30 if negatives == 0 else 50, negatives=negatives, sparse=sparse)
+    settings = Settings(dim=4, epochs=40, batch=30 if negatives == 0 else 50, negatives=negatives, evaluate_every=40)
+    settings = dataclasses.replace(settings, sparse=sparse)
     torch.manual_seed(0)
     space, _ = build(model, 30, settings)
     before = measure(space, tree)["map"]
     record = fit(model, settings, tree, 0)
     assert record["map"] > max(0.6, before + 0.2)
     assert record["history"]["loss"][-1] < record["history"]["loss"][0]
-    assert len(record["history"]["measured_at"]) == 5
+    assert len(record["history"]["measured_at"]) == 2
 
 
 def test_geoopt_and_ours_agree_where_the_curvature_is_fixed() -> None:
