@@ -1,18 +1,22 @@
-"""The drawings of the concept pages, as small SVG files: ``python docs/pictures.py``.
+"""The drawings of the concept pages and the pictures of the tutorials: ``python docs/pictures.py``.
 
-Lines are grey, so that they are seen on light pages and on dark ones. A test compares the files with what this writes.
+Lines of drawings are grey, so that they are seen on light pages and on dark ones. A test compares their files with what
+this writes. Pictures are those that the lines of a tutorial save.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from holonomy.manifolds import Lorentz
 
-__all__ = ["disk", "hyperboloid"]
+__all__ = ["disk", "hyperboloid", "run"]
 
 _GREY, _BLUE, _RED = "#888888", "#3b82c4", "#d1603d"
 
@@ -122,6 +126,19 @@ def disk() -> str:
     )
 
 
+def run(page: Path, script: str) -> Path:
+    """The picture that the script of a page saves under the page's name."""
+    folder = tempfile.mkdtemp()
+    with mock.patch("tempfile.mkdtemp", return_value=folder):
+        exec(compile(script, page.name, "exec"), {})  # noqa: S102 - a page of this folder
+    return Path(folder, f"{page.stem}.png")
+
+
 if __name__ == "__main__":
+    from conf import script_of
+
+    static = Path(__file__).with_name("_static")
     for picture in (hyperboloid, disk):
-        Path(__file__).with_name("_static").joinpath(f"{picture.__name__}.svg").write_text(picture(), encoding="utf-8")
+        static.joinpath(f"{picture.__name__}.svg").write_text(picture(), encoding="utf-8")
+    for tutorial in sorted(Path(__file__).with_name("guide").glob("*.md")):
+        shutil.copy(run(tutorial, script_of(tutorial.read_text("utf-8"))), static / "guide")

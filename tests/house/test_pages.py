@@ -79,8 +79,13 @@ def test_the_script_of_a_page_runs_what_the_page_runs(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guide").glob("*.md")), ids=lambda path: path.stem)
-def test_every_tutorial_is_a_script(page: Path) -> None:
+def test_every_tutorial_is_a_script_and_saves_the_picture_that_the_gallery_shows(page: Path) -> None:
     pytest.importorskip("sphinx")
     made = script("conf").script_of(page.read_text("utf-8"))
     compile(made, page.name, "exec")
     assert made.count("print(") > 1
+    shown = f"_static/guide/{page.stem}.png"
+    assert f'savefig(folder / "{page.stem}.png"' in made
+    assert f"(../{shown})" in made
+    assert f"({shown})" in (ROOT / "docs" / "gallery.md").read_text("utf-8")
+    assert (ROOT / "docs" / shown).stat().st_size
