@@ -1,14 +1,23 @@
-"""Train Hypformer on a graph of 10^5 to 10^7 nodes: whole, in parts, in chunks of rows, or on several processes.
+"""Train on a graph of 10^5 to 10^7 nodes: whole, in parts, by neighbours, in chunks of rows, or on several processes.
 
 The graph is a degree-corrected block model with class-dependent features, generated on disk, or one in the folders of
-OGB's node property prediction. Modes ``whole`` and ``partitions`` have a GCN beside the transformer, on the graph or on
-random parts of it (the paper's protocol). Modes ``rows`` and ``stream`` read features that were propagated ahead of
-training, in one pass over all rows or in chunks of a file; under torchrun they share the rows among processes.
+OGB's node property prediction. Modes ``whole``, ``partitions`` and ``neighbours`` have a GCN beside the transformer, on
+the graph, on random parts of it (the paper's protocol) or on sampled neighbourhoods; all three are tested on the whole
+graph. Modes ``rows`` and ``stream`` read features that were propagated ahead of training, in one pass over all rows or
+in chunks of a file; under torchrun they share the rows among processes.
+
+Hypformer is compared (``--model``) with its twin in Euclidean space and SGFormer in all modes, with a GCN in the first
+three, and in the last two with an MLP of a node's own features, SGC (a linear map of the features propagated twice) and
+SIGN (an MLP of those propagated zero, one and two times). Of several learning rates the best on validation nodes is
+chosen. Mode ``bayes`` trains nothing: it says what can be known of the classes of a generated graph.
 
     python -m experiments.large_graph --nodes 100000 --mode whole
     python -m experiments.large_graph --nodes 100000 --mode partitions
+    python -m experiments.large_graph --nodes 100000 --mode neighbours
     python -m experiments.large_graph --nodes 100000 --mode stream
     torchrun --nproc-per-node 2 -m experiments.large_graph --nodes 100000 --mode rows
+    python -m experiments.large_graph --nodes 100000 --mode whole --model gcn --lr 0.005 0.02 0.08
+    python -m experiments.large_graph --nodes 100000 --mode bayes
     python -m experiments.large_graph --folder dataset/ogbn_arxiv --mode whole
 """
 
@@ -33,14 +42,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.data.best_accuracy import LEAST, best_accuracies
 from experiments.data.large_graphs import STEPS, TEST, TRAIN, VALID, About, Rows, generate
 from experiments.data.ogb import convert, source_of
 from experiments.engine.options import RefusedError, guarded
+from experiments.engine.runs import commit
 from experiments.engine.scores import roc_auc
+from experiments.models.at_scale import MODELS, OF_ROWS, TRANSFORMERS, build, files_of, parameters
 from holonomy.distributed import stream, stream_backward, sum_gradients
-from holonomy.models import Hypformer
 from holonomy.optim import RiemannianAdam
-from holonomy.structures import Graph, node_partitions
+from holonomy.structures import Graph, neighbour_batches, node_partitions
+
+OF_GRAPHS = ("whole", "partitions", "neighbours")
+MODES = (*OF_GRAPHS, "rows", "stream", "bayes")
 
 
 class SentBytes(TorchDispatchMode):
@@ -101,42 +115,50 @@ def gathered(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 class Work:
-    """One mode: an epoch of training, and the share of test rows that are right."""
+    """One model in one mode: an epoch of training, and the share of test rows that are right."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, args: argparse.Namespace, lr: float, folder: Path, group: dist.ProcessGroup | None) -> None:
         self.args, self.group = args, group
         rank, world = (0, 1) if group is None else (group.rank(), group.size())
         self.about = About.read(folder)
         rows = range(self.about.nodes * rank // world, self.about.nodes * (rank + 1) // world)
-        gcn = args.mode in {"whole", "partitions"}
-        files = 1 if gcn else STEPS + 1
+        of_graph = args.mode in OF_GRAPHS
+        files = files_of(args.model, STEPS, graph=of_graph)
         torch.manual_seed(args.seed)
-        self.model = Hypformer(
-            self.about.features * files,
-            args.hidden,
-            self.about.outputs,
-            layers=args.layers,
-            heads=2,
-            graph_encoder="gcn" if gcn else None,
-        ).to(args.device)
-        self.optimizer = RiemannianAdam(self.model.parameters(), lr=args.lr)
+        sizes = self.about.features * len(files), args.hidden, self.about.outputs, args.layers
+        self.model = build(args.model, *sizes, graph=of_graph).to(args.device)
+        self.optimizer = RiemannianAdam(self.model.parameters(), lr=lr)
         self.chunks = Rows(folder, files, rows, args.chunk if args.mode == "stream" else len(rows), args.device)
         whole = self.about.mapped(folder, "labels", "r"), self.about.mapped(folder, "split", "r")
         self.known = int((whole[0][whole[1] == TRAIN] >= 0).sum())
         self.tested = [code for code in (VALID, TEST) if (whole[1] == code).any()]
         if args.mode != "stream":
             ((self.x, self.y, self.split),) = self.chunks
-        if gcn:
-            edges = torch.from_numpy(np.array(self.about.mapped(folder, "edges", "r"))).to(args.device)
-            self.edges: Any = Graph(edges, self.about.nodes) if args.mode == "whole" else edges
+        self.edges: Any = None
+        if of_graph:
+            edges = torch.from_numpy(np.array(self.about.mapped(folder, "edges", "r")))
+            self.edges = edges if args.mode == "partitions" else Graph(edges, self.about.nodes)
+            if args.mode != "neighbours":  # which are drawn on the CPU
+                self.edges = self.edges.to(args.device)
 
-    def parts(self, generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor, Any]]:
+    def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Any]]:
         """Features, labels, what rows are for, and edges: of all nodes, or of one part after the other."""
-        if self.args.mode != "partitions":
-            yield self.x, self.y, self.split, getattr(self, "edges", None)
+        if self.args.mode == "partitions":
+            drawn: Any = node_partitions(self.edges, self.about.nodes, self.args.parts)
+        elif self.args.mode == "neighbours":
+            seeds = (self.split == TRAIN).nonzero()[:, 0].cpu()
+            drawn = neighbour_batches(self.edges, seeds, self.args.neighbours, self.args.batch)
+        else:
+            yield self.x, self.y, self.split, self.edges
             return
-        for part in node_partitions(self.edges, self.about.nodes, self.args.parts, generator=generator):
-            yield self.x[part.nodes], self.y[part.nodes], self.split[part.nodes], part.edge_index
+        for part in drawn:
+            nodes = part.nodes.to(self.x.device)
+            own = nodes[: part.batch_size]
+            yield self.x[nodes], self.y[own], self.split[own], part.edge_index.to(self.x.device)
+
+    def classified(self, x: Tensor, edges: Any, group: Any) -> Tensor:
+        """Scores of rows; what mixes rows is told of the others."""
+        return self.model(x, edges, group=group) if self.args.model in TRANSFORMERS else self.model(x, edges)
 
     def loss(self, scores: Tensor, y: Tensor, split: Tensor) -> Tensor:
         """What these rows add to the mean over all labels that train."""
@@ -149,7 +171,7 @@ class Work:
         return summed / self.known
 
     def backward(self, x: Tensor, y: Tensor, split: Tensor, edges: Any) -> Tensor:
-        loss = self.loss(self.model(x, edges, group=self.group), y, split)
+        loss = self.loss(self.classified(x, edges, self.group)[: len(y)], y, split)
         loss.backward()
         return loss.detach()
 
@@ -167,7 +189,7 @@ class Work:
         if self.args.mode == "stream":
 
             def of(chunk: Any, group: Any) -> Tensor:
-                return self.loss(self.model(chunk[0], group=group), *chunk[1:])
+                return self.loss(self.classified(chunk[0], None, group), *chunk[1:])
 
             return self.step(lambda: stream_backward(of, self.chunks, group=self.group))
         return sum(self.step(lambda part=part: self.backward(*part)) for part in self.parts())
@@ -176,12 +198,13 @@ class Work:
     def scores(self) -> dict[str, float]:
         """The metric of the graph on the rows that test and, under another name, on those that choose."""
         self.model.eval()
-        tests = torch.Generator().manual_seed(self.args.seed)  # training draws the same with and without tests
         if self.args.mode == "stream":
-            scores = stream(lambda chunk, group: self.model(chunk[0], group=group), self.chunks, group=self.group)
+            scores = stream(lambda chunk, group: self.classified(chunk[0], None, group), self.chunks, group=self.group)
             parts = ((s, y, split) for s, (_, y, split) in zip(scores, self.chunks, strict=True))
         else:
-            parts = ((self.model(x, edges, group=self.group), y, split) for x, y, split, edges in self.parts(tests))
+            edges = self.edges if self.args.mode != "partitions" else Graph(self.edges, self.about.nodes)
+            edges = None if edges is None else edges.to(self.args.device)
+            parts = [(self.classified(self.x, edges, self.group), self.y, self.split)]
         found = {code: METRICS[self.about.metric]() for code in self.tested}
         for scores, y, split in parts:
             for code, metric in found.items():
@@ -202,12 +225,11 @@ def total(value: float, group: dist.ProcessGroup | None, how: Any = dist.ReduceO
     return found.item()
 
 
-def train(args: argparse.Namespace, group: dist.ProcessGroup | None) -> dict[str, Any]:
-    """Train, epoch by epoch, from where a killed run stopped; the result."""
+def prepared(args: argparse.Namespace, group: dist.ProcessGroup | None) -> tuple[str, Path]:
+    """The name of the graph, and its folder, which is made if it is not there."""
     what = args.folder.resolve().name if args.folder else f"{args.nodes}"
     folder = args.out / (f"data-{what}" if args.folder else f"data-{what}-{args.seed}")
-    first = group is None or group.rank() == 0
-    if first and not (folder / "graph.json").exists():
+    if (group is None or group.rank() == 0) and not (folder / "graph.json").exists():
         # In a process of its own, so that its memory does not count.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             if args.folder:
@@ -220,9 +242,12 @@ def train(args: argparse.Namespace, group: dist.ProcessGroup | None) -> dict[str
         raise RefusedError(
             f"{folder} must hold the graph of --folder and --split, or be removed, got {About.read(folder).source}"
         )
-    work = Work(args, folder, group)
-    size = "" if group is None else f"-{group.size()}"
-    name = f"{args.mode}{size}-{what}"
+    return what, folder
+
+
+def train(work: Work, name: str, group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
+    """Train, epoch by epoch, from where a killed run stopped; what was measured in each."""
+    args, first = work.args, group is None or group.rank() == 0
     checkpoint, history = args.out / f"{name}.pt", []
     if args.resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
@@ -236,29 +261,57 @@ def train(args: argparse.Namespace, group: dist.ProcessGroup | None) -> dict[str
             loss = work.epoch()
         seconds = total(time.process_time() - start, group)
         peak = total(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, group, dist.ReduceOp.MAX)
-        record = {"loss": loss, "cpu_seconds": seconds, "peak_mib": peak, "bytes_sent": sent.count}
+        record = {"epoch": epoch + 1, "loss": loss, "cpu_seconds": seconds, "peak_mib": peak, "bytes_sent": sent.count}
         last = epoch == args.epochs - 1
         if last or epoch % args.every == args.every - 1:
             record |= work.scores()
         history.append(record)
         if first:
-            said = "  ".join(f"{key} {value:.6g}" for key, value in record.items())
+            said = "  ".join(f"{key} {value:.6g}" for key, value in record.items() if key != "epoch")
             print(f"{name} {epoch + 1}/{args.epochs}  {said}", flush=True)
             state = {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
             written = checkpoint.with_suffix(".tmp")
             torch.save({**state, "random": torch.get_rng_state(), "history": history}, written)
             written.replace(checkpoint)
-    result = {**vars(args), "processes": 1 if group is None else group.size(), "history": history}
-    if VALID in work.tested:
-        result["chosen"] = max((record for record in history if "valid" in record), key=lambda record: record["valid"])
-    if first:
+    return history
+
+
+def searched(args: argparse.Namespace, group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """Train with each learning rate; the result of the one with the best validation score, and what others reached."""
+    what, folder = prepared(args, group)
+    size = "" if group is None else f"-{group.size()}"
+    model = "" if args.model == "hypformer" else f"{args.model}-"
+    name = f"{model}{args.mode}{size}-{what}"
+    result: dict[str, Any] = {**vars(args), "processes": 1 if group is None else group.size(), "commit": commit()}
+    best: dict[float, float] = {}
+    for lr in args.lr:
+        work = Work(args, lr, folder, group)
+        if len(args.lr) > 1 and VALID not in work.tested:
+            raise RefusedError(f"--lr must be one number where no node is for validation, got {args.lr}")
+        history = train(work, name if len(args.lr) == 1 else f"{name}-{lr:g}", group)
+        chosen = max((record for record in history if "valid" in record), key=lambda r: r["valid"], default=None)
+        if chosen and all(chosen["valid"] > other for other in best.values()):
+            result |= {"chosen": {"lr": lr, **chosen}}
+        best[lr] = chosen["valid"] if chosen else math.nan
+        if chosen is None or result["chosen"]["lr"] == lr:
+            result["history"] = history
+    result |= {"valid_by_lr": best, "parameters": parameters(work.model)}
+    if group is None or group.rank() == 0:
         text = json.dumps(result, default=str, indent=1)
         (args.out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         if "chosen" in result:
-            metric = work.about.metric
-            print(
-                f"{name}  {metric} {result['chosen'][metric]:.4f} where valid is best, {result['chosen']['valid']:.4f}"
-            )
+            metric, chosen = work.about.metric, result["chosen"]
+            print(f"{name}  {metric} {chosen[metric]:.4f} where valid is best, {chosen['valid']:.4f}")
+    return result
+
+
+def known(args: argparse.Namespace) -> dict[str, Any]:
+    """What can be known of the classes of a generated graph."""
+    what, folder = prepared(args, None)
+    found = best_accuracies(folder)
+    print("  ".join(f"{key} {value:.4f}" for key, value in found.items()))
+    result = {**vars(args), "commit": commit(), "best": found}
+    (args.out / f"bayes-{what}.json").write_text(json.dumps(result, default=str, indent=1) + "\n", encoding="utf-8")
     return result
 
 
@@ -266,12 +319,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--mode", choices=["whole", "partitions", "rows", "stream"], default="whole", help="default %(default)s")
+    add("--mode", choices=MODES, default="whole", help="default %(default)s")
+    add("--model", choices=MODELS, default="hypformer", help="default %(default)s")
     for flag, default, text in (
         ("nodes", 100_000, "nodes of a generated graph, which has ten times as many edges"),
         ("epochs", 30, "epochs; one step each, but for partitions"),
         ("every", 5, "epochs between two tests"),
         ("parts", 10, "parts of the nodes, for partitions"),
+        ("batch", 1000, "training nodes of a batch, for neighbours"),
         ("chunk", 2**16, "rows of a chunk, for stream"),
         ("hidden", 32, "dimension of the hyperbolic spaces"),
         ("layers", 1, "blocks"),
@@ -284,22 +339,33 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         help="a graph in the layout of OGB, such as dataset/ogbn_arxiv, in place of a generated one",
     )
     add("--split", metavar="NAME", help="which of the splits in that folder, if it has several")
-    add("--lr", type=float, default=0.01, metavar="X", help="learning rate (default 0.01)")
+    add("--neighbours", type=int, nargs="+", default=[10, 5], metavar="N", help="drawn in each step (default 10 5)")
+    add("--lr", type=float, nargs="+", default=[0.01], metavar="X", help="learning rates to try (default 0.01)")
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default cpu)")
     add("--out", type=Path, default=Path("runs/large_graph"), metavar="FOLDER", help="data, checkpoints, results")
     add("--resume", action="store_true", help="go on where a run of this mode and size stopped")
     args = parser.parse_args(argv)
     if args.split and not args.folder:
         parser.error("--split needs --folder: a generated graph has one split")
+    if args.folder and args.mode == "bayes":
+        parser.error("--mode bayes needs a generated graph, whose model is known: leave --folder out")
+    if args.nodes < LEAST and args.mode == "bayes":
+        parser.error(f"--nodes must be at least {LEAST} for bayes, whose rule assumes few loops, got {args.nodes}")
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and args.mode in {"whole", "partitions"}:
+    if several and args.mode not in {"rows", "stream"}:
         parser.error("--mode must be rows or stream under torchrun: edges join rows of different processes")
+    if args.model in OF_ROWS and args.mode in OF_GRAPHS:
+        parser.error(f"--mode must be rows or stream for {args.model}, which reads no edges, got {args.mode}")
+    if args.model == "gcn" and args.mode in {"rows", "stream"}:
+        parser.error(f"--mode must be whole, partitions or neighbours for gcn, which reads edges, got {args.mode}")
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.mode == "bayes":
+        return known(args)
     if not several:
-        return train(args, None)
+        return searched(args, None)
     dist.init_process_group("cpu:gloo,cuda:nccl" if args.device.startswith("cuda") else "gloo")
     try:
-        return train(args, dist.group.WORLD)
+        return searched(args, dist.group.WORLD)
     finally:
         dist.destroy_process_group()
 

@@ -2,14 +2,15 @@
 
 ``features0`` float32 ``(nodes, features)``, ``features1`` and ``features2`` the same propagated once and twice,
 ``edges`` int32 ``(2, edges)`` in both directions, ``labels`` int16 ``(nodes, columns)``, -1 where unknown, ``split``
-int8 ``(nodes,)``, and ``graph.json``, which is written last: where it is, the folder is whole.
+int8 ``(nodes,)``, and ``graph.json``, which is written last: where it is, the folder is whole. A generated graph has
+``means.npy`` beside them, the mean of the features of each class.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -71,6 +72,7 @@ def generate(folder: Path, nodes: int, seed: int, chunk: int = 2**18) -> None:
     rng = np.random.default_rng(seed)
     label = rng.integers(CLASSES, size=nodes).astype(np.int8)
     means = SIGNAL * rng.normal(size=(CLASSES, FEATURES))
+    np.save(folder / "means.npy", means)
     x, edges = about.mapped(folder, "features0", "w+"), about.mapped(folder, "edges", "w+")
     for start in range(0, nodes, chunk):
         of = label[start : start + chunk]
@@ -86,21 +88,22 @@ def generate(folder: Path, nodes: int, seed: int, chunk: int = 2**18) -> None:
         other = order[np.searchsorted(ends, np.where(alike, within, place * ends[-1]))]
         edges[:, 2 * start : 2 * (start + count)] = [np.r_[one, other], np.r_[other, one]]
     about.mapped(folder, "labels", "w+")[:, 0] = label
-    about.mapped(folder, "split", "w+")[:] = np.where(np.arange(nodes) % 10 == 0, TRAIN, TEST)  # nodes have no order
+    use = np.array([TRAIN, VALID, *[TEST] * 8])
+    about.mapped(folder, "split", "w+")[:] = use[np.arange(nodes) % len(use)]  # nodes have no order
     about.finish(folder)
 
 
 class Rows:
     """Rows of a folder in chunks, read anew each time: features, labels, and what they are for."""
 
-    def __init__(self, folder: Path, files: int, rows: range, chunk: int, device: str) -> None:
+    def __init__(self, folder: Path, files: Sequence[int], rows: range, chunk: int, device: str) -> None:
         self.folder, self.files, self.rows, self.chunk, self.device = folder, files, rows, chunk, device
         self.about = About.read(folder)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for start in self.rows[:: self.chunk]:
             rows = slice(start, min(start + self.chunk, self.rows.stop))
-            each = [self._read(f"features{i}", rows) for i in range(self.files)]
+            each = [self._read(f"features{i}", rows) for i in self.files]
             yield torch.cat(each, 1), self._read("labels", rows).long(), self._read("split", rows)
 
     def _read(self, name: str, rows: slice) -> Tensor:

@@ -15,10 +15,12 @@ from torch.nn import functional
 
 from experiments.engine.options import RefusedError
 from holonomy import checks
+from holonomy._parts import Group
 from holonomy.numerics import LAYER_NORM_EPS
 from holonomy.ops.csr import is_sparse, multiply, sparse_dropout
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.propagation import propagation
+from holonomy.structures import Graph
 
 
 class MLP(nn.Module):
@@ -127,18 +129,20 @@ class EuclideanAttention(nn.Module):
         self.residual = nn.Linear(features, features) if attention == "linear" else None
         self.log_scale = nn.Parameter(torch.zeros(1)) if attention == "linear" else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend from all nodes to all nodes, (n, d) -> (n, d)."""
+    def forward(self, x: Tensor, group: Group | None = None) -> Tensor:
+        """Attend from all nodes to all nodes, (n, d) -> (n, d); with a group these are a part of all."""
         q, k, v = (
             linear(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for linear in (self.query, self.key, self.value)
         )
         if self.residual is None or self.log_scale is None:
+            if group is not None:
+                raise RefusedError("attention must be linear where rows are a part of all, got softmax")
             mixed = functional.scaled_dot_product_attention(q, k, v)
             return mixed.transpose(-3, -2).flatten(-2)
         value = power_features(v, self.power) * torch.exp(-self.log_scale)
         # The length of a query cancels; without it the gradient of short ones does not overflow.
         query = power_features(q, self.power, unit=True)
-        mixed = linear_attention(query, power_features(k, self.power), value)
+        mixed = linear_attention(query, power_features(k, self.power), value, None, group)
         mixed, value = (part.transpose(-3, -2).flatten(-2) for part in (mixed, value))
         return mixed + self.residual(value)
 
@@ -169,10 +173,10 @@ class EuclideanBlock(nn.Module):
         self.second_norm = nn.LayerNorm(features, eps=LAYER_NORM_EPS)
         self.dropout, self.activation = nn.Dropout(dropout), activation
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, group: Group | None = None) -> Tensor:
         """Map (n, d) to (n, d)."""
         x = (x + self.position(x)) / 2
-        x = self.first_norm((x + self.dropout(self.attention(x))) / 2)
+        x = self.first_norm((x + self.dropout(self.attention(x, group))) / 2)
         hidden = self.dropout(self.activation(self.widen(x)))
         return self.second_norm((x + self.dropout(self.narrow(hidden))) / 2)
 
@@ -236,10 +240,17 @@ class EuclideanFormer(nn.Module):
         self.graph_encoder, self.graph_weight = graph_encoder, graph_weight
         self.decoder = nn.Linear(hidden_features, out_features)
 
-    def embed(self, x: Tensor, edge_index: Tensor | None = None, batch: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        batch: Tensor | None = None,
+        group: Group | None = None,
+    ) -> Tensor:
         """Return what the decoder sees, (n, hidden_features); nodes attend within their graph.
 
-        The graphs of ``batch`` follow each other and have equally many nodes.
+        The graphs of ``batch`` follow each other and have equally many nodes. With a group ``x`` are a part of the
+        nodes of one graph.
         """
         graph = None if self.graph_encoder is None else self.graph_encoder(x, edge_index)
         if self.entry is None:
@@ -247,10 +258,16 @@ class EuclideanFormer(nn.Module):
         h = self.dropout(self.activation(x @ self.entry.weight.T + self.entry.bias))
         h = h.unflatten(0, (1 if batch is None else int(batch[-1]) + 1, -1))
         for block in self.blocks:
-            h = block(h)
+            h = block(h, group)
         h = self.output_dropout(h.flatten(0, 1))
         return h if graph is None else (1 - self.graph_weight) * h + self.graph_weight * graph
 
-    def forward(self, x: Tensor, edge_index: Tensor | None = None, batch: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor | Graph | None = None,
+        batch: Tensor | None = None,
+        group: Group | None = None,
+    ) -> Tensor:
         """Classify the nodes."""
-        return self.decoder(self.embed(x, edge_index, batch))
+        return self.decoder(self.embed(x, edge_index, batch, group))

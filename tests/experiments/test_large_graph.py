@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.data.large_graphs import generate
+from experiments.data.best_accuracy import beliefs, best_accuracies
+from experiments.data.large_graphs import ALIKE, CLASSES, generate
 from experiments.large_graph import main
+from experiments.models.at_scale import MODELS, SimpleAttention, build
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +50,61 @@ def test_rows_chunks_and_processes_are_one_run(folder):
     assert all(epoch["bytes_sent"] > 0 for epoch in two["history"])
 
 
-@pytest.mark.parametrize("mode", ["whole", "partitions", "stream"])
+@pytest.mark.parametrize("model", sorted({*MODELS} - {"gcn", "hypformer"}))
+def test_chunks_are_one_pass_for_every_model(folder, model):
+    rows = ran(folder, "rows", "--model", model, "--lr", "0.02")
+    chunks = ran(folder, "stream", "--model", model, "--lr", "0.02", "--chunk", "250")
+    torch.testing.assert_close(losses(chunks), losses(rows), rtol=1e-5, atol=0)
+    assert losses(rows)[-1] < losses(rows)[0]
+
+
+@pytest.mark.parametrize("model", ["flat", "sgformer", "gcn"])
+def test_the_learning_rate_with_the_best_validation_is_chosen(folder, model):
+    rates = 0.3, 1e-6, 0.05
+    found = ran(folder, "whole", "--model", model, "--lr", *map(str, rates))
+    single = {lr: ran(folder, "whole", "--model", model, "--lr", str(lr))["chosen"] for lr in rates}
+    assert found["valid_by_lr"] == {lr: chosen["valid"] for lr, chosen in single.items()}
+    best = max(rates, key=lambda lr: single[lr]["valid"])
+    assert {"lr", "valid", "accuracy"} <= found["chosen"].keys()
+    assert all(found["chosen"][key] == single[best][key] for key in ("lr", "valid", "accuracy", "loss"))
+    assert found["parameters"] == sum(p.numel() for p in build(model, 32, 32, 10, 1, graph=True).parameters())
+
+
+def test_the_attention_of_sgformer_is_its_equation():
+    attention, x = SimpleAttention(4, 2).double(), torch.randn(7, 4, dtype=torch.float64)
+    q, k, v = (f(x).view(7, 2, 4) for f in (attention.query, attention.key, attention.value))
+    q, k, expected = q / q.norm(), k / k.norm(), torch.zeros_like(x)
+    for head in range(2):
+        for i in range(7):
+            weights = torch.stack([q[i, head] @ k[j, head] for j in range(7)]) / 7
+            expected[i] += (v[i, head] + weights @ v[:, head]) / (1 + weights.sum()) / 2
+    torch.testing.assert_close(attention(x), expected)
+
+
+def test_beliefs_are_bayes_rule_on_a_tree():
+    """Sums over all classes of all nodes, of what lies within one and two edges of the middle of a path."""
+    own, ends = torch.randn(5, CLASSES), torch.rand(CLASSES).softmax(0)
+    path = torch.stack([torch.arange(4), torch.arange(1, 5)])
+    weight = torch.eye(CLASSES) * ALIKE / ends + 1 - ALIKE
+    p = own.exp()
+    one = p[2] * (p[1] @ weight) * (p[3] @ weight)
+    two = p[2] * torch.einsum("a,b,ab,bc,d,e,ed,dc->c", p[0], p[1], weight, weight, p[3], p[4], weight, weight)
+    found = beliefs(own, torch.cat([path, path.flip(0)], 1), ends)
+    for expected in (one, two, two):
+        torch.testing.assert_close(next(found)[2].softmax(0), expected / expected.sum())
+
+
+def test_more_of_a_graph_tells_more_of_its_classes(tmp_path):
+    generate(tmp_path, 10_000, 0)
+    found = [*best_accuracies(tmp_path).values()]
+    assert found == sorted(found)
+    assert 0.2 < found[0] < found[-1] - 0.5 < 0.5
+    scrambled = np.memmap(tmp_path / "edges", np.int32, "r+", shape=(2, 100_000))
+    scrambled[:] = np.random.default_rng(0).permutation(10_000)[scrambled]  # edges that know nothing of classes
+    assert best_accuracies(tmp_path)["within 2"] < found[0] + 0.01
+
+
+@pytest.mark.parametrize("mode", ["whole", "partitions", "neighbours", "stream"])
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(folder, mode):
     whole = ran(folder, mode)
     ran(folder, mode, epochs=1)
@@ -74,3 +130,12 @@ def test_edges_are_not_shared(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["--mode", "whole"])
     assert "rows or stream" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "said"), [("sgc", "whole", "rows or stream"), ("gcn", "stream", "neighbours")]
+)
+def test_what_a_model_does_not_read_is_no_mode_of_it(model, mode, said, capsys):
+    with pytest.raises(SystemExit):
+        main(["--mode", mode, "--model", model])
+    assert said in capsys.readouterr().err
