@@ -794,25 +794,34 @@ def _write_names(axes: Axes, xy: Tensor, sizes: Tensor, names: Sequence[str], te
 
 
 def draw_comparison(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> Path:
-    """Draw MAP against the dimension, a line for each model, bars of one deviation."""
+    """Draw MAP and MRR of what was held out over the dimension: a line for each model, bars of a deviation."""
+    shown = {"map": "MAP of the reconstruction", "mrr": "MRR of held-out ancestors"}
+    shown = {name: label for name, label in shown.items() if name in rows[0]["summary"]}
+    dims = sorted({row["settings"]["dim"] for row in rows if row["settings"]["dim"]})
     with mpl.rc_context(plots.STYLE):
-        figure, (axes,) = plots.figure_of(9.5, 5.6)
-        for place, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
-            mine = [row for row in rows if row["model"] == model]
-            axes.errorbar(
-                [row["settings"]["dim"] for row in mine],
-                [row["summary"]["map"]["mean"] for row in mine],
-                yerr=[row["summary"]["map"]["std"] for row in mine],
-                marker=plots.MARKERS[place],
-                markersize=9,
-                capsize=5,
-                color=plots.PALETTE[place],
-                label=TITLES[model],
-            )
-        axes.set(xlabel="dimension", ylabel="MAP of the reconstruction", ylim=(0, 1.02))
-        axes.set_xticks(sorted({row["settings"]["dim"] for row in rows}))
-        axes.legend(frameon=True)
-        axes.set_title(title)
+        figure, panels = plots.figure_of(1.5 + 8 * len(shown), 5.6, len(shown))
+        for axes, (score, label) in zip(panels, shown.items(), strict=True):
+            for place, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+                mine = [row for row in rows if row["model"] == model]
+                look: dict[str, Any] = {"color": plots.PALETTE[place], "label": TITLES[model]}
+                values = [row["summary"][score] for row in mine]
+                if model == "edges":
+                    axes.axhline(values[0]["mean"], linestyle="--", **look)
+                    continue
+                axes.errorbar(
+                    [row["settings"]["dim"] for row in mine],
+                    [value["mean"] for value in values],
+                    yerr=[value["std"] for value in values],
+                    marker=plots.MARKERS[place],
+                    markersize=9,
+                    capsize=5,
+                    **look,
+                )
+            axes.set(xlabel="numbers a node", ylabel=label, ylim=(0, 1.02), xscale="log")
+            axes.set_xticks(dims, [str(dim) for dim in dims])
+            axes.minorticks_off()
+        panels[-1].legend(frameon=True)
+        figure.suptitle(title)
         return plots.save(figure, path)
 
 
@@ -974,7 +983,9 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
                 row = cell(model, tried, hierarchy, [0], part(f"{name}-lr-{lr:g}", model, tried), **common)
                 searched[f"{lr:g}"] = row["summary"][chooser]["mean"]
             if searched:
-                chosen = dataclasses.replace(settings, lr=float(max(searched, key=searched.__getitem__)))
+                best = max(searched, key=searched.__getitem__)
+                # In the folder of its search, where seed 0 is finished.
+                chosen, name = dataclasses.replace(settings, lr=float(best)), f"{name}-lr-{best}"
             run = part(name, model, chosen)
             row = cell(model, chosen, hierarchy, range(arguments.seeds), run, **common)
             content["rows"].append(row | ({"search": searched} if searched else {}))
@@ -982,7 +993,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
                 _draw(row, hierarchy, run)
             base.write_json("table.json", _without_histories(content))
     if arguments.pictures and len(content["rows"]) > 1:
-        draw_comparison(content["rows"], base.own("table.png"), title=f"{hierarchy.name}: MAP of the reconstruction")
+        draw_comparison(content["rows"], base.own("table.png"), title=f"{hierarchy.name}, {hierarchy.num_nodes} nodes")
     base.finish()
     # Last: a run that is killed before can be resumed with the same words.
     if arguments.json:

@@ -190,7 +190,8 @@ def test_the_command_line_leaves_numbers_and_pictures(tmp_path: Path, capsys: py
     for row in content["rows"]:
         assert row["settings"]["lr"] == float(max(row["search"], key=row["search"].__getitem__))
         assert 0 < row["summary"]["map"]["mean"] <= 1
-    for picture in ("table.png", "learned-2/disk.png", "learned-3/disk.png", "learned-3/training.png"):
+    cells = [f"{row['model']}-{row['settings']['dim']}-lr-{row['settings']['lr']:g}" for row in content["rows"]]
+    for picture in ("table.png", f"{cells[0]}/disk.png", f"{cells[2]}/disk.png", f"{cells[2]}/training.png"):
         assert (tmp_path / "run" / picture).read_bytes().startswith(b"\x89PNG")
 
 
