@@ -85,6 +85,7 @@ class Question:
         whole: makes data in which what was held out to validate is among the training examples; only where it is a
             part of them.
         optimizer: called with the parameters, ``lr`` and ``weight_decay``.
+        details: what else JSON holds of a measured model, of the first seed's in a table.
     """
 
     module: str
@@ -108,6 +109,7 @@ class Question:
     place: Callable[[Any, str], Any] = runs.moved
     whole: Callable[[Any], Any] | None = None
     optimizer: Callable[..., Optimizer] = torch.optim.AdamW
+    details: Callable[[nn.Module, Any], Any] | None = None
 
     def settings_for(self, dataset: str, given: Mapping[str, Any] | None = None) -> Any:
         """Return the settings of a dataset, with what is given on top."""
@@ -183,7 +185,9 @@ def fit(
         run.write_state(f"part-{key}.model.pt", network.state_dict())
     network.eval()
     with torch.no_grad():
-        scores = question.test(network, question.place(data, device))
+        placed = question.place(data, device)
+        scores = question.test(network, placed)
+        details = {} if question.details is None else {"details": question.details(network, placed)}
     return {
         "seed": seed,
         "val": trained.best["val"],
@@ -192,6 +196,7 @@ def fit(
         "seconds": round(seconds, 1),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "history": trained.history,
+        **details,
     }
 
 
@@ -318,6 +323,7 @@ class Comparison:
             "best_epochs": [record["best_epoch"] for record in records],
             "seconds": [record["seconds"] for record in records],
             "history": [record["history"] for record in records],
+            **{key: value for key, value in records[0].items() if key == "details"},
         }
 
     def first_network(self, model: str, settings: Any, data: Any, seed: int) -> nn.Module:

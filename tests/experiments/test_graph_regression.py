@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,28 @@ def test_a_tokenizer_gets_entries_whose_squares_have_mean_one_in_every_batch() -
     assert tokens_of(random, part)["identifiers"] is None
 
 
+def test_with_a_budget_all_models_are_of_one_size() -> None:
+    settings = Settings(train=12, tests=6, budget=60000)
+    data = load("generated", None, settings, 0)
+    sizes = {model: sum(x.numel() for x in build(model, settings, data).parameters()) for model in MODELS}
+    assert max(sizes.values()) <= settings.budget, sizes
+    assert min(sizes.values()) >= 0.9 * settings.budget, sizes
+
+
+def test_a_transformer_without_identifiers_sees_features_and_no_bonds() -> None:
+    """Tokens of the same features in another order, at other nodes: the same answer; a TokenGT tells them apart."""
+    torch.manual_seed(0)
+    settings = Settings(train=12, tests=6, hidden=8, heads=2, layers=1, identifier=16)
+    data = load("generated", None, settings, 0)
+    part = data.test.take(torch.tensor([0]))
+    elsewhere = {**part.inputs(), "edge_index": part.edge_index[:, torch.randperm(part.edge_index.shape[1])]}
+    with torch.no_grad():
+        for model, same in (("transformer", True), ("tokengt", False)):
+            network = build(model, settings, data).eval()
+            said = [network(**inputs) for inputs in (part.inputs(), elsewhere)]
+            assert torch.allclose(*said, atol=1e-5) is same
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_molecule_does_not_see_its_batch_mates(model: str) -> None:
     torch.manual_seed(0)
@@ -103,6 +126,12 @@ def test_the_command_line_answers_with_every_model(tmp_path: Path, capsys: pytes
     content = json.loads((tmp_path / "table.json").read_text())
     assert set(content["models"]) == set(MODELS)
     assert all(row["summary"]["MAE"]["mean"] > 0 for row in content["models"].values())
+    for model, row in content["models"].items():
+        tokens = model in graph_regression.READS
+        (distances,) = row["details"].values() if tokens else ([[0.5, 0.5]],)
+        assert tokens or not row["details"]
+        assert np.shape(distances) == (1, 2)
+        assert np.min(distances) > 0
     assert {"predictions.png", "attention_distance.png"} <= {path.name for path in tmp_path.iterdir()}
     assert main([*WORDS, "--dataset", "zinc", "--out", str(tmp_path)]) == 2
     assert "say where they lie with --data FOLDER" in capsys.readouterr().err
