@@ -18,18 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-__all__ = [
-    "apply_function",
-    "as_array",
-    "autocast_device",
-    "by_definition",
-    "eager",
-    "forward_mode",
-    "may_bypass",
-    "supports_custom_backward",
-    "transformed",
-]
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -20,8 +20,6 @@ from holonomy._autograd import apply_function
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Group", "Parts", "all_reduced", "check_processes", "scaled_total", "total"]
-
 
 class Parts(ABC):
     """Parts that are no processes."""

@@ -20,51 +20,6 @@ from holonomy._autograd import autocast_device, transformed
 
 _Choice = TypeVar("_Choice", bound=str)
 
-__all__ = [
-    "above_zero",
-    "boolean",
-    "broadcasting",
-    "broadcasting_mask",
-    "codes",
-    "dense",
-    "device",
-    "edge_types",
-    "edges",
-    "finite",
-    "finite_negative",
-    "flags",
-    "floating",
-    "floating_dtype",
-    "function",
-    "generator",
-    "graph",
-    "in_ball",
-    "in_range",
-    "integers",
-    "last_axis",
-    "matrix",
-    "membership",
-    "node_mask",
-    "nodes",
-    "nonnegative_int",
-    "nonzero",
-    "number_of_graphs",
-    "on_device",
-    "one_of",
-    "only_with_batch",
-    "padding_mask",
-    "positive",
-    "positive_int",
-    "rewritten",
-    "row",
-    "rows",
-    "sequence",
-    "shaped",
-    "size",
-    "tensor",
-    "vectors",
-]
-
 
 def positive_int(name: str, value: int) -> int:
     """``value``, if it is a positive integer."""
@@ -452,6 +407,7 @@ def _can_be_read(x: Tensor) -> bool:
 
 
 def costs_nothing_to_read(x: Tensor) -> bool:
+    """Whether values can be read without waiting for another device."""
     return x.device.type == "cpu" and _can_be_read(x)
 
 

@@ -19,8 +19,6 @@ from holonomy.structures import batches_by_size
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["GraphBatchSampler", "mean_over_processes"]
-
 
 class GraphBatchSampler(Sampler[list[int]]):
     r"""The graphs that this process takes of each batch, so that all processes get about the same number of nodes.

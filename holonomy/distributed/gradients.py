@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from holonomy._parts import check_processes
 from holonomy.distributed.table import ShardedLorentzEmbedding
 
-__all__ = ["sum_gradients"]
-
 
 @torch.no_grad()
 def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:

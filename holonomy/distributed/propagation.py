@@ -12,8 +12,6 @@ from torch import Tensor
 from holonomy import checks
 from holonomy.structures import Graph
 
-__all__ = ["propagate_rows"]
-
 
 @torch.no_grad()
 def propagate_rows(graph: Graph, x: Any, out: Any, *, entries: int = 2**20) -> None:

@@ -23,8 +23,6 @@ from holonomy._parts import Group, Parts
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["stream", "stream_backward"]
-
 
 class _Sum(NamedTuple):
     """A sum over rows, divided by a scale."""

@@ -18,8 +18,6 @@ from holonomy.manifolds import Lorentz, LorentzEmbedding, LorentzPoints
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["ShardedLorentzEmbedding"]
-
 
 class ShardedLorentzEmbedding(LorentzPoints):
     r"""A :class:`~holonomy.manifolds.LorentzEmbedding` whose row r lies on process r mod W, of W processes.

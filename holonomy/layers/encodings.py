@@ -24,14 +24,6 @@ from holonomy._autograd import as_array
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = [
-    "category_product",
-    "edge_categories",
-    "random_walk_encoding",
-    "random_walk_node_encoding",
-    "shortest_path_encoding",
-]
-
 # Up to here a power is a product of dense matrices: sparse ones take longer to set up than to multiply.
 _DENSE_NODES = 128
 # Starting nodes whose walks are followed at once: their distributions should fit the cache.

@@ -30,8 +30,6 @@ from holonomy.structures import Graph
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["GCN", "Propagation"]
-
 
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:
     if not is_sparse(x):

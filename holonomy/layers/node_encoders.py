@@ -20,8 +20,6 @@ from holonomy.layers.tokens.identifiers import laplacian_identifiers, perturb_id
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["DegreeNodeEncoder", "LaplacianNodeEncoder", "RandomWalkNodeEncoder"]
-
 # Standard deviation of the vectors of degrees at first, Graphormer's.
 _STD = 0.02
 

@@ -20,8 +20,6 @@ from holonomy._autograd import as_array
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-__all__ = ["chordless_cycles", "membership", "ring_membership", "substructure_membership"]
-
 
 def ring_membership(edge_index: Int[Tensor, "2 edges"], n: int, max_length: int) -> Bool[Tensor, "n n"]:
     """Which nodes share a ring, a cycle without chords, of at most ``max_length`` nodes.

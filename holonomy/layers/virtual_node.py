@@ -12,8 +12,6 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["VirtualNode"]
-
 
 class VirtualNode(nn.Module):
     r"""One more node in each graph, joined in both directions to all of its nodes (Gilmer et al. 2017, section 5.2).

@@ -20,8 +20,6 @@ from holonomy.manifolds.hyperboloid.rays import polar
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["from_klein", "from_poincare", "to_klein", "to_poincare"]
-
 
 def to_poincare(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
     r"""Stereographic projection :math:`x_s / (1 + \sqrt{-\kappa}\, x_t)`, to Geoopt's ``PoincareBall(c=-kappa)``."""

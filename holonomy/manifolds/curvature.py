@@ -14,8 +14,6 @@ from holonomy import _autograd, checks, numerics
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Curvature"]
-
 # kappa stays within a factor exp(+-20), about 5e8, of its initial value.
 _LOG_RANGE = 20.0
 # What the gradient of one use may be, of the largest number, for those of a thousand uses to have a sum.

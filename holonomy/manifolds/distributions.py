@@ -28,8 +28,6 @@ from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["WrappedNormal"]
-
 
 class WrappedNormal(Distribution):
     r"""The wrapped normal distribution on hyperbolic space (Nagano et al. 2019, *A Wrapped Normal Distribution*).

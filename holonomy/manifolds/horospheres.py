@@ -24,8 +24,6 @@ from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["busemann"]
-
 
 def busemann(
     x: Float[Tensor, "... ambient"], direction: Float[Tensor, "... dim"], manifold: Lorentz

@@ -26,8 +26,6 @@ from holonomy.manifolds.curvature import Curvature
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Lorentz", "require_lorentz"]
-
 
 class Lorentz(geoopt.Lorentz):
     r"""Hyperbolic space of curvature :math:`\kappa < 0` as a hyperboloid, time first.

@@ -18,8 +18,6 @@ from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["frechet_mean"]
-
 
 @eager
 def frechet_mean(

@@ -22,8 +22,6 @@ from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["LorentzEmbedding", "LorentzPoints"]
-
 
 class LorentzPoints(nn.Module):
     """A set of learned points of a hyperbolic space: ``points()`` gives them, ``(num, dim + 1)``.

@@ -17,8 +17,6 @@ from holonomy.manifolds.means import frechet_mean
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["tangent_pca"]
-
 
 @eager
 def tangent_pca(

@@ -22,8 +22,6 @@ from holonomy.models.graph_pairs import GraphPairs, without_padding
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["ChromaticGraphTransformer"]
-
 
 class ChromaticGraphTransformer(nn.Module):
     r"""Encoders of nodes and pairs, layers of chromatic attention, and a head on graphs or nodes (CSA figure 1).

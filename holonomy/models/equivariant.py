@@ -19,8 +19,6 @@ from holonomy.structures.plan import tuple_codes
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["EquivariantModel", "Level"]
-
 Level = Literal["graph", "node", "edge"]
 _LAST: dict[Level, int] = {"graph": 0, "node": 1, "edge": 2}  # the order of the result
 

@@ -12,8 +12,6 @@ from holonomy.structures import PaddedGraphs, joint
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["GraphPairs", "without_padding"]
-
 
 class GraphPairs(NamedTuple):
     """Nodes, and what is known of each pair of them, of several graphs.

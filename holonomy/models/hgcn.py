@@ -20,8 +20,6 @@ from holonomy.structures import Graph, PaddedGraphs
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["HGCN"]
-
 
 class HGCN(nn.Module):
     r"""A hyperbolic graph convolutional network (Chami et al. 2019), with the convolution of one's choice.

@@ -12,8 +12,6 @@ from holonomy import checks
 from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.models.equivariant import EquivariantModel, Level
 
-__all__ = ["HigherOrderTransformer"]
-
 
 class HigherOrderTransformer(EquivariantModel):
     r"""Encoder layers :math:`\mathrm{Enc}_{k\to l}` for any list of orders: HOT eqs. 8-21.

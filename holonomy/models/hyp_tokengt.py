@@ -29,8 +29,6 @@ from holonomy.ops.softmax_attention import Similarity
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["HypTokenGT"]
-
 
 class HypTokenGT(nn.Module):
     r"""Tokens of a graph, Hypformer's blocks on them, and a decoder at ``[graph]`` or at the nodes.

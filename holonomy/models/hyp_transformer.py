@@ -25,8 +25,6 @@ from holonomy.ops.softmax_attention import Similarity
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["HypTransformer"]
-
 # About how long a space coordinate of a place is at first, in any dimension: as long as that of a token.
 _PLACE = 0.5
 

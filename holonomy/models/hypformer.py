@@ -28,8 +28,6 @@ from holonomy.structures import Graph, PaddedGraphs
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Hypformer"]
-
 
 class Hypformer(nn.Module):
     r"""Hypformer, with an optional graph encoder in parallel (section 4.6, figure 4).

@@ -16,8 +16,6 @@ from holonomy.structures import Hyperedges, on_features
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["InvariantGraphNetwork"]
-
 
 class _Activated(nn.Module):
     """An equivariant linear map, an activation and dropout."""

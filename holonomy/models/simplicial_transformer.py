@@ -20,8 +20,6 @@ from holonomy.ops.simplicial_attention.logits import Form
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["SimplicialTransformer"]
-
 
 class SimplicialTransformer(nn.Module):
     r"""Pre-norm layers of any orders, and a last layer normalisation.

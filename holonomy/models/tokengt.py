@@ -22,8 +22,6 @@ from holonomy.models.equivariant import Level
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["TokenGT", "read_at"]
-
 
 class TokenGT(nn.Module):
     r"""Tokens, a pre-norm transformer encoder, and a linear head on ``[graph]`` or on the nodes (TokenGT section 2).

@@ -26,8 +26,6 @@ from holonomy import _autograd, checks, numerics
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["as_csr", "csr", "is_sparse", "multiply", "row_norms", "row_pointer", "sparse_dropout"]
-
 
 def is_sparse(x: Tensor) -> bool:
     """Whether a tensor is held sparsely, in any of torch's layouts."""

@@ -16,8 +16,6 @@ from holonomy import _autograd
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["dot_product_attention"]
-
 
 def dot_product_attention(
     query: Float[Tensor, "*batch query dim"],

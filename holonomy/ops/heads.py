@@ -15,21 +15,6 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = [
-    "KeyValueState",
-    "check_keys_and_values",
-    "check_memory",
-    "check_state",
-    "extended",
-    "head_count",
-    "hidden_keys",
-    "later_keys",
-    "merge_heads",
-    "split_heads",
-    "split_mask",
-    "without_padding",
-]
-
 
 def head_count(features: int, heads: int, name: str = "features") -> int:
     """Check that heads divide the features."""

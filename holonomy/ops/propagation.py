@@ -22,15 +22,6 @@ from holonomy.structures import Graph
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = [
-    "averaging",
-    "check_graph",
-    "edge_list",
-    "looped_edges",
-    "normalised_edges",
-    "propagation",
-]
-
 
 def looped_edges(
     edge_index: Int[Tensor, "2 edges"],

@@ -35,8 +35,6 @@ from holonomy import _autograd
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["block_sum", "contract", "in_chunks", "outer_sum"]
-
 # Entries of the outer products of a chunk: a few MiB, which stay in the cache.
 _CHUNK = 2**18
 _CHUNK_CUDA = 2**26

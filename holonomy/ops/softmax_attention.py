@@ -22,14 +22,6 @@ from holonomy.ops.heads import later_keys, split_mask
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = [
-    "SIMILARITIES",
-    "Similarity",
-    "hyperbolic_softmax_attention",
-    "hyperbolic_softmax_weights",
-    "weighted_midpoint",
-]
-
 Similarity = Literal["geodesic_squared", "lorentz_squared", "geodesic"]
 r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squared geodesic
 distance (eq. 5 as printed), minus the squared Lorentzian distance

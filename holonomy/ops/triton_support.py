@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["TRITON", "Language", "language", "supports_triton"]
-
 
 def _installed() -> bool:
     try:

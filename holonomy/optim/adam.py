@@ -29,8 +29,6 @@ from holonomy.optim.parameters import (
 )
 from holonomy.optim.tables import Rows, Rule, dot, step_tables
 
-__all__ = ["RiemannianAdam"]
-
 # Devices on which torch has a fused Adam since 2.6.
 _FUSED_DEVICES = frozenset({"cpu", "cuda"})
 

@@ -17,20 +17,6 @@ from holonomy.manifolds import Lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = [
-    "Entry",
-    "check_gradients",
-    "check_learning_rate",
-    "check_parameter",
-    "complete_groups",
-    "entry_of",
-    "is_hyperboloid",
-    "manifold_of",
-    "parameters_or_groups",
-    "radius_of",
-    "write_back",
-]
-
 
 class Entry(NamedTuple):
     """What one step moves: a parameter, or copies of some of its ``rows``; their gradient and their state."""

@@ -26,8 +26,6 @@ from holonomy.optim.parameters import (
     write_back,
 )
 
-__all__ = ["RiemannianSGD"]
-
 
 def _check_options(group: dict[str, Any]) -> None:
     check_learning_rate(group["lr"])

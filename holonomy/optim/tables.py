@@ -22,8 +22,6 @@ from holonomy import numerics
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Rows", "Rule", "dot", "step_tables"]
-
 # Elements of one block on the CPU: its working copies, 2 MiB each in float32, stay in the last cache, and some sixty
 # operations are dispatched for each block. Elsewhere launches cost more than bandwidth.
 _BLOCK_ELEMENTS = 2**19

@@ -15,8 +15,6 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-__all__ = ["batches_by_size", "join_graphs"]
-
 
 def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Several graphs as one, as PyTorch Geometric batches them: what models take.

@@ -13,8 +13,6 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Graph", "Neighbours", "NormalisedGraph"]
-
 
 class Neighbours(NamedTuple):
     """The neighbours of every node in the layout of a CSR matrix.

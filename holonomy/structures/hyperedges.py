@@ -16,8 +16,6 @@ from holonomy.structures.plan import HyperedgePlan
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["Hyperedges", "on_features"]
-
 
 @dataclass(frozen=True, init=False, eq=False)
 class Hyperedges:

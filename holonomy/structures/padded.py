@@ -14,8 +14,6 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
-__all__ = ["PaddedGraphs", "joint", "place_in_graph"]
-
 
 @dataclass(frozen=True)
 class PaddedGraphs:

@@ -18,8 +18,6 @@ from holonomy._autograd import eager
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-__all__ = ["HyperedgePlan", "tuple_codes"]
-
 # Plans that a plan keeps of other tuples, a few models' worth: ever new tuples do not fill the memory.
 _MOST_BELOW = 64
 

@@ -14,8 +14,6 @@ from holonomy.structures.graph import Graph
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-__all__ = ["Subgraph", "neighbour_batches", "node_partitions"]
-
 
 class Subgraph(NamedTuple):
     """Some nodes of a graph and edges among them, as PyTorch Geometric's loaders batch them.

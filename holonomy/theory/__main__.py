@@ -21,8 +21,6 @@ from holonomy.theory.claims.report import Run, as_html, as_json, as_table, said
 from holonomy.theory.claims.verdict import Claim, Trial, Verdict
 from holonomy.theory.claims.verify import PICTURES, select, verify
 
-__all__ = ["main"]
-
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 

@@ -22,8 +22,6 @@ from holonomy.structures import joint
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["ChromaticAttention", "DropoutOver", "EdgeProjection", "Mode", "ProjectedEdges"]
-
 Mode = Literal["chromatic", "mono", "additive"]
 """One bias a channel (CSA eq. 5), one a head (CSA eq. 4), or queries, keys and edges summed (below CSA eq. 7)."""
 

@@ -16,8 +16,6 @@ from holonomy.layers.chromatic.attention import ChromaticAttention, DropoutOver,
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["ChromaticEncoderLayer", "NodeBatchNorm"]
-
 
 class NodeBatchNorm(nn.BatchNorm1d):
     r"""Batch normalisation over the nodes of padded graphs: padding is neither counted nor returned.

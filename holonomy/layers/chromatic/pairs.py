@@ -18,8 +18,6 @@ from holonomy.layers.encodings import category_product
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["EdgeTypeEncoder", "PairEncoder", "RandomWalkEncoder", "ShortestPathEncoder", "check_encodings"]
-
 
 class EdgeTypeEncoder(nn.Module):
     r"""Semantic edges, completed by learned vectors for no edge and for a node with itself: CSA eq. 8.

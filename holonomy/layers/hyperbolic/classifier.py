@@ -19,8 +19,6 @@ from holonomy.ops.lorentz.hyperplanes import hyperplane_distances
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypMLR", "HypPrototypes", "decoder_of"]
-
 # The farthest hyperplanes, in curvature radii: cosh of it times any float32 point can be squared in float64.
 _FARTHEST = 300.0
 

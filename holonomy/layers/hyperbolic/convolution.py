@@ -37,8 +37,6 @@ from holonomy.structures import Graph
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["HGATConv", "HGCNConv", "LGCNConv"]
-
 # Of the fully Lorentz linear map at first.
 _SCALE = 10.0
 

@@ -24,8 +24,6 @@ from holonomy.manifolds import Lorentz
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["HypformerEncoder"]
-
 _MOST_WEIGHTS = 2**30
 
 

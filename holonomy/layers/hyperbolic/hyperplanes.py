@@ -18,8 +18,6 @@ from holonomy.manifolds import Lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["LorentzPLFC"]
-
 # Room for the change of curvature and the translation behind the largest coordinates, as a rapidity.
 _ROOM = 4.0
 

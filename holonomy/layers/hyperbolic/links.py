@@ -18,8 +18,6 @@ from holonomy.manifolds.lorentz import require_lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["EntailmentCones", "FermiDiracDecoder"]
-
 
 class FermiDiracDecoder(nn.Module):
     r"""Logits of links by the Fermi-Dirac distribution (Krioukov et al. 2010, Nickel and Kiela 2017, HGCN eq. 12).

@@ -20,8 +20,6 @@ from holonomy.manifolds.lorentz import require_lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypPositionalEncoding"]
-
 
 class HypPositionalEncoding(nn.Module):
     r"""The Lorentzian midpoint of x and :math:`\epsilon\,\mathrm{HTC}(x)`, Hypformer eq. 20.

@@ -29,20 +29,6 @@ from holonomy.ops.lorentz.tangent_map import exponential
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = [
-    "HRC",
-    "HypActivation",
-    "HypConcat",
-    "HypDropout",
-    "change_curvature",
-    "curvatures",
-    "drop_some",
-    "from_tangent",
-    "rescale_space",
-    "resolve",
-    "translated",
-]
-
 
 def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None, name: str = "manifold_out") -> tuple[Lorentz, Lorentz]:
     """The two manifolds of a layer, the second being the first where it is ``None``."""

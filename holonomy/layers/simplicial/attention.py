@@ -23,8 +23,6 @@ from holonomy.ops.simplicial_attention.paths import best_neighbours, simplicial_
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["ExpertChoice", "PathRouter", "SimplicialAttention"]
-
 
 class SimplicialAttention(nn.Module):
     r"""Multi-head N-simplicial self-attention, without the skip connection.

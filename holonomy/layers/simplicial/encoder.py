@@ -18,8 +18,6 @@ from holonomy.ops.simplicial_attention.logits import Form
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["SimplicialEncoderLayer"]
-
 
 class SimplicialEncoderLayer(PreNormLayer):
     r"""Simplicial attention and an MLP, each with layer normalisation before and a skip connection around it.

@@ -11,8 +11,6 @@ from holonomy.layers.tokens.tokenizer import Tokens
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["basis_residual"]
-
 
 def basis_residual(
     values: Float[Tensor, "graphs tokens features"], tokens: Tokens

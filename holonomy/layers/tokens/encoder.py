@@ -23,8 +23,6 @@ from holonomy.ops.performer import orthogonal_projection, performer_attention, r
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["PreNormLayer", "TokenAttention", "TokenEncoderLayer", "stochastic_depth"]
-
 
 def stochastic_depth(
     branch: Float[Tensor, "*batch tokens features"], p: float, *, training: bool

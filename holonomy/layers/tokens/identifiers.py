@@ -26,13 +26,6 @@ from holonomy._autograd import as_array, eager
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = [
-    "laplacian_identifiers",
-    "near_orthogonal_identifiers",
-    "orthogonal_identifiers",
-    "perturb_identifiers",
-]
-
 # Up to here all eigenvectors by LAPACK take less than a second; beyond it the few that are wanted by block Lanczos.
 _DENSE_NODES = 1024
 # Restarts after which the inverse of the matrix takes its place: at the end of the spectrum of a long or wide graph, a

@@ -28,8 +28,6 @@ from holonomy.structures import PaddedGraphs
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["GraphTokenizer", "HyperedgeTokenizer", "Identifiers", "TokenEmbedding", "Tokens", "equality_classes"]
-
 Identifiers = Literal["laplacian", "laplacian_both", "orthogonal", "near_orthogonal"]
 """How node identifiers are made where none are handed in: Laplacian eigenvectors (lowest, or half lowest and half
 highest, where there are more nodes than channels), or random ones, drawn anew in each forward pass."""

@@ -52,37 +52,6 @@ from holonomy.manifolds.hyperboloid.rows import use_rowwise
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = [
-    "cdist",
-    "centroid",
-    "centroid_of_parts",
-    "dist",
-    "dist0",
-    "egrad2rgrad",
-    "expmap",
-    "expmap0",
-    "expmap_frame",
-    "frechet_mean",
-    "geodesic",
-    "held",
-    "inner",
-    "lift",
-    "logmap",
-    "logmap0",
-    "logmap_frame",
-    "minkowski_norm",
-    "proju",
-    "ray_angle",
-    "rescale",
-    "saturating",
-    "space",
-    "tangent",
-    "time",
-    "transp",
-    "transp0",
-    "transp0back",
-]
-
 
 def space(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
     """Space part ``(..., d)`` of ambient points or vectors ``(..., d+1)``."""

@@ -38,8 +38,6 @@ from holonomy.manifolds.hyperboloid.views import (
     view_from,
 )
 
-__all__ = ["frame_exponential", "frame_logarithm", "frame_logarithm_gradients", "frame_view", "ray_angle"]
-
 
 def frame_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Frame components of the tangent vectors at x that lead to y."""

@@ -51,19 +51,6 @@ from holonomy.manifolds.hyperboloid.views import (
     view_from,
 )
 
-__all__ = [
-    "carry_to_origin",
-    "distance",
-    "distance0",
-    "distance_gradients",
-    "expmap0_exact",
-    "expmap_exact",
-    "inner",
-    "logarithm",
-    "logarithm0",
-    "transport_exact",
-]
-
 
 def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Geodesic distance, with zero gradients where the points coincide."""

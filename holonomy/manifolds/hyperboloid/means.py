@@ -33,8 +33,6 @@ from holonomy.manifolds.hyperboloid.frames import (
 )
 from holonomy.manifolds.hyperboloid.views import dot, from_frame, ray_of
 
-__all__ = ["frechet_mean"]
-
 # Points up to rapidity 5 take six, points up to 86 some sixty.
 _STEPS = 200
 # Newton's last step, in roundings of what it is a sum of.

@@ -21,8 +21,6 @@ from holonomy.manifolds.hyperboloid.pair_products import Chunk, product_gradient
 from holonomy.manifolds.hyperboloid.pairs import distance_gradients, distance_values
 from holonomy.manifolds.hyperboloid.rows import rows_at_once
 
-__all__ = ["pairwise_distance", "takes_products"]
-
 # Below so many pairs the bookkeeping of products costs more than differences do.
 FEWEST_PAIRS = 2**15
 

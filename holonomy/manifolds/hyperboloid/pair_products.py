@@ -26,8 +26,6 @@ from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.pairs import distance_gradients, distance_values
 from holonomy.manifolds.hyperboloid.rays import polar
 
-__all__ = ["Chunk", "product_gradients", "product_values"]
-
 # Pairs of one chunk: 1 MiB of float64.
 _CHUNK = 2**17
 # With more near pairs than this share, differences of all are faster.

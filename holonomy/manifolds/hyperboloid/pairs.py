@@ -17,8 +17,6 @@ from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rays import any_nan, chord_of, polar, rays_of, sinh_difference, weighted_gap
 from holonomy.manifolds.hyperboloid.rows import rows_at_once
 
-__all__ = ["distance_gradients", "distance_values"]
-
 
 def distance_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     r"""Distances of all pairs from :math:`\sinh(d/2)`, without a gradient of its own."""

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 
-__all__ = ["Rays", "any_nan", "chord_of", "polar", "rays_of", "sinh_difference", "time_of", "weighted_gap"]
-
 
 class Rays(NamedTuple):
     """Points in unit coordinates: their lengths, times, and unit vectors, which are ``axis`` plus ``offset``.

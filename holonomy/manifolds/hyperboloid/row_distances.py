@@ -15,8 +15,6 @@ from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
 
-__all__ = ["row_distance"]
-
 
 def row_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Geodesic distances of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.distance`."""

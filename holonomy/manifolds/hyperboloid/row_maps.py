@@ -23,17 +23,6 @@ from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
 
-__all__ = [
-    "Factor",
-    "exponential_factor",
-    "logarithm_factor",
-    "reach_of",
-    "row_exponential",
-    "row_exponential_at_origin",
-    "row_logarithm",
-    "row_logarithm_at_origin",
-]
-
 
 def row_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
     """Exponential map of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.expmap_exact`."""

@@ -20,8 +20,6 @@ from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
 
-__all__ = ["row_transport"]
-
 
 def row_transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """Parallel transport of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.transport_exact`."""

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 
-__all__ = ["Between", "Form", "between", "by_rows", "row_chunks", "rows_at_once", "use_rowwise"]
-
 # What is computed at once: a quarter of a MiB for each thread. A GPU wants more.
 _BYTES_OF_A_THREAD, _BYTES_OF_A_GPU = 2**18, 2**26
 

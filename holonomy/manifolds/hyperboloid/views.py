@@ -16,32 +16,6 @@ from torch import Tensor
 
 from holonomy import numerics
 
-__all__ = [
-    "Parts",
-    "Ray",
-    "View",
-    "by_scale",
-    "chart_covector",
-    "covector_of",
-    "dot",
-    "foot_of",
-    "from_frame",
-    "keeper",
-    "part_across",
-    "parts_of",
-    "radial_of",
-    "rate_of",
-    "ray_of",
-    "slack_of",
-    "step_from",
-    "time_gap",
-    "to_frame",
-    "transport_covector",
-    "transport_of",
-    "velocity_of",
-    "view_from",
-]
-
 
 class Ray(NamedTuple):
     """A point in polar form: unit vector (zero at the origin), length and time of its unit coordinates."""

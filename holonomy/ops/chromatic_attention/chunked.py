@@ -29,8 +29,6 @@ from torch import Tensor
 from holonomy import _autograd
 from holonomy.ops.chromatic_attention.reference import chromatic_attention_reference
 
-__all__ = ["ChunkedAttention", "Options"]
-
 
 class Options(NamedTuple):
     """The arguments that are no tensors.

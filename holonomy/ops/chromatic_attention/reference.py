@@ -20,8 +20,6 @@ from holonomy.structures import joint
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["chromatic_attention_reference", "chromatic_filters", "zero_padding"]
-
 
 def chromatic_filters(
     query: Float[Tensor, "graphs nodes channels"],

@@ -30,8 +30,6 @@ from torch import Tensor
 from holonomy import _autograd
 from holonomy.ops.performer.reference import attend_pooled_reference, pool_keys_reference
 
-__all__ = ["ChunkedAttention", "ChunkedPooling"]
-
 # Rows of a chunk: their features of all heads take a few MiB.
 _CHUNK = 512
 _CHUNK_CUDA = 2**17

@@ -13,8 +13,6 @@ from holonomy import _autograd
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["log_features", "orthogonal_projection", "redraw"]
-
 
 def orthogonal_projection(
     features: int,

@@ -23,8 +23,6 @@ from holonomy.ops.performer.features import log_features
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["attend_pooled_reference", "pool_keys_reference"]
-
 
 def pool_keys_reference(
     x: Float[Tensor, "keys width"],

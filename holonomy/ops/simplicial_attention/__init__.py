@@ -39,14 +39,6 @@ from holonomy.ops.triton_support import supports_triton
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = [
-    "STORED",
-    "TILE",
-    "check_simplex",
-    "check_window",
-    "simplicial_attention",
-]
-
 TILE = 2**17
 """Logits of a tile, which stays in a CPU core's cache. On other devices 64 times as many."""
 

@@ -10,8 +10,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["find_duplicates"]
-
 
 def find_duplicates(
     x: Float[Tensor, "*batch tokens features"], key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None

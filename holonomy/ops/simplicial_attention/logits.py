@@ -26,8 +26,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["FORMS", "Form", "chunks", "first_key_terms", "other_keys_features", "rescale_to_safe_range", "rotary"]
-
 Form = Literal["product", "determinant"]
 """How N + 1 vectors become a logit."""
 

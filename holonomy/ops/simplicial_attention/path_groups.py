@@ -23,8 +23,6 @@ from holonomy.ops.simplicial_attention.logits import Form, first_key_terms, othe
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Groups", "gathered", "group_by_end", "grouped_paths"]
-
 # Numbers that are gathered in one chunk: with the results they fit in the cache of a core.
 _CHUNK = 2**18
 

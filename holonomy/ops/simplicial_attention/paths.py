@@ -34,8 +34,6 @@ from holonomy.ops.simplicial_attention.simplexes import list_simplexes
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["GATHERED", "best_neighbours", "path_mask", "simplicial_path_attention", "step_scores"]
-
 
 GATHERED = 2**21
 """Numbers that are gathered in one chunk."""

@@ -22,8 +22,6 @@ from torch import Tensor
 from holonomy.ops.simplicial_attention.logits import Form, first_key_terms, other_keys_features
 from holonomy.ops.simplicial_attention.simplexes import Simplexes
 
-__all__ = ["Factors", "factors_of", "rows_times", "simplicial_attention_reference"]
-
 
 class Factors(NamedTuple):
     """The factors of logits and values, with one batch axis.

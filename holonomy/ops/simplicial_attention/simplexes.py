@@ -19,8 +19,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Interval", "Simplexes", "Tile", "allowed", "list_simplexes", "reach", "steps_of", "tiles"]
-
 
 class Interval(NamedTuple):
     """The queries that see a key or a tuple of keys: from ``opens`` to before ``closes``."""

@@ -28,8 +28,6 @@ from holonomy import _autograd
 from holonomy.ops.simplicial_attention.reference import Factors, rows_times
 from holonomy.ops.simplicial_attention.simplexes import Simplexes, Tile, allowed, tiles
 
-__all__ = ["tiled_attention"]
-
 
 def tiled_attention(f: Factors, simplexes: Simplexes, tile: int) -> tuple[Tensor, Tensor]:
     """Equations 2 and 3 without storing a tile. Asking for a second derivative raises an error."""

@@ -30,8 +30,6 @@ from holonomy.ops.simplicial_attention.reference import Factors
 from holonomy.ops.simplicial_attention.simplexes import Simplexes, steps_of
 from holonomy.ops.triton_support import language
 
-__all__ = ["seen_by", "triton_attention"]
-
 tl, jit = language()
 
 

@@ -61,8 +61,6 @@ from holonomy.theory.attention.sizes import diameter
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Bracket", "chain", "climb_constant", "crowded", "cubic_constant", "diagonal_simplexes", "two_places"]
-
 # Relative steps of the scan that proves the upper end, and what it gives away.
 _STEP = 1 / 2000
 

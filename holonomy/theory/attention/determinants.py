@@ -22,8 +22,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["determinant_logits", "mixture_of_orders", "rotate_chunks", "rotation", "with_ones"]
-
 
 def determinant_logits(keys: Float[Tensor, "slots n d"]) -> Float[Tensor, "..."]:
     """Sum determinants over chunks, as they are defined."""

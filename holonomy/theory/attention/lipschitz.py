@@ -42,8 +42,6 @@ from holonomy.theory.attention.sizes import others, reach, spectral, through_hea
 if TYPE_CHECKING:
     from jaxtyping import Bool
 
-__all__ = ["castin_bound", "lipschitz_bound", "plus_bound", "printed_lipschitz", "radius_after"]
-
 Theorem = Literal["L+", "Simplicial 3.7", "Castin"]
 
 

@@ -26,8 +26,6 @@ from holonomy.theory.attention.sizes import spectral, through_heads
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["local_lipschitz"]
-
 
 def local_lipschitz(
     layer: Any,

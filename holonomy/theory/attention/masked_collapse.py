@@ -37,8 +37,6 @@ from holonomy.theory.attention.sizes import diameter, spectral
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["centre_radius", "dobrushin", "masked_collapse", "printed_masked_collapse"]
-
 
 def dobrushin(weights: Float[Tensor, "*batch queries keys"]) -> Float[Tensor, "*batch"]:
     r"""Dobrushin's coefficient :math:`\tfrac12 \max_{ij} |P_i - P_j|_1` of row-stochastic matrices."""

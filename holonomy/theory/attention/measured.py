@@ -19,8 +19,6 @@ from holonomy.theory.attention.projections import Projections, as_function
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["Measured", "jacobian_norm", "measure_lipschitz"]
-
 
 class Measured(NamedTuple):
     """The largest stretch that was found.

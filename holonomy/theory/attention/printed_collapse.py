@@ -28,18 +28,6 @@ from holonomy.theory.attention.projections import NotCoveredError, Projections, 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = [
-    "assumed_gamma",
-    "linear_logits",
-    "mixed_norm",
-    "outnumbered_tokens",
-    "printed_collapse",
-    "printed_depth",
-    "residual_lower",
-    "residual_upper",
-    "split_queries",
-]
-
 
 def mixed_norm(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
     r""":math:`|M|_{1,\infty}`, the root of largest column sum times largest row sum of absolute values."""

@@ -32,19 +32,6 @@ from holonomy.layers import SimplicialAttention
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = [
-    "Heads",
-    "NotCoveredError",
-    "Projections",
-    "as_function",
-    "as_stated",
-    "attend",
-    "attention_heads",
-    "check_tokens",
-    "projections",
-    "refuse_rotations",
-]
-
 
 class NotCoveredError(ValueError):
     """A theorem says nothing of this layer or input: never is a number made up in its place.

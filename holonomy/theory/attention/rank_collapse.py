@@ -55,8 +55,6 @@ from holonomy.theory.attention.sizes import diameter, others, reach, through_hea
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["FORMS", "CollapseForm", "collapse_bound", "collapse_step", "measure_collapse"]
-
 CollapseForm = Literal["pair", "product", "chain", "weights", "cubic"]
 """A form of Theorem RC, from those that need most to the one that needs least."""
 

@@ -12,8 +12,6 @@ from holonomy.theory.attention.projections import Projections
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["diameter", "others", "reach", "spectral", "through_heads"]
-
 
 def spectral(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
     """Largest singular values."""

@@ -21,8 +21,6 @@ from holonomy.theory.certificates.stretching import METRICS, Ends, Metric
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["BoundViolatedError", "assert_lipschitz"]
-
 # How far out a search goes where hyperbolic space is at one end: to a rapidity at which float64 keeps nine digits. And
 # how far in Euclidean space where no radius is given.
 _FARTHEST, _LONGEST = 8.0, 30.0

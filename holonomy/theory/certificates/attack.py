@@ -25,8 +25,6 @@ from holonomy.theory.certificates.stretching import Ends, Metric, differential, 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Attack", "Scope", "attack", "attack_at"]
-
 Function = Callable[[Tensor], Tensor]
 
 # How many units of the last digit one evaluation and one distance may be off.

@@ -27,8 +27,6 @@ from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Certificate", "certify"]
-
 Scope = Literal["a priori", "at the input", "about the input"]
 
 
@@ -277,6 +275,7 @@ def _ascend(
 
 
 def ends_of_model(model: object) -> Ends:
+    """The manifolds on which a model's input and output lie, None for flat space."""
     if isinstance(model, Hypformer):
         return Ends(None, None)
     if isinstance(model, nn.Sequential) and len(model):

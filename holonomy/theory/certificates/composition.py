@@ -18,8 +18,6 @@ from holonomy.theory.certificates.constants.midpoint import midpoint_shares, res
 from holonomy.theory.certificates.regions import Region, Setting, Step, follow, refuse_own, root, rounding, units_of
 from holonomy.theory.certificates.stretching import Ends, Metric, ends_of, stretch
 
-__all__ = ["Row", "Tape"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -23,8 +23,6 @@ from holonomy.theory.certificates.stretching import Ends, ends_of
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["DistanceScaling", "boost", "distance_scaling", "flipped", "naive_change"]
-
 
 @dataclass(frozen=True)
 class DistanceScaling:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["axis_steps", "hyperplane_stretch", "least_chart_stretch", "transformation_steps"]
-
 
 def transformation_steps(start: float, end: float, rate: float, square: float) -> float:
     r"""Steps of gradient descent on the distance that take :class:`~holonomy.layers.HTC` along a ray.

@@ -36,8 +36,6 @@ from holonomy.theory.certificates.layers import rows_stretch, transformation
 from holonomy.theory.certificates.regions import Region, Setting, Step, bound_of, follow, outputs, refuse_training, root
 from holonomy.theory.certificates.stretching import Ends, stretch
 
-__all__ = ["attend_linear", "attend_softmax"]
-
 
 @follow.register
 def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting) -> Step:

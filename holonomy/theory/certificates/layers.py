@@ -32,8 +32,6 @@ from holonomy.theory.certificates.constants.tangent import tangent_stretch
 from holonomy.theory.certificates.regions import Region, Setting, Step, bound_of, follow, outputs, root, token_stretch
 from holonomy.theory.certificates.stretching import Ends, ends_of, stretch
 
-__all__ = ["Image", "follow_transformation", "transformation"]
-
 
 def unit_bias(layer: HTC) -> Tensor | None:
     """HTC's bias in unit coordinates."""

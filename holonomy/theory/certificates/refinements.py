@@ -34,8 +34,6 @@ from holonomy.theory.certificates.regions import (
     token_stretch,
 )
 
-__all__ = ["follow_refinement"]
-
 Affine = tuple[Tensor | None, Tensor | None]
 
 

@@ -23,8 +23,6 @@ from holonomy.manifolds import Lorentz
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_of, stretch
 
-__all__ = ["Region", "Setting", "Step", "follow"]
-
 
 @dataclass(frozen=True)
 class Region:

@@ -26,8 +26,6 @@ from holonomy.manifolds import Lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Ends", "Metric", "ends_of", "measure_stretch", "points_in_ball", "stretch"]
-
 Metric = Literal["sup", "l2"]
 """How a configuration of tokens is measured: by its largest token, or by the root of the sum of squares."""
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from holonomy.theory.claims.verdict import Draws
 from holonomy.theory.graphs.curvature import Forman, Shares, curvature_shares, incidence
 
-__all__ = ["Molecule", "draw_molecules", "molecule", "read_molecules", "shares_of", "with_hydrogens"]
-
 _BATCH = 500
 
 

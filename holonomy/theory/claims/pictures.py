@@ -12,8 +12,6 @@ from typing import Any
 
 from holonomy.theory.claims.verdict import Claim, Trial
 
-__all__ = ["Picture", "attention_pictures", "ratios"]
-
 Trials = Mapping[str, Sequence[Trial]]
 
 

@@ -24,8 +24,6 @@ import holonomy
 from holonomy.theory.claims.pictures import Picture, ratios
 from holonomy.theory.claims.verdict import Claim, Trial, Verdict
 
-__all__ = ["Run", "as_html", "as_json", "as_table", "said", "seen", "statement", "svg"]
-
 
 @dataclass
 class Run:

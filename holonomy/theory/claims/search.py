@@ -13,8 +13,6 @@ from torch import Tensor
 from holonomy.theory.attention.projections import Projections
 from holonomy.theory.claims.verdict import Draws, Trial
 
-__all__ = ["Compare", "Comparison", "climb", "compare_all", "draw_input", "draw_layer", "draw_mask", "search"]
-
 
 class Comparison(NamedTuple):
     """A measured value and its bound, differentiable, and what rounding is relative to.

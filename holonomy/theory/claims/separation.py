@@ -36,8 +36,6 @@ from holonomy.theory.expressivity.colouring import PAIRS, WLForm, graph_pair
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["MODELS", "Separation", "bounded_by", "random_model", "seeded", "separation", "separation_table"]
-
 MODELS = ("gcn", "ign_1", "ign_2", "ign_3", "hot_2", "tokengt", "tokengt_identifiers", "cgt", "cgt_rings")
 """Names of the models."""
 

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from holonomy import checks, numerics
 
-__all__ = ["Claim", "Draws", "Kind", "Trial", "Verdict", "judge"]
-
 Kind = Literal["exact", "lower", "upper", "equal"]
 """Whether a measured value is the quantity itself, certainly not above it, certainly not below it, or a difference of
 two quantities that are equal, whose bound is rounding."""

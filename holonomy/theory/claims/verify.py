@@ -27,8 +27,6 @@ from holonomy.theory.claims.statements import (
 )
 from holonomy.theory.claims.verdict import Claim, Draws, Trial, Verdict
 
-__all__ = ["CLAIMS", "PICTURES", "select", "verify"]
-
 CLAIMS: tuple[Claim, ...] = (
     *distances.CLAIMS,
     *hyperbolic.CLAIMS,

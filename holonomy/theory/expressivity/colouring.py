@@ -25,8 +25,6 @@ from holonomy.theory.expressivity.tokens_basis import equality_patterns
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-__all__ = ["PAIRS", "WLForm", "adjacency", "cfi_graph", "graph_pair", "separated", "stable_colours"]
-
 WLForm = Literal["folklore", "oblivious"]
 """Which refinement of tuples; the same for k = 1."""
 

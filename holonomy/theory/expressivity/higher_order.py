@@ -33,17 +33,6 @@ from holonomy.theory.expressivity.tokens_basis import equality_patterns
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = [
-    "attend_ones",
-    "chorded_cycle",
-    "class_sizes",
-    "degree",
-    "growth",
-    "message_passing",
-    "operations",
-    "uniform_attention",
-]
-
 
 def attend_ones(
     x: Float[Tensor, "*axes features"],

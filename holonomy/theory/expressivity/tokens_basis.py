@@ -31,21 +31,6 @@ from holonomy.layers.equivariant.basis.partitions import Partition, canonical
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = [
-    "BasisApproximation",
-    "Head",
-    "LayerByHeads",
-    "basis_approximation_error",
-    "basis_attention",
-    "basis_head",
-    "basis_tensors",
-    "equality_patterns",
-    "head_gap",
-    "layer_by_heads",
-    "token_identifiers",
-    "type_identifiers",
-]
-
 _TYPE_FEATURES = 2  # d_e: a circle
 
 

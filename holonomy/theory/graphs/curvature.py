@@ -24,8 +24,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["FORMANS", "Forman", "Shares", "curvature_shares", "edge_curvature", "incidence"]
-
 Forman = Literal["plain", "augmented", "balanced"]
 """Which curvature."""
 

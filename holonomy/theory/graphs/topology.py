@@ -21,8 +21,6 @@ from holonomy import numerics
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["chung_bound", "hop_distances", "laplacian_spectrum", "radius_and_diameter", "spectral_diameter_bound"]
-
 
 def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """Count the steps of the shortest paths, infinite where there is none."""

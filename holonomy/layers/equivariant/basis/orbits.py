@@ -16,21 +16,6 @@ from typing import NamedTuple
 
 from holonomy.layers.equivariant.basis.partitions import Partition, canonical, set_partitions
 
-__all__ = [
-    "InputPattern",
-    "Orbit",
-    "OrbitGroup",
-    "OutputPattern",
-    "Term",
-    "everything",
-    "extensions",
-    "free_axes",
-    "groups",
-    "number_of_blocks",
-    "orbits",
-    "positions_of",
-]
-
 
 class InputPattern(NamedTuple):
     """A pattern of the input and those of its blocks that are kept, ascending; the others are summed over."""

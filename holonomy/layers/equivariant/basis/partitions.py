@@ -27,8 +27,6 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-__all__ = ["Partition", "bell", "canonical", "moebius_matrix", "refines", "set_partitions", "zeta_matrix"]
-
 Partition = tuple[int, ...]
 """A restricted growth string."""
 

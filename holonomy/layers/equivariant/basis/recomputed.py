@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["RecomputedBuffers"]
-
 
 class RecomputedBuffers(nn.Module):
     """A module with buffers that follow from its arguments, and no source but these.

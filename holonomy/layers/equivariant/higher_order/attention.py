@@ -32,8 +32,6 @@ from holonomy.structures import HyperedgePlan, Hyperedges, joint
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["HigherOrderAttention"]
-
 
 # Random features of a narrow head.
 _FEWEST = 64

@@ -27,8 +27,6 @@ from holonomy.structures import HyperedgePlan, Hyperedges
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["End", "Ends", "both_ends", "coupled", "decoupled", "pooled"]
-
 # Hyperedges from which on the backward pass computes a class again instead of keeping it.
 _RECOMPUTED_FROM = 2**18
 

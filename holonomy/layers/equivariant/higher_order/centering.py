@@ -28,8 +28,6 @@ from holonomy.structures import Hyperedges
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["at_most", "of_classes", "of_dense", "of_hyperedges"]
-
 # The squares of keys that are further away would cost single precision its digits.
 _FARTHEST = 8.0
 

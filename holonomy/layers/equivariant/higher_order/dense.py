@@ -23,8 +23,6 @@ from holonomy.ops.performer import log_features
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["different", "kernel_class", "quotient", "settle", "softmax_class"]
-
 
 def different(nodes: int, order: int, device: torch.device) -> Bool[Tensor, "..."]:
     """Which tuples consist of different nodes."""

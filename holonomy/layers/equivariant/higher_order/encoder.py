@@ -19,8 +19,6 @@ from holonomy.structures.plan import repeated
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["HigherOrderEncoderLayer"]
-
 
 class HigherOrderEncoderLayer(nn.Module):
     r"""Attention and feed-forward map from order-k to order-l tensors, HOT eqs. 8-9, normalised before each.

@@ -21,8 +21,6 @@ from holonomy.structures import HyperedgePlan
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["GatherPlan", "gather", "gather_plan"]
-
 
 @dataclass(frozen=True)
 class GatherPlan:

@@ -22,8 +22,6 @@ from holonomy.layers.equivariant.basis.partitions import Partition
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Classes", "EntryPattern", "Maps", "by_class", "classes_of", "entry_patterns"]
-
 EntryPattern = tuple[InputPattern, tuple[int, ...]]
 """What a lightweight map reads of a tuple: an entry of that input pattern, at those blocks of the tuple."""
 

@@ -17,8 +17,6 @@ from holonomy.layers.equivariant.linear import sparse
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-__all__ = ["Blocks", "class_blocks", "pack"]
-
 # Entries of a block: the first width at which nearly all queries have their slots in one.
 _WIDTHS = (16, 32, 64)
 _HEAVY_SHARE = 0.05

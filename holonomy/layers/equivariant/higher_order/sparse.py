@@ -36,8 +36,6 @@ from holonomy.structures import HyperedgePlan
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["coupled_class", "kernel_class", "largest_logarithms", "matching_rows", "softmax_class", "stratum"]
-
 # Rows of a chunk: what is made of them fits the cache of a core.
 _CHUNK = 2**11
 

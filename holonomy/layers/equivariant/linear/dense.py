@@ -19,8 +19,6 @@ from holonomy.layers.equivariant.basis.partitions import Partition
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["combine", "combine_reference", "diagonal", "place", "reduce", "spread"]
-
 
 def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..."]:
     """View the entries whose indices are equal within each block of a pattern."""

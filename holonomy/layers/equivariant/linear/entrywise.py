@@ -16,8 +16,6 @@ from holonomy.structures import Hyperedges, joint
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["Entrywise", "lightweight"]
-
 
 class Entrywise(nn.Module):
     r"""Map every entry of an order-k tensor by itself, :math:`A_{\mathbf j} w + b`, whatever its pattern.

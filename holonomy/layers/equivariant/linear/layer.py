@@ -29,8 +29,6 @@ from holonomy.structures import Hyperedges, joint
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["EquivariantLinear", "EquivariantMap", "check_dense"]
-
 # Of orders 5 and 4 the matrix between the two bases has 3.6 GB, of 5 and 5 it has 100.
 _MOST_ORDERS = 8
 # Sums over nodes are initialised as if a graph had this many, the largest that the variance is kept for: at most half

@@ -24,20 +24,6 @@ from holonomy.structures import plan as plans
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
-__all__ = [
-    "GroupPlan",
-    "Slots",
-    "check_hyperedges",
-    "collect",
-    "distribute",
-    "group_plans",
-    "in_pattern",
-    "places",
-    "pruned_plans",
-    "targets",
-    "tuple_codes",
-]
-
 
 @dataclass(frozen=True)
 class Slots:

@@ -33,8 +33,6 @@ from holonomy.ops.linear_attention.reference import AVERAGES, Average, power_fea
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["HypLinearAttention"]
-
 
 class HypLinearAttention(nn.Module):
     r"""Linear attention in hyperbolic space, Hypformer eqs. 14-19, at a cost linear in the nodes.

@@ -35,8 +35,6 @@ from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["HypSimplicialAttention"]
-
 
 class HypSimplicialAttention(nn.Module):
     r"""Multi-head N-simplicial attention between points of hyperbolic space.

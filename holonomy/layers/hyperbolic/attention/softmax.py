@@ -38,8 +38,6 @@ from holonomy.ops.softmax_attention import (
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["HypSoftmaxAttention"]
-
 _NO_PLACES = "memory must be None with rope: its tokens are neither before nor after those of x."
 
 

@@ -19,8 +19,6 @@ from holonomy import numerics
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["affine_stretch", "ball_stretch", "reach", "transformation_stretch"]
-
 _BISECTIONS = 60
 _GOLDEN = (math.sqrt(5) - 1) / 2
 # Beyond this rapidity the squares of sinh leave float64; the global constant takes over.

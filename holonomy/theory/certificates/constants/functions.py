@@ -22,15 +22,6 @@ from holonomy.theory.certificates.constants.affine import affine_stretch, linear
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = [
-    "Entrywise",
-    "entrywise",
-    "entrywise_stretch",
-    "layer_norm_stretch",
-    "least_variance",
-    "power_slope",
-]
-
 _SCAN = 1 / 1000
 _SCANNED = 40.0
 _SOFTPLUS_THRESHOLD = 20

@@ -20,8 +20,6 @@ from holonomy.theory.certificates.stretching import Metric
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Cone", "Features", "euclidean_stretch", "linear_stretch_in_cone", "linear_stretch_with_eps", "local_linear"]
-
 
 @dataclass(frozen=True)
 class Features:

@@ -17,14 +17,6 @@ from holonomy.manifolds import hyperboloid
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = [
-    "concatenation_stretch",
-    "exponential_stretch",
-    "midpoint_shares",
-    "residual_stretch",
-    "weights_bound",
-]
-
 
 def unit_curvature() -> Tensor:
     """-1, where the functions of the hyperboloid want a tensor."""

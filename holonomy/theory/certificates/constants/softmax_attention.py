@@ -22,8 +22,6 @@ from holonomy.theory.certificates.stretching import Metric
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Extent", "hyperbolic_collapse_bound", "local_softmax_stretch", "softmax_stretch", "unit_scale"]
-
 
 @dataclass(frozen=True)
 class Extent:

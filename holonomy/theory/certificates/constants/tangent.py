@@ -21,8 +21,6 @@ from holonomy.theory.certificates.constants.midpoint import exponential_stretch
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["shift_stretch", "tangent_stretch"]
-
 # Parts of the ball's radius on which a shift is bounded by numbers.
 _SHELLS = 256
 

@@ -28,8 +28,6 @@ from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS"]
-
 _NODES, _FEATURES = 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
 # Of what balls are, beside numbers of about one.

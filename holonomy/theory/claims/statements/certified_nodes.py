@@ -20,8 +20,6 @@ from holonomy.theory.affine.certificate import NodeCertificate, certify_node
 from holonomy.theory.certificates.certificate import certify
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "random_model", "random_numbers"]
-
 _NODES, _FEATURES, _HIDDEN, _CLASSES = 6, 3, 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
 _ROUNDING = 2.0**12 * torch.finfo(torch.float64).eps

@@ -34,8 +34,6 @@ from holonomy.theory.attention.sizes import diameter
 from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, draw_mask, search
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS"]
-
 
 def _floor(dtype: torch.dtype, size: float) -> float:
     return 1000 * torch.finfo(dtype).eps * size

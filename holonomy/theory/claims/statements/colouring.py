@@ -8,8 +8,6 @@ from holonomy.theory.claims.separation import MODELS, bounded_by, random_model, 
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
 
-__all__ = ["CLAIMS"]
-
 _SMALL = PAIRS[:-1]  # up to 18 nodes
 _REACHING = ("gcn", "ign_2", "hot_2", "ign_3", "cgt")
 

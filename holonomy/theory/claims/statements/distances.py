@@ -17,8 +17,6 @@ from holonomy.theory.certificates.stretching import Ends
 from holonomy.theory.claims.pictures import Picture, Trials
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "PICTURES"]
-
 # The maps that are drawn, by their number.
 _ISOMETRIES = ("identity", "orthogonal map", "boost")
 _GENERAL = ("linear map", "ReLU", "LayerNorm")

@@ -23,8 +23,6 @@ from holonomy.theory.expressivity.higher_order import (
     uniform_attention,
 )
 
-__all__ = ["CLAIMS"]
-
 _ORDERS = ((1, 1), (1, 2), (2, 1), (2, 2))
 
 

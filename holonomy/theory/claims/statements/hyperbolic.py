@@ -34,8 +34,6 @@ from holonomy.theory.certificates.stretching import Ends, Metric, measure_stretc
 from holonomy.theory.claims import sharpest
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "draw_manifold", "draw_points", "draw_radius", "scattered", "seeded", "worst"]
-
 
 @contextmanager
 def seeded(draws: Draws) -> Generator[None, None, None]:

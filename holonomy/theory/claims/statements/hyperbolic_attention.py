@@ -37,8 +37,6 @@ from holonomy.theory.claims.statements.hyperbolic import (
 )
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "PICTURES"]
-
 
 def _softmax(similarity: Similarity, draws: Draws) -> HypSoftmaxAttention:
     source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)

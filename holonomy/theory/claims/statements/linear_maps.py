@@ -22,8 +22,6 @@ from holonomy.theory.certificates.stretching import Ends, stretch
 from holonomy.theory.claims.statements.hyperbolic import draw_manifold, draw_radius, scattered, seeded, worst
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS"]
-
 _WIDE = 4
 # Steps are whole numbers, and the last one may pass the mark.
 _WHOLE = 3.0

@@ -19,9 +19,6 @@ from holonomy.theory.attention.sizes import spectral
 from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, search
 from holonomy.theory.claims.verdict import Claim, Draws, Trial
 
-__all__ = ["CLAIMS", "orthogonal_family", "sharp_family"]
-
-
 Bound = Callable[[Projections, float | Tensor, int], Tensor]
 
 

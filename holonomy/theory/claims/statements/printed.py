@@ -32,8 +32,6 @@ from holonomy.theory.claims.verdict import Claim, Draws, Trial
 from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
 from holonomy.theory.expressivity.higher_order import degree, operations
 
-__all__ = ["CLAIMS"]
-
 _LARGEST = 1.256
 """Up to which oscillation of E the entrywise inequality of Lemma A.3 is stated."""
 

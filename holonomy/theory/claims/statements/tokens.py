@@ -18,8 +18,6 @@ from holonomy.theory.expressivity.tokens_basis import (
     layer_by_heads,
 )
 
-__all__ = ["CLAIMS", "PICTURES"]
-
 # Nodes at which all rows of all heads are computed: n^2k weights each.
 _NODES = {1: (1, 2, 5, 16), 2: (2, 4, 6), 3: (2, 3)}
 # The heads that are drawn: order, nodes, scale.
