@@ -149,11 +149,7 @@ class ShardedLorentzEmbedding(LorentzPoints):
         return copied
 
     def extra_repr(self) -> str:
-        """Sizes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes, for ``repr``."""
         return f"{self.num_embeddings}, {self.unit.shape[1] - 1}, rows here={self.unit.shape[0]}"
 
 

@@ -211,9 +211,5 @@ class Propagation(nn.Module):
         return result
 
     def extra_repr(self) -> str:
-        """Steps and teleport, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Steps and teleport, for ``repr``."""
         return f"steps={self.steps}, teleport={self.teleport}"

@@ -100,11 +100,7 @@ class DegreeNodeEncoder(nn.Module):
         return end.new_zeros(nodes).index_add(0, end, torch.ones_like(end)).clamp(max=self.max_degree)
 
     def extra_repr(self) -> str:
-        """Sizes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes, for ``repr``."""
         return f"{self.features}, max_degree={self.max_degree}"
 
 

@@ -137,9 +137,5 @@ class VirtualNode(nn.Module):
             checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features", self)
 
     def extra_repr(self) -> str:
-        """Sizes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes, for ``repr``."""
         return f"{self.features}, edge_features={self.edge_features}, edge_types={self.edge_types}"

@@ -227,11 +227,7 @@ class LorentzEmbedding(LorentzPoints):
         return self.unit.shape[1] - 1
 
     def extra_repr(self) -> str:
-        """Sizes and what they are looked up as, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes and what they are looked up as, for ``repr``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}" + ", sparse=True" * self.sparse
 

@@ -14,27 +14,16 @@ if TYPE_CHECKING:
 
 
 class GraphPairs(NamedTuple):
-    """Nodes, and what is known of each pair of them, of several graphs.
+    """Nodes, and what is known of each pair of them, of several graphs."""
 
-    Attributes:
-        nodes: ``(graphs, n, features)``.
-        mask: ``(graphs, n)``, ``True`` at nodes; None where there is no padding.
-        categories: ``(graphs, n, n)``, see :func:`~holonomy.layers.edge_categories`.
-        walks: ``(graphs, n, n, steps)``.
-        distances: ``(graphs, n, n)``.
-        related: ``(graphs, n, n)``.
-        attributes: ``(graphs, n, n, edge_features)``.
-        layout: where rows of nodes went; None for one graph.
-    """
-
-    nodes: Tensor
-    mask: Tensor | None
-    categories: Tensor
-    walks: Tensor | None = None
-    distances: Tensor | None = None
-    related: Tensor | None = None
-    attributes: Tensor | None = None
-    layout: PaddedGraphs | None = None
+    nodes: Tensor  # (graphs, n, features)
+    mask: Tensor | None  # (graphs, n), True at nodes; None where there is no padding
+    categories: Tensor  # (graphs, n, n), see edge_categories
+    walks: Tensor | None = None  # (graphs, n, n, steps)
+    distances: Tensor | None = None  # (graphs, n, n)
+    related: Tensor | None = None  # (graphs, n, n)
+    attributes: Tensor | None = None  # (graphs, n, n, edge_features)
+    layout: PaddedGraphs | None = None  # where rows of nodes went; None for one graph
 
     @staticmethod
     def of(

@@ -82,17 +82,12 @@ def check_state(state: _State, own: _State, grows: Sequence[int] = ()) -> _State
 
 
 class KeyValueState(NamedTuple):
-    """Keys and values of the tokens so far, batch axes first.
+    """Keys and values of the tokens so far, batch axes first."""
 
-    Attributes:
-        key: space parts ``(*batch, heads, tokens, channels)``; of N keys ``(*batch, heads, N, tokens, channels)``.
-        value: those of values.
-        hidden: ``(*batch, tokens)``, ``True`` at padding; ``(*batch, 0)`` where no step had a mask.
-    """
-
+    # Space parts (*batch, heads, tokens, channels); of N keys (*batch, heads, N, tokens, channels).
     key: Float[Tensor, "*batch tokens key_channels"]
-    value: Float[Tensor, "*batch tokens channels"]
-    hidden: Bool[Tensor, "*batch masked"]
+    value: Float[Tensor, "*batch tokens channels"]  # those of values
+    hidden: Bool[Tensor, "*batch masked"]  # (*batch, tokens), True at padding; (*batch, 0) where no step had a mask
 
 
 # The axes of keys, values and hidden that tokens are on.

@@ -39,15 +39,10 @@ def supports_triton(*tensors: Tensor) -> bool:
 
 
 class Language(NamedTuple):
-    """The modules and functions that a kernel is written with.
+    """The modules and functions that a kernel is written with."""
 
-    Attributes:
-        tl: the module ``triton.language``.
-        jit: ``triton.jit``.
-    """
-
-    tl: Any
-    jit: Callable[[Callable[..., Any]], Any]
+    tl: Any  # the module triton.language
+    jit: Callable[[Callable[..., Any]], Any]  # triton.jit
 
 
 def language() -> Language:

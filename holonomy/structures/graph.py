@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 
 
 class Neighbours(NamedTuple):
-    """The neighbours of every node in the layout of a CSR matrix.
+    """The neighbours of every node in the layout of a CSR matrix."""
 
-    Attributes:
-        start: where the neighbours of each node start, and where the last ones end, ``(n + 1,)``.
-        node: the neighbours ``(m,)``.
-    """
-
+    # Where the neighbours of each node start, and where the last ones end, (n + 1,).
     start: Int[Tensor, " nodes_plus_1"]
-    node: Int[Tensor, " edges"]
+    node: Int[Tensor, " edges"]  # the neighbours (m,)
 
     def rows(self) -> Int[Tensor, " edges"]:
         """The node that each neighbour is a neighbour of."""

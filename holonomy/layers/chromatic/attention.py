@@ -311,9 +311,5 @@ class ChromaticAttention(nn.Module):
         return x, edges, edges if self.edge_values else None
 
     def extra_repr(self) -> str:
-        """Sizes and mode, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes and mode, for ``repr``."""
         return f"{self.features}, heads={self.heads}, mode={self.mode!r}, edge_values={self.edge_values}"

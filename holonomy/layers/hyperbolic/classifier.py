@@ -106,11 +106,7 @@ class HypMLR(nn.Module):
         return numerics.narrow(logits, torch.promote_types(x.dtype, self.weight.dtype))
 
     def extra_repr(self) -> str:
-        """Sizes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes, for ``repr``."""
         return f"{self.features}, {self.classes}"
 
 

@@ -175,11 +175,7 @@ class HGCNConv(_TangentConvolution):
         return self._out(manifold.logmap0(moved)[..., 1:])
 
     def extra_repr(self) -> str:
-        """Where the average is taken, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Where the average is taken, for ``repr``."""
         return f"aggregation={self.aggregation!r}"
 
 
@@ -273,11 +269,7 @@ class HGATConv(_TangentConvolution):
         return self._out(tangent.new_zeros(tangent.shape).index_add(0, target, messages.to(tangent.dtype)).flatten(-2))
 
     def extra_repr(self) -> str:
-        """Heads, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Heads, for ``repr``."""
         return f"heads={self.heads}"
 
 

@@ -123,9 +123,5 @@ class LorentzPLFC(nn.Module):
         return (distance * root).clamp(-most, most).sinh() / root
 
     def extra_repr(self) -> str:
-        """Sizes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes, for ``repr``."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

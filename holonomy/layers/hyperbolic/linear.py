@@ -159,11 +159,7 @@ class HTC(nn.Module):
         return change_curvature(self.space(x), self.manifold_out, self.manifold_out)
 
     def extra_repr(self) -> str:
-        """Sizes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Sizes, for ``repr``."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 

@@ -165,11 +165,7 @@ class EntailmentCones(nn.Module):
         return self.energy(parent, child)
 
     def extra_repr(self) -> str:
-        """K, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """K, for ``repr``."""
         return f"constant={self.constant}"
 
     def _half_aperture(self, x: Tensor) -> Tensor:

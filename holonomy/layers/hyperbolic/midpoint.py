@@ -115,9 +115,5 @@ class HypResidual(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The weight, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """The weight, for ``repr``."""
         return f"epsilon={self.epsilon}"

@@ -71,9 +71,5 @@ class HypPositionalEncoding(nn.Module):
         return lifted_midpoint(x, space_of(self.position, x), self.epsilon, self.manifold.curvature)
 
     def extra_repr(self) -> str:
-        """The weight, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """The weight, for ``repr``."""
         return f"epsilon={self.epsilon}"

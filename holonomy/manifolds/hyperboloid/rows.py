@@ -27,22 +27,16 @@ def use_rowwise(*tables: Tensor) -> bool:
 
 
 class Form(NamedTuple):
-    """A function of the rows of one or two tables and the curvature, as few products, with its gradients.
+    """A function of the rows of one or two tables and the curvature, as few products, with its gradients."""
 
-    Attributes:
-        numbers: of the scale and the tables, what values and gradients share, and the rows ``(n, 1)`` that are left to
-            the definition.
-        values: of the numbers, the scale and the tables, the results, float32; those of rows that are left may be
-            anything.
-        gradients: of the numbers, the gradient by the results, the scale and the tables, what each row adds to the
-            gradient by the scale, ``(n, 1)`` in float64, then the gradients by the tables.
-        definition: of the scale and the tables, the same by :mod:`holonomy.manifolds.hyperboloid.geodesics`.
-    """
-
+    # Of the scale and the tables, what values and gradients share, and the rows (n, 1) that are left to the definition.
     numbers: Callable[..., tuple[Any, Tensor]]
+    # Of the numbers, the scale and the tables, the results, float32; those of rows that are left may be anything.
     values: Callable[..., Tensor]
+    # Of the numbers, the gradient by the results, the scale and the tables, what each row adds to the gradient by the
+    # scale, (n, 1) in float64, then the gradients by the tables.
     gradients: Callable[..., tuple[Tensor, ...]]
-    definition: Callable[..., Tensor]
+    definition: Callable[..., Tensor]  # of the scale and the tables, the same by geodesics
 
 
 def by_rows(form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
@@ -103,23 +97,14 @@ def row_chunks(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[slice]:
 
 
 class Between(NamedTuple):
-    r"""Of two points in each row ``(n, 1)``, float64 and in units of the radius.
+    r"""Of two points in each row ``(n, 1)``, float64 and in units of the radius."""
 
-    Attributes:
-        x_time: time coordinate of x.
-        y_time: that of y.
-        rise: the first minus the second.
-        z: :math:`\cosh D - 1` of their distance D.
-        sinh: :math:`\sinh D`.
-        rate: what ``z`` gains as all space parts grow, by the logarithm of their scale.
-    """
-
-    x_time: Tensor
-    y_time: Tensor
-    rise: Tensor
-    z: Tensor
-    sinh: Tensor
-    rate: Tensor
+    x_time: Tensor  # time coordinate of x
+    y_time: Tensor  # that of y
+    rise: Tensor  # the first minus the second
+    z: Tensor  # cosh D - 1 of their distance D
+    sinh: Tensor  # sinh D
+    rate: Tensor  # what z gains as all space parts grow, by the logarithm of their scale
 
 
 def between(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:

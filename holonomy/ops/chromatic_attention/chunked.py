@@ -31,19 +31,12 @@ from holonomy.ops.chromatic_attention.reference import chromatic_attention_refer
 
 
 class Options(NamedTuple):
-    """The arguments that are no tensors.
+    """The arguments that are no tensors."""
 
-    Attributes:
-        heads: number of heads.
-        activation: of the additive form.
-        chunk: entries of a buffer.
-        one_tensor: whether biases and edge values are maps of the same tensor.
-    """
-
-    heads: int
-    activation: Callable[[Tensor], Tensor] | None
-    chunk: int
-    one_tensor: bool
+    heads: int  # number of heads
+    activation: Callable[[Tensor], Tensor] | None  # of the additive form
+    chunk: int  # entries of a buffer
+    one_tensor: bool  # whether biases and edge values are maps of the same tensor
 
 
 class _Chunk(NamedTuple):

@@ -28,15 +28,10 @@ _CHUNK = 2**18
 
 
 class Groups(NamedTuple):
-    """Paths without their last node, in groups that end at the same node.
+    """Paths without their last node, in groups that end at the same node."""
 
-    Attributes:
-        node: the end of each group ``(groups,)``.
-        members: the paths of each group ``(groups, members)``; free places have the number of all paths.
-    """
-
-    node: Tensor
-    members: Tensor
+    node: Tensor  # the end of each group (groups,)
+    members: Tensor  # the paths of each group (groups, members); free places have the number of all paths
 
 
 def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Groups:

@@ -28,20 +28,13 @@ class Factors(NamedTuple):
 
     The logits are ``(left[:, :, :, None] * right[:, :, None]).sum(0) @ other.mT``, the values of a first key and others
     ``value * other_value``.
-
-    Attributes:
-        left: ``(terms, batch, queries, features)``, the scale included.
-        right: ``(terms, batch, first_keys, features)``.
-        other: ``(batch, others, features)``.
-        value: ``(batch, first_keys, channels)``.
-        other_value: ``(batch, others, channels)``.
     """
 
-    left: Tensor
-    right: Tensor
-    other: Tensor
-    value: Tensor
-    other_value: Tensor
+    left: Tensor  # (terms, batch, queries, features), the scale included
+    right: Tensor  # (terms, batch, first_keys, features)
+    other: Tensor  # (batch, others, features)
+    value: Tensor  # (batch, first_keys, channels)
+    other_value: Tensor  # (batch, others, channels)
 
 
 def factors_of(

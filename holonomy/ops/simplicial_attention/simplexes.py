@@ -28,51 +28,31 @@ class Interval(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A block of logits: of some batch entries, queries, first keys and tuples of other keys.
+    """A block of logits: of some batch entries, queries, first keys and tuples of other keys."""
 
-    Attributes:
-        batch: entries of the flattened batch.
-        queries: rows.
-        first_keys: columns.
-        others: a slice of their list.
-    """
-
-    batch: slice
-    queries: slice
-    first_keys: slice
-    others: slice
+    batch: slice  # entries of the flattened batch
+    queries: slice  # rows
+    first_keys: slice  # columns
+    others: slice  # a slice of their list
 
 
 class Simplexes(NamedTuple):
-    r"""All simplexes that the masks allow.
+    r"""All simplexes that the masks allow."""
 
-    Attributes:
-        sizes: numbers of nodes :math:`n_0, \dots, n_N`.
-        batch: shape of the batch.
-        order: N.
-        first_keys: how many there are.
-        others: how many there are.
-        mask: broadcasts to ``(*batch, n_0, .., n_N)``, or None.
-        pair_mask: broadcasts to ``(*batch, n_0, n_1)``, or None.
-        causal: whether keys later than the query are left out.
-        window: key m takes part if it is less than ``window[m - 1]`` places from the query; None for all.
-        order_of_others: row-major index of each tuple of the list, None if the list is in row-major order.
-        of_first_keys: the queries that see each first key, None for all.
-        of_others: the queries that see each tuple of the list, None for all.
-    """
-
-    sizes: tuple[int, ...]
-    batch: torch.Size
-    order: int
-    first_keys: int
-    others: int
-    mask: Tensor | None = None
-    pair_mask: Tensor | None = None
-    causal: bool = False
+    sizes: tuple[int, ...]  # numbers of nodes n_0, ..., n_N
+    batch: torch.Size  # shape of the batch
+    order: int  # N
+    first_keys: int  # how many there are
+    others: int  # how many there are
+    mask: Tensor | None = None  # broadcasts to (*batch, n_0, .., n_N), or None
+    pair_mask: Tensor | None = None  # broadcasts to (*batch, n_0, n_1), or None
+    causal: bool = False  # whether keys later than the query are left out
+    # Key m takes part if it is less than window[m - 1] places from the query; None for all.
     window: tuple[int, ...] | None = None
+    # Row-major index of each tuple of the list, None if the list is in row-major order.
     order_of_others: Tensor | None = None
-    of_first_keys: Interval | None = None
-    of_others: Interval | None = None
+    of_first_keys: Interval | None = None  # the queries that see each first key, None for all
+    of_others: Interval | None = None  # the queries that see each tuple of the list, None for all
 
 
 def list_simplexes(

@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """The largest stretch that was found.
+    """The largest stretch that was found."""
 
-    Attributes:
-        value: the stretch.
-        x: the input where it was found, ``(n, d)``.
-        products: how many products with a Jacobian it took, forward or reverse.
-    """
-
-    value: float
-    x: Tensor
-    products: int
+    value: float  # the stretch
+    x: Tensor  # the input where it was found, (n, d)
+    products: int  # how many products with a Jacobian it took, forward or reverse
 
 
 class _Linear(NamedTuple):

@@ -159,21 +159,13 @@ class Projections:
 
 
 class Heads(NamedTuple):
-    r"""The parts of one layer on one input, per head.
+    r"""The parts of one layer on one input, per head."""
 
-    Attributes:
-        keys: :math:`q, k^1, \dots, k^N`, ``(N+1, heads, n, d_h)``.
-        values: :math:`v^1, \dots, v^N`, ``(N, heads, n, d_v)``.
-        kappa: :math:`\kappa_K`, ``(heads, n^N, d_h)``.
-        products: :math:`T_K`, ``(heads, n^N, d_v)``.
-        weights: A, ``(heads, n, n^N)``; zero in the row of a query without simplexes.
-    """
-
-    keys: Tensor
-    values: Tensor
-    kappa: Tensor
-    products: Tensor
-    weights: Tensor
+    keys: Tensor  # q, k^1, ..., k^N, (N+1, heads, n, d_h)
+    values: Tensor  # v^1, ..., v^N, (N, heads, n, d_v)
+    kappa: Tensor  # kappa_K, (heads, n^N, d_h)
+    products: Tensor  # T_K, (heads, n^N, d_v)
+    weights: Tensor  # A, (heads, n, n^N); zero in the row of a query without simplexes
 
 
 def check_tokens(x: Float[Tensor, "tokens d"], layer: Projections | None = None) -> None:

@@ -40,19 +40,12 @@ def unit_bias(layer: HTC) -> Tensor | None:
 
 
 class Image(NamedTuple):
-    """What some rows of HTC make of a region, in unit coordinates.
+    """What some rows of HTC make of a region, in unit coordinates."""
 
-    Attributes:
-        constant: their stretch on the region.
-        radius: of a ball about the origin that holds the image.
-        diameter: of the image, or more.
-        theorem: by which the constant was found.
-    """
-
-    constant: float
-    radius: float
-    diameter: float
-    theorem: str
+    constant: float  # their stretch on the region
+    radius: float  # of a ball about the origin that holds the image
+    diameter: float  # of the image, or more
+    theorem: str  # by which the constant was found
 
 
 def transformation(layer: HTC, rows: slice, region: Region) -> Image:

@@ -26,19 +26,13 @@ from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_
 
 @dataclass(frozen=True)
 class Region:
-    """Where the inputs of a layer lie, in unit coordinates.
+    """Where the inputs of a layer lie, in unit coordinates."""
 
-    Attributes:
-        radius: all tokens lie within it about the origin.
-        features: d, where it is known.
-        points: the tokens of one input, ambient, on the layer's own manifold; ``None`` for the whole ball.
-        spread: how far each token may be from its point; 0 for the input itself.
-    """
-
-    radius: float
-    features: int | None = None
+    radius: float  # all tokens lie within it about the origin
+    features: int | None = None  # d, where it is known
+    # The tokens of one input, ambient, on the layer's own manifold; None for the whole ball.
     points: Tensor | None = None
-    spread: float = 0.0
+    spread: float = 0.0  # how far each token may be from its point; 0 for the input itself
 
     @staticmethod
     def about(points: Tensor, manifold: Lorentz, spread: float = 0.0) -> Region:
@@ -49,30 +43,19 @@ class Region:
 
 @dataclass(frozen=True)
 class Step:
-    """What a layer does to a region: its constant there, and where its outputs lie; unit coordinates.
+    """What a layer does to a region: its constant there, and where its outputs lie; unit coordinates."""
 
-    Attributes:
-        constant: of the layer on the region; the stretch itself where the spread is zero.
-        region: of the outputs.
-        theorem: by which it was found.
-    """
-
-    constant: float
-    region: Region
-    theorem: str
+    constant: float  # of the layer on the region; the stretch itself where the spread is zero
+    region: Region  # of the outputs
+    theorem: str  # by which it was found
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How configurations are measured, and of how many tokens they are.
+    """How configurations are measured, and of how many tokens they are."""
 
-    Attributes:
-        metric: ``"sup"`` or ``"l2"``.
-        tokens: n, where the region has no points to tell.
-    """
-
-    metric: Metric = "sup"
-    tokens: int | None = None
+    metric: Metric = "sup"  # "sup" or "l2"
+    tokens: int | None = None  # n, where the region has no points to tell
 
 
 def root(manifold: Lorentz) -> float:

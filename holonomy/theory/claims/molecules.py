@@ -20,15 +20,10 @@ _BATCH = 500
 
 
 class Molecule(NamedTuple):
-    """A graph of atoms.
+    """A graph of atoms."""
 
-    Attributes:
-        bonds: ``(2, m)``, each once.
-        atoms: n.
-    """
-
-    bonds: Tensor
-    atoms: int
+    bonds: Tensor  # (2, m), each once
+    atoms: int  # n
 
 
 def molecule(draws: Draws, atoms: int) -> tuple[Tensor, Tensor]:

@@ -17,21 +17,14 @@ Trials = Mapping[str, Sequence[Trial]]
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of measured claims.
+    """A picture of measured claims."""
 
-    Attributes:
-        title: above it.
-        caption: below it: what one sees.
-        claims: names of the claims that it needs; it is left out where one of them was not measured.
-        draw: is given a list of matplotlib's axes, side by side, and each claim's trials.
-        panels: how many axes.
-    """
-
-    title: str
-    caption: str
-    claims: tuple[str, ...]
+    title: str  # above it
+    caption: str  # below it: what one sees
+    claims: tuple[str, ...]  # names of the claims that it needs; it is left out where one of them was not measured
+    # Is given a list of matplotlib's axes, side by side, and each claim's trials.
     draw: Callable[[Sequence[Any], Trials], None]
-    panels: int = 1
+    panels: int = 1  # how many axes
 
 
 def ratios(claim: Claim) -> Picture:

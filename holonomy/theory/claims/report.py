@@ -27,19 +27,12 @@ from holonomy.theory.claims.verdict import Claim, Trial, Verdict
 
 @dataclass
 class Run:
-    """Claims, verdicts and trials, in the order in which they were measured; :meth:`add` is what ``verify`` watches.
+    """Claims, verdicts and trials, in the order in which they were measured; :meth:`add` is what ``verify`` watches."""
 
-    Attributes:
-        settings: what reproduces it: seed, device, dtype, budget.
-        claims: the claims.
-        verdicts: their verdicts.
-        trials: by the claim's name.
-    """
-
-    settings: Mapping[str, Any]
-    claims: list[Claim] = field(default_factory=list[Claim])
-    verdicts: list[Verdict] = field(default_factory=list[Verdict])
-    trials: dict[str, list[Trial]] = field(default_factory=dict[str, list[Trial]])
+    settings: Mapping[str, Any]  # what reproduces it: seed, device, dtype, budget
+    claims: list[Claim] = field(default_factory=list[Claim])  # the claims
+    verdicts: list[Verdict] = field(default_factory=list[Verdict])  # their verdicts
+    trials: dict[str, list[Trial]] = field(default_factory=dict[str, list[Trial]])  # by the claim's name
 
     def add(self, claim: Claim, verdict: Verdict, trials: list[Trial]) -> None:
         """Keep one claim's result."""

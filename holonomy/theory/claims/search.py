@@ -15,17 +15,11 @@ from holonomy.theory.claims.verdict import Draws, Trial
 
 
 class Comparison(NamedTuple):
-    """A measured value and its bound, differentiable, and what rounding is relative to.
+    """A measured value and its bound, differentiable, and what rounding is relative to."""
 
-    Attributes:
-        measured: the value.
-        bound: what is said of it.
-        size: of the numbers whose differences were taken; a value below 1000 eps times this is rounding.
-    """
-
-    measured: Tensor
-    bound: Tensor
-    size: Tensor
+    measured: Tensor  # the value
+    bound: Tensor  # what is said of it
+    size: Tensor  # of the numbers whose differences were taken; a value below 1000 eps times this is rounding
 
 
 Compare = Callable[[Tensor, Projections], Comparison]

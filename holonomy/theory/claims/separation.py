@@ -55,17 +55,11 @@ _LONGEST, _NODES = 9, 40
 
 @dataclass(frozen=True)
 class Separation:
-    """What a model makes of two graphs.
+    """What a model makes of two graphs."""
 
-    Attributes:
-        between: the difference of their outputs, relative to their size.
-        copies: that of the first graph and a renumbered copy.
-        threshold: above which a difference is more than rounding.
-    """
-
-    between: float
-    copies: float
-    threshold: float
+    between: float  # the difference of their outputs, relative to their size
+    copies: float  # that of the first graph and a renumbered copy
+    threshold: float  # above which a difference is more than rounding
 
     @property
     def invariant(self) -> bool:

@@ -45,33 +45,22 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class BasisApproximation:
-    """How far attention is from the basis tensors, rows normalised.
+    """How far attention is from the basis tensors, rows normalised."""
 
-    Attributes:
-        measured: the largest weight outside its class over all heads and rows, which is half the l1 distance of the row
-            from the row of the basis tensor.
-        bound: what Lemma 1 allows in that row.
-        ratio: the largest ratio of the two over all heads and rows.
-        logit: the largest size of a logit: times the rounding of the dtype, what a tie is broken by.
-    """
-
+    # The largest weight outside its class over all heads and rows, which is half the l1 distance of the row from the
+    # row of the basis tensor.
     measured: float
-    bound: float
-    ratio: float
-    logit: float
+    bound: float  # what Lemma 1 allows in that row
+    ratio: float  # the largest ratio of the two over all heads and rows
+    logit: float  # the largest size of a logit: times the rounding of the dtype, what a tie is broken by
 
 
 @dataclass(frozen=True)
 class LayerByHeads:
-    """An equivariant linear layer computed by heads, TokenGT Theorem 1.
+    """An equivariant linear layer computed by heads, TokenGT Theorem 1."""
 
-    Attributes:
-        output: of the shape that the layer gives.
-        bound: no entry of the output is farther than this from that of the layer, in the Euclidean norm of its
-            features.
-    """
-
-    output: Tensor
+    output: Tensor  # of the shape that the layer gives
+    # No entry of the output is farther than this from that of the layer, in the Euclidean norm of its features.
     bound: float
 
 

@@ -70,21 +70,13 @@ def _squares(adjacency: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Shares(NamedTuple):
-    """How a set of graphs compares with its line graphs.
+    """How a set of graphs compares with its line graphs."""
 
-    Attributes:
-        mean: share of the graphs whose line graph has the strictly larger mean curvature.
-        mean_weak: larger or equal.
-        least: share whose line graph has the strictly larger smallest curvature.
-        least_weak: larger or equal.
-        graphs: how many were compared: those with two edges or more.
-    """
-
-    mean: float
-    mean_weak: float
-    least: float
-    least_weak: float
-    graphs: int
+    mean: float  # share of the graphs whose line graph has the strictly larger mean curvature
+    mean_weak: float  # larger or equal
+    least: float  # share whose line graph has the strictly larger smallest curvature
+    least_weak: float  # larger or equal
+    graphs: int  # how many were compared: those with two edges or more
 
 
 def curvature_shares(graphs: Float[Tensor, "batch n m"], form: Forman = "balanced") -> Shares:

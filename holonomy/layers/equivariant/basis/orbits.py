@@ -48,18 +48,12 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class OrbitGroup:
-    """All orbits that keep as many axes: any input pattern goes to any output pattern.
+    """All orbits that keep as many axes: any input pattern goes to any output pattern."""
 
-    Attributes:
-        order: the number of axes kept.
-        inputs: what the input contributes.
-        outputs: where it goes.
-        classes: index of the orbit of each input and output, in the order of ``set_partitions(k + l)``.
-    """
-
-    order: int
-    inputs: tuple[InputPattern, ...]
-    outputs: tuple[OutputPattern, ...]
+    order: int  # the number of axes kept
+    inputs: tuple[InputPattern, ...]  # what the input contributes
+    outputs: tuple[OutputPattern, ...]  # where it goes
+    # Index of the orbit of each input and output, in the order of set_partitions(k + l).
     classes: tuple[tuple[int, ...], ...]
 
 

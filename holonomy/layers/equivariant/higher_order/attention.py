@@ -391,10 +391,6 @@ class HigherOrderAttention(nn.Module):
         return cast("Hyperedges", module(x, to=where.indices)).values
 
     def extra_repr(self) -> str:
-        """Orders, heads and number of classes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Orders, heads and number of classes, for ``repr``."""
         orders = f"{self.order_in} -> {self.order_out}, features={self.features}, heads={self.heads}"
         return f"{orders}, kernel={self.kernel!r}, classes={len(self.classes.orbits)}"

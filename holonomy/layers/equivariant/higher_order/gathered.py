@@ -24,21 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """A stratum, and what its tuples are made of.
+    """A stratum, and what its tuples are made of."""
 
-    Attributes:
-        rows: the tuples of the stratum, graph by graph.
-        tuples: the plan of their nodes.
-        graphs: the graph of each.
-        entries: the hyperedges that each of them reads, on its nodes; the number of all where there is none.
-        bounds: where each graph starts among the rows, and the end.
-    """
-
-    rows: Int[Tensor, " rows"]
-    tuples: HyperedgePlan
-    graphs: Int[Tensor, " rows"]
+    rows: Int[Tensor, " rows"]  # the tuples of the stratum, graph by graph
+    tuples: HyperedgePlan  # the plan of their nodes
+    graphs: Int[Tensor, " rows"]  # the graph of each
+    # The hyperedges that each of them reads, on its nodes; the number of all where there is none.
     entries: Int[Tensor, "rows entries"]
-    bounds: tuple[int, ...]
+    bounds: tuple[int, ...]  # where each graph starts among the rows, and the end
 
 
 def gather_plan(edges: HyperedgePlan, asked: HyperedgePlan, pattern: Partition) -> GatherPlan:

@@ -24,25 +24,15 @@ _HEAVY_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Blocks:
-    """Keys and queries of each block.
+    """Keys and queries of each block."""
 
-    Attributes:
-        query_rows: ``(blocks, width)``; any row where the mask is False for all keys.
-        key_rows: ``(blocks, width)``, likewise.
-        mask: ``(blocks, query, key)``, which pairs count.
-        of_queries: the slot of each query.
-        of_keys: the slot of each key.
-        count: their number.
-        heavy: the queries whose slot is too heavy for a block, which are in none.
-    """
-
-    query_rows: Int[Tensor, "blocks width"]
-    key_rows: Int[Tensor, "blocks width"]
-    mask: Bool[Tensor, "blocks width width"]
-    of_queries: Int[Tensor, " queries"]
-    of_keys: Int[Tensor, " keys"]
-    count: int
-    heavy: Int[Tensor, " heavy"]
+    query_rows: Int[Tensor, "blocks width"]  # (blocks, width); any row where the mask is False for all keys
+    key_rows: Int[Tensor, "blocks width"]  # (blocks, width), likewise
+    mask: Bool[Tensor, "blocks width width"]  # (blocks, query, key), which pairs count
+    of_queries: Int[Tensor, " queries"]  # the slot of each query
+    of_keys: Int[Tensor, " keys"]  # the slot of each key
+    count: int  # their number
+    heavy: Int[Tensor, " heavy"]  # the queries whose slot is too heavy for a block, which are in none
 
 
 def pack(sizes: Int[Tensor, "slots kinds"], width: int) -> Int[Tensor, " slots"]:

@@ -285,11 +285,7 @@ class EquivariantMap(RecomputedBuffers):
         return x.at(wanted.indices, result.to(kind))
 
     def extra_repr(self) -> str:
-        """Orders, widths and number of classes, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Orders, widths and number of classes, for ``repr``."""
         sizes = f"{self.order_in} -> {self.order_out}, {self.in_features} -> {self.out_features}"
         return f"{sizes}, classes={len(self.orbits)}, normalise={self.normalise!r}"
 

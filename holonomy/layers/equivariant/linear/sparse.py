@@ -27,17 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slots:
-    """Rows of a table of hyperedges, and the slot of each.
+    """Rows of a table of hyperedges, and the slot of each."""
 
-    Attributes:
-        rows: which hyperedges take part.
-        slots: the slot of each of these.
-        whole: whether all rows take part, in their order, so that none needs to be looked up.
-    """
-
-    rows: Int[Tensor, " taking"]
-    slots: Int[Tensor, " taking"]
-    whole: bool
+    rows: Int[Tensor, " taking"]  # which hyperedges take part
+    slots: Int[Tensor, " taking"]  # the slot of each of these
+    whole: bool  # whether all rows take part, in their order, so that none needs to be looked up
 
     def taken(self, values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
         """The rows that take part."""
@@ -50,19 +44,12 @@ class Slots:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Where the hyperedges of input and output meet, for the classes of one group.
+    """Where the hyperedges of input and output meet, for the classes of one group."""
 
-    Attributes:
-        size: number of slots.
-        graphs: the graph of each slot.
-        inputs: for each input pattern of the group, rows of the input and their slots.
-        outputs: for each output pattern of the group, rows of the output and their slots.
-    """
-
-    size: int
-    graphs: Int[Tensor, " slots"]
-    inputs: tuple[Slots, ...]
-    outputs: tuple[Slots, ...]
+    size: int  # number of slots
+    graphs: Int[Tensor, " slots"]  # the graph of each slot
+    inputs: tuple[Slots, ...]  # for each input pattern of the group, rows of the input and their slots
+    outputs: tuple[Slots, ...]  # for each output pattern of the group, rows of the output and their slots
 
 
 def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exactly: bool) -> Bool[Tensor, " tuples"]:

@@ -327,11 +327,7 @@ class HypLinearAttention(nn.Module):
         return change_curvature(space, self.manifold_hidden, self.manifold_out), state
 
     def extra_repr(self) -> str:
-        """Heads and power, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Heads and power, for ``repr``."""
         return f"heads={self.heads}, power={self.power}, average={self.average!r}"
 
 

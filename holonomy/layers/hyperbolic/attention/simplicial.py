@@ -214,9 +214,5 @@ class HypSimplicialAttention(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Heads, order and form, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Heads, order and form, for ``repr``."""
         return f"heads={self.heads}, order={self.order}, form={self.form!r}"

@@ -301,9 +301,5 @@ class HypSoftmaxAttention(nn.Module):
         return {"curvature": self.manifold_hidden.curvature, "similarity": self.similarity}
 
     def extra_repr(self) -> str:
-        """Heads and similarity, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """Heads and similarity, for ``repr``."""
         return f"heads={self.heads}, similarity={self.similarity!r}, rope={self.rope}, dropout={self.dropout}"

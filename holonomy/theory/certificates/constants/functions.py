@@ -28,19 +28,13 @@ _SOFTPLUS_THRESHOLD = 20
 
 
 class Entrywise(NamedTuple):
-    r"""What H3 needs to know of a function of the line.
+    r"""What H3 needs to know of a function of the line."""
 
-    Attributes:
-        slope: :math:`\sup |\varphi'|`.
-        gaps: pairs of e and :math:`\sup_z |z \varphi'(z) - e \varphi(z)|`; ``(1, 0)`` for homogeneous ones.
-        offset: :math:`\sup (|\varphi(z)| - \mathrm{slope}' |z|)` with the slope' of ``growth``.
-        growth: :math:`|\varphi(z)| \le \mathrm{growth}\, |z| + \mathrm{offset}`.
-    """
-
-    slope: float
+    slope: float  # sup |f'|
+    # Pairs of e and sup |z f'(z) - e f(z)| over z; (1, 0) for homogeneous ones.
     gaps: tuple[tuple[float, float], ...]
-    offset: float = 0.0
-    growth: float = 1.0
+    offset: float = 0.0  # the least for which the next line holds
+    growth: float = 1.0  # |f(z)| <= growth |z| + offset
 
 
 def entrywise(function: object) -> Entrywise | None:

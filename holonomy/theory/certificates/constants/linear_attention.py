@@ -23,32 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features:
-    """Constants E and radii R of the features of queries, keys and values.
+    """Constants E and radii R of the features of queries, keys and values."""
 
-    Attributes:
-        stretches: of queries, keys, values: from the hyperbolic to the Euclidean metric.
-        radii: their greatest lengths.
-        residual: the norm of the linear map psi that is added.
-    """
-
-    stretches: tuple[float, float, float]
-    radii: tuple[float, float, float]
-    residual: float
+    stretches: tuple[float, float, float]  # of queries, keys, values: from the hyperbolic to the Euclidean metric
+    radii: tuple[float, float, float]  # their greatest lengths
+    residual: float  # the norm of the linear map psi that is added
 
 
 @dataclass(frozen=True)
 class Cone:
-    r"""What keeps queries from meeting no key: :math:`\langle q_i, k_j\rangle \ge \nu |q_i| |k_j|`.
+    r"""What keeps queries from meeting no key: :math:`\langle q_i, k_j\rangle \ge \nu |q_i| |k_j|`."""
 
-    Attributes:
-        opening: nu.
-        query: the least length of a query.
-        key: the least length of a key.
-    """
-
-    opening: float
-    query: float
-    key: float
+    opening: float  # nu
+    query: float  # the least length of a query
+    key: float  # the least length of a key
 
 
 def euclidean_stretch(weight: Float[Tensor, "out ambient"], radius: float) -> float:

@@ -25,17 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Extent:
-    """How far apart queries, keys and values of one head can be, in unit coordinates.
+    """How far apart queries, keys and values of one head can be, in unit coordinates."""
 
-    Attributes:
-        keys: diameter of the keys.
-        reach: the largest distance of a query from a key.
-        values: diameter of the values.
-    """
-
-    keys: float
-    reach: float
-    values: float
+    keys: float  # diameter of the keys
+    reach: float  # the largest distance of a query from a key
+    values: float  # diameter of the values
 
 
 def unit_scale(similarity: Similarity, channels: int, curvature: float) -> float:
