@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.data import feature_graphs
 from experiments.engine import comparisons
-from experiments.engine.options import RefusedError, option
+from experiments.engine.options import option
 from holonomy.models import HypTransformer
 from holonomy.optim import RiemannianAdam
 
@@ -45,13 +46,9 @@ class Settings(comparisons.Settings):
 
 def digits() -> tuple[Tensor, Tensor]:
     """Return patches ``(1797, 16, 4)`` of length one or so, and labels, in an order that no seed changes."""
-    try:
-        from sklearn.datasets import load_digits  # noqa: PLC0415
-    except ImportError:
-        raise RefusedError("the digits come with scikit-learn: pip install 'holonomy[examples]'") from None
-    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+    images, labels = feature_graphs.digits()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    x = images[order].float().view(-1, PIXELS, PIXELS)
+    x = images[order].view(-1, PIXELS, PIXELS)
     x = (x - x[:TRAIN].mean()) / (PATCH * x[:TRAIN].std())
     patches = x.unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH).reshape(len(x), TOKENS, PATCH**2)
     return patches, labels[order]

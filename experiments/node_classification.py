@@ -28,13 +28,26 @@ from experiments.data import datasets
 from experiments.data.datasets import NodeData
 from experiments.engine import options, plots, runs
 from experiments.engine.options import RefusedError, option
-from experiments.models.baselines import MLP, EuclideanFormer, LinearPropagation, nearest_neighbours
+from experiments.models.at_scale import SGFormer
+from experiments.models.baselines import (
+    MLP,
+    EuclideanFormer,
+    LinearPropagation,
+    NodeFormer,
+    OnDense,
+    nearest_neighbours,
+)
+from experiments.models.message_passing import MessagePassing
 from holonomy.layers import GCN, Propagation
-from holonomy.models import Hypformer
+from holonomy.models import HGCN, Hypformer
 from holonomy.optim import RiemannianAdam
 
-Model = Literal["hypformer", "gcn", "mlp", "knn", "euclidean"]
-MODELS: tuple[Model, ...] = typing.get_args(Model)
+Usual = Literal["hypformer", "gcn", "mlp", "knn", "euclidean"]
+# The baselines of Hypformer's table 2 that are small enough to stand here.
+More = Literal["gat", "sgc", "appnp", "hgcn", "hgat", "lgcn", "nodeformer", "sgformer"]
+Model = Usual | More
+USUAL: tuple[Usual, ...] = typing.get_args(Usual)
+MODELS: tuple[Model, ...] = (*USUAL, *typing.get_args(More))
 ABLATIONS: dict[str, dict[str, Any]] = {
     "fixed-curvature": {"learnable_curvature": False},
     "no-graph": {"graph": "none"},
@@ -116,13 +129,18 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "gcn": {"patience": 300},
         "mlp": {"patience": 300},
     },
+    **{name: {"all": {"epochs": 150, "patience": 40, "weight_decay": 0.0005, "graph_weight": 0.5}}
+       for name in ("digits", "topics")},
 }  # fmt: skip
+# Layers that read neighbours, as many of them as a GCN has.
+OF_NEIGHBOURS = ("gcn", "gat", "hgcn", "hgat", "lgcn", "nodeformer")
 
 
 def settings_for(dataset: str, model: str, given: Mapping[str, Any] | None = None) -> Settings:
     """Return the settings of a model on a dataset, with what is given on top."""
     table = DEFAULTS.get(dataset, {})
-    settings = Settings(**{**table.get("all", {}), **table.get(model, {}), **(given or {})})
+    own = table.get("gcn" if model in OF_NEIGHBOURS else model, {})
+    settings = Settings(**{**table.get("all", {}), **own, **(given or {})})
     options.positive(settings, "hidden", "layers", "heads", "feedforward", "graph_layers", "graph_hidden", "neighbours")
     options.positive(settings, "lr", "epochs", "patience")
     return settings
@@ -176,6 +194,57 @@ def build(model: Model, settings: Settings, data: NodeData) -> nn.Module:
             return MLP(*sizes, dropout=settings.dropout)
         case "knn":
             raise RefusedError("nearest neighbours has nothing to train")
+        case "sgc":
+            return LinearPropagation(
+                data.num_features,
+                data.num_classes,
+                steps=settings.graph_layers,
+                teleport=0.0,
+                dropout=settings.graph_dropout,
+            )
+        case "appnp":
+            return Propagation(
+                *sizes, steps=settings.graph_layers, teleport=settings.teleport, dropout=settings.graph_dropout
+            )
+        case "gat":
+            return OnDense(
+                MessagePassing(
+                    "gat",
+                    *sizes,
+                    layers=settings.graph_layers,
+                    level="node",
+                    heads=settings.heads,
+                    dropout=settings.graph_dropout,
+                )
+            )
+        case "hgcn" | "hgat" | "lgcn":
+            heads = {"heads": settings.heads} if model == "hgat" else {}
+            return OnDense(
+                HGCN(
+                    *sizes,
+                    conv=model,
+                    layers=settings.graph_layers,
+                    dropout=settings.graph_dropout,
+                    curvature=settings.curvature,
+                    learnable_curvature=settings.learnable_curvature,
+                    level="node",
+                    **heads,
+                )
+            )
+        case "nodeformer":
+            return OnDense(
+                NodeFormer(*sizes, layers=settings.graph_layers, heads=settings.heads, dropout=settings.graph_dropout)
+            )
+        case "sgformer":
+            return OnDense(
+                SGFormer(
+                    *sizes,
+                    layers=settings.layers,
+                    heads=settings.heads,
+                    graph_encoder=graph_branch(settings, data.num_features, settings.hidden),
+                    graph_weight=settings.graph_weight,
+                )
+            )
         case _:
             pass
     common: dict[str, Any] = {
@@ -476,6 +545,14 @@ TITLES: dict[str, str] = {
     "mlp": "MLP",
     "knn": "Nearest neighbours",
     "euclidean": "Euclidean twin",
+    "gat": "GAT",
+    "sgc": "SGC",
+    "appnp": "APPNP",
+    "hgcn": "HGCN",
+    "hgat": "HGAT",
+    "lgcn": "LGCN",
+    "nodeformer": "NodeFormer",
+    "sgformer": "SGFormer",
 }
 METRIC_NAMES = {"accuracy": "accuracy", "f1": "F1"}
 CLASS_NAMES = {
@@ -558,7 +635,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--baseline",
         choices=[*MODELS[1:], "all"],
-        help="run this instead of Hypformer; all: each of them and Hypformer, and a table",
+        help=f"run this instead of Hypformer; all: {', '.join(USUAL)}, and a table",
     )
     out.add_argument(
         "--ablate",
@@ -603,7 +680,7 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         return datasets.load(arguments.dataset, arguments.data, protocol=arguments.protocol, seed=seed)
 
     first = data(0)
-    models: Sequence[Model] = MODELS if arguments.baseline == "all" else [arguments.baseline or "hypformer"]
+    models: Sequence[Model] = USUAL if arguments.baseline == "all" else [arguments.baseline or "hypformer"]
     chosen = {model: settings_for(arguments.dataset, model, given) for model in models}
     configs: dict[str, dict[str, Any]] = {
         model: {"dataset": first.name, "model": model, "settings": dataclasses.asdict(settings)}

@@ -31,7 +31,9 @@ from experiments.node_classification import (
     ABLATIONS,
     METRIC_NAMES,
     MODELS,
+    OF_NEIGHBOURS,
     TITLES,
+    USUAL,
     Model,
     Settings,
     add_settings,
@@ -46,20 +48,34 @@ Grid = Mapping[str, Sequence[Any]]
 # dataset's default. The twin searches what Hypformer searches, the weight of the graph branch included: the log
 # map shrinks the hyperbolic branch, so that the same weight is another mixture.
 _DECAY = [0.005, 0.02]
-_CITATION: dict[str, Grid] = {
-    "hypformer": {"graph_weight": [0.7, 0.9], "weight_decay": _DECAY},
-    "euclidean": {"graph_weight": [0.7, 0.9], "weight_decay": _DECAY},
-    "gcn": {"graph_dropout": [0.5, 0.8], "weight_decay": _DECAY},
-    "mlp": {"dropout": [0.5, 0.8], "weight_decay": _DECAY},
-    "knn": {"features": ["raw", "row"]},
-}
-_TREE: dict[str, Grid] = {
-    "hypformer": {"graph_weight": [0.5, 0.8], "graph_layers": [4, 6]},
-    "euclidean": {"graph_weight": [0.5, 0.8], "graph_layers": [4, 6]},
-    "gcn": {"graph_dropout": [0.0, 0.2], "graph_layers": [4, 6]},
-    "mlp": {"dropout": [0.0, 0.2], "weight_decay": [0.0, 0.005]},
-    "knn": {"features": ["raw", "standard"]},
-}
+_WITH_GRAPH_BRANCH = ("hypformer", "euclidean", "sgformer")
+_OF_GRAPHS = (*OF_NEIGHBOURS, "sgc", "appnp")
+
+
+def _grids(beside: Grid, graphs: Grid, mlp: Grid, features: Sequence[str]) -> dict[str, Grid]:
+    """Give each model its grid: of those with a graph branch, of those that are one, of the MLP, of the neighbours."""
+    alike = dict.fromkeys(_WITH_GRAPH_BRANCH, beside) | dict.fromkeys(_OF_GRAPHS, graphs)
+    return {**alike, "mlp": mlp, "knn": {"features": features}}
+
+
+_CITATION = _grids(
+    {"graph_weight": [0.7, 0.9], "weight_decay": _DECAY},
+    {"graph_dropout": [0.5, 0.8], "weight_decay": _DECAY},
+    {"dropout": [0.5, 0.8], "weight_decay": _DECAY},
+    ["raw", "row"],
+)
+_TREE = _grids(
+    {"graph_weight": [0.5, 0.8], "graph_layers": [4, 6]},
+    {"graph_dropout": [0.0, 0.2], "graph_layers": [4, 6]},
+    {"dropout": [0.0, 0.2], "weight_decay": [0.0, 0.005]},
+    ["raw", "standard"],
+)
+_FEATURES = _grids(
+    {"graph_weight": [0.2, 0.5], "dropout": [0.2, 0.5]},
+    {"graph_dropout": [0.2, 0.5], "weight_decay": [0.0005, 0.005]},
+    {"dropout": [0.2, 0.5], "weight_decay": [0.0005, 0.005]},
+    ["raw", "standard"],
+)
 GRIDS: dict[str, dict[str, Grid]] = {
     "tree": _TREE,
     "disease_lp": {
@@ -68,13 +84,14 @@ GRIDS: dict[str, dict[str, Grid]] = {
     "cora": _CITATION,
     "citeseer": _CITATION,
     "pubmed": _CITATION,
-    "airport": {
-        "hypformer": {"features": ["standard", "columns"], "graph_weight": [0.2, 0.5]},
-        "euclidean": {"features": ["standard", "columns"], "graph_weight": [0.2, 0.5]},
-        "gcn": {"features": ["standard", "columns"], "graph_layers": [2, 4]},
-        "mlp": {"features": ["standard", "columns"], "dropout": [0.0, 0.2]},
-        "knn": {"features": ["raw", "standard", "columns"]},
-    },
+    "airport": _grids(
+        {"features": ["standard", "columns"], "graph_weight": [0.2, 0.5]},
+        {"features": ["standard", "columns"], "graph_layers": [2, 4]},
+        {"features": ["standard", "columns"], "dropout": [0.0, 0.2]},
+        ["raw", "standard", "columns"],
+    ),
+    "digits": _FEATURES,
+    "topics": _FEATURES,
 }
 
 
@@ -221,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dataset", choices=list(GRIDS), default="tree", help="which graph (default tree)")
     add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
     add("--protocol", help="which split (default: the dataset's first)")
-    add("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all of them")
+    add("--models", nargs="+", choices=MODELS, default=list(USUAL), help=f"default: {' '.join(USUAL)}")
     add("--ablations", nargs="*", choices=list(ABLATIONS), help="also take parts of Hypformer away (default: each)")
     add("--seeds", type=int, default=5, metavar="N", help="seeds 0 .. N-1 (default 5)")
     add(

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.data import feature_graphs
 from experiments.engine.options import RefusedError
 
 Metric = Literal["accuracy", "f1"]
@@ -32,6 +33,8 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {
     "airport": ("clean", "leaky", "unseen"),
     "disease_lp": ("split",),
     "chameleon": ("geomgcn",),
+    "digits": feature_graphs.NEIGHBOURS,
+    "topics": feature_graphs.NEIGHBOURS,
 }
 Plain = Any
 METRICS: tuple[Metric, ...] = ("accuracy", "f1")
@@ -301,13 +304,15 @@ def load(name: str, folder: str | Path | None = None, *, protocol: str | None = 
     """Load a dataset by name.
 
     Args:
-        name: ``"tree"`` (generated) or a file of the folder: one of ``PROTOCOLS``.
-        folder: where the npz files lie; not needed for the tree.
+        name: ``"tree"`` or ``"topics"`` (generated), ``"digits"`` (scikit-learn's) or a file of the folder: one of
+            ``PROTOCOLS``.
+        folder: where the npz files lie; not needed for these three.
         protocol: which split; the first of ``PROTOCOLS[name]`` by default. *random*: 20 random
             nodes per class / 500 / 1000, one split, as Hypformer's released scripts draw it;
             *public*: the Planetoid split; *clean*, *split*: the file's split number ``seed`` mod 5;
             *leaky*: airport as the released code splits it, where 225 of 506 test nodes are also
-            training nodes; *unseen*: trained the same way, tested on the 238 others only.
+            training nodes; *unseen*: trained the same way, tested on the 238 others only; *k5* to *k20*:
+            each row of features joined to so many nearest ones.
         seed: which split, where there are several.
 
     Returns:
@@ -324,6 +329,8 @@ def load(name: str, folder: str | Path | None = None, *, protocol: str | None = 
         raise RefusedError(f"protocol of {name} must be one of {', '.join(PROTOCOLS[name])}, got {protocol!r}")
     if name == "tree":
         return sir_tree(split_seed=seed)
+    if name in {"digits", "topics"}:
+        return _of_features(name, protocol, seed)
     if folder is None:
         raise FileNotFoundError(f"{name} is read from {name}.npz: say where it lies with --data FOLDER")
     folder = Path(folder)
@@ -336,6 +343,22 @@ def load(name: str, folder: str | Path | None = None, *, protocol: str | None = 
             return _chameleon(folder, seed)
         case _:
             return _disease(folder, seed)
+
+
+def _of_features(name: str, protocol: str, seed: int) -> NodeData:
+    x, y, edge_index = feature_graphs.joined(name, protocol)
+    train, val, test = stratified_split(y, (0.5, 0.25), seed=seed)
+    return NodeData(
+        name=f"{name}/{protocol}",
+        x=x,
+        edge_index=edge_index,
+        y=y,
+        train=train,
+        val=val,
+        test=test,
+        num_classes=int(y.max()) + 1,
+        note="no graph is given: each row of features is joined to its nearest ones; 50 / 25 / 25 % of each class",
+    )
 
 
 def _citation(name: str, folder: Path, protocol: str) -> NodeData:

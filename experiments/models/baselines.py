@@ -1,4 +1,4 @@
-"""What Hypformer is compared with: an MLP, nearest neighbours, and its own twin in Euclidean space.
+"""What Hypformer is compared with: an MLP, nearest neighbours, NodeFormer, and its own twin in Euclidean space.
 
 The GCN is ``holonomy.layers.GCN``. Every network is called as ``(x, edge_index)`` with node
 features (n, d), dense or sparse, and returns (n, classes).
@@ -19,6 +19,8 @@ from holonomy._parts import Group
 from holonomy.numerics import LAYER_NORM_EPS
 from holonomy.ops.csr import is_sparse, multiply, sparse_dropout
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
+from holonomy.ops.performer import performer_attention
+from holonomy.ops.performer.features import orthogonal_projection
 from holonomy.ops.propagation import propagation
 from holonomy.structures import Graph
 
@@ -115,6 +117,67 @@ def nearest_neighbours(x: Tensor, y: Tensor, known: Tensor, asked: Tensor, *, k:
     votes = functional.one_hot(y[known][place], classes).to(x.dtype)
     nearness = torch.arange(k, 0, -1, dtype=x.dtype, device=x.device) / (k * (k + 1))
     return (votes * (1 + nearness)[:, None]).sum(dim=1)
+
+
+class OnDense(nn.Module):
+    """A model that reads dense features only, given them dense or sparse."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Classify the nodes."""
+        return self.model(x if x.layout == torch.strided else x.to_dense(), edge_index)
+
+
+class NodeFormerAttention(nn.Module):
+    r"""Attention of all nodes to all by random features, and a learned weight for the edges (NodeFormer, NeurIPS 2022).
+
+    .. math:: \sum_j \mathrm{softmax}_j(q_i \cdot k_j / \sqrt d)\, v_j + \sigma(b) \sum_j \hat A_{ij} v_j
+
+    for each head, the softmax with positive random features in linear time. The paper's Gumbel noise and its loss on
+    edges are left out.
+    """
+
+    def __init__(self, features: int, heads: int) -> None:
+        super().__init__()
+        if features % heads:
+            raise RefusedError(f"features must be a multiple of heads={heads}, got {features}")
+        self.heads = heads
+        self.query, self.key, self.value, self.result = (nn.Linear(features, features) for _ in range(4))
+        self.edges = nn.Parameter(torch.zeros(heads))
+        width = features // heads
+        self.projection = nn.Buffer(orthogonal_projection(2 * width, width))
+
+    def forward(self, x: Tensor, propagate: Callable[[Tensor], Tensor]) -> Tensor:
+        """Map (n, d) to (n, d); ``propagate`` multiplies by the normalised adjacency matrix."""
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(0, 1) for f in (self.query, self.key, self.value))
+        mixed = performer_attention(q, k, v, self.projection).transpose(0, 1)
+        near = propagate(v.transpose(0, 1).flatten(1)).unflatten(-1, (self.heads, -1))
+        return self.result((mixed + self.edges.sigmoid()[:, None] * near).flatten(1))
+
+
+class NodeFormer(nn.Module):
+    """A map, layers of ``NodeFormerAttention`` with residual and LayerNorm, and a linear classifier."""
+
+    def __init__(
+        self, in_features: int, hidden: int, out_features: int, *, layers: int = 2, heads: int = 1, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.entry, self.decoder = nn.Linear(in_features, hidden), nn.Linear(hidden, out_features)
+        self.attentions = nn.ModuleList(NodeFormerAttention(hidden, heads) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden, eps=LAYER_NORM_EPS) for _ in range(layers + 1))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Classify the nodes."""
+        propagate = propagation(edge_index, x.shape[0], x.dtype)
+        first, *norms = self.norms
+        h = self.dropout(torch.relu(first(self.entry(x))))
+        for attention, norm in zip(self.attentions, norms, strict=True):
+            h = self.dropout(norm((h + attention(h, propagate)) / 2))
+        return self.decoder(h)
 
 
 class EuclideanAttention(nn.Module):

@@ -16,11 +16,19 @@ from experiments import node_classification, table
 from experiments.data import datasets
 from experiments.data.datasets import NodeData, sir_tree
 from experiments.engine import runs
-from experiments.models.baselines import MLP, EuclideanAttention, EuclideanFormer, LinearPropagation, nearest_neighbours
+from experiments.models.baselines import (
+    MLP,
+    EuclideanAttention,
+    EuclideanFormer,
+    LinearPropagation,
+    NodeFormerAttention,
+    nearest_neighbours,
+)
 from experiments.node_classification import (
     ABLATIONS,
     DEFAULTS,
     MODELS,
+    USUAL,
     Settings,
     build,
     classify,
@@ -30,6 +38,7 @@ from experiments.node_classification import (
     settings_for,
 )
 from holonomy.models import Hypformer
+from holonomy.ops.propagation import propagation
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +200,43 @@ def test_linear_attention_of_the_twin_is_eqs_15_to_17_in_loops(heads: int) -> No
     assert torch.allclose(layer(x), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_attention_of_nodeformer_in_loops(heads: int) -> None:
+    torch.manual_seed(0)
+    data, layer = easy(12), NodeFormerAttention(6, heads).double()
+    nn.init.normal_(layer.edges)
+    x, width = torch.randn(12, 6, dtype=torch.float64), 6 // heads
+    degree = torch.bincount(data.edge_index[1], minlength=12) + 1
+    q, k, v = (f(x).reshape(12, heads, width) for f in (layer.query, layer.key, layer.value))
+
+    def features(row: torch.Tensor) -> torch.Tensor:
+        row = row / width**0.25
+        return torch.exp(layer.projection @ row - row @ row / 2)
+
+    mixed = torch.zeros(12, heads, width, dtype=torch.float64)
+    for head in range(heads):
+        for i in range(12):
+            weights = [features(q[i, head]) @ features(k[j, head]) for j in range(12)]
+            mixed[i, head] = sum(weights[j] * v[j, head] for j in range(12)) / sum(weights)
+            near = {i} | {int(a) for a, b in data.edge_index.t() if b == i}
+            for j in near:
+                mixed[i, head] += layer.edges[head].sigmoid() * v[j, head] / (degree[i] * degree[j]) ** 0.5
+    said = layer(x, propagation(data.edge_index, 12, x.dtype))
+    torch.testing.assert_close(said, layer.result(mixed.flatten(1)))
+
+
+@pytest.mark.parametrize("model", ["gat", "hgcn", "hgat", "lgcn", "nodeformer", "sgformer", "sgc", "appnp"])
+def test_models_of_table_2_see_the_graph_and_take_sparse_features(model: node_classification.Model) -> None:
+    torch.manual_seed(0)
+    data = easy(12)
+    network = build(model, Settings(**{**SMALL, "graph": "propagation"}), data).eval()
+    alone = torch.zeros(2, 0, dtype=torch.int64)
+    with torch.no_grad():
+        said = network(data.x, data.edge_index)
+        torch.testing.assert_close(network(data.x.to_sparse_csr(), data.edge_index), said, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(network(data.x, alone), said, atol=1e-3)
+
+
 @pytest.mark.parametrize("size", [1e-20, 1e-36])
 def test_short_queries_of_the_euclidean_attention_attend_as_long_ones_do(size) -> None:
     """Weight decay shortens them where the branch weighs little: the square of one over their length is infinite."""
@@ -320,7 +366,7 @@ def test_all_models_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     for title in ("Hypformer", "GCN", "MLP", "Nearest neighbours", "Euclidean twin"):
         assert f"\n{title} " in printed
-    assert set(json.loads((tmp_path / "table.json").read_text())["summary"]) == set(MODELS)
+    assert set(json.loads((tmp_path / "table.json").read_text())["summary"]) == set(USUAL)
     assert (tmp_path / "table.png").exists()
 
 
@@ -405,7 +451,7 @@ def test_a_table_searches_alike_and_keeps_what_is_finished(tmp_path, capsys, mon
     assert table.main(words) == 0
     assert "| Hypformer, fixed-curvature |" in capsys.readouterr().out
     content = json.loads((tmp_path / "tree.json").read_text())
-    assert set(content["models"]) == set(MODELS)
+    assert set(content["models"]) == set(USUAL)
     for name, row in content["models"].items():
         best = max(row["search"], key=lambda entry: entry["val"])
         assert row["chosen"] == best["point"]
