@@ -40,7 +40,7 @@ from experiments.engine import comparisons
 from experiments.engine.options import option
 from experiments.engine.scores import balanced_accuracy
 
-MODELS = {"csa": "CSA", "mono": "CSA-mono", "gin": "GIN", "gcn": "GCN"}
+MODELS = {"csa": "CSA", "mono": "CSA-mono", "gps": "GPS", "gin": "GIN", "gcn": "GCN"}
 CLASSES = {"pattern": 2, "cluster": 6}
 # Blocks and patterns have 5 to 34 nodes.
 SIZES = (5, 35)

@@ -168,12 +168,14 @@ def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **optio
         graphs: what it is for.
         out_features: width of its result.
         settings: with the budget; without one the width is ``hidden``.
-        options: what is different from the settings, as ``ChromaticGraphTransformer`` names it.
+        options: what is different from the settings, as ``ChromaticGraphTransformer`` names it; ``heads=0`` gives
+            every channel a head of its own.
 
     Returns:
         The model.
     """
     x, edge_attr = graphs.graphs.x, graphs.graphs.edge_attr
+    heads = options.pop("heads", settings.heads)
     walks = options.get("steps", settings.steps) > 0
 
     def make(width: int, feedforward: int) -> nn.Module:
@@ -186,7 +188,7 @@ def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **optio
                 "steps": settings.steps,
                 "walk_features": settings.walk_features if walks else 0,
                 "layers": settings.layers,
-                "heads": settings.heads,
+                "heads": heads or width,
                 "feedforward": feedforward,
                 "share_edges": settings.share_edges,
                 "level": "node" if graphs.graphs.per_node else "graph",
@@ -197,11 +199,12 @@ def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **optio
             },
         )
 
-    width, feedforward, heads = settings.hidden, 2 * settings.hidden, settings.heads
+    width, feedforward = settings.hidden, 2 * settings.hidden
     if settings.budget:
         # Heads divide the width; what they leave of the budget goes between the linear maps of the layers.
-        least = (settings.walk_features if walks else 0) // heads + 1
-        width = heads * largest(lambda n: make(n * heads, 2 * n * heads), settings.budget, least)
+        unit = heads or 1
+        least = (settings.walk_features if walks else 0) // unit + 1
+        width = unit * largest(lambda n: make(n * unit, 2 * n * unit), settings.budget, least)
         feedforward = largest(lambda n: make(width, n), settings.budget, 2 * width)
     return make(width, feedforward)
 
@@ -209,7 +212,7 @@ def chromatic(graphs: EncodedSet, out_features: int, settings: Settings, **optio
 def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: Settings) -> nn.Module:
     """Make a message-passing network of as many layers, of the size that is asked for; it reads edges, and no walks."""
 
-    def make(width: int) -> nn.Module:
+    def make(width: int, feedforward: int | None = None) -> nn.Module:
         return MessagePassing(
             kind,
             graphs.graphs.x.shape[1],
@@ -218,10 +221,16 @@ def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: 
             layers=settings.layers,
             edge_features=graphs.graphs.edge_attr.shape[1],
             level="node" if graphs.graphs.per_node else "graph",
+            heads=settings.heads,
+            feedforward=feedforward,
             dropout=settings.dropout,
         )
 
-    return make(largest(make, settings.budget, 1) if settings.budget else settings.hidden)
+    if not settings.budget:
+        return make(settings.hidden)
+    unit = settings.heads if kind in {"gat", "gps"} else 1
+    width = unit * largest(lambda n: make(n * unit), settings.budget, 1)
+    return make(width, largest(lambda n: make(width, n), settings.budget, width) if kind == "gps" else None)
 
 
 def largest(make: Callable[[int], nn.Module], budget: int, least: int) -> int:

@@ -1,4 +1,4 @@
-"""What the graph transformers are compared with: GCN, GIN and GAT with edge features, and an MLP without edges.
+"""What the graph transformers are compared with: GCN, GIN, GAT and GPS with edge features, and an MLP without edges.
 
 All are called as ``(x, edge_index, batch, edge_attr=edge_attr)``, like the models of ``holonomy.models``, and return a
 row for each node or each graph. They share everything but the layer: an entry map, layers with batch norm, ReLU and
@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from experiments.engine.options import RefusedError
 from holonomy.ops.propagation import normalised_edges
+from holonomy.structures.padded import PaddedGraphs
 
-Kind = Literal["gcn", "gin", "gat", "mlp"]
+Kind = Literal["gcn", "gin", "gat", "gps", "mlp"]
 
 
 class GCNLayer(nn.Module):
@@ -110,6 +111,26 @@ class SelfLayer(nn.Module):
         return self.node(x)
 
 
+class GPSLayer(nn.Module):
+    """A GIN layer and softmax attention over the nodes of a graph, side by side (Rampasek et al. 2022, eqs. 2 to 5).
+
+    Each has its residual and batch norm, the sum goes through an MLP.
+    """
+
+    def __init__(self, features: int, edge_features: int, heads: int, feedforward: int) -> None:
+        super().__init__()
+        self.near = GINLayer(features, edge_features)
+        self.all = nn.MultiheadAttention(features, heads, batch_first=True)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(features) for _ in range(2))
+        self.mlp = mlp(features, feedforward, features)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, batch: Tensor | None) -> Tensor:
+        whole = PaddedGraphs.of(x, x.new_zeros(len(x), dtype=torch.int64) if batch is None else batch)
+        attended, _ = self.all(*[whole.values] * 3, key_padding_mask=whole.padding, need_weights=False)
+        parts = (self.near(x, edge_index, edge_attr), whole.rows(attended))
+        return self.mlp(sum(norm(x + part) for norm, part in zip(self.norms, parts, strict=True)))
+
+
 class MessagePassing(nn.Module):
     """Layers of one kind, then a value for each node or each graph.
 
@@ -121,7 +142,8 @@ class MessagePassing(nn.Module):
         layers: number of layers.
         edge_features: features of an edge, 0 for none.
         level: ``"node"`` or ``"graph"``.
-        heads: attention heads of the GAT.
+        heads: attention heads of GAT and GPS.
+        feedforward: width between the last two linear maps of a layer of GPS, twice ``hidden`` if left out.
         dropout: share of entries dropped after each layer.
     """
 
@@ -136,12 +158,14 @@ class MessagePassing(nn.Module):
         edge_features: int = 0,
         level: Literal["node", "graph"] = "graph",
         heads: int = 4,
+        feedforward: int | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.level, self.dropout = level, dropout
         self.entry = nn.Linear(in_features, hidden)
-        self.layers = nn.ModuleList(_layer(kind, hidden, edge_features, heads) for _ in range(layers))
+        wide = 2 * hidden if feedforward is None else feedforward
+        self.layers = nn.ModuleList(_layer(kind, hidden, edge_features, heads, wide) for _ in range(layers))
         self.norms = nn.ModuleList(nn.BatchNorm1d(hidden) for _ in range(layers))
         # A graph is read out by the sum and the mean of its nodes: properties that grow with it, and that do not.
         width = 2 * hidden if level == "graph" else hidden
@@ -153,11 +177,13 @@ class MessagePassing(nn.Module):
         """Return (n, out_features) for nodes, (graphs, out_features) for graphs."""
         h = functional.dropout(self.entry(x), self.dropout, self.training)
         for layer, norm in zip(self.layers, self.norms, strict=True):
-            h = h + functional.dropout(torch.relu(norm(layer(h, edge_index, edge_attr))), self.dropout, self.training)
+            graphs = (batch,) if isinstance(layer, GPSLayer) else ()
+            mixed = torch.relu(norm(layer(h, edge_index, edge_attr, *graphs)))
+            h = h + functional.dropout(mixed, self.dropout, self.training)
         return self.head(h if self.level == "node" else readout(h, batch))
 
 
-def _layer(kind: Kind, features: int, edge_features: int, heads: int) -> nn.Module:
+def _layer(kind: Kind, features: int, edge_features: int, heads: int, feedforward: int) -> nn.Module:
     match kind:
         case "gcn":
             return GCNLayer(features, edge_features)
@@ -165,6 +191,8 @@ def _layer(kind: Kind, features: int, edge_features: int, heads: int) -> nn.Modu
             return GINLayer(features, edge_features)
         case "gat":
             return GATLayer(features, edge_features, heads)
+        case "gps":
+            return GPSLayer(features, edge_features, heads, feedforward)
         case "mlp":
             return SelfLayer(features)
 

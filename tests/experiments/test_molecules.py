@@ -79,8 +79,10 @@ def test_what_is_left_out_is_left_out(model: str) -> None:
     network = build(model, SMALL, data).eval()
     inputs, _ = encoded_graphs.arguments(network, data.graphs, data.test[:1])
     with torch.no_grad():
-        first = network.attention_maps(**inputs)[0].unflatten(-1, (2, 8))
+        heads = {"csa-one-head": 1, "mono-one-head": 1, "mono-all-heads": 16}.get(model, 2)
+        first = network.attention_maps(**inputs)[0].unflatten(-1, (heads, -1))
         assert torch.allclose(first, first[..., :1]) == model.startswith("mono")
+        assert not torch.allclose(first, first[..., :1, :1]) or heads == 1
         before = network(**inputs)
         other = inputs["edge_attr"].flip(0)
         assert not torch.equal(inputs["edge_attr"], other)
