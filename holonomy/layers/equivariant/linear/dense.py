@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce as fold
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from holonomy import _autograd
 from holonomy.layers.equivariant.basis.orbits import InputPattern, OrbitGroup, OutputPattern, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 
@@ -121,25 +120,9 @@ def combine(
 ) -> Float[Tensor, "..."]:
     """Reduce, multiply and spread: the sum of all classes.
 
-    The backward pass is the same with source and target exchanged, because reducing and spreading are each other's
-    transpose. It saves only ``x`` and the weights: half of the time at few nodes, a third less memory at many.
-    :func:`combine_reference` runs under :func:`torch.compile`, ``torch.func`` and autocast, and for second derivatives.
+    Reducing and spreading are transposes of each other, so the backward pass that autograd derives is of the same kind;
+    writing it by hand saved no time.
     """
-    rows = [row for _, row in biases]
-    if not _autograd.supports_custom_backward(x, *weights, *rows):
-        return combine_reference(x, weights, groups, order, biases)
-    patterns = tuple(pattern for pattern, _ in biases)
-    return _autograd.apply_function(_Combine, x, tuple(groups), order, patterns, *weights, *rows)
-
-
-def combine_reference(
-    x: Float[Tensor, "..."],
-    weights: Sequence[Float[Tensor, "..."]],
-    groups: Sequence[OrbitGroup],
-    order: int,
-    biases: Sequence[tuple[Partition, Float[Tensor, " dim_out"]]] = (),
-) -> Float[Tensor, "..."]:
-    """:func:`combine` in operations that know their gradients."""
     parts: list[tuple[OutputPattern, Tensor]] = []
     known: dict[InputPattern, Tensor] = {}
     for group, weight in zip(groups, weights, strict=True):
@@ -149,74 +132,7 @@ def combine_reference(
             parts += [(t, table @ w.flatten(0, 1)) for t, w in zip(group.outputs, weight.unbind(1), strict=True)]
         else:
             product = (table @ weight.transpose(1, 2).flatten(2).flatten(0, 1)).unflatten(-1, (len(group.outputs), -1))
-            parts += zip(group.outputs, product.unbind(-2), strict=True)
+            # Not unbind: a result that is one of its views could not be changed in place.
+            parts += [(t, product.select(-2, index)) for index, t in enumerate(group.outputs)]
     parts += [(OutputPattern(pattern, ()), row.to(parts[0][1].dtype)) for pattern, row in biases]
     return spread(parts, order, x.shape[-2] if x.ndim > 1 else 0)
-
-
-class _Combine(torch.autograd.Function):
-    """Forwards as written, backwards its transpose."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        groups: tuple[OrbitGroup, ...],
-        order: int,
-        patterns: tuple[Partition, ...],
-        *learned: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(x, *learned)
-        ctx.classes = groups, order, patterns
-        biases = tuple(zip(patterns, learned[len(groups) :], strict=True))
-        result = combine_reference(x, learned[: len(groups)], groups, order, biases)
-        # What autograd lets the caller change in place.
-        return result.clone() if result._is_view() else result  # noqa: SLF001
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, *learned = ctx.saved_tensors
-        groups, order, patterns = ctx.classes
-        weights, rows = learned[: len(groups)], learned[len(groups) :]
-        grad = grad_outputs[0]
-        if torch.is_grad_enabled():
-
-            def reference(x: Tensor, *learned: Tensor) -> Tensor:
-                biases = tuple(zip(patterns, learned[len(groups) :], strict=True))
-                return combine_reference(x, learned[: len(groups)], groups, order, biases)
-
-            wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[4:])
-            for_x, *for_learned = _autograd.by_definition(reference, (x, *learned), grad, wanted)
-            return for_x, None, None, None, *for_learned
-        parts: list[tuple[OutputPattern, Tensor]] = []
-        for_weights: list[Tensor] = []
-        known, known_back = dict[InputPattern, Tensor](), dict[InputPattern, Tensor]()
-        # Forward: table X = reductions of x, products X W_t, spread over the tuples of each target t. So with G_t the
-        # gradient reduced to the target's axes, dW_t = X^T G_t, and dX = sum_t G_t W_t^T is spread over the sources.
-        for group, weight in zip(groups, weights, strict=True):
-            table = torch.cat([_reduced(x, source, known) for source in group.inputs], -1)
-            for_weight, for_table = torch.empty_like(weight), None
-            rows = table.reshape(-1, table.shape[-1])
-            for place_of, target in enumerate(group.outputs):
-                back = _gathered(grad, target, known_back).reshape(-1, grad.shape[-1])
-                for_weight[:, place_of] = (rows.mT @ back).view_as(for_weight[:, place_of])
-                matrix = weight[:, place_of].flatten(0, 1).mT
-                for_table = back @ matrix if for_table is None else for_table.addmm_(back, matrix)
-            for_weights.append(for_weight)
-            if ctx.needs_input_grad[0] and for_table is not None:
-                columns = for_table.view(table.shape).split(x.shape[-1], -1)
-                parts += [(OutputPattern(s.pattern, s.kept), c) for s, c in zip(group.inputs, columns, strict=True)]
-        order_in = len(groups[0].inputs[0].pattern)
-        for_x = spread(parts, order_in, x.shape[-2] if x.ndim > 1 else 0) if parts else None
-        # A bias is added at all tuples of its pattern: its gradient is their sum.
-        sums = [_reduced(grad, InputPattern(pattern, ()), known_back) for pattern in patterns]
-        for_rows = [total.reshape(-1, total.shape[-1]).sum(0) for total in sums]
-        return for_x, None, None, None, *for_weights, *for_rows
-
-
-def _gathered(grad: Tensor, target: OutputPattern, known: dict[InputPattern, Tensor]) -> Tensor:
-    """What goes back to the axes of a source: the diagonal of the target, summed over what was broadcast."""
-    reduced = _reduced(grad, InputPattern(target.pattern, tuple(sorted(target.places))), known)
-    ranks = [sorted(target.places).index(axis) for axis in target.places]
-    start = reduced.ndim - 1 - len(ranks)
-    return reduced.permute(*range(start), *(start + rank for rank in ranks), reduced.ndim - 1)
