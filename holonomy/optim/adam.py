@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from holonomy import checks, numerics
+from holonomy.optim.optimizer import RiemannianOptimizer
 from holonomy.optim.parameters import (
     Entry,
-    check_gradients,
     check_learning_rate,
-    check_parameter,
-    complete_groups,
     entry_of,
     is_hyperboloid,
     manifold_of,
@@ -33,12 +31,6 @@ from holonomy.optim.tables import Rows, Rule, dot, step_tables
 _FUSED_DEVICES = frozenset({"cpu", "cuda"})
 
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
-
-# Options of torch's Adam that Geoopt's constructor takes and then ignores; which kernel runs is chosen here.
-_NOT_OFFERED = ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "foreach", "fused")
-
-# Those with which a state of torch's Adam would go on differently.
-_CHANGES_THE_RESULT = ("maximize", "decoupled_weight_decay")
 
 
 def _step_euclidean(entries: list[Entry], group: dict[str, Any], step: int) -> None:
@@ -124,16 +116,6 @@ def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
             state[name] = torch.zeros_like(parameter)
 
 
-def _check_options(group: dict[str, Any]) -> None:
-    check_learning_rate(group["lr"])
-    for name in ("eps", "weight_decay"):
-        checks.in_range(name, group[name], 0.0, math.inf)
-    betas = checks.sequence("betas", group["betas"], "two numbers", Real)
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")
-    checks.flags(amsgrad=group["amsgrad"])
-
-
 def _rows(entry: Entry, point: Tensor, radius: Tensor, *, amsgrad: bool) -> Rows:
     _, grad, state, _ = entry
     largest = state["max_exp_avg_sq"] if amsgrad else None
@@ -147,7 +129,7 @@ def _rows(entry: Entry, point: Tensor, radius: Tensor, *, amsgrad: bool) -> Rows
     )
 
 
-class RiemannianAdam(geoopt.optim.RiemannianAdam):
+class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
     r"""Riemannian Adam with Geoopt's constructor, ``state_dict`` and result, and many times faster.
 
     With :math:`g` the Riemannian gradient at the point :math:`x`, in each step
@@ -218,6 +200,10 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
     [1.73, 1.0, 1.0]
     """
 
+    _not_offered = ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "foreach", "fused")
+    # With these a state of torch's Adam would go on differently.
+    _refused_in_states = ("maximize", "decoupled_weight_decay")
+
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
@@ -230,55 +216,17 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
         stabilize: int | None = None,
     ) -> None:
         params = parameters_or_groups(params)
-        _check_options({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad})
+        self._check_options({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad})
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, stabilize=stabilize)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as in every optimizer of torch.
-
-        Args:
-            param_group: ``params``, and the options in which the group differs from the rest.
-
-        Raises:
-            TypeError: if a parameter is complex, or ``stabilize`` not an integer.
-            ValueError: if the group asks for an option that is not offered here, or ``stabilize`` is not positive.
-        """
-        for name in _NOT_OFFERED:
-            if param_group.get(name):
-                raise ValueError(f"{name} is not offered by RiemannianAdam, got {param_group[name]!r}.")
-        super().add_param_group(param_group)
-        try:
-            _check_options(self.param_groups[-1])
-            if self.param_groups[-1]["stabilize"] is not None:
-                checks.positive_int("stabilize", self.param_groups[-1]["stabilize"])
-            for parameter in self.param_groups[-1]["params"]:
-                check_parameter(parameter)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient; the gradients are not changed.
-
-        Args:
-            closure: computes the loss anew, calls ``backward`` and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-
-        Raises:
-            RuntimeError: if a gradient is neither dense nor that of whole rows of a table, or is sparse where
-                ``weight_decay`` is not 0; no parameter has moved then.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        check_gradients(self)
-        for group in self.param_groups:
-            self._step_group(group)
-        return loss
+    def _check_options(self, group: dict[str, Any]) -> None:
+        check_learning_rate(group["lr"])
+        for name in ("eps", "weight_decay"):
+            checks.in_range(name, group[name], 0.0, math.inf)
+        betas = checks.sequence("betas", group["betas"], "two numbers", Real)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")
+        checks.flags(amsgrad=group["amsgrad"])
 
     def _step_group(self, group: dict[str, Any]) -> None:
         euclidean: defaultdict[Any, list[Entry]] = defaultdict(list)
@@ -353,12 +301,7 @@ class RiemannianAdam(geoopt.optim.RiemannianAdam):
                 parameter.copy_(manifold.projx(parameter))
                 exp_avg.copy_(manifold.proju(parameter, exp_avg))
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies take groups, too.
-        return {**super().__getstate__(), "_stabilize": vars(self)["_stabilize"]}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        complete_groups(self, state, _CHANGES_THE_RESULT)
         super().__setstate__(state)
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import geoopt
@@ -81,18 +81,6 @@ def check_gradients(optimizer: torch.optim.Optimizer) -> None:
                     f"weight_decay must be 0 where a gradient is sparse, as rows that are not touched do not move, "
                     f"got {group['weight_decay']}."
                 )
-
-
-def complete_groups(optimizer: torch.optim.Optimizer, state: dict[str, Any], refused: Collection[str]) -> None:
-    """Fill in the options that torch's optimizers and Geoopt's sparse ones do not have; refuse ``refused`` ones."""
-    for group in state["param_groups"]:
-        for name in refused:
-            if group.get(name):
-                raise ValueError(
-                    f"{name} must be left out of a state for {type(optimizer).__name__}, got {group[name]!r}."
-                )
-        group.setdefault("weight_decay", 0.0)
-        group.setdefault("stabilize", vars(optimizer).get("_stabilize"))
 
 
 def manifold_of(parameter: Tensor) -> geoopt.Manifold | None:

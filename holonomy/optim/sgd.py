@@ -12,12 +12,10 @@ from torch import Tensor
 
 from holonomy import checks, numerics
 from holonomy.manifolds import hyperboloid
+from holonomy.optim.optimizer import RiemannianOptimizer
 from holonomy.optim.parameters import (
     Entry,
-    check_gradients,
     check_learning_rate,
-    check_parameter,
-    complete_groups,
     entry_of,
     is_hyperboloid,
     manifold_of,
@@ -25,21 +23,6 @@ from holonomy.optim.parameters import (
     radius_of,
     write_back,
 )
-
-
-def _check_options(group: dict[str, Any]) -> None:
-    check_learning_rate(group["lr"])
-    for name in ("momentum", "weight_decay"):
-        checks.in_range(name, group[name], 0.0, math.inf)
-    checks.in_range("dampening", group["dampening"], -math.inf, math.inf)
-    checks.flags(nesterov=group["nesterov"])
-    if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-        raise ValueError(
-            "nesterov needs a positive momentum and no dampening, "
-            f"got momentum {group['momentum']} and dampening {group['dampening']}."
-        )
-    if group["stabilize"] is not None:
-        checks.positive_int("stabilize", group["stabilize"])
 
 
 def _curvature(manifold: geoopt.Lorentz, like: Tensor) -> Tensor:
@@ -89,7 +72,7 @@ def _step(entry: Entry, manifold: geoopt.Manifold | None, group: dict[str, Any],
         buffer.copy_(carried)
 
 
-class RiemannianSGD(geoopt.optim.RiemannianSGD):
+class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     r"""Riemannian gradient descent with Geoopt's constructor, ``state_dict`` and result.
 
     With :math:`g` the Riemannian gradient at the point :math:`x`, :math:`\mu` the momentum and :math:`\tau` the
@@ -136,6 +119,9 @@ class RiemannianSGD(geoopt.optim.RiemannianSGD):
     [1.73, 1.0, 1.0]
     """
 
+    _not_offered = ("maximize",)
+    _refused_in_states = ("maximize",)
+
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
@@ -148,81 +134,36 @@ class RiemannianSGD(geoopt.optim.RiemannianSGD):
         stabilize: int | None = None,
     ) -> None:
         params = parameters_or_groups(params)
-        _check_options(
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "dampening": dampening,
-                "weight_decay": weight_decay,
-                "nesterov": nesterov,
-                "stabilize": stabilize,
-            }
-        )
+        options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
+        self._check_options({"lr": lr, **options})
         # Geoopt types these by their defaults.
         call: Callable[..., None] = super().__init__
         call(params, lr, momentum, dampening, weight_decay, nesterov, stabilize=stabilize)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, as in every optimizer of torch.
+    def _check_options(self, group: dict[str, Any]) -> None:
+        check_learning_rate(group["lr"])
+        for name in ("momentum", "weight_decay"):
+            checks.in_range(name, group[name], 0.0, math.inf)
+        checks.in_range("dampening", group["dampening"], -math.inf, math.inf)
+        checks.flags(nesterov=group["nesterov"])
+        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
+            raise ValueError(
+                "nesterov needs a positive momentum and no dampening, "
+                f"got momentum {group['momentum']} and dampening {group['dampening']}."
+            )
 
-        Args:
-            param_group: ``params``, and the options in which the group differs from the rest.
-
-        Raises:
-            TypeError: if a parameter is complex, or ``stabilize`` not an integer.
-            ValueError: if an option is out of its range, or the group asks for ``maximize``.
-        """
-        if param_group.get("maximize"):
-            raise ValueError(f"maximize is not offered by RiemannianSGD, got {param_group['maximize']!r}.")
-        super().add_param_group(param_group)
-        try:
-            _check_options(self.param_groups[-1])
-            for parameter in self.param_groups[-1]["params"]:
-                check_parameter(parameter)
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient; the gradients are not changed.
-
-        Args:
-            closure: computes the loss anew, calls ``backward`` and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-
-        Raises:
-            RuntimeError: if a gradient is neither dense nor that of whole rows of a table, or is sparse where
-                ``weight_decay`` is not 0; no parameter has moved then.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        check_gradients(self)
-        for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                # torch writes None where there is no momentum yet.
-                first = bool(group["momentum"]) and state.get("momentum_buffer") is None
-                if first:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                entry = entry_of(parameter, parameter.grad, state)
-                _step(entry, manifold_of(parameter), group, first=first)
-                write_back(parameter, state, entry)
-            if group["stabilize"] is not None and group["step"] % group["stabilize"] == 0:
-                self.stabilize_group(group)
-        return loss
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Copies take groups, too.
-        return {**super().__getstate__(), "_stabilize": vars(self)["_stabilize"]}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        complete_groups(self, state, ("maximize",))
-        super().__setstate__(state)
+    def _step_group(self, group: dict[str, Any]) -> None:
+        group["step"] = group.get("step", 0) + 1
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            # torch writes None where there is no momentum yet.
+            first = bool(group["momentum"]) and state.get("momentum_buffer") is None
+            if first:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            entry = entry_of(parameter, parameter.grad, state)
+            _step(entry, manifold_of(parameter), group, first=first)
+            write_back(parameter, state, entry)
+        if group["stabilize"] is not None and group["step"] % group["stabilize"] == 0:
+            self.stabilize_group(group)
