@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import orders
+
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
@@ -182,7 +184,7 @@ and every claim, [benchmarks](benchmarks.md) for time and memory."""
 
 
 def page() -> str:
-    return "\n\n".join([INTRO, *map(table, TABLES), claims()]) + "\n"
+    return "\n\n".join([INTRO, *map(table, TABLES), claims(), orders.section()]) + "\n"
 
 
 if __name__ == "__main__":
