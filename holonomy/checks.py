@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from numbers import Real
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, SupportsIndex, TypeVar
 
@@ -22,26 +22,26 @@ _Choice = TypeVar("_Choice", bound=str)
 
 
 def positive_int(name: str, value: int) -> int:
-    """``value``, if it is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+    """``value``, if it is a positive integer, of Python or of NumPy, as torch takes sizes."""
+    if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be a positive integer, got {value!r} of type {type(value).__name__}.")
     if value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value}.")
-    return value
+    return int(value)
 
 
 def nonnegative_int(name: str, value: int) -> int:
     """``value``, if it is an integer from zero on: an order, or a size that may be none."""
-    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an integer from 0 on, got {value!r} of type {type(value).__name__}.")
     if value < 0:
         raise ValueError(f"{name} must be at least 0, got {value}.")
-    return value
+    return int(value)
 
 
 def row(name: str, value: int, count: int, meaning: str) -> int:
     """The row that an integer names, negative ones from the end."""
-    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
     if not -count <= value < count:
         raise ValueError(f"{name} must lie in [-{count}, {meaning} = {count}), got {value}.")
@@ -134,7 +134,7 @@ def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None 
     floating(name, x)
     dense(name, x)
     if x.ndim < 2 or x.shape[-1] != size:
-        raise ValueError(f"{name} must have shape (*batch, nodes, {meaning} = {size}), got {tuple(x.shape)}.")
+        raise ValueError(f"{name} must have shape (*batch, n, {meaning} = {size}), got {tuple(x.shape)}.")
     _dtype_of(layer, name, x)
 
 
@@ -149,7 +149,7 @@ def matrix(name: str, x: Tensor, rows: str, columns: str, width: int | None = No
 
 def padding_mask(name: str, mask: Tensor, shape: Sequence[int]) -> None:
     """Refuse a mask that is not boolean or does not have one entry a token."""
-    boolean(name, mask, shape, "padding", "(*batch, nodes) = ")
+    boolean(name, mask, shape, "padding", "(*batch, n) = ")
 
 
 def node_mask(mask: Tensor, shape: Sequence[int]) -> None:

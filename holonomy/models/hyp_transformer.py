@@ -303,5 +303,5 @@ class HypTransformer(nn.Module):
         most = len(self.positions.unit)
         if x.shape[-2] > most:
             raise ValueError(f"x must have at most max_tokens = {most} tokens, got {x.shape[-2]}.")
-        checks.codes("the places of x after the state", places, most, "max_tokens")
+        checks.codes("positions of x, after those of the state,", places, most, "max_tokens")
         return self.residual(points, self.positions(places).expand_as(points))

@@ -213,7 +213,7 @@ def test_what_does_not_go_with_a_memory_is_refused(case, device):
         module(x, memory=x, is_causal=True)
     with pytest.raises(ValueError, match=r"^memory must have the batch axes"):
         module(x, memory=torch.stack([x, x]))
-    with pytest.raises(ValueError, match=r"^memory must have shape \(\*batch, nodes, features"):
+    with pytest.raises(ValueError, match=r"^memory must have shape \(\*batch, n, features"):
         module(x, memory=x[..., 1:])
 
 

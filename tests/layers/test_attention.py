@@ -237,13 +237,13 @@ def test_masks_and_points_that_do_not_fit_get_one_sentence(build, nodes):
     layer = build(4, 2, m)
     x = m.lift(torch.randn(2, nodes, 4))
     for shape in ((nodes,), (1, nodes), (2, 1), (2, nodes - 1), (2, nodes, nodes)):
-        with pytest.raises(ValueError, match=r"key_padding_mask must have shape \(\*batch, nodes\) = \(2, "):
+        with pytest.raises(ValueError, match=r"key_padding_mask must have shape \(\*batch, n\) = \(2, "):
             layer(x, torch.zeros(shape, dtype=torch.bool))
     for wrong in (torch.float32, torch.int64):
         with pytest.raises(TypeError, match="key_padding_mask must be boolean"):
             layer(x, torch.zeros(2, nodes, dtype=wrong))
     for few in (x[0, 0], x[..., :4], x.new_zeros(())):
-        with pytest.raises(ValueError, match=r"x must have shape \(\*batch, nodes, features \+ 1 = 5\)"):
+        with pytest.raises(ValueError, match=r"x must have shape \(\*batch, n, features \+ 1 = 5\)"):
             layer(few)
 
 

@@ -47,7 +47,7 @@ def test_more_tokens_than_places_are_refused(attention):
         model(torch.randn(2, 5, 3))
     _, state = model.step(torch.randn(2, 3, 3))
     _, state = model.step(torch.randn(2, 1, 3), state)
-    with pytest.raises(ValueError, match=r"^the places of x after the state must lie in \[0, max_tokens = 4\), got 4"):
+    with pytest.raises(ValueError, match=r"^positions of x, after those of the state, must lie in \[0, max_tokens"):
         model.step(torch.randn(2, 1, 3), state)
     with pytest.raises(TypeError, match=r"^state must be what step returned, a tuple of 2"):
         model.step(torch.randn(2, 1, 3), state[:1])
@@ -160,6 +160,10 @@ def test_a_memory_is_read_at_the_first_step_and_another_takes_its_place(attentio
         model.step(x)
     with pytest.raises(TypeError, match=r"^state must be what step returned, a DecoderState, got"):
         model.step(x[:, 2:], tuple(each.own for each in state) * 2, memory=first)
+    # Without its tokens the sequence began anew, at the first place, and nothing said so.
+    for part in ("own", "memory"):
+        with pytest.raises(TypeError, match=r"^state must be what step returned, got a DecoderState in which a part"):
+            model.step(x[:, 2:], tuple(each._replace(**{part: None}) for each in state) * 2)
 
 
 @pytest.mark.parametrize("seed", [19, 27])

@@ -260,6 +260,8 @@ def test_weights_and_features_of_edges_reach_the_graph_encoder():
     for without in (Hypformer(6, 8, 3, layers=1, graph_encoder=None), model):
         with pytest.raises(ValueError, match=r"^edge_weight must be None without a graph encoder and its edge_index"):
             without(x, None if without is model else edges, edge_weight=weight)
+    with pytest.raises(ValueError, match=r"^edge_attr must be None with GCN, which reads no features of edges"):
+        Hypformer(6, 8, 3, layers=1)(x, edges, edge_attr=weight[:, None])
 
 
 @pytest.mark.parametrize("lr", [3.0, 30.0, 1e3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,6 +69,16 @@ def test_the_curvature_of_another_manifold_is_a_number():
 def test_orders_are_several(name, given):
     with pytest.raises(TypeError, match=rf"^orders must be a sequence of integers, got {given!r}\.$"):
         MODELS[name](orders=given)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_sizes_may_be_numpy_integers_as_in_torch():
+    """``labels.max() + 1`` of NumPy is the number of classes in many scripts."""
+    model = Hypformer(np.int64(3), np.int32(8), np.int64(2), layers=np.int64(1))
+    assert type(model.in_features) is int
+    assert model(torch.randn(4, 3), torch.tensor([[0], [1]])).shape == (4, 2)
+    with pytest.raises(TypeError, match=r"^out_features must be a positive integer, got np\.True_ of type bool"):
+        Hypformer(3, 8, np.True_)
 
 
 @pytest.mark.parametrize("name", ["TokenGT", "HypTokenGT", "HOT", "IGN", "CGT"])

@@ -298,7 +298,10 @@ class HypformerBlock(nn.Module):
         """What a decoder keeps of its tokens, and of its memory."""
         if state is not None and not isinstance(state, DecoderState):
             raise TypeError(f"state must be what step returned, a DecoderState, got {type(state).__name__}.")
-        return (None, None) if state is None else state
+        own, there = (None, None) if state is None else state
+        if (own is None or there is None) and state is not None:
+            raise TypeError("state must be what step returned, got a DecoderState in which a part is None.")
+        return own, there
 
     def _stepped(
         self, x: Tensor, state: Any, key_padding_mask: Tensor | None

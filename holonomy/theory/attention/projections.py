@@ -214,7 +214,8 @@ def projections(layer: Any) -> Projections:
     offer = getattr(layer, "projections", None)
     if not callable(offer):
         raise NotCoveredError(
-            f"layer must be Projections, a MultiheadAttention or offer projections(), got {type(layer).__name__}."
+            "layer must be a hyperbolic layer that a theorem covers, torch.nn.MultiheadAttention, or one with a method "
+            f"projections(), got {type(layer).__name__}; assert_lipschitz tests a bound that you derived yourself."
         )
     offered = cast("Any", offer())
     return offered if isinstance(offered, Projections) else Projections(**offered)
