@@ -18,6 +18,7 @@ from tests.registry import (
     equivariant,
     hyperbolic,
     node_encoders,
+    products,
     sequences,
     simplicial,
     tokens,
@@ -26,13 +27,15 @@ from tests.registry.case import Case, Setting
 
 __all__ = ["CASES", "ELSEWHERE", "Case", "Setting", "public_classes"]
 
-_PARTS = (hyperbolic, convolutions, equivariant, tokens, node_encoders, chromatic, simplicial, sequences)
+_PARTS = (hyperbolic, convolutions, products, equivariant, tokens, node_encoders, chromatic, simplicial, sequences)
 CASES: list[Case] = [case for part in _PARTS for case in part.CASES]
 
 # Public classes without a case, each with where its tests are.
 ELSEWHERE = {
     manifolds.Curvature: "one number, whose value and gradients are in tests/manifolds/test_lorentz.py",
     manifolds.Lorentz: "no forward: its functions are compared with 60 digits in tests/manifolds",
+    manifolds.Product: "no forward: tests/manifolds/test_product.py",
+    manifolds.Sphere: "no forward: tests/manifolds/test_sphere.py",
     manifolds.WrappedNormal: "no module: tests/manifolds/test_distributions.py",
 }
 

@@ -54,6 +54,7 @@ from holonomy.layers.hyperbolic import (
     TangentLinear,
 )
 from holonomy.layers.node_encoders import DegreeNodeEncoder, LaplacianNodeEncoder, RandomWalkNodeEncoder
+from holonomy.layers.products import ProductAttention, ProductLinear
 from holonomy.layers.simplicial import ExpertChoice, PathRouter, SimplicialAttention, SimplicialEncoderLayer
 from holonomy.layers.substructures import (
     chordless_cycles,
@@ -116,6 +117,8 @@ __all__ = [
     "NodeBatchNorm",
     "PairEncoder",
     "PathRouter",
+    "ProductAttention",
+    "ProductLinear",
     "Propagation",
     "RandomWalkEncoder",
     "RandomWalkNodeEncoder",

@@ -23,7 +23,44 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
-class LorentzPoints(nn.Module):
+class UnitPoints(nn.Module):
+    """What learned points share: a parameter ``unit`` on a manifold that never moves, kept through moves and loads."""
+
+    unit: nn.Parameter
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What fully_shard puts in the place of the points has no manifold: RiemannianAdam refuses it by this mark.
+        if name == "unit" and isinstance(value, nn.Parameter) and hasattr(value, "device_mesh"):
+            vars(value)["sharded_points"] = True
+        super().__setattr__(name, value)
+
+    # Where a module leaves the meta device, or is given the tensors of a state, torch makes ordinary parameters.
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> UnitPoints:  # noqa: FBT001, FBT002
+        super()._apply(fn, recurse)
+        self._hold()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        state, prefix, errors = args[0], args[1], args[-1]
+        unit = state.get(f"{prefix}unit")
+        if isinstance(unit, Tensor) and not (unit.layout == torch.strided and unit.is_floating_point()):
+            said = f"dtype {unit.dtype} and layout {unit.layout}"
+            errors.append(f"{prefix}unit must be a dense tensor of a floating-point dtype, got {said}.")
+            return
+        super()._load_from_state_dict(*args, **kwargs)
+        self._hold()
+
+    def _hold(self) -> None:
+        if type(self.unit) is nn.Parameter:
+            self.unit = on_manifold(self.unit, self._fixed(self.unit))
+
+    def _fixed(self, like: Tensor) -> geoopt.Manifold:
+        """The manifold that ``unit`` is on, in the dtype and on the device of a tensor."""
+        return sheet(like.device, like.dtype)
+
+
+class LorentzPoints(UnitPoints):
     """A set of learned points of a hyperbolic space: ``points()`` gives them, ``(num, dim + 1)``.
 
     Whatever an optimizer or an average makes of the parameter, what is read are the points above its space parts.
@@ -65,35 +102,8 @@ class LorentzPoints(nn.Module):
         checks.in_range("std", std, 0.0, math.inf)
         self.manifold = require_lorentz("manifold", manifold)
         checks.floating_dtype(dtype)
-        points = _sheet(device, dtype).random(num, dim + 1, std=std, generator=generator, dtype=dtype)
-        self.unit = _on_the_unit_hyperboloid(points.requires_grad_())
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # What fully_shard puts in the place of the points has no manifold: RiemannianAdam refuses it by this mark.
-        if name == "unit" and isinstance(value, nn.Parameter) and hasattr(value, "device_mesh"):
-            vars(value)["sharded_points"] = True
-        super().__setattr__(name, value)
-
-    # Where a module leaves the meta device, or is given the tensors of a state, torch makes ordinary parameters.
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LorentzPoints:  # noqa: FBT001, FBT002
-        super()._apply(fn, recurse)
-        self._hold()
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        state, prefix, errors = args[0], args[1], args[-1]
-        unit = state.get(f"{prefix}unit")
-        if isinstance(unit, Tensor) and not (unit.layout == torch.strided and unit.is_floating_point()):
-            said = f"dtype {unit.dtype} and layout {unit.layout}"
-            errors.append(f"{prefix}unit must be a dense tensor of a floating-point dtype, got {said}.")
-            return
-        super()._load_from_state_dict(*args, **kwargs)
-        self._hold()
-
-    def _hold(self) -> None:
-        if type(self.unit) is nn.Parameter:
-            self.unit = _on_the_unit_hyperboloid(self.unit)
+        points = sheet(device, dtype).random(num, dim + 1, std=std, generator=generator, dtype=dtype)
+        self.unit = on_manifold(points.requires_grad_(), self._fixed(points))
 
     def forward(self) -> Float[Tensor, "num ambient"]:
         """All points, on the manifold.
@@ -205,7 +215,7 @@ class LorentzEmbedding(LorentzPoints):
         table._look_up_as(sparse=sparse, padding_idx=padding_idx)
         with torch.no_grad():
             scale = manifold.curvature.to(points).neg().sqrt()
-            table.unit.copy_(_sheet(**like).lift(numerics.shrink(hyperboloid.space(points) * scale, points.dtype)))
+            table.unit.copy_(sheet(**like).lift(numerics.shrink(hyperboloid.space(points) * scale, points.dtype)))
         table.unit.requires_grad_(not freeze)
         return table
 
@@ -253,13 +263,13 @@ class LorentzEmbedding(LorentzPoints):
         return self.read(nn.functional.embedding(index.long(), self.unit, self.padding_idx, sparse=self.sparse))
 
 
-def _sheet(device: torch.device | str | None, dtype: torch.dtype | None) -> Lorentz:
+def sheet(device: torch.device | str | None, dtype: torch.dtype | None) -> Lorentz:
     """The unit hyperboloid; float16, in which no curvature can be held, has a float32 one."""
     return Lorentz(-1.0, device=device, dtype=torch.float32 if dtype == torch.float16 else dtype)
 
 
-def _on_the_unit_hyperboloid(points: Tensor) -> geoopt.ManifoldParameter:
-    sheet = _sheet(points.device, points.dtype)
+def on_manifold(points: Tensor, manifold: geoopt.Manifold) -> geoopt.ManifoldParameter:
+    """A parameter of points, which Riemannian optimizers move on the manifold."""
     plain = points.detach().as_subclass(torch.Tensor)
     # Geoopt types neither this constructor nor its keywords.
-    return geoopt.ManifoldParameter(plain, manifold=sheet, requires_grad=points.requires_grad)  # pyright: ignore[reportCallIssue]
+    return geoopt.ManifoldParameter(plain, manifold=manifold, requires_grad=points.requires_grad)  # pyright: ignore[reportCallIssue]

@@ -72,7 +72,7 @@ def hyperbolic_softmax_attention(
     # What torch's kernel skips by itself needs no mask.
     fused = is_causal and queries == keys and mask is None and attn_mask is None and dropout == 0.0
     fused = fused and similarity == "lorentz_squared"
-    hidden, bias = _masks(query, keys, mask, attn_mask, is_causal=is_causal and not fused)
+    hidden, bias = pair_masks(query, keys, mask, attn_mask, is_causal=is_causal and not fused)
     if dropout > 0.0:
         # The midpoint does not depend on a common factor of the weights, so a dropped weight is a hidden key.
         weights = query.new_empty(*query.shape[:-1], keys, dtype=torch.float32)
@@ -81,7 +81,7 @@ def hyperbolic_softmax_attention(
     if similarity == "lorentz_squared":
         return _scaled_dot_product(query, key, value, hidden, bias, curvature, is_causal=fused)
     logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
-    return weighted_midpoint(value, _softmax(logits, hidden, bias), curvature=curvature)
+    return weighted_midpoint(value, masked_softmax(logits, hidden, bias), curvature=curvature)
 
 
 def hyperbolic_softmax_weights(
@@ -97,16 +97,16 @@ def hyperbolic_softmax_weights(
     """The weights of :func:`hyperbolic_softmax_attention`; zero where a query has no key."""
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
-    hidden, bias = _masks(query, key.shape[-2], mask, attn_mask, is_causal=is_causal)
+    hidden, bias = pair_masks(query, key.shape[-2], mask, attn_mask, is_causal=is_causal)
     if similarity == "lorentz_squared":
         reflected, point = _dot_product_form(query, key, curvature)
         logits = reflected @ point.transpose(-2, -1) * (2 / math.sqrt(query.shape[-1]))
     else:
         logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
-    return _softmax(logits, hidden, bias)
+    return masked_softmax(logits, hidden, bias)
 
 
-def _masks(
+def pair_masks(
     query: Tensor, keys: int, mask: Tensor | None, attn_mask: Tensor | None, *, is_causal: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Which pairs are hidden by any mask, and what is added to the logits of the others."""
@@ -118,7 +118,8 @@ def _masks(
     return hidden, bias
 
 
-def _softmax(logits: Tensor, hidden: Tensor | None, bias: Tensor | None) -> Float[Tensor, "*batch query key"]:
+def masked_softmax(logits: Tensor, hidden: Tensor | None, bias: Tensor | None) -> Float[Tensor, "*batch query key"]:
+    """Weights of pairs; zero where they are hidden, a row of zeros where all are."""
     if bias is not None:
         logits = logits + bias
     if hidden is None:

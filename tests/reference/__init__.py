@@ -8,14 +8,15 @@ from tests.reference import (
     hypformer,
     links,
     node_encoders,
+    products,
     simplicial,
     tokens,
 )
 
-REFERENCES = {
-    kind: function
-    for part in (hyperbolic, hypformer, convolutions, links, equivariant, tokens, node_encoders, chromatic, simplicial)
-    for kind, function in part.REFERENCES.items()
-}
+_PARTS = (
+    *(hyperbolic, hypformer, convolutions, links, products),
+    *(equivariant, tokens, node_encoders, chromatic, simplicial),
+)
+REFERENCES = {kind: function for part in _PARTS for kind, function in part.REFERENCES.items()}
 
 __all__ = ["REFERENCES"]

@@ -279,17 +279,24 @@ def over_graphs(
     mask: Tensor | None,
 ) -> Tensor:
     """Attention within each graph, over the nodes that are not padding; padding gives the origin."""
-    batch, nodes = x.shape[:-2], x.shape[-2]
     kappa = curvature(module.manifold_out)
+    origin = torch.stack(point(times(0.0, list(torch.ones_like(x.flatten(0, -2)[0, 1:]).unbind())), kappa))
+    return over_rows_kept(lambda graph, kept: attend(module, graph, kept), x, mask, origin)
+
+
+def over_rows_kept(
+    attend: Callable[[Tensor, list[int]], Tensor], x: Tensor, mask: Tensor | None, origin: Tensor
+) -> Tensor:
+    """The same with the origin given."""
+    batch, nodes = x.shape[:-2], x.shape[-2]
     graphs = x.reshape(-1, nodes, x.shape[-1])
     masks = torch.zeros(graphs.shape[:2], dtype=torch.bool) if mask is None else mask.reshape(-1, nodes)
     out = []
     for graph, padding in zip(graphs, masks, strict=True):
-        origin = torch.stack(point(times(0.0, list(torch.ones_like(graph[0, 1:]).unbind())), kappa))
         rows = [origin] * nodes
         kept = [i for i in range(nodes) if not padding[i]]
         if kept:
-            for i, row in zip(kept, attend(module, graph[kept], kept).unbind(), strict=True):
+            for i, row in zip(kept, attend(graph[kept], kept).unbind(), strict=True):
                 rows[i] = row
         out.append(torch.stack(rows))
     return torch.stack(out).reshape(*batch, nodes, -1)

@@ -12,7 +12,7 @@ import torch
 from geoopt import ManifoldParameter
 from torch import Tensor, nn
 
-from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds import Lorentz, Product, hyperboloid
 from tests.reference import REFERENCES
 
 __all__ = ["Case", "Inputs", "Make", "Setting", "shaken"]
@@ -155,7 +155,10 @@ def shaken(module: nn.Module) -> nn.Module:
     """
     with torch.no_grad():
         for parameter in module.parameters():
-            if isinstance(parameter, ManifoldParameter):  # on the unit hyperboloid
+            if isinstance(parameter, ManifoldParameter) and isinstance(parameter.manifold, Product):
+                moved = parameter + 0.3 * torch.randn_like(parameter)
+                parameter.copy_(parameter.manifold.lift(parameter.manifold.without_times(moved)))
+            elif isinstance(parameter, ManifoldParameter):  # on the unit hyperboloid
                 space = parameter[..., 1:] + 0.3 * torch.randn_like(parameter[..., 1:])
                 parameter.copy_(hyperboloid.lift(space, space.new_tensor([-1.0])))
             else:

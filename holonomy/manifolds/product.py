@@ -1,0 +1,349 @@
+r"""Products of hyperbolic, flat and spherical factors (Gu et al., ICLR 2019), and learned points of them.
+
+A point is the points of its factors, one after another on the last axis. Distances are
+:math:`d(x, y) = \sqrt{\sum_f d_f(x_f, y_f)^2}`.
+"""
+
+# As for Lorentz, points live on the last axis only.
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import geoopt
+import torch
+from torch import Tensor, nn
+
+from holonomy import checks, numerics
+from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
+from holonomy.manifolds.lorentz import Lorentz
+from holonomy.manifolds.points import UnitPoints, on_manifold, sheet
+from holonomy.manifolds.sphere import Sphere
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+Factor = Lorentz | Sphere | geoopt.Euclidean
+
+
+class Product(geoopt.ProductManifold):
+    r"""A product of :class:`~holonomy.manifolds.Lorentz`, :class:`~holonomy.manifolds.Sphere` and flat factors.
+
+    A :class:`geoopt.ProductManifold`, built as Geoopt's: each factor comes with the number of its ambient coordinates,
+    which is d + 1 for hyperbolic space and the sphere of dimension d, and d for flat space. Where Geoopt's distance
+    adds 1e-15 under the root, this one is exact, with a zero gradient between coincident points.
+
+    **Coordinates** are what linear maps and attention compute with: the space part of a hyperbolic point and the
+    ambient coordinates of a spherical one, in units of the radius :math:`1/\sqrt{|\kappa|}`, and those of a flat one.
+    Any numbers are coordinates of a point (:meth:`lift`), on the sphere of that in their direction.
+
+    Args:
+        *factors: pairs of a manifold and the number of its ambient coordinates.
+
+    Raises:
+        TypeError: if a factor is no such pair.
+        ValueError: if there is none, or a number of coordinates is too small: hyperbolic factors and spheres need two.
+
+    >>> m = Product((Lorentz(-1.0), 3), (geoopt.Euclidean(ndim=1), 1), (Sphere(4.0), 2))
+    >>> x = m.lift(torch.tensor([0.0, 0.0, 3.0, 1.0, 0.0]))
+    >>> x.tolist()
+    [1.0, 0.0, 0.0, 3.0, 0.5, 0.0]
+    >>> m.dist(x, m.lift(torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]))) == math.hypot(3.0, math.pi / 4)
+    tensor(True)
+    """
+
+    def __init__(self, *factors: tuple[Factor, int]) -> None:
+        for number, pair in enumerate(checks.sequence("factors", factors, "pairs of a manifold and a size", tuple)):
+            name = f"factors[{number}]"
+            right = len(pair) == 2 and isinstance(pair[0], Factor) and pair[0].ndim == 1
+            if not right:
+                kinds = "a Lorentz, a Sphere or a geoopt.Euclidean(ndim=1)"
+                raise TypeError(f"{name} must be a pair of {kinds} and a size, got {pair}.")
+            least = 1 if isinstance(pair[0], geoopt.Euclidean) else 2
+            if checks.positive_int(f"{name}[1]", pair[1]) < least:
+                raise ValueError(f"{name}[1] must be at least {least} for a {pair[0].name}, got {pair[1]}.")
+        if not factors:
+            raise ValueError("factors must be at least one, got none.")
+        super().__init__(*factors)
+
+    @property
+    def factors(self) -> list[tuple[Factor, int]]:
+        """The factors, each with the number of its ambient coordinates."""
+        factors = cast("list[Factor]", list(self.manifolds))
+        return [(factor, part.stop - part.start) for factor, part in zip(factors, self.slices, strict=True)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many coordinates each factor has."""
+        return [ambient - isinstance(factor, Lorentz) for factor, ambient in self.factors]
+
+    def lift(self, coordinates: Float[Tensor, "... coordinates"]) -> Float[Tensor, "... ambient"]:
+        """The points with these coordinates.
+
+        Args:
+            coordinates: any numbers ``(..., sum(sizes))``.
+
+        Returns:
+            Points.
+        """
+        checks.last_axis("coordinates", coordinates, sum(self.sizes), "sum(sizes)")
+        parts = coordinates.split(self.sizes, -1)
+        return torch.cat([_lift(factor, part) for (factor, _), part in zip(self.factors, parts, strict=True)], -1)
+
+    def coordinates(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... coordinates"]:
+        """The coordinates of points, the inverse of :meth:`lift`.
+
+        Args:
+            x: points.
+
+        Returns:
+            Numbers ``(..., sum(sizes))``.
+        """
+        return self.without_times(self.unit(x))
+
+    def unit(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Points in units of the radii: those of the product with the curvatures -1, 0 and 1.
+
+        Args:
+            x: points.
+
+        Returns:
+            Points of that product.
+        """
+        return torch.cat([part * _root(factor, part) for factor, part in self._parts("x", x)], -1)
+
+    def without_times(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... coordinates"]:
+        """Ambient coordinates without the times of hyperbolic factors.
+
+        Args:
+            x: points.
+
+        Returns:
+            Numbers ``(..., sum(sizes))``.
+        """
+        return torch.cat([part[..., isinstance(factor, Lorentz) :] for factor, part in self._parts("x", x)], -1)
+
+    def factor_dist(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
+        """The distance in each factor.
+
+        Args:
+            x: points.
+            y: points.
+
+        Returns:
+            Distances ``(..., factors)``.
+        """
+        checks.vectors(x=x, y=y)
+        each = zip(self._parts("x", x), self._parts("y", y), strict=True)
+        return torch.stack([_dist(factor, left, right) for (factor, left), (_, right) in each], -1)
+
+    def dist(
+        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
+    ) -> Float[Tensor, "..."]:
+        """Geodesic distance; zero gradients where the points coincide.
+
+        Args:
+            x: points.
+            y: points.
+            keepdim: keep the last axis with size one.
+
+        Returns:
+            Distances ``(...)``.
+        """
+        return numerics.norm(self.factor_dist(x, y), keepdim=keepdim)
+
+    def dist2(
+        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
+    ) -> Float[Tensor, "..."]:
+        """Squared geodesic distance.
+
+        Args:
+            x: points.
+            y: points.
+            keepdim: keep the last axis with size one.
+
+        Returns:
+            Numbers ``(...)``.
+        """
+        return numerics.finite(self.factor_dist(x, y).square().sum(-1, keepdim=keepdim))
+
+    def factor_cdist(
+        self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]
+    ) -> Float[Tensor, "... n m factors"]:
+        """All distances between two sets of points, in each factor.
+
+        Args:
+            x: points ``(..., n, ambient)``.
+            y: points ``(..., m, ambient)``.
+
+        Returns:
+            Distances ``(..., n, m, factors)``.
+        """
+        checks.rows("x", x, self.n_elements, "ambient")
+        checks.rows("y", y, self.n_elements, "ambient")
+        each = zip(self._parts("x", x), self._parts("y", y), strict=True)
+        return torch.stack([_cdist(factor, left, right) for (factor, left), (_, right) in each], -1)
+
+    def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
+        """All distances between two sets of points.
+
+        Args:
+            x: points ``(..., n, ambient)``.
+            y: points ``(..., m, ambient)``.
+
+        Returns:
+            Distances ``(..., n, m)``.
+        """
+        return numerics.norm(self.factor_cdist(x, y))
+
+    def centroid(
+        self, x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "... m n"]
+    ) -> Float[Tensor, "... m ambient"]:
+        """Weighted means, in each factor: the Lorentzian midpoint, the mean, or the mean in space set on the sphere.
+
+        Args:
+            x: points ``(..., n, ambient)``.
+            weights: nonnegative weights ``(..., m, n)``; a row of zeros gives the origin.
+
+        Returns:
+            Points ``(..., m, ambient)``.
+        """
+        checks.rows("x", x, self.n_elements, "ambient")
+        checks.rows("weights", weights, x.shape[-2], "n")
+        return torch.cat([_centroid(factor, part, weights) for factor, part in self._parts("x", x)], -1)
+
+    def _parts(self, name: str, x: Tensor) -> list[tuple[Factor, Tensor]]:
+        checks.last_axis(name, x, self.n_elements, "ambient")
+        return [(factor, x[..., part]) for (factor, _), part in zip(self.factors, self.slices, strict=True)]
+
+
+class ProductEmbedding(UnitPoints):
+    """A lookup table of learned points of a product, as :class:`~holonomy.manifolds.LorentzEmbedding` of one factor.
+
+    The parameter lies on the product with the curvatures -1, 0 and 1, which never moves, and is multiplied by the radii
+    when it is read: Riemannian optimizers move it exactly, and learning curvatures strand no point.
+
+    Args:
+        num_embeddings: number of rows.
+        manifold: the product, whose curvatures may be learnable.
+        std: spread of the initial coordinates, around the origin and, on a sphere, around the end of its first axis.
+        generator: source of randomness; torch's seeded state if left out.
+        device: where the table lives.
+        dtype: its dtype.
+
+    Attributes:
+        unit: the parameter, ``(num_embeddings, ambient)``.
+
+    Raises:
+        TypeError: if ``num_embeddings`` is no integer, or ``manifold`` no :class:`Product`.
+        ValueError: if ``num_embeddings`` is not positive, or ``std`` is negative.
+
+    >>> space = Product((Lorentz(-1.0, learnable=True), 3), (Sphere(1.0, learnable=True), 3))
+    >>> points = ProductEmbedding(10, space)
+    >>> space.dist(points(torch.tensor([0, 1])), points(torch.tensor([2, 3]))).shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        manifold: Product,
+        *,
+        std: float = 0.1,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("num_embeddings", num_embeddings)
+        checks.in_range("std", std, 0.0, math.inf)
+        checks.floating_dtype(dtype)
+        self.manifold = require_product("manifold", manifold)
+        shape = num_embeddings, sum(manifold.sizes)
+        drawn = std * torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        fixed = self._fixed(drawn)
+        # Of zeros lift makes the origin, and so the end of the first axis of a sphere.
+        origin = fixed.coordinates(fixed.lift(torch.zeros_like(drawn)))
+        self.unit = on_manifold(fixed.lift(origin + drawn).requires_grad_(), fixed)
+
+    def _fixed(self, like: Tensor) -> Product:
+        where: dict[str, Any] = {"device": like.device, "dtype": sheet(like.device, like.dtype).curvature.dtype}
+        return Product(*((_of_unit_curvature(factor, where), ambient) for factor, ambient in self.manifold.factors))
+
+    def forward(self, index: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... ambient"]:
+        """The rows with these indices.
+
+        Args:
+            index: integer indices of any shape; all rows if left out.
+
+        Returns:
+            Points, the shape of ``index`` followed by the ambient coordinates.
+
+        Raises:
+            TypeError: if ``index`` is not an integer tensor.
+            ValueError: if an index names no row.
+        """
+        unit: Tensor = self.unit
+        if index is not None:
+            checks.codes("index", index, len(unit), "num_embeddings")
+            unit = nn.functional.embedding(index.long(), unit)
+        return self.manifold.lift(self.manifold.without_times(unit))
+
+    def extra_repr(self) -> str:
+        """The number of rows, for ``repr``.
+
+        Returns:
+            The line that ``repr`` shows.
+        """
+        return f"{len(self.unit)}"
+
+
+def require_product(name: str, manifold: Product) -> Product:
+    """``manifold``, if it is a product of this library."""
+    if not isinstance(manifold, Product):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a holonomy.manifolds.Product, got {type(manifold)}.")
+    return manifold
+
+
+def _of_unit_curvature(factor: Factor, where: dict[str, Any]) -> Factor:
+    if isinstance(factor, geoopt.Euclidean):
+        return factor
+    return Lorentz(-1.0, **where) if isinstance(factor, Lorentz) else Sphere(1.0, **where)
+
+
+def _root(factor: Factor, like: Tensor) -> Tensor | float:
+    """The root of the absolute curvature, in the dtype of a tensor; one of flat space."""
+    return 1.0 if isinstance(factor, geoopt.Euclidean) else factor.curvature.abs().to(like.dtype).sqrt()
+
+
+def _lift(factor: Factor, coordinates: Tensor) -> Tensor:
+    if isinstance(factor, Lorentz):
+        space = numerics.shrink(coordinates / _root(factor, coordinates), coordinates.dtype)
+        return hyperboloid.lift(space, factor.curvature)
+    return factor.projx(coordinates) if isinstance(factor, Sphere) else coordinates
+
+
+def _dist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
+    return numerics.norm(x - y) if isinstance(factor, geoopt.Euclidean) else factor.dist(x, y)
+
+
+def _cdist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
+    if isinstance(factor, geoopt.Euclidean):
+        return _dist(factor, x.unsqueeze(-2), y.unsqueeze(-3))
+    return factor.cdist(x, y)
+
+
+def _centroid(factor: Factor, x: Tensor, weights: Tensor) -> Tensor:
+    if isinstance(factor, Lorentz):
+        wide, kappa = numerics.widen(weights), factor.curvature
+        total = wide @ hyperboloid.lift(numerics.widen(hyperboloid.space(x)), kappa)
+        middle = midpoint_of_sum(total, wide.sum(-1, keepdim=True), kappa, torch.finfo(wide.dtype).eps)
+        return hyperboloid.lift(numerics.narrow(middle, x.dtype), kappa)
+    total = weights @ x
+    if isinstance(factor, Sphere):
+        return factor.projx(total)
+    return numerics.safe_div(total, weights.sum(-1, keepdim=True))

@@ -1,0 +1,214 @@
+r"""The sphere as Geoopt knows manifolds, with learnable curvature.
+
+A sphere of curvature :math:`\kappa > 0` has the radius :math:`1/\sqrt\kappa`, as the hyperboloid of curvature
+:math:`-\kappa` has. A point is its direction: whatever length it has, methods that make points give them the radius.
+"""
+
+# As for Lorentz, points live on the last axis only.
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import geoopt
+import torch
+from torch import Tensor
+
+from holonomy import checks, numerics
+from holonomy.manifolds.curvature import Curvature
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class Sphere(geoopt.Sphere):
+    r"""The sphere of curvature :math:`\kappa > 0`, :math:`\{x : |x|^2 = 1/\kappa\}`, in ambient coordinates.
+
+    A :class:`geoopt.Sphere`, whose own radius is one, for ``ManifoldParameter``, Riemannian optimizers and
+    :class:`~holonomy.manifolds.Product`. Distances come from chords,
+    :math:`2\, \mathrm{atan2}(|x-y|, |x+y|)/\sqrt\kappa`, and keep their digits between points that are near each other
+    or nearly opposite; their gradient at coincident and at opposite points is zero. The curvature is that of a
+    :class:`~holonomy.manifolds.Curvature` with the sign turned.
+
+    Args:
+        curvature: the sectional curvature, finite and positive.
+        learnable: whether the curvature receives gradients.
+        device: where the curvature lives.
+        dtype: its dtype.
+
+    Raises:
+        TypeError: if ``curvature`` is no number.
+        ValueError: if ``curvature`` is not finite and positive.
+
+    >>> sphere = Sphere(0.25)  # of radius 2
+    >>> round(sphere.dist(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])).item() / math.pi, 6)
+    1.0
+    """
+
+    def __init__(
+        self,
+        curvature: float = 1.0,
+        *,
+        learnable: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        opposite = -checks.positive("curvature", curvature)
+        self.curvature_parameter = Curvature(opposite, learnable=learnable, device=device, dtype=dtype)
+
+    @property
+    def curvature(self) -> Float[Tensor, " 1"]:
+        """Sectional curvature, a positive tensor ``(1,)``."""
+        return -self.curvature_parameter.value
+
+    def radius(self, x: Float[Tensor, "..."]) -> Float[Tensor, " 1"]:
+        """The radius in the dtype of a tensor.
+
+        Args:
+            x: the tensor.
+
+        Returns:
+            A tensor ``(1,)``.
+        """
+        return self.curvature.to(x.dtype).rsqrt()
+
+    def extra_repr(self) -> str:
+        """The curvature now and whether it learns.
+
+        Returns:
+            What stands between the brackets of ``repr``.
+
+        >>> Sphere(0.5)
+        Sphere(value=0.5, learnable=False) manifold
+        """
+        return self.curvature_parameter.extra_repr().replace("=-", "=", 1)
+
+    def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """The points in the directions of vectors; on the first axis where a vector is zero.
+
+        Args:
+            x: vectors ``(..., d+1)``.
+
+        Returns:
+            Points.
+
+        >>> Sphere().projx(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+        [[0.6000000238418579, 0.800000011920929], [1.0, 0.0]]
+        """
+        checks.vectors(x=x)
+        # In float64, where a gradient by a short vector of float32 fits.
+        wide = numerics.widen(x)
+        length = numerics.norm(wide, keepdim=True)
+        first = torch.zeros_like(wide[..., :1]) + 1.0
+        pole = torch.cat([first, torch.zeros_like(wide[..., 1:])], -1)
+        unit = torch.where(length == 0, pole, numerics.unit_vector(wide, length))
+        return numerics.narrow(unit * self.radius(wide), x.dtype)
+
+    def proju(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Orthogonal projection of ambient vectors onto the tangent space at ``x``.
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: ambient vectors ``(..., d+1)``.
+
+        Returns:
+            Tangent vectors at ``x``.
+        """
+        checks.vectors(x=x, u=u)
+        normal = numerics.unit_vector(x, numerics.norm(x, keepdim=True))
+        return u - normal * (normal * u).sum(-1, keepdim=True)
+
+    egrad2rgrad = proju
+
+    def dist(
+        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
+    ) -> Float[Tensor, "..."]:
+        """Geodesic distance; zero gradients where the points coincide or are opposite.
+
+        Args:
+            x: points ``(..., d+1)``.
+            y: points ``(..., d+1)``.
+            keepdim: keep the last axis with size one.
+
+        Returns:
+            Distances ``(...)``, up to pi times the radius.
+        """
+        checks.vectors(x=x, y=y)
+        apart, together = numerics.norm(x - y, keepdim=True), numerics.norm(x + y, keepdim=True)
+        found = 2 * torch.atan2(apart, together) * self.radius(apart)
+        return found if keepdim else found.squeeze(-1)
+
+    def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
+        """All distances between two sets of points, from their differences.
+
+        Args:
+            x: points ``(..., n, d+1)``.
+            y: points ``(..., m, d+1)``.
+
+        Returns:
+            Distances ``(..., n, m)``.
+        """
+        checks.vectors(x=x)
+        checks.rows("x", x, x.shape[-1], "d + 1")
+        checks.rows("y", y, x.shape[-1], "d + 1")
+        return self.dist(x.unsqueeze(-2), y.unsqueeze(-3))
+
+    def expmap(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Exponential map.
+
+        Args:
+            x: points ``(..., d+1)``.
+            u: tangent vectors at ``x``.
+
+        Returns:
+            Points ``(..., d+1)``.
+        """
+        checks.vectors(x=x, u=u)
+        angle = numerics.norm(u, keepdim=True) / self.radius(x)
+        return self.projx(x * torch.cos(angle) + u * torch.sinc(angle / math.pi))
+
+    def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+        """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads.
+
+        Args:
+            x: points ``(..., d+1)``.
+            y: points ``(..., d+1)``.
+
+        Returns:
+            Tangent vectors at ``x``.
+        """
+        checks.vectors(x=x, y=y)
+        towards = self.proju(x, y - x)
+        sine = numerics.norm(towards, keepdim=True)
+        ratio = numerics.safe_div(self.dist(x, y, keepdim=True), sine)
+        return towards * torch.where(sine == 0, 1.0, ratio)
+
+    def transp(
+        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
+    ) -> Float[Tensor, "... ambient"]:
+        """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``.
+
+        Args:
+            x: points ``(..., d+1)``.
+            y: points ``(..., d+1)``.
+            v: tangent vectors at ``x``.
+
+        Returns:
+            Tangent vectors at ``y``.
+        """
+        checks.vectors(x=x, y=y, v=v)
+        # v - <y, v> (x + y) / (1/kappa + <x, y>), whose denominator is half the square of x + y.
+        middle = x + y
+        middle = numerics.unit_vector(middle, numerics.norm(middle, keepdim=True))
+        return v - 2 * middle * (middle * v).sum(-1, keepdim=True)
+
+    def _check_point_on_manifold(
+        self, x: Tensor, *, atol: float = numerics.CHECK_TOLERANCE, rtol: float = numerics.CHECK_TOLERANCE
+    ) -> tuple[bool, str | None]:
+        length = numerics.norm(x)
+        if torch.allclose(length, self.radius(x).expand_as(length), atol=atol, rtol=rtol):
+            return True, None
+        return False, f"the length is not 1/sqrt({self.curvature.item():g})"

@@ -1,0 +1,118 @@
+"""Products: Geoopt's, with an exact distance; learned points that no learning curvature strands."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import geoopt
+import pytest
+import torch
+
+from holonomy.manifolds import Lorentz, Product, ProductEmbedding, Sphere
+from holonomy.optim import RiemannianAdam
+
+
+def product(**how: Any) -> Product:
+    flat = geoopt.Euclidean(ndim=1)
+    return Product((Lorentz(-0.5, **how), 4), (flat, 2), (Sphere(2.0, **how), 3))
+
+
+def points(space: Product, *shape: int) -> torch.Tensor:
+    return space.lift(torch.randn(*shape, sum(space.sizes), dtype=torch.float64)).detach()
+
+
+def test_distances_are_those_of_geoopts_product() -> None:
+    """With the unit sphere, which is all that Geoopt has."""
+    parts = (Lorentz(-0.5, dtype=torch.float64), 4), (geoopt.Euclidean(ndim=1), 2), (Sphere(dtype=torch.float64), 3)
+    space, theirs = Product(*parts), geoopt.ProductManifold(*parts[:2], (geoopt.Sphere(), 3))
+    x, y = points(space, 2, 20)
+    torch.testing.assert_close(space.dist(x, y), theirs.dist(x, y))
+    torch.testing.assert_close(space.dist2(x, y), theirs.dist2(x, y))
+    torch.testing.assert_close(space.cdist(x, y).diagonal(), space.dist(x, y))
+    assert space.check_point_on_manifold(x)
+    u = space.logmap(x, y)
+    torch.testing.assert_close(space.inner(x, u).sqrt(), space.dist(x, y))
+    torch.testing.assert_close(space.expmap(x, u), y)
+
+
+def test_coincident_points_are_at_distance_zero_with_zero_gradients() -> None:
+    space = product(dtype=torch.float64)
+    x = points(space, 5).requires_grad_()
+    found = space.dist(x, x.detach())
+    assert not found.any()
+    assert not torch.autograd.grad(found.sum(), x)[0].any()
+
+
+def test_coordinates_are_those_of_lift() -> None:
+    space = product(dtype=torch.float64)
+    x = points(space, 7)
+    torch.testing.assert_close(space.lift(space.coordinates(x)), x)
+    assert space.sizes == [3, 2, 3]
+    unit = space.unit(x)
+    for factor, part in zip((Lorentz(-1.0), geoopt.Euclidean(ndim=1), Sphere()), space.slices, strict=True):
+        assert factor.check_point_on_manifold(unit[:, part])
+
+
+def test_centroids_are_in_each_factor_its_own() -> None:
+    space = product(dtype=torch.float64)
+    x, weights = points(space, 6), torch.rand(2, 6, dtype=torch.float64)
+    hyperbolic, flat, round_ = space.centroid(x, weights).split([4, 2, 3], -1)
+    torch.testing.assert_close(hyperbolic, space.manifolds[0].centroid(x[:, :4], weights))
+    torch.testing.assert_close(flat, weights @ x[:, 4:6] / weights.sum(-1, keepdim=True))
+    total = weights @ x[:, 6:]
+    torch.testing.assert_close(round_, total / total.norm(dim=-1, keepdim=True) / math.sqrt(2))
+    origin = space.centroid(x, torch.zeros(1, 6, dtype=torch.float64))
+    torch.testing.assert_close(origin, space.lift(torch.zeros(1, 8, dtype=torch.float64)))
+
+
+def test_learned_points_stay_while_curvatures_learn() -> None:
+    torch.manual_seed(0)
+    space = product(learnable=True)
+    table = ProductEmbedding(12, space, std=0.3)
+    truth = Product((Lorentz(-1.5), 4), (geoopt.Euclidean(ndim=1), 2), (Sphere(0.6), 3))
+    wanted = truth.cdist(*[truth.lift(torch.randn(12, 8))] * 2)
+    optimizer = RiemannianAdam(table.parameters(), lr=0.05)
+    losses = []
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = (space.cdist(table(), table()) - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        assert space.check_point_on_manifold(table())
+        assert table.unit.manifold.check_point_on_manifold(table.unit)
+    assert losses[-1] < losses[0] / 50
+    assert abs(space.manifolds[0].curvature.item() + 0.5) > 0.01
+    assert abs(space.manifolds[2].curvature.item() - 2.0) > 0.01
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_loaded_table_is_still_moved_on_the_product(assign: bool) -> None:
+    table = ProductEmbedding(3, product())
+    other = copy.deepcopy(table).to("meta")
+    other.load_state_dict(table.state_dict(), assign=True)
+    assert isinstance(other.unit, geoopt.ManifoldParameter)
+    assert [type(part) for part in other.unit.manifold.manifolds] == [Lorentz, geoopt.Euclidean, Sphere]
+    assert torch.equal(other(), table())
+    table.load_state_dict(other.state_dict(), assign=assign)
+    assert isinstance(table.unit, geoopt.ManifoldParameter)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ((), "factors must be at least one"),
+        (((Lorentz(), 1),), r"factors\[0\]\[1\] must be at least 2 for a Lorentz, got 1"),
+        (((geoopt.Euclidean(ndim=1), 1), (Sphere(), 1)), r"factors\[1\]\[1\] must be at least 2 for a Sphere"),
+        (((geoopt.Lorentz(), 3),), r"factors\[0\] must be a pair of a Lorentz, a Sphere"),
+        (((geoopt.Euclidean(), 3),), r"factors\[0\] must be a pair"),
+        ((Lorentz(),), "factors must be"),
+        (((Lorentz(), 2.5),), r"factors\[0\]\[1\] must be a positive integer"),
+    ],
+)
+def test_what_is_no_factor_gets_one_sentence(factors: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        Product(*factors)

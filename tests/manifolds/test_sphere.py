@@ -1,0 +1,106 @@
+"""The sphere: distances with all digits, maps that undo each other, and points that stay on it."""
+
+from __future__ import annotations
+
+import math
+
+import geoopt
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+
+from holonomy.manifolds import Sphere
+from holonomy.optim import RiemannianAdam
+
+KAPPAS = (1.0, 0.3, 2.5)
+
+
+def turned(angle: str, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+    """Two points of S^2 whose angle is this before rounding, and the distance of the rounded ones, in 50 digits."""
+    with mpmath.workdps(50):
+        exact = mpmath.mpf(angle)
+        x = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
+        sideways = torch.tensor([0.8, 0.0, -0.6], dtype=torch.float64)
+        rows = [float(mpmath.cos(exact)) * x + float(mpmath.sin(exact)) * sideways for exact in (mpmath.mpf(0), exact)]
+        first, second = (row.to(dtype) / math.sqrt(kappa) for row in rows)
+        a, b = ([mpmath.mpf(float(entry)) for entry in row] for row in (first, second))
+        chords = [mpmath.sqrt(sum((p - sign * q) ** 2 for p, q in zip(a, b, strict=True))) for sign in (1, -1)]
+        return first, second, float(2 * mpmath.atan2(*chords) / mpmath.sqrt(mpmath.mpf(kappa)))
+
+
+@pytest.mark.parametrize("kappa", KAPPAS)
+@pytest.mark.parametrize("angle", ["1e-7", "1e-3", "0.5", "1.5", "3.0", "3.1415"])
+def test_distances_keep_their_digits(angle: str, kappa: float, dtype: torch.dtype) -> None:
+    """Near zero and near the opposite point, where an arc cosine has half of them."""
+    x, y, exact = turned(angle, kappa, dtype)
+    assert Sphere(kappa, dtype=torch.float64).dist(x, y).item() == pytest.approx(exact, rel=4 * torch.finfo(dtype).eps)
+
+
+def test_coincident_and_opposite_points_have_zero_gradients() -> None:
+    sphere = Sphere(0.5)
+    x = sphere.projx(torch.randn(4, 3)).requires_grad_()
+    for y, distance in ((x.detach(), 0.0), (-x.detach(), math.pi * math.sqrt(2))):
+        found = sphere.dist(x, y)
+        torch.testing.assert_close(found, torch.full((4,), distance))
+        (slope,) = torch.autograd.grad(found.sum(), x)
+        assert not slope.any()
+
+
+@pytest.mark.parametrize("kappa", KAPPAS)
+def test_exponential_and_logarithm_undo_each_other(kappa: float) -> None:
+    sphere = Sphere(kappa, dtype=torch.float64)
+    x, y = sphere.projx(torch.randn(2, 50, 4, dtype=torch.float64))
+    u = sphere.logmap(x, y)
+    torch.testing.assert_close(u.norm(dim=-1), sphere.dist(x, y))
+    torch.testing.assert_close(sphere.expmap(x, u), y)
+    assert not sphere.logmap(x, x).any()
+    assert sphere.check_vector_on_tangent(x, u)
+    assert sphere.check_point_on_manifold(y)
+    assert not sphere.check_point_on_manifold(1.01 * y)
+
+
+def test_transport_turns_the_geodesic_into_itself_and_keeps_products() -> None:
+    sphere = Sphere(0.7, dtype=torch.float64)
+    x, y = sphere.projx(torch.randn(2, 50, 4, dtype=torch.float64))
+    v, w = (sphere.proju(x, torch.randn(50, 4, dtype=torch.float64)) for _ in range(2))
+    there, also = sphere.transp(x, y, v), sphere.transp(x, y, w)
+    assert sphere.check_vector_on_tangent(y, there)
+    torch.testing.assert_close((there * also).sum(-1), (v * w).sum(-1))
+    torch.testing.assert_close(sphere.transp(x, y, sphere.logmap(x, y)), -sphere.logmap(y, x))
+
+
+def test_zero_vectors_lie_on_the_first_axis() -> None:
+    sphere, x = Sphere(4.0), torch.zeros(2, 3, requires_grad=True)
+    points = sphere.projx(x)
+    assert points.tolist() == [[0.5, 0.0, 0.0]] * 2
+    (slope,) = torch.autograd.grad(points.sum(), x)
+    assert not slope.any()
+
+
+def test_the_gradient_of_the_curvature_is_that_of_the_radius() -> None:
+    """Between points that are scaled with it, d = angle / sqrt(kappa)."""
+    sphere = Sphere(2.0, learnable=True, dtype=torch.float64)
+    unit = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+    found = sphere.dist(*sphere.projx(unit))
+    (slope,) = torch.autograd.grad(found, sphere.curvature_parameter.log_ratio)
+    torch.testing.assert_close(slope, -found[None] / 2)
+
+
+def test_riemannian_adam_finds_the_nearest_point() -> None:
+    sphere = Sphere(0.25)
+    points = geoopt.ManifoldParameter(sphere.projx(torch.randn(5, 3)), manifold=sphere)
+    goal = sphere.projx(torch.tensor([1.0, 2.0, -2.0]))
+    optimizer = RiemannianAdam([points], lr=0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        sphere.dist(points, goal).square().sum().backward()
+        optimizer.step()
+        assert sphere.check_point_on_manifold(points)
+    assert sphere.dist(points, goal).max() < 0.05
+
+
+@pytest.mark.parametrize("curvature", [0.0, -1.0, math.inf, math.nan])
+def test_only_positive_curvatures(curvature: float) -> None:
+    with pytest.raises(ValueError, match="curvature must be positive and finite, got"):
+        Sphere(curvature)

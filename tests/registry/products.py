@@ -1,0 +1,82 @@
+"""Layers and learned points of products: each kind of factor alone, and together."""
+
+from __future__ import annotations
+
+import geoopt
+import torch
+from torch import Tensor
+
+from holonomy import layers, manifolds
+from holonomy.manifolds import Lorentz, Product, Sphere
+from tests.registry.case import Case, Inputs, Setting
+
+__all__ = ["CASES"]
+
+
+def _product(setting: Setting, signature: str, index: int = 0) -> Product:
+    """One factor for each letter, of as many coordinates as there are features."""
+    kappa = setting.curvatures[index]
+    made: list[tuple[Lorentz | Sphere | geoopt.Euclidean, int]] = []
+    for letter in signature:
+        if letter == "H":
+            made.append((setting.manifold(index), setting.features + 1))
+        elif letter == "S":
+            made.append((Sphere(-kappa, learnable=True, **setting.factory), setting.features))
+        else:
+            made.append((geoopt.Euclidean(ndim=1), setting.features))
+    return Product(*made)
+
+
+def _inputs(signature: str, *, padded: bool = False) -> Inputs:
+    def drawn(setting: Setting) -> tuple[Tensor, ...]:
+        lead = (2,) if padded else ()
+        manifold = _product(setting, signature)
+        points = manifold.lift(setting.vectors(*lead, setting.nodes, sum(manifold.sizes))).detach()
+        return (points, setting.padding()) if padded else (points,)
+
+    return drawn
+
+
+CASES: list[Case] = [
+    Case(
+        layers.ProductLinear,
+        {"bias": bias},
+        lambda s, o, f=first, t=second: layers.ProductLinear(
+            _product(s, f), _product(s, t, 1) if t else None, **o, **s.factory
+        ),
+        _inputs(first),
+        f"{first} to {second or first}",
+    )
+    for first, second, bias in (
+        ("H", "", True),
+        ("S", "S", True),
+        ("E", "HS", False),
+        ("HSE", "EH", True),
+        ("HES", "", False),
+    )
+]
+CASES += [
+    Case(
+        layers.ProductAttention,
+        {"heads": heads},
+        lambda s, o, signature=signature: layers.ProductAttention(_product(s, signature), **o, **s.factory),
+        _inputs(signature, padded=padded),
+        signature + ", padded" * padded,
+    )
+    for signature, heads, padded in (
+        ("H", 1, False),
+        ("S", 3, False),
+        ("E", 2, True),
+        ("HSE", 1, True),
+        ("HES", 2, False),
+        ("SH", 3, True),
+    )
+]
+CASES.append(
+    Case(
+        manifolds.ProductEmbedding,
+        {},
+        lambda s, _: manifolds.ProductEmbedding(s.nodes, _product(s, "HSE", 1), **s.factory),
+        lambda s: (torch.arange(s.nodes, device=s.device).flip(0)[:, None],),
+    )
+)
