@@ -46,6 +46,7 @@ COMMANDS = {
     "hierarchy": f"{USUAL} --nodes 30 --epochs 6 --evaluate-every 3 --dims 2 --models learned euclidean --lrs 0.1 0.3",
     "hyperedge_prediction": f"{USUAL} {SMALL} --models hot mlp",
     "hypernymy": "--nodes 60 --dims 2 --shares 0.5 --seeds 2 --steps 5 --models fixed cones dot --quiet --threads 1",
+    "label_trees": "--nodes 10 --dims 2 --seeds 2 --steps 4 --quiet --threads 1",
     "linear_maps": "--problems 2 --rapidities 1 2 --most 5 --quiet --threads 1",
     "link_prediction": "--seeds 2 --epochs 4 --models lgcn gcn-bias common --quiet --threads 1",
     "long_range_chains": f"{USUAL} {SMALL} --chains 6 --length 6 --test-length 9 --models hot gat --lr 0.001 0.003",

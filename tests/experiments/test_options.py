@@ -60,7 +60,16 @@ def test_a_hyper_parameter_that_cannot_be_is_one_sentence(
 SHARED = sorted(COMMANDS)
 WIDE = sorted(
     COMMANDS.keys()
-    - {"acquired_traits", "hierarchy", "hypernymy", "linear_maps", "link_prediction", "phylogeny", "tree_maps"}
+    - {
+        "acquired_traits",
+        "hierarchy",
+        "hypernymy",
+        "label_trees",
+        "linear_maps",
+        "link_prediction",
+        "phylogeny",
+        "tree_maps",
+    }
 )
 
 
