@@ -1,4 +1,4 @@
-"""What the graph transformers are compared with: GCN, GIN, GAT and GPS with edge features, and an MLP without edges.
+"""What the graph transformers are compared with: GCN, GIN, SAGE, GAT and GPS with edge features, an MLP without edges.
 
 All are called as ``(x, edge_index, batch, edge_attr=edge_attr)``, like the models of ``holonomy.models``, and return a
 row for each node or each graph. They share everything but the layer: an entry map, layers with batch norm, ReLU and
@@ -18,7 +18,7 @@ from experiments.engine.options import RefusedError
 from holonomy.ops.propagation import normalised_edges
 from holonomy.structures.padded import PaddedGraphs
 
-Kind = Literal["gcn", "gin", "gat", "gps", "mlp"]
+Kind = Literal["gcn", "gin", "sage", "gat", "gps", "mlp"]
 
 
 class GCNLayer(nn.Module):
@@ -60,6 +60,24 @@ class GINLayer(nn.Module):
         if self.edge is not None and edge_attr is not None:
             message = torch.relu(message + self.edge(edge_attr))
         return self.mlp((1 + self.eps) * x + torch.zeros_like(x).index_add(0, target, message))
+
+
+class SAGELayer(nn.Module):
+    """W x_i + V mean of ReLU(x_j + E e_ij) (Hamilton et al. 2017); without edge features the mean of x_j."""
+
+    def __init__(self, features: int, edge_features: int) -> None:
+        super().__init__()
+        self.edge = nn.Linear(edge_features, features) if edge_features else None
+        self.own = nn.Linear(features, features)
+        self.near = nn.Linear(features, features, bias=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+        source, target = edge_index
+        message = x[source]
+        if self.edge is not None and edge_attr is not None:
+            message = torch.relu(message + self.edge(edge_attr))
+        count = x.new_zeros(len(x), 1).index_add(0, target, x.new_ones(len(target), 1))
+        return self.own(x) + self.near(torch.zeros_like(x).index_add(0, target, message) / count.clamp(min=1))
 
 
 class GATLayer(nn.Module):
@@ -189,6 +207,8 @@ def _layer(kind: Kind, features: int, edge_features: int, heads: int, feedforwar
             return GCNLayer(features, edge_features)
         case "gin":
             return GINLayer(features, edge_features)
+        case "sage":
+            return SAGELayer(features, edge_features)
         case "gat":
             return GATLayer(features, edge_features, heads)
         case "gps":

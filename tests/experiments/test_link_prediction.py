@@ -37,11 +37,11 @@ def test_flat_scores_against_a_loop() -> None:
     torch.manual_seed(0)
     x, edges = tree(nodes=30)
     both, pairs = torch.cat([edges, edges.flip(0)], 1), torch.randint(30, (2, 12))
-    for model in ("gcn", "gcn-bias", "mlp-bias"):
+    for model in ("gcn", "sage", "gcn-bias", "gat-bias"):
         network = Linker(model, 11, 0.0).eval()
         places = network.encoder(x, both)
         for score, (a, b) in zip(network(x, both, pairs), pairs.T.tolist(), strict=True):
-            if model == "gcn":
+            if not model.endswith("-bias"):
                 wanted = 2.0 - (places[a] - places[b]).square().sum()
             else:
                 wanted = 2.0 + places[a, 0] + places[b, 0] - (places[a, 1:] - places[b, 1:]).square().sum()

@@ -16,11 +16,12 @@ from experiments.models.message_passing import (
     GINLayer,
     GPSLayer,
     MessagePassing,
+    SAGELayer,
     neighbour_softmax,
     readout,
 )
 
-KINDS = ("gcn", "gin", "gat", "gps", "mlp")
+KINDS = ("gcn", "gin", "sage", "gat", "gps", "mlp")
 
 
 @pytest.fixture(params=[0, 3], ids=["bare", "edges"])
@@ -78,6 +79,19 @@ def test_gps_in_loops(graph: tuple[Tensor, Tensor, Tensor | None]) -> None:
     near, wide = layer.norms
     wanted = layer.mlp(near(x + layer.near(x, edge_index, edge_attr)) + wide(x + every.out_proj(attended.flatten(1))))
     assert torch.allclose(layer(x, edge_index, edge_attr, batch), wanted, atol=1e-6)
+
+
+def test_sage_in_loops(graph: tuple[Tensor, Tensor, Tensor | None]) -> None:
+    x, edge_index, edge_attr = graph
+    layer = SAGELayer(4, 0 if edge_attr is None else 3)
+    edge = layer.edge or nn.Identity()
+    for i, found in enumerate(layer(x, edge_index, edge_attr)):
+        near = [
+            x[j] if edge_attr is None else torch.relu(x[j] + edge(edge_attr[place]))
+            for j, place in neighbours(edge_index, i)
+        ]
+        wanted = layer.own(x[i]) + (layer.near(sum(near) / len(near)) if near else 0)
+        torch.testing.assert_close(found, wanted)
 
 
 def test_gat_in_loops(graph: tuple[Tensor, Tensor, Tensor | None]) -> None:
