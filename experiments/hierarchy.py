@@ -799,7 +799,7 @@ def draw_comparison(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str
     shown = {name: label for name, label in shown.items() if name in rows[0]["summary"]}
     dims = sorted({row["settings"]["dim"] for row in rows if row["settings"]["dim"]})
     with mpl.rc_context(plots.STYLE):
-        figure, panels = plots.figure_of(1.5 + 8 * len(shown), 5.6, len(shown))
+        figure, panels = plots.figure_of(4.5 + 6 * len(shown), 5.6, len(shown))
         for axes, (score, label) in zip(panels, shown.items(), strict=True):
             for place, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
                 mine = [row for row in rows if row["model"] == model]
@@ -820,7 +820,8 @@ def draw_comparison(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str
             axes.set(xlabel="numbers a node", ylabel=label, ylim=(0, 1.02), xscale="log")
             axes.set_xticks(dims, [str(dim) for dim in dims])
             axes.minorticks_off()
-        panels[-1].legend(frameon=True)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center", frameon=False)
         figure.suptitle(title)
         return plots.save(figure, path)
 
