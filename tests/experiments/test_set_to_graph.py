@@ -108,12 +108,48 @@ def test_who_knows_the_triangulation_has_an_f1_of_one() -> None:
     assert set_to_graph.test(Oracle(), data) == {"accuracy": 1.0, "precision": 1.0, "recall": 1.0, "f1": 1.0}
 
 
-@pytest.mark.parametrize("dataset", ["delaunay-50", "delaunay-20-80", "delaunay-30"])
+def test_partitions_are_compared_pair_by_pair() -> None:
+    said, truth = np.array([0, 0, 1, 1, 2, 2]), np.array([4, 4, 4, 7, 9, 9])
+    pairs = list(itertools.combinations(range(6), 2))
+    both = [(said[i] == said[j], truth[i] == truth[j]) for i, j in pairs]
+    hits, claimed, real = (sum(map(rule, both)) for rule in (all, lambda pair: pair[0], lambda pair: pair[1]))
+    expected = claimed * real / len(pairs)
+    assert set_to_graph.partition_scores(said, truth) == {
+        "F1": pytest.approx(2 * hits / (claimed + real)),
+        "RI": pytest.approx(sum(a == b for a, b in both) / len(pairs)),
+        "ARI": pytest.approx((hits - expected) / ((claimed + real) / 2 - expected)),
+    }
+    assert set(set_to_graph.partition_scores(truth, truth).values()) == {1.0}
+
+
+def test_tracks_that_are_joined_through_others_count_as_of_one_vertex() -> None:
+    data = load("jets-generated", None, Settings(train=6, tests=9), 0)
+    sets = data.test
+
+    class Chain(torch.nn.Module):
+        """Joins each track to the next one of its vertex, and to none of the others."""
+
+        def forward(self, points: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            width = points.shape[1]
+            truth = sets.joined[:, :width, :width]
+            after = truth.triu(1) & (truth.triu(1).cumsum(dim=2) == 1)
+            return after.float() - 0.5
+
+    found = set_to_graph.of_jets(Chain(), sets, sets.flavour, 0.0)
+    assert set(found.values()) == {1.0}
+    assert {name.split()[0] for name in found} == {"F1", "RI", "ARI"}
+
+
+@pytest.mark.parametrize("dataset", ["delaunay-50", "delaunay-20-80", "delaunay-30", "jets-generated"])
 def test_the_command_line_answers_with_every_model(tmp_path: Path, dataset: str) -> None:
     assert main([*WORDS, "--dataset", dataset, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / "table.json").read_text())
     assert set(content["models"]) == set(MODELS)
+    jets = dataset == "jets-generated"
     for row in content["models"].values():
-        assert set(row["summary"]) == {"accuracy", "precision", "recall", "f1"}
+        names = {name.split()[0] for name in row["summary"]}
+        assert names == ({"F1", "RI", "ARI"} if jets else {"accuracy", "precision", "recall", "f1"})
+    if jets:
+        return
     with Image.open(tmp_path / "triangulations.png") as picture:
         assert picture.size[0] > 1000
