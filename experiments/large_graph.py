@@ -3,18 +3,21 @@
 The graph is a degree-corrected block model with class-dependent features, generated on disk, or one in the folders of
 OGB's node property prediction. Modes ``whole``, ``partitions`` and ``neighbours`` have a GCN beside the transformer, on
 the graph, on random parts of it (the paper's protocol) or on sampled neighbourhoods; all three are tested on the whole
-graph. Modes ``rows`` and ``stream`` read features that were propagated ahead of training, in one pass over all rows or
-in chunks of a file; under torchrun they share the rows among processes.
+graph. Modes ``rows``, ``stream`` and ``batches`` read features that were propagated ahead of training, so that no part
+loses an edge: in one pass over all rows, in chunks of a file, or in random parts of the rows, each of which makes a step
+and attends within itself; they are tested with attention over all rows. Under torchrun the first two share the rows
+among processes.
 
 Hypformer is compared (``--model``) with its twin in Euclidean space and SGFormer in all modes, with a GCN in the first
-three, and in the last two with an MLP of a node's own features, SGC (a linear map of the features propagated twice) and
-SIGN (an MLP of those propagated zero, one and two times). Of several learning rates the best on validation nodes is
+three, and in the last three with an MLP of a node's own features, SGC (a linear map of the features propagated twice)
+and SIGN (an MLP of those propagated zero, one and two times). Of several learning rates the best on validation nodes is
 chosen. Mode ``bayes`` trains nothing: it says what can be known of the classes of a generated graph.
 
     python -m experiments.large_graph --nodes 100000 --mode whole
     python -m experiments.large_graph --nodes 100000 --mode partitions
     python -m experiments.large_graph --nodes 100000 --mode neighbours
     python -m experiments.large_graph --nodes 100000 --mode stream
+    python -m experiments.large_graph --nodes 1000000 --mode batches --parts 10
     torchrun --nproc-per-node 2 -m experiments.large_graph --nodes 100000 --mode rows
     python -m experiments.large_graph --nodes 100000 --mode whole --model gcn --lr 0.005 0.02 0.08
     python -m experiments.large_graph --nodes 100000 --mode bayes
@@ -54,7 +57,8 @@ from holonomy.optim import RiemannianAdam
 from holonomy.structures import Graph, neighbour_batches, node_partitions
 
 OF_GRAPHS = ("whole", "partitions", "neighbours")
-MODES = (*OF_GRAPHS, "rows", "stream", "bayes")
+MODES = (*OF_GRAPHS, "rows", "stream", "batches", "bayes")
+FROM_FILES = ("stream", "batches")
 
 
 class SentBytes(TorchDispatchMode):
@@ -128,21 +132,24 @@ class Work:
         sizes = self.about.features * len(files), args.hidden, self.about.outputs, args.layers
         self.model = build(args.model, *sizes, graph=of_graph).to(args.device)
         self.optimizer = RiemannianAdam(self.model.parameters(), lr=lr)
-        self.chunks = Rows(folder, files, rows, args.chunk if args.mode == "stream" else len(rows), args.device)
+        self.chunks = Rows(folder, files, rows, args.chunk if args.mode in FROM_FILES else len(rows), args.device)
         whole = self.about.mapped(folder, "labels", "r"), self.about.mapped(folder, "split", "r")
         self.known = int((whole[0][whole[1] == TRAIN] >= 0).sum())
         self.tested = [code for code in (VALID, TEST) if (whole[1] == code).any()]
-        if args.mode != "stream":
+        if args.mode not in FROM_FILES:
             ((self.x, self.y, self.split),) = self.chunks
         self.edges: Any = None
-        if of_graph:
-            edges = torch.from_numpy(np.array(self.about.mapped(folder, "edges", "r")))
+        if args.mode == "neighbours":  # which are drawn on the CPU
+            self.edges = self.about.incoming(folder)
+        elif of_graph:
+            edges = torch.from_numpy(np.array(self.about.mapped(folder, "edges", "r"))).to(args.device)
             self.edges = edges if args.mode == "partitions" else Graph(edges, self.about.nodes)
-            if args.mode != "neighbours":  # which are drawn on the CPU
-                self.edges = self.edges.to(args.device)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Any]]:
         """Features, labels, what rows are for, and edges: of all nodes, or of one part after the other."""
+        if self.args.mode == "batches":
+            yield from ((*rows, None) for rows in self.chunks.parts(self.args.parts))
+            return
         if self.args.mode == "partitions":
             drawn: Any = node_partitions(self.edges, self.about.nodes, self.args.parts)
         elif self.args.mode == "neighbours":
@@ -198,12 +205,15 @@ class Work:
     def scores(self) -> dict[str, float]:
         """The metric of the graph on the rows that test and, under another name, on those that choose."""
         self.model.eval()
-        if self.args.mode == "stream":
+        if self.args.mode in FROM_FILES:
             scores = stream(lambda chunk, group: self.classified(chunk[0], None, group), self.chunks, group=self.group)
             parts = ((s, y, split) for s, (_, y, split) in zip(scores, self.chunks, strict=True))
         else:
-            edges = self.edges if self.args.mode != "partitions" else Graph(self.edges, self.about.nodes)
-            edges = None if edges is None else edges.to(self.args.device)
+            edges = self.edges
+            if self.args.mode == "neighbours":
+                edges = torch.stack([edges.node, edges.rows().to(edges.node.dtype)])
+            if isinstance(edges, Tensor):
+                edges = Graph(edges, self.about.nodes).to(self.args.device)
             parts = [(self.classified(self.x, edges, self.group), self.y, self.split)]
         found = {code: METRICS[self.about.metric]() for code in self.tested}
         for scores, y, split in parts:
@@ -264,7 +274,8 @@ def train(work: Work, name: str, group: dist.ProcessGroup | None) -> list[dict[s
         record = {"epoch": epoch + 1, "loss": loss, "cpu_seconds": seconds, "peak_mib": peak, "bytes_sent": sent.count}
         last = epoch == args.epochs - 1
         if last or epoch % args.every == args.every - 1:
-            record |= work.scores()
+            with torch.random.fork_rng(devices=[]):  # how often one tests changes no training
+                record |= work.scores()
         history.append(record)
         if first:
             said = "  ".join(f"{key} {value:.6g}" for key, value in record.items() if key != "epoch")
@@ -323,9 +334,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     add("--model", choices=MODELS, default="hypformer", help="default %(default)s")
     for flag, default, text in (
         ("nodes", 100_000, "nodes of a generated graph, which has ten times as many edges"),
-        ("epochs", 30, "epochs; one step each, but for partitions"),
+        ("epochs", 30, "epochs; one step each in modes whole, rows and stream"),
         ("every", 5, "epochs between two tests"),
-        ("parts", 10, "parts of the nodes, for partitions"),
+        ("parts", 10, "parts of the nodes, for partitions and batches"),
         ("batch", 1000, "training nodes of a batch, for neighbours"),
         ("chunk", 2**16, "rows of a chunk, for stream"),
         ("hidden", 32, "dimension of the hyperbolic spaces"),
@@ -353,10 +364,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         parser.error(f"--nodes must be at least {LEAST} for bayes, whose rule assumes few loops, got {args.nodes}")
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and args.mode not in {"rows", "stream"}:
-        parser.error("--mode must be rows or stream under torchrun: edges join rows of different processes")
+        parser.error("--mode must be rows or stream under torchrun, in which processes share the rows of a step")
     if args.model in OF_ROWS and args.mode in OF_GRAPHS:
-        parser.error(f"--mode must be rows or stream for {args.model}, which reads no edges, got {args.mode}")
-    if args.model == "gcn" and args.mode in {"rows", "stream"}:
+        parser.error(f"--mode must be rows, stream or batches for {args.model}, which reads no edges, got {args.mode}")
+    if args.model == "gcn" and args.mode not in OF_GRAPHS:
         parser.error(f"--mode must be whole, partitions or neighbours for gcn, which reads edges, got {args.mode}")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.mode == "bayes":

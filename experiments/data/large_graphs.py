@@ -1,7 +1,8 @@
 """Graphs of any size in a folder: features, labels and splits in files that are read some rows at a time, and edges.
 
 ``features0`` float32 ``(nodes, features)``, ``features1`` and ``features2`` the same propagated once and twice,
-``edges`` int32 ``(2, edges)`` in both directions, ``labels`` int16 ``(nodes, columns)``, -1 where unknown, ``split``
+``edges`` int32 ``(2, edges)`` in both directions, ``sources`` int32 ``(edges,)`` the same sorted by target, of which
+those of each node begin at ``start`` int64 ``(nodes + 1,)``, ``labels`` int16 ``(nodes, columns)``, -1 where unknown, ``split``
 int8 ``(nodes,)``, and ``graph.json``, which is written last: where it is, the folder is whole. A generated graph has
 ``means.npy`` beside them, the mean of the features of each class.
 """
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from holonomy.distributed import propagate_rows
-from holonomy.structures import Graph
+from holonomy.structures import Neighbours, sort_edges
 
 CLASSES, FEATURES, STEPS, DEGREE, ALIKE, SIGNAL = 10, 32, 2, 10, 0.5, 0.15
 UNUSED, TRAIN, VALID, TEST = range(4)
+RUN = 256
 
 
 class About(NamedTuple):
@@ -47,21 +49,28 @@ class About(NamedTuple):
             return np.float32, (self.nodes, self.features)
         return {
             "edges": (np.int32, (2, self.edges)),
+            "sources": (np.int32, (self.edges,)),
+            "start": (np.int64, (self.nodes + 1,)),
             "labels": (np.int16, (self.nodes, self.columns)),
             "split": (np.int8, (self.nodes,)),
         }[name]
 
-    def mapped(self, folder: Path, name: str, mode: Literal["r", "w+"]) -> np.memmap[Any, Any]:
-        """A file of the folder, to be read or written."""
+    def incoming(self, folder: Path) -> Neighbours:
+        """The sorted edges, which stay in their file."""
+        return Neighbours(*(torch.from_numpy(self.mapped(folder, name, "c")) for name in ("start", "sources")))
+
+    def mapped(self, folder: Path, name: str, mode: Literal["r", "c", "w+"]) -> np.memmap[Any, Any]:
+        """A file of the folder, to be read (by torch, which asks for memory that it might write: "c") or written."""
         dtype, shape = self.layout(name)
         return np.memmap(folder / name, dtype, mode, shape=shape)
 
     def finish(self, folder: Path) -> None:
-        """Propagate the features, and say that the folder is whole."""
-        graph = Graph(torch.from_numpy(np.array(self.mapped(folder, "edges", "r"))), self.nodes)
+        """Sort the edges, propagate the features, and say that the folder is whole."""
+        incoming = sort_edges(self.mapped(folder, "edges", "r"), self.nodes, self.mapped(folder, "sources", "w+"))
+        self.mapped(folder, "start", "w+")[:] = incoming.start
         for before, after in pairwise(range(STEPS + 1)):
             x, out = (self.mapped(folder, f"features{i}", how) for i, how in ((before, "r"), (after, "w+")))
-            propagate_rows(graph, x, out)
+            propagate_rows(incoming, x, out)
         (folder / "graph.json").write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
 
 
@@ -102,9 +111,19 @@ class Rows:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for start in self.rows[:: self.chunk]:
-            rows = slice(start, min(start + self.chunk, self.rows.stop))
-            each = [self._read(f"features{i}", rows) for i in self.files]
-            yield torch.cat(each, 1), self._read("labels", rows).long(), self._read("split", rows)
+            yield self._read_all(slice(start, min(start + self.chunk, self.rows.stop)))
+
+    def parts(self, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The rows in random parts, for each of which short runs of rows are read."""
+        starts = torch.tensor(self.rows[::RUN])
+        for part in starts[torch.randperm(len(starts))].tensor_split(min(count, len(starts))):
+            runs = [self._read_all(slice(first, min(first + RUN, self.rows.stop))) for first in part.tolist()]
+            features, labels, split = (torch.cat(each) for each in zip(*runs, strict=True))
+            yield features, labels, split
+
+    def _read_all(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        features = torch.cat([self._read(f"features{i}", rows) for i in self.files], 1)
+        return features, self._read("labels", rows).long(), self._read("split", rows)
 
     def _read(self, name: str, rows: slice) -> Tensor:
         """Rows of a file, which is not mapped: pages of it would count as memory of this process."""

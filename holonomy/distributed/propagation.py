@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from holonomy import checks
-from holonomy.structures import Graph
+from holonomy.structures import Graph, Neighbours
+from holonomy.structures.graph import array_slice, incoming_of, pieces
 
 
 @torch.no_grad()
-def propagate_rows(graph: Graph, x: Any, out: Any, *, entries: int = 2**20) -> None:
+def propagate_rows(graph: Graph | Neighbours, x: Any, out: Any, *, entries: int = 2**20) -> None:
     r"""Write :math:`\hat A x`, :math:`\hat A = D^{-1/2} (A + I) D^{-1/2}`, some rows at a time.
 
     k calls, each of the result of the one before, give :math:`\hat A^k x`: what
     :class:`~holonomy.layers.Propagation` computes without teleport and GCNs without weights in between (Wu et al. 2019,
-    *Simplifying Graph Convolutional Networks*). Afterwards a model reads rows, and needs no edges. Memory is that of
-    the graph and of the rows of so many edges; x and out stay where they are, in files mapped to memory, say.
+    *Simplifying Graph Convolutional Networks*). Afterwards a model reads rows, and needs no edges. Memory is that of a
+    few numbers a node and of the rows of so many edges. The edges, x and out stay where they are, in files mapped to
+    memory, say.
 
     Args:
-        graph: on the CPU.
+        graph: on the CPU; its incoming edges alone where not all of it fits in memory, as
+            :func:`~holonomy.structures.sort_edges` makes them.
         x: features ``(n, d)``: a numpy array of floating-point numbers, memory-mapped or not, or a tensor.
         out: where the result is written, an array or tensor of the same shape, not x itself.
         entries: about how many neighbours are gathered at once.
@@ -40,44 +41,29 @@ def propagate_rows(graph: Graph, x: Any, out: Any, *, entries: int = 2**20) -> N
     checks.positive_int("entries", entries)
     if out is x:
         raise ValueError("out must be another array than x, whose rows are read until the end, got the same.")
+    edges = incoming_of(graph)
+    start, nodes = edges.start.long(), len(edges.start) - 1
     for name, array in (("x", x), ("out", out)):
-        if len(array.shape) != 2 or array.shape[0] != graph.num_nodes or array.shape[1] != x.shape[1]:
-            wanted = f"(nodes, features) = ({graph.num_nodes}, {x.shape[-1]})"
+        if len(array.shape) != 2 or array.shape[0] != nodes or array.shape[1] != x.shape[1]:
+            wanted = f"(nodes, features) = ({nodes}, {x.shape[-1]})"
             raise ValueError(f"{name} must have shape {wanted}, got {tuple(array.shape)}.")
-    start = graph.incoming.start.long()
-    listed = torch.zeros(graph.num_nodes, dtype=_rows(x, slice(0, 0)).dtype)
-    for rows in _pieces(start, entries):
-        source, row = _edges(graph, start, rows)
+    listed = torch.zeros(nodes, dtype=array_slice(x, slice(0, 0)).dtype)
+    for rows in pieces(start, entries):
+        source, row = _edges(edges, start, rows)
         listed[rows].index_add_(0, row, (source == row + rows.start).to(listed.dtype))
     scale = (start.diff() + 1 - listed).rsqrt()
-    for rows in _pieces(start, entries):
-        source, row = _edges(graph, start, rows)
-        own = _rows(x, rows)
+    for rows in pieces(start, entries):
+        source, row = _edges(edges, start, rows)
+        own = array_slice(x, rows)
         weight = scale[source] * (source != row + rows.start)
-        gathered = _rows(x, source if isinstance(x, Tensor) else source.numpy())
+        gathered = array_slice(x, source if isinstance(x, Tensor) else source.numpy())
         total = (own * scale[rows, None]).index_add_(0, row, gathered * weight[:, None]) * scale[rows, None]
         written: Any = total if isinstance(out, Tensor) else total.numpy()
         out[rows] = written
 
 
-def _rows(x: Any, rows: Any) -> Tensor:
-    found = x[rows]
-    return found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))
-
-
-def _pieces(start: Tensor, entries: int) -> Iterator[slice]:
-    """Rows with about so many neighbours and themselves, one at least."""
-    ends = start + torch.arange(len(start))
-    first, last = 0, len(start) - 1
-    while first < last:
-        stop = int(torch.searchsorted(ends, ends[first] + entries, right=True)) - 1
-        stop = min(max(stop, first + 1), last)
-        yield slice(first, stop)
-        first = stop
-
-
-def _edges(graph: Graph, start: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+def _edges(edges: Neighbours, start: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
     """The sources of the edges to some rows, and which of these rows each leads to."""
     degree = start[rows.start : rows.stop + 1].diff()
-    node = graph.incoming.node[start[rows.start] : start[rows.stop]].long()
+    node = edges.node[start[rows.start] : start[rows.stop]].long()
     return node, torch.arange(len(degree)).repeat_interleave(degree)

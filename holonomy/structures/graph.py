@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,21 +15,42 @@ from holonomy import checks
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+# A band of targets whose edges are sorted together has so many times as many edges as are read at once.
+_BAND = 16
+
 
 class Neighbours(NamedTuple):
-    """The neighbours of every node in the layout of a CSR matrix."""
+    """The neighbours of every node in the layout of a CSR matrix.
 
-    # Where the neighbours of each node start, and where the last ones end, (n + 1,).
+    Attributes:
+        start: where the neighbours of each node start, and where the last ones end, ``(n + 1,)``.
+        node: the neighbours ``(m,)``, in memory or mapped to it.
+
+    >>> Neighbours(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0])).rows()
+    tensor([0, 0, 1])
+    """
+
     start: Int[Tensor, " nodes_plus_1"]
-    node: Int[Tensor, " edges"]  # the neighbours (m,)
+    node: Int[Tensor, " edges"]
 
     def rows(self) -> Int[Tensor, " edges"]:
-        """The node that each neighbour is a neighbour of."""
+        """The node that each neighbour is a neighbour of.
+
+        Returns:
+            Nodes ``(m,)``, in order.
+        """
         nodes = torch.arange(self.start.shape[0] - 1, device=self.start.device)
         return nodes.repeat_interleave(self.start.diff(), output_size=self.node.shape[0])
 
     def to(self, device: torch.device | str) -> Neighbours:
-        """Move them to a device."""
+        """Move them to a device.
+
+        Args:
+            device: where to.
+
+        Returns:
+            The neighbours there.
+        """
         return Neighbours(self.start.to(device), self.node.to(device))
 
 
@@ -150,3 +173,77 @@ def _weighted(neighbours: Neighbours, scale: Tensor) -> tuple[Neighbours, Tensor
         torch.empty_like(places, dtype=node.dtype).index_copy(0, places, torch.cat([node, each.to(node.dtype)])),
     )
     return held, torch.empty_like(weight).index_copy(0, places, weight)
+
+
+def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**22) -> Neighbours:
+    """Sort edges by target, some at a time, for a graph whose edges do not fit in memory.
+
+    The result is ``Graph(edge_index, num_nodes).incoming``: what :func:`~holonomy.distributed.propagate_rows` and
+    :func:`neighbour_batches` read of a graph. ``edge_index`` is read once, and once more for every 16 ``entries`` edges;
+    memory is that of a number a node and of so many edges.
+
+    Args:
+        edge_index: ``(2, m)`` integers, a tensor or a numpy array, in memory or mapped to it.
+        num_nodes: n.
+        out: where the sources are written, ``(m,)`` integers that hold n, likewise.
+        entries: how many edges are read at once.
+
+    Returns:
+        Where the neighbours of each node start, and ``out`` as a tensor.
+
+    Raises:
+        TypeError: if ``edge_index`` holds no integers.
+        ValueError: if a shape does not fit, or an edge names a node that is not there.
+
+    >>> edges, out = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.empty(4, dtype=torch.int32)
+    >>> sort_edges(edges, 3, out).start, out
+    (tensor([0, 1, 3, 4]), tensor([1, 0, 2, 1], dtype=torch.int32))
+    """
+    checks.positive_int("entries", entries)
+    checks.nonnegative_int("num_nodes", num_nodes)
+    if len(edge_index.shape) != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
+    if tuple(out.shape) != tuple(edge_index.shape[1:]):
+        raise ValueError(f"out must have shape (edges,) = {tuple(edge_index.shape[1:])}, got {tuple(out.shape)}.")
+    count = torch.zeros(num_nodes, dtype=torch.int64)
+    blocks = [slice(first, first + entries) for first in range(0, edge_index.shape[1], entries)]
+    for block in blocks:
+        edges = array_slice(edge_index, (slice(None), block))
+        checks.edges(edges, num_nodes)
+        count += edges[1].bincount(minlength=num_nodes)
+    start = functional.pad(count.cumsum(0), (1, 0))
+    node = out if isinstance(out, Tensor) else torch.from_numpy(out)
+    for band in pieces(start, _BAND * entries):
+        place = start[band].clone()
+        for block in blocks:
+            source, target = array_slice(edge_index, (slice(None), block))
+            within = (target >= band.start) & (target < band.stop)
+            row, order = (target[within] - band.start).sort(stable=True)
+            count = row.bincount(minlength=len(place))
+            # Behind those of the blocks before, in their order.
+            rank = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
+            node[place[row] + rank] = source[within][order].to(node.dtype)
+            place += count
+    return Neighbours(start, node)
+
+
+def incoming_of(graph: Graph | Neighbours) -> Neighbours:
+    """The sources of the edges to each node."""
+    return graph.incoming if isinstance(graph, Graph) else graph
+
+
+def array_slice(x: Any, places: Any) -> Tensor:
+    """Part of a tensor or an array; of an array a copy, as it may be read-only."""
+    found = x[places]
+    return found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))
+
+
+def pieces(start: Int[Tensor, " nodes_plus_1"], entries: int) -> Iterator[slice]:
+    """Nodes with about so many neighbours and themselves, one at least."""
+    ends = start + torch.arange(len(start))
+    first, last = 0, len(start) - 1
+    while first < last:
+        stop = int(torch.searchsorted(ends, ends[first] + entries, right=True)) - 1
+        stop = min(max(stop, first + 1), last)
+        yield slice(first, stop)
+        first = stop

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
-from holonomy.structures.graph import Graph
+from holonomy.structures.graph import Graph, Neighbours, incoming_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -79,7 +79,7 @@ def node_partitions(
 
 
 def neighbour_batches(
-    graph: Graph,
+    graph: Graph | Neighbours,
     seeds: Int[Tensor, " seeds"],
     sizes: Sequence[int],
     batch_size: int,
@@ -92,7 +92,8 @@ def neighbour_batches(
     again is the same node. Edges lead from what was drawn to what it was drawn for.
 
     Args:
-        graph: on the CPU.
+        graph: on the CPU; its incoming edges alone, as :func:`sort_edges` makes them, where not all of it fits in
+            memory.
         seeds: numbers of nodes, each once: an epoch goes through all of them.
         sizes: how many neighbours in each step away from the seeds.
         batch_size: seeds of a batch; the last one has what is left.
@@ -109,25 +110,27 @@ def neighbour_batches(
     >>> batch.nodes[0].item(), len(batch.nodes), batch.edge_index[1].tolist(), batch.batch_size
     (0, 3, [0, 0], 1)
     """
-    checks.codes("seeds", seeds, graph.num_nodes, "num_nodes")
+    incoming = incoming_of(graph)
+    num_nodes = len(incoming.start) - 1
+    checks.codes("seeds", seeds, num_nodes, "num_nodes")
     checks.positive_int("batch_size", batch_size)
     checks.generator(generator)
     counts = [checks.positive_int("sizes", size) for size in checks.sequence("sizes", sizes, "integers", int)]
-    place = torch.full((graph.num_nodes,), -1)
+    place = torch.full((num_nodes,), -1)
     for batch in seeds[torch.randperm(len(seeds), generator=generator)].long().split(batch_size):
-        nodes, edges = _neighbourhood(graph, batch, counts, place, generator)
+        nodes, edges = _neighbourhood(incoming, batch, counts, place, generator)
         place[nodes] = -1
         yield Subgraph(nodes, edges, len(batch))
 
 
 def _neighbourhood(
-    graph: Graph, nodes: Tensor, sizes: list[int], place: Tensor, generator: torch.Generator | None
+    incoming: Neighbours, nodes: Tensor, sizes: list[int], place: Tensor, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """All nodes within these steps, and the edges that were drawn; ``place`` is where a node stands, or -1."""
     place[nodes] = torch.arange(len(nodes))
     newest, found = nodes, [torch.empty(2, 0, dtype=torch.int64)]
     for size in sizes:
-        source, target = _drawn(graph, newest, size, generator)
+        source, target = _drawn(incoming, newest, size, generator)
         newest = source[place[source] < 0].unique()
         place[newest] = torch.arange(len(nodes), len(nodes) + len(newest))
         nodes = torch.cat([nodes, newest])
@@ -135,14 +138,14 @@ def _neighbourhood(
     return nodes, torch.cat(found, 1)
 
 
-def _drawn(graph: Graph, nodes: Tensor, size: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+def _drawn(incoming: Neighbours, nodes: Tensor, size: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """At most so many edges to each node: those of the smallest of random numbers."""
-    start = graph.incoming.start.long()
-    first, degree = start[nodes], start[nodes + 1] - start[nodes]
+    first, end = incoming.start[nodes].long(), incoming.start[nodes + 1].long()
+    degree = end - first
     row = torch.arange(len(nodes)).repeat_interleave(degree)
     before = degree.cumsum(0) - degree
     each = torch.arange(len(row)) - before[row]
     # Rows are in order, and stay so: within each the edges are shuffled.
     order = (row + torch.rand(len(row), generator=generator, dtype=torch.float64) / 2).argsort()
     kept = order[each < size]
-    return graph.incoming.node[first[row[kept]] + each[kept]].long(), nodes[row[kept]]
+    return incoming.node[first[row[kept]] + each[kept]].long(), nodes[row[kept]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from experiments.data.best_accuracy import beliefs, best_accuracies
-from experiments.data.large_graphs import ALIKE, CLASSES, generate
+from experiments.data.large_graphs import ALIKE, CLASSES, RUN, Rows, generate
 from experiments.large_graph import main
 from experiments.models.at_scale import MODELS, SimpleAttention, build
 
@@ -104,7 +105,23 @@ def test_more_of_a_graph_tells_more_of_its_classes(tmp_path):
     assert best_accuracies(tmp_path)["within 2"] < found[0] + 0.01
 
 
-@pytest.mark.parametrize("mode", ["whole", "partitions", "neighbours", "stream"])
+def test_batches_have_every_row_once(tmp_path):
+    generate(tmp_path, 1000, 0)
+    whole = next(iter(Rows(tmp_path, [0, 1], range(100, 1000), 900, "cpu")))
+    for count in (1, 3, 100):
+        parts = list(Rows(tmp_path, [0, 1], range(100, 1000), 64, "cpu").parts(count))
+        assert len(parts) == min(count, math.ceil(900 / RUN))
+        together = [torch.cat(each) for each in zip(*parts, strict=True)]
+        order, wanted = together[0][:, 0].argsort(), whole[0][:, 0].argsort()
+        for ours, theirs in zip(together, whole, strict=True):
+            assert torch.equal(ours[order], theirs[wanted])
+
+
+def test_one_batch_is_one_pass(folder):
+    torch.testing.assert_close(losses(ran(folder, "batches", "--parts", "1")), losses(ran(folder, "rows")))
+
+
+@pytest.mark.parametrize("mode", ["whole", "partitions", "neighbours", "stream", "batches"])
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(folder, mode):
     whole = ran(folder, mode)
     ran(folder, mode, epochs=1)
@@ -133,7 +150,7 @@ def test_edges_are_not_shared(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "mode", "said"), [("sgc", "whole", "rows or stream"), ("gcn", "stream", "neighbours")]
+    ("model", "mode", "said"), [("sgc", "whole", "stream or batches"), ("gcn", "stream", "neighbours")]
 )
 def test_what_a_model_does_not_read_is_no_mode_of_it(model, mode, said, capsys):
     with pytest.raises(SystemExit):

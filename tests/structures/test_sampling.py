@@ -9,7 +9,7 @@ import torch
 from holonomy.distributed import propagate_rows
 from holonomy.models import Hypformer
 from holonomy.ops.propagation import propagation
-from holonomy.structures import Graph, neighbour_batches, node_partitions
+from holonomy.structures import Graph, neighbour_batches, node_partitions, sort_edges
 
 
 def graph_of(nodes, edges, seed=0):
@@ -124,3 +124,38 @@ def test_propagation_of_what_does_not_fit_is_refused():
         propagate_rows(graph, x, x)
     with pytest.raises(ValueError, match=r"out must have shape \(nodes, features\) = \(5, 2\), got \(5, 3\)"):
         propagate_rows(graph, x, torch.empty(5, 3))
+
+
+@pytest.mark.parametrize("entries", [1, 7, 10**6])
+@pytest.mark.parametrize("edge_index", [graph_of(40, 150), graph_of(3, 0), torch.full((2, 50), 2)])
+def test_edges_sorted_on_disk_are_those_of_a_graph(entries, edge_index, tmp_path):
+    nodes, edges = int(edge_index.max()) + 3 if edge_index.numel() else 3, edge_index.shape[1]
+    graph, x = Graph(edge_index, nodes), torch.randn(nodes, 3)
+    np.save(tmp_path / "edges.npy", edge_index.numpy())
+    out = np.lib.format.open_memmap(tmp_path / "sources.npy", "w+", np.int32, (edges,))
+    incoming = sort_edges(np.load(tmp_path / "edges.npy", mmap_mode="r"), nodes, out, entries=entries)
+    assert torch.equal(incoming.start, graph.incoming.start.long())
+    assert torch.equal(incoming.node, graph.incoming.node.int())
+    assert np.array_equal(np.load(tmp_path / "sources.npy"), graph.incoming.node.numpy())
+    found, wanted = torch.empty_like(x), torch.empty_like(x)
+    propagate_rows(incoming, x, found, entries=entries), propagate_rows(graph, x, wanted)
+    torch.testing.assert_close(found, wanted)
+    batches = (
+        neighbour_batches(g, torch.arange(nodes), [2, 2], 4, generator=torch.Generator().manual_seed(0))
+        for g in (incoming, graph)
+    )
+    for ours, theirs in zip(*batches, strict=True):
+        assert torch.equal(ours.nodes, theirs.nodes)
+        assert torch.equal(ours.edge_index, theirs.edge_index)
+
+
+def test_edges_that_do_not_fit_are_refused():
+    edges = graph_of(5, 9)
+    with pytest.raises(ValueError, match=r"out must have shape \(edges,\) = \(9,\), got \(8,\)"):
+        sort_edges(edges, 5, torch.empty(8, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"edge_index must have shape \(2, edges\), got \(9,\)"):
+        sort_edges(edges[0], 5, torch.empty(9, dtype=torch.int32))
+    with pytest.raises(ValueError, match="edge_index"):
+        sort_edges(edges, int(edges.max()), torch.empty(9, dtype=torch.int32))
+    with pytest.raises(TypeError, match="edge_index"):
+        sort_edges(edges.float(), 5, torch.empty(9, dtype=torch.int32))
