@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.multiprocessing as mp
 
-from tests.distributed.processes import run
+from tests.distributed.processes import WORLDS, run
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return folder
     try:
         multiprocessing.set_forkserver_preload([run.__module__])
-        mp.start_processes(run, args=((2, 4), str(folder)), nprocs=4, start_method="forkserver")
+        mp.start_processes(run, args=(WORLDS, str(folder)), nprocs=max(WORLDS), start_method="forkserver")
     finally:
         ended.touch()
     return folder

@@ -28,8 +28,9 @@ from tests.registry.case import shaken
 
 D = torch.float64
 DIM = 6
-# Shares of the rows; the last of four processes has none.
-SHARES = {1: [1.0], 2: [0.6, 0.4], 4: [0.5, 0.2, 0.3, 0.0]}
+# Shares of the rows; the last of four processes has none, and two of eight.
+SHARES = {1: [1.0], 2: [0.6, 0.4], 4: [0.5, 0.2, 0.3, 0.0], 8: [0.2, 0.1, 0.0, 0.3, 0.1, 0.2, 0.1, 0.0]}
+WORLDS = (2, 4, 8)
 
 
 def manifold(curvature: float) -> Lorentz:

@@ -15,7 +15,7 @@ D = torch.float64
 OPTIMIZERS = {
     "adam": lambda params: RiemannianAdam(params, lr=0.1),
     "amsgrad": lambda params: RiemannianAdam(params, lr=0.1, amsgrad=True),
-    "sgd": lambda params: RiemannianSGD(params, lr=0.01, momentum=0.9, nesterov=True),
+    "sgd": lambda params: RiemannianSGD(params, lr=0.002, momentum=0.9, nesterov=True),
 }
 
 

@@ -13,11 +13,11 @@ from holonomy.distributed import ShardedLorentzEmbedding, sum_gradients
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention, TokenAttention
 from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.models import Hypformer
-from tests.distributed.processes import CASES, DIM
+from tests.distributed.processes import CASES, DIM, WORLDS
 from tests.distributed.tables import OPTIMIZERS
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 def test_processes_that_share_rows_are_one_process(world, started):
     """Outputs, all gradients, steps of tables, bytes."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(started.glob(f"{world}-*.json"))]

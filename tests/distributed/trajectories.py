@@ -33,8 +33,12 @@ from tests.registry.case import shaken
 from tests.registry.graphs import BATCHED, FEATURES, MODELS, drawn_graph
 
 D = torch.float64
-ATOMS, BATCH, EPOCHS = 5, 5, 2
+ATOMS, EPOCHS = 5, 2
 Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+
+def sampler_of(world: int, rank: int) -> GraphBatchSampler:
+    return GraphBatchSampler(SIZES, max(5, world), num_replicas=world, rank=rank)
 
 
 def adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -114,7 +118,7 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor, apart: Iterable[Tensor]
 
 def on_one(model: nn.Module, optimizer: torch.optim.Optimizer, world: int, epochs: range) -> list[float]:
     """The losses of one process that takes what several of them take."""
-    samplers = [GraphBatchSampler(SIZES, BATCH, num_replicas=world, rank=rank) for rank in range(world)]
+    samplers = [sampler_of(world, rank) for rank in range(world)]
     found = []
     for epoch in epochs:
         for sampler in samplers:
@@ -129,7 +133,7 @@ def on_several(
     model: nn.Module, optimizer: torch.optim.Optimizer, apart: Iterable[Tensor], *, own_means: bool = False
 ) -> list[float]:
     """The losses of this process and the others."""
-    sampler = GraphBatchSampler(SIZES, BATCH)
+    sampler = sampler_of(dist.get_world_size(), dist.get_rank())
     loader = DataLoader(GRAPHS, batch_sampler=sampler, collate_fn=join_graphs)
     found = []
     for epoch in range(EPOCHS):
