@@ -69,8 +69,8 @@ class About(NamedTuple):
         incoming = sort_edges(self.mapped(folder, "edges", "r"), self.nodes, self.mapped(folder, "sources", "w+"))
         self.mapped(folder, "start", "w+")[:] = incoming.start
         for before, after in pairwise(range(STEPS + 1)):
-            x, out = (self.mapped(folder, f"features{i}", how) for i, how in ((before, "r"), (after, "w+")))
-            propagate_rows(incoming, x, out)
+            x = self.mapped(folder, f"features{before}", "r")
+            propagate_rows(incoming, x, self.mapped(folder, f"features{after}", "w+"))
         (folder / "graph.json").write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
 
 

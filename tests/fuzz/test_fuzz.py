@@ -46,6 +46,7 @@ ELSEWHERE = {
     **dict.fromkeys(("CLAIMS", "Claim", "Draws", "Trial", "Verdict", "verify"), "a claim takes seconds to measure"),
     **dict.fromkeys(("Certificate", "DistanceScaling", "NodeCertificate"), "what functions return"),
     **dict.fromkeys(("Subgraph", "neighbour_batches", "node_partitions"), "iterators: see tests/structures"),
+    **dict.fromkeys(("Neighbours", "sort_edges"), "write into what they are given: see tests/structures"),
     **dict.fromkeys(("NotCoveredError", "Projections"), "what functions raise or return"),
 }
 
