@@ -56,7 +56,7 @@ def contenders(rows: int, device: torch.device, *, time_gradient: bool) -> Conte
 
 
 def mapped(rows: int, width: int) -> Tensor:
-    """A table of zeros in a file without a name, mapped to memory; no rows are read ahead of those that are asked for."""
+    """A table of zeros in a file without a name, mapped to memory; no pages are read ahead."""
     with TemporaryFile() as file:
         file.truncate(4 * rows * width)
         memory = mmap(file.fileno(), 0)

@@ -4,9 +4,9 @@ The graph is a degree-corrected block model with class-dependent features, gener
 OGB's node property prediction. Modes ``whole``, ``partitions`` and ``neighbours`` have a GCN beside the transformer, on
 the graph, on random parts of it (the paper's protocol) or on sampled neighbourhoods; all three are tested on the whole
 graph. Modes ``rows``, ``stream`` and ``batches`` read features that were propagated ahead of training, so that no part
-loses an edge: in one pass over all rows, in chunks of a file, or in random parts of the rows, each of which makes a step
-and attends within itself; they are tested with attention over all rows. Under torchrun the first two share the rows
-among processes.
+loses an edge: in one pass over all rows, in chunks of a file, or in random parts of the rows, each of which makes a
+step and attends within itself; they are tested with attention over all rows. Under torchrun the first two share the
+rows among processes.
 
 Hypformer is compared (``--model``) with its twin in Euclidean space and SGFormer in all modes, with a GCN in the first
 three, and in the last three with an MLP of a node's own features, SGC (a linear map of the features propagated twice)

@@ -2,9 +2,9 @@
 
 ``features0`` float32 ``(nodes, features)``, ``features1`` and ``features2`` the same propagated once and twice,
 ``edges`` int32 ``(2, edges)`` in both directions, ``sources`` int32 ``(edges,)`` the same sorted by target, of which
-those of each node begin at ``start`` int64 ``(nodes + 1,)``, ``labels`` int16 ``(nodes, columns)``, -1 where unknown, ``split``
-int8 ``(nodes,)``, and ``graph.json``, which is written last: where it is, the folder is whole. A generated graph has
-``means.npy`` beside them, the mean of the features of each class.
+those of each node begin at ``start`` int64 ``(nodes + 1,)``, ``labels`` int16 ``(nodes, columns)``, -1 where unknown,
+``split`` int8 ``(nodes,)``, and ``graph.json``, which is written last: where it is, the folder is whole. A generated
+graph has ``means.npy`` beside them, the mean of the features of each class.
 """
 
 from __future__ import annotations

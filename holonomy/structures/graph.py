@@ -179,8 +179,8 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     """Sort edges by target, some at a time, for a graph whose edges do not fit in memory.
 
     The result is ``Graph(edge_index, num_nodes).incoming``: what :func:`~holonomy.distributed.propagate_rows` and
-    :func:`neighbour_batches` read of a graph. ``edge_index`` is read once, and once more for every 16 ``entries`` edges;
-    memory is that of a number a node and of so many edges.
+    :func:`neighbour_batches` read of a graph. ``edge_index`` is read once, and once more for every 16 ``entries``
+    edges; memory is that of a number a node and of so many edges.
 
     Args:
         edge_index: ``(2, m)`` integers, a tensor or a numpy array, in memory or mapped to it.

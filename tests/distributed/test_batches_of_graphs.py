@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from holonomy.distributed import GraphBatchSampler, mean_over_processes
 from tests.distributed.processes import WORLDS
-from tests.distributed.trajectories import CASES, EPOCHS, SIZES, resumed, sampler_of
+from tests.distributed.trajectories import CASES, EPOCHS, resumed, sampler_of
 
 
 @pytest.mark.parametrize("world", WORLDS)

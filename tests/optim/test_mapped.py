@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from holonomy.manifolds import Lorentz, LorentzEmbedding
@@ -116,7 +115,8 @@ def train_until_killed(folder):
         run(table, optimizer, [step])
         step += 1
         count[1] = step
-        print(step, flush=True)
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
