@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.data import graph_sets
-from experiments.data.encoded_graphs import largest
 from experiments.data.graph_sets import Batch, GraphSet, Parts
 from experiments.engine import comparisons, plots, runs
+from experiments.engine.comparisons import largest
 from experiments.engine.options import option
 from experiments.models.message_passing import MessagePassing
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork, TokenGT
@@ -65,7 +65,6 @@ class Settings(comparisons.Settings):
 
     layers: int = option("layers", default=3)
     epochs: int = option("epochs", default=20)
-    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=0)
     identifier: int = option("width of TokenGT's node identifiers", default=16)
     train: int = option("training molecules, the first ones; 0 takes all", default=1000)
     tests: int = option("molecules to validate with, and as many to test; 0 takes all", default=500)
@@ -262,6 +261,7 @@ QUESTION = comparisons.Question(
     percent=False,
     draw=draw,
     details=details,
+    sized=True,
 )
 
 

@@ -200,6 +200,7 @@ QUESTION = comparisons.Question(
         "esol": {"train": 0, "tests": 0, "layers": 4, "budget": 80000, "epochs": 60},
     },
     draw=draw,
+    sized=True,
     batches=lambda data, size: encoded_graphs.batches(data.graphs, data.train, size),
     usual=USUAL,
 )

@@ -214,6 +214,7 @@ QUESTION = comparisons.Question(
     defaults={"cluster": {"layers": 4, "budget": 30000, "train": 60, "epochs": 10, "lr": 0.01}},
     score=("balanced accuracy", "accuracy averaged over classes, test graphs (%)"),
     batches=lambda data, size: encoded_graphs.batches(data.graphs, data.train, size),
+    sized=True,
 )
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from experiments.data.graph_sets import GraphSet, ranges
 from experiments.engine import comparisons
-from experiments.engine.options import RefusedError, option
+from experiments.engine.comparisons import largest
+from experiments.engine.options import option
 from experiments.models.message_passing import MessagePassing
 from holonomy.layers import random_walk_encoding, ring_membership, shortest_path_encoding
 from holonomy.models import ChromaticGraphTransformer
@@ -26,7 +27,6 @@ from holonomy.structures import batches_by_size
 class Settings(comparisons.Settings):
     """Hyper-parameters of a comparison of models of one size."""
 
-    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=0)
     steps: int = option("steps of the random walks", default=20)
     walk_features: int = option("channels of a node for the walks that return to it", default=16)
     attention_dropout: float = option("share of pairs dropped from the attention", default=0.0)
@@ -231,26 +231,3 @@ def message_passing(kind: Any, graphs: EncodedSet, out_features: int, settings: 
     unit = settings.heads if kind in {"gat", "gps"} else 1
     width = unit * largest(lambda n: make(n * unit), settings.budget, 1)
     return make(width, largest(lambda n: make(width, n), settings.budget, width) if kind == "gps" else None)
-
-
-def largest(make: Callable[[int], nn.Module], budget: int, least: int) -> int:
-    """Return the largest number, not below ``least``, of which a model has no more parameters than the budget.
-
-    Raises:
-        ValueError: if there is none.
-    """
-
-    def size(number: int) -> int:
-        # Nothing is drawn or stored on this device: only sizes are wanted.
-        with torch.device("meta"):
-            return sum(parameter.numel() for parameter in make(number).parameters())
-
-    if size(least) > budget:
-        raise RefusedError(f"--budget must be at least {size(least)} for the smallest model, got {budget}")
-    low, high = least, 2 * least
-    while size(high) <= budget:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if size(middle) <= budget else (low, middle)
-    return low

@@ -52,9 +52,10 @@ class Settings:
     clip: float = option("largest norm of the gradient", default=1.0)
     batch: int = option("examples in a batch", default=32)
     epochs: int = option("epochs", default=20)
+    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=0)
 
 
-SEARCHED = tuple(field.name for field in dataclasses.fields(Settings))
+SEARCHED = tuple(field.name for field in dataclasses.fields(Settings) if field.name != "budget")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Question:
             part of them.
         optimizer: called with the parameters, ``lr`` and ``weight_decay``.
         details: what else JSON holds of a measured model, of the first seed's in a table.
+        sized: whether ``build`` itself keeps to the budget; else a model's width is chosen so that it does.
     """
 
     module: str
@@ -110,6 +112,7 @@ class Question:
     whole: Callable[[Any], Any] | None = None
     optimizer: Callable[..., Optimizer] = torch.optim.AdamW
     details: Callable[[nn.Module, Any], Any] | None = None
+    sized: bool = False
 
     def settings_for(self, dataset: str, given: Mapping[str, Any] | None = None) -> Any:
         """Return the settings of a dataset, with what is given on top."""
@@ -203,8 +206,51 @@ def fit(
 def built(question: Question, model: str, settings: Any, data: Any, device: str = "cpu") -> tuple[nn.Module, Optimizer]:
     """Build a network and its optimizer; refuse settings that they refuse."""
     with options.of_the_command():
-        network = question.build(model, settings, data).to(device)
+        network = made(question, model, settings, data).to(device)
         return network, question.optimizer(network.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+
+
+def made(question: Question, model: str, settings: Any, data: Any) -> nn.Module:
+    """Build a network, of the largest width that the budget allows, if there is one and ``build`` does not see to it.
+
+    A model that refuses a width, for its heads do not divide it, gets multiples of the heads.
+    """
+    if not settings.budget or question.sized:
+        return question.build(model, settings, data)
+
+    def of(width: int) -> nn.Module:
+        return question.build(model, dataclasses.replace(settings, hidden=width), data)
+
+    try:
+        with torch.device("meta"):
+            of(settings.heads + 1)
+        unit = 1
+    except (ValueError, AssertionError):  # torch's own attention asserts
+        unit = settings.heads
+    return of(unit * largest(lambda n: of(unit * n), settings.budget, 1))
+
+
+def largest(make: Callable[[int], nn.Module], budget: int, least: int) -> int:
+    """Return the largest number, not below ``least``, of which a model has no more parameters than the budget.
+
+    Raises:
+        ValueError: if there is none.
+    """
+
+    def size(number: int) -> int:
+        # Nothing is drawn or stored on this device: only sizes are wanted.
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in make(number).parameters())
+
+    if size(least) > budget:
+        raise RefusedError(f"--budget must be at least {size(least)} for the smallest model, got {budget}")
+    low, high = least, 2 * least
+    while size(high) <= budget:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(middle) <= budget else (low, middle)
+    return low
 
 
 def _trained(
@@ -328,7 +374,7 @@ class Comparison:
 
     def first_network(self, model: str, settings: Any, data: Any, seed: int) -> nn.Module:
         """Return a trained model of a seed, as it was measured."""
-        network = self.question.build(model, settings, data)
+        network = made(self.question, model, settings, data)
         network.load_state_dict(runs.read_state(self.run(model, settings).path(f"part-seed-{seed}.model.pt")))
         return network.eval()
 

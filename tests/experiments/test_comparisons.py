@@ -59,6 +59,15 @@ def test_scores(network: nn.Module, data: Line) -> dict[str, float]:
 
 test_scores.__test__ = False
 
+
+def wide(model: str, settings: Settings, _: Line) -> nn.Module:
+    """Make a network of the width that is asked for; one refuses widths that its heads do not divide."""
+    width, heads = settings.hidden, settings.heads
+    if model == "broken":
+        return nn.Sequential(nn.Linear(1, width), nn.TransformerEncoderLayer(width, heads, 8), nn.Linear(width, 1))
+    return nn.Sequential(nn.Linear(1, width), *([nn.Linear(width, width)] * (model == "line")), nn.Linear(width, 1))
+
+
 LINE = Question(
     module="experiments.line",
     text="Fit a line.\n\nNothing more.\n",
@@ -313,3 +322,27 @@ def test_more_pictures_are_drawn_from_the_trained_models(tmp_path: Path) -> None
 
     content = table(tmp_path, ["--seeds", "1"], dataclasses.replace(LINE, draw=draw))
     assert seen == {name: row["scores"]["error"][0] for name, row in content["models"].items()}
+
+
+def test_with_a_budget_every_model_has_the_largest_width_that_it_allows(tmp_path: Path) -> None:
+    question = dataclasses.replace(LINE, build=wide)
+    words = ["--budget", "2000", "--seeds", "1", "--epochs", "1", "--quiet", "--heads", "3", "--out", str(tmp_path)]
+    assert main(question, words) == 0
+    rows = json.loads((tmp_path / "table.json").read_text())["models"]
+
+    def size(model: str, width: int) -> int:
+        network = wide(model, Settings(hidden=width, heads=3), load("noisy", None, Settings(), 0))
+        return sum(parameter.numel() for parameter in network.parameters())
+
+    for model, row in rows.items():
+        step = 3 if model == "broken" else 1
+        sizes = [size(model, step * count) for count in range(1, 700)]
+        assert row["parameters"] == max(one for one in sizes if one <= 2000)
+        assert row["settings"]["budget"] == 2000
+
+
+def test_a_budget_that_is_too_small_and_one_that_the_build_keeps(tmp_path: Path, capsys) -> None:
+    words = ["--budget", "3", "--models", "line", "--seeds", "1", "--epochs", "1", "--quiet", "--out", str(tmp_path)]
+    assert main(dataclasses.replace(LINE, build=wide), words) == 2
+    assert "--budget must be at least 6 for the smallest model, got 3" in capsys.readouterr().err
+    assert main(dataclasses.replace(LINE, sized=True), words) == 0
