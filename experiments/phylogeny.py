@@ -8,7 +8,7 @@ choose the learning rate of every model, half measure:
     nearest    how often the known species said to be nearest is one of the nearest
     placement  how often least squares attaches the new species to its own branch of the tree of the known ones
 
-An MLP, or a Hypformer over all species, gives coordinates; what they mean differs:
+An MLP, a Hypformer over all species, or its twin in flat space, gives coordinates; what they mean differs:
 
     hyperbolic         a tangent vector at the origin of a hyperboloid whose curvature is learned
     flat               a point of flat space
@@ -19,6 +19,7 @@ with shape and scale fitted to the known distances.
 
     python -m experiments.phylogeny
     python -m experiments.phylogeny --trees 2 --dims 2 3 --steps 100
+    python -m experiments.phylogeny --bodies hypformer euclidean --hypformer-dims 3
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from torch import Tensor, nn
 
 from experiments.data.phylogeny import LETTERS, Branches, Phylogeny, differing, jukes_cantor, phylogeny
 from experiments.engine import options, plots, runs, tables
-from experiments.models.baselines import MLP
+from experiments.models.baselines import MLP, EuclideanFormer
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.optim import RiemannianAdam
 
 METRICS = ("hyperbolic", "flat", "flat with heights")
 MEASURES = ("error", "nearest", "placement")
-TITLES = {"mlp": "MLP", "hypformer": "Hypformer"}
+TITLES = {"mlp": "MLP", "hypformer": "Hypformer", "euclidean": "Hypformer's flat twin"}
 RATES = (0.002, 0.006)
 # The gamma distribution's shape; the MLP's width; the share of letters that training hides.
 SHAPE, WIDTH, HIDE = 0.5, 64, 0.3
@@ -99,7 +100,8 @@ class Places(nn.Module):
         if body == "mlp":
             self.body: nn.Module = MLP(features, WIDTH, dim)
         else:
-            self.body = Hypformer(features, WIDTH // 2, dim, layers=1, heads=4, graph_encoder=None)
+            kind = Hypformer if body == "hypformer" else EuclideanFormer
+            self.body = kind(features, WIDTH // 2, dim, layers=1, heads=4, graph_encoder=None)
         self.manifold = Lorentz(-1.0, learnable=metric == "hyperbolic")
         self.log_unit = nn.Parameter(torch.zeros(()), requires_grad=metric != "hyperbolic")
 
@@ -185,7 +187,7 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     """The error over the number of coordinates, a line for each metric."""
     with plots.mpl.rc_context(plots.STYLE):
         figure, (axes,) = plots.figure_of(12, 5.5)
-        for body, dashes in (("mlp", "-"), ("hypformer", "--")):
+        for body, dashes in (("mlp", "-"), ("hypformer", "--"), ("euclidean", ":")):
             for metric, colour in zip(METRICS, plots.PALETTE, strict=False):
                 chosen = [row for row in rows if row["body"] == body and row["metric"] == metric]
                 dims, mean, std = ([f(row) for row in chosen] for f in (_dim, _mean, _std))
@@ -221,6 +223,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--species", type=int, default=96, metavar="N", help="of each tree (default 96)")
     add("--sites", type=int, default=600, metavar="N", help="letters of a sequence (default 600)")
     add("--dims", type=int, nargs="+", default=[2, 3, 5, 8, 16, 32], metavar="D", help="(default 2 3 5 8 16 32)")
+    add("--bodies", nargs="+", choices=list(TITLES), default=["mlp", "hypformer"], help="(default mlp hypformer)")
     add("--hypformer-dims", type=int, nargs="*", default=[2, 3, 5], metavar="D", help="(default 2 3 5; slower)")
     add("--steps", type=int, default=600, metavar="N", help="of training (default 600)")
 
@@ -238,8 +241,11 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
         runs.moved(Task.of(seed, arguments.species, arguments.sites), arguments.device)
         for seed in range(arguments.trees)
     ]
-    asked = [("mlp", metric, dim) for dim, metric in itertools.product(arguments.dims, METRICS)]
-    asked += [("hypformer", metric, dim) for dim, metric in itertools.product(arguments.hypformer_dims, METRICS)]
+    asked = [
+        (body, metric, dim)
+        for body in arguments.bodies
+        for dim, metric in itertools.product(arguments.dims if body == "mlp" else arguments.hypformer_dims, METRICS)
+    ]
     rows: list[dict[str, Any]] = []
 
     def add(body: str, metric: str, dim: int, records: Sequence[dict[str, Any]]) -> None:

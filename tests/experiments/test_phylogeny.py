@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.data.phylogeny import Branches, differing, evolved, jukes_cantor, phylogeny
-from experiments.phylogeny import Task, main
+from experiments.phylogeny import Places, Task, main
 
 
 def test_all_species_are_equally_deep_and_every_node_splits_in_two() -> None:
@@ -54,6 +54,18 @@ def test_true_distances_are_without_fault_and_others_are_not() -> None:
     assert task.measured(task.tree.distances, test) == {"error": 0.0, "nearest": 1.0, "placement": 1.0}
     assert task.measured(1.1 * task.tree.distances, test)["error"] == pytest.approx(0.1)
     assert task.measured(task.tree.distances.max() - task.tree.distances, test)["nearest"] < 0.5
+
+
+def test_the_flat_twin_has_hypformers_sizes_and_learns_as_it_does(tmp_path: Path) -> None:
+    sizes = [
+        sum(p.numel() for p in Places(body, "flat", 40, 3).body.parameters()) for body in ("hypformer", "euclidean")
+    ]
+    assert sizes[1] < sizes[0] < 1.2 * sizes[1]
+    words = ["--trees", "1", "--species", "24", "--sites", "100", "--bodies", "euclidean", "--hypformer-dims", "2"]
+    assert main([*words, "--steps", "60", "--quiet", "--threads", "1", "--out", str(tmp_path / "run")]) == 0
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
+    assert [row["body"] for row in found] == ["none"] * 2 + ["euclidean"] * 3
+    assert all(row["error"]["mean"] < 0.8 for row in found)
 
 
 def test_a_run_says_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
