@@ -50,6 +50,7 @@ COMMANDS = {
     "linear_maps": "--problems 2 --rapidities 1 2 --most 5 --quiet --threads 1",
     "link_prediction": "--seeds 2 --epochs 4 --models lgcn gcn-bias common --quiet --threads 1",
     "long_range_chains": f"{USUAL} {SMALL} --chains 6 --length 6 --test-length 9 --models hot gat --lr 0.001 0.003",
+    "mixed_curvature": "--sets 2 --points 12 --noises 0.05 --seeds 1 --steps 3 --quiet --threads 1",
     "molecules": f"{USUAL} {SMALL} {MOLECULES} --models csa-rings gin",
     "node_classification": f"{NODES} --seeds 1 --epochs 20 --patience 20 --checkpoint-every 2 --no-pictures "
     "--baseline all",

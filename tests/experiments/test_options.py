@@ -67,6 +67,7 @@ WIDE = sorted(
         "label_trees",
         "linear_maps",
         "link_prediction",
+        "mixed_curvature",
         "phylogeny",
         "tree_maps",
     }
