@@ -83,8 +83,20 @@ def _escape(_app: object, _what: str, _name: str, _obj: object, _opts: object, l
             block = indent
 
 
+# Letters that name a function, such as log, with no bracket after them.
+_name = re.compile(
+    r"(?<!<msub>)(?<!<msup>)(?<!<munder>)(?<!<msubsup>)(?<!<mfrac>)"
+    r"(<(m[io])>[a-z]{3,}</\2>)(?=<(?:m[in]|msub|msup|msqrt|mfrac|mrow)>)"
+)
+
+
+def _mathml(text: str, display: str = "inline") -> str:
+    """MathML, with the space between a function's name and its argument that LaTeX has and latex2mathml has not."""
+    return _name.sub(r'\1<mspace width="0.17em"/>', convert(text, display=display))
+
+
 def _inline(translator: HTML5Translator, node: nodes.math) -> None:
-    translator.body.append(convert(node.astext()))
+    translator.body.append(_mathml(node.astext()))
     raise nodes.SkipNode
 
 
@@ -92,7 +104,7 @@ def _displayed(translator: HTML5Translator, node: nodes.math_block) -> None:
     text = node.astext()
     if "&" in text and r"\begin" not in text:
         text = rf"\begin{{aligned}}{text}\end{{aligned}}"
-    translator.body.append(f'<div class="math">{convert(text, display="block")}</div>')
+    translator.body.append(f'<div class="math">{_mathml(text, "block")}</div>')
     raise nodes.SkipNode
 
 

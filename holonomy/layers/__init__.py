@@ -1,4 +1,4 @@
-"""Layers: hyperbolic ones, permutation-equivariant ones, and graph encoders to run beside them."""
+"""Hyperbolic layers, permutation-equivariant layers and graph encoders."""
 
 from holonomy.layers.chromatic import (
     ChromaticAttention,

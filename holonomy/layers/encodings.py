@@ -135,7 +135,7 @@ def shortest_path_encoding(edge_index: Int[Tensor, "2 edges"], n: int, limit: in
 def edge_categories(
     edge_index: Int[Tensor, "2 edges"], n: int, edge_type: Int[Tensor, " edges"] | None = None
 ) -> Int[Tensor, "n n"]:
-    """What stands between two nodes, as a number: CSA eq. 8.
+    """The relation of each pair of nodes as an integer: CSA eq. 8.
 
     0 says that there is no edge, 1 that the nodes are one (i = j), 2 + t that there is an edge of type t. A self-loop
     is an edge: it takes the place of the 1. Of an edge that is listed twice the largest type counts.

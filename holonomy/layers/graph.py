@@ -49,9 +49,8 @@ def _dropped(x: Tensor, p: float, *, training: bool) -> Tensor:
 class GCN(nn.Module):
     r"""Graph convolutional network (Kipf and Welling 2017): :math:`\hat A\, \mathrm{dropout}(H)\, W + b`, ReLU between.
 
-    With ``residual=True`` each layer adds its input to its result, as it is where the widths agree, through a
-    linear map of its own in the first layer and where they differ. Sparse features are multiplied sparsely and
-    get no gradient.
+    With ``residual=True`` each layer adds its input to its result, through a linear map in the first layer and if the
+    widths differ. Sparse features are multiplied sparsely and get no gradient.
 
     Args:
         in_features: features of a node.

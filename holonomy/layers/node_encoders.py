@@ -185,8 +185,8 @@ class LaplacianNodeEncoder(nn.Module):
     with the lowest eigenvectors of :func:`~holonomy.layers.laplacian_identifiers`, the constant one included, zeros
     where a graph has fewer than p. An eigenvector is defined up to its sign. So in training each eigenvector of each
     graph has a random sign :math:`s_k` in each pass, as with GraphGPS and :class:`~holonomy.layers.GraphTokenizer`; in
-    evaluation the sign is that of ``laplacian_identifiers``. Of several eigenvectors of one eigenvalue, which are
-    defined up to an orthogonal matrix, it promises nothing: isomorphic graphs may have different results there.
+    evaluation the sign is that of ``laplacian_identifiers``. Several eigenvectors of one eigenvalue are defined up to
+    an orthogonal matrix only, so that isomorphic graphs may have different results.
 
     Args:
         features: d.

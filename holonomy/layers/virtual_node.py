@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 class VirtualNode(nn.Module):
     r"""One more node in each graph, joined in both directions to all of its nodes (Gilmer et al. 2017, section 5.2).
 
-    Its features are learned, and those of its edges, where edges have some. Any model of graphs may follow; its virtual
-    nodes hear all nodes in every layer and are heard by them. It is called as models are and returns their arguments::
+    Its features are learned, and those of its edges if edges have features. In a model of graphs that follows, it
+    exchanges messages with all nodes in every layer. It is called as models are and returns their arguments::
 
         graph = virtual(x, edge_index, batch)
         node_model(**graph)[: len(x)]  # of the nodes
         node_model(**graph)[len(x) :]  # of the virtual nodes, one a graph: Graphormer's readout (Ying et al. 2021, 3.2)
 
-    A model that averages the nodes of a graph averages over the virtual node, too. The neighbours of a virtual node are
-    many: a sum over them is as long as a graph has nodes, so convolutions that normalise are the ones to take.
+    A model that averages the nodes of a graph averages over the virtual node, too. A virtual node has as many
+    neighbours as its graph has nodes, so use convolutions that average or normalise.
 
     Args:
         features: d, of a node.

@@ -34,8 +34,7 @@ class WrappedNormal(Distribution):
 
     Densities are with respect to the Riemannian volume. The batch is that of ``loc`` and ``scale`` together, events are
     points ``(d + 1,)``. Samples and densities are differentiable in ``loc``, ``scale``, the value and the curvature.
-    In float32 both keep their digits, and so do their gradients, up to rapidity 86 from the origin; samples beyond
-    saturate.
+    Both and their gradients are accurate in float32 up to rapidity 86; samples beyond are moved to that distance.
 
     Args:
         loc: points :math:`\mu`, ``(..., d + 1)`` of ``manifold``.

@@ -33,8 +33,7 @@ def busemann(
     Zero at the origin, **negative towards the ideal point** and positive away from it: :math:`-t` at distance t along
     ``direction``. Its level sets are the horospheres about the ideal point, its gradient has length one everywhere.
 
-    Float32 points and directions lose no digit up to rapidity 86 from the origin, exactly on the ray of the ideal point
-    too.
+    Accurate for float32 points up to rapidity 86, also exactly on the ray of the ideal point.
 
     Args:
         x: points ``(..., d + 1)``.

@@ -33,12 +33,12 @@ class Lorentz(geoopt.Lorentz):
     .. math:: \{x : -x_t^2 + |x_s|^2 = 1/\kappa,\ x_t > 0\}
 
     A :class:`geoopt.Lorentz`, for ``ManifoldParameter``, Riemannian optimizers and ``ProductManifold``. Points live on
-    the last axis, so Geoopt's ``dim`` is not offered, and no vector needs Geoopt's ``norm_tan`` or ``project``.
-    A point is its space part: methods read ``x[..., 1:]`` and make time anew (:mod:`holonomy.manifolds.hyperboloid`
-    says what that buys and where float32 ends). Layers that share a manifold share its curvature.
+    the last axis, so Geoopt's ``dim`` is not offered, and no vector needs Geoopt's ``norm_tan`` or ``project``. Methods
+    read the space part ``x[..., 1:]`` of a point and compute its time from it (:mod:`holonomy.manifolds.hyperboloid`).
+    Layers that share a manifold share its curvature.
 
-    A *learned* point does not follow a learned curvature by itself: hold it as
-    :class:`~holonomy.manifolds.LorentzPoints` does.
+    A bare ``ManifoldParameter`` does not follow a learned curvature; use :class:`~holonomy.manifolds.LorentzPoints` or
+    :class:`~holonomy.manifolds.LorentzEmbedding`.
 
     Args:
         curvature: the sectional curvature, finite and negative; a tensor of one number is read once, and refused if it

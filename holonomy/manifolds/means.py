@@ -31,13 +31,13 @@ def frechet_mean(
 
     .. math:: m = \operatorname{argmin}_y \sum_i w_i\, d(y, x_i)^2, \qquad \sum_i w_i \log_m x_i = 0 .
 
-    There is exactly one. It is found by Newton's method, with steps in between that cannot fail (Lou et al. 2020,
-    *Differentiating through the Frechet Mean*), and differentiated in points, weights and curvature by the implicit
-    function theorem: no step is stored. With n points of d coordinates a step takes :math:`n d^2 + d^3`.
+    The mean is unique. It is computed by Newton's method, with safe steps in between (Lou et al. 2020, *Differentiating
+    through the Frechet Mean*), and differentiated in points, weights and curvature by the implicit function theorem: no
+    step is stored. With n points of d coordinates a step takes :math:`n d^2 + d^3`.
 
-    Float32 points lose no digit up to rapidity :math:`\sqrt{-\kappa}\, r = 86` from the origin as long as their mean
-    stays within rapidity 20, and neither does its gradient. A mean beyond is right in each of its coordinates, which
-    are then too coarse to say where it lies among its points.
+    Mean and gradient are accurate for float32 points up to rapidity :math:`\sqrt{-\kappa}\, r = 86` if the mean lies
+    within rapidity 20. Beyond, each coordinate of the mean is accurate, but float32 coordinates are too coarse to
+    resolve its position among the points.
 
     Under ``torch.compile`` the graph breaks here; ``torch.func`` takes a fixed number of steps.
 

@@ -63,7 +63,8 @@ class UnitPoints(nn.Module):
 class LorentzPoints(UnitPoints):
     """A set of learned points of a hyperbolic space: ``points()`` gives them, ``(num, dim + 1)``.
 
-    Whatever an optimizer or an average makes of the parameter, what is read are the points above its space parts.
+    Points are computed from the space parts of the parameter, so that they lie on the manifold after any step or
+    average.
 
     Args:
         num: how many points.

@@ -27,12 +27,12 @@ def tangent_pca(
     With m the Frechet mean, the vectors :math:`\log_m x_i` are carried to the origin, their principal components are
     kept, and the exponential map makes points of them. The mean comes to the origin. Distances from it are kept but for
     the part in the directions that are left out, and points of a totally geodesic subspace of dimension ``dim`` keep
-    all distances. An isometry of x changes nothing but signs, which are taken such that the sum of the cubes of each
+    all distances. An isometry of x changes signs only, which are chosen such that the sum of the cubes of each
     coordinate is not negative.
 
     For a picture in the unit disk: ``manifold.to_poincare(tangent_pca(x, manifold)) * (-manifold.curvature).sqrt()``.
 
-    Gradients take the directions for constants. Where two directions are equally long they are not determined.
+    Gradients treat the directions as constants. Directions of equal variance are not unique.
 
     Args:
         x: points ``(*batch, n, d + 1)``.

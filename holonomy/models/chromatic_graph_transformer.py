@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class ChromaticGraphTransformer(nn.Module):
-    r"""Encoders of nodes and pairs, layers of chromatic attention, and a head on graphs or nodes (CSA figure 1).
+    r"""Encoders of nodes and pairs, layers of chromatic attention, and a decoder of graphs or nodes (CSA figure 1).
 
-    A node starts as a linear map of its features, beside which ``walk_features`` channels say with which probability
-    random walks return to it. A pair is encoded once, see :class:`~holonomy.layers.PairEncoder`, and read by all
-    layers, each through maps of its own, or, with ``share_edges``, through maps that all share: fewer parameters and
-    less work, for the memory of two tensors of pairs times ``hidden`` channels.
+    The input of a node is a linear map of its features, concatenated with ``walk_features`` channels of its return
+    probabilities of random walks. Pairs are encoded once, see :class:`~holonomy.layers.PairEncoder`. Each layer has
+    linear maps of its own for them, or, with ``share_edges``, all layers share them: fewer parameters and less work,
+    but two tensors of pairs times ``hidden`` channels are stored.
 
     Args:
         in_features: features of a node; one-hot vectors for types of nodes.

@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
 
 class HGCN(nn.Module):
-    r"""A hyperbolic graph convolutional network (Chami et al. 2019), with the convolution of one's choice.
+    r"""A hyperbolic graph convolutional network (Chami et al. 2019), with a choice of convolutions.
 
     Features become points by the exponential map at the origin, convolutions lead from manifold to manifold, each of
     its own curvature, and the last points are decoded:
 
     .. math:: x^0 = \exp_o^{\kappa_0}(x), \qquad x^{l} = \mathrm{conv}^{\kappa_{l-1} \to \kappa_l}(x^{l-1}) .
 
-    It stands beside Hypformer's Euclidean graph encoders as a model of its own. Without ``out_features`` it has no
-    decoder and returns points of ``manifold_out``, which link prediction compares, see
-    :class:`~holonomy.layers.FermiDiracDecoder`.
+    It is a model of its own and no ``graph_encoder`` of Hypformer. Without ``out_features`` it has no decoder and
+    returns points of ``manifold_out``, for link prediction with :class:`~holonomy.layers.FermiDiracDecoder`.
 
     Args:
         in_features: number of features of a node.

@@ -33,10 +33,10 @@ class HypTransformer(nn.Module):
     r"""Hyperbolic blocks on a sequence (Hypformer section 4.6, figure 4, without a graph).
 
     Features are mapped to points by the exponential map at the origin, then by HTC, as in
-    :class:`~holonomy.models.Hypformer`. With ``max_tokens`` each place has a learned point p of the same manifold, and
-    the token there becomes the Lorentzian midpoint of itself and p: the sum of eq. 20, once, with a position that is
-    learned for the place instead of computed from the token in each block. Places start with space coordinates of about
-    0.5, so that they tell tokens of standardised features apart. Blocks follow.
+    :class:`~holonomy.models.Hypformer`. With ``max_tokens`` each position has a learned point p of the same manifold,
+    and a token becomes the Lorentzian midpoint of itself and p: the sum of eq. 20, once and not in each block, with a
+    learned point instead of one computed from the token. These points are initialised with space coordinates of about
+    0.5, the size of tokens of standardised features. Blocks follow.
 
     With ``manifold_memory`` it is the decoder of a model from sequences to sequences: each block attends to its tokens,
     then to the ``memory``, points that another model returned on that manifold.

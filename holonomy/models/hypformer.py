@@ -33,8 +33,8 @@ class Hypformer(nn.Module):
     r"""Hypformer, with an optional graph encoder in parallel (section 4.6, figure 4).
 
     Node features are mapped into hyperbolic space by the exponential map at the origin, then by HTC; blocks of linear
-    (or softmax) attention follow, each layer with a curvature of its own. Beside them a graph neural network reads the
-    same features; both are mixed in the tangent space at the origin,
+    (or softmax) attention follow, each layer with a curvature of its own. A graph neural network runs in parallel on
+    the same features; both results are mixed in the tangent space at the origin,
 
     .. math:: z = (1 - w) \log_o(x) + w\, g, \qquad w = \text{graph\_weight},
 

@@ -39,7 +39,7 @@ class InvariantGraphNetwork(EquivariantModel):
 
     With the highest order k it is as strong as k-WL. Called as :class:`~holonomy.models.HigherOrderTransformer` is:
     ``model(x, edge_index, batch, edge_attr=edge_attr)`` for graphs, sets and hyperedges, ``model.tensor(x, mask)`` for
-    dense tensors; the former counts tuples that are not listed as zero and gives no result there.
+    dense tensors; in the former, tuples that are not listed count as zero and have no result.
 
     Args:
         in_features: features of a node, or of an entry of the tensor.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class TokenGT(nn.Module):
     r"""Tokens, a pre-norm transformer encoder, and a linear head on ``[graph]`` or on the nodes (TokenGT section 2).
 
-    ``torch.compile(fullgraph=True)`` takes one graph at a time, its identifiers handed in or random: how wide the rows
-    of a batch are is known from its numbers only, and eigenvectors come from scipy.
+    ``torch.compile(fullgraph=True)`` supports single graphs with identifiers that are passed or random: the width of a
+    padded batch depends on values of tensors, and eigenvectors are computed by SciPy.
 
     Args:
         in_features: features of a node, 0 for none.

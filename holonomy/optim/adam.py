@@ -145,17 +145,17 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
 
     * **Euclidean parameters** go to torch's fused kernel, all of them in one call.
     * **Parameters on a** ``geoopt.Lorentz`` (:class:`holonomy.manifolds.Lorentz` is one), rows of
-      shape ``(..., d+1)``, are moved by a closed form that adds multiples of ``x`` and ``m``; tables
-      of one width are stacked, whatever their curvatures. A point and a tangent vector are read by
-      their space part, and time is made anew from the curvature as it is now. Where that curvature
-      learns, a warning names :class:`~holonomy.manifolds.LorentzPoints`, which follows it.
+      shape ``(..., d+1)``, are moved by a closed form that adds multiples of ``x`` and ``m``; tables of one width are
+      stacked, whatever their curvatures. The space parts of points and tangent vectors are read, and their times
+      computed from the current curvature. Where that curvature learns, a warning names
+      :class:`~holonomy.manifolds.LorentzPoints`, which follows it.
     * **Every other manifold** is asked for its own ``egrad2rgrad``, ``component_inner`` and
       ``retr_transp``, as Geoopt does.
 
     **Sparse gradients** (``sparse=True`` of :class:`~holonomy.manifolds.LorentzEmbedding` or
-    :class:`torch.nn.Embedding`) move the rows that they name, and no others: the moments of the others
-    wait as they are, and the bias correction counts the steps of the table, as in
-    :class:`torch.optim.SparseAdam` and Geoopt's sparse optimizer. ``weight_decay`` must be 0 there.
+    :class:`torch.nn.Embedding`) update only the rows that they contain: the moments of the others do not change, and
+    the bias correction counts the steps of the table, as in :class:`torch.optim.SparseAdam` and Geoopt's sparse
+    optimizer. ``weight_decay`` must be 0 there.
 
     Where the result is not Geoopt's: gradients are left as they are (Geoopt overwrites ``p.grad``).
     On the hyperboloid Geoopt takes every vector shorter than 1e-4 to be that long, so that points

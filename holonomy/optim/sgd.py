@@ -85,10 +85,10 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     :math:`u = -\mathrm{lr}\, g`. As in Geoopt, :math:`m` is :math:`g` before the first step. ``weight_decay`` times the
     (ambient) parameter is added to the gradient first.
 
-    Parameters on a ``geoopt.Lorentz`` are moved by this library's exponential map and transport, which hold far out and
-    for steps of any length; every other manifold is asked for its own ``egrad2rgrad`` and ``retr_transp``. Sparse
-    gradients move the rows that they name and no others, whose momenta wait as they are; ``weight_decay`` must be 0
-    there.
+    Parameters on a ``geoopt.Lorentz`` are moved by this library's exponential map and transport, which are accurate far
+    from the origin and for steps of any length; for other manifolds their own ``egrad2rgrad`` and ``retr_transp`` are
+    called. Sparse gradients update only the rows that they contain, and the momenta of the others do not change;
+    ``weight_decay`` must be 0 there.
 
     Where the result is not Geoopt's: gradients are left as they are (Geoopt overwrites ``p.grad``), and on a manifold
     the momentum starts at the Riemannian gradient (in Geoopt at the Euclidean one, which is not tangent).

@@ -62,9 +62,9 @@ class NormalisedGraph(NamedTuple):
 
 
 class Graph:
-    r"""A graph that is kept over many passes: graph encoders take it in place of ``edge_index``.
+    r"""A graph whose edges are sorted once: graph encoders accept it in place of ``edge_index``.
 
-    The product with an adjacency matrix wants the edges sorted by target, and its gradient wants them sorted by source.
+    The product with an adjacency matrix needs the edges sorted by target, and its gradient needs them sorted by source.
     Here both happen once, when the graph is made; sorting in every pass costs half of a GCN's time. Numbers of nodes
     are held as int32 where they fit. An edge that is listed twice counts twice.
 

@@ -88,8 +88,8 @@ def neighbour_batches(
 ) -> Iterator[Subgraph]:
     """Nodes in random batches, each with sampled neighbours, neighbours of those, and so on (GraphSAGE, algorithm 2).
 
-    Of the neighbours of a node, the sources of its edges, so many are drawn without replacement; a node that is met
-    again is the same node. Edges lead from what was drawn to what it was drawn for.
+    The neighbours of a node are the sources of its edges and are drawn without replacement; a node that is drawn again
+    occurs once. Edges lead from drawn nodes to the nodes that they were drawn for.
 
     Args:
         graph: on the CPU; its incoming edges alone, as :func:`sort_edges` makes them, where not all of it fits in

@@ -44,8 +44,8 @@ class ProjectedEdges(NamedTuple):
 class EdgeProjection(nn.Module):
     r"""Linear maps of edge features to biases and values: :math:`W_E E^{(0)}, W_{EV} E^{(0)}`, CSA eqs. 4, 5 and 7.
 
-    An attention layer has its own. Where layers share one (CSA appendix A, edge parameter sharing), apply it once and
-    hand the result to all of them.
+    Each attention layer has its own by default. To share one between layers (CSA appendix A, edge parameter sharing),
+    apply it once and pass the result to all of them.
 
     Args:
         edge_features: of :math:`E^{(0)}`.

@@ -26,8 +26,8 @@ class NodeBatchNorm(nn.BatchNorm1d):
 
     ``eps`` and ``momentum`` are those of :class:`torch.nn.BatchNorm1d`; ``momentum=None``, which
     :func:`torch.optim.swa_utils.update_bn` sets for a while, counts every batch the same. As there, the running
-    statistics stay where ``track_running_stats`` is set to False, and where they are set to None those of the batch
-    serve in evaluation, too. A batch without nodes leaves them as they are, and one node alone the variance.
+    statistics do not change if ``track_running_stats`` is set to False, and if they are set to None those of the batch
+    are used in evaluation, too. A batch without nodes leaves them as they are, and one node alone the variance.
 
     >>> norm, mask = NodeBatchNorm(1), torch.tensor([[True, True, False]])
     >>> norm(torch.tensor([[[3.0], [5.0], [100.0]]]), mask).detach().flatten().round()
@@ -104,7 +104,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
 
 
 class ChromaticEncoderLayer(nn.Module):
-    r"""Attention in colours and two linear maps, each added to its input and normalised after it, CSA section 3.5.
+    r"""Chromatic attention and two linear maps, each added to its input and then normalised, CSA section 3.5.
 
     .. math:: Y = \mathrm{BN}(X + \mathrm{CSA}(X, E)), \qquad \mathrm{BN}(Y + W_2\, \sigma(W_1 Y))
 

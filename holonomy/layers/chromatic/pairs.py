@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EdgeTypeEncoder(nn.Module):
-    r"""Semantic edges, completed by learned vectors for no edge and for a node with itself: CSA eq. 8.
+    r"""A vector for each type of edge, for pairs without an edge and for a node with itself: CSA eq. 8.
 
     Args:
         edge_types: number of types of edges.

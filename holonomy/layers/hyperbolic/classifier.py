@@ -26,8 +26,8 @@ _FARTHEST = 300.0
 class HypMLR(nn.Module):
     r"""Hyperbolic multinomial logistic regression, in Lorentz form.
 
-    Class k has the hyperplane that meets the geodesic :math:`\exp_o(s\, z_k/|z_k|)` at right angles where
-    :math:`s = a_k`. With :math:`c = |\kappa|` it is
+    The hyperplane of class k is orthogonal to the geodesic :math:`\exp_o(s\, z_k/|z_k|)` at :math:`s = a_k`. With
+    :math:`c = |\kappa|` it is
 
     .. math:: H_k = \{x : \alpha_k(x) = 0\}, \qquad
         \alpha_k(x) = \cosh(\sqrt c\, a_k) \langle z_k, x_s\rangle - \sinh(\sqrt c\, a_k)\, |z_k|\, x_t ,
@@ -40,10 +40,9 @@ class HypMLR(nn.Module):
     (Ganea et al. 2018 on the ball; this parametrisation: Shimizu et al. 2021, in Lorentz form Bdeir et al. 2024.)
     Where :math:`z_k = 0` the logit is zero, with zero gradients.
 
-    Computed in float64 from space parts, so that hyperplanes far out are right in float32 as far as its points are
-    (1e-4 at rapidity 12, where neighbours lie 0.01 apart); finite at any radius. Float64 points at rapidity
-    :math:`\rho` have distances right to about 1e-16 :math:`e^{2\rho}` curvature radii (1e-9 at 8). Offsets are held at
-    rapidity 300.
+    Computed in float64 from space parts: for float32 points the error is below their rounding (1e-4 at rapidity 12,
+    where neighbouring points lie 0.01 apart), and finite at any radius. For float64 points at rapidity :math:`\rho` it
+    is about 1e-16 :math:`e^{2\rho}` curvature radii (1e-9 at 8). Offsets are clamped to rapidity 300.
 
     Args:
         features: d.
@@ -115,8 +114,8 @@ class HypPrototypes(nn.Module):
 
     .. math:: \ell_k(x) = -s\, d(x, p_k)^2, \qquad s = \exp(\text{log\_scale}) > 0 .
 
-    The prototypes are :class:`holonomy.manifolds.LorentzPoints`: a Riemannian optimizer moves them on the
-    manifold, and they follow a learning curvature. The gradient is zero where a point meets its prototype.
+    The prototypes are :class:`holonomy.manifolds.LorentzPoints`: a Riemannian optimizer moves them on the manifold, and
+    they follow a learning curvature. The gradient is zero where a point equals its prototype.
 
     Args:
         features: d.

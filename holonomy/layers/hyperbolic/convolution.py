@@ -96,8 +96,8 @@ class HGCNConv(_TangentConvolution):
     default of the authors' code and as fast as a Euclidean convolution, averages in the tangent space at the origin,
     :math:`a_i = \sum_j \bar w_{ij} \log_o h_j`. For weights by attention see :class:`HGATConv`.
 
-    Float32 points keep their digits up to rapidity 80 from the origin. A local average is right for the points
-    :math:`h_i` as float32 holds them, which at rapidity r are 1e-7 :math:`e^r` curvature radii apart, and shows that.
+    Accurate for float32 points up to rapidity 80. A local average is accurate up to the rounding of the points
+    :math:`h_i`, which at rapidity r is 1e-7 :math:`e^r` curvature radii.
 
     Args:
         in_features: dimension of the points that come in.
@@ -188,8 +188,8 @@ class HGATConv(_TangentConvolution):
         \alpha_{ij} = \frac{w_{ij}\, e^{-d(h_i, h_j)}}{\sum_k w_{ik}\, e^{-d(h_i, h_k)}}, \qquad
         y_i = \exp_o^{\kappa_2}\Big(\sigma\big(\textstyle\sum_j \alpha_{ij} \log_o^{\kappa_1} h_j\big)\Big),
 
-    the softmax of minus the geodesic distances, which learns with W. Each head has a slice of the tangent vector at the
-    origin, whose exponential is its point, and distances of its own; the averages of all heads are concatenated again.
+    the softmax of negative geodesic distances. Each head has a slice of the tangent vectors at the origin and computes
+    the distances of their exponentials; the averages of all heads are concatenated.
 
     Float32 points keep their digits up to rapidity 80 from the origin.
 
@@ -284,10 +284,10 @@ class LGCNConv(nn.Module):
     as Hypformer prints them, eqs. 7 and 4). No tangent space is used: with the linear map left
     out, any isometry of hyperbolic space commutes with it.
 
-    The average is right to 1e-6 for points up to rapidity 11 from the origin, and for coincident ones anywhere; the
-    linear map brings them no farther than :math:`\lambda`, at first 10, which is rapidity 3 at curvature -1. No
-    normalisation holds them there with ``linear="htc"`` or ``"tangent"``: the map is :class:`HTC`, or
-    :class:`TangentLinear`, which goes farther out in fewer steps (the page *Linear maps far out*).
+    The average is accurate to 1e-6 for points up to rapidity 11, and for coincident points anywhere. The space part of
+    the linear map's result has at most length :math:`\lambda`, at first 10, which is rapidity 3 at curvature -1. With
+    ``linear="htc"`` or ``"tangent"`` the map is :class:`HTC` or :class:`TangentLinear`, whose results are not bounded
+    (the page *Linear maps far out*).
 
     Args:
         in_features: dimension of the points that come in.

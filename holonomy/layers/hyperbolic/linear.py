@@ -41,20 +41,20 @@ class HTC(nn.Module):
         y = \big(\sqrt{(\kappa_1/\kappa_2) |f|^2 - 1/\kappa_2},\; \sqrt{\kappa_1/\kappa_2}\, f\big),
         \qquad f = W x + b,
 
-    the whole point going in, time included. The time column of ``weight`` starts at zero and the rest
-    as in :class:`torch.nn.Linear`: at first f is an ordinary linear layer of the space part, whatever
-    the curvature (a random time column would add :math:`|\kappa_1|^{-1/2}` times itself to the bias).
+    where x is the whole point, time included. The time column of ``weight`` is initialised with zero and the rest as in
+    :class:`torch.nn.Linear`, so that at first f is an ordinary linear layer of the space part for any curvature (a
+    random time column would add :math:`|\kappa_1|^{-1/2}` times itself to the bias).
 
-    With ``init="orthogonal"`` the rows of W_s, or its columns where there are fewer, are orthonormal, and b is zero: at
-    first a layer that narrows nothing keeps the distance of every point from the origin, through any number of layers.
-    Torch's rows bring points nearer: rapidity 3 becomes 1.0 behind four layers of width 64.
+    With ``init="orthogonal"`` the rows of W_s (or its columns, if they are fewer) are orthonormal and b is zero: at
+    first, layers that do not reduce the dimension preserve distances from the origin. With ``"uniform"`` points move
+    towards the origin: rapidity 3 becomes 1.0 after four layers of width 64.
 
-    Gradient descent takes its output to rapidity R in :math:`(\sinh 2R + 2R) / (4 \eta\, (|x|^2 + 1))` steps, which is
-    :math:`e^2` times as many for each unit: where nothing normalises points, and they have to lie far out, take
+    Gradient descent needs :math:`(\sinh 2R + 2R) / (4 \eta\, (|x|^2 + 1))` steps to move its output to rapidity R,
+    :math:`e^2` times as many for each unit. If points must lie far from the origin and no normalisation follows, use
     :class:`TangentLinear` (the page *Linear maps far out*).
 
-    Points whose time is more than 1/4096 of the largest number of the dtype (rapidity 80 in float32) are taken as if
-    they lay there, and a result that the dtype cannot hold is drawn back along its ray.
+    Points beyond rapidity 80 in float32 (whose time exceeds 1/4096 of the largest number of the dtype) are moved to
+    that distance first, and results that the dtype cannot represent are moved towards the origin.
 
     Args:
         in_features: dimension of the points that come in.
@@ -182,10 +182,10 @@ class ExpMapHTC(HTC):
     itself, so that **sparse features are multiplied sparsely** (bag of words are 99% zeros) and the result is
     the same to rounding. Sparse features, CSR or COO, get no gradient.
 
-    Right up to r = 82 in float32 and 340 in float64, less :math:`\log 1/\sqrt c` where that is positive: cosh is then
-    an 800th of the largest float32, or the largest number whose square is still a float64. Where the absolute weights
-    of some row sum to s > 16, it is :math:`\log(s/16)` less. Beyond, r is held there, without gradient, and the result
-    stays finite.
+    Accurate up to r = 82 in float32 and 340 in float64, less :math:`\log 1/\sqrt c` where that is positive: cosh is
+    then an 800th of the largest float32, or the largest number whose square is still a float64. Where the absolute
+    weights of some row sum to s > 16, it is :math:`\log(s/16)` less. Larger r are clamped to this value, without
+    gradient, and the result stays finite.
 
     Args:
         in_features: number of raw features.

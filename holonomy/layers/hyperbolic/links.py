@@ -25,11 +25,11 @@ class FermiDiracDecoder(nn.Module):
     .. math:: \ell(x, y) = \frac{r - d(x, y)^2}{t}, \qquad
         p(x \sim y) = \frac{1}{e^{(d(x, y)^2 - r)/t} + 1} = \mathrm{sigmoid}(\ell) .
 
-    It returns :math:`\ell`, which :class:`torch.nn.BCEWithLogitsLoss` takes and rankings need no sigmoid of; the
-    authors' code of HGCN returns p. Both numbers are learned, t as its logarithm.
+    It returns :math:`\ell`, the input of :class:`torch.nn.BCEWithLogitsLoss`; the authors' code of HGCN returns p. Both
+    numbers are learned, t as its logarithm.
 
-    Its ``parameters()`` are r, log t and the curvature, where that learns. An encoder of the same manifold has the
-    curvature, too; torch warns of duplicate parameters where both lists are joined. List them as one module's::
+    Its ``parameters()`` include a learned curvature, as do those of an encoder on the same manifold. Do not concatenate
+    the two lists: torch's optimizers warn of duplicate parameters. Put both into one module, which lists it once::
 
         optimizer = RiemannianAdam(nn.ModuleList([encoder, decoder]).parameters(), lr=0.005)
 
@@ -84,8 +84,8 @@ class FermiDiracDecoder(nn.Module):
 class EntailmentCones(nn.Module):
     r"""Hyperbolic entailment cones (Ganea et al. 2018), on the hyperboloid.
 
-    The cone of x is what lies beyond it within its half aperture; a child lies in its parent's cone. With the angle
-    :math:`\Xi` at the parent between its ray, outwards, and the geodesic to the child,
+    A point y lies in the cone of x if the angle :math:`\Xi` at x between the outward ray from the origin and the
+    geodesic to y is at most the half aperture :math:`\psi`. Children are trained to lie in the cones of their parents.
 
     .. math::
         \psi(x) = \arcsin\frac{2K}{\sqrt{-\kappa}\,|x_s|}, \qquad
@@ -97,8 +97,8 @@ class EntailmentCones(nn.Module):
     :math:`\sqrt{-\kappa}\,|x_s| \le 2K`, a ball about the origin that Ganea leaves out, half apertures are
     :math:`\pi/2`, and the origin entails everything.
 
-    Float32 points keep the digits of angles and apertures up to rapidity 86 from the origin, and a child exactly on its
-    parent's ray has energy zero however thin the cone. Gradients are finite everywhere; they are zero in cones.
+    For float32 points angles and apertures are accurate up to rapidity 86, and a child exactly on its parent's ray has
+    energy zero however narrow the cone. Gradients are finite everywhere, and zero inside cones.
 
     Args:
         manifold: where the points lie.

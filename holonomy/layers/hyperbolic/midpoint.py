@@ -61,9 +61,8 @@ def add_and_norm(
 class HypResidual(nn.Module):
     r"""The residual connection: the Lorentzian midpoint of x and :math:`\epsilon\, F(x)`.
 
-    A block maps ``manifold_in`` to ``manifold_out``, and points of two manifolds have no midpoint. So
-    both are first brought to ``manifold_out``, by multiplication with :math:`\sqrt{\kappa/\kappa'}`. Contracting:
-    with :math:`\epsilon = 1` the Lipschitz constant is the mean of those of x and F(x).
+    Both points are first moved to ``manifold_out``, by multiplication with :math:`\sqrt{\kappa/\kappa'}`. With
+    :math:`\epsilon = 1` the Lipschitz constant is the mean of those of x and F(x).
 
     Args:
         manifold_in: where x lies.

@@ -66,9 +66,8 @@ class _RowNorm(HRC):
 class HypLayerNorm(_RowNorm):
     r"""Layer normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.LayerNorm`.
 
-    Rows too long for their squares are scaled down first, where ``eps`` is beyond the last digit
-    anyway, so that the result is right up to the largest representable radius. Without the affine
-    map the Lipschitz constant is :math:`1/\sqrt{\epsilon}`: a larger ``eps`` buys a smoother layer.
+    Rows whose squares would overflow are scaled down first, so that the result is accurate up to the largest
+    representable radius. Without the affine map the Lipschitz constant is :math:`1/\sqrt{\epsilon}`.
 
     Args:
         features: d.
@@ -94,7 +93,7 @@ class HypRMSNorm(_RowNorm):
 
     The normalisation of HELM (He et al., NeurIPS 2025). Unlike :class:`HypLayerNorm` it keeps the direction of the
     space part: without ``elementwise_affine`` it commutes with rotations, and points move along geodesics through the
-    origin. Rows too long for their squares are treated as there. At the origin the gradient of the space part is
+    origin. Rows whose squares would overflow are treated as there. At the origin the gradient of the space part is
     :math:`\gamma/\sqrt\epsilon`.
 
     Args:
@@ -144,8 +143,8 @@ class HypBatchNorm(HRC):
     r"""Batch normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.BatchNorm1d`.
 
     Statistics run over all leading axes, in float32 at least. In training at least two points are needed, as in torch.
-    A running variance that its dtype cannot hold is held at the largest number, and evaluation divides by too little:
-    in float16 where a coordinate deviates by more than 255.
+    A running variance beyond the range of its dtype is set to the largest number, so that evaluation divides by too
+    little: in float16 if a coordinate deviates by more than 255.
 
     Args:
         features: d.

@@ -257,18 +257,17 @@ class SimplicialAttention(nn.Module):
 
 
 class PathRouter(nn.Module):
-    r"""The steps of simplicial path sparse attention: the k best of each token (section 2.3).
+    r"""Selects the steps of simplicial path sparse attention: the k best of each token (section 2.3).
 
     .. math:: s_{ij} = \sum_h w_{ih}\, \mathrm{ReLU}(\langle q_{ih}, k_{jh} \rangle), \qquad w_i = W x_i
 
-    with the first two projections q, k of the previous attention layer. Which steps are best has no gradient, and the
-    paper does not say how W learns. Here the scores come back beside the steps with the value zero and a gradient to W
-    alone: added to the logits they change nothing, and W learns what would make a bias of each step better. The layers
-    below do not learn from the choice.
+    with the first two projections q, k of the previous attention layer. The selection has no gradient, and the paper
+    does not say how W is trained. Here the router also returns the scores as numbers that are zero and have a gradient
+    with respect to W only: added to the logits they do not change them, and W gets the gradient of a bias of each step.
+    Layers below the router get no gradient from the selection.
 
-    Equal tokens of a set have equal scores, so that the k best may all be copies of one. With ``distinct`` a step to a
-    copy of an earlier token is left out: more copies change nothing for the others, and k steps reach k tokens that
-    differ.
+    Equal tokens of a set have equal scores, so that the k best may all be copies of one. With ``distinct`` steps to
+    copies of an earlier token are left out, and k steps reach k different tokens.
 
     Args:
         features: width of a token.
@@ -349,12 +348,12 @@ class PathRouter(nn.Module):
 
 
 class ExpertChoice(nn.Module):
-    r"""A layer for the k tokens with the best scores only (section 2.3).
+    r"""A layer that is applied only to the k tokens with the highest scores (section 2.3).
 
     .. math:: x_i \mapsto x_i + s_i f(X_S)_i \;\; (i \in S), \qquad x_i \mapsto x_i \;\; (i \notin S),
         \qquad s_i = w \cdot x_i
 
-    S are the k tokens with the largest scores, of equal ones the first. The factor :math:`s_i` gives the router its
+    S are the k tokens with the largest scores; ties go to the first. The factor :math:`s_i` gives the router a
     gradient. **Not causal**: whether a token is chosen depends on the scores of later ones.
 
     Args:

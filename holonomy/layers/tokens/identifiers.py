@@ -132,8 +132,8 @@ def laplacian_identifiers(
     A counts how often an edge is listed, in the direction in which that is more often; self-loops do not count, and an
     isolated node has the eigenvalue 1. An eigenvector is defined up to its sign, which is taken such that the sum of
     the cubes of its entries is positive where it does not vanish, and several of one eigenvalue up to an orthogonal
-    matrix, of which nothing is promised. Computed in float64 on the CPU, by LAPACK for up to 1024 nodes, by a block
-    Lanczos method beyond: compute them once for a data set and hand them to the model.
+    matrix, which is arbitrary. Computed in float64 on the CPU, by LAPACK for up to 1024 nodes, by a block Lanczos
+    method beyond: compute them once for a data set and pass them to the model.
 
     Args:
         edge_index: ``(2, m)`` int64, sources and targets.

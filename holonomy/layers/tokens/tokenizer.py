@@ -227,9 +227,9 @@ class GraphTokenizer(_Tokenizer):
     those of each graph. Edges are taken as they are listed: in both directions, for an undirected graph. A self-loop
     is an edge token with the type identifier of nodes. Laplacian identifiers get random signs in training.
 
-    :math:`w^{in}` is drawn for features whose squares are about one: then what a token is, where it stands and its type
-    weigh the same. A one-hot vector of d kinds is :math:`\sqrt d` times too short for that, and its token little but
-    identifiers: multiply it by :math:`\sqrt d`.
+    :math:`w^{in}` is initialised for features with a mean square of about one, so that features, identifiers and types
+    contribute equally. One-hot vectors of d classes are shorter by a factor of :math:`\sqrt d`: multiply them by
+    :math:`\sqrt d`.
 
     Args:
         in_features: features of a node, 0 for none.

@@ -46,12 +46,12 @@ def _name(pattern: Partition) -> str:
 class HigherOrderAttention(nn.Module):
     r"""Self-attention from order-k to order-l tensors that commutes with permutations of the nodes: HOT eqs. 10-21.
 
-    Each class :math:`\mu` of the equivariant linear map (HOT eq. 1) gets an attention of its own: its query is an
-    entry of the output's pattern, its keys are the entries of the input's pattern that share exactly the nodes of
-    :math:`\mu` with it. Queries and keys have as many axes as their patterns have blocks (HOT Prop. 1) and come from
-    lightweight equivariant maps, of which only the classes matter that reach tuples of different nodes. Where the
-    output determines the key, its weight is one, and there is neither query nor key. A query of order 0 is a learned
-    vector. Keys have no bias: softmax does not see it.
+    Each class :math:`\mu` of the equivariant linear map (HOT eq. 1) gets an attention of its own: its query is an entry
+    of the output's pattern, its keys are the entries of the input's pattern that share exactly the nodes of :math:`\mu`
+    with it. Queries and keys have as many axes as their patterns have blocks (HOT Prop. 1) and come from lightweight
+    equivariant maps, of which only the classes matter that reach tuples of different nodes. Where the output determines
+    the key, its weight is one, and there is neither query nor key. A query of order 0 is a learned vector. Keys have no
+    bias, to which softmax is invariant.
 
     ===================  ==========================================================================================
     ``kernel``           attention weights
@@ -61,14 +61,14 @@ class HigherOrderAttention(nn.Module):
     ``"performer"``      the same by positive random features, HOT eqs. 18-20; linear in entries
     ===================  ==========================================================================================
 
-    Random features meet keys that are counted from the mean of keys and queries of their graph
-    (:mod:`holonomy.layers.equivariant.higher_order.centering`): softmax does not see the difference, and the error of
+    Random features are applied to keys minus the mean of keys and queries of their graph
+    (:mod:`holonomy.layers.equivariant.higher_order.centering`): softmax is invariant to this shift, and the error of
     the approximation is two to four times smaller in trained layers.
 
-    ``sums="decoupled"`` is the approximation of HOT eq. 21: a query meets all keys of the pattern, whether they share
-    its nodes or not. The coupled sums are exact and as linear, by inclusion and exclusion. Their weights are
-    differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no digit
-    is left and the class contributes zero there. They are computed in float64.
+    ``sums="decoupled"`` is the approximation of HOT eq. 21: a query attends to all keys of the pattern, whether they
+    share its nodes or not. The coupled sums are exact, and linear by inclusion and exclusion. Their weights are
+    differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no
+    accuracy is left and the class contributes zero. They are computed in float64.
 
     On hyperedges, the queries and keys of all classes come out of one product each, of what the nodes of a tuple have
     of their own. Decoupled, all classes are pooled together, from :attr:`together_from` hyperedges a graph on in chunks

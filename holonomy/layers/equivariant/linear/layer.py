@@ -301,7 +301,7 @@ def _count_of(orbit: Orbit) -> tuple[int, int]:
 
 
 class EquivariantLinear(EquivariantMap):
-    r"""Every linear map of order-k to order-l tensors that commutes with permutations of the nodes: HOT eqs. 1-2.
+    r"""The general linear map of order-k to order-l tensors that commutes with permutations of nodes: HOT eqs. 1-2.
 
     The weights are ``(bell(k + l), in_features, out_features)`` and the biases ``(bell(l), out_features)``, in
     lexicographic order of restricted growth strings over the positions :math:`(i_1 .. i_k, j_1 .. j_l)`, in the

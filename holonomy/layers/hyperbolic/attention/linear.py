@@ -46,13 +46,13 @@ class HypLinearAttention(nn.Module):
     with :math:`\phi(e) = |\tilde e|/|\tilde e^p| \cdot \tilde e^p`, :math:`\tilde e = \mathrm{ReLU}(e)/t`, per
     head, and :math:`\psi` a linear layer of all heads together.
 
-    **The scale t.** :math:`\phi` is homogeneous of degree one: t cancels in the quotient as far as it comes with Q
-    and K, and would have no gradient there. It is applied where it acts, in :math:`\phi(V)`, and learned as
-    ``log_scale``, its logarithm (0 at first), so that it stays positive.
+    **The scale t.** :math:`\phi` is homogeneous of degree one, so t cancels for Q and K and is applied in
+    :math:`\phi(V)` only. It is learned as ``log_scale``, its logarithm (0 at first), so that it stays positive.
 
-    **The average.** The paper averages space parts, which stretches distances by up to the cosh of the values' radius.
-    ``average="midpoint"`` takes the Lorentzian midpoint of the values instead (eq. 4, with the same weights, as points
-    above :math:`V_s` per head), which stretches none. It runs as plain operations, in float64 from the weights on.
+    **The average.** The paper averages space parts, which can increase distances by up to the cosh of the values'
+    radius. ``average="midpoint"`` takes the Lorentzian midpoint of the values instead (eq. 4, with the same weights, of
+    the points with space parts :math:`V_s` per head), which does not increase them. It is computed in float64 from the
+    weights on, without a fast form.
 
     A row whose weights are all zero (no positive query or no matching key) has zero average and keeps
     :math:`\psi(V_s)`. The layer is discontinuous there, as the formula is.

@@ -45,7 +45,7 @@ class HypSimplicialAttention(nn.Module):
         Z &= \Big(\sqrt{(\kappa_2/\kappa_3) |Z_s|^2 - 1/\kappa_3},\; \sqrt{\kappa_2/\kappa_3}\, Z_s\Big)
 
     It commutes with permutations of the nodes unless it is causal. Logits and results are products of N + 1 and N
-    coordinates: what is finite at radius R stays finite where :math:`R^{N+1}` is.
+    coordinates, so that they are finite for points of radius R if :math:`R^{N+1}` is in the range of the dtype.
 
     Args:
         features: d, a multiple of ``heads``.

@@ -53,9 +53,9 @@ class HypSoftmaxAttention(nn.Module):
     :func:`~holonomy.ops.softmax_attention.hyperbolic_softmax_attention`.
 
     **Rotary positions** (RoPE; on the hyperboloid HELM, He et al., NeurIPS 2025). With ``rope`` query i and key j are
-    turned by :math:`R^i` and :math:`R^j`, a rotation of pairs of space coordinates. It leaves the time and the
-    origin alone and is an isometry, so that :math:`D(R^i q, R^j k) = D(q, R^{j-i} k)`: weights depend on differences
-    of positions only, and tokens of padding in front change nothing.
+    rotated by :math:`R^i` and :math:`R^j`, with R a rotation of pairs of space coordinates. It is an isometry that
+    preserves the time and the origin, so that :math:`D(R^i q, R^j k) = D(q, R^{j-i} k)`: weights depend on differences
+    of positions only, and padding in front has no effect.
 
     Args:
         features: d, a multiple of ``heads``.
