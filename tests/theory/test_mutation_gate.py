@@ -17,8 +17,8 @@ import pytest
 
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
-from holonomy.theory.affine import cap, graph, points, whole_graph
-from holonomy.theory.affine.arithmetic import ellipsoids, products
+from holonomy.theory.affine import backward, cap, graph, points, whole_graph
+from holonomy.theory.affine.arithmetic import ellipsoids, products, quadratics
 from holonomy.theory.affine.attention import linear
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
@@ -162,6 +162,11 @@ MUTANTS = [
     *less("certified.ellipsoids", ellipsoids.weighted, "(weights * sizes).sum(-1)"),
     *less("certified.ellipsoids", ellipsoids.with_bounded, "bounds.square()"),
     *less("certified.graph_together", whole_graph._before, "weight[some][:, None, None]"),
+    *less("certified.quadratics", quadratics.least, "(turned * point).sum(-1)"),
+    Mutant("certified.parabolas", backward.above, "torch.maximum(s * s", "0.9 * torch.maximum(s * s"),
+    *less("certified.parabolas", backward.below, "q * x * x"),
+    *less("certified.backward", graph.Convolved.below, "asked.values[:, 0] @ last.basis"),
+    *less("certified.backward", graph.Propagated.below, "asked.values[:, 0] @ columns"),
     Mutant("certified.mixed", Enclosure._mixed, "amax(0)", "amin(0)"),
     # Graphs
     Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),

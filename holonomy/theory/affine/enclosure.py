@@ -7,6 +7,7 @@ of them, whose linear parts may cancel better: the largest of a few is taken.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -28,14 +29,16 @@ from holonomy.theory.affine.arithmetic.forms import (
     times,
     with_ball,
 )
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
+from holonomy.theory.affine.backward import below_of, improved
 from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import fed, logarithm, positioned
 from holonomy.theory.affine.cap import farthest, least_products
 from holonomy.theory.affine.decoders import decoded, refuse_decoder
-from holonomy.theory.affine.graph import graph_branch, reading
-from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
+from holonomy.theory.affine.graph import GraphBranch, graph_branch, reading
+from holonomy.theory.affine.points import Scaled, affine_of, bias_of, exponential, lifted, refined, settled, unscaled
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
@@ -133,15 +136,22 @@ class Enclosure:
         radius: Float[Tensor, " problem"],
         target: Int[Tensor, " problem"],
         threat: Threat = "node",
+        *,
+        enough: float = torch.inf,
     ) -> Margins:
-        """Bound the margins of each victim while its moving node, or all nodes, keep within the radius."""
-        with torch.set_grad_enabled(self.differentiable):
-            return self._margins(moving, victim, radius, target, threat)
+        """Bound the margins of each victim while its moving node, or all nodes, keep within the radius.
 
-    def _margins(self, moving: Tensor, victim: Tensor, radius: Tensor, target: Tensor, threat: Threat) -> Margins:
+        Where all are above ``enough`` no better bounds are looked for.
+        """
+        with torch.set_grad_enabled(self.differentiable):
+            return self._margins(moving, victim, radius, target, threat, enough)
+
+    def _margins(
+        self, moving: Tensor, victim: Tensor, radius: Tensor, target: Tensor, threat: Threat, enough: float
+    ) -> Margins:
         if len(moving) > 1 and self.one_by_one(threat):
             each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
-            return Margins.together([self.margins(a, b, r, k, threat) for a, b, r, k in each])
+            return Margins.together([self.margins(a, b, r, k, threat, enough=enough) for a, b, r, k in each])
         basis = self._basis(self.x[moving])
         noise = Noise.of(len(moving), basis.shape[-1], self.x)
         if threat != "node":
@@ -162,7 +172,8 @@ class Enclosure:
         if transformer is None:
             return self._without_transformer(parts[0], target)
         if isinstance(self.model.decoder, nn.Linear):
-            return self._mixed(transformer, parts, target)
+            searched = threat == "node" and not self.differentiable
+            return self._mixed(transformer, parts, target, enough if searched else None)
         return self._decoded(transformer, parts, target)
 
     def one_by_one(self, threat: Threat) -> bool:
@@ -193,7 +204,7 @@ class Enclosure:
         cap = self._bound(self._differences(plus(anything, *parts), target), target)
         return Margins(affine, cap, torch.maximum(affine, cap), _shares(found, affine))
 
-    def _mixed(self, transformer: Form, parts: list[Form], target: Tensor) -> Margins:
+    def _mixed(self, transformer: Form, parts: list[Form], target: Tensor, enough: float | None) -> Margins:
         """A linear decoder, with the cap in various shares."""
         noise = transformer.noise
         weight = cast("nn.Linear", self.model.decoder).weight.double()
@@ -206,7 +217,36 @@ class Enclosure:
             form = plus(graph, times(whole, mixture)) if mixture else graph
             extra = (1 - mixture) * cap if mixture < 1 else 0.0
             found.append(self._bound(form, target, noise.failed & (mixture > 0), extra))
-        return Margins(found[-1], found[0], torch.stack(found).amax(0), _shares(plus(graph, whole), found[-1]))
+        bounds = torch.stack(found)
+        if self.graph is not None and enough is not None:
+            for i in (bounds.max(0).values.amin(-1) <= enough).nonzero().squeeze(1).tolist():
+                others = (torch.arange(rows.shape[1]) != target[i]).nonzero().squeeze(1)
+                rest = None if noise.failed[i] else below_of(whole, i, others)
+                better = self._from_below(self.graph, i, int(target[i]), others, rest, cap[i, others])
+                bounds[:, i, others] = torch.maximum(bounds[:, i, others], better)
+        return Margins(bounds[-1], bounds[0], bounds.amax(0), _shares(plus(graph, whole), found[-1]))
+
+    def _from_below(
+        self, graph: GraphBranch, problem: int, target: int, others: Tensor, rest: Quadratic | None, cap: Tensor
+    ) -> Float[Tensor, "mixture other"]:
+        """The same mixtures with the graph encoder from below (L15)."""
+        decoder = cast("nn.Linear", self.model.decoder)
+        weight, bias = decoder.weight.double(), bias_of(decoder)
+        dim = self.x.shape[1] if self.span is None else self.span.shape[1] + 1
+        zero = cap.new_zeros(len(others), dim)
+        shift, size = bias[target] - bias[others], bias[target].abs() + bias[others].abs()
+        alone = Quadratic.linear(shift, zero, ROUNDING * size)
+        bound = partial(graph.below, problem, (weight[target] - weight[others]) * self.model.graph_weight)
+        parts = [improved(bound, alone)]
+        if rest is not None and bool((rest.least()[0] > cap).any()):
+            parts.append(improved(bound, alone.plus(rest)))
+        found = torch.full((len(_MIXTURES), len(others)), -torch.inf).double()
+        for i, mixture in enumerate(_MIXTURES if rest is not None else _MIXTURES[:1]):
+            share = alone if rest is None or not mixture else alone.plus(rest.times(mixture))
+            value = torch.stack([part.plus(share).least()[0] for part in parts]).amax(0)
+            extra = (1 - mixture) * cap if mixture < 1 else torch.zeros_like(cap)
+            found[i] = value + extra - ROUNDING * (value.abs() + extra.abs())
+        return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
     @property
     def _share(self) -> float:

@@ -25,7 +25,9 @@ from holonomy.layers import GCN, Propagation
 from holonomy.ops.propagation import edge_list, normalised_edges, propagation
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic
+from holonomy.theory.affine.backward import Asked, Switch, switched
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
@@ -74,6 +76,12 @@ class GraphBranch(ABC):
     ) -> Form:
         """The output of the victim; the perturbation is ``basis`` times the first group times the radius."""
 
+    @abstractmethod
+    def below(
+        self, problem: int, rows: Float[Tensor, "class entry"], bad: Float[Tensor, "class point first"]
+    ) -> Quadratic:
+        """Rows times the output of a problem of the last enclosure, from below (L15), chosen for some points d."""
+
 
 @singledispatch
 def graph_branch(encoder: Any, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
@@ -117,9 +125,21 @@ class Propagated(GraphBranch):
         center = self.x[moving] @ weight_of(first).T + bias_of(first)
         columns = (weight_of(first) @ basis) * radius[:, None, None]
         loss = ROUNDING * (self.x[moving].abs() @ weight_of(first).abs().T + bias_of(first).abs())
+        loss = loss + ROUNDING * columns.abs().sum(-1)
+        self.last = share, center, columns, loss, self.result[victim]
         hidden = positive_power(Form(noise, center, columns, loss), 1.0)
         rest = self.result[victim] - share * self.start[moving]
         return plus(times(linear(hidden, weight_of(second), bias_of(second)), share), constant(noise, rest))
+
+    def below(self, problem: int, rows: Tensor, bad: Tensor) -> Quadratic:
+        """One layer of ReLUs of the node that moves."""
+        share, center, columns, loss, result = (part[problem] for part in self.last)
+        weight = weight_of(self.encoder.second)
+        values, mass = (rows @ weight) * share, (rows.abs() @ weight.abs()) * share.abs()
+        asked = Asked(values[:, None], mass[:, None], 2 * UNIT * (sum(weight.shape) + 16))
+        found, asked = switched(Switch.of(center[None], center[None], columns[None], loss[None]), asked, bad)
+        size = rows.abs() @ result.abs() + asked.mass[:, 0] @ columns.abs().sum(-1)
+        return found.plus(Quadratic.linear(rows @ result, asked.values[:, 0] @ columns, asked.unit * size))
 
 
 @graph_branch.register
@@ -145,6 +165,16 @@ class _Step:
     kept: Tensor
 
 
+@dataclass(frozen=True)
+class _Last:
+    """One problem of an enclosure: its victim, its perturbation, its rows, and its values before each ReLU."""
+
+    victim: int
+    basis: Tensor
+    steps: list[_Step]
+    switches: list[Switch]
+
+
 class Convolved(GraphBranch):
     """A GCN at one input: the values before each ReLU, and the rows that matter of each pair of nodes asked for."""
 
@@ -168,6 +198,7 @@ class Convolved(GraphBranch):
     def enclose(self, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor) -> Form:
         """Problem by problem, as each has rows of its own."""
         output = self.layers[-1].before[victim]
+        self.last: list[_Last] = []
         found = [
             self._one(a, v, basis[i] * radius[i], output.shape[1])
             for i, (a, v) in enumerate(zip(moving.tolist(), victim.tolist(), strict=True))
@@ -184,6 +215,8 @@ class Convolved(GraphBranch):
     def _one(self, moving: int, victim: int, basis: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
         steps = self.steps(moving, victim)
         first = basis.shape[1]
+        last = _Last(victim, basis, steps or [], [])
+        self.last.append(last)
         if steps is None:
             zero = basis.new_zeros(entries)
             return zero, basis.new_zeros(entries, first), zero
@@ -193,8 +226,30 @@ class Convolved(GraphBranch):
         for i, (layer, step) in enumerate(zip(self.layers, steps, strict=True)):
             shift, columns, box = _convolve(layer, step, shift, columns, box)
             if i < len(self.layers) - 1:
-                shift, columns, box = _switch(layer.before[step.rows], shift, columns, box, first)
+                rest = columns[..., first:].abs().sum(-1) + box
+                before = layer.before[step.rows]
+                last.switches.append(Switch.of(before, before + shift, columns[..., :first], rest))
+                shift, columns, box = _switch(before, shift, columns, box, first)
         return shift[0], columns[0], box[0]
+
+    def below(self, problem: int, rows: Tensor, bad: Tensor) -> Quadratic:
+        """Layer by layer backwards over the rows that matter."""
+        last = self.last[problem]
+        result = self.layers[-1].before[last.victim]
+        terms = sum(sum(layer.weight.shape) + 16 for layer in self.layers)
+        terms = terms + sum(sum(step.shares.shape) for step in last.steps)
+        unit, zero = 2 * UNIT * terms, rows.new_zeros(len(rows), last.basis.shape[1])
+        found = Quadratic.linear(rows @ result, zero, unit * (rows.abs() @ result.abs()))
+        if not last.steps:
+            return found
+        asked = Asked(rows[:, None], rows[:, None].abs(), unit)
+        for i in reversed(range(len(self.layers))):
+            asked = _asked(self.layers[i], last.steps[i], asked)
+            if i:
+                part, asked = switched(last.switches[i - 1], asked, bad)
+                found = found.plus(part)
+        size = (asked.mass[:, 0] @ last.basis.abs()).sum(-1)
+        return found.plus(Quadratic.linear(0 * size, asked.values[:, 0] @ last.basis, unit * size))
 
     def steps(self, moving: int, victim: int) -> list[_Step] | None:
         """The rows that matter layer by layer; None where the victim is too far away."""
@@ -255,6 +310,21 @@ def _convolve(layer: _Layer, step: _Step, shift: Tensor, columns: Tensor, box: T
         new_box = new_box + (box[chosen] * pick) @ layer.skip.abs().T
         moved = moved + (mass[chosen] * pick) @ layer.skip.abs().T
     return new_shift, new_columns, new_box * (1 + ROUNDING) + ROUNDING * (1 + len(layer.weight)) * moved
+
+
+def _asked(layer: _Layer, step: _Step, asked: Asked) -> Asked:
+    """What is asked of the changes before a convolution."""
+
+    def back(part: Tensor, shares: Tensor, weight: Tensor, skip: Tensor | None) -> Tensor:
+        found = shares.T @ (part @ weight)
+        if skip is None:
+            return found
+        stay = (step.kept >= 0).nonzero().squeeze(1)
+        return found.index_add(1, step.kept[stay], part[:, stay] @ skip)
+
+    size = None if layer.skip is None else layer.skip.abs()
+    values = back(asked.values, step.shares, layer.weight, layer.skip)
+    return Asked(values, back(asked.mass, step.shares.abs(), layer.weight.abs(), size), asked.unit)
 
 
 def _switch(before: Tensor, shift: Tensor, columns: Tensor, box: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -61,5 +61,5 @@ def holds(
     cap: bool = True,
 ) -> Tensor:
     """Whether each node keeps its class within its radius."""
-    found: Margins = enclosure.margins(nodes, nodes, radius.double(), target, threat)
+    found: Margins = enclosure.margins(nodes, nodes, radius.double(), target, threat, enough=0.0)
     return ((found.best if cap else found.affine) > 0).all(-1)

@@ -1,4 +1,4 @@
-r"""Claims on the lemmas L5 to L8 and L10 to L13 of :mod:`holonomy.theory.affine`.
+r"""Claims on the lemmas L5 to L8 and L10 to L15 of :mod:`holonomy.theory.affine`.
 
 Where a lemma encloses what a layer gives, the ball is small and the change goes where the linear part is steepest: an
 enclosure that is exact to first order is attained there.
@@ -20,7 +20,9 @@ from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.ellipsoids import weighted, with_bounded
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, spread
 from holonomy.theory.affine.arithmetic.products import quotient
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
 from holonomy.theory.affine.attention.linear import attended, crowd_of
+from holonomy.theory.affine.backward import above, below, improved
 from holonomy.theory.affine.branch import positioned
 from holonomy.theory.affine.graph import graph_branch
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
@@ -208,6 +210,63 @@ def _averages(draws: Draws) -> Iterable[Trial]:
         yield Trial((truth - found).norm().item(), 2.0**12 * torch.finfo(torch.float64).eps * size.item())
 
 
+def _quadratics(draws: Draws) -> Iterable[Trial]:
+    """L14: a quadratic function at random points and at the one that is about its least, beside the bound."""
+    for index in draws.rounds(60):
+        size = draws.integer(1, 5)
+        gradient, matrix = random_numbers(draws, size), random_numbers(draws, size, size)
+        matrix = (matrix + matrix.T) * (0.0 if index % 5 == 0 else draws.logarithmic(_SMALL, 4.0))
+        bound, point = least(gradient, matrix)
+        points = torch.nn.functional.normalize(random_numbers(draws, 20, size), dim=-1)
+        points = torch.cat([points, point[None] / point.norm().clamp(min=1.0)])
+        found = points @ gradient + torch.einsum("pi,ij,pj->p", points, matrix, points)
+        yield Trial(-found.amin().item(), -bound.item(), floor=_TOLERANCE)
+
+
+def _parabolas(draws: Draws) -> Iterable[Trial]:
+    """L15: what a ReLU is above or below a parabola by at most, on a grid of both unknowns, beside m."""
+    grid = torch.linspace(-1, 1, 257).double()
+    for index in draws.rounds(60):
+        gamma, rho = draws.uniform(0.5, 2.0), draws.uniform(0.0, 0.5) * (index % 3)
+        c = draws.uniform(-0.2, 0.2) * gamma
+        parts = torch.tensor([[c], [gamma], [rho]], dtype=torch.float64)
+        x, rest = gamma * grid[:, None], rho * grid[::16]
+        z = c + x + rest
+        for sign, (s, q, m) in ((1, above(*parts)), (-1, below(*parts))):
+            for number in range(len(s)):
+                off = sign * (torch.relu(z) - s[number] * z - q[number] * x.square())
+                yield Trial(off.amax().item(), sign * m[number].item(), floor=_TOLERANCE)
+
+
+def _backward(draws: Draws) -> Iterable[Trial]:
+    """L15: rows times what graph encoders give a node, where it goes down steepest, beside its bound from below."""
+    ring = torch.arange(_NODES)
+    edges = torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])])
+    numbers = (2 * index + kind for index in draws.rounds(10) for kind in range(2))
+    for index in numbers:
+        encoder = Propagation(_FEATURES, 5, 4, steps=2) if index % 2 else GCN(_FEATURES, 5, 4, layers=3, residual=True)
+        encoder = encoder.double()
+        with torch.no_grad():
+            for each in encoder.parameters():
+                each.copy_(random_numbers(draws, *each.shape))
+        x, row, node = random_numbers(draws, _NODES, _FEATURES), random_numbers(draws, 1, 4), torch.tensor([0])
+        basis, size = torch.eye(_FEATURES).double(), draws.logarithmic(_SMALL, 1.0) if index % 3 else _SMALL
+
+        def output(change: Tensor, encoder: Any = encoder, x: Tensor = x, row: Tensor = row) -> Tensor:
+            return row[0] @ encoder(x.index_add(0, torch.tensor([0]), change[None]), edges)[0]
+
+        zero = torch.zeros(_FEATURES).double()
+        slope = torch.autograd.functional.jacobian(output, zero)
+        with torch.no_grad():
+            branch = graph_branch(encoder, x, edges)
+            branch.enclose(_ball(_FEATURES), node, node, basis[None], x.new_tensor([size]))
+            nothing = Quadratic.linear(zero[:1], zero[None], zero[:1])
+            bound = improved(lambda bad, branch=branch, row=row: branch.below(0, row, bad), nothing).least()[0]
+            start = output(zero)
+            lower = start - output(-size * torch.nn.functional.normalize(slope, dim=0))
+        yield Trial(lower.item(), (start - bound[0]).item(), floor=_TOLERANCE * size)
+
+
 CLAIMS = (
     Claim(
         "certified.quotients",
@@ -263,6 +322,27 @@ CLAIMS = (
         "an average with weights q.k is its centre, a part that is linear in what moves, and two products",
         _averages,
         kind="equal",
+    ),
+    Claim(
+        "certified.quadratics",
+        "L14",
+        "min over |d| <= 1 of g.d + d'Hd >= -mu - sum_i gamma_i^2 / (4 (mu + lambda_i)); attained by the best mu",
+        _quadratics,
+        kind="lower",
+    ),
+    Claim(
+        "certified.parabolas",
+        "L15",
+        "ReLU(c + x + w) is below and above s z + q x^2 + m for |x| <= gamma, |w| <= rho; attained",
+        _parabolas,
+        kind="lower",
+    ),
+    Claim(
+        "certified.backward",
+        "L15",
+        "rows times GCN and Propagation have the lower bounds of L15; attained by small balls",
+        _backward,
+        kind="lower",
     ),
     Claim(
         "certified.graph_together",

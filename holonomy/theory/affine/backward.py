@@ -1,0 +1,178 @@
+r"""Margins of a graph encoder from below: each ReLU is bounded on the side that counts, by a line or a parabola: L15.
+
+A value before a ReLU is :math:`z = c + x + \omega`: :math:`x = g \cdot d` is what the perturbation d gives to first
+order, :math:`|x| \le \gamma = |g|`, and :math:`|\omega| \le \rho` all else; the enclosure of
+:mod:`holonomy.theory.affine.graph` knows c, g and :math:`\rho`. Going backwards from a margin, each ReLU has a
+coefficient a, and needs an upper bound where a < 0 and a lower one where a > 0, of the form :math:`s z + q x^2 + m`.
+Then :math:`a s` is the coefficient of z, and :math:`a q\, g g^\top` a part of a quadratic form in d, whose least value
+is L14. A line gives up most where a unit turns, whatever the others do; the parabolas of many units add up to a form
+that no d makes extreme for all of them.
+
+**L15.** For s in [0, 1]:
+
+1. :math:`\mathrm{ReLU}(z) \le s z + q x^2 + m` for q > 0 and :math:`m = \max(s^2/(4q) - s (c - \rho),\; (1-s)^2/(4q) +
+   (1-s)(c + \rho))`.
+2. :math:`\mathrm{ReLU}(z) \ge s z + q x^2 + m` for :math:`q \ge 0` and m the least of :math:`\varphi(x) - q x^2` at
+   :math:`x = \pm\gamma` and at :math:`-c \pm \rho` moved into :math:`[-\gamma, \gamma]`, where :math:`\varphi(x) =
+   \max(0,\; (1-s)(c + x - \rho),\; -s (c + x + \rho))`.
+
+*Proof.* :math:`\mathrm{ReLU}(z) - s z = \max(-s z, (1-s) z) \ge 0`. 1: :math:`-s (c + x + \omega) - q x^2 \le -s (c -
+\rho) + s^2/(4q)`, and likewise with 1-s. 2: the difference is at least :math:`\varphi(x) - q x^2`. :math:`\varphi` is
+linear but at :math:`-c \pm \rho`, so between these points that is concave, and least at their ends. QED
+
+For q = 0 the upper bound is the chord (L1). All s and q are sound. They are chosen unit by unit as those with the best
+mean on some d: first on all directions alike, then also on the worst d of the rounds before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, spread
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+__all__ = ["Asked", "Switch", "above", "below", "below_of", "improved", "switched"]
+
+# Curvatures that are tried, times the reach of x.
+_BENDS = (0.125, 0.25, 0.375, 0.5)
+# Mean square of x over that of its reach, before directions are known; rounds after the first.
+_SHARE, _ROUNDS = 0.3, 3
+
+# Candidates (s, q, m), axes (candidate, unit).
+Lines = tuple[Tensor, Tensor, Tensor]
+
+
+def above(c: Tensor, gamma: Tensor, rho: Tensor) -> Lines:
+    """Upper bounds of ReLUs: the chord, and L15.1 with the s that touches both sides of the ReLU."""
+    lower, upper = c - gamma - rho, c + gamma + rho
+    chord = (upper / (upper - lower)).clamp(0, 1)
+    q = c.new_tensor(_BENDS)[:, None] / torch.where(gamma > 0, gamma, 1.0)
+    s = (0.5 + 2 * q * c / (1 + 4 * q * rho)).clamp(0, 1)
+    m = torch.maximum(s * s / (4 * q) - s * (c - rho), (1 - s) ** 2 / (4 * q) + (1 - s) * (c + rho))
+    top = torch.maximum(-chord * lower, (1 - chord) * upper)
+    return torch.cat([chord[None], s]), torch.cat([torch.zeros_like(c)[None], q]), torch.cat([top[None], m])
+
+
+def below(c: Tensor, gamma: Tensor, rho: Tensor) -> Lines:
+    """Lower bounds of ReLUs by L15.2: three slopes with each curvature, and without."""
+    lower, upper = c - gamma - rho, c + gamma + rho
+    s = torch.stack([(upper / (upper - lower)).clamp(0, 1), (c > 0).to(c.dtype), torch.full_like(c, 0.5)])
+    q = c.new_tensor((0.0, *_BENDS))[:, None, None] / torch.where(gamma > 0, gamma, 1.0)
+    ends = (-gamma, gamma, *(torch.maximum(torch.minimum(sign * rho - c, gamma), -gamma) for sign in (-1, 1)))
+    m = torch.stack([
+        torch.maximum((1 - s) * (c + x - rho), -s * (c + x + rho)).clamp(min=0) - q * x * x for x in ends
+    ]).amin(0)  # fmt: skip
+    parts = (part.expand_as(m).flatten(0, 1) for part in (s, q, m))
+    slope, bend, least = parts
+    return slope, bend, least
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The ReLUs of a layer: values before them to order zero, and of the units that may switch c, g and the rest."""
+
+    before: Float[Tensor, "row entry"]
+    on: Bool[Tensor, "row entry"]
+    entries: Int[Tensor, " unit"]
+    center: Float[Tensor, " unit"]
+    gradient: Float[Tensor, "unit first"]
+    rest: Float[Tensor, " unit"]
+
+    @classmethod
+    def of(
+        cls,
+        before: Float[Tensor, "row entry"],
+        center: Float[Tensor, "row entry"],
+        gradient: Float[Tensor, "row entry first"],
+        rest: Float[Tensor, "row entry"],
+    ) -> Switch:
+        """Nominal values, and the parts of an enclosure of what they become."""
+        rest = rest * (1 + ROUNDING) + ROUNDING * center.abs()
+        radius = gradient.norm(dim=-1) * (1 + ROUNDING) + rest
+        entries = ((center < radius) & (center > -radius)).flatten().nonzero().squeeze(1)
+        parts = (part.flatten(0, 1)[entries] for part in (center, gradient, rest))
+        return cls(before, center > 0, entries, *parts)
+
+    @cached_property
+    def reached(self) -> Float[Tensor, " unit"]:
+        """The reach of x."""
+        return self.gradient.norm(dim=-1) * (1 + ROUNDING)
+
+    @cached_property
+    def _candidates(self) -> tuple[Lines, Lines]:
+        parts = self.center, self.reached, self.rest
+        loss = ROUNDING * (self.center.abs() + self.reached + self.rest)
+        (s, q, m), (slope, bend, least) = above(*parts), below(*parts)
+        return (s, q, m + loss), (slope, bend, least - loss)
+
+    def lines(
+        self, asked: Float[Tensor, "row unit"], bad: Float[Tensor, "row point first"]
+    ) -> tuple[Float[Tensor, "row unit"], Float[Tensor, "row unit"], Float[Tensor, "row unit"]]:
+        """s, q and m for the side that each coefficient asks for."""
+        at = bad @ self.gradient.T
+        count = at.shape[1] + 1
+        mean, square = at.sum(1) / count, (at.square().sum(1) + _SHARE * self.reached.square()) / count
+
+        def best(lines: Lines, sign: int) -> list[Tensor]:
+            s, q, m = (part[:, None] for part in lines)
+            chosen = (sign * (s * (self.center + mean) + q * square + m)).argmax(0)
+            return [part.gather(0, chosen) for part in lines]
+
+        upper, lower = self._candidates
+        pairs = zip(best(lower, 1), best(upper, -1), strict=True)
+        s, q, m = (torch.where(asked > 0, one, other) for one, other in pairs)
+        return s, q, m
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Coefficients of rows; sums of the absolute terms that make them; the rounding of all steps relative to these."""
+
+    values: Float[Tensor, "row node entry"]
+    mass: Float[Tensor, "row node entry"]
+    unit: float
+
+
+def switched(switch: Switch, asked: Asked, bad: Float[Tensor, "row point first"]) -> tuple[Quadratic, Asked]:
+    """The change that ReLUs give to rows, from below, but for what is asked of the change of the values before them."""
+    a, mass = asked.values.flatten(1), asked.mass.flatten(1)
+    some, sizes, g = a[:, switch.entries], mass[:, switch.entries], switch.gradient
+    s, q, m = switch.lines(some, bad)
+    slope = switch.on.flatten().to(a.dtype).repeat(len(a), 1).index_copy(1, switch.entries, s)
+    before = switch.before.flatten()
+    change = slope * before - torch.relu(before)
+    center = (a * change).sum(-1) + (some * m).sum(-1)
+    matrix = torch.einsum("ru,ui,uj->rij", some * q, g, g)
+    loss = mass @ (2 * before.abs()) + (sizes * (m.abs() + q * switch.reached.square())).sum(-1)
+    found = Quadratic(center, g.new_zeros(len(a), g.shape[-1]), matrix, asked.unit * loss)
+    return found, Asked((a * slope).view_as(asked.values), (mass * slope).view_as(asked.mass), asked.unit)
+
+
+def below_of(form: Form, problem: int, entries: Tensor) -> Quadratic:
+    """Entries of an enclosure, its remainders taken off."""
+    gradient = form.gradient[problem, entries]
+    if not gradient.shape[-1]:
+        gradient = gradient.new_zeros(len(entries), form.noise.groups[0].stop)
+    return Quadratic.linear(form.center[problem, entries], gradient, spread(form, rest=True)[problem, entries])
+
+
+def improved(bound: Callable[[Tensor], Quadratic], other: Quadratic) -> Quadratic:
+    """The best of some rounds of bounds to which ``other`` is added, row by row."""
+    bad = other.gradient.new_zeros(len(other.center), 0, other.gradient.shape[-1])
+    found = bound(bad)
+    low, where = found.plus(other).least()
+    for _ in range(_ROUNDS):
+        bad = torch.cat([bad, where[:, None]], 1)
+        new = bound(bad)
+        value, where = new.plus(other).least()
+        found, low = found.where(value > low, new), torch.maximum(low, value)
+    return found

@@ -1,0 +1,124 @@
+"""Bounds of graph encoders from below: they hold at every point, are attained, and make certificates larger."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from holonomy.layers import GCN, Propagation
+from holonomy.models import Hypformer
+from holonomy.theory.affine import backward
+from holonomy.theory.affine.arithmetic.forms import Noise
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
+from holonomy.theory.affine.enclosure import Enclosure
+from holonomy.theory.affine.graph import graph_branch
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
+FEATURES, NODES = 4, 9
+RING = torch.stack([torch.arange(NODES), torch.arange(NODES).roll(1)])
+EDGES = torch.cat([RING, RING.flip(0)], 1)
+
+
+def values(found: Quadratic, points: Tensor) -> Tensor:
+    """Quadratic functions at points, ``(point, row)``."""
+    square = torch.einsum("pi,rij,pj->pr", points, found.matrix, points)
+    return found.center + points @ found.gradient.T + square
+
+
+@pytest.mark.parametrize("case", ["all", "no gradient", "linear", "nothing", "hard", "convex"])
+def test_the_least_of_a_quadratic_is_a_bound_that_is_attained(case: str) -> None:
+    """In the hard case the gradient has no part along the least curvature, so that the multiplier is at a pole."""
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(50, 3, generator=generator).double()
+    matrix = torch.randn(50, 3, 3, generator=generator).double()
+    matrix = matrix + matrix.mT
+    if case == "hard":
+        matrix = torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1).sort().values)
+        gradient[:, 0] = 0
+    if case == "convex":
+        matrix = matrix @ matrix
+    gradient = gradient * (case not in {"no gradient", "nothing"})
+    matrix = matrix * (case not in {"linear", "nothing"})
+    bound, point = least(gradient, matrix)
+    assert (point.norm(dim=-1) <= 1 + 1e-12).all()
+    at = (gradient * point).sum(-1) + torch.einsum("bi,bij,bj->b", point, matrix, point)
+    assert (bound <= at).all()
+    size = gradient.norm(dim=-1) + matrix.norm(dim=(-2, -1))
+    assert (at - bound <= 1e-6 * size).all()
+
+
+def test_what_is_not_finite_has_no_bound() -> None:
+    matrix = torch.tensor([[[torch.nan]], [[torch.inf]], [[1.0]]]).double()
+    assert least(torch.ones(3, 1).double(), matrix)[0].isnan().tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_lines_and_parabolas_are_on_their_side_and_touch(factor: float) -> None:
+    """Nine tenths of what they are off is too little; the ends of the grid and of x are where the lower ones touch."""
+    generator = torch.Generator().manual_seed(1)
+    c, gamma, rho = (torch.rand(200, generator=generator).double() for _ in range(3))
+    c, gamma, rho = 2 * c - 1, gamma + 0.1, rho * (torch.arange(200) % 3)
+    grid = torch.linspace(-1, 1, 401).double()
+    kinks = torch.stack([-c - rho, -c + rho], -1).clamp(-gamma[:, None], gamma[:, None])
+    x = torch.cat([gamma[:, None] * grid, kinks], -1)[:, :, None]
+    z = c[:, None, None] + x + rho[:, None, None] * torch.linspace(-1, 1, 21).double()
+    for sign, lines in ((1, backward.above(c, gamma, rho)), (-1, backward.below(c, gamma, rho))):
+        held, touched = [], []
+        for s, q, m in zip(*lines, strict=True):
+            s, q, m = (part[:, None, None] for part in (s, q, m))  # noqa: PLW2901
+            off = (sign * (torch.relu(z) - s * z - q * x.square())).amax((1, 2))
+            crossing = (c.abs() < gamma + rho) & (m.flatten().abs() > 1e-3)
+            held.append((off <= factor * sign * m.flatten() + 1e-12)[crossing].all())
+            touched.append((off >= sign * m.flatten() - 1e-4)[crossing].any())
+        assert bool(torch.stack(held).all()) is (factor == 1.0)
+        assert torch.stack(touched).any()
+
+
+def encoder_of(name: str, width: int) -> GCN | Propagation:
+    """A graph encoder in evaluation."""
+    if name == "propagation":
+        return Propagation(FEATURES, 7, width, steps=2).eval()
+    return GCN(FEATURES, 7, width, layers=3, residual=name == "residual").eval()
+
+
+@pytest.mark.parametrize("radius", [0.05, 1.0, 5.0])
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("name", ["gcn", "residual", "propagation"])
+@torch.no_grad()
+def test_graph_encoders_are_above_the_quadratic_at_every_point(name: str, victim: int, radius: float) -> None:
+    torch.manual_seed(3)
+    encoder = encoder_of(name, 3).double()
+    for parameter in encoder.parameters():
+        parameter.mul_(2).add_(0.1 * torch.randn_like(parameter))
+    x, rows = torch.randn(NODES, FEATURES).double(), torch.randn(3, 3).double()
+    branch = graph_branch(encoder, x, EDGES)
+    basis, noise = torch.eye(FEATURES).double()[None], Noise.of(1, FEATURES, x)
+    branch.enclose(noise, torch.tensor([0]), torch.tensor([victim]), basis, x.new_tensor([radius]))
+    points = normalize(torch.randn(400, FEATURES).double(), dim=-1) * torch.rand(400, 1).double() ** 0.2
+    truth = torch.stack([encoder(x.index_add(0, torch.tensor([0]), radius * d[None]), EDGES)[victim] for d in points])
+    for bad in (points[:0], points[:3]):
+        found = branch.below(0, rows, bad.expand(3, -1, -1))
+        assert (values(found, points) - found.loss <= truth @ rows.T).all()
+        assert (found.loss < 1e-8 * (1 + truth.abs().amax())).all()
+        assert (found.least()[0] <= (truth @ rows.T).amin(0)).all()
+
+
+@pytest.mark.parametrize("name", ["gcn", "residual", "propagation"])
+@torch.no_grad()
+def test_certificates_are_never_smaller_than_without(name: str) -> None:
+    """And larger for some node and class, where units switch."""
+    torch.manual_seed(0)
+    encoder = encoder_of(name, 8)
+    model = Hypformer(FEATURES, 8, 3, layers=1, graph_encoder=encoder, graph_weight=0.8).eval()
+    x = torch.randn(NODES, FEATURES)
+    enclosure = Enclosure(model, x, EDGES)
+    nodes, radius = torch.arange(NODES), torch.full((NODES,), 0.4).double()
+    target = enclosure.logits.argmax(-1)
+    enough = (torch.inf, -torch.inf)
+    with_it, without = (enclosure.margins(nodes, nodes, radius, target, enough=each) for each in enough)
+    for one, other in ((with_it.best, without.best), (with_it.affine, without.affine), (with_it.cap, without.cap)):
+        assert (one >= other).all()
+    assert (with_it.cap > without.cap + 1e-4).any()
