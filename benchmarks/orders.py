@@ -191,7 +191,15 @@ def outcome(verdicts: list[str]) -> str:
 ZINC = "molecules_zinc_all"
 QM9 = "graph_regression_qm9"
 LESS: dict[str, Any] = {"less": True, "factor": 1.0}
-OURS = ("hypformer",)
+OURS, OTHERS = ("hypformer",), ("sgformer", "nodeformer", "gcn", "gat")
+
+
+def joined(name: str) -> tuple[Judged, ...]:
+    file = f"{NODES}{name}-k10"
+    return (
+        Order(f"{name}, k = 10", file, "test", (OURS, OTHERS)),
+        Order("without the graph", file, "test", (("no-graph",), OURS)),
+    )
 
 
 def hyperedges(name: str) -> tuple[Judged, ...]:
@@ -225,7 +233,7 @@ LINES = [
          "python -m experiments.table --dataset digits --protocol k10 --models hypformer euclidean gcn gat sgformer "
          "nodeformer mlp knn --ablations no-graph --seeds 3 --epochs 80 --patience 80 --hidden 32 --feedforward 64 "
          "--graph-hidden 32 --grid lr=0.01,0.003",
-         (),
+         (*joined("digits"), *joined("topics")),
          "Digits and generated texts stand in for mini-ImageNet and 20News."),
     Line("Hypformer, table 4", "time of linear and softmax attention",
          "python -m benchmarks hyperbolic-attention-growth",
@@ -235,7 +243,7 @@ LINES = [
          "python -m experiments.table --data ../shared/data --dataset cora --protocol random --ablations no-graph "
          "no-transformer",
          (Order("cora", f"{NODES}cora-random-released-budget", "test", (OURS, ("no-transformer",), ("no-graph",))),
-          ),
+          Order("digits, k = 10", f"{NODES}digits-k10", "test", (("no-graph",), OURS))),
          "On cora the graph branch alone is better than the whole."),
     Line("Hypformer, figure 5", "time in the number of tokens", "python -m benchmarks hyperbolic-attention-growth",
          (Speed("linear, exponent", "hyperbolic-attention-growth", "linear, exponent of time", None, most=1.1),
