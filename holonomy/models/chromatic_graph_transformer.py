@@ -362,7 +362,10 @@ class ChromaticGraphTransformer(nn.Module):
     ) -> GraphPairs:
         has_features = self.pairs.edges.attributes is not None
         if (edge_attr is not None) != (has_features or self.edge_types > 1):
-            raise ValueError("edge_attr must be given exactly if edges have types or features.")
+            raise ValueError(
+                "edge_attr must be given exactly if edge_features > 0 or edge_types > 1, which are "
+                f"{self.pairs.edges.edge_features} and {self.edge_types} here."
+            )
         types = None if edge_attr is None or has_features else edge_attr
         features = edge_attr if has_features else None
         if features is not None:

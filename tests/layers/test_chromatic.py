@@ -416,7 +416,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
     with pytest.raises(ValueError, match="edges must fit edge_features, which is None here"):
         ChromaticAttention(6, 2, None)(x)
     for options, sentence in (
-        ({"heads": 4}, "heads must be a divisor of features = 6, got 4"),
+        ({"heads": 4}, "features must be a multiple of heads, got 6 and 4"),
         ({"mode": "sepia"}, "mode must be one of 'chromatic', 'mono', 'additive', got 'sepia'"),
         ({"edge_features": -1}, "edge_features must be at least 0, got -1"),
         ({"dropout": 1.5}, r"dropout must lie in \[0.0, 1.0\], got 1.5"),

@@ -406,7 +406,7 @@ def test_tuples_of_the_result_have_nodes_that_are_there_of_one_graph(make, toget
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_arguments_get_one_sentence():
-    with pytest.raises(ValueError, match="features must be a multiple of heads = 3, got 8"):
+    with pytest.raises(ValueError, match="features must be a multiple of heads, got 8 and 3"):
         HigherOrderAttention(2, 1, 8, 3)
     with pytest.raises(ValueError, match="local must be False for order_out = 0"):
         HigherOrderAttention(2, 0, 8, 2, local=True)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from holonomy import checks
 from holonomy._autograd import may_bypass
 from holonomy.ops.chromatic_attention import chromatic_attention, chromatic_filters
+from holonomy.ops.heads import head_count
 from holonomy.structures import joint
 
 if TYPE_CHECKING:
@@ -178,10 +179,8 @@ class ChromaticAttention(nn.Module):
         super().__init__()
         checks.flags(edge_values=edge_values)
         checks.floating_dtype(dtype)
-        self.features = checks.positive_int("features", features)
-        self.heads = checks.positive_int("heads", heads)
-        if features % heads:
-            raise ValueError(f"heads must be a divisor of features = {features}, got {heads}.")
+        self.heads = head_count(features, heads)
+        self.features = features
         self.mode = checks.one_of("mode", mode, ("chromatic", "mono", "additive"))
         checks.function("activation", activation)
         if mode != "additive" and activation is not functional.silu:

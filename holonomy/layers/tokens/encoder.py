@@ -17,7 +17,7 @@ from torch.nn import functional
 from holonomy import checks
 from holonomy._parts import Group
 from holonomy.ops.dot_product import dot_product_attention
-from holonomy.ops.heads import merge_heads, split_heads, without_padding
+from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
 from holonomy.ops.performer import orthogonal_projection, performer_attention, redraw
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class TokenAttention(nn.Module):
         self.heads = checks.positive_int("heads", heads)
         self.kernel = checks.one_of("kernel", kernel, ("softmax", "performer"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
-        if head_features is None and features % heads:
-            raise ValueError(f"heads must be a divisor of features = {features}, got {heads}.")
+        if head_features is None:
+            head_count(features, heads)
         width = features // heads if head_features is None else checks.positive_int("head_features", head_features)
         if kernel == "softmax" and random_features is not None:
             raise ValueError(f"random_features must be None with kernel 'softmax', got {random_features}.")

@@ -447,7 +447,8 @@ def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int, l
     wanted = (edges, edge_features) if edge_features else None
     came = None if edge_attr is None else tuple(edge_attr.shape)
     if came != wanted:
-        shape = "None, for edge_features is 0," if wanted is None else f"of shape (edges, edge_features) = {wanted},"
-        raise ValueError(f"edge_attr must be {shape} got {came}.")
+        if (came is None) != (wanted is None):
+            raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {edge_features} here.")
+        raise ValueError(f"edge_attr must have shape (edges, edge_features) = {wanted}, got {came}.")
     if edge_attr is not None:
         checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)

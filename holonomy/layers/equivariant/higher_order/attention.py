@@ -26,6 +26,7 @@ from holonomy.layers.equivariant.higher_order import sparse as sparse_attention
 from holonomy.layers.equivariant.higher_order.maps import Maps, by_class, classes_of
 from holonomy.layers.equivariant.linear import dense, sparse
 from holonomy.layers.equivariant.linear.layer import EquivariantMap, check_dense
+from holonomy.ops.heads import head_count
 from holonomy.ops.performer import redraw
 from holonomy.structures import HyperedgePlan, Hyperedges, joint
 
@@ -128,8 +129,8 @@ class HigherOrderAttention(nn.Module):
         self.heads = checks.positive_int("heads", heads)
         self.kernel = checks.one_of("kernel", kernel, ("softmax", "performer"))
         self.sums = checks.one_of("sums", sums, ("coupled", "decoupled"))
-        if (query_features is None or value_features is None) and features % heads:
-            raise ValueError(f"features must be a multiple of heads = {heads}, got {features}.")
+        if query_features is None or value_features is None:
+            head_count(features, heads)
         if kernel == "softmax" and random_features is not None:
             raise ValueError(f"random_features must be None for the softmax kernel, got {random_features}.")
         if kernel == "softmax" and sums != "coupled":
