@@ -298,17 +298,8 @@ class ChromaticGraphTransformer(nn.Module):
     ) -> list[Tensor]:
         """The attention filters of every layer, as CSA figures 3 and 4 draw them; call it in evaluation mode.
 
-        Args:
-            x: as for :meth:`forward`.
-            edge_index: as for :meth:`forward`.
-            batch: as for :meth:`forward`.
-            edge_attr: as for :meth:`forward`.
-            walks: as for :meth:`forward`.
-            distances: as for :meth:`forward`.
-            related: as for :meth:`forward`.
-
-        Returns:
-            For each layer ``(graphs, n, n, hidden)``: node i attends to node j, in each channel a distribution over j.
+        Arguments are those of :meth:`forward`. For each layer there is ``(graphs, n, n, hidden)``: node i attends to
+        node j, in each channel a distribution over j.
 
         >>> model = ChromaticGraphTransformer(1, 8, 1, layers=3)
         >>> maps = model.attention_maps(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))

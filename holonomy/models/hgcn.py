@@ -168,15 +168,9 @@ class HGCN(nn.Module):
         *,
         edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes ambient"]:
-        """What the decoder reads of each node, as points of ``manifold_out``.
+        """What the decoder reads of each node: points ``(n, hidden_features + 1)`` of ``manifold_out``.
 
-        Args:
-            x: as in :meth:`forward`.
-            edge_index: as in :meth:`forward`.
-            edge_weight: as in :meth:`forward`.
-
-        Returns:
-            Points ``(n, hidden_features + 1)``.
+        Arguments are those of :meth:`forward`.
         """
         checks.last_axis("x", x, self.in_features, "in_features")
         points = self.manifold_in.expmap0(nn.functional.pad(x, (1, 0)))

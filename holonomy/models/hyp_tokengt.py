@@ -184,18 +184,9 @@ class HypTokenGT(nn.Module):
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows ambient"]:
-        """What the decoder reads, as points of ``manifold_out``.
+        """What the decoder reads of graphs, nodes or edges: points ``(rows, hidden + 1)`` of ``manifold_out``.
 
-        Args:
-            x: as in :meth:`forward`.
-            edge_index: as in :meth:`forward`.
-            batch: as in :meth:`forward`.
-            edge_attr: as in :meth:`forward`.
-            identifiers: as in :meth:`forward`.
-            num_graphs: as in :meth:`forward`.
-
-        Returns:
-            Points of graphs, nodes or edges, ``(rows, hidden + 1)``.
+        Arguments are those of :meth:`forward`.
         """
         tokens = self.tokenizer(
             x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs
@@ -214,18 +205,8 @@ class HypTokenGT(nn.Module):
     ) -> tuple[Tokens, list[Tensor]]:
         """The attention of every block and head; call it in evaluation mode.
 
-        Args:
-            x: as in :meth:`forward`.
-            edge_index: as in :meth:`forward`.
-            batch: as in :meth:`forward`.
-            edge_attr: as in :meth:`forward`.
-            identifiers: as in :meth:`forward`.
-
-        Returns:
-            The tokens, which say what rows and columns are, and for each block ``(graphs, heads, tokens, tokens)``.
-
-        Raises:
-            ValueError: if there were more than 2**30 weights.
+        Arguments are those of :meth:`forward`. With the tokens, which say what rows and columns are, comes for each
+        block ``(graphs, heads, tokens, tokens)``. More than 2**30 weights are a ValueError.
 
         >>> model = HypTokenGT(1, 8, 1, layers=3, heads=2).eval()
         >>> tokens, maps = model.attention_maps(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))

@@ -189,20 +189,9 @@ class HypTransformer(nn.Module):
     ) -> list[Tensor]:
         """The attention of every block and head; call it in evaluation mode.
 
-        Args:
-            x: as in :meth:`forward`.
-            key_padding_mask: as in :meth:`forward`.
-            attn_mask: as in :meth:`forward`.
-            is_causal: as in :meth:`forward`.
-            memory: as in :meth:`forward`.
-            memory_key_padding_mask: as in :meth:`forward`.
-
-        Returns:
-            For each block ``(*batch, heads, tokens, tokens)``: rows attend to columns and sum to one, or are zero where
-            a token attends to none. With a memory there follows, for each block, ``(*batch, heads, tokens, keys)``.
-
-        Raises:
-            ValueError: if there were more than 2**30 weights.
+        Arguments are those of :meth:`forward`. For each block there is ``(*batch, heads, tokens, tokens)``: rows attend
+        to columns and sum to one, or are zero where a token attends to none. With a memory there follows, for each
+        block, ``(*batch, heads, tokens, keys)``. More than 2**30 weights are a ValueError.
 
         >>> maps = HypTransformer(3, 8, layers=3, heads=2).eval().attention_maps(torch.randn(5, 3), is_causal=True)
         >>> len(maps), maps[0].shape

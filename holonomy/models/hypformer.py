@@ -235,18 +235,9 @@ class Hypformer(nn.Module):
         edge_weight: Float[Tensor, " edges"] | None = None,
         group: Group | None = None,
     ) -> Float[Tensor, "nodes ambient"]:
-        """What the decoder reads of each node, as points of ``manifold_out``.
+        """What the decoder reads of each node: points ``(n, hidden_features + 1)`` of ``manifold_out``.
 
-        Args:
-            x: as in :meth:`forward`.
-            edge_index: as in :meth:`forward`.
-            batch: as in :meth:`forward`; nodes attend within their graph.
-            edge_attr: as in :meth:`forward`.
-            edge_weight: as in :meth:`forward`.
-            group: as in :meth:`forward`.
-
-        Returns:
-            Points ``(n, hidden_features + 1)``.
+        Arguments are those of :meth:`forward`; nodes attend within their graph.
 
         >>> model = Hypformer(3, 4, 2, graph_encoder=None)
         >>> model.embed(torch.zeros(5, 3)).shape
@@ -262,18 +253,10 @@ class Hypformer(nn.Module):
     ) -> list[Tensor]:
         """The attention of every block and head; call it in evaluation mode.
 
-        Args:
-            x: as in :meth:`forward`.
-            edge_index: as in :meth:`forward`; attention does not read it.
-            batch: as in :meth:`forward`.
-
-        Returns:
-            For each block ``(graphs, heads, n, n)``, n the nodes of the largest graph, in the order of ``x``: node i
-            attends to node j. Rows sum to one, or are zero where a node attends to none and beyond the nodes of a
-            graph.
-
-        Raises:
-            ValueError: if there is no transformer, or if there were more than 2**30 weights.
+        Arguments are those of :meth:`forward`. For each block there is ``(graphs, heads, n, n)``, n the nodes of the
+        largest graph, in the order of ``x``: node i attends to node j. Rows sum to one, or are zero where a node
+        attends to none and beyond the nodes of a graph. It is a ValueError if there is no transformer, or if there were
+        more than 2**30 weights.
 
         >>> model = Hypformer(3, 8, 2, heads=2).eval()
         >>> maps = model.attention_maps(torch.randn(5, 3), batch=torch.tensor([0, 0, 0, 1, 1]))

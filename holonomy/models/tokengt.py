@@ -197,15 +197,8 @@ class TokenGT(nn.Module):
     ) -> tuple[Tokens, list[Tensor]]:
         """The attention of every layer and head, as for the distances by head and depth of TokenGT figure 3.
 
-        Args:
-            x: node features ``(n, in_features)``.
-            edge_index: ``(2, m)``, each edge in both directions.
-            batch: the graph of each node ``(n,)``; one graph if left out.
-            edge_attr: edge features ``(m, edge_features)``.
-            identifiers: node identifiers ``(n, identifier_dim)``; made here if left out.
-
-        Returns:
-            The tokens, which say what rows and columns are, and for each layer ``(graphs, heads, tokens, tokens)``.
+        Arguments are those of :meth:`forward`. With the tokens, which say what rows and columns are, comes for each
+        layer ``(graphs, heads, tokens, tokens)``.
 
         >>> model = TokenGT(1, 8, 1, layers=3, heads=2)
         >>> tokens, maps = model.attention_maps(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))

@@ -256,18 +256,8 @@ class HypLinearAttention(nn.Module):
     ) -> Float[Tensor, "*batch heads nodes keys"]:
         r"""The weights of the average, :math:`q_i \cdot k_j` over their sum, at a cost of nodes times keys.
 
-        Args:
-            x: as in :meth:`forward`.
-            key_padding_mask: as in :meth:`forward`.
-            attn_mask: as in :meth:`forward`: must be None.
-            is_causal: as in :meth:`forward`.
-            memory: as in :meth:`forward`.
-
-        Returns:
-            ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a query has no weight.
-
-        Raises:
-            ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory``.
+        Arguments are those of :meth:`forward`. Of ``(*batch, heads, nodes, keys)`` rows sum to one, or are zero where a
+        query has no weight.
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         _refuse_mask(attn_mask)

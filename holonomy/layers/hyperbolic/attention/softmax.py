@@ -258,17 +258,9 @@ class HypSoftmaxAttention(nn.Module):
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
     ) -> Float[Tensor, "*batch heads nodes keys"]:
-        """The weights of the midpoints, of which none is dropped.
+        """The weights of the midpoints, ``(*batch, heads, nodes, keys)``, of which none is dropped.
 
-        Args:
-            x: as in :meth:`forward`.
-            key_padding_mask: as in :meth:`forward`.
-            attn_mask: as in :meth:`forward`.
-            is_causal: as in :meth:`forward`.
-            memory: as in :meth:`forward`.
-
-        Returns:
-            ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a node may attend to none.
+        Arguments are those of :meth:`forward`. Rows sum to one, or are zero where a node may attend to none.
         """
         query, key = self._turned(*self._projected(x, key_padding_mask, memory, is_causal=is_causal)[:2])
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
