@@ -54,6 +54,33 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
     return call(*inputs)
 
 
+class InputsSaved(torch.autograd.Function):
+    """A function whose backward pass reads its inputs, all of them tensors."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the inputs."""
+        del output
+        ctx.save_for_backward(*inputs)
+
+
+def traced(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+    """The same in the older form, which dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
+
+    class Traced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            output = function.forward(*inputs)
+            function.setup_context(ctx, inputs, output)
+            return output
+
+        backward = staticmethod(function.backward)
+
+    return Traced
+
+
 class _Pushed(torch.autograd.Function):
     """A function that states its gradient only, in forward mode: what the gradient's transpose does to tangents.
 

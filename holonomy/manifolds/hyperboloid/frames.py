@@ -79,22 +79,18 @@ def frame_logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor)
     return kept(on_x), kept(on_y), by_scale(kept(rate), scale.square())
 
 
-class _FrameLogarithm(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _FrameLogarithm(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         return _logarithm(x, y, scale)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y, scale = ctx.saved_tensors
         return frame_logarithm_gradients(x, y, scale, grad_outputs[0])
+
+
+_TracedFrameLogarithm = _autograd.traced(_FrameLogarithm)
 
 
 class _FrameExponential(torch.autograd.Function):
@@ -134,23 +130,19 @@ class _FrameExponential(torch.autograd.Function):
         return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square()), None
 
 
-class _RayAngle(torch.autograd.Function):
+_TracedFrameExponential = _autograd.traced(_FrameExponential)
+
+
+class _RayAngle(_autograd.InputsSaved):
     r"""The angle :math:`\theta`, with :math:`N = u \cos\theta + a \sin\theta` and :math:`e = -\partial_\theta N`.
 
     Moving x by w adds :math:`\coth D\, \langle e, w\rangle - \coth r\, \langle a, w\rangle`, the turns of N and of the
     ray; moving y adds :math:`-\langle e, w\rangle / \sinh D`, w carried to x.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         return _angle(x, y, scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,39 +156,7 @@ class _RayAngle(torch.autograd.Function):
         return kept(g * scale * on_x), kept(g * scale * on_y), by_scale(kept(rate), scale)
 
 
-class _TracedFrameLogarithm(torch.autograd.Function):
-    """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y, scale)
-        return _logarithm(x, y, scale)
-
-    backward = staticmethod(_FrameLogarithm.backward)
-
-
-class _TracedFrameExponential(torch.autograd.Function):
-    """As :class:`_TracedFrameLogarithm`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
-        end = _exponential(x, v, scale, reach)
-        ctx.reach = reach
-        ctx.save_for_backward(x, v, scale, end)
-        return end
-
-    backward = staticmethod(_FrameExponential.backward)
-
-
-class _TracedRayAngle(torch.autograd.Function):
-    """As :class:`_TracedFrameLogarithm`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y, scale)
-        return _angle(x, y, scale)
-
-    backward = staticmethod(_RayAngle.backward)
+_TracedRayAngle = _autograd.traced(_RayAngle)
 
 
 def _angle_on_start(ray: Ray, view: View, side: Tensor) -> Tensor:

@@ -124,17 +124,10 @@ def _length(x: Tensor, scale: Tensor) -> Tensor:
     return numerics.finite(numerics.norm(x, keepdim=True) * scale)
 
 
-class _Distance(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Distance(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         return view_from(x, y, scale).distance / scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,30 +135,15 @@ class _Distance(torch.autograd.Function):
         return distance_gradients(x, y, scale, grad_outputs[0])
 
 
-class _TracedDistance(torch.autograd.Function):
-    """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y, scale)
-        return view_from(x, y, scale).distance / scale
-
-    backward = staticmethod(_Distance.backward)
+_TracedDistance = _autograd.traced(_Distance)
 
 
-class _Distance0(torch.autograd.Function):
+class _Distance0(_autograd.InputsSaved):
     """Of the lengths of space parts. No gradient is multiplied by a length, which might overflow."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(length: Tensor, scale: Tensor) -> Tensor:
         return length * numerics.asinhc(numerics.finite(length * scale))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,19 +155,12 @@ class _Distance0(torch.autograd.Function):
         return grad / numerics.hypot(sinh, torch.ones_like(sinh)), -by_scale(kept(grad * lag), scale.square())
 
 
-class _Logarithm0(torch.autograd.Function):
+class _Logarithm0(_autograd.InputsSaved):
     """No gradient is multiplied by a length, which might overflow."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor) -> Tensor:
         return x * numerics.asinhc(_length(x, scale))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,31 +174,16 @@ class _Logarithm0(torch.autograd.Function):
         return kept(g * numerics.asinhc(ray.length) - shrink), -by_scale(kept(along * lag), scale.square())
 
 
-class _TracedLogarithm0(torch.autograd.Function):
-    """As :class:`_TracedDistance`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, scale)
-        return x * numerics.asinhc(_length(x, scale))
-
-    backward = staticmethod(_Logarithm0.backward)
+_TracedLogarithm0 = _autograd.traced(_Logarithm0)
 
 
-class _Logarithm(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Logarithm(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         ray, view = ray_of(x, scale), view_from(x, y, scale)
         length = view.distance / scale
         time = length * (ray.length * view.along)
         return torch.cat([time, length * (view.across + ray.unit * (view.along * ray.time))], -1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -312,20 +268,13 @@ class _Shoot(torch.autograd.Function):
         return kept(grad_x), kept(grad_u), by_scale(kept(d_across + d_along), scale.square()), None
 
 
-class _Carry(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Carry(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         across, along = transport_of(x, y, v, scale)
         ray = ray_of(y, scale)
         longer = ray.unit * numerics.finite(along * ray.time)
         return torch.cat([numerics.finite(along * ray.length), numerics.finite(across + longer)], -1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -374,17 +323,10 @@ class _Carry(torch.autograd.Function):
         return kept(grad_x * scale), kept(grad_y * scale), kept(grad_v), by_scale(kept(d_scale), scale)
 
 
-class _CarryToOrigin(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _CarryToOrigin(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         return to_frame(x, ray_of(x, scale), v)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -400,20 +342,13 @@ class _CarryToOrigin(torch.autograd.Function):
         return kept(scale * grad_x), kept(to_frame(x, ray, g)), -by_scale(kept(inward * ray.length), scale)
 
 
-class _Inner(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Inner(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         ray = ray_of(x, scale)
         across = numerics.dot(part_across(x, ray.unit, u), part_across(x, ray.unit, v))
         along = (numerics.dot(ray.unit, u) / ray.time) * (numerics.dot(ray.unit, v) / ray.time)
         return across + numerics.finite(along)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
