@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
 from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.manifolds.hyperboloid.rows import use_rowwise
+from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.lorentz.tangent_map import exponential
 

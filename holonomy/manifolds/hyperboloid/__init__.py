@@ -12,14 +12,13 @@ space part are total derivatives.
 each function scales, computes there in float64, scales back and returns the caller's dtype.
 
 **Nothing cancels.** Distance, logarithm, exponential and transport, with their derivatives in points and curvature, are
-:mod:`holonomy.manifolds.hyperboloid.geodesics`; float32 points take :mod:`holonomy.manifolds.hyperboloid.rows`, where
+:mod:`holonomy.manifolds.hyperboloid.geodesics`; float32 points take :mod:`holonomy.manifolds.hyperboloid.rowwise` where
 that is as right and far shorter. With float32 input, float64 inside, results are right to float32 rounding for points
 up to rapidity :math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, they saturate and stay
-finite. So are gradients, but for those of :func:`expmap`, right up to 44: beyond they are finite.
-
-**Second derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm,
-exponential and transport are right away from three places: a point at the origin, two points that coincide, a tangent
-vector of length zero. There the first derivative is right and the second may be wrong or ``nan``.
+finite. So are gradients, but for those of :func:`expmap`, right up to 44: beyond they are finite. **Second
+derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm, exponential
+and transport are right away from three places: a point at the origin, two points that coincide, a tangent vector of
+length zero. There the first derivative is right and the second may be wrong or ``nan``.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from holonomy import _autograd, _parts, checks, numerics
 from holonomy._parts import Group
 from holonomy.manifolds.hyperboloid import frames, geodesics, means
 from holonomy.manifolds.hyperboloid.midpoints import midpoint, midpoint_of_sum
-from holonomy.manifolds.hyperboloid.pair_distances import pairwise_distance, takes_products
+from holonomy.manifolds.hyperboloid.pairwise_distances import pairwise_distance, use_products
 from holonomy.manifolds.hyperboloid.rays import polar
-from holonomy.manifolds.hyperboloid.row_distances import row_distance
-from holonomy.manifolds.hyperboloid.row_maps import (
+from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
+from holonomy.manifolds.hyperboloid.rowwise_distances import rowwise_distance
+from holonomy.manifolds.hyperboloid.rowwise_maps import (
     reach_of,
-    row_exponential,
-    row_exponential_at_origin,
-    row_logarithm,
-    row_logarithm_at_origin,
+    rowwise_exponential,
+    rowwise_exponential0,
+    rowwise_logarithm,
+    rowwise_logarithm0,
 )
-from holonomy.manifolds.hyperboloid.row_transport import row_transport
-from holonomy.manifolds.hyperboloid.rows import use_rowwise
+from holonomy.manifolds.hyperboloid.rowwise_transport import rowwise_transport
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -109,7 +108,7 @@ def dist(
     apart saturate there.
     """
     if use_rowwise(x, y):
-        return row_distance(space(x), space(y), _scale(kappa))
+        return rowwise_distance(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.distance(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
@@ -140,7 +139,7 @@ def expmap(
     """
     scale = _scale(kappa)
     if use_rowwise(x, u):
-        return lift(row_exponential(space(x), space(u), scale), kappa)
+        return lift(rowwise_exponential(space(x), space(u), scale), kappa)
     return _point(geodesics.expmap_exact(_wide(x), _wide(u), scale, reach_of(_dtype(x, u))), scale, x, u)
 
 
@@ -149,7 +148,7 @@ def logmap(
 ) -> Float[Tensor, "... ambient"]:
     """Logarithm: the tangent vector at ``x`` whose geodesic reaches ``y`` at time one; it inverts :func:`expmap`."""
     if use_rowwise(x, y):
-        return row_logarithm(space(x), space(y), _scale(kappa))
+        return rowwise_logarithm(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
@@ -160,7 +159,7 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     """
     scale = _scale(kappa)
     if use_rowwise(u):
-        return lift(row_exponential_at_origin(space(u), scale), kappa)
+        return lift(rowwise_exponential0(space(u), scale), kappa)
     tangent = space(u)
     # A row beyond the range is held as a whole, its gradient across the ray with it: that would be its length again.
     reach = numerics.norm(tangent.detach(), keepdim=True) * scale.detach()
@@ -183,7 +182,7 @@ def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     """Logarithm at the origin: the inverse of :func:`expmap0`."""
     scale = _scale(kappa)
     if use_rowwise(x):
-        return torch.nn.functional.pad(row_logarithm_at_origin(space(x), scale), (1, 0))
+        return torch.nn.functional.pad(rowwise_logarithm0(space(x), scale), (1, 0))
     return torch.nn.functional.pad(_narrow(geodesics.logarithm0(_wide(x), scale), x), (1, 0))
 
 
@@ -226,7 +225,7 @@ def transp(
     the area of the triangle (origin, x, y), and carried to ``y``. Of the two the one with the smaller terms is taken.
     """
     if use_rowwise(x, y, v):
-        return row_transport(space(x), space(y), space(v), _scale(kappa))
+        return rowwise_transport(space(x), space(y), space(v), _scale(kappa))
     return _narrow(geodesics.transport_exact(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
 
 
@@ -241,7 +240,8 @@ def transp0back(
     x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
     """Parallel transport of ``v`` from ``x`` to the origin: the inverse of :func:`transp0`."""
-    return torch.nn.functional.pad(_narrow(geodesics.carry_to_origin(_wide(x), _wide(v), _scale(kappa)), x, v), (1, 0))
+    space = _narrow(geodesics.transport_to_origin(_wide(x), _wide(v), _scale(kappa)), x, v)
+    return torch.nn.functional.pad(space, (1, 0))
 
 
 def inner(
@@ -303,10 +303,10 @@ def cdist(
     From the law of cosines in half angles, whose terms are all positive: with radii a, b and the angle :math:`\theta`
     between the rays, :math:`\sinh^2(d/2) = \sinh^2((a-b)/2) + \sinh a \sinh b \sin^2(\theta/2)`, the angle from the
     chord of the unit vectors. Large sets of float32 points go through matrix products; see
-    :mod:`holonomy.manifolds.hyperboloid.pair_distances`. In transformations of ``torch.func`` it is :func:`dist` of all
-    pairs, and slow. Gradients are zero (a subgradient) for coincident pairs.
+    :mod:`holonomy.manifolds.hyperboloid.pairwise_distances`. In transformations of ``torch.func`` it is :func:`dist` of
+    all pairs, and slow. Gradients are zero (a subgradient) for coincident pairs.
     """
-    distances = pairwise_distance(_wide(x), _wide(y), _scale(kappa), products=takes_products(x, y))
+    distances = pairwise_distance(_wide(x), _wide(y), _scale(kappa), products=use_products(x, y))
     # Distances by products are in the range of float32: to hold them there would cost a pass each way.
     return distances if distances.dtype == torch.float32 == _dtype(x, y) else _narrow(distances, x, y)
 

@@ -24,18 +24,18 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds.hyperboloid.views import (
+    PolarView,
     Ray,
-    View,
     by_scale,
     dot,
     keeper,
     part_across,
+    polar_view,
     radial_of,
     ray_of,
     slack_of,
     to_frame,
     velocity_of,
-    view_from,
 )
 
 
@@ -63,13 +63,13 @@ def ray_angle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
 def frame_view(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Distances in curvature radii, and the unit directions from x to y in frame components."""
     x, y = torch.broadcast_tensors(x, y)
-    view = view_from(x, y, scale)
+    view = polar_view(x, y, scale)
     return view.distance, _direction(ray_of(x, scale), view)
 
 
 def frame_logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What the gradient of :func:`frame_logarithm` is; it can be differentiated again."""
-    ray, view = ray_of(x, scale), view_from(x, y, scale)
+    ray, view = ray_of(x, scale), polar_view(x, y, scale)
     slack, end = _slack_and_end(ray, view)
     along, across = dot(ray.unit, grad), dot(view.across, grad)
     bent = _wide(view) * along - view.along * across
@@ -148,7 +148,7 @@ class _RayAngle(_autograd.InputsSaved):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y, scale = ctx.saved_tensors
         (g,) = grad_outputs
-        ray, view = ray_of(x, scale), view_from(x, y, scale)
+        ray, view = ray_of(x, scale), polar_view(x, y, scale)
         side = numerics.safe_div(view.across, numerics.norm(view.across, keepdim=True))
         rate = g * numerics.norm(view.across, keepdim=True) * _slack_and_end(ray, view)[1] * (ray.length / ray.time)
         kept = keeper(x, y, g)
@@ -159,7 +159,7 @@ class _RayAngle(_autograd.InputsSaved):
 _TracedRayAngle = _autograd.traced(_RayAngle)
 
 
-def _angle_on_start(ray: Ray, view: View, side: Tensor) -> Tensor:
+def _angle_on_start(ray: Ray, view: PolarView, side: Tensor) -> Tensor:
     """What moving x does to the angle, as a cotangent on the space part of x."""
     steep = torch.tanh(view.distance)
     bend = numerics.safe_div(torch.ones_like(steep), steep)
@@ -172,17 +172,17 @@ def _angle_on_start(ray: Ray, view: View, side: Tensor) -> Tensor:
     return torch.where(ray.length > 0, numerics.finite(outwards - side * numerics.finite(turn)), 0.0)
 
 
-def _angle_on_end(x: Tensor, y: Tensor, scale: Tensor, view: View, side: Tensor) -> Tensor:
+def _angle_on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, side: Tensor) -> Tensor:
     """What moving y does to the angle, as a cotangent on the space part of y."""
-    ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), view_from(y, x, scale)
-    turned = to_frame(y, ray_y, _carried(ray_x, view, side * view.along - ray_x.unit * _length(view)))
+    ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), polar_view(y, x, scale)
+    turned = to_frame(y, ray_y, _transported(ray_x, view, side * view.along - ray_x.unit * _length(view)))
     split = _side_at_end(ray_x, ray_y, side) * -back.along - ray_y.unit * (_length(back) / ray_y.time)
     far = (ray_x.length > 1) & (ray_y.length > 1)
     slope = numerics.finite(numerics.safe_div(torch.ones_like(view.distance), torch.sinh(view.distance)))
     return torch.where(ray_x.length > 0, torch.where(far, split, turned), 0.0) * slope
 
 
-def _length(view: View) -> Tensor:
+def _length(view: PolarView) -> Tensor:
     """The sine of the angle to the ray."""
     return numerics.norm(view.across, keepdim=True)
 
@@ -193,7 +193,7 @@ def _side_at_end(ray_x: Ray, ray_y: Ray, side: Tensor) -> Tensor:
 
 
 def _angle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    view = view_from(x, y, scale)
+    view = polar_view(x, y, scale)
     return torch.atan2(numerics.norm(view.across, keepdim=True), view.along)
 
 
@@ -209,7 +209,7 @@ def _exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
     return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
 
-def _on_start(x: Tensor, ray: Ray, view: View, grad: Tensor) -> Tensor:
+def _on_start(x: Tensor, ray: Ray, view: PolarView, grad: Tensor) -> Tensor:
     r"""What moving x does to the logarithm, transposed, as a cotangent on the space part of x.
 
     Far out a point moves across its ray and the direction back to the origin stays: :math:`D \coth D` and
@@ -226,12 +226,12 @@ def _on_start(x: Tensor, ray: Ray, view: View, grad: Tensor) -> Tensor:
     return on_across + ray.unit * (on_along / ray.time)
 
 
-def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: View, grad: Tensor) -> Tensor:
+def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, grad: Tensor) -> Tensor:
     """What moving y does to the logarithm, transposed, as a cotangent on the space part of y."""
-    ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), view_from(y, x, scale)
+    ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), polar_view(y, x, scale)
     direction, stretch = _direction(ray_x, view), numerics.sinhc(view.distance)
     towards = direction * dot(direction, grad)
-    turned = to_frame(y, ray_y, _carried(ray_x, view, towards + (grad - towards) / stretch))
+    turned = to_frame(y, ray_y, _transported(ray_x, view, towards + (grad - towards) / stretch))
     # Both far out, the direction at y is read from y; in the plane of both rays a turn takes u and side to y's.
     width, width_y = (numerics.norm(v.across, keepdim=True) for v in (view, back))
     side = numerics.safe_div(view.across, width)
@@ -247,32 +247,32 @@ def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: View, grad: Tensor) -> Te
     return torch.where(far, split, turned)
 
 
-def _wide(view: View) -> Tensor:
+def _wide(view: PolarView) -> Tensor:
     """The squared sine of the angle to the ray; one where there is no direction."""
     return torch.where(view.distance == 0, 1.0, view.across.square().sum(-1, keepdim=True))
 
 
-def _inward(ray: Ray, view: View, factor: Tensor, rest: Tensor) -> Tensor:
+def _inward(ray: Ray, view: PolarView, factor: Tensor, rest: Tensor) -> Tensor:
     """``rest + factor (1 + tanh(r/2) N_along)`` for directions towards the origin, as a sum of positive terms."""
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
     room = (1 + 1 / (ray.time + ray.length)) / (1 + ray.time)  # 1 - tanh(r/2)
     return rest + factor * (room + ray.length / (1 + ray.time) * excess)
 
 
-def _step(ray: Ray, v: Tensor, scale: Tensor, reach: float) -> View:
+def _step(ray: Ray, v: Tensor, scale: Tensor, reach: float) -> PolarView:
     """Frame components as a view: distance, and direction as parts across and along the ray."""
     along = dot(ray.unit, v)
     across = v - ray.unit * along
     length = numerics.norm(v, keepdim=True)
     distance = numerics.finite(length * scale).clamp(max=reach)
-    return View(distance, numerics.safe_div(across, length), numerics.safe_div(along, length))
+    return PolarView(distance, numerics.safe_div(across, length), numerics.safe_div(along, length))
 
 
-def _direction(ray: Ray, view: View) -> Tensor:
+def _direction(ray: Ray, view: PolarView) -> Tensor:
     return view.across + ray.unit * view.along
 
 
-def _carried(ray: Ray, view: View, held: Tensor) -> Tensor:
+def _transported(ray: Ray, view: PolarView, held: Tensor) -> Tensor:
     r"""Components in the frame at x as those at the end of the geodesic.
 
     A turn in the plane of ray and geodesic by the area A of the triangle (origin, x, end), the Cayley transform of
@@ -289,12 +289,12 @@ def _carried(ray: Ray, view: View, held: Tensor) -> Tensor:
     return held + 2 * (once * (opening / size) + half * _skewed(ray, view, once) / size)
 
 
-def _skewed(ray: Ray, view: View, v: Tensor) -> Tensor:
+def _skewed(ray: Ray, view: PolarView, v: Tensor) -> Tensor:
     """The turn from the direction across the ray to the ray, times the sine between direction and ray."""
     return ray.unit * dot(view.across, v) - view.across * dot(ray.unit, v)
 
 
-def _slack_and_end(ray: Ray, view: View) -> tuple[Tensor, Tensor]:
+def _slack_and_end(ray: Ray, view: PolarView) -> tuple[Tensor, Tensor]:
     """D - E, and the hyperbolic tangent of the arc length from the foot of the perpendicular to the end."""
     aside = numerics.finite(ray.length * numerics.norm(view.across, keepdim=True))
     # sinh of the arc length at the start is X_n N_along / cosh p, p the length of the perpendicular.

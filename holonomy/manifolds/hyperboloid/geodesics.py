@@ -38,17 +38,17 @@ from holonomy.manifolds.hyperboloid.views import (
     keeper,
     part_across,
     parts_of,
+    polar_view,
     radial_of,
     rate_of,
     ray_of,
     slack_of,
-    step_from,
+    tangent_view,
     time_gap,
     to_frame,
     transport_covector,
     transport_of,
     velocity_of,
-    view_from,
 )
 
 
@@ -63,7 +63,7 @@ def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
 def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What the gradient of :func:`distance` is; it can be differentiated again."""
     ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
-    from_x, from_y = view_from(x, y, scale), view_from(y, x, scale)
+    from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
     slack = slack_of(from_x.distance, foot_of(ray_x, from_x) * -foot_of(ray_y, from_y))
     kept = keeper(x, y, grad)
     return (
@@ -82,19 +82,19 @@ def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
 def expmap_exact(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
     """The exponential map."""
     x, u = torch.broadcast_tensors(x, u)
-    return _autograd.apply_function(_Shoot, x, u, scale, reach)
+    return _autograd.apply_function(_Exponential, x, u, scale, reach)
 
 
 def transport_exact(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """Parallel transport along the geodesic from x to y."""
     x, y, v = torch.broadcast_tensors(x, y, v)
-    return _autograd.apply_function(_Carry, x, y, v, scale)
+    return _autograd.apply_function(_Transport, x, y, v, scale)
 
 
-def carry_to_origin(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+def transport_to_origin(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """Parallel transport along the geodesic from x to the origin."""
     x, v = torch.broadcast_tensors(x, v)
-    return _autograd.apply_function(_CarryToOrigin, x, v, scale)
+    return _autograd.apply_function(_TransportToOrigin, x, v, scale)
 
 
 def inner(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _length(x: Tensor, scale: Tensor) -> Tensor:
 class _Distance(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        return view_from(x, y, scale).distance / scale
+        return polar_view(x, y, scale).distance / scale
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,7 +180,7 @@ _TracedLogarithm0 = _autograd.traced(_Logarithm0)
 class _Logarithm(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        ray, view = ray_of(x, scale), view_from(x, y, scale)
+        ray, view = ray_of(x, scale), polar_view(x, y, scale)
         length = view.distance / scale
         time = length * (ray.length * view.along)
         return torch.cat([time, length * (view.across + ray.unit * (view.along * ray.time))], -1)
@@ -190,7 +190,7 @@ class _Logarithm(_autograd.InputsSaved):
         x, y, scale = ctx.saved_tensors
         g_time, g = grad_outputs[0][..., :1], grad_outputs[0][..., 1:]
         ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
-        from_x, from_y = view_from(x, y, scale), view_from(y, x, scale)
+        from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
         far, across, along = from_x
         g_along = dot(ray_x.unit, g)
         on_point = g_time * ray_x.time + ray_x.length * g_along
@@ -218,12 +218,12 @@ class _Logarithm(_autograd.InputsSaved):
         return kept(grad_x), kept(grad_y), by_scale(kept(d_scale), scale.square())
 
 
-class _Shoot(torch.autograd.Function):
+class _Exponential(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
-        ray, step = ray_of(x, scale), step_from(x, u, scale, reach)
+        ray, step = ray_of(x, scale), tangent_view(x, u, scale, reach)
         radial = numerics.finite(radial_of(ray, step, step.distance))
         return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
@@ -236,7 +236,7 @@ class _Shoot(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, u, scale, z = ctx.saved_tensors
         (g,) = grad_outputs
-        ray, step = ray_of(x, scale), step_from(x, u, scale, ctx.reach)
+        ray, step = ray_of(x, scale), tangent_view(x, u, scale, ctx.reach)
         length, across, along = step
         z_time = ray_of(z, scale).time
         cosh, sinh = torch.cosh(length), torch.sinh(length)
@@ -268,7 +268,7 @@ class _Shoot(torch.autograd.Function):
         return kept(grad_x), kept(grad_u), by_scale(kept(d_across + d_along), scale.square()), None
 
 
-class _Carry(_autograd.InputsSaved):
+class _Transport(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         across, along = transport_of(x, y, v, scale)
@@ -281,7 +281,7 @@ class _Carry(_autograd.InputsSaved):
         x, y, v, scale = ctx.saved_tensors
         g_time = grad_outputs[0][..., :1]
         ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
-        from_x, from_y = view_from(x, y, scale), view_from(y, x, scale)
+        from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
         chart = chart_covector(ray_y, g_time, grad_outputs[0][..., 1:])
         g = Parts(part_across(y, ray_y.unit, chart), dot(ray_y.unit, chart) * ray_y.time)
         v, w, back = parts_of(x, ray_x, v), transport_of(x, y, v, scale), transport_covector(x, y, chart, scale)
@@ -323,7 +323,7 @@ class _Carry(_autograd.InputsSaved):
         return kept(grad_x * scale), kept(grad_y * scale), kept(grad_v), by_scale(kept(d_scale), scale)
 
 
-class _CarryToOrigin(_autograd.InputsSaved):
+class _TransportToOrigin(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         return to_frame(x, ray_of(x, scale), v)

@@ -44,7 +44,7 @@ class _Gap(NamedTuple):
     along: Tensor
 
 
-class View(NamedTuple):
+class PolarView(NamedTuple):
     """What Y looks like from X: distance, and the unit direction as parts across and along the ray of X."""
 
     distance: Tensor
@@ -124,23 +124,25 @@ def _size_of(gap: _Gap) -> Tensor:
     return numerics.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
 
 
-def view_from(x: Tensor, y: Tensor, scale: Tensor) -> View:
+def polar_view(x: Tensor, y: Tensor, scale: Tensor) -> PolarView:
     """What y looks like from x."""
     gap = _gap_of(x, y, scale)
     size = _size_of(gap)
-    return View(torch.asinh(_sinh_of(gap)), numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size))
+    return PolarView(
+        torch.asinh(_sinh_of(gap)), numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size)
+    )
 
 
-def step_from(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> View:
+def tangent_view(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> PolarView:
     """A tangent vector at X as a view: its length, and its direction in the frame."""
     ray = ray_of(x, scale)
     across = numerics.finite(part_across(x, ray.unit, u) * scale)
     along = numerics.finite(numerics.dot(ray.unit, u) / ray.time * scale)
     length = numerics.hypot(numerics.norm(across, keepdim=True), along)
-    return View(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
+    return PolarView(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
 
 
-def radial_of(ray: Ray, view: View, length: Tensor) -> Tensor:
+def radial_of(ray: Ray, view: PolarView, length: Tensor) -> Tensor:
     """cosh(l) X_n + sinh(l) X_t N_along: how far out a geodesic is, along the ray it started from."""
     cosh, sinh = torch.cosh(length), torch.sinh(length)
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
@@ -148,7 +150,7 @@ def radial_of(ray: Ray, view: View, length: Tensor) -> Tensor:
     return torch.where(view.along < 0, inward, cosh * ray.length + sinh * (ray.time * view.along))
 
 
-def velocity_of(ray: Ray, view: View) -> Tensor:
+def velocity_of(ray: Ray, view: PolarView) -> Tensor:
     """sinh(l) X_n + cosh(l) X_t N_along: the derivative of `radial_of`."""
     cosh, sinh = torch.cosh(view.distance), torch.sinh(view.distance)
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
@@ -158,12 +160,12 @@ def velocity_of(ray: Ray, view: View) -> Tensor:
     return torch.where((view.along < 0) & (rise + fall < out - back), rise - fall, out + back)
 
 
-def foot_of(ray: Ray, view: View) -> Tensor:
+def foot_of(ray: Ray, view: PolarView) -> Tensor:
     """The hyperbolic tangent of the arc length from the foot of the perpendicular from the origin."""
     return (ray.length / ray.time) * view.along
 
 
-def covector_of(ray: Ray, parts: View | Parts) -> Tensor:
+def covector_of(ray: Ray, parts: PolarView | Parts) -> Tensor:
     """Parts of a cotangent vector as one on the space part; of a view, minus the derivative of the distance."""
     return parts.across + ray.unit * (parts.along / ray.time)
 
@@ -178,7 +180,7 @@ def slack_of(far: Tensor, feet: Tensor) -> Tensor:
     return numerics.minus_tanh(far) + feet * torch.tanh(far)
 
 
-def rate_of(ray_x: Ray, ray_y: Ray, view: View) -> Tensor:
+def rate_of(ray_x: Ray, ray_y: Ray, view: PolarView) -> Tensor:
     """E = t_Y - t_X = sinh(D) / (cosh tau_X cosh tau_Y)."""
     wide = view.across.square().sum(-1, keepdim=True)
     narrow = 1 / ray_x.time + ray_x.length * (ray_x.length / ray_x.time) * wide
@@ -197,7 +199,7 @@ def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Parts:
     The part along the ray is that of v + tanh(D/2) <n_X, v> (X + Y), where this cancels less.
     """
     v = v * numerics.ROOM
-    ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), view_from(x, y, scale)
+    ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), polar_view(x, y, scale)
     held = parts_of(x, ray_x, v)
     factor = torch.tanh(view.distance / 2) * (dot(view.across, held.across) + view.along * held.along)
     on_x, on_y = (ray.unit * numerics.finite(factor * ray.length) for ray in (ray_x, ray_y))
@@ -213,7 +215,7 @@ def transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Parts:
 
     Here the part across the ray is that of the direct form, where this cancels less.
     """
-    ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), view_from(x, y, scale)
+    ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), polar_view(x, y, scale)
     normal = covector_of(ray_x, view)
     factor = torch.tanh(view.distance / 2) * dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
     held = Parts(part_across(y, ray_y.unit, g), dot(ray_y.unit, g) * ray_y.time)

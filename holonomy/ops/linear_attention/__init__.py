@@ -19,7 +19,7 @@ from holonomy._autograd import apply_function
 from holonomy._parts import Group
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
-from holonomy.manifolds.hyperboloid.rows import rows_at_once
+from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
 from holonomy.ops.heads import merge_heads, without_padding
 from holonomy.ops.linear_attention.causal import LinearState, causal_linear_attention
 from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention

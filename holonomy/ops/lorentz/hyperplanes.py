@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.hyperboloid.rows import row_chunks, use_rowwise
+from holonomy.manifolds.hyperboloid.rowwise import row_chunks, use_rowwise
 
 if TYPE_CHECKING:
     from jaxtyping import Float

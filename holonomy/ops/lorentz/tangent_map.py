@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from holonomy import _autograd, checks, numerics
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.hyperboloid.row_maps import exponential_factor, logarithm_factor
-from holonomy.manifolds.hyperboloid.rows import use_rowwise
+from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
+from holonomy.manifolds.hyperboloid.rowwise_maps import exponential_factor, logarithm_factor
 from holonomy.ops.lorentz.lifted import chunks
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
 r"""Parallel transport of float32 vectors, row by row, as little arithmetic as keeps it right.
 
-In units of the radius, v as it is, with z of :func:`holonomy.manifolds.hyperboloid.rows.between` and :math:`v_t = x
+In units of the radius, v as it is, with z of :func:`holonomy.manifolds.hyperboloid.rowwise.between` and :math:`v_t = x
 \cdot v / x_t`,
 
 .. math:: w = v + c\, (x + y), \qquad c = \frac{p}{2 + z}, \quad p = y \cdot v - y_t v_t,
 
 time coordinates included. What cancels, and how far float64 bears it, is as in
-:mod:`holonomy.manifolds.hyperboloid.row_maps`.
+:mod:`holonomy.manifolds.hyperboloid.rowwise_maps`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
+from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, apply_rowwise, between, row_chunks
 
 
-def row_transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+def rowwise_transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """Parallel transport of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.transport_exact`."""
-    return by_rows(_TRANSPORT, scale, x, y, v)
+    return apply_rowwise(_TRANSPORT, scale, x, y, v)
 
 
 class _Numbers(NamedTuple):
@@ -87,10 +87,10 @@ def _gradients(numbers: _Numbers, grad: Tensor, scale: Tensor, x: Tensor, y: Ten
     return rates / scale, on_x, on_y, on_v
 
 
-def _definition(scale: Tensor, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+def _reference(scale: Tensor, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
     return numerics.narrow(
         geodesics.transport_exact(numerics.widen(x), numerics.widen(y), numerics.widen(v), scale), x.dtype
     )
 
 
-_TRANSPORT = Form(_numbers, _values, _gradients, _definition)
+_TRANSPORT = RowwiseOp(_numbers, _values, _gradients, _reference)

@@ -1,7 +1,7 @@
 r"""Distances of float32 points, row by row, as little arithmetic as keeps them right.
 
-In units of the radius, with d = x - y and z of :func:`holonomy.manifolds.hyperboloid.rows.between`, the gradient in x
-is :math:`\big((y_t / x_t)\, d - ((x_t - y_t) / x_t)\, y\big) / \sinh D`. In float64 it and z are right to float32
+In units of the radius, with d = x - y and z of :func:`holonomy.manifolds.hyperboloid.rowwise.between`, the gradient in
+x is :math:`\big((y_t / x_t)\, d - ((x_t - y_t) / x_t)\, y\big) / \sinh D`. In float64 it and z are right to float32
 rounding where :math:`z \ge` 1e-8 :math:`|d|^2` and times are below 1e6 radii. Rows beyond, points far out on nearly one
 ray, go to :mod:`holonomy.manifolds.hyperboloid.geodesics`, which is right everywhere at ten times the price.
 """
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
+from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, apply_rowwise, between, row_chunks
 
 
-def row_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+def rowwise_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Geodesic distances of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.distance`."""
-    return by_rows(_DISTANCE, scale, x, y)
+    return apply_rowwise(_DISTANCE, scale, x, y)
 
 
 def _numbers(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
@@ -48,8 +48,8 @@ def _gradients(numbers: Between, grad: Tensor, scale: Tensor, x: Tensor, y: Tens
     return weights * lag / scale.square(), on_x, on_y
 
 
-def _definition(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _reference(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return numerics.narrow(geodesics.distance(numerics.widen(x), numerics.widen(y), scale), x.dtype)
 
 
-_DISTANCE = Form(_numbers, _values, _gradients, _definition)
+_DISTANCE = RowwiseOp(_numbers, _values, _gradients, _reference)

@@ -1,7 +1,7 @@
 """Distances of all pairs: which form computes them.
 
-* Large sets of float32 points: :mod:`holonomy.manifolds.hyperboloid.pair_products`.
-* Other sets: :mod:`holonomy.manifolds.hyperboloid.pairs`.
+* Large sets of float32 points: :mod:`holonomy.manifolds.hyperboloid.pairwise_matmul`.
+* Other sets: :mod:`holonomy.manifolds.hyperboloid.pairwise`.
 * In transformations of ``torch.func``, under which no pair can be chosen by its numbers, pair by pair:
   :mod:`holonomy.manifolds.hyperboloid.geodesics`.
 
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from holonomy import _autograd
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.pair_products import Chunk, product_gradients, product_values
-from holonomy.manifolds.hyperboloid.pairs import distance_gradients, distance_values
-from holonomy.manifolds.hyperboloid.rows import rows_at_once
+from holonomy.manifolds.hyperboloid.pairwise import distance_gradients, distance_values
+from holonomy.manifolds.hyperboloid.pairwise_matmul import Chunk, product_gradients, product_values
+from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
 
 # Below so many pairs the bookkeeping of products costs more than differences do.
 FEWEST_PAIRS = 2**15
@@ -27,7 +27,7 @@ FEWEST_PAIRS = 2**15
 _Gradients = tuple[Tensor, Tensor, Tensor | None]
 
 
-def takes_products(x: Tensor, y: Tensor) -> bool:
+def use_products(x: Tensor, y: Tensor) -> bool:
     """The rule: large sets of points, none of float64."""
     large = x.shape[-2] * y.shape[-2] >= FEWEST_PAIRS
     return large and torch.float64 not in {x.dtype, y.dtype}

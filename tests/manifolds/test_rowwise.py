@@ -10,8 +10,8 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.manifolds.hyperboloid import row_maps, rows
-from holonomy.manifolds.hyperboloid.row_transport import _numbers
+from holonomy.manifolds.hyperboloid import rowwise, rowwise_maps
+from holonomy.manifolds.hyperboloid.rowwise_transport import _numbers
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 ROWS = 700
@@ -49,7 +49,7 @@ def parts_of(gradient: Tensor, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("dim", [1, 2, 65])
 def test_agree_with_geodesics(kappa: float, rapidity: float, dim: int, device: torch.device) -> None:
     x, y = pairs(kappa, rapidity, dim, device)
-    assert rows.use_rowwise(x, y)
+    assert rowwise.use_rowwise(x, y)
     grad = torch.ones(ROWS, device=device)
     fast, exact = (found(x, y, kappa, grad, dtype) for dtype in (torch.float32, torch.float64))
     assert bool((fast[0][250:300] == 0).all())
@@ -127,11 +127,11 @@ def test_no_dimension(device: torch.device) -> None:
 
 def test_the_rule(device: torch.device) -> None:
     x = torch.ones(9, 4, device=device)
-    assert rows.use_rowwise(x, x)
-    assert not rows.use_rowwise(x, x.double())
-    assert not rows.use_rowwise(x.double(), x.double())
+    assert rowwise.use_rowwise(x, x)
+    assert not rowwise.use_rowwise(x, x.double())
+    assert not rowwise.use_rowwise(x.double(), x.double())
     with torch.autocast(device.type, torch.bfloat16):
-        assert not rows.use_rowwise(x, x)
+        assert not rowwise.use_rowwise(x, x)
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -141,5 +141,5 @@ def test_steep_rows_are_left_to_the_exact_functions(flip):
     x, y = torch.tensor([[0.0, 0.0], [0.3, 0.0]]), torch.tensor([[far, 0.0], [0.0, 0.4]])
     x, y = (y, x) if flip else (x, y)
     one = torch.ones((), dtype=torch.float64)
-    assert row_maps._log_numbers(one, x, y)[1].squeeze().tolist() == [True, False]
+    assert rowwise_maps._log_numbers(one, x, y)[1].squeeze().tolist() == [True, False]
     assert _numbers(one, x, y, torch.ones(2, 2))[1].squeeze().tolist() == [True, False]

@@ -1,7 +1,7 @@
 r"""Exponential and logarithm of float32 points, row by row, as little arithmetic as keeps them right.
 
 In units of the radius, with :math:`w = x \cdot u / x_t^2`, so that :math:`\ell^2 = |u|^2 - w\, x \cdot u`, and z of
-:func:`holonomy.manifolds.hyperboloid.rows.between`,
+:func:`holonomy.manifolds.hyperboloid.rowwise.between`,
 
 .. math::
     \exp_x(u) = \cosh(\ell)\, x + \frac{\sinh \ell}{\ell}\, u, \qquad
@@ -21,27 +21,27 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.rows import Between, Form, between, by_rows, row_chunks
+from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, apply_rowwise, between, row_chunks
 
 
-def row_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
+def rowwise_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
     """Exponential map of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.expmap_exact`."""
-    return by_rows(_EXPONENTIAL, scale, x, u)
+    return apply_rowwise(_EXPONENTIAL, scale, x, u)
 
 
-def row_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+def rowwise_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Logarithm of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.logarithm`."""
-    return by_rows(_LOGARITHM, scale, x, y)
+    return apply_rowwise(_LOGARITHM, scale, x, y)
 
 
-def row_exponential_at_origin(u: Tensor, scale: Tensor) -> Tensor:
+def rowwise_exponential0(u: Tensor, scale: Tensor) -> Tensor:
     r"""Exponential map at the origin, :math:`\sinh(\ell)\, u / \ell`."""
-    return by_rows(_EXPONENTIAL_AT_ORIGIN, scale, u)
+    return apply_rowwise(_EXPONENTIAL_AT_ORIGIN, scale, u)
 
 
-def row_logarithm_at_origin(x: Tensor, scale: Tensor) -> Tensor:
+def rowwise_logarithm0(x: Tensor, scale: Tensor) -> Tensor:
     r"""Logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r`."""
-    return by_rows(_LOGARITHM_AT_ORIGIN, scale, x)
+    return apply_rowwise(_LOGARITHM_AT_ORIGIN, scale, x)
 
 
 def reach_of(dtype: torch.dtype) -> float:
@@ -59,7 +59,7 @@ class _Step(NamedTuple):
     slope: Tensor
 
 
-def _shoot_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
+def _exp_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
     squares = x.new_empty((3, x.shape[0], 1), dtype=torch.float64)
     for rows in row_chunks(x, torch.float64):
         a, b = x[rows].double(), u[rows].double()
@@ -74,7 +74,7 @@ def _shoot_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
     return step, ~(torch.maximum(step.cosh, u_length) * x_time <= numerics.ROW_STEEPEST)
 
 
-def _shoot_values(numbers: _Step, scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
+def _exp_values(numbers: _Step, scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
     del scale
     result = torch.empty_like(x)
     for rows in row_chunks(x, torch.float64):
@@ -83,9 +83,7 @@ def _shoot_values(numbers: _Step, scale: Tensor, x: Tensor, u: Tensor) -> Tensor
     return result
 
 
-def _shoot_gradients(
-    numbers: _Step, grad: Tensor, scale: Tensor, x: Tensor, u: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _exp_gradients(numbers: _Step, grad: Tensor, scale: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     w, length, cosh, sinhc, slope = numbers
     on_x, on_u, on_square = torch.empty_like(x), torch.empty_like(u), torch.empty_like(w)
     for rows in row_chunks(x, torch.float64):
@@ -99,7 +97,7 @@ def _shoot_gradients(
     return on_square * (length.square() - w.square()) / (scale * scale.square()), on_x, on_u
 
 
-def _shoot_definition(scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
+def _exp_reference(scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
     wide = geodesics.expmap_exact(numerics.widen(x), numerics.widen(u), scale, reach_of(x.dtype))
     return numerics.narrow(numerics.shrink(wide, x.dtype), x.dtype)
 
@@ -150,7 +148,7 @@ def _log_gradients(
     return (on_z * rate + by_time) / scale, on_x, on_y
 
 
-def _log_definition(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _log_reference(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return numerics.narrow(geodesics.logarithm(numerics.widen(x), numerics.widen(y), scale), x.dtype)
 
 
@@ -201,12 +199,12 @@ def logarithm_factor(length: Tensor) -> Factor:
     return Factor(length.square(), value, (1 / time - value) / square)
 
 
-def _shoot0_numbers(scale: Tensor, u: Tensor) -> tuple[Factor, Tensor]:
+def _exp0_numbers(scale: Tensor, u: Tensor) -> tuple[Factor, Tensor]:
     length = _length(scale, u)
     return exponential_factor(length), ~(length <= numerics.widest_rapidity(u.dtype) / 2)
 
 
-def _shoot0_definition(scale: Tensor, u: Tensor) -> Tensor:
+def _exp0_reference(scale: Tensor, u: Tensor) -> Tensor:
     wide = geodesics.expmap0_exact(numerics.widen(u), scale)
     return numerics.narrow(numerics.shrink(wide, u.dtype), u.dtype)
 
@@ -216,7 +214,7 @@ def _log0_numbers(scale: Tensor, x: Tensor) -> tuple[Factor, Tensor]:
     return logarithm_factor(length), ~(length <= numerics.ROW_WIDEST)
 
 
-def _log0_definition(scale: Tensor, x: Tensor) -> Tensor:
+def _log0_reference(scale: Tensor, x: Tensor) -> Tensor:
     return numerics.narrow(geodesics.logarithm0(numerics.widen(x), scale), x.dtype)
 
 
@@ -227,8 +225,8 @@ def _length(scale: Tensor, x: Tensor) -> Tensor:
     return length.mul_(scale)
 
 
-_EXPONENTIAL = Form(_shoot_numbers, _shoot_values, _shoot_gradients, _shoot_definition)
-_LOGARITHM = Form(_log_numbers, _log_values, _log_gradients, _log_definition)
+_EXPONENTIAL = RowwiseOp(_exp_numbers, _exp_values, _exp_gradients, _exp_reference)
+_LOGARITHM = RowwiseOp(_log_numbers, _log_values, _log_gradients, _log_reference)
 # Rows multiplied by a function of their length.
-_EXPONENTIAL_AT_ORIGIN = Form(_shoot0_numbers, _radial_values, _radial_gradients, _shoot0_definition)
-_LOGARITHM_AT_ORIGIN = Form(_log0_numbers, _radial_values, _radial_gradients, _log0_definition)
+_EXPONENTIAL_AT_ORIGIN = RowwiseOp(_exp0_numbers, _radial_values, _radial_gradients, _exp0_reference)
+_LOGARITHM_AT_ORIGIN = RowwiseOp(_log0_numbers, _radial_values, _radial_gradients, _log0_reference)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holonomy.manifolds import hyperboloid
-from holonomy.manifolds.hyperboloid.pair_distances import takes_products
+from holonomy.manifolds.hyperboloid.pairwise_distances import use_products
 
 CURVATURES = (-0.01, -1.0, -100.0)
 ROWS, COLUMNS = 310, 190
@@ -49,7 +49,7 @@ def apart(found: Tensor, expected: Tensor) -> Tensor:
 @pytest.mark.parametrize("dim", [1, 2, 64])
 def test_agree_with_differences(kappa: float, rapidity: float, dim: int, device: torch.device) -> None:
     x, y = clouds(kappa, rapidity, dim, device)
-    assert takes_products(x, y)
+    assert use_products(x, y)
     grad = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).to(device)
     found = distances_and_gradients(x, y, kappa, grad, torch.float32)
     expected = distances_and_gradients(x, y, kappa, grad, torch.float64)
@@ -65,7 +65,7 @@ def test_batches_are_sets_one_by_one(device: torch.device) -> None:
     """Sets of which one takes products and another differences, and a set that all share."""
     sets = [clouds(-1.0, rapidity, 3, device) for rapidity in (1.0, 40.0)]
     x, y = torch.stack([x for x, _ in sets])[:, None], sets[0][1]
-    assert takes_products(x, y)
+    assert use_products(x, y)
     grad = torch.randn(2, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)).to(device)
     distances, of_x, of_y, of_kappa = distances_and_gradients(x, y, -1.0, grad, torch.float32)
     alone = [distances_and_gradients(a[0], y, -1.0, g[0], torch.float32) for a, g in zip(x, grad, strict=True)]
@@ -88,7 +88,7 @@ def test_differences_where_products_cannot(rapidity: float, why: str, device: to
 def test_second_derivative_goes_through_differences(device: torch.device) -> None:
     x, y = clouds(-1.0, 1.0, 3, device)
     x, y = x[60:], y[50:]  # no pair coincides
-    assert takes_products(x, y)
+    assert use_products(x, y)
     seconds = []
     for dtype in (torch.float32, torch.float64):
         leaf = x.to(dtype, copy=True).requires_grad_()
@@ -110,12 +110,12 @@ def test_a_row_of_nan_stays_one(device: torch.device) -> None:
 
 def test_the_rule() -> None:
     large, small = torch.ones(ROWS, 4), torch.ones(9, 4)
-    assert takes_products(large, large)
-    assert takes_products(large.bfloat16(), large)
-    assert not takes_products(large, small)
-    assert not takes_products(large, large.double())
-    assert takes_products(large[None], large[None])
-    assert not takes_products(small.expand(900, 9, 4), small)
+    assert use_products(large, large)
+    assert use_products(large.bfloat16(), large)
+    assert not use_products(large, small)
+    assert not use_products(large, large.double())
+    assert use_products(large[None], large[None])
+    assert not use_products(small.expand(900, 9, 4), small)
 
 
 @pytest.mark.parametrize("radius", [1.0, 10.0, 30.0, 60.0, 80.0])

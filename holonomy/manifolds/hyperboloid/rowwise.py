@@ -2,8 +2,8 @@ r"""Float32 points as tables, row by row: in which chunks, and with which gradie
 
 :mod:`holonomy.manifolds.hyperboloid.geodesics` is right everywhere, at the price of some sixty passes over the points.
 Where a formula cancels by no more than half of float64's digits a few products of rows are enough: that is most rows of
-most tables, and the others go to geodesics. :mod:`~holonomy.manifolds.hyperboloid.row_distances` and
-:mod:`~holonomy.manifolds.hyperboloid.row_maps` are such formulas.
+most tables, and the others go to geodesics. :mod:`~holonomy.manifolds.hyperboloid.rowwise_distances` and
+:mod:`~holonomy.manifolds.hyperboloid.rowwise_maps` are such formulas.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def use_rowwise(*tables: Tensor) -> bool:
     return tables[0].dtype == torch.float32 and _autograd.supports_custom_backward(*tables)
 
 
-class Form(NamedTuple):
+class RowwiseOp(NamedTuple):
     """A function of the rows of one or two tables and the curvature, as few products, with its gradients."""
 
     # Of the scale and the tables, what values and gradients share, and the rows (n, 1) that are left to the definition.
@@ -36,46 +36,46 @@ class Form(NamedTuple):
     # Of the numbers, the gradient by the results, the scale and the tables, what each row adds to the gradient by the
     # scale, (n, 1) in float64, then the gradients by the tables.
     gradients: Callable[..., tuple[Tensor, ...]]
-    definition: Callable[..., Tensor]  # of the scale and the tables, the same by geodesics
+    reference: Callable[..., Tensor]  # of the scale and the tables, the same by geodesics
 
 
-def by_rows(form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
-    """A function of the rows of tables; its second derivative is that of the form's definition."""
+def apply_rowwise(operation: RowwiseOp, scale: Tensor, *tables: Tensor) -> Tensor:
+    """A function of the rows of tables; its second derivative is that of the operation's definition."""
     shape = torch.broadcast_shapes(*(x.shape for x in tables))
     tables = tuple(x if x.shape == shape else numerics.sums_saturate(x).expand(shape) for x in tables)
     *leading, dim = shape
     flat = (x.reshape(math.prod(leading), dim) for x in tables)
-    result: Tensor = _autograd.apply_function(_ByRows, form, scale, *flat)
+    result: Tensor = _autograd.apply_function(_Rowwise, operation, scale, *flat)
     return result.reshape((*leading, *result.shape[1:]))
 
 
-class _ByRows(torch.autograd.Function):
+class _Rowwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, form: Form, scale: Tensor, *tables: Tensor) -> Tensor:
+    def forward(ctx: Any, operation: RowwiseOp, scale: Tensor, *tables: Tensor) -> Tensor:
         ctx.save_for_backward(scale, *tables)
-        numbers, beyond = form.numbers(scale, *tables)
-        ctx.form, ctx.numbers, ctx.far = form, numbers, beyond.squeeze(-1).nonzero().squeeze(-1)
-        result = form.values(numbers, scale, *tables)
+        numbers, beyond = operation.numbers(scale, *tables)
+        ctx.operation, ctx.numbers, ctx.far = operation, numbers, beyond.squeeze(-1).nonzero().squeeze(-1)
+        result = operation.values(numbers, scale, *tables)
         numerics.finite_(result)
         if ctx.far.numel():
-            result[ctx.far] = form.definition(scale, *(x[ctx.far] for x in tables))
+            result[ctx.far] = operation.reference(scale, *(x[ctx.far] for x in tables))
         return result
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         scale, *tables = ctx.saved_tensors
-        grad, form, far = grad_outputs[0], ctx.form, ctx.far
+        grad, operation, far = grad_outputs[0], ctx.operation, ctx.far
         if torch.is_grad_enabled():
             wanted = tuple(ctx.needs_input_grad[1:])
-            return None, *_autograd.by_definition(form.definition, (scale, *tables), grad, wanted)
-        rates, *gradients = form.gradients(ctx.numbers, grad, scale, *tables)
+            return None, *_autograd.by_definition(operation.reference, (scale, *tables), grad, wanted)
+        rates, *gradients = operation.gradients(ctx.numbers, grad, scale, *tables)
         for found in (rates, *gradients):
             numerics.finite_(found)
         rates[far] = 0.0
         on_scale = numerics.total(rates)
         if far.numel():
             rows = (scale, *(x[far] for x in tables))
-            more, *exact = _autograd.by_definition(form.definition, rows, grad[far], (True,) * len(rows))
+            more, *exact = _autograd.by_definition(operation.reference, rows, grad[far], (True,) * len(rows))
             on_scale = on_scale + more
             for gradient, of_rows in zip(gradients, exact, strict=True):
                 gradient[far] = of_rows

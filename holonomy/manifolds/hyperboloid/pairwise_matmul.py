@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.pairs import distance_gradients, distance_values
+from holonomy.manifolds.hyperboloid.pairwise import distance_gradients, distance_values
 from holonomy.manifolds.hyperboloid.rays import polar
 
 # Pairs of one chunk: 1 MiB of float64.

@@ -15,7 +15,7 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rays import any_nan, chord_of, polar, rays_of, sinh_difference, weighted_gap
-from holonomy.manifolds.hyperboloid.rows import rows_at_once
+from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
 
 
 def distance_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
