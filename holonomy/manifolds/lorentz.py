@@ -608,32 +608,12 @@ class Lorentz(geoopt.Lorentz):
         return charts.from_poincare(p, self.curvature)
 
     def to_klein(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
-        """Coordinates in the Klein ball of radius ``1/sqrt(-curvature)``; see :mod:`~holonomy.manifolds.charts`.
-
-        Args:
-            x: points ``(..., d+1)``.
-
-        Returns:
-            Points of the ball.
-        """
+        """As :meth:`to_poincare`, to the Klein ball of the same radius."""
         checks.vectors(x=x)
         return charts.to_klein(x, self.curvature)
 
     def from_klein(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
-        """The inverse of :meth:`to_klein`.
-
-        A point on the rim, or beyond it by no more than rounding, is read as the farthest one inside.
-
-        Args:
-            p: points ``(..., d)`` of the ball.
-
-        Returns:
-            Points ``(..., d+1)``.
-
-        Raises:
-            ValueError: if a point lies outside the ball. Points on a GPU, under ``torch.compile`` or in a
-                transformation of ``torch.func`` are not read; there such a point counts as one on the rim.
-        """
+        """As :meth:`from_poincare`, from the Klein ball."""
         checks.vectors(p=p)
         checks.in_ball("p", p, self.curvature, numerics.tolerance(p.dtype).rtol)
         return charts.from_klein(p, self.curvature)

@@ -57,6 +57,7 @@ class _TangentConvolution(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        checks.flags(bias=bias)
         checks.floating_dtype(dtype)
         checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)
@@ -67,18 +68,35 @@ class _TangentConvolution(nn.Module):
         self.linear = TangentLinear(in_features, out_features, manifold_in, bias=False, device=device, dtype=dtype)
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
 
-    def _hidden(
-        self, x: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None
+    def forward(
+        self,
+        x: Float[Tensor, "nodes dim_in_plus_1"],
+        edge_index: Int[Tensor, "2 edges"] | Graph,
+        edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes dim_out_plus_1"]:
-        r"""The points :math:`h = (W \otimes x) \oplus b` on ``manifold_in``, of checked arguments."""
-        _check(x, edges, edge_weight, self.linear.linear.in_features + 1, self.linear.linear)
-        points = self.linear(x)
-        return points if self.bias is None else translated(points, self.bias, self.manifold_in)
+        """Convolve.
 
-    def _out(self, tangent: Float[Tensor, "nodes dim_out"]) -> Float[Tensor, "nodes dim_out_plus_1"]:
-        """Activation in the tangent space, and the exponential of ``manifold_out``."""
-        tangent = tangent if self.activation is None else self.activation(tangent)
-        return from_tangent(tangent, self.manifold_out)
+        Args:
+            x: points ``(n, in_features + 1)`` on ``manifold_in``.
+            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
+            edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
+                among them, comes to the origin, or with ``aggregation="local"`` stays where it is.
+
+        Returns:
+            Points ``(n, out_features + 1)`` on ``manifold_out``.
+        """
+        _check(x, edge_index, edge_weight, self.linear.linear.in_features + 1, self.linear.linear)
+        # h on manifold_in, its average in the tangent space at the origin, then sigma and the exponential map.
+        points = self.linear(x)
+        points = points if self.bias is None else translated(points, self.bias, self.manifold_in)
+        mean = self._mean(points, edge_index, edge_weight)
+        return from_tangent(mean if self.activation is None else self.activation(mean), self.manifold_out)
+
+    def _mean(
+        self, points: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None
+    ) -> Float[Tensor, "nodes dim_out"]:
+        """The average at each node, as a tangent vector at the origin of ``manifold_in``."""
+        raise NotImplementedError
 
 
 class HGCNConv(_TangentConvolution):
@@ -144,35 +162,18 @@ class HGCNConv(_TangentConvolution):
             device=device,
             dtype=dtype,
         )
-        checks.flags(bias=bias)
         self.aggregation = checks.one_of("aggregation", aggregation, ("origin", "local"))
 
-    def forward(
-        self,
-        x: Float[Tensor, "nodes dim_in_plus_1"],
-        edge_index: Int[Tensor, "2 edges"] | Graph,
-        edge_weight: Float[Tensor, " edges"] | None = None,
-    ) -> Float[Tensor, "nodes dim_out_plus_1"]:
-        """Convolve.
-
-        Args:
-            x: points ``(n, in_features + 1)`` on ``manifold_in``.
-            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
-            edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
-                among them, comes to the origin, or with ``"local"`` stays where it is.
-
-        Returns:
-            Points ``(n, out_features + 1)`` on ``manifold_out``.
-        """
-        points = self._hidden(x, edge_index, edge_weight)
-        manifold = self.manifold_in
+    def _mean(
+        self, points: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None
+    ) -> Float[Tensor, "nodes dim_out"]:
+        manifold, nodes = self.manifold_in, len(points)
         if self.aggregation == "origin":
-            average = averaging(edge_index, x.shape[0], points.dtype, edge_weight)
-            return self._out(average(manifold.logmap0(points)[..., 1:]))
-        source, target, weight = looped_edges(edge_list(edge_index), x.shape[0], points.dtype, edge_weight)
+            return averaging(edges, nodes, points.dtype, edge_weight)(manifold.logmap0(points)[..., 1:])
+        source, target, weight = looped_edges(edge_list(edges), nodes, points.dtype, edge_weight)
         logarithms = hyperboloid.logmap_frame(points[target], points[source], manifold.curvature)
-        moved = hyperboloid.expmap_frame(points, _average(logarithms, weight, target, x.shape[0]), manifold.curvature)
-        return self._out(manifold.logmap0(moved)[..., 1:])
+        moved = hyperboloid.expmap_frame(points, _average(logarithms, weight, target, nodes), manifold.curvature)
+        return manifold.logmap0(moved)[..., 1:]
 
     def extra_repr(self) -> str:
         """Where the average is taken, for ``repr``."""
@@ -238,35 +239,20 @@ class HGATConv(_TangentConvolution):
             device=device,
             dtype=dtype,
         )
-        checks.flags(bias=bias)
         self.heads = head_count(out_features, heads, "out_features")
 
-    def forward(
-        self,
-        x: Float[Tensor, "nodes dim_in_plus_1"],
-        edge_index: Int[Tensor, "2 edges"] | Graph,
-        edge_weight: Float[Tensor, " edges"] | None = None,
-    ) -> Float[Tensor, "nodes dim_out_plus_1"]:
-        """Convolve.
-
-        Args:
-            x: points ``(n, in_features + 1)`` on ``manifold_in``.
-            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
-            edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
-                among them, comes to the origin.
-
-        Returns:
-            Points ``(n, out_features + 1)`` on ``manifold_out``.
-        """
-        points = self._hidden(x, edge_index, edge_weight)
-        source, target, weight = looped_edges(edge_list(edge_index), x.shape[0], points.dtype, edge_weight)
+    def _mean(
+        self, points: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None
+    ) -> Float[Tensor, "nodes dim_out"]:
+        nodes = len(points)
+        source, target, weight = looped_edges(edge_list(edges), nodes, points.dtype, edge_weight)
         tangent = self.manifold_in.logmap0(points)[..., 1:].unflatten(-1, (self.heads, -1))
         # Of one head the points are there already.
         by_head = points[:, None] if self.heads == 1 else self.manifold_in.expmap0(functional.pad(tangent, (1, 0)))
         distances = self.manifold_in.dist(by_head[target], by_head[source])
-        shares = _softmax(-distances, weight.to(distances.dtype)[:, None], target, x.shape[0])
+        shares = _softmax(-distances, weight.to(distances.dtype)[:, None], target, nodes)
         messages = tangent[source] * shares[..., None]
-        return self._out(tangent.new_zeros(tangent.shape).index_add(0, target, messages.to(tangent.dtype)).flatten(-2))
+        return tangent.new_zeros(tangent.shape).index_add(0, target, messages.to(tangent.dtype)).flatten(-2)
 
     def extra_repr(self) -> str:
         """Heads, for ``repr``."""

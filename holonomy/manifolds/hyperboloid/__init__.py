@@ -15,10 +15,11 @@ each function scales, computes there in float64, scales back and returns the cal
 :mod:`holonomy.manifolds.hyperboloid.geodesics`; float32 points take :mod:`holonomy.manifolds.hyperboloid.rowwise` where
 that is as right and far shorter. With float32 input, float64 inside, results are right to float32 rounding for points
 up to rapidity :math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, they saturate and stay
-finite. So are gradients, but for those of :func:`expmap`, right up to 44: beyond they are finite. **Second
-derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm, exponential
-and transport are right away from three places: a point at the origin, two points that coincide, a tangent vector of
-length zero. There the first derivative is right and the second may be wrong or ``nan``.
+finite. So are gradients, but for those of :func:`expmap`, right up to 44: beyond they are finite.
+
+**Second derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm,
+exponential and transport are right away from three places: a point at the origin, two points that coincide, a tangent
+vector of length zero. There the first derivative is right and the second may be wrong or ``nan``.
 """
 
 from __future__ import annotations
