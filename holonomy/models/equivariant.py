@@ -26,29 +26,8 @@ _LAST: dict[Level, int] = {"graph": 0, "node": 1, "edge": 2}  # the order of the
 class EquivariantModel(nn.Module):
     """Layers between tensors of a list of orders, called with a graph, with hyperedges or with a dense tensor.
 
-    Args:
-        in_features: features of a node, or of an entry of the tensor.
-        hidden: width of the layers.
-        out_features: width of the result.
-        level: ``"graph"``, ``"node"`` or ``"edge"``: the last order, 0, 1 or 2.
-        orders: order of the input, then of each layer's result; ``(2, 2, last)`` if left out.
-        edge_features: attributes of an edge of a graph, 0 where there are none; an input of order 2 has
-            ``in_features + edge_features`` channels.
-        layer: makes the layer between two orders.
-        norm: whether a LayerNorm stands before the head.
-        entrywise: whether the maps before and after the layers map each entry by itself.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        TypeError: if orders are no sequence of integers, or a size is no integer.
-        ValueError: if there are fewer than two orders, the first is 0, or a number is out of range.
-
-    >>> from holonomy.layers import EquivariantLinear
-    >>> make = lambda k, l: EquivariantLinear(k, l, 8, 8)
-    >>> model = EquivariantModel(3, 8, 2, level="node", orders=(2, 1), edge_features=0, layer=make, norm=False)
-    >>> model(torch.ones(4, 3), torch.tensor([[0, 1], [1, 0]])).shape
-    torch.Size([4, 2])
+    ``layer`` makes the layer between two orders. The other arguments are those of the two models that are made of it,
+    :class:`~holonomy.models.HigherOrderTransformer` and :class:`~holonomy.models.InvariantGraphNetwork`.
     """
 
     def __init__(

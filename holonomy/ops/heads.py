@@ -136,14 +136,8 @@ def split_mask(
 ) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
     """Of torch's ``attn_mask``, which pairs are hidden, and what is added to the logits of the others.
 
-    Args:
-        attn_mask: boolean, ``True`` at pairs that must not attend, or floating-point, added to the logits; it
-            broadcasts to ``shape``, or is ``(batch * heads, queries, keys)``.
-        shape: ``(*batch, heads, queries, keys)``.
-        like: a tensor whose dtype the numbers take.
-
-    Returns:
-        Two masks that broadcast to ``shape``, or None.
+    A boolean mask is ``True`` at pairs that must not attend, a floating-point one is added to the logits. It broadcasts
+    to ``shape``, ``(*batch, heads, queries, keys)``, or is ``(batch * heads, queries, keys)``.
     """
     if attn_mask is None:
         return None, None

@@ -183,22 +183,8 @@ class PreNormLayer(nn.Module):
 
     .. math:: H = X + \mathrm{Attention}(\mathrm{LN}\,X), \qquad H + \mathrm{MLP}(\mathrm{LN}\,H)
 
-    Args:
-        features: width d of a token.
-        attention: takes ``(*batch, tokens, features)`` and a key-padding mask.
-        feedforward: width of the MLP's one hidden layer, 4 d if left out.
-        dropout: probability that an entry of what attention or MLP add, or of the hidden layer, is dropped.
-        stochastic_depth: probability that a graph passes by attention, and that it passes by the MLP.
-        activation: of the MLP.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        TypeError: if a size is not an integer.
-        ValueError: if a size or probability is none of the allowed.
-
-    >>> PreNormLayer(8, TokenAttention(8, 2))(torch.randn(3, 5, 8)).shape
-    torch.Size([3, 5, 8])
+    ``attention`` takes ``(*batch, tokens, features)`` and a key-padding mask; the other arguments are those of
+    :class:`TokenEncoderLayer`.
     """
 
     def __init__(
@@ -245,27 +231,13 @@ class PreNormLayer(nn.Module):
         return self.fed_forward(x + self.branch(self.attention(self.norm_attention(x), key_padding_mask)))
 
     def fed_forward(self, x: Float[Tensor, "*batch tokens features"]) -> Float[Tensor, "*batch tokens features"]:
-        """The second block alone.
-
-        Args:
-            x: ``(*batch, tokens, features)``.
-
-        Returns:
-            ``(*batch, tokens, features)``.
-        """
+        """The second block alone."""
         # H + MLP(LN H).
         hidden = self._dropped(self.activation(self.expand(self.norm_feedforward(x))))
         return x + self.branch(self.contract(hidden))
 
     def branch(self, x: Float[Tensor, "*batch tokens features"]) -> Float[Tensor, "*batch tokens features"]:
-        """What a block adds, after dropout and stochastic depth.
-
-        Args:
-            x: ``(*batch, tokens, features)``.
-
-        Returns:
-            ``(*batch, tokens, features)``.
-        """
+        """What a block adds, after dropout and stochastic depth."""
         return stochastic_depth(self._dropped(x), self.stochastic_depth, training=self.training)
 
     def _dropped(self, x: Tensor) -> Tensor:

@@ -14,14 +14,6 @@ class RecomputedBuffers(nn.Module):
     Large modules are made on the meta device. What they get when they leave it is storage without content
     (:meth:`torch.nn.Module.to_empty`) or the tensors of a state (``load_state_dict(assign=True)``). Neither brings
     these buffers, which are made anew.
-
-    >>> import torch
-    >>> from holonomy.layers import EquivariantLinear
-    >>> with torch.device("meta"):
-    ...     layer = EquivariantLinear(1, 1, 3, 4)
-    >>> layer.to_empty(device="cpu").conversion
-    tensor([[[ 0.,  1.],
-             [ 1., -1.]]])
     """
 
     def _recomputed(self) -> dict[str, Tensor]:

@@ -52,22 +52,7 @@ def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer
 
 
 class EquivariantMap(RecomputedBuffers):
-    """A linear combination of chosen classes; :class:`EquivariantLinear` is the one of all, or of the lightweight ones.
-
-    Args:
-        order_in: k.
-        order_out: l.
-        in_features: d.
-        out_features: d'.
-        choose: which classes take part.
-        bias: whether there is a bias for each pattern of the output that takes part.
-        normalise: ``"counts"`` divides the sum of each class by its number of terms, ``None`` does not.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    >>> EquivariantMap(1, 1, 3, 4, choose=lambda orbit: not orbit.reads.kept)(torch.ones(2, 5, 3)).shape
-    torch.Size([2, 5, 4])
-    """
+    """A linear combination of chosen classes. :class:`EquivariantLinear` is that of all, or of the lightweight ones."""
 
     conversion: Tensor
 
