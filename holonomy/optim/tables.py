@@ -58,12 +58,11 @@ def _length(x: Float[Tensor, "rows d"]) -> Float[Tensor, "rows 1"]:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
-def _plain_step(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most d"]) -> bool:
-    """One step in the rows' own dtype and memory, for points and gradients of ordinary size.
+def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most d"]) -> bool:
+    """One step in the rows' own dtype and memory; False, with nothing changed, where :func:`_step_reference` is needed.
 
-    Returns False, with nothing changed, if a row is too far out or too long for squares and
-    rounding in this dtype: :func:`_careful_step` is the same formula without that limit. Fresh
-    memory of this size would cost more than the arithmetic, hence the scratch.
+    That is where a row is too far out, or a gradient too long, for squares and rounding in this dtype. Fresh memory of
+    this size would cost more than the arithmetic, hence the scratch.
     """
     x, m, g, second, largest, radius = rows
     fresh = 1 - rule.beta1
@@ -75,14 +74,15 @@ def _plain_step(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most d"]) -> b
     if rule.decay or bool(g[:, :1].any()):
         torch.addcmul(covector, space, g[:, :1] / time + 2 * rule.decay, out=w)
         covector = w
+    # The length of the gradient: |w|^2 + (x_s . w)^2 / k.
     radial = torch.mul(space, covector, out=product).sum(-1, keepdim=True) / radius
     size2 = _length(covector).square_().addcmul_(radial, radial)
-    lean = torch.mul(space, momentum, out=product).sum(-1, keepdim=True) / time
+    slope = torch.mul(space, momentum, out=product).sum(-1, keepdim=True) / time  # e . m
     # (1 - beta1) w = (1 - beta1) covector + beta1 (momentum, as a covector), and its part along x.
     torch.add(covector, momentum, alpha=rule.beta1 / fresh, out=w)
-    lean = lean / time * (rule.beta1 / fresh)
-    w.addcmul_(space, lean, value=-1)
-    radial.addcmul_(lean, radius)
+    slope = slope / time * (rule.beta1 / fresh)
+    w.addcmul_(space, slope, value=-1)
+    radial.addcmul_(slope, radius)
     length = torch.hypot(_length(w), radial)
     new_second = torch.lerp(second, size2, 1 - rule.beta2)
     seen = new_second if largest is None else torch.maximum(largest, new_second)
@@ -94,6 +94,7 @@ def _plain_step(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most d"]) -> b
     second.copy_(new_second)
     if largest is not None:
         largest.copy_(seen)
+    # x becomes (1 + along) x - pace w, and the momentum cosh w + turn x, along the geodesic of this angle.
     sinh = torch.sinh(angle)
     square = sinh.square()
     cosh = (square + 1).sqrt_()
@@ -108,8 +109,8 @@ def _plain_step(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most d"]) -> b
     return True
 
 
-def _careful_step(rows: Rows, rule: Rule) -> None:
-    """The step of :func:`_plain_step` in float64, finite for whatever finite numbers come in."""
+def _step_reference(rows: Rows, rule: Rule) -> None:
+    """The step of :func:`_step_in_place` in float64, finite for whatever finite numbers come in."""
     dtype = rows.point.dtype
     x, m, g, radius = map(numerics.widen, (rows.point, rows.momentum, rows.grad, rows.radius))
     space = x[:, 1:]
@@ -129,7 +130,7 @@ def _careful_step(rows: Rows, rule: Rule) -> None:
     seen = rows.second
     if rows.largest is not None:
         seen = torch.maximum(rows.largest, seen, out=rows.largest)
-    lean = dot(e, m[:, 1:])
+    lean = dot(e, m[:, 1:])  # e . m, the time of the momentum
     w = (1 - rule.beta1) * covector + rule.beta1 * (m[:, 1:] - lean * e)
     radial = (1 - rule.beta1) * radial + rule.beta1 * lean / stretch
     length = numerics.hypot(numerics.norm(w, keepdim=True), radial)
@@ -217,7 +218,7 @@ def step_tables(tables: list[Rows], rule: Rule) -> None:
         scratch = point.new_empty(2, height, point.shape[1] - 1)
     for block in _blocks(tables, most):
         rows = block[0] if len(block) == 1 else _stacked(block)
-        if scratch is None or not _plain_step(rows, rule, scratch):
-            _careful_step(rows, rule)
+        if scratch is None or not _step_in_place(rows, rule, scratch):
+            _step_reference(rows, rule)
         if len(block) > 1:
             _unstack(rows, block)

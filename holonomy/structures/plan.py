@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 # Plans that a plan keeps of other tuples, a few models' worth: ever new tuples do not fill the memory.
-_MOST_BELOW = 64
+_MOST_CHILDREN = 64
 
 
 class HyperedgePlan:
@@ -68,13 +68,13 @@ class HyperedgePlan:
         self._hold(indices, num_nodes, batch, graphs)
 
     def _hold(
-        self, indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: int, above: HyperedgePlan | None = None
+        self, indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: int, parent: HyperedgePlan | None = None
     ) -> None:
         self.indices, self.num_nodes, self.batch, self.num_graphs = indices, num_nodes, batch, num_graphs
         self._made_at, self._before = self.changes(), (indices.clone(), batch.clone())
         # Plans refer strongly to those made of them only: without circles, what a batch planned is freed with it.
-        self._above = None if above is None else weakref.ref(above)
-        self._below: deque[HyperedgePlan] = deque(maxlen=_MOST_BELOW)
+        self._parent = None if parent is None else weakref.ref(parent)
+        self._children: deque[HyperedgePlan] = deque(maxlen=_MOST_CHILDREN)
         self._results: WeakKeyDictionary[HyperedgePlan, dict[Hashable, Any]] = WeakKeyDictionary()
 
     def changes(self) -> tuple[int, int] | None:
@@ -128,12 +128,12 @@ class HyperedgePlan:
         >>> plan.at(pairs).order, plan.at(pairs) is plan.at(pairs)
         (2, True)
         """
-        above = None if self._above is None else self._above()
-        for plan in (self, above, *self._below):
+        parent = None if self._parent is None else self._parent()
+        for plan in (self, parent, *self._children):
             if plan is not None and plan.indices is indices and plan.changes() is not None and plan.unchanged():
                 return plan
         plan = self._unchecked(indices, self.num_nodes, self.batch, self.num_graphs, self)
-        self._below.append(plan)
+        self._children.append(plan)
         return plan
 
     def projected(self, order: int) -> HyperedgePlan:
@@ -216,10 +216,10 @@ class HyperedgePlan:
 
     @staticmethod
     def _unchecked(
-        indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: int, above: HyperedgePlan | None = None
+        indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: int, parent: HyperedgePlan | None = None
     ) -> HyperedgePlan:
         plan = object.__new__(HyperedgePlan)
-        plan._hold(indices, num_nodes, batch, num_graphs, above)
+        plan._hold(indices, num_nodes, batch, num_graphs, parent)
         return plan
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -207,7 +207,7 @@ def test_nan_gradients_are_not_hidden(dtype):
     assert point[1].isfinite().all()
 
 
-def test_the_careful_step_is_the_plain_one(monkeypatch):
+def test_the_step_in_place_is_the_reference(monkeypatch):
     plain = train(RiemannianAdam(tables(), lr=0.1, weight_decay=0.1, amsgrad=True), 20)
     monkeypatch.setattr(numerics, "is_ordinary", lambda *_: False)
     careful = train(RiemannianAdam(tables(), lr=0.1, weight_decay=0.1, amsgrad=True), 20)

@@ -55,7 +55,7 @@ class Tape:
         self.rows: list[Row] = []
         self.run: list[tuple[Callable[[Tensor], Tensor], Row, Ends, tuple[float, float]]] = []
         self.start: Region | None = None
-        self.inside = 0
+        self.depth = 0
 
     @property
     def local(self) -> bool:
@@ -95,15 +95,15 @@ class Tape:
             self.region.radius / units[0],
             step.region.radius / units[1],
             step.theorem,
-            self.inside > 0,
+            self.depth > 0,
         )
-        if self.local and function is not None and not self.inside:
+        if self.local and function is not None and not self.depth:
             self.start = self.region if self.start is None else self.start
             self.run.append((function, row, ends, units))
             self.rows.append(replace(row, branch=True))
         else:
             # What lies in a branch leaves the run around it alone.
-            if not self.inside:
+            if not self.depth:
                 self.close()
             self._multiply(step.constant)
             self.rows.append(row)
@@ -150,10 +150,10 @@ class Tape:
         if function is None:
             self.close()
         start, product = self.region, self.constant
-        self.constant, self.inside = 1.0, self.inside + 1
+        self.constant, self.depth = 1.0, self.depth + 1
         branch(self)
         inner, end = self.constant, self.region
-        self.constant, self.region, self.inside = product, start, self.inside - 1
+        self.constant, self.region, self.depth = product, start, self.depth - 1
         prior = Step(
             residual_stretch(inner, layer.epsilon), Region(max(start.radius, end.radius), start.features), "H7"
         )
@@ -173,7 +173,7 @@ def _farthest(*radii: float) -> float:
     return max((radius for radius in radii if math.isfinite(radius)), default=math.inf)
 
 
-def _local_residual(layer: HypResidual, x: Tensor, branch: Tensor, inside: float, metric: Metric) -> float:
+def _local_residual(layer: HypResidual, x: Tensor, branch: Tensor, branch_constant: float, metric: Metric) -> float:
     """H5 at the input: each token moves by its share, the branch by the rest."""
     pair = [
         root(manifold) * points.double()[..., 1:]
@@ -185,6 +185,6 @@ def _local_residual(layer: HypResidual, x: Tensor, branch: Tensor, inside: float
     # The midpoint moves by p_x d + p_F Lip(F) d; in l2, tokens with different shares also obey Cauchy-Schwarz.
     stay, move = shares[..., 0, 0], shares[..., 0, 1]
     if metric == "sup":
-        return (stay + move * inside).amax().item()
-    apart = stay.amax().item() + move.amax().item() * inside
-    return min(apart, math.sqrt(stay.amax().item() + move.amax().item() * inside**2))
+        return (stay + move * branch_constant).amax().item()
+    apart = stay.amax().item() + move.amax().item() * branch_constant
+    return min(apart, math.sqrt(stay.amax().item() + move.amax().item() * branch_constant**2))
