@@ -1,7 +1,8 @@
-"""The door: one clear sentence for each bad shape, dtype or value; behind it nobody checks.
+"""Validation of arguments: one clear sentence for each bad shape, dtype or value.
 
-Shape checks are free and may run in ``forward``. Values are read in constructors, where something is computed once, and
-where nothing waits for them: on a CPU, outside of ``torch.compile`` and of the transformations of ``torch.func``.
+Public functions and constructors call it; what they call checks nothing again. Shape checks are free and may run in
+``forward``. Values are read in constructors, where something is computed once, and where nothing waits for them: on a
+CPU, outside of ``torch.compile`` and of the transformations of ``torch.func``.
 """
 
 from __future__ import annotations

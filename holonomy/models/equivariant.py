@@ -1,4 +1,4 @@
-"""What the models of order-k tensors share: an embedding, layers from order to order, a head, and three doors."""
+"""What the models of order-k tensors share: an embedding, layers from order to order, a head, and their calls."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def built(
 
 
 # The methods by which what the laws wrap around a module calls it.
-_DOORS = ("forward", "padded", "tensor", "embed")
+_METHODS = ("forward", "padded", "tensor", "embed")
 
 
 class _FoundError(Exception):
@@ -145,18 +145,20 @@ def _inputs(made: Built) -> tuple[str, dict[str, Any]]:
     if made.public is made.module:
         return "forward", named(made.module, inputs)
     with ExitStack() as patched, torch.no_grad():
-        for door in filter(partial(hasattr, type(made.public)), _DOORS):
-            patched.enter_context(patch.object(made.public, door, _finding(door, getattr(made.public, door))))
+        for method_name in filter(partial(hasattr, type(made.public)), _METHODS):
+            patched.enter_context(
+                patch.object(made.public, method_name, _finding(method_name, getattr(made.public, method_name)))
+            )
         try:
             made.module(*inputs)
         except _FoundError as found:
             return found.args
-    raise AssertionError(f"{made.case} calls none of {_DOORS}")
+    raise AssertionError(f"{made.case} calls none of {_METHODS}")
 
 
-def _finding(door: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _finding(method_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def find(*args: Any, **kwargs: Any) -> None:
-        raise _FoundError(door, dict(inspect.signature(method).bind(*args, **kwargs).arguments))
+        raise _FoundError(method_name, dict(inspect.signature(method).bind(*args, **kwargs).arguments))
 
     return find
 
@@ -201,8 +203,8 @@ def forward(kind: type[nn.Module], *, step: bool = False) -> Target:
         training = bool(source.below(2))
         torch.manual_seed(source.below(100))
         module = made.public.train(training)
-        door, arguments = _step_after(made, source) if step else _inputs(made)
-        method = getattr(module, door)
+        method_name, arguments = _step_after(made, source) if step else _inputs(made)
+        method = getattr(module, method_name)
         for argument, value in arguments.items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 arguments[argument] = laid_out(value.detach(), source)
@@ -210,9 +212,9 @@ def forward(kind: type[nn.Module], *, step: bool = False) -> Target:
             arguments = _twice(arguments)
         call = Call(
             name,
-            _called(module, door),
+            _called(module, method_name),
             arguments,
-            "module" if door == "forward" else f"module.{door}",
+            "module" if method_name == "forward" else f"module.{method_name}",
             (
                 "from tests.fuzz.modules import KeyValueState, LinearState, built",
                 "",
@@ -238,11 +240,11 @@ def _twice(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | joined
 
 
-def _called(module: nn.Module, door: str) -> Callable[..., Any]:
+def _called(module: nn.Module, method_name: str) -> Callable[..., Any]:
     """How a method is called, the forward pass as the module itself."""
     if isinstance(module, HypConcat):
         return lambda **arguments: module(*arguments.values())
-    return {"forward": module, "step": partial(_stepped, module)}.get(door) or getattr(module, door)
+    return {"forward": module, "step": partial(_stepped, module)}.get(method_name) or getattr(module, method_name)
 
 
 def _stepped(module: nn.Module, x: Any, state: Any = None, **memory: Any) -> tuple[Tensor, Any]:

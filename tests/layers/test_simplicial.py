@@ -527,7 +527,7 @@ def test_padding_is_never_chosen_before_a_token(device):
     torch.testing.assert_close(choice(x, padding)[:, :2], short)
 
 
-# The door.
+# Validation.
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -1,4 +1,4 @@
-r"""Where the inputs of a hyperbolic layer lie, and the door through which a layer's constant is found.
+r"""Where the inputs of a hyperbolic layer lie, and the function that finds a layer's constant there.
 
 A layer is followed on a *region*: a ball about the origin, or balls about the tokens of one input. All lengths are in
 unit coordinates; :func:`~holonomy.theory.lipschitz_bound` speaks of the layer's own distances.

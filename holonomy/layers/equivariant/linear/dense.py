@@ -90,7 +90,7 @@ def spread(parts: Sequence[tuple[OutputPattern, Float[Tensor, "..."]]], order: i
 def _total(parts: Sequence[tuple[OutputPattern, Tensor]]) -> tuple[Tensor, bool]:
     """Add the contributions to one pattern, those over the same axes first, so that few additions are large.
 
-    Whether the sum is a tensor of its own, not a view of what came, is told beside it.
+    The flag says whether the sum is a new tensor, not a view of an input.
     """
     blocks = number_of_blocks(parts[0][0].pattern)
     by_axes: dict[tuple[int, ...], Tensor] = {}
