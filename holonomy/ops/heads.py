@@ -64,11 +64,11 @@ def check_memory(x: Tensor, memory: Tensor | None, width: int, *, is_causal: boo
 _State = TypeVar("_State", bound=tuple[Tensor, ...])
 
 
-def check_state(state: _State, own: _State, grows: Sequence[int] = ()) -> _State:
+def check_state(state: _State, expected: _State, grows: Sequence[int] = ()) -> _State:
     """Refuse a state of other sizes than that of a layer, but for an axis of each tensor that grows with the tokens."""
-    if not isinstance(state, type(own)):
-        raise TypeError(f"state must be what step returned, a {type(own).__name__}, got {type(state).__name__}.")
-    for name, there, wanted, axis in zip_longest(type(own).__annotations__, state, own, grows):
+    if not isinstance(state, type(expected)):
+        raise TypeError(f"state must be what step returned, a {type(expected).__name__}, got {type(state).__name__}.")
+    for name, there, wanted, axis in zip_longest(type(expected).__annotations__, state, expected, grows):
         checks.tensor(f"state.{name}", there)
         shape = [*wanted.shape]
         if axis is not None and there.ndim == wanted.ndim:
@@ -94,9 +94,11 @@ class KeyValueState(NamedTuple):
 _GROW = (-2, -2, -1)
 
 
-def check_keys_and_values(state: KeyValueState, own: KeyValueState) -> KeyValueState:
+def check_keys_and_values(state: KeyValueState, expected: KeyValueState) -> KeyValueState:
     """The same for keys and values, of which there are as many."""
-    keys, values, hidden = (part.shape[axis] for part, axis in zip(check_state(state, own, _GROW), _GROW, strict=True))
+    keys, values, hidden = (
+        part.shape[axis] for part, axis in zip(check_state(state, expected, _GROW), _GROW, strict=True)
+    )
     if hidden not in (0, keys) or values != keys:
         got = f"{values} and {hidden}"
         raise ValueError(f"state must have as many values as keys, {keys}, and so many entries hidden or 0, got {got}.")
@@ -112,15 +114,15 @@ def extended(
     state: KeyValueState | None, x: Tensor, key: Tensor, value: Tensor, mask: Bool[Tensor, "*batch tokens"] | None
 ) -> KeyValueState:
     """The state after the keys and values of tokens x, some of which may be padding."""
-    none = x.new_zeros(*x.shape[:-2], 0, dtype=torch.bool)
-    own = KeyValueState(key, value, none if mask is None else mask)
+    unmasked = x.new_zeros(*x.shape[:-2], 0, dtype=torch.bool)
+    new = KeyValueState(key, value, unmasked if mask is None else mask)
     if state is None:
-        return own
-    before = check_keys_and_values(state, own).key.shape[-2]
-    hidden = none
+        return new
+    before = check_keys_and_values(state, new).key.shape[-2]
+    hidden = unmasked
     if mask is not None or state.hidden.shape[-1]:
         parts = (hidden_keys(state), before), (mask, x.shape[-2])
-        hidden = torch.cat([none.new_zeros(*x.shape[:-2], n) if part is None else part for part, n in parts], -1)
+        hidden = torch.cat([unmasked.new_zeros(*x.shape[:-2], n) if part is None else part for part, n in parts], -1)
     return KeyValueState(torch.cat([state.key, key], -2), torch.cat([state.value, value], -2), hidden)
 
 

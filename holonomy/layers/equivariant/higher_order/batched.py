@@ -63,17 +63,17 @@ def both_ends(classes: Classes, x: Hyperedges, to: HyperedgePlan) -> Ends:
 
 def coupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected) -> Tensor:
     """Attend to the keys that share exactly the nodes of an orbit, one orbit after the other."""
-    centered, again = _centered(classes, maps, x, ends, keys), _again(x)
+    centered, recompute = _centered(classes, maps, x, ends, keys), _recompute(x)
 
     def mixed(pattern: Partition) -> Tensor:
-        found = classes.by_output[pattern]
+        orbits = classes.by_output[pattern]
         total = x.values.new_zeros(())
-        for orbit, query in zip(found, queries[pattern].chunk(len(found), -1), strict=True):
+        for orbit, query in zip(orbits, queries[pattern].chunk(len(orbits), -1), strict=True):
             plan, end = ends.inputs[orbit.reads.pattern].plan, ends.outputs[pattern].plan
             value = x.values.index_select(0, plan.rows) @ maps.value[classes.orbits.index(orbit)]
             q, k, v = (z.unflatten(-1, (maps.heads, -1)) for z in (query, centered[orbit], value))
             step = (orbit, x.plan, plan, end, q, k, v, maps.projection)
-            attended = _stepped(sparse.coupled_class, step, again=again)
+            attended = _checkpointed(sparse.coupled_class, step, recompute=recompute)
             total = total + attended.flatten(1) @ maps.out[classes.orbits.index(orbit)]
         return total
 
@@ -82,7 +82,7 @@ def coupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Proj
 
 def decoupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected) -> Tensor:
     """Attend to all keys of a graph (HOT eq. 21): the orbits of a pattern stand side by side, as if they were heads."""
-    centered, again = _centered(classes, maps, x, ends, keys), _again(x)
+    centered, recompute = _centered(classes, maps, x, ends, keys), _recompute(x)
     root, graphs = _root(maps), x.num_graphs
 
     def pool(key: Tensor, value: Tensor, rows: Tensor, top: Tensor) -> Tensor:
@@ -93,14 +93,14 @@ def decoupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Pr
     # Of each orbit the largest logarithms and the sums of each graph, HOT eq. 20.
     sums: dict[Orbit, tuple[Tensor, Tensor]] = {}
     for pattern, (plan, _) in ends.inputs.items():
-        found = classes.by_input[pattern]
-        key = torch.cat([centered[orbit] for orbit in found], -1).unflatten(-1, (len(found) * maps.heads, -1)) * root
+        orbits = classes.by_input[pattern]
+        key = torch.cat([centered[orbit] for orbit in orbits], -1).unflatten(-1, (len(orbits) * maps.heads, -1)) * root
         top = sparse.largest_logarithms(key.detach(), plan.graphs, graphs, maps.projection)
-        matrix = maps.value[[classes.orbits.index(orbit) for orbit in found]].transpose(0, 1).flatten(1)
-        value = (x.values.index_select(0, plan.rows) @ matrix).unflatten(-1, (len(found) * maps.heads, -1))
-        table = _stepped(pool, (key, value, plan.graphs, top), again=again)
-        columns = (part.chunk(len(found), 1) for part in (top, table))
-        sums |= dict(zip(found, zip(*columns, strict=True), strict=True))
+        matrix = maps.value[[classes.orbits.index(orbit) for orbit in orbits]].transpose(0, 1).flatten(1)
+        value = (x.values.index_select(0, plan.rows) @ matrix).unflatten(-1, (len(orbits) * maps.heads, -1))
+        table = _checkpointed(pool, (key, value, plan.graphs, top), recompute=recompute)
+        columns = (part.chunk(len(orbits), 1) for part in (top, table))
+        sums |= dict(zip(orbits, zip(*columns, strict=True), strict=True))
 
     def attend(query: Tensor, rows: Tensor, top: Tensor, table: Tensor) -> Tensor:
         # The largest logarithm that the keys were divided by comes back; a factor common to all features cancels.
@@ -109,11 +109,11 @@ def decoupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Pr
         return quotient(total, total[..., -1:])
 
     def mixed(pattern: Partition) -> Tensor:
-        found = classes.by_output[pattern]
-        top, table = (torch.cat(column, 1) for column in zip(*(sums[orbit] for orbit in found), strict=True))
-        query = queries[pattern].unflatten(-1, (len(found) * maps.heads, -1)) * root
-        attended = _stepped(attend, (query, ends.outputs[pattern].plan.graphs, top, table), again=again)
-        out = maps.out[[classes.orbits.index(orbit) for orbit in found]].flatten(0, 1)
+        orbits = classes.by_output[pattern]
+        top, table = (torch.cat(column, 1) for column in zip(*(sums[orbit] for orbit in orbits), strict=True))
+        query = queries[pattern].unflatten(-1, (len(orbits) * maps.heads, -1)) * root
+        attended = _checkpointed(attend, (query, ends.outputs[pattern].plan.graphs, top, table), recompute=recompute)
+        out = maps.out[[classes.orbits.index(orbit) for orbit in orbits]].flatten(0, 1)
         return attended.flatten(1).to(out.dtype) @ out
 
     return _written(classes, maps, x, ends, mixed)
@@ -122,7 +122,7 @@ def decoupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Pr
 def pooled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends) -> Tensor:
     """:func:`decoupled` for few large graphs, one after the other, in chunks of rows that stay in cache."""
     away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.entries))
-    shift = {p: torch.cat([away[orbit] for orbit in found], -1) for p, found in classes.by_input.items()}
+    shift = {p: torch.cat([away[orbit] for orbit in orbits], -1) for p, orbits in classes.by_input.items()}
     parts: dict[Partition, list[Tensor]] = {p: [] for p in ends.outputs}
     for graph in range(x.num_graphs):
         sums: dict[Orbit, tuple[Tensor, Tensor]] = {}
@@ -133,8 +133,8 @@ def pooled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends) -> Tensor:
             here = entries[plan.bounds[graph] : plan.bounds[graph + 1]]
             parts[pattern].append(_attend(classes, maps, pattern, here, sums))
     result = x.values.new_zeros(ends.rows, maps.value.shape[1])
-    for pattern, found in parts.items():
-        result = result.index_add(0, ends.outputs[pattern].plan.rows, torch.cat(found).to(result.dtype))
+    for pattern, rows in parts.items():
+        result = result.index_add(0, ends.outputs[pattern].plan.rows, torch.cat(rows).to(result.dtype))
     return result
 
 
@@ -159,35 +159,35 @@ def _written(
     return result
 
 
-def _again(x: Hyperedges) -> bool:
+def _recompute(x: Hyperedges) -> bool:
     return torch.is_grad_enabled() and x.indices.shape[0] > _RECOMPUTED_FROM
 
 
-def _stepped(function: Callable[..., Tensor], inputs: tuple[Any, ...], *, again: bool) -> Tensor:
+def _checkpointed(function: Callable[..., Tensor], inputs: tuple[Any, ...], *, recompute: bool) -> Tensor:
     """A step, computed again in the backward pass where what it makes on the way is too large to keep."""
-    return checkpoint(function, *inputs, use_reentrant=False) if again else function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False) if recompute else function(*inputs)
 
 
 def _pooled(
     classes: Classes, maps: Maps, pattern: Partition, keys: Tensor, shift: Tensor
 ) -> dict[Orbit, tuple[Tensor, Tensor]]:
     """What the classes of an input pattern sum over the keys of a graph, mapped to the output."""
-    found, features = classes.by_input[pattern], maps.value.shape[1]
+    orbits, features = classes.by_input[pattern], maps.value.shape[1]
     if keys.shape[0] == 0:
-        logs = keys.new_zeros(len(found), maps.heads, maps.projection.shape[0])
-        return dict(zip(found, zip(logs, logs.new_zeros(*logs.shape, features), strict=True), strict=True))
+        logs = keys.new_zeros(len(orbits), maps.heads, maps.projection.shape[0])
+        return dict(zip(orbits, zip(logs, logs.new_zeros(*logs.shape, features), strict=True), strict=True))
     # Values are the entry of the tuple itself: these columns of what is gathered.
     blocks = number_of_blocks(pattern)
     finest = tuple(range(blocks))
     itself = entry_patterns(classes.order_in, blocks).index((InputPattern(pattern, finest), finest)) * features
     weight, bias = maps.keys[pattern] * _root(maps), -shift * _root(maps)
     both = pool_keys(keys, weight, bias, maps.projection, itself, itself + features)
-    logs, means = (x.unflatten(0, (len(found), -1)) for x in both)
+    logs, means = (x.unflatten(0, (len(orbits), -1)) for x in both)
     # Means of inputs go through value and output map together, which is less work than means of values.
-    chosen = [classes.orbits.index(orbit) for orbit in found]
+    chosen = [classes.orbits.index(orbit) for orbit in orbits]
     value = maps.value[chosen].unflatten(-1, (maps.heads, -1)).transpose(1, 2)
     out = maps.out[chosen].unflatten(1, (maps.heads, -1))
-    return dict(zip(found, zip(logs, means @ value @ out, strict=True), strict=True))
+    return dict(zip(orbits, zip(logs, means @ value @ out, strict=True), strict=True))
 
 
 def _attend(
@@ -195,11 +195,11 @@ def _attend(
 ) -> Tensor:
     """The sum of all classes of an output pattern at the queries of a graph."""
     direct = _direct(classes, maps, pattern)
-    found = classes.by_output.get(pattern, [])
-    if not found:
+    orbits = classes.by_output.get(pattern, [])
+    if not orbits:
         return queries @ direct
     weight, bias = maps.queries[pattern]
-    logs, means = (torch.cat(column) for column in zip(*(sums[orbit] for orbit in found), strict=True))
+    logs, means = (torch.cat(column) for column in zip(*(sums[orbit] for orbit in orbits), strict=True))
     return attend_pooled(queries, weight * _root(maps), bias * _root(maps), maps.projection, logs, means, direct)
 
 
