@@ -40,8 +40,6 @@ from holonomy.theory.certificates.constants.linear_attention import (
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, stretch
 from holonomy.theory.claims.verdict import Draws, Trial
 
-__all__: list[str] = []
-
 Rows = Sequence[Sequence[float]]
 
 
