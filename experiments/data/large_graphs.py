@@ -91,10 +91,13 @@ def generate(folder: Path, nodes: int, seed: int, chunk: int = 2**18) -> None:
     borders = np.concatenate([[0.0], ends[np.bincount(label, minlength=CLASSES).cumsum() - 1]])
     for start in range(0, nodes * DEGREE // 2, chunk):
         count = min(chunk, nodes * DEGREE // 2 - start)
-        one = order[np.searchsorted(ends, rng.random(count) * ends[-1])]
+        # Numbers in order are found seven times as fast where a table is larger than a cache.
+        one = order[np.searchsorted(ends, np.sort(rng.random(count)) * ends[-1])]
         alike, of, place = rng.random(count) < ALIKE, label[one], rng.random(count)
         within = borders[of] + place * (borders[of + 1] - borders[of])
-        other = order[np.searchsorted(ends, np.where(alike, within, place * ends[-1]))]
+        at = np.where(alike, within, place * ends[-1])
+        by_place = at.argsort()
+        one, other = one[by_place], order[np.searchsorted(ends, at[by_place])]
         edges[:, 2 * start : 2 * (start + count)] = [np.r_[one, other], np.r_[other, one]]
     about.mapped(folder, "labels", "w+")[:, 0] = label
     use = np.array([TRAIN, VALID, *[TEST] * 8])
