@@ -10,7 +10,7 @@ with the quantile of chi^2, which forgets that the positions were fitted, too.
 curvatures, flat space as the control, and the same search: the spread of the start by the loss.
 
     python -m experiments.mixed_curvature
-    python -m experiments.mixed_curvature --sets 400 --noises 0.02 0.05 0.1
+    python -m experiments.mixed_curvature --data tree sphere --sets 600 --noises 0.02 0.05 0.1
 """
 
 from __future__ import annotations
@@ -206,8 +206,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Give the parser what this script asks."""
     add = parser.add_argument
     add("--sets", type=int, default=200, metavar="N", help="data sets of each kind and noise (default 200)")
+    add("--data", nargs="+", choices=KINDS, default=list(KINDS), help="where points are generated (default all)")
     add("--points", type=int, default=16, metavar="N", help="of each data set (default 16)")
-    add("--noises", type=float, nargs="+", default=[0.02, 0.05, 0.1], metavar="X", help="errors over the mean distance")
+    add(
+        "--noises",
+        type=float,
+        nargs="+",
+        default=[0.05],
+        metavar="X",
+        help="errors over the mean distance (default 0.05)",
+    )
     add("--seeds", type=int, default=3, metavar="N", help="graphs of each kind (default 3)")
     add("--steps", type=int, default=400, metavar="N", help="of each map (default 400)")
 
@@ -229,7 +237,7 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
         return [judged(kind, arguments.points, noise, seed) for seed in range(first, last)]
 
     rows: list[dict[str, Any]] = []
-    for noise, kind in itertools.product(arguments.noises, KINDS):
+    for noise, kind in itertools.product(arguments.noises, arguments.data):
         sets: list[dict[str, Any]] = []
         for first in range(0, arguments.sets, PART):
             name = f"intervals-{kind.replace(' ', '-')}-{noise:g}-{first}-{min(PART, arguments.sets - first)}"
