@@ -57,7 +57,11 @@ class Sphere(geoopt.Sphere):
     ) -> None:
         super().__init__()
         opposite = -checks.positive("curvature", curvature)
-        self.curvature_parameter = Curvature(opposite, learnable=learnable, device=device, dtype=dtype)
+        try:
+            self.curvature_parameter = Curvature(opposite, learnable=learnable, device=device, dtype=dtype)
+        except ValueError as error:
+            said = str(error).replace("negative", "positive").replace(str(opposite), str(curvature))
+            raise ValueError(said) from None
 
     @property
     def curvature(self) -> Float[Tensor, " 1"]:

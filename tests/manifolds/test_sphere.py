@@ -104,3 +104,8 @@ def test_riemannian_adam_finds_the_nearest_point() -> None:
 def test_only_positive_curvatures(curvature: float) -> None:
     with pytest.raises(ValueError, match="curvature must be positive and finite, got"):
         Sphere(curvature)
+
+
+def test_a_curvature_that_its_dtype_could_not_follow_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must stay finite and positive in torch.float32 .*, got 1e\+30"):
+        Sphere(1e30)
