@@ -210,12 +210,12 @@ def starts(signature: Signature, wanted: Array, points: int) -> Iterator[Fit]:
             yield from (chosen + more for more in shared(rest, number + 1))
 
     for order in shared(tuple(range(sum(sizes))), 0):
-        yield _begun(signature, flat[:, order], sizes)
+        yield _start(signature, flat[:, order], sizes)
     for _ in range(TURNS if len(sizes) > 1 else 1):
-        yield _begun(signature, flat @ scipy.stats.ortho_group.rvs(sum(sizes), random_state=rng), sizes)
+        yield _start(signature, flat @ scipy.stats.ortho_group.rvs(sum(sizes), random_state=rng), sizes)
 
 
-def _begun(signature: Signature, flat: Array, sizes: list[int]) -> Fit:
+def _start(signature: Signature, flat: Array, sizes: list[int]) -> Fit:
     """Points whose factors have consecutive axes, as normal coordinates or, on spheres, directions, and their radii."""
     points, radii = [], []
     for (kind, dim), part in zip(signature.factors, np.split(flat, np.cumsum(sizes)[:-1], axis=1), strict=True):
@@ -260,10 +260,15 @@ def replaced(signature: Signature, wanted: Array, best: Fit) -> Fit:
     return best
 
 
+def begun(signature: Signature, wanted: Array, points: int) -> list[Fit]:
+    """A few steps from each start, the best first."""
+    found = [fitted(signature, wanted, start, signature.flat, 8) for start in starts(signature, wanted, points)]
+    return sorted(found, key=lambda fit: fit.rss)
+
+
 def best_fit(signature: Signature, wanted: Array, points: int) -> Fit:
     """The best of all starts: a few steps from each, to the end from the four best, single points set elsewhere."""
-    begun = [fitted(signature, wanted, start, signature.flat, 8) for start in starts(signature, wanted, points)]
-    ends = [fitted(signature, wanted, fit, signature.flat) for fit in sorted(begun, key=lambda fit: fit.rss)[:4]]
+    ends = [fitted(signature, wanted, fit, signature.flat) for fit in begun(signature, wanted, points)[:4]]
     return min((replaced(signature, wanted, fit) for fit in ends), key=lambda fit: fit.rss)
 
 

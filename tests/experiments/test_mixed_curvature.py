@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from experiments import mixed_curvature
-from experiments.mixed_curvature import KINDS, generated, graph, main, space_of
+from experiments.mixed_curvature import KINDS, distortion, generated, graph, main, space_of
 from experiments.models.curvature_intervals import Fit, Signature, _moved, best_fit, distances, held_at, interval
-from holonomy.manifolds import ProductEmbedding
 
 
 @pytest.mark.parametrize("signature", [(("H", 2),), (("S", 2),), (("H", 3), ("E", 2), ("S", 1))])
@@ -23,10 +22,7 @@ def test_distances_are_those_of_the_library_and_slopes_their_derivatives(
     points = space.lift(rng.standard_normal((7, sum(dim for _, dim in signature))))
     fit = Fit(points, np.where(space.flat, 0.0, 0.3 * rng.standard_normal(len(signature))))
     found, slopes = distances(space, fit, slopes=True)
-    product = space_of(" ".join(f"{kind}{dim}" for kind, dim in signature)).double()
-    for (factor, _), log_r in zip(product.factors, fit.log_radii, strict=True):
-        if log_r:
-            factor.curvature_parameter.initial.mul_(np.exp(-2 * log_r))
+    product = space_of(space, fit.log_radii.tolist()).double()
     x = product.lift(product.without_times(torch.from_numpy(points)))
     i, j = np.triu_indices(7, 1)
     np.testing.assert_allclose(found, product.dist(x[i], x[j]).detach(), rtol=1e-9)
@@ -84,10 +80,14 @@ def test_graphs_have_the_distances_that_their_names_say() -> None:
 
 
 def test_signatures_have_equally_many_dimensions() -> None:
-    for name in mixed_curvature.SIGNATURES:
-        space = space_of(name)
-        assert sum(int(part[1]) for part in name.split()) == 3
-        assert ProductEmbedding(2, space)().shape[-1] == space.n_elements
+    assert {sum(int(part[1]) for part in name.split()) for name in mixed_curvature.SIGNATURES} == {3}
+
+
+def test_a_cycle_lies_on_a_circle() -> None:
+    found = distortion("cycle", "H2 S1", 0, 20)
+    assert found["error"] < 0.02 < distortion("cycle", "E3", 0, 20)["error"]
+    # Its length is four times the mean of all distances, which is one.
+    assert found["curvatures"][1] == pytest.approx((np.pi / 2) ** 2, rel=0.01)
 
 
 def test_a_run_leaves_its_tables_and_picture_and_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
