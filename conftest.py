@@ -1,10 +1,10 @@
-"""Shapes are executed while the suite runs, although jaxtyping is no dependency of the library.
+"""The suite checks the shapes of annotations at run time, which the library does not.
 
-The library imports jaxtyping for the type checker only (``if TYPE_CHECKING``), so that a user does
-not need it. beartype looks a name of an annotation up in the module's globals and then among the
-builtins; there it finds jaxtyping's here. Pytest's option ``--jaxtyping-packages`` in pyproject.toml decorates every
-function of the library with :func:`checked`. With torch 2.6 its hook is taken out again: that ``torch.compile``
-cannot read a decorated function, and that all layers compile is a law of the suite.
+The library imports jaxtyping for type checkers only (``if TYPE_CHECKING``). beartype looks a name of an annotation up
+in the module's globals and then among the builtins; there it finds jaxtyping's here. Pytest's option
+``--jaxtyping-packages`` in pyproject.toml decorates every function of the library with :func:`checked`. With torch 2.6
+its hook is taken out again: that ``torch.compile`` cannot read a decorated function, and that all layers compile is a
+law of the suite.
 """
 
 from __future__ import annotations

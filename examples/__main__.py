@@ -26,4 +26,4 @@ def show(folder: Path) -> None:
 
 if __name__ == "__main__":
     show(Path(__file__).parent)
-    print("Each explains itself with --help. The papers' settings: python -m experiments.")
+    print("Each has --help. The papers' settings: python -m experiments.")

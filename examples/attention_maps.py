@@ -1,4 +1,4 @@
-"""What does a layer look at? The attention weights of a trained hyperbolic layer, drawn.
+"""What does a layer attend to? The attention weights of a trained hyperbolic layer, drawn.
 
 Half of the tokens of a sequence show a name and a value, the other half a name only, and are asked for the value. The
 layer has to look at the one token that shows it; its weights say whether it does.

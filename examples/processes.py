@@ -1,4 +1,4 @@
-"""Many graphs on several processes, which train as one does: by which rule did a tree grow?
+"""Many graphs on several processes: by which rule did a tree grow? The losses are those of one process.
 
 Trees have 5 to 80 nodes. Each process takes graphs of every batch, about as many nodes as the others, and the loss is
 the mean over the graphs of all. Curvatures learn. Any number of processes has the same losses, as float64 shows.

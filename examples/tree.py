@@ -1,4 +1,4 @@
-"""A tree drawn on the hyperbolic plane: its nodes find places whose distances are hops.
+"""A tree embedded in the hyperbolic plane, so that distances are numbers of hops.
 
 A point a node, moved by RiemannianAdam; the curvature learns beside the points. The control has flat points.
 
