@@ -25,7 +25,7 @@ def test_distances_are_those_of_the_library_and_slopes_their_derivatives(
     product = space_of(space, fit.log_radii.tolist()).double()
     x = product.lift(product.without_times(torch.from_numpy(points)))
     i, j = np.triu_indices(7, 1)
-    np.testing.assert_allclose(found, product.dist(x[i], x[j]).detach(), rtol=1e-9)
+    np.testing.assert_allclose(found, product.dist(x[i], x[j]).detach(), rtol=1e-6)  # curvatures began in float32
     along = rng.standard_normal(slopes.shape[1])
     along[slopes.shape[1] - len(signature) + np.flatnonzero(space.flat)] = 0
     ahead, behind = (distances(space, _moved(space, fit, step * along))[0] for step in (1e-6, -1e-6))
