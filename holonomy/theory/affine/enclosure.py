@@ -219,8 +219,10 @@ class Enclosure:
             found.append(self._bound(form, target, noise.failed & (mixture > 0), extra))
         bounds = torch.stack(found)
         if self.graph is not None and enough is not None:
-            for i in (bounds.max(0).values.amin(-1) <= enough).nonzero().squeeze(1).tolist():
-                others = (torch.arange(rows.shape[1]) != target[i]).nonzero().squeeze(1)
+            top = bounds.max(0).values
+            low = (top <= enough) & (top < torch.inf)
+            for i in low.any(-1).nonzero().squeeze(1).tolist():
+                others = low[i].nonzero().squeeze(1)
                 rest = None if noise.failed[i] else below_of(whole, i, others)
                 better = self._from_below(self.graph, i, int(target[i]), others, rest, cap[i, others])
                 bounds[:, i, others] = torch.maximum(bounds[:, i, others], better)

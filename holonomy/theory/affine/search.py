@@ -47,7 +47,8 @@ def _guessed(enclosure: Enclosure, nodes: Tensor, target: Tensor, threat: Threat
         return torch.where(size > 0, 0.1 * size, 0.1)
     radius, own = torch.full((len(nodes),), tiny).double(), enclosure.logits[nodes]
     margins = (own.gather(1, target[:, None]) - own).scatter(1, target[:, None], torch.inf)
-    slopes = ((margins - enclosure.margins(nodes, nodes, radius, target, threat).affine) / tiny).clamp(min=tiny)
+    found = enclosure.margins(nodes, nodes, radius, target, threat, enough=-torch.inf)
+    slopes = ((margins - found.affine) / tiny).clamp(min=tiny)
     return (margins / slopes).nan_to_num(torch.inf).amin(-1)
 
 
