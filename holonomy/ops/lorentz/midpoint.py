@@ -2,23 +2,25 @@ r"""The Lorentzian midpoint of two points, right at every radius: its value and 
 
 With c minus the curvature, times X and Y, :math:`S = X + Y` and :math:`s = x + y` of space parts, the midpoint of x and
 :math:`\epsilon y` is :math:`m = (x + \epsilon y)/\nu`, :math:`\nu^2 = (1 - \epsilon)^2 + \epsilon \nu_1^2`, where
-:math:`\nu_1^2 = c(S^2 - |s|^2)` is a difference of large squares. Let p be the part of x - y across s and k s the rest.
-As x - y, 2x and -2y differ by multiples of s, p is the part of the shortest of them, and
+:math:`\nu_1^2 = c(S^2 - |s|^2)` is a difference of large squares. With p the part of x - y across s, and k s the rest,
 
 .. math::
-    \nu_1^2 = \frac{S^2 (4 + c |p|^2)}{2/c + 2XY + 2 x \cdot y + |p|^2} \ \ (x \cdot y \ge 0), \qquad
+    \nu_1^2 = \frac{S^2 (4 + c |p|^2)}{2/c + 2XY + 2 x \cdot y + |p|^2} \ \ (x \cdot y > 0), \qquad
     \nu_1^2 = 2 + 2c\,(XY - x \cdot y) \ \ (x \cdot y \le 0) .
 
-All terms are positive, and so they are in the derivatives
+As x - y, 2x and -2y differ by multiples of s, p is the part of the shortest of them. All terms are positive, and so
+they are in the derivatives, which go through one vector, :math:`D = Y x - X y`:
 
 .. math::
-    \nabla_x \nu_1^2 = \frac{c S}{X} p + \frac{k \nu_1^2}{S X} s, \qquad
-    -\nabla_y \nu_1^2 = \frac{c S}{Y} p + \frac{k \nu_1^2}{S Y} s, \qquad
-    c\, \frac{\partial \nu_1^2}{\partial c}
-        = \frac{\nu_1^2}{4 + c |p|^2} \Bigl(c |p|^2 + \frac{k^2 |s|^2 \nu_1^2}{c X Y S^2}\Bigr) .
+    \nabla_x \nu_1^2 = \frac{2c}{X} D, \quad -\nabla_y \nu_1^2 = \frac{2c}{Y} D, \quad
+    \quad D = \frac{S}{2} p + \frac{k \nu_1^2}{2 c S} s \ \ (x \cdot y > 0), \qquad
+    c\, \frac{\partial \nu_1^2}{\partial c} = \nu_1^2 \Bigl(\frac{c |p|^2}{4 + c |p|^2}
+        + \frac{k^2 |s|^2}{c XY\,(2/c + 2XY + 2 x \cdot y + |p|^2)}\Bigr) \ \ (x \cdot y > 0), \qquad
+    c\,\Bigl(\frac{X}{Y} |y|^2 + \frac{Y}{X} |x|^2 - 2 x \cdot y\Bigr) \ \ (x \cdot y \le 0) .
 
 Float32 points up to rapidity 3.5 are computed in float32, others in float64: rounding, which gradients stretch by the
-square of the time coordinate, stays below 1e-5.
+square of the time coordinate, stays below 1e-5. A compiled graph cannot look: there all is float64, of which it keeps
+numbers of rows for the way back, and no table of entries.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
-from holonomy.manifolds import hyperboloid
 from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ __all__ = ["midpoint", "midpoint_reference"]
 
 # Rapidity 3.5: of points farther out float32 gradients lose digits.
 _NEAR = 16.0
+# Radii whose square, times that of such lengths, is far from the ends of float32.
+_ORDINARY = 2.0**20
 
 
 def midpoint(
@@ -68,37 +71,41 @@ class _Rows(NamedTuple):
     radius: Tensor  # of curvature, multiplied as they are
 
 
-class _Pair(NamedTuple):
-    """Numbers of each of these rows ``(n, 1)``."""
+class _Numbers(NamedTuple):
+    """Of each of these rows ``(n, 1)``."""
 
     x_time: Tensor
     y_time: Tensor
-    shortest: Tensor  # p is the part of ``shortest * x + (shortest - 2) * y`` across s
-    along: Tensor  # the rest of that is ``along * s``
-    across: Tensor  # sqrt(c) |p|
-    length: Tensor  # |s|
-    one: Tensor  # nu_1
-    norm: Tensor  # nu
+    inverse: Tensor  # 1 / nu
+    on_x: Tensor  # p, or D, is ``on_x * x + on_y * y - along * s``
+    on_y: Tensor
+    along: Tensor
+    on_p: Tensor  # c D / nu^2 is ``on_p * p + on_sum * s``
+    on_sum: Tensor
+    rate: Tensor  # c times the derivative of nu_1^2 by c, over nu^2
 
 
 def _scale(curvature: Tensor) -> Tensor:
     return curvature.reshape(()).neg().double().sqrt()
 
 
-def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Pair]:
+def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Numbers]:
     scale, dtype = _scale(curvature), torch.promote_types(x.dtype, y.dtype)
     rows = _rows(x, y, scale, near=_near(scale, *(_length(z.detach()) for z in (x, y))))
-    pair = _pair(rows, epsilon)
-    middle = _total(rows, epsilon) * (rows.factor * pair.norm).reciprocal()
-    # What float32 holds of near points needs no saturation.
-    narrow = middle if middle.dtype == dtype == torch.float32 else numerics.narrow(middle, dtype)
-    return hyperboloid.lift(narrow, curvature), pair
+    numbers = _numbers(rows, epsilon)
+    share = numbers.inverse / rows.factor
+    time = torch.add(numbers.x_time, numbers.y_time, alpha=epsilon) * share
+    parts = time.to(rows.x.dtype), _total(rows, epsilon) * share
+    if not rows.x.dtype == dtype == torch.float32:  # what float32 holds of near points needs no saturation
+        parts = tuple(numerics.narrow(part, dtype) for part in parts)
+    return torch.cat(parts, -1), numbers
 
 
 def _near(scale: Tensor, *lengths: Tensor) -> bool:
     """Whether float32 rows as long as these have float32 digits; lengths that can not be read are any."""
     if scale.dtype != lengths[0].dtype and checks.costs_nothing_to_read(lengths[0]):
-        return all(bool((length * scale <= _NEAR).all()) for length in lengths)
+        ordinary = 1 / _ORDINARY < float(scale) < _ORDINARY
+        return ordinary and all(bool((length * scale <= _NEAR).all()) for length in lengths)
     return False
 
 
@@ -117,78 +124,82 @@ def _length(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
-def _pair(rows: _Rows, epsilon: float) -> _Pair:
-    x, y, s, _, radius = rows
-    x_length, y_length, length = (_length(z) for z in (x, y, s))
-    x_time, y_time = torch.hypot(x_length, radius), torch.hypot(y_length, radius)
-    product = (x * y).sum(-1, keepdim=True)
-    shortest = _choice(x_length, y_length, product)
-    v = _shortest(rows, shortest)
-    along = numerics.safe_div((v * s).sum(-1, keepdim=True), length.square())
-    across = _length(_across(v, s, along))
-    rest = torch.hypot(radius * math.sqrt(2), (2 * (x_time * y_time + product.clamp(min=0))).sqrt())
-    width = numerics.finite(across / radius)
-    acute = (x_time + y_time) / torch.hypot(rest, across) * torch.hypot(width, torch.full_like(width, 2.0))
-    obtuse = numerics.finite((2 * (x_time * y_time - product.clamp(max=0))).sqrt() / radius)
-    one = torch.where(product > 0, acute, torch.hypot(obtuse, torch.full_like(obtuse, math.sqrt(2))))
-    norm = numerics.finite(one)
-    if epsilon != 1:
-        norm = numerics.hypot(one * math.sqrt(epsilon), torch.full_like(one, 1 - epsilon))
-    return _Pair(x_time, y_time, shortest, along, width, length, one, norm)
-
-
-def _choice(x_length: Tensor, y_length: Tensor, product: Tensor) -> Tensor:
-    """The number of the shortest vector; near points are short enough."""
-    if product.dtype == torch.float32:
-        return torch.ones_like(product)
-    square = (x_length - y_length).square() + 2 * (x_length * y_length - product)  # |x - y|^2
-    farther = torch.where(x_length < y_length, 2.0, 0.0).to(product.dtype)
-    return torch.where(square <= 4 * torch.minimum(x_length, y_length).square(), 1.0, farther)
-
-
-def _shortest(rows: _Rows, shortest: Tensor) -> Tensor:
-    if rows.x.dtype == torch.float32:
-        return rows.x - rows.y
-    return torch.addcmul(rows.x * shortest, rows.y, shortest - 2)
-
-
-def _across(v: Tensor, s: Tensor, along: Tensor) -> Tensor:
-    """p, with zero, and its gradient, in place of entries that are rounding of v, which may be long in float64."""
-    p = torch.addcmul(v, s, along, value=-1)
-    if p.dtype == torch.float32:
-        return p
-    much = v * 16
-    return torch.where(p + much == much, p - p.detach() if torch.is_grad_enabled() else 0.0, p)
-
-
 def _total(rows: _Rows, epsilon: float) -> Tensor:
     return rows.sum if epsilon == 1 else torch.add(rows.x, rows.y, alpha=epsilon)
 
 
-def _gradients(g: Tensor, rows: _Rows, scale: Tensor, pair: _Pair, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x, y and the curvature, from that of the space part; see the head of this file."""
-    s, factor, radius = rows.sum, rows.factor, rows.radius
-    total, inverse = pair.x_time + pair.y_time, pair.norm.reciprocal()
-    share, ratio = pair.along + 1 - pair.shortest, (pair.one * inverse).square()  # k, (nu_1 / nu)^2
-    pull = (g * _total(rows, epsilon)).sum(-1, keepdim=True) * (epsilon / 2) * (inverse / factor)
-    on_across = pull * inverse * scale
-    on_sum = pull * factor * share * ratio / total.square()
-    p = _across(_shortest(rows, pair.shortest), s, pair.along)
-    if p.dtype == torch.float32:
-        on_across = on_across * (inverse / radius)
-    else:  # of the largest points the product of both numbers would leave the range
-        p = p * (inverse / radius)
+def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
+    x, y, s, _, radius = rows
+    x_length, y_length, product = _length(x), _length(y), (x * y).sum(-1, keepdim=True)
+    x_square, y_square, acute = x_length.square(), y_length.square(), product > 0
+    x_time, y_time = torch.hypot(x_length, radius), torch.hypot(y_length, radius)
+    total, times = x_time + y_time, x_time * y_time
+    on_s = ((x - y) * s).sum(-1, keepdim=True)
+    if x.dtype == torch.float32:  # near points are short, and all take one form
+        form, shortest, square = torch.ones_like(acute), torch.ones_like(product), _length(s).square()
+    else:  # the shortest of x - y, 2x and -2y: they differ by multiples of s, and so have the same p
+        form, square = acute, torch.where(acute, x_square + y_square + 2 * product, 1.0)
+        near = x_square + y_square - 2 * product <= 4 * torch.minimum(x_square, y_square)
+        shortest = torch.where(near, 1.0, torch.where(x_length < y_length, 2.0, 0.0).to(x.dtype))
+        on_s = torch.where(near, on_s, shortest * (x_square + product) + (shortest - 2) * (y_square + product))
+    along = torch.where(form, numerics.safe_div(on_s, square), 0.0)
+    on_x, on_y = torch.where(form, shortest, y_time), torch.where(form, shortest - 2, -x_time)
+    on_x, on_y, along = _kept(on_x, on_y, along)
+    p = _across(rows, on_x, on_y, along)
+    across, left = _length(p), (p * s).sum(-1, keepdim=True)
+    width = numerics.finite(across / radius)
+    widest = torch.hypot(width, torch.full_like(width, 2.0))
+    rest = torch.hypot(radius * math.sqrt(2), (2 * (times + product.clamp(min=0))).sqrt())
+    obtuse = (2 * (radius.square() + times - product.clamp(max=0))).sqrt() / radius
+    one = numerics.finite(torch.where(acute, total / torch.hypot(rest, across) * widest, obtuse))
+    norm = one if epsilon == 1 else numerics.hypot(one * math.sqrt(epsilon), torch.full_like(one, 1 - epsilon))
+    inverse = norm.reciprocal()
+    ratio, root, share = (one * inverse).square(), inverse / radius, along + 1 - shortest
+    # Where this leaves the range p is rounding.
+    on_p = torch.where(form, torch.where(root.square().isfinite(), total / 2, 0.0), 1.0) * root * root
     # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
-    left = numerics.safe_div((p * s).sum(-1, keepdim=True), pair.length.square())
-    # The gradients of x and y through 1/nu are this, times -S/X and S/Y.
-    bend = torch.addcmul(p * on_across, s, on_sum - on_across * left)
-    straight = g * inverse
-    grad_x = torch.addcmul(straight, bend, -total / pair.x_time)
-    grad_y = torch.addcmul(straight if epsilon == 1 else straight * epsilon, bend, total / pair.y_time)
-    widest = torch.hypot(pair.across, torch.full_like(pair.across, 2.0))
-    radial = (share * (pair.length / total) * (pair.one / widest) * radius).square() / (pair.x_time * pair.y_time)
-    rate = pull * ratio / scale.square() * ((pair.across / widest).square() + radial)
-    return grad_x, grad_y, rate
+    on_sum = torch.where(form, share * ratio / (2 * total) - on_p * numerics.safe_div(left, square), 0.0)
+    straight = ratio * ((width / widest).square() + (share * radius * one / widest / total).square() * square / times)
+    bent = root.square() * (x_time / y_time * y_square + y_time / x_time * x_square - 2 * product)
+    rate = torch.where(form, straight, bent)
+    return _Numbers(*_kept(x_time, y_time, inverse, on_x, on_y, along, on_p, on_sum, rate))
+
+
+def _across(rows: _Rows, on_x: Tensor, on_y: Tensor, along: Tensor) -> Tensor:
+    """p, or D, with zero, and its gradient, in place of entries that are rounding of what they are the rest of."""
+    if rows.x.dtype == torch.float32:
+        return _with_sum(rows.x - rows.y, rows, -along)
+    v = torch.addcmul(rows.x * on_x, rows.y, on_y)
+    p, much = _with_sum(v, rows, -along), v * 16
+    return torch.where(p + much == much, p - p.detach() if torch.is_grad_enabled() else 0.0, p)
+
+
+def _with_sum(z: Tensor, rows: _Rows, weight: Tensor) -> Tensor:
+    """Add weight * s: in float64 without a table of s, which the compiler would keep."""
+    if z.dtype == torch.float32:
+        return torch.addcmul(z, rows.sum, weight)
+    return torch.addcmul(torch.addcmul(z, rows.x, weight), rows.y, weight)
+
+
+def _kept(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """Numbers of rows, which the compiler would make again for each entry."""
+    return tuple(torch.stack(numbers).unbind()) if torch.compiler.is_compiling() else numbers
+
+
+def _gradients(g: Tensor, rows: _Rows, scale: Tensor, n: _Numbers, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of x, y and the curvature, from that of the space part; see the head of this file."""
+    weight, terms = 1.0, g * _total(rows, epsilon)
+    if torch.compiler.is_compiling():  # what can be made on the way there would be kept, as a table of float64
+        terms = torch.addcmul(g * rows.x, g, rows.y, value=epsilon)
+    pull = terms.sum(-1, keepdim=True) * (n.inverse * epsilon)
+    if torch.compiler.is_compiling():  # and so would p; powers of two round nothing
+        weight = numerics.power_of_two(numerics.positive(pull.abs()))
+    p = _across(rows, n.on_x * weight, n.on_y * weight, n.along * weight)
+    bend = _with_sum(p * (n.on_p / weight), rows, n.on_sum)
+    straight = g * n.inverse
+    grad_x = torch.addcmul(straight, bend, -pull / n.x_time)
+    grad_y = torch.addcmul(straight if epsilon == 1 else straight * epsilon, bend, pull / n.y_time)
+    return grad_x, grad_y, pull * n.rate / (2 * rows.factor * scale.square())
 
 
 class _Midpoint(torch.autograd.Function):
@@ -208,11 +219,11 @@ class _Midpoint(torch.autograd.Function):
         # Kept numbers are constants; where the gradient itself is differentiated they are made again.
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         for r in chunks(x):
-            kept = _Pair(*(each[r] for each in numbers))
+            kept = _Numbers(*(each[r] for each in numbers))
             rows = _rows(x[r], y[r], scale, near=_near(scale, kept.x_time, kept.y_time))
             of_point, point = grad[r].to(rows.x.dtype), out[r].to(rows.x.dtype)
             g = torch.addcmul(of_point[:, 1:], point[:, 1:], of_point[:, :1] / point[:, :1])
-            *gradients, rate = _gradients(g, rows, scale, _pair(rows, epsilon) if again else kept, epsilon)
+            *gradients, rate = _gradients(g, rows, scale, _numbers(rows, epsilon) if again else kept, epsilon)
             if torch.float64 in (x.dtype, y.dtype):
                 spoiled = (x[r] + y[r] + g).isnan().any(-1, keepdim=True)
                 *gradients, rate = (numerics.where_finite(z, spoiled) for z in (*gradients, rate))
