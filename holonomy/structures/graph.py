@@ -192,8 +192,8 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
         Where the neighbours of each node start, and ``out`` as a tensor.
 
     Raises:
-        TypeError: if ``edge_index`` holds no integers.
-        ValueError: if a shape does not fit, or an edge names a node that is not there.
+        TypeError: if ``edge_index`` holds no integers, or ``out`` none that are large enough.
+        ValueError: if a shape does not fit, an edge names a node that is not there, or ``out`` is read-only.
 
     >>> edges, out = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.empty(4, dtype=torch.int32)
     >>> sort_edges(edges, 3, out).start, out
@@ -205,6 +205,11 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
         raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
     if tuple(out.shape) != tuple(edge_index.shape[1:]):
         raise ValueError(f"out must have shape (edges,) = {tuple(edge_index.shape[1:])}, got {tuple(out.shape)}.")
+    if not isinstance(out, Tensor) and not out.flags.writeable:  # of which torch makes a tensor that ends the process
+        raise ValueError("out must be writable, got a read-only array.")
+    node = out if isinstance(out, Tensor) else torch.from_numpy(out)
+    if node.is_floating_point() or node.is_complex() or num_nodes - 1 > torch.iinfo(node.dtype).max:
+        raise TypeError(f"out must hold integers up to num_nodes - 1 = {num_nodes - 1}, got {node.dtype}.")
     count = torch.zeros(num_nodes, dtype=torch.int64)
     blocks = [slice(first, first + entries) for first in range(0, edge_index.shape[1], entries)]
     for block in blocks:
@@ -212,7 +217,6 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
         checks.edges(edges, num_nodes)
         count += edges[1].bincount(minlength=num_nodes)
     start = functional.pad(count.cumsum(0), (1, 0))
-    node = out if isinstance(out, Tensor) else torch.from_numpy(out)
     for band in pieces(start, _BAND * entries):
         place = start[band].clone()
         for block in blocks:

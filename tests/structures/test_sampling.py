@@ -159,3 +159,10 @@ def test_edges_that_do_not_fit_are_refused():
         sort_edges(edges, int(edges.max()), torch.empty(9, dtype=torch.int32))
     with pytest.raises(TypeError, match="edge_index"):
         sort_edges(edges.float(), 5, torch.empty(9, dtype=torch.int32))
+    for dtype, nodes in ((torch.float32, 5), (torch.int8, 129)):
+        with pytest.raises(TypeError, match=f"out must hold integers up to num_nodes - 1 = {nodes - 1}, got {dtype}"):
+            sort_edges(edges, nodes, torch.empty(9, dtype=dtype))
+    fixed = np.empty(9, np.int32)
+    fixed.setflags(write=False)
+    with pytest.raises(ValueError, match="out must be writable, got a read-only array"):
+        sort_edges(edges, 5, fixed)
