@@ -23,7 +23,7 @@ multiplies queries with keys, in blocks of a few segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,17 +72,6 @@ def block_sum(
 ) -> Float[Tensor, "queries heads values"]:
     r"""Sum :math:`(q_j \cdot k_i)\, v_i` over the keys i in the block of the query j, where the mask allows it."""
     return _autograd.apply_function(_BlockSum, query, key, value, query_rows, key_rows, mask, dtype)
-
-
-def in_chunks(function: Callable[..., Tensor], rows: Sequence[Tensor], shared: Sequence[Tensor], chunk: int) -> Tensor:
-    """A function of rows, applied to chunks of them, whose temporaries stay in the cache and are not saved.
-
-    The backward pass computes each chunk again. Memory is that of rows and results, whatever temporaries the function
-    has; time is saved as well, because writing fresh memory takes longer than most functions of rows do.
-    """
-    if rows[0].shape[0] <= chunk:
-        return function(*rows, *shared)
-    return _autograd.apply_function(_InChunks, function, len(rows), chunk, *rows, *shared)
 
 
 def _chunks(rows: int, entries: int, device: torch.device) -> Iterator[slice]:
@@ -217,47 +206,3 @@ def _blocks(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
 def _add_blocks(result: Tensor, rows: Tensor, blocks: Tensor) -> None:
     more = blocks[..., : result.shape[-1]].transpose(1, 2).to(result.dtype)
     result.index_add_(0, rows.flatten(), more.flatten(0, 1))
-
-
-class _InChunks(torch.autograd.Function):
-    """Forward without an autograd graph; backward builds and differentiates the graph of one chunk at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[..., Tensor], count: int, chunk: int, *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*inputs)
-        kind = inputs[0].device.type
-        cast = {"enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
-        starts = range(0, inputs[0].shape[0], chunk)
-        parts = [function(*(x[at : at + chunk] for x in inputs[:count]), *inputs[count:]) for at in starts]
-        ctx.how = function, count, chunk, kind, cast, [part.shape[0] for part in parts]
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
-        function, count, chunk, kind, cast, heights = ctx.how
-        inputs: tuple[Tensor, ...] = ctx.saved_tensors
-        twice = torch.is_grad_enabled()
-        wanted = [place for place in range(len(inputs)) if ctx.needs_input_grad[place + 3]]
-        pieces: dict[int, list[Tensor]] = {place: [] for place in wanted}
-
-        def leaf(x: Tensor) -> Tensor:
-            return x if twice else x.detach().requires_grad_(x.requires_grad)
-
-        shared = [leaf(x) for x in inputs[count:]]
-        starts = range(0, inputs[0].shape[0], chunk)
-        for at, grad in zip(starts, grad_outputs[0].split(heights), strict=True):
-            leaves = [*(leaf(x[at : at + chunk]) for x in inputs[:count]), *shared]
-            with torch.enable_grad(), torch.autocast(kind, **cast):
-                part = function(*leaves)
-            sources = [leaves[place] for place in wanted]
-            found = torch.autograd.grad(part, sources, grad, create_graph=twice, materialize_grads=True)
-            # Gradients of rows are concatenated over chunks, those of shared inputs added.
-            for place, more in zip(wanted, found, strict=True):
-                if place < count or not pieces[place]:
-                    pieces[place].append(more)
-                else:
-                    pieces[place] = [pieces[place][0] + more]
-        grads: list[Tensor | None] = [None] * len(inputs)
-        for place, found in pieces.items():
-            grads[place] = torch.cat(found) if place < count else found[0]
-        return None, None, None, *grads

@@ -11,7 +11,7 @@ import torch
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.basis.orbits import extensions, orbits
 from holonomy.layers.equivariant.higher_order.sparse import _features
-from holonomy.ops.segments import block_sum, contract, in_chunks, outer_sum
+from holonomy.ops.segments import block_sum, contract, outer_sum
 from holonomy.structures import Hyperedges, joint
 from tests.layers.test_equivariant_linear import permuted
 from tests.reference.equivariant import higher_order_attention
@@ -296,24 +296,6 @@ def test_block_sums_differentiate_twice_beside_a_constant():
         return block_sum(q, k, v, rows, rows, mask, torch.float64)
 
     assert torch.autograd.gradgradcheck(blocks, (q.requires_grad_(), k.requires_grad_()))
-
-
-@pytest.mark.parametrize("rows", [1, 4, 7])
-def test_a_function_in_chunks_is_the_function(rows, device):
-    kind = {"dtype": torch.float64, "device": device, "requires_grad": True}
-    x, y, weight = torch.randn(rows, 3, **kind), torch.randn(rows, **kind), torch.randn(3, **kind)
-
-    def function(x, y, weight):
-        return (x * weight).sin() * y[:, None]
-
-    def chunked(x, y, weight):
-        return in_chunks(function, [x, y], [weight], 3)
-
-    torch.testing.assert_close(chunked(x, y, weight), function(x, y, weight))
-    assert torch.autograd.gradcheck(chunked, (x, y, weight))
-    assert torch.autograd.gradgradcheck(chunked, (x, y, weight))
-    [only] = torch.autograd.grad(chunked(x, y.detach(), weight).sum(), weight)
-    torch.testing.assert_close(only, torch.autograd.grad(function(x, y, weight).sum(), weight)[0])
 
 
 @pytest.mark.parametrize("form", ["coupled", "decoupled"])

@@ -30,7 +30,7 @@ from holonomy.layers.equivariant.higher_order.gathered import GatherPlan
 from holonomy.layers.equivariant.higher_order.packing import Blocks, class_blocks
 from holonomy.layers.equivariant.linear import sparse
 from holonomy.ops.performer import log_features
-from holonomy.ops.segments import block_sum, contract, in_chunks, outer_sum
+from holonomy.ops.segments import block_sum, contract, outer_sum
 from holonomy.structures import HyperedgePlan
 
 if TYPE_CHECKING:
@@ -179,66 +179,22 @@ def coupled_class(
         ends = keys.graphs, queries.graphs, edges.num_graphs
     else:
         ends = slots.of_keys, slots.of_queries, slots.count
-    phi_q, phi_k = _chunked_features(*ends, query, key, projection)
+    phi_q, phi_k = _features(*ends, query, key, projection)
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     wide = phi_q.dtype if slots is not None else torch.float64
     met = [block_sum(phi_q, phi_k, counted, part.query_rows, part.key_rows, part.mask, wide) for part in blocks]
     if slots is not None:
-        mixed = in_chunks(_mean, met, [], _CHUNK)
+        mixed = quotient(met[0], met[0][..., -1:]).to(value.dtype)
     else:
-        table = _graph_table(phi_k, counted, keys.graphs, edges.num_graphs)
-        mixed = in_chunks(_rest, [phi_q, queries.graphs, *met], [table], _CHUNK)
-    mixed = mixed.to(value.dtype)
+        table = outer_sum(phi_k.to(wide), counted.to(wide), keys.graphs, edges.num_graphs)
+        every = contract(phi_q.to(wide), table, queries.graphs)
+        mixed = quotient(every - sum(met[1:], start=met[0]) if met else every, every[..., -1:]).to(value.dtype)
     if heavy.shape[0] == 0:
         return mixed
     # Queries that meet too many keys for a block are computed by tables instead.
     few = query.index_select(0, heavy)
     few = kernel_class(extensions(orbit), keys.tuples, heavy_queries, few, key, value, projection)
     return mixed.index_copy(0, heavy, few)
-
-
-def _mean(total: Tensor) -> Tensor:
-    return quotient(total, total[..., -1:])
-
-
-def _rest(phi_q: Tensor, graphs: Tensor, *inputs: Tensor) -> Tensor:
-    """Averages over the keys of a graph, without the sums that are given."""
-    *met, table = inputs
-    total = contract(phi_q.to(table.dtype), table, graphs)
-    return quotient(total - sum(met[1:], start=met[0]) if met else total, total[..., -1:])
-
-
-def _graph_table(phi_k: Tensor, counted: Tensor, graphs: Tensor, num_graphs: int) -> Tensor:
-    """Sums of the outer products over the keys of a graph, in float64."""
-    wide = torch.float64
-    if num_graphs > 1:
-        return outer_sum(phi_k.to(wide), counted.to(wide), graphs, num_graphs)
-
-    def outer(phi_k: Tensor, counted: Tensor) -> Tensor:
-        return outer_sum(phi_k.to(wide), counted.to(wide), graphs[: phi_k.shape[0]], 1)
-
-    return in_chunks(outer, [phi_k, counted], [], _CHUNK).sum(0, keepdim=True)
-
-
-def _chunked_features(
-    graphs_in: Tensor, graphs_out: Tensor, num_graphs: int, query: Tensor, key: Tensor, projection: Tensor
-) -> tuple[Tensor, Tensor]:
-    """:func:`_features` in chunks; the queries' have sum one."""
-    root = projection.shape[1] ** -0.25
-    top = largest_logarithms(key.detach() * root, graphs_in, num_graphs, projection)
-
-    def at(graphs: Tensor, top: Tensor) -> Tensor:
-        return top if num_graphs == 1 else top.index_select(0, graphs)
-
-    def of_queries(query: Tensor, graphs: Tensor, projection: Tensor, top: Tensor) -> Tensor:
-        return (log_features(query * root, projection, of_query=True) + at(graphs, top)).softmax(-1)
-
-    def of_keys(key: Tensor, graphs: Tensor, projection: Tensor, top: Tensor) -> Tensor:
-        return (log_features(key * root, projection) - at(graphs, top)).exp()
-
-    shared = [projection, top]
-    phi_q = in_chunks(of_queries, [query, graphs_out], shared, _CHUNK)
-    return phi_q, in_chunks(of_keys, [key, graphs_in], shared, _CHUNK)
 
 
 def largest_logarithms(
