@@ -500,6 +500,9 @@ def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batc
     For what is about to be squared or multiplied, where the length of so long a row is beyond the last digit of the
     result. The factor is constant for _autograd.
     """
-    # In float64 and smaller by a power of two: the length of a row of the largest numbers fits, too.
-    length = norm(x.detach().to(torch.float64) * ROOM, keepdim=True) / (limit * ROOM)
+    # In float64, and there smaller by a power of two: the length of a row of the largest numbers fits, too.
+    if x.dtype == torch.float64:
+        length = norm(x.detach() * ROOM, keepdim=True) / (limit * ROOM)
+    else:
+        length = torch.linalg.vector_norm(x.detach().to(torch.float64), dim=-1, keepdim=True) / limit
     return x * torch.where(length > 1, 1 / length, 1.0).to(x.dtype)

@@ -19,6 +19,7 @@ from holonomy._autograd import may_bypass
 from holonomy.layers.hyperbolic.refinement import change_curvature, from_tangent, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
+from holonomy.ops.lorentz.lifted import kept
 from holonomy.ops.lorentz.tangent_map import tangent_map
 
 if TYPE_CHECKING:
@@ -238,8 +239,13 @@ class ExpMapHTC(HTC):
         else:
             product = functional.linear(x if shrink is None else x * shrink, weight[:, 1:])
         # The column of time apart: as a factor its strides slow down whatever is fused with it.
-        space = product * stretch if bias is None else torch.addcmul(bias, product, stretch)
-        rows = torch.addr(space.reshape(-1, self.out_features), time.reshape(-1), weight[:, 0].contiguous())
+        (time, stretch), column = kept(time, stretch), weight[:, 0].contiguous()
+        if bias is None:
+            space = product * stretch
+        else:
+            column, bias = kept(column, bias)
+            space = torch.addcmul(bias, product, stretch)
+        rows = torch.addr(space.reshape(-1, self.out_features), time.reshape(-1), column)
         return rows.view(space.shape)
 
     def _exponential(

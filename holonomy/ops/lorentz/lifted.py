@@ -16,7 +16,7 @@ from holonomy import _autograd
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["chunks", "curvature_gradient", "joined", "space_gradient", "use_chunked", "use_custom_backward"]
+__all__ = ["chunks", "curvature_gradient", "joined", "kept", "space_gradient", "use_chunked", "use_custom_backward"]
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
@@ -47,6 +47,11 @@ def chunks(x: Float[torch.Tensor, "rows dim"]) -> list[slice]:
 def joined(parts: Iterable[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
     """Tables of all rows, from those of the chunks."""
     return [each[0] if len(each) == 1 else torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def kept(*numbers: Float[torch.Tensor, "*shape"]) -> tuple[torch.Tensor, ...]:
+    """Numbers of rows or columns, which the compiler would make again for each entry."""
+    return tuple(torch.stack(numbers).unbind()) if torch.compiler.is_compiling() else numbers
 
 
 def space_gradient(

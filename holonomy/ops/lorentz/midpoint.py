@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, kept
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -144,7 +144,7 @@ def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
         on_s = torch.where(near, on_s, shortest * (x_square + product) + (shortest - 2) * (y_square + product))
     along = torch.where(form, numerics.safe_div(on_s, square), 0.0)
     on_x, on_y = torch.where(form, shortest, y_time), torch.where(form, shortest - 2, -x_time)
-    on_x, on_y, along = _kept(on_x, on_y, along)
+    on_x, on_y, along = kept(on_x, on_y, along)
     p = _across(rows, on_x, on_y, along)
     across, left = _length(p), (p * s).sum(-1, keepdim=True)
     width = numerics.finite(across / radius)
@@ -162,7 +162,7 @@ def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
     straight = ratio * ((width / widest).square() + (share * radius * one / widest / total).square() * square / times)
     bent = root.square() * (x_time / y_time * y_square + y_time / x_time * x_square - 2 * product)
     rate = torch.where(form, straight, bent)
-    return _Numbers(*_kept(x_time, y_time, inverse, on_x, on_y, along, on_p, on_sum, rate))
+    return _Numbers(*kept(x_time, y_time, inverse, on_x, on_y, along, on_p, on_sum, rate))
 
 
 def _across(rows: _Rows, on_x: Tensor, on_y: Tensor, along: Tensor) -> Tensor:
@@ -179,11 +179,6 @@ def _with_sum(z: Tensor, rows: _Rows, weight: Tensor) -> Tensor:
     if z.dtype == torch.float32:
         return torch.addcmul(z, rows.sum, weight)
     return torch.addcmul(torch.addcmul(z, rows.x, weight), rows.y, weight)
-
-
-def _kept(*numbers: Tensor) -> tuple[Tensor, ...]:
-    """Numbers of rows, which the compiler would make again for each entry."""
-    return tuple(torch.stack(numbers).unbind()) if torch.compiler.is_compiling() else numbers
 
 
 def _gradients(g: Tensor, rows: _Rows, scale: Tensor, n: _Numbers, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
