@@ -33,8 +33,6 @@ from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["ActivationDropout", "BlockState", "DecoderState", "HypformerBlock", "Norm"]
-
 
 class DecoderState(NamedTuple):
     """What a block with ``manifold_memory`` keeps, batch axes first.

@@ -17,8 +17,6 @@ from holonomy.ops.lorentz.lifted_linear import lifted_linear
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["FeedForward"]
-
 
 class FeedForward(nn.Sequential):
     """HTC, HRC, HTC, HypDropout.

@@ -23,8 +23,6 @@ from holonomy.ops.lorentz.residual_norm import residual_norm
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypResidual", "add_and_norm", "lifted_midpoint"]
-
 
 def lifted_midpoint(
     x: Float[Tensor, "*batch ambient"],

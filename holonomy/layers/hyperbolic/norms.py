@@ -21,8 +21,6 @@ from holonomy.manifolds import Lorentz
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["HypBatchNorm", "HypLayerNorm", "HypRMSNorm", "affine_of", "may_bypass_norm"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

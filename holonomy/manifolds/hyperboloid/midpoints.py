@@ -21,8 +21,6 @@ from holonomy.manifolds.hyperboloid.views import part_across
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["midpoint", "midpoint_of_sum"]
-
 
 def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
     """Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 # Rows of causal attention that are computed at once.
 _CAUSAL_ROWS = 2048
 
-__all__ = ["linear_attention_block", "linear_attention_block_reference", "linear_average"]
-
 
 def linear_average(
     query: Float[Tensor, "*batch query channels"],

@@ -25,8 +25,6 @@ from holonomy.ops.linear_attention.reference import held, product, quotient
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["LinearState", "causal_linear_attention", "linear_attention_weights"]
-
 # Rows of a chunk, whose weights are a matrix, and chunks at once, whose scales are one.
 _CHUNK, _CHUNKS = 32, 64
 

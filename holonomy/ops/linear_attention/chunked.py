@@ -28,8 +28,6 @@ from holonomy.manifolds import hyperboloid
 from holonomy.ops.linear_attention.reference import SHARE
 from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient
 
-__all__ = ["Options", "RecomputedAttention"]
-
 
 class Options(NamedTuple):
     """What is no tensor.

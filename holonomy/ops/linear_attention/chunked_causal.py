@@ -16,8 +16,6 @@ from torch import Tensor
 from holonomy import _autograd
 from holonomy.ops.linear_attention.causal import LinearState
 
-__all__ = ["CausalOptions", "RecomputedCausalAttention"]
-
 
 class CausalOptions(NamedTuple):
     """What is no tensor.

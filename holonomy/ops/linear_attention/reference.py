@@ -20,17 +20,6 @@ from holonomy._parts import Group
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = [
-    "AVERAGES",
-    "SHARE",
-    "Average",
-    "held",
-    "linear_attention",
-    "power_features",
-    "product",
-    "quotient",
-]
-
 Average = Literal["space", "midpoint"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
 

@@ -20,8 +20,6 @@ from holonomy.manifolds.hyperboloid.rowwise import row_chunks, use_rowwise
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["hyperplane_distances", "hyperplane_distances_reference"]
-
 
 def hyperplane_distances(
     space: Float[Tensor, "*batch dim"],

@@ -19,8 +19,6 @@ from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient, use_
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["lifted_linear", "lifted_linear_reference"]
-
 
 def lifted_linear(
     x: Float[Tensor, "*batch dim_in"],

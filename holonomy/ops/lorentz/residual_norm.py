@@ -35,8 +35,6 @@ from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, use_
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["residual_norm", "residual_norm_reference"]
-
 
 def residual_norm(
     x: Float[Tensor, "*batch ambient"],

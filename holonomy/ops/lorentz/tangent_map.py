@@ -34,8 +34,6 @@ from holonomy.ops.lorentz.lifted import chunks
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["exponential", "tangent_map", "tangent_map_reference"]
-
 # Rapidities whose sinh can be squared.
 _WIDEST = numerics.widest_rapidity(torch.float32) / 2
 

@@ -17,8 +17,6 @@ from holonomy.theory.affine.arithmetic.ellipsoids import THREATS, Threat
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention.projections import NotCoveredError
 
-__all__ = ["classes", "enclosed", "listed", "numbered", "of_nodes", "threatened"]
-
 
 def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> None:
     """Refuse what is no model with a row for each node, and what is no graph."""

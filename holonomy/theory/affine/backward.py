@@ -40,8 +40,6 @@ from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = ["Asked", "Switch", "above", "below", "below_of", "improved", "switched"]
-
 # Curvatures that are tried, times the reach of x.
 _BENDS = (0.125, 0.25, 0.375, 0.5)
 # Mean square of x over that of its reach, before directions are known; rounds after the first.

@@ -26,8 +26,6 @@ from holonomy.theory.affine.attention.mixing import Heads, attended_among, chunk
 from holonomy.theory.affine.branch import fed, positioned
 from holonomy.theory.affine.points import Scaled, settled, unscaled
 
-__all__ = ["Stream", "streamed"]
-
 
 @dataclass(frozen=True)
 class Stream:

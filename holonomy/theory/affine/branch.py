@@ -26,8 +26,6 @@ from holonomy.theory.affine.points import (
 )
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
-__all__ = ["fed", "logarithm", "positioned"]
-
 
 def positioned(layer: nn.Module, point: Scaled) -> Scaled:
     """Eq. 20."""

@@ -26,8 +26,6 @@ from holonomy.theory.affine.points import gain_of, root
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["farthest", "least_products"]
-
 
 def farthest(encoder: HypformerEncoder) -> Float[Tensor, ""]:
     """How long the logarithm of a result of the encoder is at most; infinite where no LayerNorm is last."""

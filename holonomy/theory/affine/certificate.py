@@ -24,8 +24,6 @@ from holonomy.theory.affine.search import holds, largest_radii
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["NodeCertificate", "certified_accuracy", "certified_radius", "certify_node"]
-
 Progress = Callable[[int, int], None]
 
 # Problems side by side; more of them do not fit the cache.

@@ -20,8 +20,6 @@ from holonomy.theory.affine.arithmetic.products import scale, squared_length
 from holonomy.theory.affine.points import bias_of, root
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
-__all__ = ["decoded", "refuse_decoder"]
-
 # The farthest hyperplanes of HypMLR, in curvature radii.
 _FARTHEST = 300.0
 

@@ -46,8 +46,6 @@ from holonomy.theory.certificates.regions import refuse_training, widened
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Enclosure", "Margins"]
-
 # Shares of the enclosure in its mixtures with the cap.
 _MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 

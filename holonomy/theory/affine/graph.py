@@ -34,8 +34,6 @@ from holonomy.theory.attention.projections import NotCoveredError, as_stated
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["Convolved", "GraphBranch", "Propagated", "graph_branch", "reading", "weight_of"]
-
 
 def weight_of(layer: nn.Module) -> Tensor:
     """The weight of a linear map in float64."""

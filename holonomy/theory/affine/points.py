@@ -47,24 +47,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-__all__ = [
-    "Scaled",
-    "affine_of",
-    "bias_of",
-    "dropped",
-    "exponential",
-    "gain_of",
-    "lifted",
-    "midpoint",
-    "normalised",
-    "refined",
-    "settled",
-    "transformed",
-    "unscaled",
-    "within_sphere",
-]
-
-
 # The largest rapidity.
 _FARTHEST = 300.0
 _LESS = 1 - ROUNDING

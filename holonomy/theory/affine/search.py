@@ -8,8 +8,6 @@ from torch import Tensor
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.enclosure import Enclosure, Margins
 
-__all__ = ["holds", "largest_radii"]
-
 # The search for a radius ends where it is known to this factor, or after so many bounds.
 _NARROW, _MOST = 1.05, 16
 # From so many tokens on, what follows the moving one has little weight in its average.

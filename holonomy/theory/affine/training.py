@@ -22,8 +22,6 @@ from holonomy.theory.affine.arguments import classes, enclosed, listed, of_nodes
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["margin_bounds"]
-
 
 class _Bounds(nn.Module):
     """The bounds as what a module computes, so that its parameters can be replaced by functions of others."""

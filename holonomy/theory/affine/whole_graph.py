@@ -39,8 +39,6 @@ from holonomy.theory.affine.points import bias_of
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["enclose_all"]
-
 # Relative; more than rounding takes from sums over all rows.
 _SLACK = 2.0**-40
 

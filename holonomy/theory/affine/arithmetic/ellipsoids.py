@@ -35,8 +35,6 @@ from holonomy.theory.affine.arithmetic.forms import (
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-__all__ = ["THREATS", "Threat", "TokenForms", "merged", "tokens_of", "weighted", "with_bounded", "with_first"]
-
 # What moves: the features of one node, of all with a norm of all together, or of all with a norm each.
 Threat = Literal["node", "frobenius", "each"]
 THREATS: tuple[Threat, ...] = ("node", "frobenius", "each")

@@ -21,19 +21,6 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, constant, select, spread, times
 
-__all__ = [
-    "arsinh",
-    "asinhc_of_square",
-    "chord",
-    "convex",
-    "inverse",
-    "minus_squared_arcosh",
-    "positive_power",
-    "sech_of_square",
-    "sinhc_of_square",
-    "tanhc_of_square",
-]
-
 # Below this root of v a difference is taken from its series.
 _SERIES = 0.5
 

@@ -32,25 +32,6 @@ from holonomy import numerics
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-__all__ = [
-    "ROUNDING",
-    "Form",
-    "Noise",
-    "apart",
-    "constant",
-    "eigenvalues",
-    "join",
-    "largest_singular_value",
-    "linear",
-    "plus",
-    "reach",
-    "select",
-    "spread",
-    "times",
-    "with_ball",
-    "with_box",
-]
-
 UNIT = torch.finfo(torch.float64).eps
 # Relative; more than a short chain of float64 operations and one library function lose.
 ROUNDING = 64 * UNIT

@@ -34,8 +34,6 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, join, linear, reach, spread
 
-__all__ = ["length", "lorentz_norm"]
-
 
 def length(form: Form) -> Form:
     """L3: the length of a vector, a form of one entry."""

@@ -48,8 +48,6 @@ from holonomy.theory.affine.arithmetic.forms import (
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["at_least", "inner", "quotient", "scale", "squared_length"]
-
 
 def scale(scalar: Form, vector: Form) -> Form:
     """L2: a form of one entry times a form."""

@@ -28,8 +28,6 @@ from holonomy.theory.affine.arithmetic.forms import ROUNDING
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-__all__ = ["Quadratic", "least"]
-
 # Bisections for the multiplier: the bound is then off by the square of what it is off.
 _STEPS = 20
 # Relative to all sizes: the multiplier stays so far above where the sum has its poles.

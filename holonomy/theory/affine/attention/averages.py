@@ -45,8 +45,6 @@ from holonomy.theory.affine.arithmetic.products import quotient, scale
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["linear_average"]
-
 
 def linear_average(
     query: Form, keys: TokenForms, values: TokenForms, root: Tensor | float | None, threat: Threat

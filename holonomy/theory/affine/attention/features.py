@@ -27,8 +27,6 @@ from holonomy.theory.affine.arithmetic.forms import Form, constant, reach, selec
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import at_least, quotient, scale
 
-__all__ = ["features"]
-
 
 def features(form: Form, power: float) -> Form:
     """Enclose the features of a vector, negative entries counting as zero."""

@@ -39,8 +39,6 @@ from holonomy.theory.attention.projections import as_stated
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["Crowd", "attended", "crowd_of"]
-
 
 @dataclass(frozen=True)
 class Crowd:

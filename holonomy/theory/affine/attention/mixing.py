@@ -20,8 +20,6 @@ from holonomy.theory.affine.attention.softmax import softmax_average
 from holonomy.theory.affine.points import Scaled, bias_of, root, transformed, unscaled
 from holonomy.theory.attention.projections import NotCoveredError, as_stated, refuse_rotations
 
-__all__ = ["Heads", "attended_among", "chunks", "heads_of"]
-
 # Tokens side by side: more of them do not fit the cache.
 _CHUNK = 96
 

@@ -34,8 +34,6 @@ from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, li
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient
 
-__all__ = ["softmax_average"]
-
 # Beyond, exp is no number of float64 any more.
 _STEEPEST = 300.0
 # Where the squared Lorentzian distance is held, in float64.
