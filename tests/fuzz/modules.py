@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from holonomy.layers import HypConcat
 from holonomy.layers.hyperbolic.attention.softmax import KeyValueState
-from holonomy.manifolds import Curvature, Lorentz
+from holonomy.manifolds import Curvature, Lorentz, Sphere
 from holonomy.ops.linear_attention.causal import LinearState
 from tests.cases import CASES, Case, Setting
 from tests.fuzz import domains
@@ -26,7 +26,17 @@ from tests.fuzz.judge import Call
 from tests.fuzz.source import Source
 from tests.laws.laws import named
 
-__all__ = ["CONSTRUCTOR", "KeyValueState", "LinearState", "built", "constructor", "forward", "steps", "wrong_calls"]
+__all__ = [
+    "CONSTRUCTOR",
+    "WITHOUT_CASES",
+    "KeyValueState",
+    "LinearState",
+    "built",
+    "constructor",
+    "forward",
+    "steps",
+    "wrong_calls",
+]
 
 
 def _unused(scene: Scene) -> Any:
@@ -91,9 +101,12 @@ _FLAGS = (
 )
 CONSTRUCTOR = {
     "device": Kind(_unused, {}, domains.DEVICE),
+    "Sphere.curvature": Kind(_unused, domains.POSITIVE),
     **{name: Kind(_unused, wrong) for names, wrong in _CONSTRUCTOR for name in names.split()},
     **{name: Kind(_unused, domains.FLAG) for name in _FLAGS.split()},
 }
+# Made of one number.
+WITHOUT_CASES: dict[type[nn.Module], float] = {Curvature: -0.5, Lorentz: -0.5, Sphere: 0.5}
 # Layers of inputs of any width.
 ANY_WIDTH = {"HRC", "HypActivation", "HypDropout", "HypConcat"}
 _CURVATURES = ((-1.0, -0.3, -2.5), (-1.0, -1.0, -1.0), (-0.01, -100.0, -1.0), (-100.0, -0.01, -3.0))
@@ -303,7 +316,7 @@ def constructor(kind: type[nn.Module]) -> Target:
     cases = [case for case in CASES if case.kind is kind]
     parameters = inspect.signature(kind).parameters
     defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
-    alone = {next(iter(parameters)): -0.5}  # curvature and manifold have no case
+    alone = {next(iter(parameters)): WITHOUT_CASES.get(kind)}
 
     def draw(source: Source) -> Call:
         fate = source.pick(("valid", "wrong", "doubtful", *["wrong"] * 9))
@@ -330,7 +343,7 @@ def wrong_calls(kind: type[nn.Module]) -> Iterator[Call]:
     defaults = {p.name: p.default for p in inspect.signature(kind).parameters.values() if p.default is not p.empty}
     made.arguments = defaults | made.arguments
     yield from _spoiled(made, {name: _of_constructor(kind, name) for name in made.arguments}, _optional(kind))
-    if kind not in {Curvature, Lorentz}:
+    if kind not in WITHOUT_CASES:
         for step in (False, True) if steps(kind) else (False,):
             call = forward(kind, step=step).draw(Source())
             method = call.function.forward if isinstance(call.function, nn.Module) else call.function
@@ -349,7 +362,7 @@ def _spoiled(call: Call, kinds: Mapping[str, Kind], optional: set[str]) -> Itera
 
 def _home(kind: type[nn.Module]) -> str:
     package = kind.__module__.split(".")[1]
-    return kind.__name__ if kind in {Lorentz, Curvature} else f"{package}.{kind.__name__}"
+    return kind.__name__ if kind in WITHOUT_CASES else f"{package}.{kind.__name__}"
 
 
 @cache

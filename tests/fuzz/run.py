@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from holonomy.manifolds import Curvature, Lorentz
+from holonomy.manifolds import Product
 from tests.cases import public_classes
 from tests.fuzz import calls, modules
 from tests.fuzz.calls import Target
@@ -29,10 +29,10 @@ def targets() -> dict[str, Target]:
     """Every public name."""
     made = [calls.method(name) for name in calls.METHODS] + [calls.function(path) for path in calls.FUNCTIONS]
     for kind in public_classes():
-        if not issubclass(kind, nn.Module):
-            continue  # among the functions, with what it is given
+        if not issubclass(kind, nn.Module) or kind is Product:
+            continue  # among the functions, with what it is given; factors of a product have no names
         made.append(modules.constructor(kind))
-        if kind not in {Curvature, Lorentz}:
+        if kind not in modules.WITHOUT_CASES:
             made += [modules.forward(kind, step=step) for step in (False, True) if not step or modules.steps(kind)]
     return {target.name: target for target in made}
 
