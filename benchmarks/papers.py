@@ -67,7 +67,7 @@ TABLES = {
                 {"with a bias": ("hierarchy_nouns_10d", "learned-bias in 10"),
                  "Euclidean with a bias": ("hierarchy_nouns_10d", "euclidean-bias in 10")}, "24 epochs"),
         ],
-        "By distances alone hyperbolic space is far ahead. With a bias a node flat space is level in two and ahead in more.",
+        "By distances alone hyperbolic space is far ahead. With a bias flat space is level in two and ahead in more.",
     ),
     "HOT, tables 1, 3 and 4": (
         "macro F1, F1 and AUC in %",
