@@ -196,6 +196,8 @@ LESS: dict[str, Any] = {"less": True, "factor": 1.0}
 OURS, OTHERS = ("hypformer",), ("sgformer", "nodeformer", "gcn", "gat")
 # Those of the paper's table 2 on Cora.
 REST = (*OTHERS, "sgc", "hgat", "hgcn")
+# Those of the paper's table 2 on Cora.
+REST = (*OTHERS, "sgc", "hgat", "hgcn")
 
 
 def joined(name: str) -> tuple[Judged, ...]:
@@ -335,12 +337,15 @@ LINES = [
     Line("CSA, table 7", "time of an epoch beside GPS",
          "python -m experiments.molecules --dataset zinc --data ../shared/data --train 400 --tests 200 --epochs 8 "
          "--layers 4 --budget 30000 --lr 0.002 --seeds 2 --models csa gps",
-         (),
+         (Order("zinc, seconds a seed", "molecules_zinc_heads", "seconds", (("gps",), ("csa",)), **LESS),),
          "In the paper GPS takes as long as CSA or less."),
     Line("CSA, table 8", "numbers of heads",
          "python -m experiments.molecules --dataset zinc --data ../shared/data --train 400 --tests 200 --epochs 8 "
          "--layers 4 --budget 30000 --lr 0.002 --seeds 2 --models csa csa-one-head mono mono-one-head mono-all-heads",
-         (),
+         (Order("zinc, one head", "molecules_zinc_heads", "MAE", (("csa-one-head",), ("mono-one-head",)), **LESS),
+          Order("zinc, four heads", "molecules_zinc_heads", "MAE", (("csa",), ("mono",)), **LESS),
+          Order("zinc, four or one", "molecules_zinc_heads", "MAE", (("csa",), ("csa-one-head",)), **LESS),
+          Order("zinc, four or all", "molecules_zinc_heads", "MAE", (("mono",), ("mono-all-heads",)), **LESS)),
          "8 epochs of 2000, 400 of 10,000 molecules, no rings."),
     Line("CSA, figure 3", "what channels of the last layer look at",
          "python -m experiments.attention_in_colors --run runs/molecules-zinc/csa-rings-lr-0.002 --data ../shared/data",
