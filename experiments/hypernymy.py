@@ -224,7 +224,7 @@ def measured(net: nn.Module, task: Task) -> dict[str, float]:
     weight = net.norms() if isinstance(net, Distances) and net.offset is None else None
     falls = [-net(*pairs).double() for pairs, _ in (task.val, task.test)]
     rises = [0.0 if weight is None else weight[pairs[1]] - weight[pairs[0]] for pairs, _ in (task.val, task.test)]
-    found = []
+    found = list[tuple[float, float, float]]()
     for alpha in ALPHAS if weight is not None else (0.0,):
         val, test = (fall * (1 + alpha * rise) for fall, rise in zip(falls, rises, strict=True))
         f1, threshold = scores.best_f1(val, task.val[1])
