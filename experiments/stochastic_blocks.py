@@ -167,7 +167,7 @@ def load(dataset: str, _: Path | None, settings: Settings, __: int) -> Data:
 
 def build(model: str, settings: Settings, data: Data) -> nn.Module:
     """Make a model that gives every node a logit for each class."""
-    if model in {"gin", "gcn"}:
+    if model not in {"csa", "mono"}:
         return encoded_graphs.message_passing(model, data.graphs, data.classes, settings)
     options: dict[str, Any] = {"mode": "mono"} if model == "mono" else {}
     return encoded_graphs.chromatic(data.graphs, data.classes, settings, **options)

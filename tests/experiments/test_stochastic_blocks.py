@@ -127,3 +127,13 @@ def test_the_command_line_answers_with_every_model_and_goes_on(tmp_path: Path, d
     before = kept.stat().st_mtime_ns
     assert main([*words, "--resume", "--models", "csa"]) == 0
     assert kept.stat().st_mtime_ns == before
+
+
+def test_gin_gcn_and_gps_pass_messages() -> None:
+    settings = Settings(train=2, tests=2)
+    data = load("pattern", None, settings, 0)
+    layers = {model: type(build(model, settings, data).layers[0]).__name__ for model in MODELS}
+    assert {model: layers[model] for model in ("gin", "gcn", "gps")} == {
+        "gin": "GINLayer", "gcn": "GCNLayer", "gps": "GPSLayer",
+    }  # fmt: skip
+    assert layers["csa"] == layers["mono"] != "GPSLayer"
