@@ -1,4 +1,4 @@
-"""Linear maps far out: what a step count means, the controls, and a run."""
+"""Linear maps far from the origin: what a step count means, the controls, and a run."""
 
 from __future__ import annotations
 

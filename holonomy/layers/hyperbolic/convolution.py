@@ -273,7 +273,7 @@ class LGCNConv(nn.Module):
     The average is accurate to 1e-6 for points up to rapidity 11, and for coincident points anywhere. The space part of
     the linear map's result has at most length :math:`\lambda`, at first 10, which is rapidity 3 at curvature -1. With
     ``linear="htc"`` or ``"tangent"`` the map is :class:`HTC` or :class:`TangentLinear`, whose results are not bounded
-    (the page *Linear maps far out*).
+    (the page *Linear maps far from the origin*).
 
     Args:
         in_features: dimension of the points that come in.

@@ -52,7 +52,7 @@ class HTC(nn.Module):
 
     Gradient descent needs :math:`(\sinh 2R + 2R) / (4 \eta\, (|x|^2 + 1))` steps to move its output to rapidity R,
     :math:`e^2` times as many for each unit. If points must lie far from the origin and no normalisation follows, use
-    :class:`TangentLinear` (the page *Linear maps far out*).
+    :class:`TangentLinear` (the page *Linear maps far from the origin*).
 
     Points beyond rapidity 80 in float32 (whose time exceeds 1/4096 of the largest number of the dtype) are moved to
     that distance first, and results that the dtype cannot represent are moved towards the origin.

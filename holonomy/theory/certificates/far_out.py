@@ -1,6 +1,6 @@
 r"""What linear maps need to reach points far out, and what reaching costs: steps of gradient descent, and stretch.
 
-Rapidities, curvature -1. Proofs: the page *Linear maps far out*.
+Rapidities, curvature -1. Proofs: the page *Linear maps far from the origin*.
 """
 
 from __future__ import annotations
