@@ -62,7 +62,7 @@ TITLES = {
     "edges": "along the known edges",
 }
 SHARES = (0.0, 0.1, 0.25, 0.5)
-# For each kind two rates that did well on the generated tree.
+# For each kind two rates that did well on the generated tree and, on the mammals, at seed 0 with 25 % of the pairs.
 RATES = {
     "cones": (0.003, 0.01),
     "flat-cones": (0.003, 0.01),
