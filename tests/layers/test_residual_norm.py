@@ -66,18 +66,36 @@ def form(request, monkeypatch):
     monkeypatch.setattr(lifted, "_CHUNK", 2**10)
 
 
+def what_rounding_changes(residual, norm, points, exact):
+    """Of each result the change where every coordinate of the midpoint moves by up to an ulp: the most of four."""
+    draw = torch.Generator().manual_seed(2)
+
+    def rounded(residual, norm, x, y):
+        middle = residual(x, y)
+        ulps = (2 * torch.rand(middle.shape, generator=draw, dtype=D) - 1) * torch.finfo(D).eps
+        return norm(middle * (1 + ulps))
+
+    changed = (results(rounded, residual, norm, points, D) for _ in range(4))
+    return [max(each) for each in zip(*(map(apart, found, exact) for found in changed), strict=True)]
+
+
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("epsilon", [1.0, 0.3])
 @pytest.mark.parametrize("rapidity", [0.0, 1e-3, 1.0, 5.0, 10.0, 20.0, 40.0])
 @kinds
 def test_it_is_the_norm_of_the_midpoint(kind, rapidity, epsilon):
-    """To 1e-12 in float64; float32 to 2e-6 of that, gradients of curvatures to 1e-4, as they are sums that cancel."""
+    """To rounding in float64; float32 to 2e-6 of that, gradients of curvatures, sums that cancel, to 1e-4."""
     residual, norm = both(kind=kind, epsilon=epsilon)
     points = pairs(-0.7, rapidity)
     exact = results(add_and_norm, residual, norm, points, D)
     expected = results(one_after_the_other, residual, norm, points, D)
-    for place, (ours, theirs) in enumerate(zip(exact, expected, strict=True)):
-        assert apart(ours, theirs) < 1e-12, place
+    # The two forms round the midpoint differently, by a few ulps. Gradients of antipodal points stretch an ulp to
+    # 1e-12, by how much depends on the draw; the rest keeps 14 digits. So each is held to eight times what it changes
+    # by for one ulp of the midpoint, and to eight ulps of its own where the midpoint is exact.
+    limits = what_rounding_changes(residual, norm, points, expected)
+    assert max(limits) < 1e-11  # a looser limit would show nothing
+    for place, (ours, theirs, limit) in enumerate(zip(exact, expected, limits, strict=True)):
+        assert apart(ours, theirs) < 8 * (limit + torch.finfo(D).eps), place
     single = both(kind=kind, epsilon=epsilon, dtype=torch.float32)
     rounded = results(add_and_norm, *single, points, torch.float32)
     for ours, theirs in zip(rounded, exact, strict=True):
