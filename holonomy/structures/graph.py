@@ -208,7 +208,7 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     if not isinstance(out, Tensor) and not out.flags.writeable:  # of which torch makes a tensor that ends the process
         raise ValueError("out must be writable, got a read-only array.")
     node = out if isinstance(out, Tensor) else torch.from_numpy(out)
-    if node.is_floating_point() or node.is_complex() or num_nodes - 1 > torch.iinfo(node.dtype).max:
+    if not _holds(node.dtype, num_nodes - 1):
         raise TypeError(f"out must hold integers up to num_nodes - 1 = {num_nodes - 1}, got {node.dtype}.")
     count = torch.zeros(num_nodes, dtype=torch.int64)
     blocks = [slice(first, first + entries) for first in range(0, edge_index.shape[1], entries)]
@@ -220,7 +220,8 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     for band in pieces(start, _BAND * entries):
         place = start[band].clone()
         for block in blocks:
-            source, target = array_slice(edge_index, (slice(None), block))
+            # As int64, for int16 is no index.
+            source, target = array_slice(edge_index, (slice(None), block)).long()
             within = (target >= band.start) & (target < band.stop)
             row, order = (target[within] - band.start).sort(stable=True)
             count = row.bincount(minlength=len(place))
@@ -229,6 +230,12 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
             node[place[row] + rank] = source[within][order].to(node.dtype)
             place += count
     return Neighbours(start, node)
+
+
+def _holds(dtype: torch.dtype, largest: int) -> bool:
+    """Whether numbers of nodes up to this fit a dtype of integers that torch writes by index."""
+    integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    return dtype in integers and largest <= torch.iinfo(dtype).max
 
 
 def incoming_of(graph: Graph | Neighbours) -> Neighbours:

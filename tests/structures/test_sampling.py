@@ -149,6 +149,15 @@ def test_edges_sorted_on_disk_are_those_of_a_graph(entries, edge_index, tmp_path
         assert torch.equal(ours.edge_index, theirs.edge_index)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.int64])
+def test_edges_of_any_integers_are_sorted(kind):
+    edges = graph_of(40, 150)
+    sources = np.empty(150, kind)
+    incoming, expected = sort_edges(edges.numpy().astype(kind), 40, sources, entries=7), Graph(edges, 40).incoming
+    assert torch.equal(incoming.start, expected.start.long())
+    assert np.array_equal(sources, expected.node.numpy())
+
+
 def test_edges_that_do_not_fit_are_refused():
     edges = graph_of(5, 9)
     with pytest.raises(ValueError, match=r"out must have shape \(edges,\) = \(9,\), got \(8,\)"):
@@ -159,7 +168,7 @@ def test_edges_that_do_not_fit_are_refused():
         sort_edges(edges, int(edges.max()), torch.empty(9, dtype=torch.int32))
     with pytest.raises(TypeError, match="edge_index"):
         sort_edges(edges.float(), 5, torch.empty(9, dtype=torch.int32))
-    for dtype, nodes in ((torch.float32, 5), (torch.int8, 129)):
+    for dtype, nodes in ((torch.float32, 5), (torch.int8, 129), (torch.bool, 5), (torch.uint16, 5)):
         with pytest.raises(TypeError, match=f"out must hold integers up to num_nodes - 1 = {nodes - 1}, got {dtype}"):
             sort_edges(edges, nodes, torch.empty(9, dtype=dtype))
     fixed = np.empty(9, np.int32)
