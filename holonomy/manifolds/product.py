@@ -317,12 +317,14 @@ def _of_unit_curvature(factor: Factor, where: dict[str, Any]) -> Factor:
 
 def _root(factor: Factor, like: Tensor) -> Tensor | float:
     """The root of the absolute curvature, in the dtype of a tensor; one of flat space."""
-    return 1.0 if isinstance(factor, geoopt.Euclidean) else factor.curvature.abs().to(like.dtype).sqrt()
+    return 1.0 if isinstance(factor, geoopt.Euclidean) else factor.curvature.abs().double().sqrt().to(like.dtype)
 
 
 def _lift(factor: Factor, coordinates: Tensor) -> Tensor:
     if isinstance(factor, Lorentz):
-        space = numerics.shrink(coordinates / _root(factor, coordinates), coordinates.dtype)
+        # Times the radius: the gradient of a quotient by its root overflows for long coordinates.
+        radius = factor.curvature.neg().double().rsqrt().to(coordinates.dtype)
+        space = numerics.shrink(coordinates * radius, coordinates.dtype)
         return hyperboloid.lift(space, factor.curvature)
     return factor.projx(coordinates) if isinstance(factor, Sphere) else coordinates
 

@@ -77,7 +77,8 @@ class Sphere(geoopt.Sphere):
         Returns:
             A tensor ``(1,)``.
         """
-        return self.curvature.to(x.dtype).rsqrt()
+        # The root first: float16 holds it, and not each curvature.
+        return self.curvature.double().rsqrt().to(x.dtype)
 
     def extra_repr(self) -> str:
         """The curvature now and whether it learns.
@@ -185,10 +186,10 @@ class Sphere(geoopt.Sphere):
             Tangent vectors at ``x``.
         """
         checks.vectors(x=x, y=y)
-        towards = self.proju(x, y - x)
-        sine = numerics.norm(towards, keepdim=True)
-        ratio = numerics.safe_div(self.dist(x, y, keepdim=True), sine)
-        return towards * torch.where(sine == 0, 1.0, ratio)
+        wide, other = numerics.widen(x), numerics.widen(y)
+        towards = self.proju(wide, other - wide)
+        found = torch.where(_short(towards), towards, _direction(towards) * self.dist(wide, other, keepdim=True))
+        return numerics.narrow(found, x.dtype)
 
     def transp(
         self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
@@ -205,9 +206,9 @@ class Sphere(geoopt.Sphere):
         """
         checks.vectors(x=x, y=y, v=v)
         # v - <y, v> (x + y) / (1/kappa + <x, y>), whose denominator is half the square of x + y.
-        middle = x + y
-        middle = numerics.unit_vector(middle, numerics.norm(middle, keepdim=True))
-        return v - 2 * middle * (middle * v).sum(-1, keepdim=True)
+        middle = _direction(numerics.widen(x) + numerics.widen(y))
+        wide = numerics.widen(v)
+        return numerics.narrow(wide - 2 * middle * (middle * wide).sum(-1, keepdim=True), v.dtype)
 
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = numerics.CHECK_TOLERANCE, rtol: float = numerics.CHECK_TOLERANCE
@@ -216,3 +217,15 @@ class Sphere(geoopt.Sphere):
         if torch.allclose(length, self.radius(x).expand_as(length), atol=atol, rtol=rtol):
             return True, None
         return False, f"the length is not 1/sqrt({self.curvature.item():g})"
+
+
+def _short(v: Tensor) -> Tensor:
+    """Whether rows of float64 are too short for the gradient of their direction to fit."""
+    limits = torch.finfo(v.dtype)
+    return numerics.norm(v.detach(), keepdim=True) < limits.tiny / limits.eps
+
+
+def _direction(v: Tensor) -> Tensor:
+    """Rows of length one; zero, with a zero gradient, for short ones."""
+    v = torch.where(_short(v), 0.0, v)
+    return numerics.unit_vector(v, numerics.norm(v, keepdim=True))

@@ -67,6 +67,22 @@ def test_centroids_are_in_each_factor_its_own() -> None:
     torch.testing.assert_close(origin, space.lift(torch.zeros(1, 8, dtype=torch.float64)))
 
 
+def test_gradients_of_curvatures_fit_for_coordinates_as_long_as_they_are_held() -> None:
+    """Which a table at a rate of a thousand has after a step: with a quotient by the root they were infinite."""
+    space = Product((Lorentz(-1e-9, learnable=True), 3))
+    long, short = space.lift(torch.tensor([[8e37, 1e37]])), space.lift(torch.tensor([[1.0, 2.0]]))
+    distance = space.dist(long, short)
+    (slope,) = torch.autograd.grad(distance.sum(), list(space.parameters()))
+    assert distance.isfinite().all()
+    assert slope.isfinite().all()
+
+
+def test_curvatures_that_float16_does_not_hold_have_roots_that_it_holds() -> None:
+    space = Product((Lorentz(-1e6), 3), (Sphere(1e6), 2))
+    x = space.lift(torch.tensor([0.3, 0.4, 0.6, 0.8], dtype=torch.float16))
+    assert space.coordinates(x).tolist() == pytest.approx([0.3, 0.4, 0.6, 0.8], rel=2e-3)
+
+
 def test_learned_points_stay_while_curvatures_learn() -> None:
     torch.manual_seed(0)
     space = product(learnable=True)

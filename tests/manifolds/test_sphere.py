@@ -47,6 +47,32 @@ def test_coincident_and_opposite_points_have_zero_gradients() -> None:
         assert not slope.any()
 
 
+@pytest.mark.parametrize("gap", [1e-8, 1e-20, 1e-38, 1e-42, 1e-160, 1e-250, 1e-310])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_near_and_nearly_opposite_points_have_finite_logarithms_and_transports(
+    sign: float, gap: float, dtype: torch.dtype
+) -> None:
+    """Down to the smallest numbers of the dtype, whose squares and reciprocals it does not hold."""
+    sphere = Sphere(1.0, dtype=dtype)
+    x = torch.tensor([1.0, 0.0, 0.0], dtype=dtype, requires_grad=True)
+    y = torch.tensor([sign, gap, 0.0], dtype=dtype, requires_grad=True)
+    v = torch.tensor([0.0, 0.6, 0.8], dtype=dtype)
+    log, there = sphere.logmap(x, y), sphere.transp(x, y, v)
+    for found in (log, there):
+        assert found.isfinite().all()
+        assert all(slope.isfinite().all() for slope in torch.autograd.grad(found.sum(), (x, y)))
+    if gap >= 1e-250:  # what float32 rounds to zero is the opposite point, whose logarithm is zero
+        distance = sphere.dist(x, y) if y[1] else torch.zeros((), dtype=dtype)
+        assert log.abs().max().item() == pytest.approx(distance.item(), rel=1e-6, abs=0.0)
+    torch.testing.assert_close(there.norm(), v.norm())
+
+
+def test_float16_holds_the_root_of_a_curvature_that_it_does_not_hold() -> None:
+    sphere = Sphere(1e6)
+    assert sphere.projx(torch.tensor([3.0, 4.0], dtype=torch.float16)).tolist() == pytest.approx([6e-4, 8e-4], rel=1e-3)
+    assert sphere.radius(torch.zeros(1, dtype=torch.float16)).item() == pytest.approx(1e-3, rel=1e-3)
+
+
 @pytest.mark.parametrize("kappa", KAPPAS)
 def test_exponential_and_logarithm_undo_each_other(kappa: float) -> None:
     sphere = Sphere(kappa, dtype=torch.float64)
