@@ -61,11 +61,12 @@ class Product(geoopt.ProductManifold):
             name = f"factors[{number}]"
             right = len(pair) == 2 and isinstance(pair[0], Factor) and pair[0].ndim == 1
             if not right:
-                kinds = "a Lorentz, a Sphere or a geoopt.Euclidean(ndim=1)"
+                kinds = "a Lorentz, a Sphere (both of holonomy) or a geoopt.Euclidean(ndim=1)"
                 raise TypeError(f"{name} must be a pair of {kinds} and a size, got {pair}.")
-            least = 1 if isinstance(pair[0], geoopt.Euclidean) else 2
+            flat = isinstance(pair[0], geoopt.Euclidean)
+            least, unit = (1, "") if flat else (2, " (d + 1 coordinates for dimension d)")
             if checks.positive_int(f"{name}[1]", pair[1]) < least:
-                raise ValueError(f"{name}[1] must be at least {least} for a {pair[0].name}, got {pair[1]}.")
+                raise ValueError(f"{name}[1] must be at least {least} for a {pair[0].name}, got {pair[1]}{unit}.")
         if not factors:
             raise ValueError("factors must be at least one, got none.")
         super().__init__(*factors)

@@ -121,9 +121,9 @@ def test_a_loaded_table_is_still_moved_on_the_product(assign: bool) -> None:
     ("factors", "said"),
     [
         ((), "factors must be at least one"),
-        (((Lorentz(), 1),), r"factors\[0\]\[1\] must be at least 2 for a Lorentz, got 1"),
+        (((Lorentz(), 1),), r"factors\[0\]\[1\] must be at least 2 for a Lorentz, got 1 \(d \+ 1 coordinates"),
         (((geoopt.Euclidean(ndim=1), 1), (Sphere(), 1)), r"factors\[1\]\[1\] must be at least 2 for a Sphere"),
-        (((geoopt.Lorentz(), 3),), r"factors\[0\] must be a pair of a Lorentz, a Sphere"),
+        (((geoopt.Lorentz(), 3),), r"factors\[0\] must be a pair of a Lorentz, a Sphere \(both of holonomy\)"),
         (((geoopt.Euclidean(), 3),), r"factors\[0\] must be a pair"),
         ((Lorentz(),), "factors must be"),
         (((Lorentz(), 2.5),), r"factors\[0\]\[1\] must be a positive integer"),

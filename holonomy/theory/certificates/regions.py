@@ -162,4 +162,4 @@ def refuse_training(layer: nn.Module, name: str = "layer") -> None:
             raise NotCoveredError(f"{name} must be in evaluation: in training batch normalisation mixes its rows.")
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
         if module.training and isinstance(rate, float) and rate > 0:
-            raise NotCoveredError(f"{name} must not drop anything where an input is given: call eval().")
+            raise NotCoveredError(f"{name} must be in evaluation, in which nothing is dropped: call eval().")
