@@ -203,6 +203,7 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
     _not_offered = ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "foreach", "fused")
     # With these a state of torch's Adam would go on differently.
     _refused_in_states = ("maximize", "decoupled_weight_decay")
+    _needed_in_states = ("lr", "betas", "eps")
 
     def __init__(
         self,

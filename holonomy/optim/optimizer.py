@@ -18,6 +18,8 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
     # Options of torch that Geoopt's constructor takes and then ignores, and those that a state must not have.
     _not_offered: ClassVar[tuple[str, ...]]
     _refused_in_states: ClassVar[tuple[str, ...]]
+    # Options that every state has, but one of another kind of optimizer.
+    _needed_in_states: ClassVar[tuple[str, ...]]
 
     def _check_options(self, group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -87,4 +89,9 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
                     )
             group.setdefault("weight_decay", 0.0)
             group.setdefault("stabilize", vars(self).get("_stabilize"))
+            for name in self._needed_in_states:
+                if name not in group:
+                    raise ValueError(
+                        f"{name} must be in each group of a state for {type(self).__name__}, got {sorted(group)}."
+                    )
         super().__setstate__(state)

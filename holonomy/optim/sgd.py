@@ -121,6 +121,7 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
 
     _not_offered = ("maximize",)
     _refused_in_states = ("maximize",)
+    _needed_in_states = ("lr", "momentum")
 
     def __init__(
         self,

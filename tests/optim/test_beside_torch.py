@@ -79,3 +79,12 @@ def test_the_line_search_of_geoopt_finds_the_point(method: str, direction: str) 
 
     losses = [search.step(closure) for _ in range(6)]
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_state_of_another_kind_of_optimizer_is_refused() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    theirs = torch.optim.SGD(weights, lr=0.1).state_dict()
+    ours = RiemannianAdam(weights, lr=0.2)
+    with pytest.raises(ValueError, match=r"^betas must be in each group of a state for RiemannianAdam, got"):
+        ours.load_state_dict(theirs)
+    assert ours.param_groups[0]["lr"] == 0.2

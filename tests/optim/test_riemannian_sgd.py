@@ -170,3 +170,9 @@ def test_gradient_ascent_is_refused():
         ours.load_state_dict(theirs.state_dict())
     with pytest.raises(ValueError, match="maximize is not offered by RiemannianSGD, got True"):
         ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "maximize": True})
+
+
+def test_a_state_of_adam_is_refused():
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    with pytest.raises(ValueError, match=r"^momentum must be in each group of a state for RiemannianSGD, got"):
+        RiemannianSGD(weights, lr=0.2).load_state_dict(torch.optim.Adam(weights).state_dict())
