@@ -123,7 +123,7 @@ def test_options_without_effect_are_refused():
         model()(torch.randn(3, 12, dtype=D), torch.zeros(3, 3))
     x = torch.randn(2, 3, 12, dtype=D)
     for given, sentence in (
-        ((x[..., :11],), r"^src must have shape \(\*batch, nodes, features = 12\), got \(2, 3, 11\)\.$"),
+        ((x[..., :11],), r"^src must have shape \(\*batch, n, features = 12\), got \(2, 3, 11\)\.$"),
         ((x, None, torch.zeros(3, 2).bool()), r"^src_key_padding_mask must have shape .*3, 2"),
     ):
         with pytest.raises(ValueError, match=sentence):
