@@ -3,14 +3,14 @@
 A tenth of the edges is hidden to measure, a twentieth to choose by, each beside as many pairs that are none; message
 passing sees the rest. An encoder gives every node 16 numbers, a decoder scores pairs:
 
-    hgcn, lgcn            points of hyperbolic space, Fermi-Dirac decoder (r - d^2) / t on their distance
+    hgcn, lgcn, hgat      points of hyperbolic space, Fermi-Dirac decoder (r - d^2) / t on their distance
     gcn, gat, sage, mlp   the same decoder on flat points; the MLP does not see the graph
     gcn-bias, gat-bias .. flat points of 15 numbers, and the 16th of each node added to the score
     common                the number of common neighbours: nothing is trained
 
 GAT and SAGE are those of ``experiments.models.message_passing``, with batch norm and residuals. All are trained alike;
-the validation pairs of seed 0 choose rate and dropout from one grid, those of each seed the epoch. ROC AUC and average
-precision.
+the validation pairs of seed 0 choose rate and dropout from one grid, those of each seed the epoch, and training ends
+when they have not improved for ``--patience`` epochs. ROC AUC and average precision.
 
     python -m experiments.link_prediction
     python -m experiments.link_prediction --dataset disease_lp --data ../shared/data --seeds 5
@@ -23,7 +23,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
@@ -40,11 +40,12 @@ from holonomy.manifolds import Lorentz
 from holonomy.models import HGCN
 from holonomy.optim import RiemannianAdam
 
+CURVED: dict[str, Literal["hgcn", "lgcn", "hgat"]] = {"hgcn": "hgcn", "lgcn": "lgcn", "hgat": "hgat"}
 CONVOLUTIONS: dict[str, Kind] = {"gat": "gat", "sage": "sage"}
 FLAT = ("gcn", "gat", "sage", "mlp")
-MODELS = ("hgcn", "lgcn", *FLAT, *(f"{name}-bias" for name in FLAT), "common")
+MODELS = (*CURVED, *FLAT, *(f"{name}-bias" for name in FLAT), "common")
 DATASETS = ("tree", "disease_lp", "airport", "cora", "pubmed")
-GRID = tuple(itertools.product((0.003, 0.01), (0.0, 0.3)))
+RATES, DROPOUTS = (0.003, 0.01, 0.03), (0.0, 0.3)
 DIM = 16
 
 
@@ -54,11 +55,9 @@ class Linker(nn.Module):
     def __init__(self, model: str, features: int, dropout: float) -> None:
         super().__init__()
         name, _, self.bias = model.partition("-")
-        self.hyperbolic = name in {"hgcn", "lgcn"}
+        self.hyperbolic = name in CURVED
         if self.hyperbolic:
-            self.encoder: Any = HGCN(features, DIM, 1, conv="lgcn" if name == "lgcn" else "hgcn", dropout=dropout)
-            # What it would classify is not asked.
-            self.encoder.decoder = nn.Identity()
+            self.encoder: Any = HGCN(features, DIM, conv=CURVED[name], dropout=dropout)
         elif kind := CONVOLUTIONS.get(name):
             self.encoder = MessagePassing(kind, features, DIM, DIM, layers=2, level="node", dropout=dropout)
         else:
@@ -69,7 +68,7 @@ class Linker(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, pairs: Tensor) -> Tensor:
         """Logits of pairs (2, p)."""
         if self.hyperbolic:
-            points = self.encoder.embed(x, edge_index)
+            points = self.encoder(x, edge_index)
             return self.decoder(points[pairs[0]], points[pairs[1]])
         points, raised = self.encoder(x, edge_index), torch.zeros(())
         if self.bias:
@@ -128,7 +127,9 @@ def common(both: Tensor, pairs: Tensor, nodes: int) -> Tensor:
     return torch.from_numpy((near[pairs[0].numpy()] * near[pairs[1].numpy()]).sum(axis=1))
 
 
-def train(model: str, x: Tensor, edges: Tensor, seed: int, rate: float, dropout: float, epochs: int) -> dict[str, Any]:
+def train(
+    model: str, x: Tensor, edges: Tensor, seed: int, rate: float, dropout: float, epochs: int, patience: int
+) -> dict[str, Any]:
     """Train one model, and measure it at the epoch that the validation pairs like best."""
     parts = split(edges, len(x), seed)
     known, _ = parts["train"]
@@ -142,7 +143,7 @@ def train(model: str, x: Tensor, edges: Tensor, seed: int, rate: float, dropout:
     network = Linker(model, x.shape[1], dropout)
     optimizer = RiemannianAdam(network.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(seed)
-    best: dict[str, Any] = {"val": {"auc": -1.0}}
+    best: dict[str, Any] = {"val": {"auc": -1.0}, "epoch": 0}
     for epoch in range(1, epochs + 1):
         network.train()
         optimizer.zero_grad()
@@ -157,6 +158,8 @@ def train(model: str, x: Tensor, edges: Tensor, seed: int, rate: float, dropout:
                 found = {name: measured(network(x, both, pairs), count) for name, (pairs, count) in asked.items()}
             if found["val"]["auc"] > best["val"]["auc"]:
                 best = found | {"epoch": epoch}
+            elif epoch - best["epoch"] >= patience:
+                break
     return best | {"parameters": sum(parameter.numel() for parameter in network.parameters())}
 
 
@@ -165,9 +168,10 @@ def row(model: str, x: Tensor, edges: Tensor, run: runs.Run, arguments: argparse
 
     def part(seed: int, rate: float, dropout: float) -> dict[str, Any]:
         key = f"{model}-{rate:g}-{dropout:g}-{seed}"
-        return run.part(key, lambda: train(model, x, edges, seed, rate, dropout, arguments.epochs))
+        return run.part(key, lambda: train(model, x, edges, seed, rate, dropout, *lasting))
 
-    grid = GRID if model != "common" else GRID[:1]
+    lasting = (arguments.epochs, arguments.patience)
+    grid = list(itertools.product(arguments.rates, arguments.dropouts))[: 1 if model == "common" else None]
     chosen = grid[int(np.argmax([part(0, *point)["val"]["auc"] for point in grid]))]
     records = [part(seed, *chosen) for seed in range(arguments.seeds)]
     summary = {name: runs.summary([record["test"][name] for record in records]) for name in ("auc", "ap")}
@@ -193,7 +197,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
     add("--seeds", type=int, default=3, metavar="N", help="seeds 0 .. N-1 (default 3)")
-    add("--epochs", type=int, default=200, metavar="N", help="default 200")
+    add("--epochs", type=int, default=500, metavar="N", help="at most (default 500)")
+    add("--patience", type=int, default=100, metavar="N", help="epochs without improvement (default 100)")
+    add("--rates", type=float, nargs="+", default=list(RATES), metavar="X", help=f"searched (default {RATES})")
+    add("--dropouts", type=float, nargs="+", default=list(DROPOUTS), metavar="X", help=f"(default {DROPOUTS})")
 
 
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
@@ -207,11 +214,11 @@ SCRIPT = tables.Script(
     module="experiments.link_prediction",
     about=__doc__ or "",
     options=add_options,
-    config=lambda arguments: {"dataset": arguments.dataset, "epochs": arguments.epochs},
+    config=lambda arguments: {name: getattr(arguments, name) for name in ("dataset", "epochs", "patience")},
     compute=compute,
     text=text,
     folder="runs/links-{dataset}",
-    at_least_one=("seeds", "epochs"),
+    at_least_one=("seeds", "epochs", "patience"),
     cpu_only=True,
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments import link_prediction
 from experiments.link_prediction import MODELS, Linker, main, split, strangers, train, tree
 
 
@@ -63,7 +64,7 @@ def test_common_neighbours_are_counted() -> None:
     torch.manual_seed(0)
     block = torch.combinations(torch.arange(8)).T
     edges = torch.cat([block, block + 8], 1)
-    found = train("common", torch.zeros(16, 3), edges, 0, 0.01, 0.0, 1)
+    found = train("common", torch.zeros(16, 3), edges, 0, 0.01, 0.0, 1, 1)
     assert found["test"]["auc"] == 1.0
 
 
@@ -79,3 +80,12 @@ def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.Ca
     # No tree has two nodes that are neighbours and share one.
     assert rows[2]["summary"]["auc"]["mean"] <= 0.5
     assert main(["--dataset", "cora", "--out", str(tmp_path / "cora")]) == 2
+
+
+def test_training_ends_when_the_validation_pairs_stop_to_improve(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, edges = tree(nodes=60)
+    scores = iter([0.5, 0.0, 0.7, 0.0, 0.6, 0.0, 0.7, 0.0])
+    monkeypatch.setattr(link_prediction, "measured", lambda *_: {"auc": next(scores)})
+    found = train("mlp", x, edges, 0, 0.01, 0.0, 100, 10)
+    assert found["epoch"] == 10
+    assert next(scores, None) is None
