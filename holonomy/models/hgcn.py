@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers import HGATConv, HGCNConv, HypDropout, LGCNConv
 from holonomy.layers.hyperbolic.classifier import decoder_of
+from holonomy.layers.hyperbolic.refinement import drop_some
 from holonomy.manifolds import Lorentz
 from holonomy.ops.propagation import check_graph
 from holonomy.structures import Graph, PaddedGraphs
@@ -175,7 +176,7 @@ class HGCN(nn.Module):
         checks.last_axis("x", x, self.in_features, "in_features")
         points = self.manifold_in.expmap0(nn.functional.pad(x, (1, 0)))
         for drop, convolution in zip(self.drops, self.convolutions, strict=True):
-            points = convolution(drop(points), edge_index, edge_weight)
+            points = convolution(drop_some(cast("HypDropout", drop), points), edge_index, edge_weight)
         return points
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
