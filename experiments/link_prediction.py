@@ -45,7 +45,7 @@ CONVOLUTIONS: dict[str, Kind] = {"gat": "gat", "sage": "sage"}
 FLAT = ("gcn", "gat", "sage", "mlp")
 MODELS = (*CURVED, *FLAT, *(f"{name}-bias" for name in FLAT), "common")
 DATASETS = ("tree", "disease_lp", "airport", "cora", "pubmed")
-RATES, DROPOUTS = (0.003, 0.01, 0.03), (0.0, 0.3)
+RATES, DROPOUTS = (0.01, 0.03), (0.0, 0.3)
 DIM = 16
 
 
@@ -67,10 +67,13 @@ class Linker(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, pairs: Tensor) -> Tensor:
         """Logits of pairs (2, p)."""
+        return self.scores(self.encoder(x, edge_index), pairs)
+
+    def scores(self, points: Tensor, pairs: Tensor) -> Tensor:
+        """Logits of pairs (2, p) of encoded nodes."""
         if self.hyperbolic:
-            points = self.encoder(x, edge_index)
             return self.decoder(points[pairs[0]], points[pairs[1]])
-        points, raised = self.encoder(x, edge_index), torch.zeros(())
+        raised = torch.zeros(())
         if self.bias:
             points, heights = points[:, 1:], points[:, 0]
             raised = heights[pairs].sum(0)
@@ -98,12 +101,23 @@ def load(name: str, folder: Path | None) -> tuple[Tensor, Tensor]:
     return x, data.edge_index[:, data.edge_index[0] < data.edge_index[1]]
 
 
-def strangers(edges: Tensor, nodes: int, count: int, generator: torch.Generator) -> Tensor:
-    """Draw pairs (2, count) that are no edges."""
-    drawn = torch.randint(nodes, (2, 3 * count + 100), generator=generator).sort(dim=0).values
-    known = edges.sort(dim=0).values
-    new = (drawn[0] != drawn[1]) & ~torch.isin(drawn[0] * nodes + drawn[1], known[0] * nodes + known[1])
-    return drawn[:, new][:, :count]
+def numbered(edges: Tensor, nodes: int) -> Tensor:
+    """One number for each edge, in order, as ``strangers`` looks them up."""
+    low, high = edges.sort(dim=0).values
+    return (low * nodes + high).sort().values
+
+
+def strangers(taken: Tensor, nodes: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw pairs (2, count) that are none of the edges with these numbers."""
+    found = taken.new_empty(2, 0)
+    while found.shape[1] < count:
+        ends = torch.randint(nodes, (2, count + count // 8 + 8), generator=generator)
+        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        number = low * nodes + high
+        place = torch.searchsorted(taken, number).clamp(max=len(taken) - 1)
+        new = (low != high) & (taken[place] != number)
+        found = torch.cat([found, torch.stack([low[new], high[new]])], dim=1)
+    return found[:, :count]
 
 
 def split(edges: Tensor, nodes: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -112,7 +126,8 @@ def split(edges: Tensor, nodes: int, seed: int) -> dict[str, tuple[Tensor, Tenso
     shuffled = edges[:, torch.randperm(edges.shape[1], generator=generator)]
     test, val = max(edges.shape[1] // 10, 1), max(edges.shape[1] // 20, 1)
     parts = dict(zip(("test", "val", "train"), shuffled.tensor_split([test, test + val], dim=1), strict=True))
-    return {name: (part, strangers(edges, nodes, part.shape[1], generator)) for name, part in parts.items()}
+    taken = numbered(edges, nodes)
+    return {name: (part, strangers(taken, nodes, part.shape[1], generator)) for name, part in parts.items()}
 
 
 def measured(logits: Tensor, count: int) -> dict[str, float]:
@@ -142,12 +157,12 @@ def train(
     runs.seed_everything(seed)
     network = Linker(model, x.shape[1], dropout)
     optimizer = RiemannianAdam(network.parameters(), lr=rate)
-    generator = torch.Generator().manual_seed(seed)
+    generator, taken = torch.Generator().manual_seed(seed), numbered(edges, len(x))
     best: dict[str, Any] = {"val": {"auc": -1.0}, "epoch": 0}
     for epoch in range(1, epochs + 1):
         network.train()
         optimizer.zero_grad()
-        pairs = torch.cat([known, strangers(edges, len(x), known.shape[1], generator)], dim=1)
+        pairs = torch.cat([known, strangers(taken, len(x), known.shape[1], generator)], dim=1)
         truth = (torch.arange(pairs.shape[1]) < known.shape[1]).float()
         loss = nn.functional.binary_cross_entropy_with_logits(network(x, both, pairs), truth)
         loss.backward()
@@ -155,9 +170,11 @@ def train(
         if epoch % 5 == 0 or epoch == epochs:
             network.eval()
             with torch.no_grad():
-                found = {name: measured(network(x, both, pairs), count) for name, (pairs, count) in asked.items()}
-            if found["val"]["auc"] > best["val"]["auc"]:
-                best = found | {"epoch": epoch}
+                points = network.encoder(x, both)
+                val, test = ((network.scores(points, pairs), count) for pairs, count in asked.values())
+            found = measured(*val)
+            if found["auc"] > best["val"]["auc"]:
+                best = {"val": found, "test": measured(*test), "epoch": epoch}
             elif epoch - best["epoch"] >= patience:
                 break
     return best | {"parameters": sum(parameter.numel() for parameter in network.parameters())}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments import link_prediction
-from experiments.link_prediction import MODELS, Linker, main, split, strangers, train, tree
+from experiments.link_prediction import MODELS, Linker, main, numbered, split, strangers, train, tree
 
 
 def as_set(pairs: torch.Tensor) -> set[tuple[int, ...]]:
@@ -30,7 +30,8 @@ def test_the_split_hides_edges_and_draws_pairs_that_are_none() -> None:
 
 def test_strangers_are_drawn_from_all_pairs() -> None:
     edges = torch.tensor([[0, 2], [1, 1]])
-    found = strangers(edges, 4, 400, torch.Generator().manual_seed(0))
+    found = strangers(numbered(edges, 4), 4, 400, torch.Generator().manual_seed(0))
+    assert found.shape == (2, 400)
     assert as_set(found) == {(0, 2), (0, 3), (1, 3), (2, 3)}
 
 
@@ -84,8 +85,8 @@ def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.Ca
 
 def test_training_ends_when_the_validation_pairs_stop_to_improve(monkeypatch: pytest.MonkeyPatch) -> None:
     x, edges = tree(nodes=60)
-    scores = iter([0.5, 0.0, 0.7, 0.0, 0.6, 0.0, 0.7, 0.0])
+    scores = iter([0.5, 0.1, 0.7, 0.2, 0.6, 0.7])  # validation, and test where that improved
     monkeypatch.setattr(link_prediction, "measured", lambda *_: {"auc": next(scores)})
     found = train("mlp", x, edges, 0, 0.01, 0.0, 100, 10)
-    assert found["epoch"] == 10
+    assert (found["epoch"], found["test"]["auc"]) == (10, 0.2)
     assert next(scores, None) is None
