@@ -241,6 +241,7 @@ def train(
     optimizer = RiemannianAdam(net.parameters(), lr=rate)
     fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     best: dict[str, Any] = {"val": -1.0}
+    curve = list[float]()
     for step in range(1, steps + 1):
         pairs = task.known.closure[:, torch.randint(task.known.closure.shape[1], (BATCH,))]
         others, none = corrupted(pairs, task.known)
@@ -251,10 +252,11 @@ def train(
         fall.step()
         if step * MEASURED % steps < MEASURED:
             found = measured(net, task)
+            curve.append(found["val"])
             if found["val"] > best["val"]:
                 best = found | {"step": step, "state": copy.deepcopy(net.state_dict())}
     net.load_state_dict(best.pop("state"))
-    return net, best | {"rate": rate, "parameters": sum(p.numel() for p in net.parameters())}
+    return net, best | {"curve": curve, "rate": rate, "parameters": sum(p.numel() for p in net.parameters())}
 
 
 def edges(task: Task) -> float:

@@ -216,6 +216,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Give the parser what this script asks."""
     add = parser.add_argument
     add("--sets", type=int, default=200, metavar="N", help="data sets of each kind and noise (default 200)")
+    add("--first", type=int, default=0, metavar="N", help="seed of the first data set (default 0)")
     add("--data", nargs="+", choices=KINDS, default=list(KINDS), help="where points are generated (default all)")
     add("--points", type=int, default=16, metavar="N", help="of each data set (default 16)")
     add(
@@ -234,6 +235,8 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells one run from another."""
     if arguments.points < 12:
         raise options.RefusedError("--points must be at least 12: fewer distances say nothing about a product")
+    if arguments.first < 0:
+        raise options.RefusedError(f"--first must be at least 0, got {arguments.first}")
     if not all(0 < noise < 1 for noise in arguments.noises):
         raise options.RefusedError(f"--noises must lie in (0, 1), got {arguments.noises}")
     return {"points": arguments.points, "steps": arguments.steps}
@@ -241,16 +244,16 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     """Coverage by data, noise and factor; errors of maps by graph and signature."""
+    end = arguments.first + arguments.sets
 
     def some(kind: str, noise: float, first: int) -> list[dict[str, Any]]:
-        last = min(first + PART, arguments.sets)
-        return [judged(kind, arguments.points, noise, seed) for seed in range(first, last)]
+        return [judged(kind, arguments.points, noise, seed) for seed in range(first, min(first + PART, end))]
 
     rows: list[dict[str, Any]] = []
     for noise, kind in itertools.product(arguments.noises, arguments.data):
         sets: list[dict[str, Any]] = []
-        for first in range(0, arguments.sets, PART):
-            name = f"intervals-{kind.replace(' ', '-')}-{noise:g}-{first}-{min(PART, arguments.sets - first)}"
+        for first in range(arguments.first, end, PART):
+            name = f"intervals-{kind.replace(' ', '-')}-{noise:g}-{first}-{min(PART, end - first)}"
             sets += run.part(name, functools.partial(some, kind, noise, first))
         rows += coverage(kind, noise, arguments.points, sets)
         if not arguments.quiet:
@@ -267,7 +270,7 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
         summary = runs.summary([one["error"] for one in records])
         maps.append({"graph": kind, "signature": signature, "summary": summary, "seeds": records})
     draw(rows, run)
-    return {"coverage": rows, "signatures": maps}
+    return {"first": arguments.first, "coverage": rows, "signatures": maps}
 
 
 SCRIPT = tables.Script(

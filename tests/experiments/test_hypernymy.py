@@ -129,6 +129,7 @@ def test_every_model_learns_a_small_tree(model: str) -> None:
     _, record = train(model, Task(TREE, asked, asked), 4, RATES[model][1], 40, 0, start)
     guess = measured(network(model, TREE.num_nodes, 4, start), Task(TREE, asked, asked))["test"]
     assert record["test"] > guess + 0.03
+    assert (len(record["curve"]), max(record["curve"])) == (10, record["val"])
 
 
 def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

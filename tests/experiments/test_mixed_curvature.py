@@ -103,3 +103,15 @@ def test_a_run_leaves_its_tables_and_picture_and_is_resumed(tmp_path: Path, caps
     assert (tmp_path / "run" / "mixed_curvature.png").exists()
     assert main([*words, "--points", "5", "--overwrite"]) == 2
     assert "--points must be at least 12" in capsys.readouterr().err
+
+
+def test_data_sets_are_drawn_from_the_first_seed_on(tmp_path: Path) -> None:
+    words = ["--data", "sphere", "--points", "12", "--seeds", "0", "--threads", "1", "--quiet"]
+    shown = list[list[list[float]]]()
+    for first, sets in ((0, 2), (1, 1)):
+        more = ["--first", str(first), "--sets", str(sets), "--out", str(tmp_path / f"from-{first}")]
+        assert main([*words, *more]) == 0
+        content = json.loads((tmp_path / f"from-{first}" / "results.json").read_text())
+        assert content["first"] == first
+        shown.append(content["coverage"][0]["shown"])
+    assert shown[1] == shown[0][1:]
