@@ -14,6 +14,10 @@ An MLP, a Hypformer over all species, or its twin in flat space, gives coordinat
     flat               a point of flat space
     flat with heights  a point of one dimension less, and a height: |x - y| + a + b
 
+If two numbers a species are asked for, ``map.png`` shows the points of the first tree with the new species as stars.
+Hyperbolic points stand at their distance from the origin, in their direction: the Poincare disk would crowd all at its
+rim.
+
 Without a network stand the distance of Jukes and Cantor with the true shape of the gamma distribution, and that formula
 with shape and scale fitted to the known distances.
 
@@ -75,6 +79,10 @@ class Task:
         scale = UNIT / distances[: len(known), : len(known)].sum() * (len(known) * (len(known) - 1))
         return cls(tree, (known, val, test), letters, distances * scale, Branches.of(tree, known))
 
+    def in_substitutions(self, lengths: Tensor) -> np.ndarray:
+        """Lengths in the units of ``distances``, in expected substitutions a site."""
+        return lengths.cpu().double().numpy() * float(self.tree.distances[0, 1] / self.distances[0, 1].double())
+
     def measured(self, distances: np.ndarray, new: np.ndarray) -> dict[str, float]:
         """Judge distances (n, n) of all species, in any unit that the known ones have, by those of the new."""
         known, truth = self.parts[0], self.tree.distances
@@ -107,7 +115,7 @@ class Places(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Distances (n, n) of species with these letters."""
-        found = self.body(self.hide(x))
+        found = self.coordinates(x)
         i, j = torch.triu_indices(len(x), len(x), 1, device=x.device)
         if self.metric == "hyperbolic":
             points = self.manifold.expmap0(nn.functional.pad(found, (1, 0)))
@@ -122,9 +130,13 @@ class Places(nn.Module):
         upper = between.new_zeros(len(x), len(x)).index_put((i, j), between)
         return upper + upper.T
 
+    def coordinates(self, x: Tensor) -> Tensor:
+        """What the body says of each species, (n, dim)."""
+        return self.body(self.hide(x))
 
-def fit(task: Task, body: str, metric: str, dim: int, rate: float, steps: int, seed: int) -> np.ndarray:
-    """Train on the known species; distances of all, in substitutions a site."""
+
+def trained(task: Task, body: str, metric: str, dim: int, rate: float, steps: int, seed: int) -> Places:
+    """Train on the known species."""
     runs.seed_everything(seed)
     known = torch.from_numpy(task.parts[0])
     model = Places(body, metric, task.x.shape[1], dim).to(task.x.device)
@@ -138,9 +150,21 @@ def fit(task: Task, body: str, metric: str, dim: int, rate: float, steps: int, s
         loss.backward()
         optimizer.step()
         fall.step()
+    return model.eval()
+
+
+def fit(task: Task, body: str, metric: str, dim: int, rate: float, steps: int, seed: int) -> np.ndarray:
+    """Train on the known species; distances of all, in substitutions a site."""
+    model = trained(task, body, metric, dim, rate, steps, seed)
     with torch.no_grad():
-        found = model.eval()(task.x).cpu().double().numpy()
-    return found * float(task.tree.distances[0, 1] / task.distances[0, 1].double())
+        return task.in_substitutions(model(task.x))
+
+
+def map_points(task: Task, body: str, metric: str, rate: float, steps: int, seed: int) -> list[list[float]]:
+    """Train on the known species; where all lie on a map (n, 2), hyperbolic ones by the logarithm at the origin."""
+    model = trained(task, body, metric, 2, rate, steps, seed)
+    with torch.no_grad():
+        return task.in_substitutions(model.coordinates(task.x) * model.log_unit.exp()).tolist()
 
 
 def best(task: Task, body: str, metric: str, dim: int, steps: int, seed: int) -> dict[str, Any]:
@@ -201,6 +225,27 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> Path:
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.minorticks_off()
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        return plots.save(figure, path)
+
+
+def chart(task: Task, places: dict[str, np.ndarray], path: Path) -> Path:
+    """Maps of one tree, a panel for each metric: known species as dots, new ones as stars, coloured by clade.
+
+    A line leads from each star to the known species that is nearest in truth.
+    """
+    known, _, new = task.parts
+    clades = task.tree.clades(7)
+    nearest = known[task.tree.distances[np.ix_(new, known)].argmin(1)]
+    with plots.mpl.rc_context(plots.STYLE):
+        figure, panels = plots.figure_of(6.5 * len(places), 6.5, len(places))
+        for axes, (metric, at) in zip(panels, places.items(), strict=True):
+            for star, dot in zip(at[new], at[nearest], strict=True):
+                axes.plot(*np.stack([star, dot], 1), color="#888888", linewidth=1.0, zorder=1)
+            for species, look in ((known, {"marker": "o", "s": 45}), (new, {"marker": "*", "s": 260})):
+                colours = [plots.PALETTE[clade] for clade in clades[species]]
+                axes.scatter(*at[species].T, c=colours, edgecolors="white", linewidths=0.8, zorder=2, **look)
+            axes.set(aspect="equal", xlabel="substitutions a site")
+            axes.set_title("hyperbolic: radius is the distance from the origin" if metric == "hyperbolic" else metric)
         return plots.save(figure, path)
 
 
@@ -266,6 +311,14 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
         ]
         add(body, metric, dim, records)
     picture(rows, run.own("error.png"))
+    drawn = [row for row in rows if row["dim"] == 2 and row["metric"] in {"hyperbolic", "flat"}][-2:]
+    places: dict[str, np.ndarray] = {}
+    for row in drawn:
+        chosen = (row["body"], row["metric"], row["trees"][0]["rate"], arguments.steps, 0)
+        name = "map-{}-{}-{:g}".format(*chosen)
+        places[row["metric"]] = np.array(run.part(name, functools.partial(map_points, tasks[0], *chosen)))
+    if places:
+        chart(tasks[0], places, run.own("map.png"))
     return {"trees": arguments.trees, "rows": rows}
 
 

@@ -42,6 +42,13 @@ class Phylogeny:
             found[self.parent[node]] |= found[node]
         return found
 
+    def clades(self, count: int) -> np.ndarray:
+        """Which lineage each species descends from, of the first ``count`` that lived at one time, (n,)."""
+        node = self.leaves.copy()
+        while (later := node > 2 * (count - 1)).any():  # nodes are numbered as they were born, two at a split
+            node[later] = self.parent[node[later]]
+        return np.unique(node, return_inverse=True)[1]
+
 
 def yule(rng: np.random.Generator, species: int, height: float) -> tuple[np.ndarray, np.ndarray]:
     """Grow a tree: the parent of each node, and the length of the branch above it; all leaves are equally deep."""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from experiments.data.phylogeny import Branches, differing, evolved, jukes_cantor, phylogeny
-from experiments.phylogeny import Places, Task, main
+from experiments.phylogeny import Places, Task, fit, main, map_points, trained
 
 
 def test_all_species_are_equally_deep_and_every_node_splits_in_two() -> None:
@@ -80,6 +81,35 @@ def test_a_run_says_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert named["mlp", "hyperbolic", 2]["error"]["mean"] < 0.8
     assert named["none", "Jukes-Cantor, true rates", 0]["error"]["mean"] < 0.5
     assert (tmp_path / "run" / "error.png").stat().st_size > 1000
+    assert (tmp_path / "run" / "map.png").stat().st_size > 1000
     assert "2 trees" in capsys.readouterr().out
     assert main(["--dims", "1", "--out", str(tmp_path / "other")]) == 2
     assert "--dims must be at least 2" in capsys.readouterr().err
+
+
+def test_clades_are_the_branches_of_an_early_time() -> None:
+    tree = phylogeny(3, species=30, sites=5)
+    for count in (1, 2, 7, 30):
+        clades = tree.clades(count)
+        assert sorted(set(clades)) == list(range(count))
+        within = tree.distances[clades[:, None] == clades]
+        apart = tree.distances[clades[:, None] != clades]
+        # All leaves are equally deep: those of one clade have met later than any two of different ones.
+        assert count == 1 or within.max() < apart.min()
+
+
+def test_points_of_the_map_are_those_whose_distances_are_measured() -> None:
+    task = Task.of(0, 24, 50)
+    for metric in ("hyperbolic", "flat"):
+        asked = ("mlp", metric, 0.006, 20, 0)
+        places = torch.tensor(map_points(task, *asked))
+        wanted = fit(task, "mlp", metric, 2, *asked[2:])
+        if metric == "hyperbolic":
+            model = trained(task, "mlp", metric, 2, *asked[2:])
+            unit = float(task.tree.distances[0, 1] / task.distances[0, 1])
+            on = model.manifold.expmap0(torch.nn.functional.pad(places.float() / unit, (1, 0)))
+            np.testing.assert_allclose(model.manifold.dist0(on).detach() * unit, places.norm(dim=1), rtol=1e-5)
+            found = unit * model.manifold.dist(on[:, None], on[None]).detach()
+        else:
+            found = torch.cdist(places, places)
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
