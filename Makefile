@@ -1,6 +1,6 @@
 # The commands do all the set-up: Python 3.11 and make are enough.
 #
-#   make demo    the environment, then the main job: a hyperbolic transformer trained, compared, certified, drawn
+#   make demo    the environment, then the main job: a hyperbolic transformer trained, compared, certified, drawn; three claims tested
 #   make quick   the environment, then lint, types and one draw of every law, but that of torch.compile, for every class
 #   make test    the environment, then lint, types, documentation and the whole suite
 #   make fuzz    the environment, then a million random calls of every public class and function (about 10 minutes)
@@ -45,6 +45,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m experiments.acquired_traits --seeds 1 --overwrite --out runs/demo/compared
 	@OMP_NUM_THREADS=1 $(BIN)/python -m examples.demo
+	@OMP_NUM_THREADS=1 $(BIN)/python -m examples.tree --out runs/demo/map
+	@OMP_NUM_THREADS=1 $(BIN)/python -m holonomy.theory --claims distances.closure hyperbolic.midpoint distances.naive
 
 test: check docs suite
 

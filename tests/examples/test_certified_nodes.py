@@ -1,13 +1,12 @@
-"""The attack and the smoothing of the example: copies of a graph, and a half-space whose radii are known."""
+"""The attack of the example: copies of a graph, and a half-space whose radii are known."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
-from examples.certified_nodes import ALPHA, attacked, moved, smoothed, tree
+from examples.certified_nodes import attacked, moved, tree
 from holonomy import Hypformer
 
 
@@ -26,7 +25,7 @@ class Sign(nn.Module):
         return torch.stack([x[:, 0], -x[:, 0], x[:, 0] - 9, x[:, 0] - 9], -1)
 
 
-def test_attack_and_smoothing_of_a_half_space_are_as_known() -> None:
+def test_an_attack_on_a_half_space_reaches_the_border() -> None:
     torch.manual_seed(0)
     x = torch.zeros(3, 8)
     x[:, 0] = torch.tensor([0.5, 5.0, 5.0])
@@ -34,7 +33,3 @@ def test_attack_and_smoothing_of_a_half_space_are_as_known() -> None:
     nodes = torch.arange(3)
     assert attacked(Sign(), data, nodes, 0.4) == pytest.approx(2 / 3)
     assert attacked(Sign(), data, nodes, 0.6) == pytest.approx(1 / 3)
-    radii = smoothed(Sign(), data, nodes, 0.5, 400)
-    # All draws agree five units away: the bound of the share is the root of alpha.
-    assert radii[1].item() == pytest.approx(0.5 * stats.norm.ppf(ALPHA ** (1 / 300)))
-    assert radii[2] < 0 < radii[0] < 0.5

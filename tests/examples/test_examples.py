@@ -26,10 +26,10 @@ HERE = Path(__file__).parents[2] / "examples"
 # What is typed, and what has to be true of the scores.
 TOYS: dict[str, tuple[str, Callable[[dict], bool]]] = {
     "attention_maps": ("--steps 40", lambda found: found["right"] > 0.6 and found["weight on the answer"] > 0.3),
-    "certified_nodes": ("--nodes 24 --epochs 6 --draws 20", certified_below_attacked),
+    "certified_nodes": ("--nodes 24 --epochs 6", certified_below_attacked),
     "chains": ("--steps 40 --length 40 --batch 8", lambda found: found["attention"] > 0.95 > found["message passing"]),
     "characters": ("--texts 60 --length 12 --width 8 --steps 40 --lr 0.01", lambda found: found["Hyperbolic"] < 1.9),
-    "demo": ("--steps 2 --certified 3", lambda found: found["claims"]["distances.closure"] and min(found["radii"]) > 0),
+    "demo": ("--steps 2 --certified 3", lambda found: len(found["radii"]) == 3 and min(found["radii"]) > 0),
     "digits": ("--epochs 2 --width 16", lambda found: found["right"] > 0.3),
     "hyperedges": ("--epochs 8", lambda found: found["sets found"] > 0.5 + found["others taken for sets"]),
     "links": ("--nodes 200 --epochs 40", lambda found: found["auc"] > 0.75),
@@ -59,8 +59,7 @@ def test_every_example_is_short_is_run_and_is_shown() -> None:
     page = (HERE.parent / "docs" / "examples.md").read_text("utf-8")
     assert [name for name in TOYS if f"python -m examples.{name}`" not in page] == []
     lines = {name: len((HERE / f"{name}.py").read_text("utf-8").splitlines()) for name in TOYS}
-    # The demo does four things, one after the other; the other one trains, certifies, attacks and smooths.
-    assert {name for name, count in lines.items() if count > 120} <= {"demo", "certified_nodes"}, lines
+    assert max(lines.values()) <= 120, lines
 
 
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
