@@ -230,7 +230,7 @@ LINES = [
          (Order("generated, batches", "large_graph", "accuracy",
                 tuple((f"{model}-batches-100000",) for model in ("hypformer", "sgformer", "sign", "sgc", "mlp"))),
           Order("the whole graph", "large_graph", "accuracy", (("hypformer-whole-100000",), ("gcn-whole-100000",)))),
-         "OGB's graphs are not to be had."),
+         "OGB's graphs are not available here."),
     Line("Hypformer, table 2", "nodes of small graphs",
          "python -m experiments.table --data ../shared/data --dataset cora --protocol random --models hypformer "
          "sgformer gat nodeformer gcn sgc appnp hgat hgcn --seeds 3 --grid lr=0.01 --epochs 100 --patience 100",
@@ -239,7 +239,7 @@ LINES = [
           Order("pubmed", f"{NODES}pubmed-random", "test", (OURS, ("gcn",))),
           Order("airport", f"{NODES}airport-clean", "test", (OURS, ("gcn",))),
           Order("disease", f"{NODES}disease_lp", "test", (OURS, ("gcn",)))),
-         "Disease is another graph here."),
+         "Disease is another graph than in the paper."),
     Line("Hypformer, table 3", "rows of features joined to their nearest",
          "python -m experiments.table --dataset digits --protocol k10 --models hypformer euclidean gcn gat sgformer "
          "nodeformer mlp knn --ablations no-graph --seeds 3 --epochs 80 --patience 80 --hidden 32 --feedforward 64 "
@@ -249,7 +249,7 @@ LINES = [
     Line("Hypformer, table 4", "time of linear and softmax attention",
          "python -m benchmarks hyperbolic-attention-growth",
          (Speed("softmax / linear at 10,000 tokens", "hyperbolic-attention-growth", "softmax / linear", 10000, 2.0),),
-         "A factor of two to three in the paper, on a GPU and with all else of an epoch."),
+         "The paper has a factor of two to three, for whole epochs on a GPU."),
     Line("Hypformer, table 5", "what the graph and the transformer bring",
          "python -m experiments.table --data ../shared/data --dataset cora --protocol random --ablations no-graph "
          "no-transformer",
@@ -266,7 +266,7 @@ LINES = [
           Order("disease", f"{NODES}disease_lp-softmax", "test", (OURS, ("softmax",))),
           Order("cora", f"{NODES}cora-random-released-budget", "test", (OURS, ("fixed-curvature",))),
           Order("disease", f"{NODES}disease_lp", "test", (OURS, ("fixed-curvature",)))),
-         "Neither makes a difference that seeds do not."),
+         "The differences are smaller than those between seeds."),
     Line("HOT, figure 3", "time of sparse attention in the number of edges", "python -m benchmarks sparse-attention",
          (Speed("kernel attention, exponent", "sparse-attention", "decoupled, exponent of time", None, most=1.15),)),
     Line("HOT, table 1", "chains of 200 nodes", "python -m experiments.long_range_chains --seeds 10",
@@ -288,13 +288,13 @@ LINES = [
     Line("HOT, table 4", "hyperedges of three nodes",
          "python -m experiments.hyperedge_prediction --dataset gps --data ../shared/data --epochs 80",
          (*hyperedges("gps"), *hyperedges("movielens"), *hyperedges("drug")),
-         "An MLP, which the paper has not, is ahead of both."),
+         "An MLP, which the paper does not compare, is ahead of both."),
     Line("TokenGT, table 1 and figure 2", "the basis of equivariant maps",
          "python -m experiments.equivariant_basis --dataset sparse --seeds 1",
          (Order("sparse", "equivariant_basis_sparse", "test L2", IDENTIFIED, **LESS),
           Order("dense", "equivariant_basis_dense", "test L2", IDENTIFIED, **LESS),
           Order("Laplacian alone", "equivariant_basis_sparse", "test L2", (("lap",), ("random-types",)), **LESS)),
-         "One layer cannot do what the paper prints for Laplacian identifiers alone: the script says why."),
+         "One layer cannot reach the paper's figure for Laplacian identifiers alone; the script gives the reason."),
     Line("TokenGT, table 2", "a property of molecules, with and without identifiers",
          "python -m experiments.graph_regression --dataset qm9 --data ../shared/data --train 2000 --epochs 10 "
          "--budget 60000 --lr 0.001 0.003 --seeds 2 --models tokengt tokengt-orf transformer gin gat gcn",
@@ -310,7 +310,7 @@ LINES = [
          "python -m experiments.node_tokens --dataset chameleon --data ../shared/data --hidden 32 --epochs 60 "
          "--lr 0.003 0.01 --dropout 0.5 0.7 --seeds 2",
          (Order("chameleon", "node_tokens_chameleon_search", "test", (("tokengt-seb",), ("gat",), ("gcn",))),),
-         "The other five graphs are not to be had; an MLP is among them."),
+         "The other five graphs are not available here."),
     Line("CSA, table 1", "a property of molecules",
          "python -m experiments.molecules --dataset zinc --data ../shared/data --train 0 --tests 0 --epochs 12",
          (Order("zinc", ZINC, "MAE", (("csa-rings",), ("csa",), ("gcn",)), **LESS),
@@ -319,7 +319,7 @@ LINES = [
     Line("CSA, table 2", "stochastic block models",
          "python -m experiments.stochastic_blocks --seeds 2 --models csa gps",
          (),
-         "The paper compares transformers, of which GPS is here."),
+         "The paper compares transformers; of these only GPS is available here."),
     Line("CSA, table 3", "a property of molecules, larger set",
          "python -m experiments.molecules --dataset qm9 --data ../shared/data --train 1000 --epochs 6 --lr 0.002 "
          "--budget 30000 --seeds 2 --models csa gps gin gcn",
@@ -356,7 +356,7 @@ LINES = [
          tuple(Channels(of, "attention_in_colors_zinc", of) for of in ("neighbours", "rings"))),
     Line("CSA, figure 4", "what all channels of the first layer look at",
          "python -m experiments.attention_in_colors --run runs/molecules-zinc/csa-rings-lr-0.002 --data ../shared/data "
-         "--layer 0 --channels 16", (), "A picture, which the run leaves in its folder."),
+         "--layer 0 --channels 16", (), "A picture, which the run writes to its folder."),
     Line("Simplicial, figure 6", "curvature of molecules and of their line graphs",
          "python -m holonomy.theory --claims curvature",
          (Claim("larger mean", "curvature.mean_augmented"),
@@ -374,11 +374,13 @@ def section() -> str:
         f"## All {len(LINES)} tables and figures",
         "",
         "Every table and figure with numbers of the five papers. Verdicts are computed from the files, by one rule: an",
-        "order is *as in the paper* (yes) where each model is ahead of the next by more than both standard deviations",
-        "together, *weakly* where it is ahead by less or there is one seed, and else *not* (no). Models are called as",
-        "the scripts call them; many budgets are small parts of the papers'. "
-        + "; ".join(f"{kind}: {counted[kind]}" for kind in order if counted[kind])
-        + ".",
+        "order is *as in the paper* (yes) where each model is ahead of the next by more than the sum of both standard",
+        "deviations, *weakly* where it is ahead by less or there is one seed, and else *not* (no). Models have the",
+        "names that the scripts give them. Many budgets are small parts of the papers'.",
+        "",
+        "| order | " + " | ".join(order) + " |",
+        "|---" * (1 + len(order)) + "|",
+        "| tables and figures | " + " | ".join(str(counted[kind]) for kind in order) + " |",
         "",
         "| | what | ours, in the paper's order | order | command |",
         "|---|---|---|---|---|",

@@ -170,9 +170,9 @@ def claims() -> str:
     fails = len(verdicts) - holds
     return (
         "## Claims and certificates\n\n"
-        f"Of {len(verdicts)} claims {holds} hold on all inputs that were searched, and {fails} are known\n"
-        "to fail, most of them statements of the papers. "
-        f"{attacked['draws']} attacks on certificates of layers and\nmodels found {attacked['violations']} violations."
+        f"Of {len(verdicts)} claims {holds} hold on all inputs that were searched, and {fails} are known to fail, most "
+        f"of them statements of\nthe papers. {attacked['draws']} attacks on certificates of layers and models found "
+        f"{attacked['violations']} violations."
     )
 
 
