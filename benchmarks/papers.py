@@ -143,7 +143,9 @@ def figure(file: str, model: str, score: str, factor: float) -> str:
     """Mean and deviation of a score, with as many digits as the factor asks for."""
     read = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
     rows = read.get("rows", [])
-    entries = read.get("models") or {f"{row['model']} in {row['settings']['dim']}": row for row in rows}
+    entries = read.get("models") or {
+        row["model"] if "settings" not in row else f"{row['model']} in {row['settings']['dim']}": row for row in rows
+    }
     found = entries[model]["summary"][score]
     digits = 1 if factor == 100.0 else 3
     spread = f" ± {factor * found['std']:.{digits}f}" if found["n"] > 1 else ""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from experiments import link_prediction
-from experiments.link_prediction import MODELS, Linker, main, numbered, split, strangers, train, tree
+from experiments.link_prediction import MODELS, Linker, Twin, main, numbered, split, strangers, train, tree
+from holonomy.models import HGCN
 
 
 def as_set(pairs: torch.Tensor) -> set[tuple[int, ...]]:
@@ -48,6 +49,19 @@ def test_flat_scores_against_a_loop() -> None:
             else:
                 wanted = 2.0 + places[a, 0] + places[b, 0] - (places[a, 1:] - places[b, 1:]).square().sum()
             torch.testing.assert_close(score, wanted)
+
+
+def test_the_flat_twin_is_hgcn_where_space_is_nearly_flat() -> None:
+    torch.manual_seed(0)
+    x, edges = tree(nodes=30)
+    both = torch.cat([edges, edges.flip(0)], 1)
+    curved, flat = HGCN(11, 16, curvature=-1e-8).double(), Twin(11, 16, 16, dropout=0.0).double()
+    with torch.no_grad():
+        for convolution, linear in zip(curved.convolutions, (flat.first, flat.last), strict=True):
+            convolution.linear.linear.weight.copy_(linear.weight)
+            convolution.bias.copy_(linear.bias)
+    points = curved(x.double(), both)
+    torch.testing.assert_close(points[:, 1:], flat(x.double(), both), rtol=1e-5, atol=1e-5)
 
 
 def test_every_parameter_is_trained() -> None:
