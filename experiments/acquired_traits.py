@@ -101,7 +101,7 @@ def train(
     runs.seed_everything(seed)
     network = build(model, layers)
     optimizer = RiemannianAdam(network.parameters(), lr=rate)
-    progress = runs.Progress(label, steps, stream=None if quiet else sys.stderr, every=5.0)
+    line = runs.progress(label, steps, None if quiet else sys.stderr, unit="step")
     best, state, done = {"all": -1.0}, network.state_dict(), 0
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
@@ -117,8 +117,10 @@ def train(
             found = accuracies(network, "val", scale)
             if found["all"] > best["all"]:
                 best, state, done = found, copy.deepcopy(network.state_dict()), step
-        progress.update(step, {"loss": loss.item(), "val": best["all"]})
-    progress.close(steps, {"val": best["all"]}, f"best at step {done}")
+        line.set_postfix({"loss": loss.item(), "val": best["all"]}, refresh=False)
+        line.update()
+    line.set_postfix({"val": best["all"], "best step": done})
+    line.close()
     network.load_state_dict(state)
     read = network.curvatures() if isinstance(network, Hypformer) else {}
     parameters = sum(parameter.numel() for parameter in network.parameters())

@@ -530,13 +530,6 @@ def measure_links(space: Space, hierarchy: Hierarchy, pairs: Tensor) -> dict[str
     return {"mrr": float(found.reciprocal().mean()), "hits10": float((found <= 10).double().mean())}
 
 
-class Batches(runs.Progress):
-    """The progress line inside a long epoch."""
-
-    def _line(self, done: int, values: Mapping[str, float]) -> str:
-        return f"{self.label}  batch {done}/{self.total}  loss {values['loss']:.4f}"
-
-
 def fit(
     model: str,
     settings: Settings,
@@ -584,9 +577,9 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(epoch) * group.get("share", 1.0)
         batches = torch.randperm(total).to(device).split(settings.batch)
-        progress = Batches(f"{label}  epoch {epoch}", len(batches), stream=stream)
+        line = runs.progress(f"{label}  epoch {epoch}", len(batches), stream, unit="batch", delay=10.0, leave=False)
         summed = 0.0
-        for number, batch in enumerate(batches, 1):
+        for batch in batches:
             optimizer.zero_grad()
             if settings.negatives:
                 pairs = hierarchy.closure[:, batch]
@@ -596,7 +589,8 @@ def fit(
             loss.backward()
             optimizer.step()
             summed += loss.item() * len(batch)
-            progress.update(number, {"loss": loss.item()})
+            line.update()
+        line.close()
         return summed / total
 
     def evaluate(epoch: int) -> runs.Record:

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from tqdm import tqdm
 
 from experiments.engine.options import RefusedError, guarded
 
@@ -323,69 +324,12 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
 
 
-class Progress:
-    """One line that follows a loop: rewritten in place on a terminal, seldom and whole elsewhere.
-
-    Args:
-        label: stands at the beginning of the line.
-        total: number of steps, if every one of them is taken.
-        done: steps that were taken before, by the run that is being resumed.
-        stream: where to write; None for silence.
-        every: seconds between two lines where the stream is not a terminal.
-    """
-
-    def __init__(
-        self,
-        label: str,
-        total: int,
-        *,
-        done: int = 0,
-        stream: TextIO | None = None,
-        every: float = 10.0,
-    ) -> None:
-        self.label, self.total, self.first, self.stream = label, total, done, stream
-        self.live = stream is not None and stream.isatty()
-        self.interval = 0.1 if self.live else every
-        self.start = self.last = time.monotonic()
-        self.width = 0
-
-    def update(self, done: int, values: Mapping[str, float]) -> None:
-        """Show step ``done`` of ``total``, if enough time has passed since the last line."""
-        now = time.monotonic()
-        if now - self.last >= self.interval:
-            left = (now - self.start) / max(done - self.first, 1) * (self.total - done)
-            self._write(f"{self._line(done, values)}  at most {clock(left)} left", stay=False)
-            self.last = now
-
-    def close(self, done: int, values: Mapping[str, float], remark: str = "") -> None:
-        """Leave a last, whole line."""
-        took = clock(time.monotonic() - self.start)
-        self._write(f"{self._line(done, values)}  {remark and remark + ', '}{took}", stay=True)
-
-    def _line(self, done: int, values: Mapping[str, float]) -> str:
-        shown = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
-        return f"{self.label}  epoch {done}/{self.total}  {shown}"
-
-    def _write(self, line: str, *, stay: bool) -> None:
-        if self.stream is None:
-            return
-        if self.live:
-            self.stream.write("\r" + line.ljust(self.width) + ("\n" if stay else ""))
-            self.width = 0 if stay else len(line)
-        else:
-            self.stream.write(line + "\n")
-        self.stream.flush()
-
-
-def clock(seconds: float) -> str:
-    """Write a duration as ``3.1s``, ``2:05`` or ``1:02:05``."""
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d}"
-    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"
+def progress(label: str, total: int, stream: TextIO | None, **options: Any) -> tqdm[Any]:
+    """Return tqdm's line for a loop: silent without a stream, written every ten seconds where it is no terminal."""
+    live = stream is not None and stream.isatty()
+    return tqdm(
+        desc=label, total=total, file=stream, disable=stream is None, mininterval=0.1 if live else 10.0, **options
+    )
 
 
 @dataclasses.dataclass
@@ -471,7 +415,7 @@ def train(
             path = run.path(name) if run is not None else name
             raise StaleError(f"{path} does not fit this model ({str(error).splitlines()[0]})") from None
     start = time.monotonic() - spent
-    progress = Progress(label, epochs, done=done, stream=stream)
+    line = progress(label, epochs, stream, initial=done, unit="epoch")
     record: Record = {}
     stopped = False
     for epoch in range(done + 1, epochs + 1):
@@ -503,10 +447,11 @@ def train(
                     "seconds": time.monotonic() - start,
                 },
             )
-        progress.update(epoch, {entry: record[entry] for entry in show if entry in record})
+        line.set_postfix({entry: record[entry] for entry in show if entry in record}, refresh=False)
+        line.update()
     model.load_state_dict(best_state)
-    shown = {entry: best[entry] for entry in show if entry in best}
-    progress.close(done, shown, f"best at epoch {best_epoch}")
+    line.set_postfix({entry: best[entry] for entry in show if entry in best} | {"best epoch": best_epoch})
+    line.close()
     return Trained(best_epoch, best, history, done, stopped, time.monotonic() - start)
 
 
