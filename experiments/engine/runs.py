@@ -20,6 +20,7 @@ import os
 import pickle
 import platform
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -522,7 +523,7 @@ def commit() -> str:
 
 def command_line(module: str, arguments: Sequence[str]) -> str:
     """Return the command that starts this run, as one would type it."""
-    return " ".join(["python", "-m", module, *arguments])
+    return shlex.join(["python", "-m", module, *arguments])
 
 
 def start(

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -372,3 +373,8 @@ def test_the_commit_is_dirty_where_a_source_differs_and_not_where_a_result_does(
     assert runs.commit() == clean
     source.write_text("after")
     assert runs.commit() == f"{clean}-dirty"
+
+
+def test_a_command_can_be_typed_again() -> None:
+    words = ["--data", "tree x sphere", "--steps", "3"]
+    assert shlex.split(runs.command_line("experiments.mixed_curvature", words))[3:] == words
