@@ -455,7 +455,9 @@ def shrink(space: Float[Tensor, "... dim"], dtype: torch.dtype) -> Float[Tensor,
 
 
 def _shrunk(space: Tensor, limit: float) -> Tensor:
-    radius = norm(space, keepdim=True)
+    # Of rows of up to 2^16 numbers, the largest ones too, the length fits; float16 holds the limit.
+    share = 2.0**-8
+    radius, limit = norm(space * share, keepdim=True), limit * share
     beyond = radius > limit
     return torch.where(beyond, space / torch.where(beyond, radius, 1.0) * limit, space)
 

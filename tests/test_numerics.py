@@ -149,6 +149,14 @@ def test_casts_saturate_both_ways() -> None:
     assert numerics.finite(endless).tolist() == [most, -most, 2.0]
 
 
+@pytest.mark.parametrize("dim", [1, 16, 1000])
+def test_rows_of_the_largest_numbers_are_shrunk_to_a_quarter_of_one(dtype: torch.dtype, dim: int) -> None:
+    """Their length, which the dtype does not hold, was taken to be its largest number: of 1000 all were 32 times it."""
+    most = torch.finfo(dtype).max
+    held = numerics.shrink(torch.full((1, dim), most, dtype=dtype), dtype)
+    assert math.hypot(*held[0].tolist()) == pytest.approx(most / 4, rel=1e-6)
+
+
 def test_ends_of_the_range(dtype: torch.dtype) -> None:
     limits, reach = torch.finfo(dtype), numerics.widest_rapidity(dtype)
     assert torch.tensor(reach, dtype=dtype).sinh().isfinite()
