@@ -89,7 +89,9 @@ class ProductLinear(nn.Module):
             Points of ``manifold_out``.
         """
         checks.last_axis("x", x, self.manifold_in.n_elements, "ambient", self)
-        return self.manifold_out.lift(nn.functional.linear(self.manifold_in.unit(x), self.weight, self.bias))
+        # Products of gradients with coordinates as long as the dtype allows leave the range.
+        parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        return self.manifold_out.lift(numerics.bounded(nn.functional.linear, self.manifold_in.unit(x), *parameters))
 
 
 class ProductAttention(nn.Module):
@@ -184,8 +186,9 @@ class ProductAttention(nn.Module):
 
     def _logits(self, query: Tensor, key: Tensor) -> Float[Tensor, "*batch heads nodes nodes"]:
         weight = numerics.exp(self.log_weight)[:, None, None, :] / math.sqrt(sum(self.manifold_head.sizes))
-        squares = self.manifold_head.factor_cdist(query, key).square()
-        return -numerics.finite((weight * squares).sum(-1))
+        distances = self.manifold_head.factor_cdist(query, key)
+        wide = torch.promote_types(distances.dtype, torch.float32)  # float16 squares end at 65504
+        return -numerics.bounded(_joint_squares, weight.to(wide), distances.to(wide))
 
     def extra_repr(self) -> str:
         """The number of heads, for ``repr``.
@@ -194,3 +197,8 @@ class ProductAttention(nn.Module):
             The line that ``repr`` shows.
         """
         return f"heads={self.heads}"
+
+
+def _joint_squares(weight: Tensor, distances: Tensor) -> Tensor:
+    """The weighted sum of squares; of weights whose sum is held at the largest number the gradient is zero."""
+    return (weight * numerics.finite(distances.square())).sum(-1)

@@ -115,7 +115,7 @@ class Product(geoopt.ProductManifold):
         Returns:
             Points of that product.
         """
-        return torch.cat([part * _root(factor, part) for factor, part in self._parts("x", x)], -1)
+        return torch.cat([_in_units(factor, part) for factor, part in self._parts("x", x)], -1)
 
     def without_times(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... coordinates"]:
         """Ambient coordinates without the times of hyperbolic factors.
@@ -316,18 +316,20 @@ def _of_unit_curvature(factor: Factor, where: dict[str, Any]) -> Factor:
     return Lorentz(-1.0, **where) if isinstance(factor, Lorentz) else Sphere(1.0, **where)
 
 
-def _root(factor: Factor, like: Tensor) -> Tensor | float:
-    """The root of the absolute curvature, in the dtype of a tensor; one of flat space."""
-    return 1.0 if isinstance(factor, geoopt.Euclidean) else factor.curvature.abs().double().sqrt().to(like.dtype)
+def _in_units(factor: Factor, x: Tensor) -> Tensor:
+    """Points in units of the radius, whose square is the reciprocal of the absolute curvature."""
+    if isinstance(factor, geoopt.Euclidean):
+        return x
+    return numerics.bounded(torch.mul, x, factor.curvature.abs().double().sqrt().to(x.dtype))
 
 
 def _lift(factor: Factor, coordinates: Tensor) -> Tensor:
     if isinstance(factor, Lorentz):
         # Times the radius: the gradient of a quotient by its root overflows for long coordinates.
         radius = factor.curvature.neg().double().rsqrt().to(coordinates.dtype)
-        space = numerics.shrink(coordinates * radius, coordinates.dtype)
+        space = numerics.shrink(numerics.bounded(torch.mul, coordinates, radius), coordinates.dtype)
         return hyperboloid.lift(space, factor.curvature)
-    return factor.projx(coordinates) if isinstance(factor, Sphere) else coordinates
+    return factor.projx(coordinates) if isinstance(factor, Sphere) else numerics.shrink(coordinates, coordinates.dtype)
 
 
 def _dist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
@@ -346,7 +348,7 @@ def _centroid(factor: Factor, x: Tensor, weights: Tensor) -> Tensor:
         total = wide @ hyperboloid.lift(numerics.widen(hyperboloid.space(x)), kappa)
         middle = midpoint_of_sum(total, wide.sum(-1, keepdim=True), kappa, torch.finfo(wide.dtype).eps)
         return hyperboloid.lift(numerics.narrow(middle, x.dtype), kappa)
-    total = weights @ x
-    if isinstance(factor, Sphere):
-        return factor.projx(total)
-    return numerics.safe_div(total, weights.sum(-1, keepdim=True))
+    wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    share = numerics.safe_div(wide, wide.sum(-1, keepdim=True)).to(x.dtype)  # of long points no sum leaves the range
+    total = share @ x
+    return factor.projx(total) if isinstance(factor, Sphere) else total

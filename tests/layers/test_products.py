@@ -35,6 +35,29 @@ def test_results_lie_on_their_factors(scale: float, dtype: torch.dtype) -> None:
             assert grad is None or grad.isfinite().all()
 
 
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize(("kind", "scale"), [(torch.float32, 1e18), (torch.float32, 1e30), (torch.float16, 1e4)])
+def test_squared_distances_beyond_the_dtype_leave_gradients(kind: torch.dtype, scale: float, *, same: bool) -> None:
+    """Weights of factors had none: zero, of logits that are held, times an infinite square."""
+    space = Product((geoopt.Euclidean(ndim=1), 4), (Lorentz(-0.4, learnable=True), 5))
+    layer = ProductAttention(space, 2, dtype=kind)
+    drawn = torch.randn(6, 8, dtype=kind) * scale
+    x = space.lift(drawn[:1].expand(6, -1) if same else drawn).detach().requires_grad_()
+    result = layer(x)
+    assert result.isfinite().all()
+    for name, parameter in layer.named_parameters():
+        (grad,) = torch.autograd.grad(result.sin().sum(), parameter, retain_graph=True)
+        assert grad.isfinite().all() or (kind == torch.float16 and name == "value.weight")  # which is that long
+
+
+def test_float16_chooses_as_float32_where_its_squares_end() -> None:
+    space = Product((geoopt.Euclidean(ndim=1), 4))
+    half = ProductAttention(space, 1, dtype=torch.float16)
+    x = (300 * torch.randn(7, 4)).half()
+    single = copy.deepcopy(half).float()(x.float())
+    torch.testing.assert_close(half(x).float(), single, rtol=0.02, atol=2.0)
+
+
 @pytest.mark.parametrize("kappas", [(-1.0, -0.3), (-0.4, -2.0)])
 def test_between_hyperbolic_factors_it_is_htc(kappas: tuple[float, float]) -> None:
     before, after = (Lorentz(kappa, dtype=F64) for kappa in kappas)

@@ -67,6 +67,13 @@ def test_centroids_are_in_each_factor_its_own() -> None:
     torch.testing.assert_close(origin, space.lift(torch.zeros(1, 8, dtype=torch.float64)))
 
 
+def test_means_of_long_points_do_not_leave_the_range() -> None:
+    space = Product((geoopt.Euclidean(ndim=1), 2), (Sphere(), 2))
+    x = space.lift(torch.tensor([[4e37, 3e37, 1.0, 0.0], [6e37, 5e37, 0.0, 1.0]]))
+    mean = space.centroid(x, torch.full((1, 2), 100.0))
+    torch.testing.assert_close(mean, torch.tensor([[5e37, 4e37, 0.5**0.5, 0.5**0.5]]))
+
+
 def test_gradients_of_curvatures_fit_for_coordinates_as_long_as_they_are_held() -> None:
     """Which a table at a rate of a thousand has after a step: with a quotient by the root they were infinite."""
     space = Product((Lorentz(-1e-9, learnable=True), 3))

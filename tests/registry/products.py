@@ -46,6 +46,7 @@ CASES: list[Case] = [
         ),
         _inputs(first),
         f"{first} to {second or first}",
+        any_radius=True,
     )
     for first, second, bias in (
         ("H", "", True),
@@ -62,6 +63,7 @@ CASES += [
         lambda s, o, signature=signature: layers.ProductAttention(_product(s, signature), **o, **s.factory),
         _inputs(signature, padded=padded),
         signature + ", padded" * padded,
+        any_radius=True,
     )
     for signature, heads, padded in (
         ("H", 1, False),
