@@ -319,3 +319,30 @@ def test_a_translation_in_closed_form_is_the_exponential_of_the_carried_bias(rap
         results.append([y, *torch.autograd.grad(y, [*leaves, *manifold.parameters()], cotangent)])
     for name, mine, exact in zip(("y", "x", "b", "curvature"), *results, strict=True):
         assert (mine.double() - exact).norm().item() <= 1e-5 * exact.norm().item(), name
+
+
+@pytest.mark.parametrize("rapidity", [3.0, 20.0, 40.0, 60.0, 100.0, 150.0])
+def test_midpoints_of_float64_are_those_of_points_an_ulp_away(rapidity):
+    """From the length of the midpoint of x and y follows which separation p it took them to have across x + y."""
+    mp.dps = 160
+    m, eps = Lorentz(-1.0, dtype=D), mpf(2) ** -52
+    draw = torch.Generator().manual_seed(0)
+    u = nn.functional.normalize(torch.randn(20, 5, generator=draw, dtype=D), dim=-1)
+    sizes = rapidity + torch.stack([torch.zeros(20, dtype=D), torch.logspace(-8, 0.3, 20, dtype=D)])
+    x, y = (size.sinh()[:, None] * u for size in sizes)
+    y[::3] *= 1 + 40 * torch.finfo(D).eps * torch.randn(7, 5, generator=draw, dtype=D)
+    out = HypResidual(m)(m.lift(x), m.lift(y))[:, 1:]
+    for rows in zip(x.tolist(), y.tolist(), out.tolist(), strict=True):
+        a, b, middle = ([mpf(z) for z in row] for row in rows)
+        s, d = [p + q for p, q in zip(a, b, strict=True)], [p - q for p, q in zip(a, b, strict=True)]
+        share = dot(d, s) / dot(s, s)
+        across = sqrt(sum((p - share * q) ** 2 for p, q in zip(d, s, strict=True)))
+        times = sqrt(1 + dot(a, a)), sqrt(1 + dot(b, b))
+        total, rest = sum(times) ** 2, 2 + 2 * times[0] * times[1] + 2 * dot(a, b)
+        square = dot(s, s) / dot(middle, middle)
+        taken = sqrt(abs((square * rest - 4 * total) / (total - square)))
+        assert abs(taken - across) <= eps * sqrt(max(dot(a, a), dot(b, b))) + mpf("1e-7")
+
+
+def dot(a, b):
+    return sum(p * q for p, q in zip(a, b, strict=True))

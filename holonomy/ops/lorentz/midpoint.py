@@ -18,6 +18,11 @@ they are in the derivatives, which go through one vector, :math:`D = Y x - X y`:
         + \frac{k^2 |s|^2}{c XY\,(2/c + 2XY + 2 x \cdot y + |p|^2)}\Bigr) \ \ (x \cdot y > 0), \qquad
     c\,\Bigl(\frac{X}{Y} |y|^2 + \frac{Y}{X} |x|^2 - 2 x \cdot y\Bigr) \ \ (x \cdot y \le 0) .
 
+In float64 entries of p that are rounding of what p is the rest of count as zero. The result, with its gradient, is the
+midpoint of points whose separation differs from the given one by at most an ulp of the longer row. Up to rapidity 17
+such points are within 1e-8; from rapidity 37 on neighbouring numbers lie apart, and the midpoint of parallel rows that
+were rounded is that of their common ray.
+
 Float32 points up to rapidity 3.5 are computed in float32, others in float64: rounding, which gradients stretch by the
 square of the time coordinate, stays below 1e-5. A compiled graph cannot look: there all is float64, of which it keeps
 numbers of rows for the way back, and no table of entries.
