@@ -123,8 +123,9 @@ class Sphere(geoopt.Sphere):
             Tangent vectors at ``x``.
         """
         checks.vectors(x=x, u=u)
-        normal = numerics.unit_vector(x, numerics.norm(x, keepdim=True))
-        return u - normal * (normal * u).sum(-1, keepdim=True)
+        wide, vector = numerics.widen(x), numerics.widen(u)
+        normal = numerics.unit_vector(wide, numerics.norm(wide, keepdim=True))
+        return numerics.narrow(vector - normal * numerics.dot(normal, vector), u.dtype)
 
     egrad2rgrad = proju
 

@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from holonomy import checks, numerics
+from holonomy.manifolds import Product
 from holonomy.optim.optimizer import RiemannianOptimizer
 from holonomy.optim.parameters import (
     Entry,
+    by_factor,
     check_learning_rate,
     entry_of,
     is_hyperboloid,
@@ -70,14 +72,16 @@ def _step_generic(entry: Entry, manifold: geoopt.Manifold, rule: Rule, *, amsgra
     exp_avg, second = state["exp_avg"], state["exp_avg_sq"]
     # A copy in any case: Geoopt's egrad2rgrad may write into its argument.
     grad = manifold.egrad2rgrad(parameter, torch.add(grad, parameter, alpha=rule.decay))
+    if getattr(manifold, "ndim", None) == 1:  # of longer rows the square would not fit
+        grad = numerics.within(grad, math.sqrt(torch.finfo(grad.dtype).max) / 2)
     exp_avg.mul_(rule.beta1).add_(grad, alpha=1 - rule.beta1)
     square = manifold.component_inner(parameter, grad)
     second.mul_(rule.beta2).add_(square, alpha=1 - rule.beta2)
     if amsgrad:
         second = torch.maximum(state["max_exp_avg_sq"], second, out=state["max_exp_avg_sq"])
-    direction = exp_avg / second.sqrt().add_(rule.eps)
-    point, momentum = manifold.retr_transp(parameter, -rule.rate * direction, exp_avg)
-    parameter.copy_(point)
+    direction = numerics.safe_div(exp_avg, second.sqrt().add_(rule.eps))
+    point, momentum = manifold.retr_transp(parameter, numerics.finite(-rule.rate * direction), exp_avg)
+    parameter.copy_(numerics.finite(point))
     exp_avg.copy_(momentum)
 
 
@@ -104,7 +108,9 @@ def _rate(lr: float | Tensor, device: torch.device) -> float | Tensor:
 def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
     """Zero moments; on the hyperboloid the second ones are one number a row, seen in full shape."""
     state.setdefault("step", 0)
-    of_rows = is_hyperboloid(manifold_of(parameter))
+    manifold = manifold_of(parameter)
+    of_rows = is_hyperboloid(manifold)
+    layout = torch.contiguous_format if isinstance(manifold, Product) else torch.preserve_format
     for name in ("exp_avg", *(_SECOND_MOMENTS if amsgrad else _SECOND_MOMENTS[:1])):
         if name in state:
             continue
@@ -113,7 +119,20 @@ def _start(parameter: Tensor, state: dict[str, Any], *, amsgrad: bool) -> None:
             zeros = parameter.detach().new_zeros((*parameter.shape[:-1], width))
             state[name] = zeros.expand(parameter.shape)
         else:
-            state[name] = torch.zeros_like(parameter)
+            state[name] = torch.zeros_like(parameter, memory_format=layout)
+
+
+def _check_seconds(state: dict[str, Any]) -> None:
+    """Refuse second moments of points that differ between coordinates."""
+    for name in _SECOND_MOMENTS:
+        # Geoopt's are equal up to the rounding of vector and scalar instructions.
+        if name in state and not torch.allclose(
+            state[name], state[name][..., :1], numerics.tolerance(state[name].dtype).rtol, 0.0
+        ):
+            raise ValueError(
+                f"{name} must be one number for each point, got a number for each coordinate: "
+                "the state is that of an optimizer that knows no manifolds."
+            )
 
 
 def _rows(entry: Entry, point: Tensor, radius: Tensor, *, amsgrad: bool) -> Rows:
@@ -149,6 +168,7 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
       stacked, whatever their curvatures. The space parts of points and tangent vectors are read, and their times
       computed from the current curvature. Where that curvature learns, a warning names
       :class:`~holonomy.manifolds.LorentzPoints`, which follows it.
+    * **Points of a** :class:`holonomy.manifolds.Product` are moved in each factor as points of it are.
     * **Every other manifold** is asked for its own ``egrad2rgrad``, ``component_inner`` and
       ``retr_transp``, as Geoopt does.
 
@@ -235,21 +255,25 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
         radii: dict[Any, Tensor] = {}
         copies: list[tuple[Tensor, Tensor]] = []
         moved = self._counted(group)
-        for parameter, entry in moved:
-            manifold = manifold_of(parameter)
+        parts = [part for parameter, entry in moved for part in by_factor(entry, manifold_of(parameter))]
+        for entry, manifold in parts:
+            parameter = entry.parameter
             key = parameter.device, parameter.dtype, entry.state["step"]
             if manifold is None:
                 # Sharded tensors and others do not go into one call of torch.
                 euclidean[*key, type(parameter)].append(entry)
             elif is_hyperboloid(manifold):
                 width = parameter.shape[-1]
-                point = entry.parameter.detach().reshape(-1, width)
+                point = parameter.detach().reshape(-1, width)
                 if (manifold, *key) not in radii:
                     radii[manifold, *key] = radius_of(manifold, point)
                 rows = _rows(entry, point, radii[manifold, *key], amsgrad=group["amsgrad"])
                 tables[*key, width].append(rows)
-                if point.data_ptr() != entry.parameter.data_ptr():
-                    copies.append((entry.parameter, point))
+                if point.data_ptr() != parameter.data_ptr():
+                    copies.append((parameter, point.view(parameter.shape)))
+                # Of a product's columns the first is stepped, and Geoopt's state has the others alike.
+                seconds = [entry.state[name] for name in _SECOND_MOMENTS if name in entry.state]
+                copies += [(second[..., 1:], second[..., :1]) for second in seconds if second.stride(-1)]
             else:
                 rule = _rule(group, entry.state["step"], parameter.device)
                 _step_generic(entry, manifold, rule, amsgrad=group["amsgrad"])
@@ -257,8 +281,8 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
             _step_euclidean(entries, group, step)
         for (device, _, step, _), of_width in tables.items():
             step_tables(of_width, _rule(group, step, device))
-        for parameter, point in copies:
-            parameter.copy_(point.view(parameter.shape))
+        for target, source in copies:
+            target.copy_(source)
         for parameter, entry in moved:
             write_back(parameter, self.state[parameter], entry)
         every = group["stabilize"]
@@ -311,18 +335,16 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
                     continue
                 # torch makes a float32 tensor of the count; beta**step needs more digits than that.
                 moments["step"] = int(moments["step"])
-                if not is_hyperboloid(manifold_of(parameter)):
-                    continue
-                moments["exp_avg"] = moments["exp_avg"].contiguous()
-                for name in _SECOND_MOMENTS:
+                manifold = manifold_of(parameter)
+                for part, factor in by_factor(Entry(parameter, parameter, moments), manifold):
+                    if is_hyperboloid(factor):
+                        _check_seconds(part.state)
+                for name in ("exp_avg", *_SECOND_MOMENTS) if manifold is not None else ():
+                    if name in moments:
+                        moments[name] = moments[name].contiguous()
+                for name in _SECOND_MOMENTS if is_hyperboloid(manifold) else ():
                     if name in moments:
                         row = moments[name][..., :1].clone(memory_format=torch.contiguous_format)
-                        # Geoopt's are equal up to the rounding of vector and scalar instructions.
-                        if not torch.allclose(moments[name], row, numerics.tolerance(row.dtype).rtol, 0.0):
-                            raise ValueError(
-                                f"{name} must be one number for each point, got a number for each coordinate: "
-                                "the state is that of an optimizer that knows no manifolds."
-                            )
                         moments[name] = row.expand(parameter.shape)
 
     def state_dict(self) -> dict[str, Any]:

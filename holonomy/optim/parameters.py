@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.manifolds import Lorentz
+from holonomy.manifolds import Lorentz, Product
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,10 +50,12 @@ def check_parameter(parameter: Tensor) -> None:
             f"its ignored_params, got shards of shape {tuple(parameter.shape)}."
         )
     manifold = manifold_of(parameter)
-    if isinstance(manifold, Lorentz) and manifold.curvature_parameter.log_ratio.requires_grad:
+    factors = [factor for factor, _ in manifold.factors] if isinstance(manifold, Product) else [manifold]
+    if any(isinstance(each, Lorentz) and each.curvature_parameter.log_ratio.requires_grad for each in factors):
+        follows = "ProductEmbedding" if isinstance(manifold, Product) else "LorentzPoints"
         warnings.warn(
             f"params hold a point of {manifold}, which it leaves when the curvature moves: use "
-            "holonomy.manifolds.LorentzPoints, which follows.",
+            f"holonomy.manifolds.{follows}, which follows.",
             stacklevel=6,
         )
 
@@ -119,6 +121,18 @@ def entry_of(parameter: Tensor, grad: Tensor, state: dict[str, Any]) -> Entry:
         for name, value in state.items()
     }
     return Entry(parameter.detach().as_subclass(Tensor).index_select(0, rows), grad.values(), own, rows)
+
+
+def by_factor(entry: Entry, manifold: geoopt.Manifold | None) -> list[tuple[Entry, geoopt.Manifold | None]]:
+    """An entry and its manifold; of points of a product the columns of each factor, as views."""
+    if not isinstance(manifold, Product):
+        return [(entry, manifold)]
+    point = entry.parameter.detach().as_subclass(Tensor)
+    found: list[tuple[Entry, geoopt.Manifold | None]] = []
+    for (factor, _), part in zip(manifold.factors, manifold.slices, strict=True):
+        state = {name: x[..., part] if isinstance(x, Tensor) and x.ndim else x for name, x in entry.state.items()}
+        found.append((Entry(point[..., part], entry.grad[..., part], state), factor))
+    return found
 
 
 def write_back(parameter: Tensor, state: dict[str, Any], entry: Entry) -> None:

@@ -15,6 +15,7 @@ from holonomy.manifolds import hyperboloid
 from holonomy.optim.optimizer import RiemannianOptimizer
 from holonomy.optim.parameters import (
     Entry,
+    by_factor,
     check_learning_rate,
     entry_of,
     is_hyperboloid,
@@ -51,9 +52,9 @@ def _moved(
         kappa, u = _curvature(manifold, x), numerics.finite(u)
         point = hyperboloid.expmap(x, u, kappa)
         return point, None if along is None else hyperboloid.transp(x, point, along, kappa)
-    if along is None:
-        return manifold.retr(x, u), None
-    return manifold.retr_transp(x, u, along)
+    u = numerics.finite(u)
+    point, carried = (manifold.retr(x, u), None) if along is None else manifold.retr_transp(x, u, along)
+    return numerics.finite(point), carried
 
 
 def _step(entry: Entry, manifold: geoopt.Manifold | None, group: dict[str, Any], *, first: bool) -> None:
@@ -86,9 +87,10 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     (ambient) parameter is added to the gradient first.
 
     Parameters on a ``geoopt.Lorentz`` are moved by this library's exponential map and transport, which are accurate far
-    from the origin and for steps of any length; for other manifolds their own ``egrad2rgrad`` and ``retr_transp`` are
-    called. Sparse gradients update only the rows that they contain, and the momenta of the others do not change;
-    ``weight_decay`` must be 0 there.
+    from the origin and for steps of any length; points of a :class:`holonomy.manifolds.Product` in each factor as
+    points of it are. For other manifolds their own ``egrad2rgrad`` and ``retr_transp`` are called. Sparse gradients
+    update only the rows that they contain, and the momenta of the others do not change; ``weight_decay`` must be 0
+    there.
 
     Where the result is not Geoopt's: gradients are left as they are (Geoopt overwrites ``p.grad``), and on a manifold
     the momentum starts at the Riemannian gradient (in Geoopt at the Euclidean one, which is not tangent).
@@ -164,7 +166,8 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
             if first:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             entry = entry_of(parameter, parameter.grad, state)
-            _step(entry, manifold_of(parameter), group, first=first)
+            for part, factor in by_factor(entry, manifold_of(parameter)):
+                _step(part, factor, group, first=first)
             write_back(parameter, state, entry)
         if group["stabilize"] is not None and group["step"] % group["stabilize"] == 0:
             self.stabilize_group(group)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.points import UnitPoints
+from holonomy.optim import RiemannianAdam, RiemannianSGD
 from tests.laws.laws import (
     build,
     cases_where,
@@ -109,3 +112,19 @@ def test_coincident_points_have_finite_gradients(case, device, dtype):
     for mode in modes(case, module):
         for name, grad in gradients(mode, tuple(same))[1].items():
             assert grad.isfinite().all(), name
+
+
+@cases_where(lambda case: isinstance(module_of(case), UnitPoints))
+@pytest.mark.parametrize("kind", [RiemannianAdam, partial(RiemannianSGD, momentum=0.9)], ids=["Adam", "momentum"])
+def test_learned_points_stay_finite_at_a_rate_of_a_thousand(case, kind, device, dtype):
+    """200 steps from distances towards given ones: at once as far out as the dtype reaches, and there they stay."""
+    _, module, _ = build(case, device, dtype)
+    optimizer = kind(module.parameters(), lr=1e3)
+    for _ in range(200):
+        optimizer.zero_grad()
+        points = module()
+        (module.manifold.cdist(points, points) - 1).square().mean().backward()
+        optimizer.step()
+        assert points.isfinite().all()
+        assert module.unit.isfinite().all()
+    assert points.abs().amax() > 1e3  # what was tried is what the name says
