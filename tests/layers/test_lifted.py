@@ -166,3 +166,27 @@ def test_a_block_on_one_manifold_compiles_whole(device):
     assert_near(found[0], expected[0], 1e-10, "result")
     for ours, theirs in zip(found[1].values(), expected[1].values(), strict=True):
         assert_near(ours, theirs, 1e-8, "gradient", floor=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("dim", [16, 48, 20])
+def test_compiled_midpoints_and_times_keep_their_digits(dim, device):
+    """At every radius and at the origin; where 16 divides the width, rows are summed by a product."""
+    size = 10.0 ** torch.tensor([-25.0, -3, 0, 1, 3, 6, 12, 25], device=device).repeat_interleave(6)[:, None]
+    u, w = (torch.randn(len(size), dim, device=device) for _ in range(2))
+    share = torch.tensor([0.0, 1, 0.5, 1e-3, 1e-6, -1], device=device).repeat(8)[:, None]
+    leaves = [z.requires_grad_() for z in (size * u, size * (share * u + (1 - share.abs()) * 1e-3 * w))]
+    m = manifold(-0.7, torch.float32).to(device)
+
+    def function(x, y):
+        return m.lift(midpoint.midpoint(x, y, m.curvature, 1.0)[:, 1:])
+
+    torch.compiler.reset()
+    found = []
+    for form in (torch.compile(function, fullgraph=True, backend="aot_eager"), function):
+        out = form(*leaves)
+        found.append([out, *torch.autograd.grad(out, leaves, cotangent(out))])
+    for place, (ours, theirs) in enumerate(zip(*found, strict=True)):
+        apart = (ours - theirs).double().norm(dim=-1) / theirs.double().norm(dim=-1)
+        assert apart.max() < (1e-6 if place == 0 else 1e-5)

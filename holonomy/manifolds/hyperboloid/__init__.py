@@ -61,10 +61,12 @@ def space(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
 def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
     r"""Time coordinate :math:`\sqrt{|x_s|^2 - 1/\kappa}` of points given by their space part."""
     radius = numerics.sums_saturate(kappa.reshape(()).to(space.dtype)).neg().rsqrt()
-    # As for numerics.norm, dynamo takes the plain operations.
-    return (
-        _radial_time(space, radius) if torch.compiler.is_compiling() else _autograd.apply_function(_Time, space, radius)
-    )
+    if not torch.compiler.is_compiling():
+        return _autograd.apply_function(_Time, space, radius)
+    # Dynamo takes no autograd Function in a transformation, nor inside of another one, where nothing records.
+    if _autograd.transformed() or not torch.is_grad_enabled():
+        return _radial_time(space, radius)
+    return _autograd.apply_function(_TracedTime, space, radius)
 
 
 def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -371,7 +373,7 @@ class _Time(torch.autograd.Function):
 
     @staticmethod
     def forward(space: Tensor, radius: Tensor) -> Tensor:
-        if space.device.type == "cpu" and not _autograd.transformed():
+        if checks.costs_nothing_to_read(space):
             length = torch.linalg.vector_norm(space, dim=-1, keepdim=True)
             # Squares that underflow are nothing beside the radius; those that overflow need numerics.norm.
             if bool((length < math.inf).all()):
@@ -398,6 +400,9 @@ class _Time(torch.autograd.Function):
         if along is not None:
             rate = rate + (space * time.reciprocal() * along).sum(-1, keepdim=True)
         return rate if wider is None else rate + radius / time * wider
+
+
+_TracedTime = _autograd.traced(_Time)
 
 
 def _radial_time(space: Tensor, radius: Tensor) -> Tensor:

@@ -126,6 +126,8 @@ def _rows(x: Tensor, y: Tensor, scale: Tensor, *, near: bool) -> _Rows:
 
 
 def _length(x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return numerics.root(numerics.row_sum(x.square()))
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
@@ -135,11 +137,11 @@ def _total(rows: _Rows, epsilon: float) -> Tensor:
 
 def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
     x, y, s, _, radius = rows
-    x_length, y_length, product = _length(x), _length(y), (x * y).sum(-1, keepdim=True)
+    x_length, y_length, product = _length(x), _length(y), numerics.row_sum(x * y)
     x_square, y_square, acute = x_length.square(), y_length.square(), product > 0
     x_time, y_time = torch.hypot(x_length, radius), torch.hypot(y_length, radius)
     total, times = x_time + y_time, x_time * y_time
-    on_s = ((x - y) * s).sum(-1, keepdim=True)
+    on_s = numerics.row_sum((x - y) * s)
     if x.dtype == torch.float32:  # near points are short, and all take one form
         form, shortest, square = torch.ones_like(acute), torch.ones_like(product), _length(s).square()
     else:  # the shortest of x - y, 2x and -2y: they differ by multiples of s, and so have the same p
@@ -151,7 +153,7 @@ def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
     on_x, on_y = torch.where(form, shortest, y_time), torch.where(form, shortest - 2, -x_time)
     on_x, on_y, along = kept(on_x, on_y, along)
     p = _across(rows, on_x, on_y, along)
-    across, left = _length(p), (p * s).sum(-1, keepdim=True)
+    across, left = _length(p), numerics.row_sum(p * s)
     width = numerics.finite(across / radius)
     widest = torch.hypot(width, torch.full_like(width, 2.0))
     rest = torch.hypot(radius * math.sqrt(2), (2 * (times + product.clamp(min=0))).sqrt())
@@ -191,14 +193,15 @@ def _gradients(g: Tensor, rows: _Rows, scale: Tensor, n: _Numbers, epsilon: floa
     weight, terms = 1.0, g * _total(rows, epsilon)
     if torch.compiler.is_compiling():  # what can be made on the way there would be kept, as a table of float64
         terms = torch.addcmul(g * rows.x, g, rows.y, value=epsilon)
-    pull = terms.sum(-1, keepdim=True) * (n.inverse * epsilon)
+    pull = numerics.row_sum(terms) * (n.inverse * epsilon)
     if torch.compiler.is_compiling():  # and so would p; powers of two round nothing
         weight = numerics.power_of_two(numerics.positive(pull.abs()))
-    p = _across(rows, n.on_x * weight, n.on_y * weight, n.along * weight)
-    bend = _with_sum(p * (n.on_p / weight), rows, n.on_sum)
+    of_p = (n.on_x * weight, n.on_y * weight, n.along * weight, n.on_p / weight)
+    on_x, on_y, along, on_p, to_x, to_y = kept(*of_p, -pull / n.x_time, pull / n.y_time)
+    bend = _with_sum(_across(rows, on_x, on_y, along) * on_p, rows, n.on_sum)
     straight = g * n.inverse
-    grad_x = torch.addcmul(straight, bend, -pull / n.x_time)
-    grad_y = torch.addcmul(straight if epsilon == 1 else straight * epsilon, bend, pull / n.y_time)
+    grad_x = torch.addcmul(straight, bend, to_x)
+    grad_y = torch.addcmul(straight if epsilon == 1 else straight * epsilon, bend, to_y)
     return grad_x, grad_y, pull * n.rate / (2 * rows.factor * scale.square())
 
 
