@@ -303,6 +303,16 @@ def codes(name: str, x: Tensor, count: int, meaning: str, least: int = 0) -> Non
             raise ValueError(f"{name} must lie in [{least}, {meaning} = {count}), got {outside}.")
 
 
+def unread(module: object, advice: str, **of_edges: object) -> None:
+    """Refuse features or weights of edges that a module does not read."""
+    for name, given in of_edges.items():
+        if given is not None:
+            kind = {"edge_attr": "features", "edge_weight": "weights"}[name]
+            raise ValueError(
+                f"{name} must be None with {type(module).__name__}, which reads no {kind} of edges; {advice}."
+            )
+
+
 def edge_types(edge_attr: Tensor, count: int, edge_index: Tensor) -> None:
     """Refuse types of other edges."""
     codes("edge_attr", edge_attr, count, "edge_types")

@@ -54,7 +54,7 @@ class GCN(nn.Module):
 
     Args:
         in_features: features of a node.
-        hidden: width of the layers in between.
+        hidden_features: width of the layers in between.
         out_features: width of the result.
         layers: number of convolutions.
         dropout: probability that an input entry of a convolution is dropped in training.
@@ -70,7 +70,7 @@ class GCN(nn.Module):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         layers: int = 2,
@@ -85,7 +85,7 @@ class GCN(nn.Module):
         checks.positive_int("layers", layers)
         widths = [
             checks.positive_int("in_features", in_features),
-            *[checks.positive_int("hidden", hidden)] * (layers - 1),
+            *[checks.positive_int("hidden_features", hidden_features)] * (layers - 1),
             checks.positive_int("out_features", out_features),
         ]
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
@@ -146,7 +146,7 @@ class Propagation(nn.Module):
 
     Args:
         in_features: features of a node.
-        hidden: width of the MLP's one hidden layer.
+        hidden_features: width of the MLP's one hidden layer.
         out_features: width of the result.
         steps: number of propagations.
         teleport: :math:`\alpha`, in [0, 1]: how much of H returns in each step.
@@ -162,7 +162,7 @@ class Propagation(nn.Module):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         steps: int = 8,
@@ -174,13 +174,13 @@ class Propagation(nn.Module):
         super().__init__()
         checks.floating_dtype(dtype)
         checks.positive_int("in_features", in_features)
-        checks.positive_int("hidden", hidden)
+        checks.positive_int("hidden_features", hidden_features)
         checks.positive_int("out_features", out_features)
         self.steps = checks.positive_int("steps", steps)
         self.teleport = checks.in_range("teleport", teleport, 0.0, 1.0)
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
-        self.first = nn.Linear(in_features, hidden, device=device, dtype=dtype)
-        self.second = nn.Linear(hidden, out_features, device=device, dtype=dtype)
+        self.first = nn.Linear(in_features, hidden_features, device=device, dtype=dtype)
+        self.second = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -201,8 +201,8 @@ class Propagation(nn.Module):
         check_graph(x, edge_index, edge_weight=edge_weight)
         checks.last_axis("x", x, self.first.in_features, "in_features", self.first, sparse=True)
         x = _dropped(x, self.dropout, training=self.training)
-        hidden = torch.relu(_product(x, self.first))
-        start = self.second(functional.dropout(hidden, self.dropout, self.training))
+        inner = torch.relu(_product(x, self.first))
+        start = self.second(functional.dropout(inner, self.dropout, self.training))
         propagate = propagation(edge_index, x.shape[0], x.dtype, edge_weight)
         result = start
         for _ in range(self.steps):

@@ -29,11 +29,11 @@ class ChromaticGraphTransformer(nn.Module):
     The input of a node is a linear map of its features, concatenated with ``walk_features`` channels of its return
     probabilities of random walks. Pairs are encoded once, see :class:`~holonomy.layers.PairEncoder`. Each layer has
     linear maps of its own for them, or, with ``share_edges``, all layers share them: fewer parameters and less work,
-    but two tensors of pairs times ``hidden`` channels are stored.
+    but two tensors of pairs times ``hidden_features`` channels are stored.
 
     Args:
         in_features: features of a node; one-hot vectors for types of nodes.
-        hidden: width d of the layers.
+        hidden_features: width d of the layers.
         out_features: number of classes, or of regression targets.
         edge_types: number of types of edges; ``edge_attr`` holds them as integers. With one there is no ``edge_attr``.
         edge_features: features of an edge, where ``edge_attr`` holds numbers in place of types; 0 for none.
@@ -41,10 +41,10 @@ class ChromaticGraphTransformer(nn.Module):
         limit: of the shortest paths of pairs (SPDE), 0 for none.
         substructures: ``"added"`` or ``"product"``: how rings, or another relation of CSA definition 3.1, come in.
         walk_features: channels of a node for its own walks, 0 for none.
-        pair_features: width of each part of the encoding of a pair, ``hidden // 2`` if left out.
+        pair_features: width of each part of the encoding of a pair, ``hidden_features // 2`` if left out.
         layers: number of layers.
-        heads: attention heads, a divisor of ``hidden``.
-        feedforward: width between the two linear maps of a layer, ``2 * hidden`` if left out.
+        heads: attention heads, a divisor of ``hidden_features``.
+        feedforward: width between the two linear maps of a layer, ``2 * hidden_features`` if left out.
         mode: ``"chromatic"``, ``"mono"`` or ``"additive"``, see :class:`~holonomy.layers.ChromaticAttention`.
         edge_values: whether pairs join the messages (CSA eq. 7).
         share_edges: whether layers share the maps of pairs to biases and values (CSA appendix A).
@@ -90,7 +90,7 @@ class ChromaticGraphTransformer(nn.Module):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         edge_types: int = 1,
@@ -119,7 +119,7 @@ class ChromaticGraphTransformer(nn.Module):
         checks.flags(edge_values=edge_values, share_edges=share_edges)
         checks.positive_int("layers", layers)
         self.in_features = checks.positive_int("in_features", in_features)
-        checks.positive_int("hidden", hidden)
+        checks.positive_int("hidden_features", hidden_features)
         checks.positive_int("out_features", out_features)
         checks.floating_dtype(dtype)
         checks.positive_int("edge_types", edge_types)
@@ -132,14 +132,15 @@ class ChromaticGraphTransformer(nn.Module):
         self.edge_types, self.steps, self.limit, self.substructures = edge_types, steps, limit, substructures
         if edge_features and edge_types != 1:
             raise ValueError(f"edge_types must be 1 where edges have features in place of types, got {edge_types}.")
-        if walk_features and not (steps and 0 < walk_features < hidden):
+        if walk_features and not (steps and 0 < walk_features < hidden_features):
             raise ValueError(
-                f"walk_features must be 0, or with steps > 0 less than hidden = {hidden}, got {walk_features}."
+                f"walk_features must be 0, or with steps > 0 less than hidden_features = {hidden_features}, "
+                f"got {walk_features}."
             )
-        self.nodes = nn.Linear(in_features, hidden - walk_features, device=device, dtype=dtype)
+        self.nodes = nn.Linear(in_features, hidden_features - walk_features, device=device, dtype=dtype)
         self.node_walks = RandomWalkEncoder(steps, walk_features, device=device, dtype=dtype) if walk_features else None
         self.pairs = PairEncoder(
-            max(1, hidden // 2) if pair_features is None else pair_features,
+            max(1, hidden_features // 2) if pair_features is None else pair_features,
             edge_types=edge_types,
             edge_features=edge_features,
             steps=steps,
@@ -152,11 +153,11 @@ class ChromaticGraphTransformer(nn.Module):
         self.shared = None
         if share_edges:
             self.shared = EdgeProjection(
-                width, hidden, heads, mode=mode, edge_values=edge_values, device=device, dtype=dtype
+                width, hidden_features, heads, mode=mode, edge_values=edge_values, device=device, dtype=dtype
             )
         self.layers = nn.ModuleList(
             ChromaticEncoderLayer(
-                hidden,
+                hidden_features,
                 heads,
                 None if share_edges else width,
                 feedforward=feedforward,
@@ -172,9 +173,9 @@ class ChromaticGraphTransformer(nn.Module):
             for _ in range(layers)
         )
         self.head = nn.Sequential(
-            nn.Linear(hidden, max(1, hidden // 2), device=device, dtype=dtype),
+            nn.Linear(hidden_features, max(1, hidden_features // 2), device=device, dtype=dtype),
             nn.ReLU(),
-            nn.Linear(max(1, hidden // 2), out_features, device=device, dtype=dtype),
+            nn.Linear(max(1, hidden_features // 2), out_features, device=device, dtype=dtype),
         )
 
     def encode(
@@ -214,6 +215,7 @@ class ChromaticGraphTransformer(nn.Module):
         walks: Float[Tensor, "pairs steps"] | None = None,
         distances: Int[Tensor, " pairs"] | None = None,
         related: Bool[Tensor, " pairs"] | None = None,
+        edge_weight: Float[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
         r"""Scores of every graph, or of every node.
@@ -228,6 +230,7 @@ class ChromaticGraphTransformer(nn.Module):
             walks: of :meth:`encode`, the graphs' rows one after the other.
             distances: of :meth:`encode`.
             related: of :meth:`encode`.
+            edge_weight: is not read; a weight of an edge is one of its features.
             num_graphs: their number, where some at the end have no node.
 
         Returns:
@@ -236,6 +239,7 @@ class ChromaticGraphTransformer(nn.Module):
         Raises:
             ValueError: if a shape does not fit, or an argument is missing or unread.
         """
+        checks.unread(self, "pass them as a column of edge_attr", edge_weight=edge_weight)
         graphs = self._laid_out(x, edge_index, edge_attr, batch, walks, distances, related, num_graphs)
         h = self._layers(graphs)
         if self.level == "graph":
@@ -298,8 +302,8 @@ class ChromaticGraphTransformer(nn.Module):
     ) -> list[Tensor]:
         """The attention filters of every layer, as CSA figures 3 and 4 draw them; call it in evaluation mode.
 
-        Arguments are those of :meth:`forward`. For each layer there is ``(graphs, n, n, hidden)``: node i attends to
-        node j, in each channel a distribution over j.
+        Arguments are those of :meth:`forward`. For each layer there is ``(graphs, n, n, hidden_features)``: node i
+        attends to node j, in each channel a distribution over j.
 
         >>> model = ChromaticGraphTransformer(1, 8, 1, layers=3)
         >>> maps = model.attention_maps(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]))

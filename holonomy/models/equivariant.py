@@ -33,7 +33,7 @@ class EquivariantModel(nn.Module):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         level: Level | None,
@@ -47,7 +47,7 @@ class EquivariantModel(nn.Module):
     ) -> None:
         super().__init__()
         checks.floating_dtype(dtype)
-        checks.positive_int("hidden", hidden)
+        checks.positive_int("hidden_features", hidden_features)
         if level is not None:
             checks.one_of("level", level, tuple(_LAST))
         orders = (2, 2, _LAST[level or "graph"]) if orders is None else orders
@@ -64,10 +64,10 @@ class EquivariantModel(nn.Module):
         self.in_features = checks.positive_int("in_features", in_features)
         first, last = self.orders[0], self.orders[-1]
         channels = in_features + edge_features
-        self.embed = lightweight(first, channels, hidden, entrywise=entrywise, device=device, dtype=dtype)
+        self.embed = lightweight(first, channels, hidden_features, entrywise=entrywise, device=device, dtype=dtype)
         self.layers = nn.ModuleList(layer(a, b) for a, b in pairwise(self.orders))
-        self.norm = nn.LayerNorm(hidden, device=device, dtype=dtype) if norm else nn.Identity()
-        self.head = lightweight(last, hidden, out_features, entrywise=entrywise, device=device, dtype=dtype)
+        self.norm = nn.LayerNorm(hidden_features, device=device, dtype=dtype) if norm else nn.Identity()
+        self.head = lightweight(last, hidden_features, out_features, entrywise=entrywise, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -76,6 +76,7 @@ class EquivariantModel(nn.Module):
         batch: Int[Tensor, " nodes"] | None = None,
         *,
         edge_attr: Float[Tensor, "edges edge_features"] | None = None,
+        edge_weight: Float[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
         to: Int[Tensor, "tuples order_out"] | None = None,
     ) -> Float[Tensor, "rows out_features"] | Hyperedges:
@@ -90,6 +91,7 @@ class EquivariantModel(nn.Module):
             edge_index: ``(2, m)``, both directions listed; first order 2 only.
             batch: ``(n,)``, the graph of each node.
             edge_attr: ``(m, edge_features)``, exactly where the model has some.
+            edge_weight: is not read; a weight of an edge is one of its features.
             num_graphs: their number, where some at the end have no node.
             to: ``(m', l)`` tuples of the result, where the last order is at least 2 and some layer comes to it from
                 another; layers after that one stay on them. One that is listed twice counts once, and has two rows.
@@ -101,6 +103,7 @@ class EquivariantModel(nn.Module):
         Raises:
             ValueError: if an argument is missing, or one comes that this input does not have.
         """
+        checks.unread(self, "pass them as a column of edge_attr", edge_weight=edge_weight)
         edges = self._hyperedges(x, edge_index, edge_attr, batch, num_graphs)
         last = self.orders[-1]
         # The layer that comes to the last order, to stay.

@@ -132,6 +132,7 @@ class HGCN(nn.Module):
         edge_index: Int[Tensor, "2 edges"] | Graph,
         batch: Int[Tensor, " nodes"] | None = None,
         *,
+        edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
         edge_weight: Float[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
@@ -141,6 +142,7 @@ class HGCN(nn.Module):
             x: node features ``(n, in_features)``.
             edge_index: ``(2, m)``, each edge in both directions, or a :class:`~holonomy.structures.Graph`.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
+            edge_attr: is not read.
             edge_weight: nonnegative numbers ``(m,)``; ones if left out.
             num_graphs: their number, where some at the end have no node.
 
@@ -151,6 +153,7 @@ class HGCN(nn.Module):
         Raises:
             ValueError: if shapes do not fit, or ``num_graphs`` is given without ``batch``.
         """
+        checks.unread(self, "pass nonnegative numbers as edge_weight", edge_attr=edge_attr)
         checks.only_with_batch(num_graphs, batch)
         check_graph(x, edge_index, batch, edge_weight)
         points = self.embed(x, edge_index, edge_weight=edge_weight)

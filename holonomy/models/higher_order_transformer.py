@@ -23,13 +23,13 @@ class HigherOrderTransformer(EquivariantModel):
 
     Args:
         in_features: features of a node, or of an entry of the tensor.
-        hidden: width of the layers.
+        hidden_features: width of the layers.
         out_features: width of the result.
         level: what a row of the result belongs to: ``"graph"`` (which it is if left out), ``"node"`` or ``"edge"``.
         orders: order of the input, then of each layer's result, of which only the last may be 0; ``(2, 2, last)`` if
             left out, the last by the level: 0, 1 or 2.
         heads: number of heads.
-        feedforward: width inside the feed-forward maps, twice ``hidden`` if left out.
+        feedforward: width inside the feed-forward maps, twice ``hidden_features`` if left out.
         kernel: see :class:`~holonomy.layers.HigherOrderAttention`.
         query_features: see there.
         value_features: see there.
@@ -55,7 +55,7 @@ class HigherOrderTransformer(EquivariantModel):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         level: Level | None = None,
@@ -75,15 +75,15 @@ class HigherOrderTransformer(EquivariantModel):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        checks.positive_int("hidden", hidden)
+        checks.positive_int("hidden_features", hidden_features)
         checks.flags(local=local, entrywise=entrywise)
-        width = 2 * hidden if feedforward is None else checks.positive_int("feedforward", feedforward)
+        width = 2 * hidden_features if feedforward is None else checks.positive_int("feedforward", feedforward)
 
         def layer(order_in: int, order_out: int) -> HigherOrderEncoderLayer:
             return HigherOrderEncoderLayer(
                 order_in,
                 order_out,
-                hidden,
+                hidden_features,
                 heads,
                 width,
                 kernel=kernel,
@@ -101,7 +101,7 @@ class HigherOrderTransformer(EquivariantModel):
 
         super().__init__(
             in_features,
-            hidden,
+            hidden_features,
             out_features,
             level=level,
             orders=orders,

@@ -38,15 +38,15 @@ class HypTokenGT(nn.Module):
 
     Args:
         in_features: features of a node, 0 for none.
-        hidden: width of a token and dimension of the hyperbolic spaces.
+        hidden_features: width of a token and dimension of the hyperbolic spaces.
         out_features: number of classes, or of regression targets.
         edge_features: features of an edge, 0 for none.
         layers: number of blocks.
-        heads: attention heads, a divisor of ``hidden``.
-        feedforward: hidden dimension of each feed-forward, ``4 * hidden`` if left out.
+        heads: attention heads, a divisor of ``hidden_features``.
+        feedforward: hidden dimension of each feed-forward, ``4 * hidden_features`` if left out.
         identifiers: how node identifiers are made, see :class:`~holonomy.models.TokenGT`.
         identifier_dim: their width, 16 if left out.
-        type_features: width of the type identifiers, ``hidden`` if left out, 0 for none.
+        type_features: width of the type identifiers, ``hidden_features`` if left out, 0 for none.
         attention: ``"linear"``, at a cost linear in nodes and edges, or ``"softmax"``.
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention.
@@ -78,7 +78,7 @@ class HypTokenGT(nn.Module):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         edge_features: int = 0,
@@ -106,13 +106,13 @@ class HypTokenGT(nn.Module):
     ) -> None:
         super().__init__()
         checks.flags(learnable_curvature=learnable_curvature)
-        checks.positive_int("hidden", hidden)
+        checks.positive_int("hidden_features", hidden_features)
         checks.positive_int("out_features", out_features)
         self.level: Level = checks.one_of("level", level, ("graph", "node", "edge"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)
         self.tokenizer = GraphTokenizer(
             in_features,
-            hidden,
+            hidden_features,
             edge_features=edge_features,
             identifiers=identifiers,
             identifier_dim=identifier_dim,
@@ -123,8 +123,8 @@ class HypTokenGT(nn.Module):
         )
         self.manifold_out = Lorentz(curvature, learnable=learnable_curvature, device=device, dtype=dtype)
         self.encoder = HypformerEncoder(
-            hidden,
-            hidden,
+            hidden_features,
+            hidden_features,
             self.manifold_out,
             layers=layers,
             heads=heads,
@@ -143,7 +143,7 @@ class HypTokenGT(nn.Module):
             dtype=dtype,
         )
         self.decodes_points = decoder != "linear"
-        self.decoder = decoder_of(decoder, hidden, out_features, self.manifold_out, device=device, dtype=dtype)
+        self.decoder = decoder_of(decoder, hidden_features, out_features, self.manifold_out, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -152,6 +152,7 @@ class HypTokenGT(nn.Module):
         batch: Int[Tensor, " nodes"] | None = None,
         *,
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        edge_weight: Float[Tensor, " edges"] | None = None,
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
@@ -162,6 +163,7 @@ class HypTokenGT(nn.Module):
             edge_index: ``(2, m)``, each edge in both directions.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
             edge_attr: edge features ``(m, edge_features)``.
+            edge_weight: is not read; a weight of an edge is one of its features.
             identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out.
             num_graphs: their number, where some at the end have no node.
 
@@ -171,6 +173,7 @@ class HypTokenGT(nn.Module):
         Raises:
             ValueError: if a shape does not fit.
         """
+        checks.unread(self, "pass them as a column of edge_attr", edge_weight=edge_weight)
         read = self.embed(x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs)
         return self.decoder(read if self.decodes_points else self.manifold_out.space(self.manifold_out.logmap0(read)))
 
@@ -184,7 +187,7 @@ class HypTokenGT(nn.Module):
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows ambient"]:
-        """What the decoder reads of graphs, nodes or edges: points ``(rows, hidden + 1)`` of ``manifold_out``.
+        """What the decoder reads of graphs, nodes or edges: points ``(rows, hidden_features + 1)`` of ``manifold_out``.
 
         Arguments are those of :meth:`forward`.
         """

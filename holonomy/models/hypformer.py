@@ -313,11 +313,8 @@ class Hypformer(nn.Module):
         of_edges = {name: value for name, value in of_edges.items() if value is not None}
         if of_edges and (edge_index is None or self.graph_encoder is None):
             raise ValueError(f"{next(iter(of_edges))} must be None without a graph encoder and its edge_index.")
-        if edge_attr is not None and isinstance(self.graph_encoder, GCN | Propagation):
-            raise ValueError(
-                f"edge_attr must be None with {type(self.graph_encoder).__name__}, which reads no features of edges; "
-                "pass a graph_encoder that does."
-            )
+        if isinstance(self.graph_encoder, GCN | Propagation):
+            checks.unread(self.graph_encoder, "pass a graph_encoder that does", edge_attr=edge_attr)
         if edge_index is not None:
             check_graph(x, edge_index, batch, edge_weight)
         if group is not None:

@@ -43,7 +43,7 @@ class InvariantGraphNetwork(EquivariantModel):
 
     Args:
         in_features: features of a node, or of an entry of the tensor.
-        hidden: width of the layers.
+        hidden_features: width of the layers.
         out_features: width of the result.
         level: what a row of the result belongs to: ``"graph"`` (which it is if left out), ``"node"`` or ``"edge"``.
         orders: order of the input, then of each layer's result, of which only the last may be 0; ``(2, 2, last)`` if
@@ -70,7 +70,7 @@ class InvariantGraphNetwork(EquivariantModel):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         level: Level | None = None,
@@ -89,13 +89,13 @@ class InvariantGraphNetwork(EquivariantModel):
 
         def layer(order_in: int, order_out: int) -> _Activated:
             linear = EquivariantLinear(
-                order_in, order_out, hidden, hidden, normalise=normalise, device=device, dtype=dtype
+                order_in, order_out, hidden_features, hidden_features, normalise=normalise, device=device, dtype=dtype
             )
             return _Activated(linear, activation, dropout)
 
         super().__init__(
             in_features,
-            hidden,
+            hidden_features,
             out_features,
             level=level,
             orders=orders,

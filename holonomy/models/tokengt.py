@@ -31,17 +31,17 @@ class TokenGT(nn.Module):
 
     Args:
         in_features: features of a node, 0 for none.
-        hidden: width d of a token.
+        hidden_features: width d of a token.
         out_features: number of classes, or of regression targets.
         edge_features: features of an edge, 0 for none.
         layers: number of encoder layers.
-        heads: attention heads, a divisor of ``hidden``.
-        feedforward: width of the MLPs, ``4 * hidden`` if left out.
+        heads: attention heads, a divisor of ``hidden_features``.
+        feedforward: width of the MLPs, ``4 * hidden_features`` if left out.
         identifiers: how node identifiers are made where none are handed in: ``"laplacian"`` eigenvectors of the
             lowest eigenvalues, ``"laplacian_both"``, half lowest and half highest, ``"orthogonal"`` or
             ``"near_orthogonal"``, drawn anew in each pass; None leaves them out.
         identifier_dim: :math:`d_p`, 16 if left out.
-        type_features: :math:`d_e`, ``hidden`` if left out, 0 for no type identifiers.
+        type_features: :math:`d_e`, ``hidden_features`` if left out, 0 for no type identifiers.
         attention: ``"softmax"``, or ``"performer"``: linear in nodes and edges.
         random_features: of ``"performer"``, twice the width of a head if left out; :meth:`redraw` draws others.
         level: ``"graph"``, ``"node"`` or ``"edge"``: what the head reads.
@@ -80,7 +80,7 @@ class TokenGT(nn.Module):
     def __init__(
         self,
         in_features: int,
-        hidden: int,
+        hidden_features: int,
         out_features: int,
         *,
         edge_features: int = 0,
@@ -105,7 +105,7 @@ class TokenGT(nn.Module):
         super().__init__()
         checks.flags(basis_residual=basis_residual)
         checks.positive_int("layers", layers)
-        checks.positive_int("hidden", hidden)
+        checks.positive_int("hidden_features", hidden_features)
         checks.positive_int("out_features", out_features)
         checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
         self.level: Level = checks.one_of("level", level, ("graph", "node", "edge"))
@@ -113,7 +113,7 @@ class TokenGT(nn.Module):
         self.basis_residual = basis_residual
         self.tokenizer = GraphTokenizer(
             in_features,
-            hidden,
+            hidden_features,
             edge_features=edge_features,
             identifiers=identifiers,
             identifier_dim=identifier_dim,
@@ -125,7 +125,7 @@ class TokenGT(nn.Module):
         # Huang et al. 2016: layers are passed by the more often, the deeper they stand.
         self.layers = nn.ModuleList(
             TokenEncoderLayer(
-                hidden,
+                hidden_features,
                 heads,
                 feedforward=feedforward,
                 attention=attention,
@@ -139,8 +139,8 @@ class TokenGT(nn.Module):
             )
             for depth in range(layers)
         )
-        self.norm = nn.LayerNorm(hidden, device=device, dtype=dtype)
-        self.head = nn.Linear(hidden, out_features, device=device, dtype=dtype)
+        self.norm = nn.LayerNorm(hidden_features, device=device, dtype=dtype)
+        self.head = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
         """Draw other random features in every layer; nothing where attention is ``"softmax"``.
@@ -158,6 +158,7 @@ class TokenGT(nn.Module):
         batch: Int[Tensor, " nodes"] | None = None,
         *,
         edge_attr: Float[Tensor, "edges dim_edge"] | None = None,
+        edge_weight: Float[Tensor, " edges"] | None = None,
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
@@ -168,6 +169,7 @@ class TokenGT(nn.Module):
             edge_index: ``(2, m)``, each edge in both directions.
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
             edge_attr: edge features ``(m, edge_features)``.
+            edge_weight: is not read; a weight of an edge is one of its features.
             identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out, so compute
                 Laplacian ones once for a data set. In training they get random signs either way.
             num_graphs: their number, where some at the end have no node.
@@ -178,6 +180,7 @@ class TokenGT(nn.Module):
         Raises:
             ValueError: if a shape does not fit.
         """
+        checks.unread(self, "pass them as a column of edge_attr", edge_weight=edge_weight)
         tokens = self.tokenizer(
             x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs
         )

@@ -342,7 +342,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("x", lambda: layers.HypSimplicialAttention(6, 2, M)(P.double())),
     ],
     "graph encoders and encodings": [
-        ("hidden", lambda: layers.GCN(6, 0, 2)),
+        ("hidden_features", lambda: layers.GCN(6, 0, 2)),
         ("layers", lambda: layers.GCN(6, 4, 2, layers=0)),
         ("dropout", lambda: layers.GCN(6, 4, 2, dropout=1.1)),
         ("x", lambda: layers.GCN(6, 4, 2)(X[0], E)),
@@ -600,7 +600,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("feedforward", lambda: models.HypformerBlock(6, 2, M, feedforward=0)),
         ("x", lambda: models.HypformerBlock(6, 2, M)(X)),
         ("key_padding_mask", lambda: models.HypformerBlock(6, 2, M)(P, SHORT)),
-        ("hidden", lambda: models.TokenGT(6, 0, 2)),
+        ("hidden_features", lambda: models.TokenGT(6, 0, 2)),
         ("level", lambda: tokengt(level="pair")),
         ("heads", lambda: tokengt(heads=3)),
         ("identifiers", lambda: tokengt(identifiers="spectral")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from holonomy import layers, models
 from holonomy.layers import HigherOrderEncoderLayer
 from holonomy.structures import Hyperedges
 from tests.registry.graphs import BATCHED, MODELS, OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
@@ -60,6 +62,36 @@ def test_the_dtype_of_a_result_does_not_depend_on_the_graph(name, mode):
         with torch.autocast("cpu", dtype=torch.bfloat16), Wide(*MODES[mode]):
             found[values(module(**given)).dtype] = seed
     assert len(found) == 1, found
+
+
+CALL = ["x", "edge_index", "batch", "edge_attr", "edge_weight", "num_graphs"]
+OF_ANY_GRAPH = [
+    one for one in map(models.__dict__.get, models.__all__) if "edge_index" in inspect.signature(one.forward).parameters
+]
+
+
+@pytest.mark.parametrize("model", OF_ANY_GRAPH)
+def test_models_are_built_and_called_by_the_same_names(model):
+    called = inspect.signature(model.forward).parameters
+    assert [name for name in called if name in CALL] == CALL
+    assert [name for name in called if called[name].kind == inspect.Parameter.POSITIONAL_OR_KEYWORD][1:] == CALL[:3]
+    assert "level" in inspect.signature(model).parameters
+    for one in (model, layers.GCN, layers.Propagation):
+        assert list(inspect.signature(one).parameters)[:3] == ["in_features", "hidden_features", "out_features"]
+
+
+@pytest.mark.parametrize("model", OF_ANY_GRAPH)
+def test_what_a_model_does_not_read_of_edges_is_refused_in_the_same_words(model):
+    given = drawn_graph(0).arguments("TokenGT")
+    x, edge_index, m = given["x"], given["edge_index"], given["edge_index"].shape[1]
+    of_edges = {"edge_attr": torch.randn(m, 2), "edge_weight": torch.rand(m)}
+    name = "edge_attr" if model in {models.HGCN, models.Hypformer} else "edge_weight"
+    who = "GCN" if model is models.Hypformer else model.__name__
+    kind = {"edge_attr": "features", "edge_weight": "weights"}[name]
+    with pytest.raises(
+        ValueError, match=rf"^{name} must be None with {who}, which reads no {kind} of edges; pass \w.*\.$"
+    ):
+        model(3, 8, 2, level="node")(x, edge_index, **{name: of_edges[name]})
 
 
 def of_graph(given, graph):

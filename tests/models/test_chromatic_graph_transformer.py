@@ -253,7 +253,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
     for options, sentence in (
         ({"edge_features": 2, "edge_types": 3}, "edge_types must be 1 where edges have features"),
         ({"walk_features": 2}, "walk_features must be 0, or with steps > 0"),
-        ({"walk_features": 8, "steps": 2}, "walk_features must be 0, or with steps > 0 less than hidden = 8, got 8"),
+        ({"walk_features": 8, "steps": 2}, "with steps > 0 less than hidden_features = 8, got 8"),
         ({"substructures": "cliques"}, "substructures must be one of 'added', 'product'"),
         ({"steps": -1}, "steps must be at least 0, got -1"),
         ({"pooling": "max"}, "pooling must be one of"),
