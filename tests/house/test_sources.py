@@ -120,7 +120,7 @@ SPEAKING = {ROOT / "holonomy" / "theory" / name for name in ("__main__.py", "cla
 # Layers are drawn by their constructors, from torch's seeded state, which is forked for them.
 # So is dropout, which every pass over a chunk draws again.
 FORKED = {
-    ROOT / "holonomy" / "theory" / "claims" / "statements" / "hyperbolic.py": ["manual_seed"],
+    ROOT / "holonomy" / "theory" / "claims" / "verdict.py": ["manual_seed"],
     ROOT / "holonomy" / "distributed" / "streaming.py": ["manual_seed"],
 }
 SILENT = [path for path in LIBRARY if path not in SPEAKING]

@@ -15,7 +15,7 @@ from holonomy.theory.attention.projections import Projections
 from holonomy.theory.certificates.constants.affine import affine_stretch
 from holonomy.theory.certificates.constants.linear_attention import Features, linear_stretch_with_eps
 from holonomy.theory.claims import pictures, sharpest
-from holonomy.theory.claims.statements import collapse, hyperbolic, hyperbolic_attention, lipschitz, printed, tokens
+from holonomy.theory.claims.statements import collapse, hyperbolic, lipschitz, printed, tokens
 from holonomy.theory.claims.verdict import Trial
 
 DOUBLE = {"dtype": torch.float64}
@@ -40,9 +40,12 @@ def test_what_goes_through_weights_and_values_follows_the_scale():
     layer = Projections(drawn(2, 1, 2, 2), drawn(1, 1, 2, 2), scale=0.3)
     x = drawn(3, 2)
     usual = replace(layer, keys=0.3**0.5 * layer.keys, scale=1.0)
-    for through in (printed._through_values, lipschitz._through_weights):
-        torch.testing.assert_close(through(x, layer), through(x, usual))
-        assert abs(through(x, layer) / through(x, replace(layer, scale=2.0)) - 1) > 0.01
+    for part in ("values", "weights"):
+        here, same, other = (
+            lipschitz.stretch_through(x, each, part) for each in (layer, usual, replace(layer, scale=2.0))
+        )
+        torch.testing.assert_close(here, same)
+        assert abs(here / other - 1) > 0.01
 
 
 def test_lemma_c2_by_hand():
@@ -79,8 +82,12 @@ def test_an_allowance_on_a_chain_is_the_smaller_of_two(monkeypatch):
 
 def test_refinements_are_bounded_on_the_ball_that_they_are_tried_on(monkeypatch):
     layers = []
-    monkeypatch.setattr(hyperbolic, "worst", lambda _, layer, *__, **___: layers.append(layer) or 0.0)
-    monkeypatch.setattr(hyperbolic, "scattered", lambda *_, **__: ())
+
+    def over_ball(_draws, layer, _radius, _features, bound, *, at, **_):
+        layers.append(layer)
+        return [Trial(0.0, bound, at=at)]
+
+    monkeypatch.setattr(hyperbolic, "over_ball", over_ball)
     trials = [trial for trial in hyperbolic._refinements(Draws()) if "radius" in trial.at]
     assert len(trials) == len(layers) == 8
     for trial, layer in zip(trials, layers, strict=True):
@@ -99,7 +106,7 @@ def test_an_average_is_bounded_at_the_lengths_of_its_features():
     parts = [drawn(2, 2).abs() * size for size in (1.0, 2.0, 0.5)]
     radii = tuple(part.norm(dim=-1).amax().item() for part in parts)
     wanted = linear_stretch_with_eps(Features((1.0, 1.0, 1.0), radii, 0.0), 0.1, 2, "l2")
-    assert hyperbolic_attention._average_bound(parts, 0.1, cone=False) == pytest.approx(wanted)
+    assert sharpest.average_bound(parts, 0.1, cone=False) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("family", ["about_points", "activations", "refinements", "residuals", "dropouts"])
@@ -109,7 +116,7 @@ def test_the_sharpest_inputs_reach_what_is_known(family):
 
 
 def test_queries_keys_and_values_alone_reach_their_terms():
-    for trial in sharpest.softmax_at("geodesic", Draws()):
+    for trial in sharpest.softmax_at(Draws(), "geodesic"):
         assert trial.ratio == pytest.approx(trial.known, rel=5e-3)
         assert trial.bound > 1  # values that coincide would leave 0.1, of their own stretch
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holonomy.theory.claims.statements.graphs import molecule, with_hydrogens
+from holonomy.theory.claims.molecules import molecule, with_hydrogens
 from holonomy.theory.claims.verdict import Draws
 from holonomy.theory.graphs.curvature import FORMANS, curvature_shares, edge_curvature, incidence
 from holonomy.theory.graphs.topology import (

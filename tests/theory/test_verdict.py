@@ -94,6 +94,14 @@ def test_a_claim_starts_from_its_own_seed():
     assert claim.measure(Draws(4))[0].measured == claim.measure(Draws(4))[0].measured
 
 
+def test_verdicts_repeat_and_leave_the_generator_of_torch_as_it_was():
+    before = torch.get_rng_state()
+    first = verify(["hot.opposite"])  # whose layers draw biases from it
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert verify(["hot.opposite"]) == first
+
+
 def test_selection():
     names = [claim.name for claim in CLAIMS]
     assert len(set(names)) == len(names)

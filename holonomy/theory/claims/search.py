@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holonomy.theory.attention.projections import Projections
-from holonomy.theory.claims.verdict import Draws, Trial
+from holonomy.theory.claims.verdict import Draws, Trial, rounding
 
 
 class Comparison(NamedTuple):
@@ -75,6 +75,12 @@ def draw_layer(
     return _projections({name: rows[0] for name, rows in drawn.items()}, skip=skip)
 
 
+def on_a_line(draws: Draws, keys: Sequence[float], *tokens: float, value: float = 1.0) -> tuple[Projections, Tensor]:
+    """Tokens on a line, and a layer whose matrices are numbers: one for the query and each key, one for all values."""
+    x = draws.normal(1).new_tensor(tokens)[:, None]
+    return Projections(x.new_tensor(keys)[:, None, None, None], x.new_full((len(keys) - 1, 1, 1, 1), value)), x
+
+
 def draw_input(draws: Draws, tokens: int, features: int) -> Tensor:
     """Draw tokens, of sizes between 0.1 and 3, scattered, near each other, or at two places."""
     return _inputs(draws, 1, tokens, features)[0]
@@ -132,7 +138,7 @@ def compare_all(compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = Fa
 
 
 def _trials(found: Comparison, at: dict[str, float]) -> Iterator[Trial]:
-    floor = 1000 * torch.finfo(found.measured.dtype).eps * found.size
+    floor = rounding(found.measured.dtype) * found.size
     for measured, bound, low in zip(found.measured.tolist(), found.bound.tolist(), floor.tolist(), strict=True):
         yield Trial(measured, bound, floor=low, at=at)
 
@@ -166,6 +172,6 @@ def _better(best: Comparison | None, found: Comparison) -> Comparison:
     """Row by row the larger ratio, of those above rounding."""
     if best is None:
         return found
-    floor = 1000 * torch.finfo(found.measured.dtype).eps * found.size
+    floor = rounding(found.measured.dtype) * found.size
     wins = (found.measured >= floor) & (found.measured * best.bound > best.measured * found.bound)
     return Comparison(*(torch.where(wins, new, old) for new, old in zip(found, best, strict=True)))

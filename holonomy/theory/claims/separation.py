@@ -19,7 +19,7 @@ is one:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy.layers import GCN, orthogonal_identifiers
 from holonomy.models import ChromaticGraphTransformer, HigherOrderTransformer, InvariantGraphNetwork, TokenGT
-from holonomy.theory.claims.verdict import Draws
+from holonomy.theory.claims.verdict import Draws, Trial
 from holonomy.theory.expressivity.colouring import PAIRS, WLForm, graph_pair
 
 if TYPE_CHECKING:
@@ -144,6 +144,16 @@ def separation(
     size = torch.stack([one, two, copy]).abs().amax().item() or 1.0
     between, copies = ((one - other).abs().amax().item() / size for other in (two, copy))
     return Separation(between, copies, torch.finfo(one.dtype).eps ** 0.4)
+
+
+def missed(draws: Draws, name: str, count: int, pairs: Iterable[str], note: str) -> Iterator[Trial]:
+    """1 for each pair that none of some draws of a model's weights separates, noted with the pair in place of {}."""
+    models = [random_model(name, draws) for _ in range(count)]
+    for pair in pairs:
+        graphs = graph_pair(pair)
+        order = draws.normal(graphs[0].shape[0])
+        seen = any(separation(model, *graphs, order).separates for model in models)
+        yield Trial(float(not seen), 0.0, note="" if seen else note.format(pair))
 
 
 def separation_table(draws: Draws, *, pairs: tuple[str, ...] = PAIRS[:-1]) -> dict[str, dict[str, str]]:

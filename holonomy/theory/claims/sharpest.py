@@ -44,7 +44,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def _unit(draws: Draws) -> Lorentz:
-    return Lorentz(-1.0, dtype=draws.dtype, device=draws.device)
+    return Lorentz(-1.0, **draws.factory_kwargs)
 
 
 def _points(manifold: Lorentz, rows: Rows) -> Tensor:
@@ -87,9 +87,9 @@ def about_points(draws: Draws) -> Iterator[Trial]:
 def refinements(draws: Draws) -> Iterator[Trial]:
     """H1 on a ball, with a bias and without: the worst of many points of a line."""
     unit = _unit(draws)
-    line = torch.linspace(-1, 1, 2001, dtype=draws.dtype, device=draws.device).sinh()[:, None]
+    line = torch.linspace(-1, 1, 2001, **draws.factory_kwargs).sinh()[:, None]
     for bias in (0.0, 1.0):
-        linear = nn.Linear(1, 1, dtype=draws.dtype, device=draws.device)
+        linear = nn.Linear(1, 1, **draws.factory_kwargs)
         with torch.no_grad():
             linear.weight.fill_(2.0)
             linear.bias.fill_(bias)
@@ -100,7 +100,7 @@ def refinements(draws: Draws) -> Iterator[Trial]:
 def classifiers(draws: Draws) -> Iterator[Trial]:
     """H13: on a line a signed distance has its slope everywhere."""
     unit = _unit(draws)
-    layer = HypMLR(1, 1, unit, dtype=draws.dtype, device=draws.device)
+    layer = HypMLR(1, 1, unit, **draws.factory_kwargs)
     with torch.no_grad():
         layer.weight.fill_(2.0)
         layer.offset.fill_(0.0)
@@ -142,7 +142,7 @@ def dropouts(draws: Draws) -> Iterator[Trial]:
 def layer_norms(draws: Draws) -> Iterator[Trial]:
     """H4: at zero variance, with a scale of 3."""
     unit = _unit(draws)
-    layer = HypLayerNorm(2, unit, eps=0.1, dtype=draws.dtype, device=draws.device)
+    layer = HypLayerNorm(2, unit, eps=0.1, **draws.factory_kwargs)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if name.endswith(("weight", "bias")):
@@ -160,7 +160,7 @@ def residuals(draws: Draws) -> Iterator[Trial]:
         (1 / 3, [[-far, math.hypot(far, 3.0)]], math.atanh(far / math.hypot(far, 3.0)), 0.98097),
     )
     for epsilon, weight, rapidity, known in families:
-        layer = HypPositionalEncoding(1, unit, epsilon=epsilon, dtype=draws.dtype, device=draws.device)
+        layer = HypPositionalEncoding(1, unit, epsilon=epsilon, **draws.factory_kwargs)
         layer.position = _htc(unit, weight)
         measured = stretch(layer, _on_a_line(unit, rapidity)).item()
         bound = lipschitz_bound(layer, max(rapidity, 1.0))
@@ -180,7 +180,7 @@ def concatenations(draws: Draws) -> Iterator[Trial]:
 def _attention(draws: Draws, similarity: Similarity, query: Rows, key: Rows, value: Rows, at: float = 0.0) -> nn.Module:
     """One head of two channels, the query moved by ``at`` along the first."""
     unit = _unit(draws)
-    layer = HypSoftmaxAttention(2, 1, unit, similarity=similarity, dtype=draws.dtype, device=draws.device).eval()
+    layer = HypSoftmaxAttention(2, 1, unit, similarity=similarity, **draws.factory_kwargs).eval()
     _set(layer.query, query, [at, 0.0])
     _set(layer.key, key)
     _set(layer.value, value)
@@ -212,7 +212,7 @@ def _regimes(draws: Draws, similarity: Similarity, speed: _Speed) -> Iterator[tu
     yield "keys", _attention(draws, similarity, _STILL, _reads(1, speed.keys), _reads(0, 0.1), speed.apart), far
 
 
-def softmax_at(similarity: Similarity, draws: Draws) -> Iterator[Trial]:
+def softmax_at(draws: Draws, similarity: Similarity) -> Iterator[Trial]:
     """H8 at an input: each of its three terms alone."""
     for note, layer, x in _regimes(draws, similarity, _Speed()):
         for metric in METRICS:
@@ -231,7 +231,7 @@ _OVER_BALLS: dict[Similarity, tuple[_Speed, dict[tuple[str, Metric], float]]] = 
 }
 
 
-def softmax(similarity: Similarity, draws: Draws) -> Iterator[Trial]:
+def softmax(draws: Draws, similarity: Similarity) -> Iterator[Trial]:
     """H8 over a ball: the same three, measured at inputs on its sphere."""
     speed, shares = _OVER_BALLS[similarity]
     for note, layer, x in _regimes(draws, similarity, speed):
@@ -243,18 +243,27 @@ def softmax(similarity: Similarity, draws: Draws) -> Iterator[Trial]:
             yield Trial(measured, bound, at={"radius": radius}, known=known, note=f"{note}, {metric}")
 
 
-def _average(parts: Tensor, eps: float) -> Tensor:
-    query, key, value = parts.unbind(-3)
-    meets = query @ key.mT
-    return meets @ value / (meets.sum(-1, keepdim=True) + eps)
+def stretch_of_averages(parts: Tensor, eps: float, metric: Metric = "l2") -> Tensor:
+    """The stretch of averages of values by weights q.k over their sum and eps, ``(b, 3, tokens, d) -> (b,)``."""
+
+    def average(joined: Tensor) -> Tensor:
+        query, key, value = joined.unflatten(-2, (3, -1)).unbind(-3)
+        meets = query @ key.mT
+        return meets @ value / (meets.sum(-1, keepdim=True) + eps)
+
+    return stretch(average, parts.flatten(1, 2), ends=Ends(None, None), joint=True, metric=metric)
 
 
-def _stretch_of_average(q: Tensor, k: Tensor, v: Tensor, eps: float, metric: Metric) -> float:
-    tokens = q.shape[0]
-    parts = torch.cat([q, k, v])[None]
-    apart = Ends(None, None)
-    found = stretch(lambda z: _average(z.unflatten(-2, (3, tokens)), eps), parts, ends=apart, joint=True, metric=metric)
-    return found.item()
+def average_bound(parts: Sequence[Tensor], eps: float, *, cone: bool) -> float:
+    """H10 of such an average at the lengths of its queries, keys and values, and at the cone that they keep to."""
+    lengths = [part.norm(dim=-1) for part in parts]
+    radii = (lengths[0].amax().item(), lengths[1].amax().item(), lengths[2].amax().item())
+    features, tokens = Features((1.0, 1.0, 1.0), radii, 0.0), len(lengths[0])
+    if not cone:
+        return linear_stretch_with_eps(features, eps, tokens, "l2")
+    opening = (parts[0] @ parts[1].mT / (lengths[0][:, None] * lengths[1])).amin().item()
+    here = Cone(opening, lengths[0].amin().item(), lengths[1].amin().item())
+    return linear_stretch_in_cone(features, here, tokens, "l2")
 
 
 def _families(draws: Draws) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -276,17 +285,9 @@ def averages(draws: Draws, *, cone: bool) -> Iterator[Trial]:
     """H10 where the denominator has an eps of 1, or where queries and keys keep to a cone."""
     families = _families(draws)
     for note, known in (_IN_A_CONE if cone else _WITH_EPS).items():
-        q, k, v = families[note]
-        lengths = [part.norm(dim=-1) for part in (q, k, v)]
-        radii = (lengths[0].amax().item(), lengths[1].amax().item(), lengths[2].amax().item())
-        features = Features((1.0, 1.0, 1.0), radii, 0.0)
-        if cone:
-            opening = (q @ k.mT / (lengths[0][:, None] * lengths[1])).amin().item()
-            here = Cone(opening, lengths[0].amin().item(), lengths[1].amin().item())
-            bound = linear_stretch_in_cone(features, here, 2, "l2")
-        else:
-            bound = linear_stretch_with_eps(features, 1.0, 2, "l2")
-        measured = _stretch_of_average(q, k, v, 0.0 if cone else 1.0, "l2")
+        parts, eps = families[note], 0.0 if cone else 1.0
+        measured = stretch_of_averages(torch.stack(parts)[None], eps).item()
+        bound = average_bound(parts, eps, cone=cone)
         yield Trial(measured, bound, at={"tokens": 2.0}, known=known, note=note)
 
 
@@ -301,14 +302,14 @@ def linear_at(draws: Draws) -> Iterator[Trial]:
             for metric in METRICS:
                 one = torch.ones_like(q[None, :, 0])
                 bound = local_linear((q[None], k[None], v[None]), (one, one, one), metric)
-                measured = _stretch_of_average(q, k, v, 0.0, metric)
+                measured = stretch_of_averages(torch.stack([q, k, v])[None], 0.0, metric).item()
                 yield Trial(measured, bound, at={"tokens": 2.0}, note=f"{note}, {metric}")
 
 
 def _line(draws: Draws) -> nn.Sequential:
     """Three maps of a line and attention to values among them, each with its greatest stretch at the origin."""
     unit = _unit(draws)
-    attention = HypSoftmaxAttention(1, 1, unit, similarity="geodesic", dtype=draws.dtype, device=draws.device)
+    attention = HypSoftmaxAttention(1, 1, unit, similarity="geodesic", **draws.factory_kwargs)
     for htc, factor in ((attention.query, 0.0), (attention.key, 0.0), (attention.value, 2.0)):
         _set(htc, [[0.0, factor]])
     return nn.Sequential(_htc(unit, [[0.0, 3.0]]), attention, _htc(unit, [[0.0, 1.5]])).eval()

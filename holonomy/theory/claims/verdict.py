@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +23,13 @@ from holonomy import checks, numerics
 Kind = Literal["exact", "lower", "upper", "equal"]
 """Whether a measured value is the quantity itself, certainly not above it, certainly not below it, or a difference of
 two quantities that are equal, whose bound is rounding."""
+
+_Trials = TypeVar("_Trials", bound="Callable[..., Iterable[Trial]]")
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Which share of the numbers that are subtracted a difference must exceed to be more than their rounding."""
+    return 1000 * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
@@ -212,6 +221,13 @@ def _why_undecided(trials: Sequence[Trial]) -> str:
     return "below the rounding floor"
 
 
+class FactoryKwargs(TypedDict):
+    """What constructors of tensors and layers take."""
+
+    dtype: torch.dtype
+    device: torch.device | str
+
+
 @dataclass
 class Draws:
     """Where a claim's trials take their random numbers, precision and number from.
@@ -238,14 +254,13 @@ class Draws:
         """Seed the generator; it lives on the CPU, so that every device sees the same inputs."""
         self.generator = torch.Generator().manual_seed(self.seed)
 
+    @property
+    def factory_kwargs(self) -> FactoryKwargs:
+        """Where tensors and layers are made, for their constructors."""
+        return {"dtype": self.dtype, "device": self.device}
+
     def rounds(self, count: int) -> range:
-        """How often to draw: ``count`` at budget 1, at least once.
-
-        Args:
-            count: trials at budget 1.
-
-        Returns:
-            A range of that length times the budget.
+        """How often to draw: ``count`` times the budget, at least once.
 
         >>> len(Draws(budget=0.5).rounds(10))
         5
@@ -253,13 +268,7 @@ class Draws:
         return range(max(1, math.ceil(count * self.budget)))
 
     def normal(self, *shape: int) -> Tensor:
-        """Draw normal numbers, in float64 first, so that every dtype sees the same ones.
-
-        Args:
-            *shape: of the tensor.
-
-        Returns:
-            The tensor, of this dtype and device.
+        """Draw normal numbers of this dtype and device, in float64 first, so that every dtype sees the same ones.
 
         >>> Draws().normal(2, 3).shape
         torch.Size([2, 3])
@@ -268,14 +277,7 @@ class Draws:
         return drawn.to(self.device, self.dtype)
 
     def uniform(self, low: float, high: float) -> float:
-        """Draw a number.
-
-        Args:
-            low: the least.
-            high: the largest.
-
-        Returns:
-            The number.
+        """Draw a number between ``low`` and ``high``.
 
         >>> 0 <= Draws().uniform(0.0, 1.0) <= 1
         True
@@ -283,14 +285,7 @@ class Draws:
         return low + (high - low) * torch.rand((), generator=self.generator, dtype=torch.float64).item()
 
     def integer(self, low: int, high: int) -> int:
-        """Draw an integer.
-
-        Args:
-            low: the least.
-            high: the largest.
-
-        Returns:
-            The integer.
+        """Draw an integer from ``low`` to ``high``, both included.
 
         >>> Draws().integer(3, 3)
         3
@@ -298,19 +293,20 @@ class Draws:
         return int(torch.randint(low, high + 1, (), generator=self.generator))
 
     def logarithmic(self, low: float, high: float) -> float:
-        """Draw a positive number whose logarithm is uniform.
-
-        Args:
-            low: the least.
-            high: the largest.
-
-        Returns:
-            The number.
+        """Draw a number between ``low`` and ``high``, positive both, whose logarithm is uniform.
 
         >>> 0.1 <= Draws().logarithmic(0.1, 10.0) <= 10
         True
         """
         return math.exp(self.uniform(math.log(low), math.log(high)))
+
+
+@contextmanager
+def forked(seed: int) -> Generator[None, None, None]:
+    """Let layers draw their first parameters from a seed, and give torch's generator back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 @dataclass(frozen=True)
@@ -347,15 +343,9 @@ class Claim:
     sharpest: Callable[[Draws], Iterable[Trial]] | None = None
 
     def measure(self, draws: Draws) -> tuple[Verdict, list[Trial]]:
-        """Run the trials and judge them.
-
-        Args:
-            draws: seed, device, dtype and budget.
-
-        Returns:
-            The verdict, and the trials for pictures.
-        """
-        trials = [*self.trials(draws), *(self.sharpest(draws) if self.sharpest is not None else ())]
+        """Run the trials and judge them: the verdict, and the trials for pictures."""
+        with forked(draws.seed):
+            trials = [*self.trials(draws), *(self.sharpest(draws) if self.sharpest is not None else ())]
         verdict = judge(
             self.name,
             self.source,
@@ -368,3 +358,30 @@ class Claim:
             judged_on="" if self.judged_on is None else self.judged_on(draws),
         )
         return verdict, trials
+
+
+class Claims(list[Claim]):
+    """The claims of a file, in the order of the functions that make their trials."""
+
+    def add(
+        self,
+        name: str,
+        source: str,
+        statement: str,
+        kind: Kind = "exact",
+        *,
+        expected: bool | None = True,
+        axis: str | None = None,
+        note: str = "",
+        judged_on: Callable[[Draws], str] | None = None,
+        sharpest: Callable[[Draws], Iterable[Trial]] | None = None,
+        **options: Any,
+    ) -> Callable[[_Trials], _Trials]:
+        """Add the claim whose trials the decorated function makes, of draws and these options."""
+
+        def decorate(trials: _Trials) -> _Trials:
+            made = partial(trials, **options) if options else trials
+            self.append(Claim(name, source, statement, made, kind, expected, axis, note, judged_on, sharpest))
+            return trials
+
+        return decorate

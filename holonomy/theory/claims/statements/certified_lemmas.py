@@ -27,8 +27,11 @@ from holonomy.theory.affine.branch import positioned
 from holonomy.theory.affine.graph import graph_branch
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
 from holonomy.theory.affine.whole_graph import enclose_all
-from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers, ring
+from holonomy.theory.claims.verdict import Claims, Draws, Trial
+
+CLAIMS = Claims()
+
 
 _NODES, _FEATURES = 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
@@ -61,6 +64,12 @@ def _ball(dim: int) -> Noise:
     return Noise.of(1, dim, torch.zeros(1, dtype=torch.float64))
 
 
+@CLAIMS.add(
+    "certified.quotients",
+    "L5",
+    "y/N lies in y0/N0 + (1/N)(y - (y0/N0) N), 1/N by L1 and the product by L2; attained by small balls",
+    "lower",
+)
 def _quotients(draws: Draws) -> Iterable[Trial]:
     """L5: a vector and a positive number that both move."""
     for _ in draws.rounds(40):
@@ -88,6 +97,12 @@ def _encoded(draws: Draws, index: int) -> tuple[HypformerEncoder, HypformerBlock
     return encoder, block, x, positioned(block.position, point)
 
 
+@CLAIMS.add(
+    "certified.points",
+    "L6",
+    "points with a scale beside them enclose exponential, refinement, position; attained by small balls",
+    "lower",
+)
 def _points(draws: Draws) -> Iterable[Trial]:
     """L6: a point from features to after the position, held with its scale."""
     for index in draws.rounds(20):
@@ -99,6 +114,12 @@ def _points(draws: Draws) -> Iterable[Trial]:
         yield _beside(settled(point, block.manifold_in).space, place, torch.zeros(_FEATURES).double())
 
 
+@CLAIMS.add(
+    "certified.attention",
+    "L7",
+    "v = A + w (v_a - A) encloses linear attention where one token moves; attained by small balls",
+    "lower",
+)
 def _attention(draws: Draws) -> Iterable[Trial]:
     """L7: linear attention where one token moves and asks."""
     for index in draws.rounds(40):
@@ -118,6 +139,12 @@ def _attention(draws: Draws) -> Iterable[Trial]:
         yield _beside(found, asked, torch.zeros(_FEATURES).double())
 
 
+@CLAIMS.add(
+    "certified.features",
+    "L7",
+    "phi(e) = |e| e^p / |e^p| has a Lipschitz constant of p k^((p-1)/(2p)) at most on the orthant of k entries",
+    "lower",
+)
 def _features(draws: Draws) -> Iterable[Trial]:
     """L7: how far the feature map moves vectors of the orthant apart, beside how far apart they are."""
     for index in draws.rounds(100):
@@ -132,19 +159,38 @@ def _features(draws: Draws) -> Iterable[Trial]:
         yield Trial(apart, bound * (other - e).norm().item(), known=known)
 
 
+def _graph_encoder(draws: Draws, index: int) -> Propagation | GCN:
+    """One of both kinds, with random weights."""
+    encoder = Propagation(_FEATURES, 5, 4, steps=2) if index % 2 else GCN(_FEATURES, 5, 4, layers=3, residual=True)
+    encoder = encoder.double()
+    with torch.no_grad():
+        for each in encoder.parameters():
+            each.copy_(random_numbers(draws, *each.shape))
+    return encoder
+
+
+@CLAIMS.add(
+    "certified.graph",
+    "L8",
+    "GCN and Propagation are enclosed where one node moves; attained by small balls",
+    "lower",
+    together=False,
+)
+@CLAIMS.add(
+    "certified.graph_together",
+    "L13",
+    "GCN and Propagation are enclosed where all nodes move; attained by small balls",
+    "lower",
+    together=True,
+)
 def _graphs(draws: Draws, *, together: bool) -> Iterable[Trial]:
     """L8, L13: graph encoders of a ring where the features of one node move, or of all."""
-    ring = torch.arange(_NODES)
-    edges = torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])])
+    edges = ring(_NODES)
     for index in draws.rounds(20):
-        encoder = Propagation(_FEATURES, 5, 4, steps=2) if index % 2 else GCN(_FEATURES, 5, 4, layers=3, residual=True)
-        encoder = encoder.double()
-        with torch.no_grad():
-            for each in encoder.parameters():
-                each.copy_(random_numbers(draws, *each.shape))
+        encoder = _graph_encoder(draws, index)
         x, victim = random_numbers(draws, _NODES, _FEATURES), torch.tensor([index // 2 % 2])
         noise, basis = _ball(_FEATURES), torch.eye(_FEATURES).double()
-        moves = torch.ones(_NODES, 1).double() if together else (ring == 0).double()[:, None]
+        moves = torch.ones(_NODES, 1).double() if together else torch.eye(_NODES, 1).double()
 
         def output(
             change: Tensor, encoder: Any = encoder, x: Tensor = x, node: Any = victim, at: Any = moves
@@ -161,6 +207,12 @@ def _graphs(draws: Draws, *, together: bool) -> Iterable[Trial]:
         yield _beside(found, output, torch.zeros_like(x))
 
 
+@CLAIMS.add(
+    "certified.ellipsoids",
+    "L10",
+    "sums of images of many balls, or of one that they share, lie in the ball of L10; attained by similar images",
+    "lower",
+)
 def _ellipsoids(draws: Draws) -> Iterable[Trial]:
     """L10: supports of sums of images of balls, beside those of one ball; sharp where all images are similar."""
     for index in draws.rounds(60):
@@ -179,6 +231,11 @@ def _together(images: Tensor, weights: Tensor) -> Tensor:
     return with_bounded(zero, weights, images, "frobenius").columns[..., 2:]
 
 
+@CLAIMS.add(
+    "certified.softmax",
+    "L11",
+    "sum_j p_j exp(u_j) >= 1 and the Lorentz norm is 1/sqrt(c) at least, where the mean is taken off the logits",
+)
 def _softmax(draws: Draws) -> Iterable[Trial]:
     """L11: one, beside what changes of logits that their mean is taken off make of weights, and of a Lorentz norm."""
     for index in draws.rounds(60):
@@ -193,6 +250,12 @@ def _softmax(draws: Draws) -> Iterable[Trial]:
         yield Trial(1.0, (mean.square() - total.square().sum()).sqrt().item())
 
 
+@CLAIMS.add(
+    "certified.averages",
+    "L12",
+    "an average with weights q.k is its centre, a part that is linear in what moves, and two products",
+    "equal",
+)
 def _averages(draws: Draws) -> Iterable[Trial]:
     """L12: both sides of the expansion of an average whose weights are products of queries and keys."""
     for _ in draws.rounds(60):
@@ -210,6 +273,12 @@ def _averages(draws: Draws) -> Iterable[Trial]:
         yield Trial((truth - found).norm().item(), 2.0**12 * torch.finfo(torch.float64).eps * size.item())
 
 
+@CLAIMS.add(
+    "certified.quadratics",
+    "L14",
+    "min over |d| <= 1 of g.d + d'Hd >= -mu - sum_i gamma_i^2 / (4 (mu + lambda_i)); attained by the best mu",
+    "lower",
+)
 def _quadratics(draws: Draws) -> Iterable[Trial]:
     """L14: a quadratic function at random points and at the one that is about its least, beside the bound."""
     for index in draws.rounds(60):
@@ -223,6 +292,12 @@ def _quadratics(draws: Draws) -> Iterable[Trial]:
         yield Trial(-found.amin().item(), -bound.item(), floor=_TOLERANCE)
 
 
+@CLAIMS.add(
+    "certified.parabolas",
+    "L15",
+    "ReLU(c + x + w) is below and above s z + q x^2 + m for |x| <= gamma, |w| <= rho; attained",
+    "lower",
+)
 def _parabolas(draws: Draws) -> Iterable[Trial]:
     """L15: what a ReLU is above or below a parabola by at most, on a grid of both unknowns, beside m."""
     grid = torch.linspace(-1, 1, 257).double()
@@ -238,17 +313,18 @@ def _parabolas(draws: Draws) -> Iterable[Trial]:
                 yield Trial(off.amax().item(), sign * m[number].item(), floor=_TOLERANCE)
 
 
+@CLAIMS.add(
+    "certified.backward",
+    "L15",
+    "rows times GCN and Propagation have the lower bounds of L15; attained by small balls",
+    "lower",
+)
 def _backward(draws: Draws) -> Iterable[Trial]:
     """L15: rows times what graph encoders give a node, where it goes down steepest, beside its bound from below."""
-    ring = torch.arange(_NODES)
-    edges = torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])])
+    edges = ring(_NODES)
     numbers = (2 * index + kind for index in draws.rounds(10) for kind in range(2))
     for index in numbers:
-        encoder = Propagation(_FEATURES, 5, 4, steps=2) if index % 2 else GCN(_FEATURES, 5, 4, layers=3, residual=True)
-        encoder = encoder.double()
-        with torch.no_grad():
-            for each in encoder.parameters():
-                each.copy_(random_numbers(draws, *each.shape))
+        encoder = _graph_encoder(draws, index)
         x, row, node = random_numbers(draws, _NODES, _FEATURES), random_numbers(draws, 1, 4), torch.tensor([0])
         basis, size = torch.eye(_FEATURES).double(), draws.logarithmic(_SMALL, 1.0) if index % 3 else _SMALL
 
@@ -265,90 +341,3 @@ def _backward(draws: Draws) -> Iterable[Trial]:
             start = output(zero)
             lower = start - output(-size * torch.nn.functional.normalize(slope, dim=0))
         yield Trial(lower.item(), (start - bound[0]).item(), floor=_TOLERANCE * size)
-
-
-CLAIMS = (
-    Claim(
-        "certified.quotients",
-        "L5",
-        "y/N lies in y0/N0 + (1/N)(y - (y0/N0) N), 1/N by L1 and the product by L2; attained by small balls",
-        _quotients,
-        kind="lower",
-    ),
-    Claim(
-        "certified.points",
-        "L6",
-        "points with a scale beside them enclose exponential, refinement, position; attained by small balls",
-        _points,
-        kind="lower",
-    ),
-    Claim(
-        "certified.attention",
-        "L7",
-        "v = A + w (v_a - A) encloses linear attention where one token moves; attained by small balls",
-        _attention,
-        kind="lower",
-    ),
-    Claim(
-        "certified.features",
-        "L7",
-        "phi(e) = |e| e^p / |e^p| has a Lipschitz constant of p k^((p-1)/(2p)) at most on the orthant of k entries",
-        _features,
-        kind="lower",
-    ),
-    Claim(
-        "certified.graph",
-        "L8",
-        "GCN and Propagation are enclosed where one node moves; attained by small balls",
-        lambda draws: _graphs(draws, together=False),
-        kind="lower",
-    ),
-    Claim(
-        "certified.ellipsoids",
-        "L10",
-        "sums of images of many balls, or of one that they share, lie in the ball of L10; attained by similar images",
-        _ellipsoids,
-        kind="lower",
-    ),
-    Claim(
-        "certified.softmax",
-        "L11",
-        "sum_j p_j exp(u_j) >= 1 and the Lorentz norm is 1/sqrt(c) at least, where the mean is taken off the logits",
-        _softmax,
-    ),
-    Claim(
-        "certified.averages",
-        "L12",
-        "an average with weights q.k is its centre, a part that is linear in what moves, and two products",
-        _averages,
-        kind="equal",
-    ),
-    Claim(
-        "certified.quadratics",
-        "L14",
-        "min over |d| <= 1 of g.d + d'Hd >= -mu - sum_i gamma_i^2 / (4 (mu + lambda_i)); attained by the best mu",
-        _quadratics,
-        kind="lower",
-    ),
-    Claim(
-        "certified.parabolas",
-        "L15",
-        "ReLU(c + x + w) is below and above s z + q x^2 + m for |x| <= gamma, |w| <= rho; attained",
-        _parabolas,
-        kind="lower",
-    ),
-    Claim(
-        "certified.backward",
-        "L15",
-        "rows times GCN and Propagation have the lower bounds of L15; attained by small balls",
-        _backward,
-        kind="lower",
-    ),
-    Claim(
-        "certified.graph_together",
-        "L13",
-        "GCN and Propagation are enclosed where all nodes move; attained by small balls",
-        lambda draws: _graphs(draws, together=True),
-        kind="lower",
-    ),
-)

@@ -6,7 +6,6 @@ Models have random weights and are small: a certificate knows nothing of trainin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,10 @@ from holonomy.models import Hypformer
 from holonomy.theory.affine.cap import farthest, least_products
 from holonomy.theory.affine.certificate import NodeCertificate, certify_node
 from holonomy.theory.certificates.certificate import certify
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.verdict import Claims, Draws, Trial
+
+CLAIMS = Claims()
+"""Certified nodes: lemmas, and the statements of the certificate."""
 
 _NODES, _FEATURES, _HIDDEN, _CLASSES = 6, 3, 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
@@ -31,12 +33,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"average": "midpoint", "norm_eps": 0.5},
 )
 
-_SMOOTH: dict[str, Any] = {
-    "attention": "softmax",
-    "similarity": "geodesic",
-    "graph_encoder": None,
-    "norm_eps": 1.0,
-}
+_SMOOTH: dict[str, Any] = {"attention": "softmax", "similarity": "geodesic", "graph_encoder": None, "norm_eps": 1.0}
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -48,9 +45,14 @@ def random_model(draws: Draws, index: int) -> tuple[Hypformer, Tensor, Tensor]:
         for name, p in model.named_parameters():
             size = p.shape[-1] ** -0.5 if p.ndim > 1 else 0.2
             p.copy_(size * random_numbers(draws, *p.shape) + (1.0 if name.endswith("norm.weight") else 0.0))
-    ring = torch.arange(_NODES)
-    edge_index = torch.stack([torch.cat([ring, ring.roll(1)]), torch.cat([ring.roll(1), ring])])
-    return model, random_numbers(draws, _NODES, _FEATURES), edge_index
+    return model, random_numbers(draws, _NODES, _FEATURES), ring(_NODES)
+
+
+def ring(nodes: int) -> Tensor:
+    """Edges of a cycle, both ways."""
+    here = torch.arange(nodes)
+    before = here.roll(1)
+    return torch.stack([torch.cat([here, before]), torch.cat([before, here])])
 
 
 def random_numbers(draws: Draws, *shape: int) -> Tensor:
@@ -93,6 +95,13 @@ def _losses(
     return found, {k: over(k) for k in range(_CLASSES) if k != found.target}
 
 
+@CLAIMS.add(
+    "certified.sound",
+    "certify_node",
+    "no change of features within the radius takes more from a margin than the certificate allows",
+    "lower",
+    axis="share",
+)
 def _sound(draws: Draws) -> Iterable[Trial]:
     """What an attack takes from a margin, beside what the certificate allows."""
     for index in draws.rounds(40):
@@ -108,6 +117,17 @@ def _sound(draws: Draws) -> Iterable[Trial]:
             yield Trial(taken, nominal - found.margins[other].item(), floor=_TOLERANCE, at={"share": share})
 
 
+@CLAIMS.add(
+    "certified.first_order",
+    "certify_node",
+    "of one node that moves, certified over linear change tends to 1, its excess in proportion to the radius",
+)
+@CLAIMS.add(
+    "certified.first_order_together",
+    "certify_node",
+    "the same of all nodes that move together, in a model of one block",
+    together=True,
+)
 def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
     """How much more than the linear part and rounding a certificate takes: a third at most on a quarter of the ball."""
     for index in draws.rounds(15):
@@ -126,6 +146,13 @@ def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
             yield Trial(smaller.item(), larger.abs().item() / 3, floor=1000 * _TOLERANCE)
 
 
+@CLAIMS.add(
+    "certified.layer_wise",
+    "H12",
+    "never worse than the product of the layers' hyperbolic constants",
+    expected=False,
+    note="blocks without weights have a small constant; with random weights it is the other way round",
+)
 def _layer_wise(draws: Draws) -> Iterable[Trial]:
     """What the certificate allows to be taken from a margin, beside what a constant of the whole model does."""
     for index in draws.rounds(8):
@@ -142,6 +169,7 @@ def _layer_wise(draws: Draws) -> Iterable[Trial]:
         yield Trial(taken.amax().item(), 2**0.5 * constant * radius)
 
 
+@CLAIMS.add("certified.mixed", "L9", "never worse than the cap by the last LayerNorm, nor than the enclosure")
 def _mixed(draws: Draws) -> Iterable[Trial]:
     """What the certificate allows to be taken from a margin, beside its two parts alone."""
     for index in draws.rounds(20):
@@ -155,8 +183,13 @@ def _mixed(draws: Draws) -> Iterable[Trial]:
             yield Trial(each[0], min(each[1:]), floor=_TOLERANCE)
 
 
+@CLAIMS.add(
+    "certified.cap",
+    "L9",
+    "products with logarithms of what a LayerNorm gives, and their lengths, have the bounds of L9",
+    "lower",
+)
 def _cap(draws: Draws) -> Iterable[Trial]:
-    """Products with logarithms of what a LayerNorm gives, and their lengths, beside L9; attained by a plain norm."""
     for index in draws.rounds(60):
         encoder = random_model(draws, 0)[0].encoder
         norm = None if encoder is None else encoder.blocks[-1].get_submodule("norm_feedforward")
@@ -175,6 +208,12 @@ def _cap(draws: Draws) -> Iterable[Trial]:
             yield Trial(found.norm(dim=-1).amax().item(), farthest(encoder).item())
 
 
+@CLAIMS.add(
+    "certified.secant",
+    "L1",
+    "f(t) - st, s the secant, lies between its values at an end and where f has slope s",
+    "lower",
+)
 def _secant(draws: Draws) -> Iterable[Trial]:
     """How far f(t) - st is from the middle of its values at an end and where its slope is zero."""
     functions: tuple[tuple[_Function, _Function], ...] = (
@@ -197,16 +236,21 @@ def _secant(draws: Draws) -> Iterable[Trial]:
         yield Trial(off.item(), (between[1] - between[0]).abs().item() / 2, floor=_ROUNDING)
 
 
+@CLAIMS.add("certified.products", "L2", "(g.d) d lies in g/2 + (|g|/2) Ball for |d| <= 1, at the rim for |d| = 1")
 def _products(draws: Draws) -> Iterable[Trial]:
-    """How far (g.d) d is from g/2."""
     for index in draws.rounds(100):
         g, d = random_numbers(draws, 4), random_numbers(draws, 4)
         d = d / d.norm() * (1.0 if index % 2 else draws.uniform(0.0, 1.0))
         yield Trial(((g @ d) * d - g / 2).norm().item(), g.norm().item() / 2)
 
 
+@CLAIMS.add(
+    "certified.lengths",
+    "L3",
+    "h - l = a dy'(I - a yy'/h0^2)dy / (h + l) for h = sqrt(a|y|^2 + b) and its linear part l",
+    "equal",
+)
 def _lengths(draws: Draws) -> Iterable[Trial]:
-    """L3: both sides of the identity for the length of what moves."""
     for _ in draws.rounds(100):
         y, change, a, b = (
             random_numbers(draws, 4),
@@ -220,6 +264,12 @@ def _lengths(draws: Draws) -> Iterable[Trial]:
         yield Trial((end - tangent - quadratic / (end + tangent)).abs().item(), _ROUNDING * (end + start).item())
 
 
+@CLAIMS.add(
+    "certified.lorentz_norms",
+    "L4",
+    "l - L = |dZ across Z0|^2 / (L + l) for the Lorentz norm L and its linear part l",
+    "equal",
+)
 def _lorentz_norms(draws: Draws) -> Iterable[Trial]:
     """L4: both sides of the identity for the Lorentz norm of what moves, between time-like vectors."""
     metric = torch.diag(torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
@@ -233,68 +283,3 @@ def _lorentz_norms(draws: Draws) -> Iterable[Trial]:
         identity = across @ metric @ across / (tangent + after)
         room = _ROUNDING * (time[0] * time[1] / norm + tangent).item()
         yield Trial((tangent - after - identity).abs().item(), room)
-
-
-CLAIMS = (
-    Claim(
-        "certified.sound",
-        "certify_node",
-        "no change of features within the radius takes more from a margin than the certificate allows",
-        _sound,
-        kind="lower",
-        axis="share",
-    ),
-    Claim(
-        "certified.first_order",
-        "certify_node",
-        "of one node that moves, certified over linear change tends to 1, its excess in proportion to the radius",
-        _first_order,
-    ),
-    Claim(
-        "certified.first_order_together",
-        "certify_node",
-        "the same of all nodes that move together, in a model of one block",
-        partial(_first_order, together=True),
-    ),
-    Claim("certified.mixed", "L9", "never worse than the cap by the last LayerNorm, nor than the enclosure", _mixed),
-    Claim(
-        "certified.layer_wise",
-        "H12",
-        "never worse than the product of the layers' hyperbolic constants",
-        _layer_wise,
-        expected=False,
-        note="blocks without weights have a small constant; with random weights it is the other way round",
-    ),
-    Claim(
-        "certified.cap",
-        "L9",
-        "products with logarithms of what a LayerNorm gives, and their lengths, have the bounds of L9",
-        _cap,
-        kind="lower",
-    ),
-    Claim(
-        "certified.secant",
-        "L1",
-        "f(t) - st, s the secant, lies between its values at an end and where f has slope s",
-        _secant,
-        kind="lower",
-    ),
-    Claim(
-        "certified.products", "L2", "(g.d) d lies in g/2 + (|g|/2) Ball for |d| <= 1, at the rim for |d| = 1", _products
-    ),
-    Claim(
-        "certified.lengths",
-        "L3",
-        "h - l = a dy'(I - a yy'/h0^2)dy / (h + l) for h = sqrt(a|y|^2 + b) and its linear part l",
-        _lengths,
-        kind="equal",
-    ),
-    Claim(
-        "certified.lorentz_norms",
-        "L4",
-        "l - L = |dZ across Z0|^2 / (L + l) for the Lorentz norm L and its linear part l",
-        _lorentz_norms,
-        kind="equal",
-    ),
-)
-"""Certified nodes: lemmas, and the statements of the certificate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -31,12 +31,19 @@ from holonomy.theory.attention.printed_collapse import (
 from holonomy.theory.attention.projections import Projections, attend, attention_heads
 from holonomy.theory.attention.rank_collapse import FORMS, CollapseForm, collapse_bound, collapse_step, measure_collapse
 from holonomy.theory.attention.sizes import diameter
-from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, draw_mask, search
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, draw_mask, on_a_line, search
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 
+CLAIMS = Claims()
+"""Claims of the families ``collapse`` and ``masked``."""
 
-def _floor(dtype: torch.dtype, size: float) -> float:
-    return 1000 * torch.finfo(dtype).eps * size
+_RC: dict[CollapseForm, str] = {
+    "pair": "diam f <= tanh(max osc <s(q_i - q_j), kappa> / 4) diam T",
+    "product": "diam f <= tanh(s diam(q) diam(kappa) / 4) diam T",
+    "chain": "diam f <= L sum_j (1 + a_j) tanh((zeta + d_j) / 4), masks of tokens alone, from norms, R and diam X",
+    "weights": "diam f <= tanh(s |W_K0| diam X (sum of diam kappa) / 4) min(diam T, 2 max T), from norms, R and diam X",
+    "cubic": "diam f <= (s N^2 / 4) prod|W_K| prod|W_V| R^{2(N-1)} diam(X)^3",
+}
 
 
 def _compare(x: Tensor, layer: Projections, *, form: CollapseForm) -> Comparison:
@@ -44,11 +51,9 @@ def _compare(x: Tensor, layer: Projections, *, form: CollapseForm) -> Comparison
     return Comparison(diameter(y), collapse_step(layer, x, form), y.detach().abs().amax())
 
 
-def _opposite(draws: Draws, order: int, width: float) -> tuple[Tensor, Projections]:
+def _opposite(draws: Draws, order: int, width: float) -> tuple[Projections, Tensor]:
     """Two opposite tokens on a line, all weights 1: pair and product are exact there, cubic for N = 1 as they meet."""
-    one = draws.normal(1).new_ones(1, 1, 1, 1)
-    layer = Projections(one.expand(order + 1, 1, 1, 1), one.expand(order, 1, 1, 1))
-    return width * one.new_tensor([[1.0], [-1.0]]), layer
+    return on_a_line(draws, [1.0] * (order + 1), width, -width)
 
 
 def _form(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
@@ -58,10 +63,17 @@ def _form(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
 def _opposites(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
     for order in (1, 2, 3):
         for width in (0.1, 0.5, 1.0, 1.5):
-            found = _compare(*_opposite(draws, order, width), form=form)
-            floor = _floor(draws.dtype, found.size.item())
+            layer, x = _opposite(draws, order, width)
+            found = _compare(x, layer, form=form)
+            floor = rounding(draws.dtype) * found.size.item()
             at = {"N": float(order), "n": 2.0, "width": width}
             yield Trial(found.measured.item(), found.bound.item(), floor=floor, at=at)
+
+
+for form in FORMS:
+    CLAIMS.add(
+        f"collapse.{form}", "Theorem RC", _RC[form], axis="N", sharpest=partial(_opposites, form=form), form=form
+    )(_form)
 
 
 def _sharpest_chain(draws: Draws) -> Iterator[Trial]:
@@ -74,6 +86,7 @@ def _sharpest_chain(draws: Draws) -> Iterator[Trial]:
         yield Trial(measured, chain(order, z, z).item(), at=at, known=known, note=f"z = {interaction:g}")
 
 
+@CLAIMS.add("collapse.chain", "Theorem RC", _RC["chain"], axis="N", sharpest=_sharpest_chain)
 def _chain(draws: Draws) -> Iterator[Trial]:
     """Random layers and ascents, and one token against a crowd far out, in the limit that the form has most to fear."""
     yield from _form(draws, "chain")
@@ -87,6 +100,22 @@ def _chain(draws: Draws) -> Iterator[Trial]:
             yield Trial(measured.item(), bound.item(), at={"order": float(order)})
 
 
+def _sharpest_constant(draws: Draws) -> Iterator[Trial]:
+    del draws
+    for order, known in ((1, 0.9998), (2, 0.9097), (3, 0.75292)):
+        bracket = cubic_constant(order)
+        note = "one token against a crowd, both far out"
+        yield Trial(bracket.lower, bracket.upper, at={"order": float(order)}, known=known, note=note)
+
+
+@CLAIMS.add(
+    "collapse.constant",
+    "Theorem RC",
+    "the form `cubic` holds with c_N s N^2 / 4, c_2 = 0.684 and c_3 = 0.715, where tokens alone are masked",
+    "lower",
+    axis="order",
+    sharpest=_sharpest_constant,
+)
 def _constant(draws: Draws) -> Iterator[Trial]:
     """Shares of the form ``cubic`` beside the constant that is proved."""
     for order in (1, 2, 3):
@@ -99,14 +128,12 @@ def _constant(draws: Draws) -> Iterator[Trial]:
             yield Trial(found, bracket.upper, at=at)
 
 
-def _sharpest_constant(draws: Draws) -> Iterator[Trial]:
-    del draws
-    for order, known in ((1, 0.9998), (2, 0.9097), (3, 0.75292)):
-        bracket = cubic_constant(order)
-        note = "one token against a crowd, both far out"
-        yield Trial(bracket.lower, bracket.upper, at={"order": float(order)}, known=known, note=note)
-
-
+@CLAIMS.add(
+    "collapse.constant_masked",
+    "Theorem RC",
+    "under a mask of simplexes for all queries the form `cubic` is within 0.99 of what is measured at every N",
+    axis="N",
+)
 def _diagonal(draws: Draws) -> Iterator[Trial]:
     """The form ``cubic`` is nearly attained: a trial is 0.99 of it beside what is measured."""
     del draws
@@ -116,6 +143,17 @@ def _diagonal(draws: Draws) -> Iterator[Trial]:
         yield Trial(0.99 * collapse_step(layer, x, "cubic", mask).item(), reached, at={"N": float(order)})
 
 
+def _sharpest_depth(draws: Draws) -> Iterator[Trial]:
+    layers, x = _two_tokens(draws, 0.5, 1.0)
+    pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
+    floor = rounding(draws.dtype)
+    for depth, (measured, bound) in enumerate(pairs, 1):
+        yield Trial(measured, bound, floor=floor, at={"N": 1.0, "n": 2.0, "depth": float(depth)})
+
+
+@CLAIMS.add(
+    "collapse.depth", "Theorem RC", "the form `weights`, iterated over a stack", axis="depth", sharpest=_sharpest_depth
+)
 def _depth(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(20):
         order, features = draws.integer(1, 3), draws.integer(1, 4)
@@ -129,7 +167,7 @@ def _depth(draws: Draws) -> Iterator[Trial]:
             size = _size_after(layers[:depth], x)
             at = {"N": float(order), "n": float(tokens), "depth": float(depth)}
             # Products of values grow beyond what a dtype holds: of nan and infinity the theorem says nothing.
-            yield Trial(measured, bound, math.isfinite(size), _floor(draws.dtype, size), at)
+            yield Trial(measured, bound, math.isfinite(size), rounding(draws.dtype) * size, at)
 
 
 def _size_after(layers: list[Projections], x: Tensor) -> float:
@@ -141,9 +179,10 @@ def _size_after(layers: list[Projections], x: Tensor) -> float:
     return largest
 
 
+@CLAIMS.add("collapse.decay", "Theorem RC", "the same on equal layers, beside Corollary 3.2", axis="depth")
 def _decay(draws: Draws) -> Iterator[Trial]:
     """One stack of equal layers whose tokens do approach each other, for the picture of decay over depth."""
-    one = torch.eye(2, device=draws.device, dtype=draws.dtype)
+    one = torch.eye(2, **draws.factory_kwargs)
     for order in (1, 2, 3):
         layer = Projections(0.9 * one.expand(order + 1, 1, 2, 2), 0.9 * one.expand(order, 1, 2, 2))
         x = draws.normal(4, 2)
@@ -153,9 +192,17 @@ def _decay(draws: Draws) -> Iterator[Trial]:
         bounds = collapse_bound(layers, x)
         for depth, (measured, bound) in enumerate(zip(measure_collapse(layers, x), bounds, strict=True), 1):
             at = {"N": float(order), "depth": float(depth), "printed": printed[depth - 1][1]}
-            yield Trial(measured, bound, floor=_floor(draws.dtype, _size_after(layers[:depth], x)), at=at)
+            yield Trial(measured, bound, floor=rounding(draws.dtype) * _size_after(layers[:depth], x), at=at)
 
 
+@CLAIMS.add(
+    "collapse.theorem_3_1",
+    "Simplicial Theorem 3.1",
+    "|res X'| <= (4 gamma / sqrt d) beta' |X|^{2(N-1)} |res X|^3",
+    "lower",
+    expected=False,
+    axis="n",
+)
 def _printed(draws: Draws) -> Iterator[Trial]:
     def compare(x: Tensor, layer: Projections) -> Comparison:
         y = attend(x, layer)
@@ -172,6 +219,14 @@ def _split() -> Iterator[Trial]:
         yield Trial(measured, bound, at={"N": 1.0, "n": float(tokens)}, note=note)
 
 
+@CLAIMS.add(
+    "collapse.corollary_3_2",
+    "Simplicial Corollary 3.2",
+    "|res X_L| <= |res X|^{3^L} (4 gamma H beta max|X|^{2(N-1)} / sqrt d)^{(3^L - 1)/2}",
+    "lower",
+    expected=False,
+    axis="depth",
+)
 def _corollary(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(10):
         order, features = draws.integer(1, 3), draws.integer(1, 3)
@@ -181,13 +236,19 @@ def _corollary(draws: Draws) -> Iterator[Trial]:
         layers = [Projections(layer.keys[:, :1], layer.values[:, :1]) for layer in drawn[:-1]] + drawn[-1:]
         x = draw_input(draws, tokens, features)
         for depth, (measured, bound) in enumerate(printed_depth(x, layers), 1):
-            floor = _floor(draws.dtype, _size_after(layers[:depth], x) * features * tokens)
+            floor = rounding(draws.dtype) * _size_after(layers[:depth], x) * features * tokens
             yield Trial(measured, bound, floor=floor, at={"N": float(order), "depth": float(depth)})
     yield from _split()
 
 
+@CLAIMS.add(
+    "collapse.lemma_a2",
+    "Simplicial Lemmas A.1, A.2",
+    "attention under first-order logits is the same in every row",
+    "equal",
+    axis="N",
+)
 def _lemma_a2(draws: Draws) -> Iterator[Trial]:
-    """Under the logits of first order every query gets the same: their diameter is rounding."""
     for order in (1, 2, 3):
         for _ in draws.rounds(10):
             layer = draw_layer(draws, order, 3)
@@ -197,12 +258,12 @@ def _lemma_a2(draws: Draws) -> Iterator[Trial]:
             y = logits.softmax(-1) @ heads.products
             # A logit's rounding is relative to its own size, and moves the weights by as much.
             size = heads.products.abs().amax().item() * (1 + logits.abs().amax().item())
-            yield Trial(diameter(y).amax().item(), _floor(draws.dtype, size), at={"N": float(order)})
+            yield Trial(diameter(y).amax().item(), rounding(draws.dtype) * size, at={"N": float(order)})
 
 
+@CLAIMS.add("collapse.softmax", "Theorem RC", "a softmax row moves by at most 2 tanh(osc/4), in l1")
 def _softmax(draws: Draws) -> Iterator[Trial]:
-    """A row of a softmax moves by at most 2 tanh(osc / 4) in the sum of absolute values; two points attain it."""
-    tolerance = _floor(draws.dtype, 1.0)
+    tolerance = rounding(draws.dtype)
     for index in draws.rounds(60):
         size, width = draws.integer(2, 8), draws.logarithmic(0.01, 20.0)
         a, change = draws.normal(size) * 3, draws.normal(size) * width
@@ -215,6 +276,7 @@ def _softmax(draws: Draws) -> Iterator[Trial]:
         yield Trial(moved.item(), bound.item(), floor=tolerance)
 
 
+@CLAIMS.add("collapse.half_constant", "certificates", "the cubic form holds with s N / 4 for s N^2 / 4", expected=False)
 def _half_constant(draws: Draws) -> Iterator[Trial]:
     del draws
     for order, copies, scale, token, crowd in ((2, 1303, 0.35676, 5.0, 4.0), (2, 6882, 0.293517, 6.0, 5.0)):
@@ -223,10 +285,16 @@ def _half_constant(draws: Draws) -> Iterator[Trial]:
         yield Trial(measured, bound, at={"N": float(order)}, note=note)
 
 
+@CLAIMS.add(
+    "collapse.per_query_mask",
+    "Theorem RC",
+    "the product form holds under masks that differ between queries",
+    expected=False,
+)
 def _per_query(draws: Draws) -> Iterator[Trial]:
     """Two tokens that see only themselves never approach each other, however small their logits."""
     for order in (1, 2, 3):
-        x, layer = _opposite(draws, order, 0.5)
+        layer, x = _opposite(draws, order, 0.5)
         x = x + 1
         mask = torch.zeros([2] * (order + 1), dtype=torch.bool, device=x.device)
         mask[(0,) * (order + 1)] = mask[(1,) * (order + 1)] = True
@@ -244,23 +312,6 @@ def _masked_stack(draws: Draws, *, small: bool) -> tuple[list[Projections], Tens
     return layers, draw_input(draws, tokens, features), mask
 
 
-def _theorem_34(draws: Draws) -> Iterator[Trial]:
-    for _ in draws.rounds(30):
-        layers, x, mask = _masked_stack(draws, small=True)
-        floor = _floor(draws.dtype, x.abs().amax().item())
-        radius = centre_radius(mask)
-        for depth, (measured, bound) in enumerate(printed_masked_collapse(layers, x, mask), 1):
-            at = {"N": 1.0, "depth": float(depth), "radius": float(radius or math.nan)}
-            yield Trial(measured, bound, not math.isnan(bound), floor, at)
-
-
-def _two_tokens(draws: Draws, key: float, value: float) -> tuple[list[Projections], Tensor]:
-    """Three equal layers of ordinary attention, and two tokens on a line, whose diameter is all that there is."""
-    x = draws.normal(1).new_tensor([[1.0], [-1.0]])
-    keys = x.new_tensor([key, 1.0])[:, None, None, None]
-    return [Projections(keys, x.new_full((1, 1, 1, 1), value))] * 3, x
-
-
 def _sharpest_34(draws: Draws) -> Iterator[Trial]:
     """The second of two tokens sees both alike: the range halves; the residual is it over the root of two."""
     layers, x = _two_tokens(draws, 0.0, 1.0)
@@ -269,36 +320,64 @@ def _sharpest_34(draws: Draws) -> Iterator[Trial]:
         yield Trial(measured, bound, at={"N": 1.0, "depth": float(depth), "radius": 1.0}, known=0.70711)
 
 
+@CLAIMS.add(
+    "masked.theorem_3_4",
+    "Simplicial Theorem 3.4, N = 1",
+    "|res X_t|_F <= sqrt(n/2) |ranges|_2 (1 - eps^r)^{floor(t/r)}, |W_V|_{1,inf} <= 1",
+    axis="depth",
+    sharpest=_sharpest_34,
+)
+def _theorem_34(draws: Draws) -> Iterator[Trial]:
+    for _ in draws.rounds(30):
+        layers, x, mask = _masked_stack(draws, small=True)
+        floor = rounding(draws.dtype) * x.abs().amax().item()
+        radius = centre_radius(mask)
+        for depth, (measured, bound) in enumerate(printed_masked_collapse(layers, x, mask), 1):
+            at = {"N": 1.0, "depth": float(depth), "radius": float(radius or math.nan)}
+            yield Trial(measured, bound, not math.isnan(bound), floor, at)
+
+
+def _two_tokens(draws: Draws, key: float, value: float) -> tuple[list[Projections], Tensor]:
+    """Three equal layers of ordinary attention, and two tokens on a line, whose diameter is all that there is."""
+    layer, x = on_a_line(draws, (key, 1.0), 1.0, -1.0, value=value)
+    return [layer] * 3, x
+
+
 def _sharpest_dobrushin(draws: Draws) -> Iterator[Trial]:
-    floor = _floor(draws.dtype, 1.0)
+    floor = rounding(draws.dtype)
     for depth, (measured, bound) in enumerate(masked_collapse(*_two_tokens(draws, 0.5, 0.7)), 1):
         yield Trial(measured, bound, floor=floor, at={"N": 1.0, "depth": float(depth)})
 
 
-def _sharpest_depth(draws: Draws) -> Iterator[Trial]:
-    layers, x = _two_tokens(draws, 0.5, 1.0)
-    pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
-    floor = _floor(draws.dtype, 1.0)
-    for depth, (measured, bound) in enumerate(pairs, 1):
-        yield Trial(measured, bound, floor=floor, at={"N": 1.0, "n": 2.0, "depth": float(depth)})
-
-
+@CLAIMS.add(
+    "masked.dobrushin",
+    "Theorem RC",
+    "diam X_t <= tau(A_t..A_1) diam(X_0) prod|W_V|_2, N = 1",
+    axis="depth",
+    sharpest=_sharpest_dobrushin,
+)
 def _dobrushin(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(30):
         layers, x, mask = _masked_stack(draws, small=False)
         size = x.abs().amax().item()
         for depth, (measured, bound) in enumerate(masked_collapse(layers, x, mask), 1):
             size = max(size, _size_after(layers[:depth], x))
-            yield Trial(measured, bound, floor=_floor(draws.dtype, size), at={"N": 1.0, "depth": float(depth)})
+            yield Trial(measured, bound, floor=rounding(draws.dtype) * size, at={"N": 1.0, "depth": float(depth)})
 
 
+@CLAIMS.add(
+    "masked.higher_orders",
+    "Simplicial Theorem 3.4, N >= 2",
+    "masked attention collapses at any N",
+    "lower",
+    expected=False,
+    axis="depth",
+)
 def _higher_masked(draws: Draws) -> Iterator[Trial]:
     """The fixed point of N = 2 stays above any decay; here that of eps = 1/2, where the least weight is even 1."""
-    one = draws.normal(1).new_ones(1, 1, 1, 1)
-    layer = Projections(one.expand(3, 1, 1, 1), one.expand(2, 1, 1, 1))
-    mask = torch.zeros(2, 2, 2, dtype=torch.bool, device=one.device)
+    layer, x = on_a_line(draws, [1.0] * 3, 1.0, 0.0)
+    mask = torch.zeros(2, 2, 2, dtype=torch.bool, device=x.device)
     mask[0, 0, 0] = mask[1, 0, 1] = True
-    x = one.new_tensor([[1.0], [0.0]])
     start = residual_upper(x)[0].item()
     for depth in range(1, 9):
         x = attend(x, layer, mask)
@@ -307,6 +386,12 @@ def _higher_masked(draws: Draws) -> Iterator[Trial]:
         yield Trial(residual_lower(x).item(), start * 0.5**depth, at=at, note=note)
 
 
+@CLAIMS.add(
+    "masked.lemma_b1",
+    "Simplicial Lemma B.1",
+    "X_ij(t+T) <= rho eps^T m + (1 - rho eps^T) M for any W_V",
+    expected=False,
+)
 def _lemma_b1(draws: Draws) -> Iterator[Trial]:
     """With values that swap two channels a token leaves the range of its own channel."""
     swap = draws.normal(1).new_tensor([[0.0, 1.0], [1.0, 0.0]])
@@ -315,131 +400,3 @@ def _lemma_b1(draws: Draws) -> Iterator[Trial]:
     after = attend(x, layer)
     note = "W_V swaps two channels and X = [[1, 2], [1, 2]]"
     yield Trial(after[0, 0].item(), x[:, 0].amax().item(), at={"N": 1.0}, note=note)
-
-
-_RC: dict[CollapseForm, str] = {
-    "pair": "diam f <= tanh(max osc <s(q_i - q_j), kappa> / 4) diam T",
-    "product": "diam f <= tanh(s diam(q) diam(kappa) / 4) diam T",
-    "chain": "diam f <= L sum_j (1 + a_j) tanh((zeta + d_j) / 4), masks of tokens alone, from norms, R and diam X",
-    "weights": "diam f <= tanh(s |W_K0| diam X (sum of diam kappa) / 4) min(diam T, 2 max T), from norms, R and diam X",
-    "cubic": "diam f <= (s N^2 / 4) prod|W_K| prod|W_V| R^{2(N-1)} diam(X)^3",
-}
-
-
-def _claim(name: str, source: str, statement: str, trials: Callable[[Draws], Iterator[Trial]], **more: object) -> Claim:
-    return Claim(name, source, statement, trials, **more)  # pyright: ignore[reportArgumentType]
-
-
-CLAIMS: tuple[Claim, ...] = (
-    *(
-        _claim(
-            f"collapse.{form}",
-            "Theorem RC",
-            _RC[form],
-            partial(_form, form=form),
-            axis="N",
-            sharpest=partial(_opposites, form=form),
-        )
-        for form in FORMS
-    ),
-    _claim("collapse.chain", "Theorem RC", _RC["chain"], _chain, axis="N", sharpest=_sharpest_chain),
-    _claim(
-        "collapse.constant",
-        "Theorem RC",
-        "the form `cubic` holds with c_N s N^2 / 4, c_2 = 0.684 and c_3 = 0.715, where tokens alone are masked",
-        _constant,
-        kind="lower",
-        axis="order",
-        sharpest=_sharpest_constant,
-    ),
-    _claim(
-        "collapse.constant_masked",
-        "Theorem RC",
-        "under a mask of simplexes for all queries the form `cubic` is within 0.99 of what is measured at every N",
-        _diagonal,
-        axis="N",
-    ),
-    _claim(
-        "collapse.depth",
-        "Theorem RC",
-        "the form `weights`, iterated over a stack",
-        _depth,
-        axis="depth",
-        sharpest=_sharpest_depth,
-    ),
-    _claim("collapse.decay", "Theorem RC", "the same on equal layers, beside Corollary 3.2", _decay, axis="depth"),
-    _claim("collapse.softmax", "Theorem RC", "a softmax row moves by at most 2 tanh(osc/4), in l1", _softmax),
-    _claim(
-        "collapse.half_constant",
-        "certificates",
-        "the cubic form holds with s N / 4 for s N^2 / 4",
-        _half_constant,
-        expected=False,
-    ),
-    _claim(
-        "collapse.per_query_mask",
-        "Theorem RC",
-        "the product form holds under masks that differ between queries",
-        _per_query,
-        expected=False,
-    ),
-    _claim(
-        "collapse.theorem_3_1",
-        "Simplicial Theorem 3.1",
-        "|res X'| <= (4 gamma / sqrt d) beta' |X|^{2(N-1)} |res X|^3",
-        _printed,
-        kind="lower",
-        expected=False,
-        axis="n",
-    ),
-    _claim(
-        "collapse.corollary_3_2",
-        "Simplicial Corollary 3.2",
-        "|res X_L| <= |res X|^{3^L} (4 gamma H beta max|X|^{2(N-1)} / sqrt d)^{(3^L - 1)/2}",
-        _corollary,
-        kind="lower",
-        expected=False,
-        axis="depth",
-    ),
-    _claim(
-        "collapse.lemma_a2",
-        "Simplicial Lemmas A.1, A.2",
-        "attention under first-order logits is the same in every row",
-        _lemma_a2,
-        axis="N",
-        kind="equal",
-    ),
-    _claim(
-        "masked.theorem_3_4",
-        "Simplicial Theorem 3.4, N = 1",
-        "|res X_t|_F <= sqrt(n/2) |ranges|_2 (1 - eps^r)^{floor(t/r)}, |W_V|_{1,inf} <= 1",
-        _theorem_34,
-        axis="depth",
-        sharpest=_sharpest_34,
-    ),
-    _claim(
-        "masked.dobrushin",
-        "Theorem RC",
-        "diam X_t <= tau(A_t..A_1) diam(X_0) prod|W_V|_2, N = 1",
-        _dobrushin,
-        axis="depth",
-        sharpest=_sharpest_dobrushin,
-    ),
-    _claim(
-        "masked.higher_orders",
-        "Simplicial Theorem 3.4, N >= 2",
-        "masked attention collapses at any N",
-        _higher_masked,
-        kind="lower",
-        expected=False,
-        axis="depth",
-    ),
-    _claim(
-        "masked.lemma_b1",
-        "Simplicial Lemma B.1",
-        "X_ij(t+T) <= rho eps^T m + (1 - rho eps^T) M for any W_V",
-        _lemma_b1,
-        expected=False,
-    ),
-)
-"""Claims of the families ``collapse`` and ``masked``."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holonomy.theory.claims.separation import MODELS, bounded_by, random_model, separation
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.separation import MODELS, bounded_by, missed, random_model, separation
+from holonomy.theory.claims.verdict import Claims, Draws, Trial
 from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
+
+CLAIMS = Claims()
+"""Claims of the family ``colouring``."""
 
 _SMALL = PAIRS[:-1]  # up to 18 nodes
 _REACHING = ("gcn", "ign_2", "hot_2", "ign_3", "cgt")
 
 
+@CLAIMS.add("colouring.forms", "Grohe 2021", "folklore k-WL separates what oblivious (k+1)-WL does, k = 1, 2")
 def _forms(draws: Draws) -> Iterator[Trial]:
-    """1 where folklore k-WL and oblivious (k+1)-WL disagree."""
     for name in PAIRS:
         pair = graph_pair(name)
         yield Trial(float(separated(*pair, 1) != separated(*pair, 2, "oblivious")), 0.0)
@@ -21,6 +24,11 @@ def _forms(draws: Draws) -> Iterator[Trial]:
             yield Trial(float(separated(*pair, 2) != separated(*pair, 3, "oblivious")), 0.0)
 
 
+@CLAIMS.add(
+    "colouring.bounded",
+    "TokenGT section 3.1, Maron et al. 2019",
+    "no model separates a pair that its colouring does not, nor a graph and its copy",
+)
 def _bounded(draws: Draws) -> Iterator[Trial]:
     for name in MODELS:
         bound = bounded_by(name)
@@ -36,30 +44,35 @@ def _bounded(draws: Draws) -> Iterator[Trial]:
                 yield Trial(found.between if pair in equal else found.copies, found.threshold, note=note)
 
 
+@CLAIMS.add(
+    "colouring.reached",
+    "TokenGT section 3.1, Maron et al. 2019",
+    "of four random models one separates what the colouring does, on the classic pairs",
+)
 def _reached(draws: Draws) -> Iterator[Trial]:
-    """1 where none of four draws of the weights separates what the colouring does."""
     for name in _REACHING:
-        k, form = bounded_by(name) or (1, "folklore")
-        models = [random_model(name, draws) for _ in range(4)]
-        for pair in _SMALL:
-            first, second = graph_pair(pair)
-            if separated(first, second, k, form):
-                order = draws.normal(first.shape[0])
-                seen = any(separation(model, first, second, order).separates for model in models)
-                yield Trial(float(not seen), 0.0, note="" if seen else f"{name} does not separate {pair}")
+        bound = bounded_by(name) or (1, "folklore")
+        pairs = [pair for pair in _SMALL if separated(*graph_pair(pair), *bound)]
+        yield from missed(draws, name, 4, pairs, f"{name} does not separate {{}}")
 
 
+@CLAIMS.add(
+    "colouring.ign_folklore",
+    "TokenGT section 3.1, with folklore k-WL",
+    "2-IGN is at least as powerful as folklore 2-WL",
+    expected=False,
+)
 def _folklore(draws: Draws) -> Iterator[Trial]:
-    """1 where a 2-IGN does not separate what folklore 2-WL does."""
-    models = [random_model("ign_2", draws) for _ in range(4)]
-    for pair in _SMALL:
-        first, second = graph_pair(pair)
-        if separated(first, second, 2):
-            order = draws.normal(first.shape[0])
-            seen = any(separation(model, first, second, order).separates for model in models)
-            yield Trial(float(not seen), 0.0, note="" if seen else f"no 2-IGN separates {pair}, folklore 2-WL does")
+    pairs = [pair for pair in _SMALL if separated(*graph_pair(pair), 2)]
+    yield from missed(draws, "ign_2", 4, pairs, "no 2-IGN separates {}, folklore 2-WL does")
 
 
+@CLAIMS.add(
+    "colouring.identifiers",
+    "TokenGT section 2",
+    "TokenGT with fixed identifiers gives renumbered graphs one output",
+    expected=False,
+)
 def _invariance(draws: Draws) -> Iterator[Trial]:
     model = random_model("tokengt_identifiers", draws)
     for pair in _SMALL:
@@ -67,40 +80,3 @@ def _invariance(draws: Draws) -> Iterator[Trial]:
         found = separation(model, first, second, draws.normal(first.shape[0]))
         note = f"{pair}: a renumbered copy differs by {found.copies:.1g}, the other graph by {found.between:.1g}"
         yield Trial(found.copies, found.threshold, note=note)
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "colouring.forms",
-        "Grohe 2021",
-        "folklore k-WL separates what oblivious (k+1)-WL does, k = 1, 2",
-        _forms,
-    ),
-    Claim(
-        "colouring.bounded",
-        "TokenGT section 3.1, Maron et al. 2019",
-        "no model separates a pair that its colouring does not, nor a graph and its copy",
-        _bounded,
-    ),
-    Claim(
-        "colouring.reached",
-        "TokenGT section 3.1, Maron et al. 2019",
-        "of four random models one separates what the colouring does, on the classic pairs",
-        _reached,
-    ),
-    Claim(
-        "colouring.ign_folklore",
-        "TokenGT section 3.1, with folklore k-WL",
-        "2-IGN is at least as powerful as folklore 2-WL",
-        _folklore,
-        expected=False,
-    ),
-    Claim(
-        "colouring.identifiers",
-        "TokenGT section 2",
-        "TokenGT with fixed identifiers gives renumbered graphs one output",
-        _invariance,
-        expected=False,
-    ),
-)
-"""Claims of the family ``colouring``."""

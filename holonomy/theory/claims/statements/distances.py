@@ -15,7 +15,10 @@ from holonomy.manifolds import Lorentz
 from holonomy.theory.certificates.distances import DistanceScaling, boost, distance_scaling, naive_change
 from holonomy.theory.certificates.stretching import Ends
 from holonomy.theory.claims.pictures import Picture, Trials
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.verdict import Claims, Draws, Trial
+
+CLAIMS = Claims()
+"""Claims on distances and changes of curvature."""
 
 # The maps that are drawn, by their number.
 _ISOMETRIES = ("identity", "orthogonal map", "boost")
@@ -23,7 +26,7 @@ _GENERAL = ("linear map", "ReLU", "LayerNorm")
 
 
 def _curvatures(draws: Draws) -> tuple[Lorentz, Lorentz]:
-    first, second = (Lorentz(-draws.logarithmic(0.1, 10.0), dtype=draws.dtype, device=draws.device) for _ in range(2))
+    first, second = (Lorentz(-draws.logarithmic(0.1, 10.0), **draws.factory_kwargs) for _ in range(2))
     return first, second
 
 
@@ -32,6 +35,12 @@ def _points(draws: Draws, manifold: Lorentz, count: int, features: int, radius: 
     return manifold.lift(u / (-manifold.curvature).sqrt())
 
 
+@CLAIMS.add(
+    "distances.closure",
+    "Hypformer Prop. 4.1",
+    "HTC and HRC send points of one hyperboloid to points of the other, to rounding.",
+    "equal",
+)
 def _closure(draws: Draws) -> Iterable[Trial]:
     """Off the hyperboloid by no more than the rounding of the squares that cancel."""
     for index in draws.rounds(200):
@@ -39,7 +48,7 @@ def _closure(draws: Draws) -> Iterable[Trial]:
         features = draws.integer(1, 8)
         x = _points(draws, source, 16, features, draws.logarithmic(0.01, 20.0))
         if index % 2:
-            layer: nn.Module = HTC(features, features, source, target, dtype=draws.dtype, device=draws.device)
+            layer: nn.Module = HTC(features, features, source, target, **draws.factory_kwargs)
             with torch.no_grad():
                 layer.get_parameter("weight").copy_(draws.normal(features, features + 1))
         else:
@@ -53,8 +62,13 @@ def _closure(draws: Draws) -> Iterable[Trial]:
         yield Trial(off[worst].item(), room[worst].item())
 
 
+@CLAIMS.add(
+    "distances.isometries",
+    "Hypformer Prop. 4.2",
+    "The identity, orthogonal maps and boosts scale all distances by the root of the ratio of curvatures.",
+    "equal",
+)
 def _isometries(draws: Draws) -> Iterable[Trial]:
-    """The farthest that a ratio of distances is from the root of the ratio of curvatures, beside rounding."""
     for index in draws.rounds(150):
         source, target = _curvatures(draws)
         features = draws.integer(2, 6)
@@ -73,7 +87,7 @@ def _isometry(kind: int, draws: Draws, source: Lorentz, target: Lorentz, feature
     if kind == 1:
         turn = torch.linalg.qr(draws.normal(features, features).double()).Q.to(draws.dtype)
         return HRC(partial(nn.functional.linear, weight=turn), source, target)
-    layer = HTC(features, features, source, target, bias=False, dtype=draws.dtype, device=draws.device)
+    layer = HTC(features, features, source, target, bias=False, **draws.factory_kwargs)
     with torch.no_grad():
         layer.weight.copy_(boost(0.5 * draws.normal(features)))
     return layer
@@ -84,6 +98,13 @@ def _seen(found: DistanceScaling) -> Mapping[str, Tensor]:
     return {"before": found.before, "after": found.after / found.expected}
 
 
+@CLAIMS.add(
+    "distances.general",
+    "Hypformer Prop. 4.2, as printed",
+    "HTC and HRC keep the order of distances, whatever the function.",
+    expected=False,
+    note="linear maps, ReLU and LayerNorm change the order of triples",
+)
 def _general(draws: Draws) -> Iterable[Trial]:
     """Triples that change their order, beside none."""
     for index in draws.rounds(60):
@@ -91,9 +112,9 @@ def _general(draws: Draws) -> Iterable[Trial]:
         features = draws.integer(2, 8)
         x = _points(draws, source, 16, features)
         layers: list[nn.Module] = [
-            HTC(features, features, source, target, dtype=draws.dtype, device=draws.device),
+            HTC(features, features, source, target, **draws.factory_kwargs),
             HypActivation(torch.relu, source, target),
-            HypLayerNorm(features, source, target, elementwise_affine=False, device=draws.device, dtype=draws.dtype),
+            HypLayerNorm(features, source, target, elementwise_affine=False, **draws.factory_kwargs),
         ]
         layer = layers[index % 3]
         if isinstance(layer, HTC):
@@ -105,10 +126,16 @@ def _general(draws: Draws) -> Iterable[Trial]:
         yield Trial(found.flipped, 0.0, at={"kind": float(index % 3)}, note=note, seen=seen)
 
 
+@CLAIMS.add(
+    "distances.naive",
+    "Hypformer eq. 8",
+    "Keeping the space part and making time again keeps the order of distances.",
+    expected=False,
+)
 def _naive(draws: Draws) -> Iterable[Trial]:
     """On a line, x = 1 is nearer to 0 than to 2.2 before, and nearer to 2.2 after."""
-    source, target = (Lorentz(k, dtype=draws.dtype, device=draws.device) for k in (-1.0, -1 / 10_000))
-    line = source.lift(torch.tensor([[1.0], [0.0], [2.2]], dtype=draws.dtype, device=draws.device))
+    source, target = (Lorentz(k, **draws.factory_kwargs) for k in (-1.0, -1 / 10_000))
+    line = source.lift(torch.tensor([[1.0], [0.0], [2.2]], **draws.factory_kwargs))
     moved = naive_change(line, target)
     (_, low, high), (_, after_low, after_high) = source.cdist(line, line)[0], target.cdist(moved, moved)[0]
     # The claim: the ratio stays on the same side of one.
@@ -147,37 +174,3 @@ PICTURES: tuple[Picture, ...] = (
     ),
 )
 """The picture of changes of curvature."""
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "distances.closure",
-        "Hypformer Prop. 4.1",
-        "HTC and HRC send points of one hyperboloid to points of the other, to rounding.",
-        _closure,
-        "equal",
-    ),
-    Claim(
-        "distances.isometries",
-        "Hypformer Prop. 4.2",
-        "The identity, orthogonal maps and boosts scale all distances by the root of the ratio of curvatures.",
-        _isometries,
-        "equal",
-    ),
-    Claim(
-        "distances.general",
-        "Hypformer Prop. 4.2, as printed",
-        "HTC and HRC keep the order of distances, whatever the function.",
-        _general,
-        expected=False,
-        note="linear maps, ReLU and LayerNorm change the order of triples",
-    ),
-    Claim(
-        "distances.naive",
-        "Hypformer eq. 8",
-        "Keeping the space part and making time again keeps the order of distances.",
-        _naive,
-        expected=False,
-    ),
-)
-"""Claims on distances and changes of curvature."""

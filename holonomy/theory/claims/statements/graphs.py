@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import torch
@@ -12,23 +12,22 @@ from torch import Tensor
 
 from holonomy.theory.attention.determinants import determinant_logits, mixture_of_orders, rotate_chunks, rotation
 from holonomy.theory.attention.projections import Projections, attend
-from holonomy.theory.claims.molecules import draw_molecules, molecule, shares_of, with_hydrogens
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.molecules import draw_molecules, shares_of
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 from holonomy.theory.graphs.curvature import FORMANS, Forman, Shares, curvature_shares, incidence
 from holonomy.theory.graphs.topology import chung_bound, radius_and_diameter, spectral_diameter_bound
 
-__all__ = ["CLAIMS", "molecule", "with_hydrogens"]
+_SECTION = "Simplicial section 2.4"
 
-
-def _rounding(dtype: torch.dtype, size: float) -> float:
-    return 1000 * torch.finfo(dtype).eps * size
+CLAIMS = Claims()
+"""Claims of the families ``topology``, ``curvature``, ``determinant`` and ``lower_orders``."""
 
 
 def _graphs(draws: Draws) -> Iterator[Tensor]:
     """Connected graphs: a random tree, and some more edges."""
     for _ in draws.rounds(60):
         nodes = draws.integer(2, 30)
-        adjacency = torch.zeros(nodes, nodes, dtype=draws.dtype, device=draws.device)
+        adjacency = torch.zeros(nodes, nodes, **draws.factory_kwargs)
         for node in range(1, nodes):
             other = draws.integer(max(0, node - draws.integer(1, nodes)), node - 1)
             adjacency[node, other] = adjacency[other, node] = 1
@@ -37,6 +36,7 @@ def _graphs(draws: Draws) -> Iterator[Tensor]:
         yield adjacency - torch.diag(adjacency.diagonal())
 
 
+@CLAIMS.add("topology.radius", "Simplicial section 3.1", "rad <= diam <= 2 rad", axis="n")
 def _radius(draws: Draws) -> Iterator[Trial]:
     for adjacency in _graphs(draws):
         radius, diameter = radius_and_diameter(adjacency)
@@ -45,21 +45,43 @@ def _radius(draws: Draws) -> Iterator[Trial]:
         yield Trial(diameter, 2 * radius, at=at)
 
 
-def _spectral(draws: Draws, kind: Literal["combinatorial", "normalised"]) -> Iterator[Trial]:
-    for adjacency in _graphs(draws):
-        diameter = radius_and_diameter(adjacency)[1]
-        yield Trial(diameter, spectral_diameter_bound(adjacency, kind), at={"n": float(adjacency.shape[0])})
-    # Of complete graphs all eigenvalues but one are n, or n / (n - 1): no matrix of 700 rows is needed.
-    second = 700.0 if kind == "combinatorial" else 700 / 699
-    yield Trial(1.0, 96 * math.log(700) / second, at={"n": 700.0}, note="the complete graph of 700 nodes")
-
-
 def _one_edge(draws: Draws) -> Iterator[Trial]:
     """The largest share of the bound that is known: lambda_2 is 2."""
-    pair = torch.ones(2, 2, dtype=draws.dtype, device=draws.device).fill_diagonal_(0)
+    pair = torch.ones(2, 2, **draws.factory_kwargs).fill_diagonal_(0)
     yield Trial(1.0, spectral_diameter_bound(pair, "normalised"), at={"n": 2.0}, known=1 / (48 * math.log(2)))
 
 
+@CLAIMS.add(
+    "topology.normalised",
+    "Simplicial section 3.1",
+    "diam <= 96 log n / lambda_2 of the normalised Laplacian",
+    axis="n",
+    sharpest=_one_edge,
+    laplacian="normalised",
+)
+@CLAIMS.add(
+    "topology.combinatorial",
+    "Simplicial section 3.1",
+    "diam <= 96 log n / lambda_2 of the combinatorial Laplacian",
+    expected=False,
+    axis="n",
+    laplacian="combinatorial",
+)
+def _spectral(draws: Draws, laplacian: Literal["combinatorial", "normalised"]) -> Iterator[Trial]:
+    for adjacency in _graphs(draws):
+        diameter = radius_and_diameter(adjacency)[1]
+        yield Trial(diameter, spectral_diameter_bound(adjacency, laplacian), at={"n": float(adjacency.shape[0])})
+    # Of complete graphs all eigenvalues but one are n, or n / (n - 1): no matrix of 700 rows is needed.
+    second = 700.0 if laplacian == "combinatorial" else 700 / 699
+    yield Trial(1.0, 96 * math.log(700) / second, at={"n": 700.0}, note="the complete graph of 700 nodes")
+
+
+@CLAIMS.add(
+    "topology.chung",
+    "Chung, Faber, Manteuffel",
+    "diam <= floor(arcosh(n-1) / arcosh((l_n + l_2) / (l_n - l_2))) + 1",
+    axis="n",
+)
 def _chung(draws: Draws) -> Iterator[Trial]:
     for adjacency in _graphs(draws):
         diameter = radius_and_diameter(adjacency)[1]
@@ -91,6 +113,25 @@ def _curvature(draws: Draws, form: Forman, of: Literal["mean", "least"]) -> Iter
     yield Trial(1 - weak, 0.0 if of == "mean" else 0.05, note=note)
 
 
+for form in FORMANS:
+    for of, share in (("mean", "all"), ("least", "95%")):
+        CLAIMS.add(
+            f"curvature.{of}_{form}",
+            "Simplicial appendix F.2",
+            f"the {of} {form} curvature of the line graph is larger or equal in {share} of the molecules",
+            expected=form != "plain",
+            judged_on=_judged_on,
+            form=form,
+            of=of,
+        )(_curvature)
+
+
+_EQUAL: dict[Forman, tuple[str, tuple[tuple[int, int], ...]]] = {
+    "augmented": ("a ring of five atoms without hydrogens", ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0))),
+    "balanced": ("water", ((0, 1), (0, 2))),
+}
+
+
 def _strictly(draws: Draws, form: Forman) -> Iterator[Trial]:
     """Molecules of QM9 whose line graph has the same mean: the share that has not the larger one, against none."""
     name, bonds = _EQUAL[form]
@@ -98,10 +139,14 @@ def _strictly(draws: Draws, form: Forman) -> Iterator[Trial]:
     yield Trial(1 - curvature_shares(graph[None], form).mean, 0.0, note=f"{name}: both means are equal")
 
 
-_EQUAL: dict[Forman, tuple[str, tuple[tuple[int, int], ...]]] = {
-    "augmented": ("a ring of five atoms without hydrogens", ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0))),
-    "balanced": ("water", ((0, 1), (0, 2))),
-}
+for form in _EQUAL:
+    CLAIMS.add(
+        f"curvature.mean_{form}_strictly",
+        "Simplicial appendix F.2",
+        f"the mean {form} curvature of the line graph is larger in all molecules of QM9",
+        expected=False,
+        form=form,
+    )(_strictly)
 
 
 def _keys(draws: Draws, order: int, features: int, *, tokens: int = 4) -> Tensor:
@@ -111,7 +156,7 @@ def _keys(draws: Draws, order: int, features: int, *, tokens: int = 4) -> Tensor
 def _difference(a: Tensor, b: Tensor, dtype: torch.dtype, order: int, *, size: float = 0.0, note: str = "") -> Trial:
     """Two tensors that should be equal up to rounding, of numbers of that size."""
     size = max(a.abs().amax().item(), size, 1.0)
-    return Trial((a - b).abs().amax().item(), _rounding(dtype, size), at={"N": float(order)}, note=note)
+    return Trial((a - b).abs().amax().item(), rounding(dtype) * size, at={"N": float(order)}, note=note)
 
 
 def _hadamard(keys: Tensor) -> float:
@@ -123,6 +168,10 @@ def _turn(draws: Draws, order: int) -> Tensor:
     return rotation(order + 1, generator=draws.generator).to(draws.device, draws.dtype)
 
 
+@CLAIMS.add(
+    "determinant.rotation", _SECTION, "logits do not change under SO(N+1) in each chunk", "equal", reflect=False
+)
+@CLAIMS.add("determinant.reflection", _SECTION, "a reflection changes their sign", "equal", reflect=True)
 def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
     for order in (1, 2, 3):
         for _ in draws.rounds(10):
@@ -137,6 +186,14 @@ def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
             )
 
 
+@CLAIMS.add(
+    "determinant.shift",
+    _SECTION,
+    "powers of one rotation: logits depend on differences of positions",
+    "equal",
+    planes=False,
+)
+@CLAIMS.add("determinant.pairs", _SECTION, "so they do when pairs of channels turn, N = 2", expected=False, planes=True)
 def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
     for order in (2,) if planes else (1, 2, 3):
         for _ in draws.rounds(10):
@@ -154,6 +211,7 @@ def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
             yield _difference(logits[0], logits[1], draws.dtype, order, size=_hadamard(keys), note=note)
 
 
+@CLAIMS.add("determinant.equal", _SECTION, "equal arguments give 0; N = 1 is antisymmetric", "equal")
 def _equal_arguments(draws: Draws) -> Iterator[Trial]:
     for order in (1, 2, 3):
         key = draws.normal(1, order + 1)
@@ -166,6 +224,7 @@ def _equal_arguments(draws: Draws) -> Iterator[Trial]:
     yield _difference(forward, -back, draws.dtype, 1)
 
 
+@CLAIMS.add("determinant.chunks", _SECTION, "floor(d/N) chunks of N + 1 channels fit in d", expected=False)
 def _chunks(draws: Draws) -> Iterator[Trial]:
     for order in (1, 2, 3):
         for _ in draws.rounds(5):
@@ -174,13 +233,14 @@ def _chunks(draws: Draws) -> Iterator[Trial]:
             yield Trial(float(features // order * (order + 1)), float(features), at={"N": float(order)}, note=note)
 
 
+@CLAIMS.add("lower_orders.exact", "Simplicial appendix F.1", "N + 1 with one key and value all ones is N", "equal")
 def _lower_exact(draws: Draws) -> Iterator[Trial]:
     for order in (1, 2):
         for _ in draws.rounds(10):
             x, scale = draws.normal(4, 3), draws.logarithmic(0.1, 1.0)
             keys, values = draws.normal(order + 1, 1, 3, 3), draws.normal(order, 1, 3, 3)
             lower = attend(x, Projections(keys, values, scale=scale))
-            ones = torch.ones(1, 1, 3, dtype=draws.dtype, device=draws.device)
+            ones = torch.ones(1, 1, 3, **draws.factory_kwargs)
             higher = Projections(
                 torch.cat([keys, torch.zeros_like(keys[:1])]),
                 torch.cat([values, torch.zeros_like(values[:1])]),
@@ -191,107 +251,10 @@ def _lower_exact(draws: Draws) -> Iterator[Trial]:
             yield _difference(attend(x, higher), lower, draws.dtype, order)
 
 
+@CLAIMS.add(
+    "lower_orders.mixture", "Simplicial appendix F.1", "appended rows of ones mix both orders by their masses", "equal"
+)
 def _mixture(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(10):
         both = mixture_of_orders(draws.normal(3, 4, 3), draws.normal(2, 4, 3), draws.logarithmic(0.1, 1.0))
         yield _difference(*both, draws.dtype, 2)
-
-
-_SECTION = "Simplicial section 2.4"
-_SHARES: tuple[tuple[Literal["mean", "least"], str], ...] = (("mean", "all"), ("least", "95%"))
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "topology.radius",
-        "Simplicial section 3.1",
-        "rad <= diam <= 2 rad",
-        _radius,
-        axis="n",
-    ),
-    Claim(
-        "topology.normalised",
-        "Simplicial section 3.1",
-        "diam <= 96 log n / lambda_2 of the normalised Laplacian",
-        partial(_spectral, kind="normalised"),
-        axis="n",
-        sharpest=_one_edge,
-    ),
-    Claim(
-        "topology.combinatorial",
-        "Simplicial section 3.1",
-        "diam <= 96 log n / lambda_2 of the combinatorial Laplacian",
-        partial(_spectral, kind="combinatorial"),
-        expected=False,
-        axis="n",
-    ),
-    Claim(
-        "topology.chung",
-        "Chung, Faber, Manteuffel",
-        "diam <= floor(arcosh(n-1) / arcosh((l_n + l_2) / (l_n - l_2))) + 1",
-        _chung,
-        axis="n",
-    ),
-    *(
-        Claim(
-            f"curvature.{of}_{form}",
-            "Simplicial appendix F.2",
-            f"the {of} {form} curvature of the line graph is larger or equal in {share} of the molecules",
-            partial(_curvature, form=form, of=of),
-            expected=form != "plain",
-            judged_on=_judged_on,
-        )
-        for form in FORMANS
-        for of, share in _SHARES
-    ),
-    *(
-        Claim(
-            f"curvature.mean_{form}_strictly",
-            "Simplicial appendix F.2",
-            f"the mean {form} curvature of the line graph is larger in all molecules of QM9",
-            partial(_strictly, form=form),
-            expected=False,
-        )
-        for form in _EQUAL
-    ),
-    Claim(
-        "determinant.rotation",
-        _SECTION,
-        "logits do not change under SO(N+1) in each chunk",
-        partial(_rotation, reflect=False),
-        kind="equal",
-    ),
-    Claim(
-        "determinant.reflection", _SECTION, "a reflection changes their sign", partial(_rotation, reflect=True), "equal"
-    ),
-    Claim(
-        "determinant.shift",
-        _SECTION,
-        "powers of one rotation: logits depend on differences of positions",
-        partial(_shift, planes=False),
-        kind="equal",
-    ),
-    Claim(
-        "determinant.pairs",
-        _SECTION,
-        "so they do when pairs of channels turn, N = 2",
-        partial(_shift, planes=True),
-        expected=False,
-    ),
-    Claim("determinant.equal", _SECTION, "equal arguments give 0; N = 1 is antisymmetric", _equal_arguments, "equal"),
-    Claim("determinant.chunks", _SECTION, "floor(d/N) chunks of N + 1 channels fit in d", _chunks, expected=False),
-    Claim(
-        "lower_orders.exact",
-        "Simplicial appendix F.1",
-        "N + 1 with one key and value all ones is N",
-        _lower_exact,
-        "equal",
-    ),
-    Claim(
-        "lower_orders.mixture",
-        "Simplicial appendix F.1",
-        "appended rows of ones mix both orders by their masses",
-        _mixture,
-        kind="equal",
-    ),
-)
-"""Claims of the families ``topology``, ``curvature``, ``determinant`` and ``lower_orders``."""

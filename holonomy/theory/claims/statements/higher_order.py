@@ -3,7 +3,6 @@ r"""Claims of HOT: Theorems 1 and 2 in both readings, and Properties 1 to 3."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -13,7 +12,7 @@ from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrder
 from holonomy.models import HigherOrderTransformer
 from holonomy.structures import Hyperedges
 from holonomy.theory.claims.separation import seeded
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 from holonomy.theory.expressivity.higher_order import (
     attend_ones,
     chorded_cycle,
@@ -23,20 +22,24 @@ from holonomy.theory.expressivity.higher_order import (
     uniform_attention,
 )
 
+CLAIMS = Claims()
+"""Claims of the family ``hot``."""
+
 _ORDERS = ((1, 1), (1, 2), (2, 1), (2, 2))
 
 
 def _off(found: Tensor, wanted: Tensor) -> tuple[float, float]:
     """The largest difference, and what rounding may make of sums of this size."""
     size = max(found.abs().amax().item(), wanted.abs().amax().item(), 1.0)
-    return (found - wanted).abs().amax().item(), 1000 * torch.finfo(found.dtype).eps * size
+    return (found - wanted).abs().amax().item(), rounding(found.dtype) * size
 
 
 def _linear(draws: Draws, order: int, order_out: int, features: int) -> EquivariantLinear:
-    made = EquivariantLinear(order, order_out, features, features, bias=False, dtype=draws.dtype, device=draws.device)
+    made = EquivariantLinear(order, order_out, features, features, bias=False, **draws.factory_kwargs)
     return cast("EquivariantLinear", seeded(made, draws))
 
 
+@CLAIMS.add("hot.theorem_1", "HOT Theorem 1", "attention of ones is L_{k->l}, w_mu = sum_h w^V w^O", "equal", axis="n")
 def _ones(draws: Draws) -> Iterator[Trial]:
     for order, order_out in _ORDERS:
         for _ in draws.rounds(5):
@@ -50,6 +53,22 @@ def _ones(draws: Draws) -> Iterator[Trial]:
             yield Trial(off, floor, at={"n": float(nodes)})
 
 
+@CLAIMS.add(
+    "hot.theorem_1_one_n",
+    "HOT Theorem 1 with eq. 12",
+    "normalised attention is L_{k->l} at the n whose class sizes the values hold",
+    "equal",
+    axis="n",
+    elsewhere=False,
+)
+@CLAIMS.add(
+    "hot.theorem_1_normalised",
+    "HOT Theorem 1 with eq. 12, for all n",
+    "normalised attention is L_{k->l} for every n",
+    expected=False,
+    axis="n",
+    elsewhere=True,
+)
 def _normalised(draws: Draws, *, elsewhere: bool) -> Iterator[Trial]:
     for order, order_out in _ORDERS:
         for nodes in (4, 5, 6):
@@ -63,6 +82,13 @@ def _normalised(draws: Draws, *, elsewhere: bool) -> Iterator[Trial]:
             yield Trial(off, floor, at={"n": float(nodes)}, note=note if elsewhere else "")
 
 
+@CLAIMS.add(
+    "hot.theorem_2",
+    "HOT Theorem 2",
+    "two sparse maps with attention one and an elementwise map between are message passing",
+    "equal",
+    axis="n",
+)
 def _messages(draws: Draws) -> Iterator[Trial]:
     for index in draws.rounds(12):
         nodes = draws.integer(3, 9)
@@ -85,19 +111,11 @@ def _messages(draws: Draws) -> Iterator[Trial]:
 def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[Trial]:
     """Whether nodes of degree 3 and 2 come out different where features are constant."""
     edge_index = chorded_cycle().to(draws.device)
-    x = torch.ones(6, 1, dtype=draws.dtype, device=draws.device)
-    e = torch.ones(14, 1, dtype=draws.dtype, device=draws.device)
+    x = torch.ones(6, 1, **draws.factory_kwargs)
+    e = torch.ones(14, 1, **draws.factory_kwargs)
     for _ in draws.rounds(5):
         made = HigherOrderTransformer(
-            1,
-            8,
-            2,
-            orders=(2, 2, 2, 1),
-            heads=2,
-            edge_features=1,
-            kernel=kernel,
-            dtype=draws.dtype,
-            device=draws.device,
+            1, 8, 2, orders=(2, 2, 2, 1), heads=2, edge_features=1, kernel=kernel, **draws.factory_kwargs
         )
         made.redraw(draws.generator)
         with torch.no_grad():
@@ -105,6 +123,16 @@ def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[
         off, floor = _off(y[:1], y[1:2])
         note = f"{kernel} on the six-cycle with a chord: nodes of degree 3 and 2 differ by {off:.1g}, which is rounding"
         yield Trial(float(off <= floor), 0.0, note=note if off <= floor else "")
+
+
+for kernel in ("softmax", "performer"):
+    CLAIMS.add(
+        f"hot.theorem_2_{kernel}",
+        "HOT Theorem 2 with eq. 18",
+        f"normalised {kernel} attention sees degrees, as message passing does, where features are constant",
+        expected=False,
+        kernel=kernel,
+    )(_degrees)
 
 
 def _ring(_: int, nodes: int) -> Hyperedges:
@@ -132,6 +160,12 @@ def _growth(
     return Trial(float(found), float(exponent), note=f"{name}, order {order}: as {size}^{found}")
 
 
+@CLAIMS.add(
+    "hot.property_1",
+    "HOT Property 1",
+    "dense: L_{k->l} grows no faster than n^(k+l), Enc_{k->l} than n^max(k+l, 2k, 2l)",
+    note="degrees of counted operations, by differences",
+)
 def _property_1(draws: Draws) -> Iterator[Trial]:
     del draws
     for k, to in _ORDERS:
@@ -139,6 +173,12 @@ def _property_1(draws: Draws) -> Iterator[Trial]:
         yield _growth(HigherOrderEncoderLayer(k, to, 4, 1, 4), k, _dense, 3, max(k + to, 2 * k, 2 * to))
 
 
+@CLAIMS.add(
+    "hot.property_2",
+    "HOT Property 2",
+    "sparse, 2 -> 2: the linear layer grows no faster than m, attention and encoder than m^2",
+    note="degrees of counted operations on rings, by differences",
+)
 def _property_2(draws: Draws) -> Iterator[Trial]:
     del draws
     yield _growth(EquivariantLinear(2, 2, 4, 4), 2, _ring, 8, 1)
@@ -155,72 +195,11 @@ def _property_3(draws: Draws, sums: Literal["decoupled", "coupled"]) -> Iterator
     yield _growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4, kernel="performer", sums=sums), 2, _ring, 9, 1)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "hot.theorem_1",
-        "HOT Theorem 1",
-        "attention of ones is L_{k->l}, w_mu = sum_h w^V w^O",
-        _ones,
-        "equal",
-        axis="n",
-    ),
-    Claim(
-        "hot.theorem_1_one_n",
-        "HOT Theorem 1 with eq. 12",
-        "normalised attention is L_{k->l} at the n whose class sizes the values hold",
-        partial(_normalised, elsewhere=False),
-        axis="n",
-        kind="equal",
-    ),
-    Claim(
-        "hot.theorem_1_normalised",
-        "HOT Theorem 1 with eq. 12, for all n",
-        "normalised attention is L_{k->l} for every n",
-        partial(_normalised, elsewhere=True),
-        expected=False,
-        axis="n",
-    ),
-    Claim(
-        "hot.theorem_2",
-        "HOT Theorem 2",
-        "two sparse maps with attention one and an elementwise map between are message passing",
-        _messages,
-        axis="n",
-        kind="equal",
-    ),
-    *(
-        Claim(
-            f"hot.theorem_2_{kernel}",
-            "HOT Theorem 2 with eq. 18",
-            f"normalised {kernel} attention sees degrees, as message passing does, where features are constant",
-            partial(_degrees, kernel=kernel),
-            expected=False,
-        )
-        for kernel in ("softmax", "performer")
-    ),
-    Claim(
-        "hot.property_1",
-        "HOT Property 1",
-        "dense: L_{k->l} grows no faster than n^(k+l), Enc_{k->l} than n^max(k+l, 2k, 2l)",
-        _property_1,
+for sums, more in (("decoupled", ""), ("coupled", ", without the approximation")):
+    CLAIMS.add(
+        f"hot.property_3_{sums}",
+        "HOT Property 3" + more,
+        f"kernel attention with {sums} sums: no faster than n^max(k, l) dense, m sparse",
         note="degrees of counted operations, by differences",
-    ),
-    Claim(
-        "hot.property_2",
-        "HOT Property 2",
-        "sparse, 2 -> 2: the linear layer grows no faster than m, attention and encoder than m^2",
-        _property_2,
-        note="degrees of counted operations on rings, by differences",
-    ),
-    *(
-        Claim(
-            f"hot.property_3_{sums}",
-            "HOT Property 3" + (", without the approximation" if sums == "coupled" else ""),
-            f"kernel attention with {sums} sums: no faster than n^max(k, l) dense, m sparse",
-            partial(_property_3, sums=sums),
-            note="degrees of counted operations, by differences",
-        )
-        for sums in ("decoupled", "coupled")
-    ),
-)
-"""Claims of the family ``hot``."""
+        sums=sums,
+    )(_property_3)

@@ -7,24 +7,14 @@ stay where float64, or float32, keeps the digits of a distance: space parts up t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy.layers import (
-    HRC,
-    HTC,
-    HypActivation,
-    HypConcat,
-    HypDropout,
-    HypLayerNorm,
-    HypMLR,
-    HypPositionalEncoding,
-)
+from holonomy.layers import HRC, HTC, HypActivation, HypConcat, HypDropout, HypLayerNorm, HypMLR, HypPositionalEncoding
 from holonomy.manifolds import Lorentz
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.certificates.constants.affine import affine_stretch, ball_stretch
@@ -32,20 +22,17 @@ from holonomy.theory.certificates.constants.midpoint import exponential_stretch,
 from holonomy.theory.certificates.regions import root
 from holonomy.theory.certificates.stretching import Ends, Metric, measure_stretch, stretch
 from holonomy.theory.claims import sharpest
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 
+_OURS = "CERTIFICATES, "
 
-@contextmanager
-def seeded(draws: Draws) -> Generator[None, None, None]:
-    """Let layers draw their parameters from a seed of the claim's own, and give torch's generator back as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(draws.integer(0, 10**6))
-        yield
+CLAIMS = Claims()
+"""Claims on layers that take each point by itself, and on midpoints."""
 
 
 def draw_manifold(draws: Draws) -> Lorentz:
     """Draw a hyperboloid, of curvature between -4 and -1/4."""
-    return Lorentz(-draws.logarithmic(0.25, 4.0), dtype=draws.dtype, device=draws.device)
+    return Lorentz(-draws.logarithmic(0.25, 4.0), **draws.factory_kwargs)
 
 
 def draw_radius(draws: Draws, largest: float = 5.0) -> float:
@@ -69,10 +56,9 @@ def worst(
     *,
     source: Lorentz,
     tokens: int | None = None,
-    **how: str,
+    metric: Metric = "sup",
 ) -> float:
     """Let a few points climb: the largest stretch found, in the layer's own distances."""
-    metric = "l2" if how.get("metric") == "l2" else "sup"
     return measure_stretch(
         layer,
         radius / root(source),
@@ -85,7 +71,7 @@ def worst(
     )
 
 
-def scattered(
+def over_ball(
     draws: Draws,
     layer: nn.Module,
     radius: float,
@@ -97,22 +83,19 @@ def scattered(
     metric: Metric = "sup",
     at: Mapping[str, float] | None = None,
 ) -> Iterator[Trial]:
-    """Compare the stretch at random points of a ball, or configurations of tokens, with a constant."""
+    """Compare a constant with the largest stretch that an ascent finds on a ball, and with that at random points."""
+    measured = worst(draws, layer, radius, features, source=source, tokens=tokens, metric=metric)
+    yield Trial(measured, bound, at=at or {})
     # Points cost little beside the ascents of the same layer.
     times = 1 if draws.budget <= 1 else 4
     shape = (128 * times, features) if tokens is None else (48 * times, tokens, features)
     x = draw_points(draws, source, radius, *shape)
-    found = stretch(layer, x, joint=tokens is not None, metric=metric)
-    for value in found.tolist():
+    for value in stretch(layer, x, joint=tokens is not None, metric=metric).tolist():
         yield Trial(value, bound, at=at or {})
 
 
-def _kind(draws: Draws) -> dict[str, torch.dtype | torch.device | str]:
-    return {"dtype": draws.dtype, "device": draws.device}
-
-
 def _linear(draws: Draws, sizes: tuple[int, int], *, bias: bool) -> nn.Linear:
-    linear = nn.Linear(*sizes, bias=bias, **_kind(draws))  # pyright: ignore[reportArgumentType]
+    linear = nn.Linear(*sizes, bias=bias, **draws.factory_kwargs)
     with torch.no_grad():
         linear.weight.copy_(draws.normal(sizes[1], sizes[0]) * draws.logarithmic(0.1, 2.0))
         if bias:
@@ -122,7 +105,7 @@ def _linear(draws: Draws, sizes: tuple[int, int], *, bias: bool) -> nn.Linear:
 
 def draw_transformation(draws: Draws, sizes: tuple[int, int], source: Lorentz, target: Lorentz, *, bias: bool) -> HTC:
     """HTC with normal weights, its time column included."""
-    layer = HTC(*sizes, source, target, bias=bias, dtype=draws.dtype, device=draws.device)
+    layer = HTC(*sizes, source, target, bias=bias, **draws.factory_kwargs)
     with torch.no_grad():
         layer.weight.copy_(draws.normal(sizes[1], sizes[0] + 1) * draws.logarithmic(0.1, 2.0))
         if bias:
@@ -134,6 +117,13 @@ def _sizes(draws: Draws) -> tuple[int, int]:
     return draws.integer(1, 4), draws.integer(1, 4)
 
 
+@CLAIMS.add(
+    "hyperbolic.refinement",
+    _OURS + "H1",
+    "The constant of HRC with an affine map.",
+    "lower",
+    sharpest=sharpest.refinements,
+)
 def _refinements(draws: Draws) -> Iterable[Trial]:
     """HRC of affine maps on balls: by ascent, and everywhere where the proof says that the supremum is attained."""
     for index in draws.rounds(16):
@@ -145,9 +135,7 @@ def _refinements(draws: Draws) -> Iterable[Trial]:
             yield _at_the_maximum(layer, linear, source)
             continue
         bound = lipschitz_bound(layer, radius / root(source))
-        measured = worst(draws, layer, radius, sizes[0], source=source)
-        yield Trial(measured, bound, at={"radius": radius})
-        yield from scattered(draws, layer, radius, sizes[0], bound, source=source, at={"radius": radius})
+        yield from over_ball(draws, layer, radius, sizes[0], bound, source=source, at={"radius": radius})
 
 
 def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
@@ -170,21 +158,27 @@ def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
     return Trial(stretch(layer, point).item(), lipschitz_bound(layer))
 
 
+@CLAIMS.add("hyperbolic.transformation", _OURS + "H2", "The constant of HTC, on balls and all of space.", "lower")
 def _transformations(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(10):
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes, radius = _sizes(draws), draw_radius(draws)
         layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
-        measured, bound = (
-            worst(draws, layer, radius, sizes[0], source=source),
-            lipschitz_bound(layer, radius / root(source)),
-        )
-        yield Trial(measured, bound, at={"radius": radius})
-        yield from scattered(draws, layer, radius, sizes[0], bound, source=source, at={"radius": radius})
+        bound, at = lipschitz_bound(layer, radius / root(source)), {"radius": radius}
+        found = list(over_ball(draws, layer, radius, sizes[0], bound, source=source, at=at))
+        yield from found
         # Never above the constant of all of space, either.
-        yield Trial(measured, lipschitz_bound(layer), at={"radius": radius})
+        yield Trial(found[0].measured, lipschitz_bound(layer), at=at)
 
 
+@CLAIMS.add(
+    "hyperbolic.about",
+    _OURS + "H2'",
+    "The stretch of HTC about a point.",
+    "lower",
+    axis="distance",
+    sharpest=sharpest.about_points,
+)
 def _about_points(draws: Draws) -> Iterable[Trial]:
     """The stretch at a point, beside what that at another point and their distance allow."""
     for index in draws.rounds(20):
@@ -215,6 +209,14 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
+@CLAIMS.add(
+    "hyperbolic.activation",
+    _OURS + "H3",
+    "The constants of activations.",
+    "lower",
+    axis="features",
+    sharpest=sharpest.activations,
+)
 def _activations(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(14):
         source, target = draw_manifold(draws), draw_manifold(draws)
@@ -222,12 +224,17 @@ def _activations(draws: Draws) -> Iterable[Trial]:
         layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
         bound = lipschitz_bound(layer, radius / root(source), features=features)
         at = {"features": float(features)}
-        yield Trial(worst(draws, layer, radius, features, source=source), bound, at=at)
-        yield from scattered(draws, layer, radius, features, bound, source=source, at=at)
+        yield from over_ball(draws, layer, radius, features, bound, source=source, at=at)
 
 
+@CLAIMS.add(
+    "hyperbolic.dropout",
+    _OURS + "H1",
+    "Projections have 1, dropout in training 1/(1-p).",
+    "lower",
+    sharpest=sharpest.dropouts,
+)
 def _projections(draws: Draws) -> Iterable[Trial]:
-    """Dropout in training stretches by 1/(1 - p), in evaluation, like a projection, by 1."""
     for index in draws.rounds(6):
         source = draw_manifold(draws)
         features, radius = draws.integer(2, 6), draw_radius(draws)
@@ -241,33 +248,34 @@ def _projections(draws: Draws) -> Iterable[Trial]:
         else:
             layer = HypDropout(0.5, source).eval()
             bound = lipschitz_bound(layer, radius / root(source))
-        yield Trial(worst(draws, layer, radius, features, source=source), bound)
-        yield from scattered(draws, layer, radius, features, bound, source=source)
+        yield from over_ball(draws, layer, radius, features, bound, source=source)
 
 
+@CLAIMS.add(
+    "hyperbolic.layer_norm",
+    _OURS + "H4",
+    "The constant of LayerNorm.",
+    "lower",
+    axis="eps",
+    sharpest=sharpest.layer_norms,
+)
 def _layer_norms(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(8):
         source, target = draw_manifold(draws), draw_manifold(draws)
         features, radius = draws.integer(2, 6), draw_radius(draws)
         affine = index % 2 > 0
         eps = draws.logarithmic(1 / 1000 if draws.dtype == torch.float64 else 1 / 100, 1.0)
-        layer = HypLayerNorm(
-            features, source, target, eps=eps, elementwise_affine=affine, dtype=draws.dtype, device=draws.device
-        )
+        layer = HypLayerNorm(features, source, target, eps=eps, elementwise_affine=affine, **draws.factory_kwargs)
         with torch.no_grad():
             for parameter in layer.parameters():
                 if parameter.shape == (features,):
                     parameter.copy_(draws.normal(features))
-        measured, bound = (
-            worst(draws, layer, radius, features, source=source),
-            lipschitz_bound(layer, radius / root(source)),
-        )
-        yield Trial(measured, bound, at={"eps": eps})
-        yield from scattered(draws, layer, radius, features, bound, source=source, at={"eps": eps})
+        bound = lipschitz_bound(layer, radius / root(source))
+        yield from over_ball(draws, layer, radius, features, bound, source=source, at={"eps": eps})
 
 
+@CLAIMS.add("hyperbolic.midpoint", _OURS + "H5", "A midpoint moves no farther than its farthest point.")
 def _midpoints(draws: Draws) -> Iterable[Trial]:
-    """Both move points; the midpoint moves no farther than the farthest of them."""
     for _ in draws.rounds(20):
         manifold, count, features = draw_manifold(draws), draws.integer(2, 6), draws.integer(1, 4)
         radius = draw_radius(draws, 3.0)
@@ -280,11 +288,12 @@ def _midpoints(draws: Draws) -> Iterable[Trial]:
             yield Trial(value, bound, floor=_floor(draws, radius))
 
 
+@CLAIMS.add("hyperbolic.weights", _OURS + "H6", "How far a midpoint moves with its weights.")
 def _weights(draws: Draws) -> Iterable[Trial]:
     """Random points and weights, and the two points at which the bound is attained."""
     for index in draws.rounds(30):
         radius, count = draw_radius(draws, 3.0), draws.integer(2, 6)
-        manifold = Lorentz(-1.0, dtype=draws.dtype, device=draws.device)
+        manifold = Lorentz(-1.0, **draws.factory_kwargs)
         if index % 3:
             x = draw_points(draws, manifold, radius, 32, count, draws.integer(1, 4))
             first, second = draws.normal(2, 32, count) * draws.logarithmic(0.1, 3.0)
@@ -302,21 +311,25 @@ def _weights(draws: Draws) -> Iterable[Trial]:
 
 
 def _floor(draws: Draws, radius: float) -> float:
-    return 1000 * torch.finfo(draws.dtype).eps * math.cosh(radius)
+    return rounding(draws.dtype) * math.cosh(radius)
 
 
+@CLAIMS.add(
+    "hyperbolic.residual",
+    _OURS + "H7",
+    "The constant of a residual connection.",
+    "lower",
+    axis="epsilon",
+    sharpest=sharpest.residuals,
+)
 def _positions(draws: Draws) -> Iterable[Trial]:
     for _ in draws.rounds(6):
         manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws, 3.0)
         epsilon = draws.logarithmic(0.2, 5.0)
-        layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, dtype=draws.dtype, device=draws.device)
+        layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, **draws.factory_kwargs)
         layer.position = draw_transformation(draws, (features, features), manifold, manifold, bias=True)
-        measured, bound = (
-            worst(draws, layer, radius, features, source=manifold),
-            lipschitz_bound(layer, radius / root(manifold)),
-        )
-        yield Trial(measured, bound, at={"epsilon": epsilon})
-        yield from scattered(draws, layer, radius, features, bound, source=manifold, at={"epsilon": epsilon})
+        bound = lipschitz_bound(layer, radius / root(manifold))
+        yield from over_ball(draws, layer, radius, features, bound, source=manifold, at={"epsilon": epsilon})
 
 
 class _Pair(nn.Module):
@@ -331,141 +344,61 @@ class _Pair(nn.Module):
         return self.concat(x[..., :1, :], x[..., 1:, :])
 
 
+@CLAIMS.add(
+    "hyperbolic.ends",
+    _OURS + "H11",
+    "Exponential map, concatenation, cut.",
+    "lower",
+    axis="radius",
+    sharpest=sharpest.concatenations,
+)
 def _ends(draws: Draws) -> Iterable[Trial]:
-    """The exponential map at the origin, the concatenation of two points, the cut of one point into parts."""
     for index in draws.rounds(12):
         manifold, features, radius = draw_manifold(draws), draws.integer(2, 4), draw_radius(draws, 3.0)
         if index % 3 == 0:
             u = draws.normal(64, features)
             u = radius / root(manifold) * u / u.norm(dim=-1, keepdim=True)
-            at = stretch(lambda v, m=manifold: m.expmap0(functional.pad(v, (1, 0))), u, ends=Ends(None, manifold))
-            for value in at.tolist():
+            found = stretch(lambda v, m=manifold: m.expmap0(functional.pad(v, (1, 0))), u, ends=Ends(None, manifold))
+            for value in found.tolist():
                 yield Trial(value, exponential_stretch(radius), at={"radius": radius})
         elif index % 3 == 1:
-            pair = _Pair(manifold)
-            measured = worst(draws, pair, radius, features, source=manifold, tokens=2, metric="l2")
-            bound, at = lipschitz_bound(pair.concat, radius / root(manifold)), {"radius": radius}
-            yield Trial(measured, bound, at=at)
-            yield from scattered(draws, pair, radius, features, bound, source=manifold, tokens=2, metric="l2", at=at)
+            pair, at = _Pair(manifold), {"radius": radius}
+            bound = lipschitz_bound(pair.concat, radius / root(manifold))
+            yield from over_ball(draws, pair, radius, features, bound, source=manifold, tokens=2, metric="l2", at=at)
         else:
             x = draw_points(draws, manifold, radius, 64, 2 * features)
 
             def halves(z: Tensor, m: Lorentz = manifold) -> Tensor:
-                return m.lift(m.space(z).unflatten(-1, (2, -1)))
+                return m.lift(m.space(z.squeeze(-2)).unflatten(-1, (2, -1)))
 
-            at = stretch(
-                lambda z, cut=halves: cut(z.squeeze(-2)), x[:, None], ends=Ends(manifold, manifold), joint=True
-            )
-            for value in at.tolist():
+            for value in stretch(halves, x[:, None], ends=Ends(manifold, manifold), joint=True).tolist():
                 yield Trial(value, math.sqrt(2), at={"radius": radius})
 
 
+@CLAIMS.add(
+    "hyperbolic.classifier",
+    _OURS + "H13",
+    "The constant of HypMLR is |Z|_F.",
+    "lower",
+    axis="radius",
+    sharpest=sharpest.classifiers,
+)
 def _classifiers(draws: Draws) -> Iterable[Trial]:
     for _ in draws.rounds(6):
         manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws)
-        layer = HypMLR(features, draws.integer(1, 4), manifold, dtype=draws.dtype, device=draws.device)
+        layer = HypMLR(features, draws.integer(1, 4), manifold, **draws.factory_kwargs)
         with torch.no_grad():
             layer.weight.copy_(draws.normal(*layer.weight.shape))
             layer.offset.copy_(draws.normal(*layer.offset.shape))
-        measured, bound = (
-            worst(draws, layer, radius, features, source=manifold),
-            lipschitz_bound(layer, radius / root(manifold)),
-        )
-        yield Trial(measured, bound, at={"radius": radius})
-        yield from scattered(draws, layer, radius, features, bound, source=manifold, at={"radius": radius})
+        bound = lipschitz_bound(layer, radius / root(manifold))
+        yield from over_ball(draws, layer, radius, features, bound, source=manifold, at={"radius": radius})
 
 
+@CLAIMS.add("hyperbolic.bias", _OURS + "H1", "A shift by b has the constant e^arsinh(|b|/2).")
 def _bias(draws: Draws) -> Iterable[Trial]:
-    """A pure bias, of which H1 says e^arsinh(|b|/2)."""
     for _ in draws.rounds(20):
         b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3.0)
         value = affine_stretch(torch.eye(len(b)).to(b), b)
         printed = math.exp(math.asinh(b.norm().item() / 2))
         yield Trial(value, printed)
         yield Trial(printed, value)
-
-
-_OURS = "CERTIFICATES, "
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "hyperbolic.refinement",
-        _OURS + "H1",
-        "The constant of HRC with an affine map.",
-        _refinements,
-        "lower",
-        sharpest=sharpest.refinements,
-    ),
-    Claim("hyperbolic.bias", _OURS + "H1", "A shift by b has the constant e^arsinh(|b|/2).", _bias),
-    Claim(
-        "hyperbolic.dropout",
-        _OURS + "H1",
-        "Projections have 1, dropout in training 1/(1-p).",
-        _projections,
-        "lower",
-        sharpest=sharpest.dropouts,
-    ),
-    Claim(
-        "hyperbolic.transformation",
-        _OURS + "H2",
-        "The constant of HTC, on balls and all of space.",
-        _transformations,
-        "lower",
-    ),
-    Claim(
-        "hyperbolic.about",
-        _OURS + "H2'",
-        "The stretch of HTC about a point.",
-        _about_points,
-        "lower",
-        axis="distance",
-        sharpest=sharpest.about_points,
-    ),
-    Claim(
-        "hyperbolic.activation",
-        _OURS + "H3",
-        "The constants of activations.",
-        _activations,
-        "lower",
-        axis="features",
-        sharpest=sharpest.activations,
-    ),
-    Claim(
-        "hyperbolic.layer_norm",
-        _OURS + "H4",
-        "The constant of LayerNorm.",
-        _layer_norms,
-        "lower",
-        axis="eps",
-        sharpest=sharpest.layer_norms,
-    ),
-    Claim("hyperbolic.midpoint", _OURS + "H5", "A midpoint moves no farther than its farthest point.", _midpoints),
-    Claim("hyperbolic.weights", _OURS + "H6", "How far a midpoint moves with its weights.", _weights),
-    Claim(
-        "hyperbolic.residual",
-        _OURS + "H7",
-        "The constant of a residual connection.",
-        _positions,
-        "lower",
-        axis="epsilon",
-        sharpest=sharpest.residuals,
-    ),
-    Claim(
-        "hyperbolic.ends",
-        _OURS + "H11",
-        "Exponential map, concatenation, cut.",
-        _ends,
-        "lower",
-        axis="radius",
-        sharpest=sharpest.concatenations,
-    ),
-    Claim(
-        "hyperbolic.classifier",
-        _OURS + "H13",
-        "The constant of HypMLR is |Z|_F.",
-        _classifiers,
-        "lower",
-        axis="radius",
-        sharpest=sharpest.classifiers,
-    ),
-)
-"""Claims on layers that take each point by itself, and on midpoints."""

@@ -3,7 +3,7 @@ r"""Claims on hyperbolic attention and on whole models: H8, H9, H10 and H12."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -16,40 +16,31 @@ from holonomy.models import Hypformer
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity, hyperbolic_softmax_attention
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.certificates.certificate import certify
-from holonomy.theory.certificates.constants.linear_attention import (
-    Cone,
-    Features,
-    linear_stretch_in_cone,
-    linear_stretch_with_eps,
-)
 from holonomy.theory.certificates.constants.softmax_attention import hyperbolic_collapse_bound, unit_scale
 from holonomy.theory.certificates.regions import root
-from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, stretch
-from holonomy.theory.claims import sharpest as sharpest_hyperbolic
+from holonomy.theory.certificates.stretching import METRICS, Metric
+from holonomy.theory.claims import sharpest as sharpest_inputs
 from holonomy.theory.claims.pictures import Picture
 from holonomy.theory.claims.statements.hyperbolic import (
     draw_manifold,
     draw_points,
     draw_radius,
-    scattered,
-    seeded,
+    over_ball,
     worst,
 )
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, forked, rounding
+
+_OURS = "CERTIFICATES, "
+
+CLAIMS = Claims()
+"""Claims on attention and on whole models."""
 
 
-def _softmax(similarity: Similarity, draws: Draws) -> HypSoftmaxAttention:
+def _softmax(draws: Draws, similarity: Similarity) -> HypSoftmaxAttention:
     source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
     heads = draws.integer(1, 2)
     layer = HypSoftmaxAttention(
-        2 * heads,
-        heads,
-        source,
-        target,
-        manifold_hidden=hidden,
-        similarity=similarity,
-        dtype=draws.dtype,
-        device=draws.device,
+        2 * heads, heads, source, target, manifold_hidden=hidden, similarity=similarity, **draws.factory_kwargs
     )
     # Where all three stretch alike in every direction the bounds are nearly attained.
     alike = draws.integer(0, 1) == 1
@@ -64,43 +55,35 @@ def _softmax(similarity: Similarity, draws: Draws) -> HypSoftmaxAttention:
     return layer
 
 
-def _over_balls(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
+def _over_balls(draws: Draws, similarity: Similarity) -> Iterable[Trial]:
     for index in draws.rounds(4):
-        layer = _softmax(similarity, draws)
+        layer = _softmax(draws, similarity)
         radius, tokens, metric = draw_radius(draws, 1.5), draws.integer(2, 5), METRICS[index % 2]
-        bound = lipschitz_bound(layer, radius / root(layer.manifold_in), tokens=tokens, metric=metric)
-        measured = worst(
-            draws, layer, radius, layer.query.in_features, source=layer.manifold_in, tokens=tokens, metric=metric
-        )
-        yield Trial(measured, bound, at={"radius": radius})
-        yield from scattered(
-            draws,
-            layer,
-            radius,
-            layer.query.in_features,
-            bound,
-            source=layer.manifold_in,
-            tokens=tokens,
-            metric=metric,
-            at={"radius": radius},
-        )
+        source, features = layer.manifold_in, layer.query.in_features
+        bound, at = lipschitz_bound(layer, radius / root(source), tokens=tokens, metric=metric), {"radius": radius}
+        yield from over_ball(draws, layer, radius, features, bound, source=source, tokens=tokens, metric=metric, at=at)
 
 
 _KAPPAS = (-0.05, -0.2, -0.7, -2.0, -8.0)
 
 
+@CLAIMS.add(
+    "hyperbolic.curvature",
+    _OURS + "H2, H4, H8",
+    "Certificates of fixed layers over the curvature.",
+    "lower",
+    axis="-kappa",
+)
 def _curvatures(draws: Draws) -> Iterable[Trial]:
     """Three layers of fixed parameters on the ball of radius 1 in their own distances, from nearly flat to curved."""
     features = 3
     weights = [draws.normal(features, features + 1) for _ in range(3)]
     bias, scale = draws.normal(features), draws.normal(features)
     for kappa in _KAPPAS:
-        manifold = Lorentz(kappa, dtype=draws.dtype, device=draws.device)
-        transformation = HTC(features, features, manifold, dtype=draws.dtype, device=draws.device)
-        norm = HypLayerNorm(features, manifold, eps=0.1, dtype=draws.dtype, device=draws.device)
-        attention = HypSoftmaxAttention(
-            features, 1, manifold, similarity="geodesic", dtype=draws.dtype, device=draws.device
-        )
+        manifold = Lorentz(kappa, **draws.factory_kwargs)
+        transformation = HTC(features, features, manifold, **draws.factory_kwargs)
+        norm = HypLayerNorm(features, manifold, eps=0.1, **draws.factory_kwargs)
+        attention = HypSoftmaxAttention(features, 1, manifold, similarity="geodesic", **draws.factory_kwargs)
         with torch.no_grad():
             transformation.weight.copy_(weights[0])
             cast("Tensor", transformation.bias).copy_(bias)
@@ -140,9 +123,9 @@ PICTURES: tuple[Picture, ...] = (
 """The picture of constants over the curvature."""
 
 
-def _at_inputs(similarity: Similarity, draws: Draws) -> Iterable[Trial]:
+def _at_inputs(draws: Draws, similarity: Similarity) -> Iterable[Trial]:
     for index in draws.rounds(10):
-        layer = _softmax(similarity, draws)
+        layer = _softmax(draws, similarity)
         x = draw_points(draws, layer.manifold_in, draw_radius(draws, 1.5), draws.integer(2, 6), layer.query.in_features)
         yield _local(layer, x, METRICS[index % 2])
 
@@ -152,6 +135,22 @@ def _local(layer: HypSoftmaxAttention | HypLinearAttention, x: Tensor, metric: M
     return Trial(found.measured, found.constant, at={"tokens": float(x.shape[0])})
 
 
+for similarity in SIMILARITIES:
+    for name, given, trials, sharpest in (
+        ("softmax", "constant of softmax attention over a ball", _over_balls, sharpest_inputs.softmax),
+        ("softmax_at", "stretch of softmax attention at an input", _at_inputs, sharpest_inputs.softmax_at),
+    ):
+        CLAIMS.add(
+            f"hyperbolic.{name}_{similarity}",
+            _OURS + "H8",
+            f"The {given}, logits by {similarity.replace('_', ' ')}.",
+            "lower",
+            sharpest=partial(sharpest, similarity=similarity),
+            similarity=similarity,
+        )(trials)
+
+
+@CLAIMS.add("hyperbolic.collapse", _OURS + "H9", "Rank collapse of softmax attention.")
 def _collapse(draws: Draws) -> Iterable[Trial]:
     """Random points, and the family on one geodesic for which the bound is attained."""
     for index in draws.rounds(24):
@@ -163,13 +162,13 @@ def _collapse(draws: Draws) -> Iterable[Trial]:
             key = manifold.space(draw_points(draws, manifold, radius, 32, keys, channels))
             value = manifold.space(draw_points(draws, manifold, far, 32, keys, channels))
         else:
-            ends = torch.tensor([[[1.0], [-1.0]]], dtype=draws.dtype, device=draws.device) / root(manifold)
+            ends = torch.tensor([[[1.0], [-1.0]]], **draws.factory_kwargs) / root(manifold)
             query, key, value = (math.sinh(draws.uniform(0.1, 1.0)) * ends for _ in range(3))
             channels = 1
         out = hyperbolic_softmax_attention(query, key, value, curvature=manifold.curvature)
         sizes = [_diameters(manifold, z) for z in (out, query, key, value)]
         scale = unit_scale("geodesic_squared", channels, manifold.curvature.item())
-        floor = 1000 * torch.finfo(draws.dtype).eps * math.cosh(2 * radius + 2)
+        floor = rounding(draws.dtype) * math.cosh(2 * radius + 2)
         for measured, wide, narrow, spread in zip(*sizes, strict=True):
             yield Trial(measured, hyperbolic_collapse_bound(wide, narrow, spread, scale), floor=floor)
 
@@ -179,13 +178,20 @@ def _diameters(manifold: Lorentz, space: Tensor) -> list[float]:
     return (manifold.cdist(points, points).amax((-2, -1)) * root(manifold)).tolist()
 
 
+@CLAIMS.add(
+    "hyperbolic.linear_at",
+    _OURS + "H10",
+    "The stretch of linear attention at an input.",
+    "lower",
+    sharpest=sharpest_inputs.linear_at,
+)
 def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
     """Biases keep features positive: every query meets a key, and values are not all zero."""
     for index in draws.rounds(20):
         source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
         heads = draws.integer(1, 2)
         power = draws.uniform(1.0, 3.0)
-        with seeded(draws):
+        with forked(draws.integer(0, 10**6)):
             layer = HypLinearAttention(
                 2 * heads, heads, source, target, manifold_hidden=hidden, power=power, dtype=torch.float64
             )
@@ -197,6 +203,24 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
         yield _local(layer, x, METRICS[index % 2])
 
 
+@CLAIMS.add(
+    "hyperbolic.linear_eps",
+    _OURS + "H10",
+    "The constant of an average whose denominator has an eps.",
+    "lower",
+    axis="tokens",
+    sharpest=partial(sharpest_inputs.averages, cone=False),
+    cone=False,
+)
+@CLAIMS.add(
+    "hyperbolic.linear_cone",
+    _OURS + "H10",
+    "The constant of an average whose queries and keys keep to a cone.",
+    "lower",
+    axis="tokens",
+    sharpest=partial(sharpest_inputs.averages, cone=True),
+    cone=True,
+)
 def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
     """The Euclidean average alone, queries, keys and values independent: its stretch at random features."""
     for _ in draws.rounds(10):
@@ -209,36 +233,14 @@ def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
             if draws.integer(0, 1):  # where N over eps is real: equal keys, queries near zero
                 q, k, v = q / 1000, k[:, :1].expand(-1, tokens, -1), v[:, :1].expand(-1, tokens, -1)
 
-        def average(z: Tensor, eps: float = eps) -> Tensor:
-            query, key, value = z.unbind(-3)
-            meets = query @ key.mT
-            return meets @ value / (meets.sum(-1, keepdim=True) + eps)
-
-        joined = torch.stack([q, k, v], 1)
-        measured = stretch(
-            lambda z, f=average, n=tokens: f(z.unflatten(-2, (3, n))),
-            joined.flatten(1, 2),
-            ends=Ends(None, None),
-            joint=True,
-        )
+        measured = sharpest_inputs.stretch_of_averages(torch.stack([q, k, v], 1), eps)
         for value, *parts in zip(measured.tolist(), q, k, v, strict=True):
-            yield Trial(value, _average_bound(parts, eps, cone=cone), at={"tokens": float(tokens)})
-
-
-def _average_bound(parts: Sequence[Tensor], eps: float, *, cone: bool) -> float:
-    lengths = [z.norm(dim=-1) for z in parts]
-    radii = (lengths[0].amax().item(), lengths[1].amax().item(), lengths[2].amax().item())
-    features = Features((1.0, 1.0, 1.0), radii, 0.0)
-    tokens = len(lengths[0])
-    if not cone:
-        return linear_stretch_with_eps(features, eps, tokens, "l2")
-    opening = (parts[0] @ parts[1].mT / (lengths[0][:, None] * lengths[1])).amin().item()
-    here = Cone(opening, lengths[0].amin().item(), lengths[1].amin().item())
-    return linear_stretch_in_cone(features, here, tokens, "l2")
+            bound = sharpest_inputs.average_bound(parts, eps, cone=cone)
+            yield Trial(value, bound, at={"tokens": float(tokens)})
 
 
 def _model(draws: Draws, index: int) -> Hypformer:
-    with seeded(draws):
+    with forked(draws.integer(0, 10**6)):
         model = Hypformer(
             3,
             4,
@@ -257,6 +259,14 @@ def _model(draws: Draws, index: int) -> Hypformer:
     return model.to(draws.device, draws.dtype).eval()
 
 
+@CLAIMS.add(
+    "hyperbolic.model",
+    _OURS + "H12",
+    "Certificates of a Hypformer, and of layers in sequence, over a ball.",
+    "lower",
+    axis="layers",
+    sharpest=sharpest_inputs.compositions,
+)
 def _models(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(3):
         model = _model(draws, index)
@@ -264,6 +274,13 @@ def _models(draws: Draws) -> Iterable[Trial]:
         yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
 
 
+@CLAIMS.add(
+    "hyperbolic.model_at",
+    _OURS + "H12",
+    "Certificates of a Hypformer, and of layers in sequence, at an input.",
+    "lower",
+    sharpest=sharpest_inputs.compositions_at,
+)
 def _models_at(draws: Draws) -> Iterable[Trial]:
     for index in draws.rounds(8):
         x = draws.normal(4, 3) * draws.uniform(0.1, 1.0)
@@ -271,6 +288,13 @@ def _models_at(draws: Draws) -> Iterable[Trial]:
         yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
 
 
+@CLAIMS.add(
+    "hyperbolic.model_about",
+    _OURS + "H12",
+    "Certificates of a Hypformer, and of layers in sequence, about an input.",
+    "lower",
+    sharpest=sharpest_inputs.compositions_about,
+)
 def _models_about(draws: Draws) -> Iterable[Trial]:
     """Certified about an input, measured at another within the radius."""
     for index in draws.rounds(8):
@@ -280,92 +304,3 @@ def _models_about(draws: Draws) -> Iterable[Trial]:
         y = x + radius * step / step.norm(dim=-1, keepdim=True)
         bound = certify(model, radius, x=x, starts=0).constant
         yield Trial(certify(model, x=y).measured, bound, at={"radius": radius})
-
-
-_OURS = "CERTIFICATES, "
-
-
-def _each(
-    statement: str,
-    name: str,
-    trials: Callable[[Similarity, Draws], Iterable[Trial]],
-    sharpest: Callable[[Similarity, Draws], Iterable[Trial]],
-) -> tuple[Claim, ...]:
-    return tuple(
-        Claim(
-            f"hyperbolic.{name}_{similarity}",
-            _OURS + "H8",
-            f"{statement}, logits by {similarity.replace('_', ' ')}.",
-            partial(trials, similarity),
-            "lower",
-            sharpest=partial(sharpest, similarity),
-        )
-        for similarity in SIMILARITIES
-    )
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "hyperbolic.curvature",
-        _OURS + "H2, H4, H8",
-        "Certificates of fixed layers over the curvature.",
-        _curvatures,
-        "lower",
-        axis="-kappa",
-    ),
-    *_each("The constant of softmax attention over a ball", "softmax", _over_balls, sharpest_hyperbolic.softmax),
-    *_each("The stretch of softmax attention at an input", "softmax_at", _at_inputs, sharpest_hyperbolic.softmax_at),
-    Claim("hyperbolic.collapse", _OURS + "H9", "Rank collapse of softmax attention.", _collapse),
-    Claim(
-        "hyperbolic.linear_at",
-        _OURS + "H10",
-        "The stretch of linear attention at an input.",
-        _linear_at_inputs,
-        "lower",
-        sharpest=sharpest_hyperbolic.linear_at,
-    ),
-    Claim(
-        "hyperbolic.linear_eps",
-        _OURS + "H10",
-        "The constant of an average whose denominator has an eps.",
-        partial(_averages, cone=False),
-        "lower",
-        axis="tokens",
-        sharpest=partial(sharpest_hyperbolic.averages, cone=False),
-    ),
-    Claim(
-        "hyperbolic.linear_cone",
-        _OURS + "H10",
-        "The constant of an average whose queries and keys keep to a cone.",
-        partial(_averages, cone=True),
-        "lower",
-        axis="tokens",
-        sharpest=partial(sharpest_hyperbolic.averages, cone=True),
-    ),
-    Claim(
-        "hyperbolic.model",
-        _OURS + "H12",
-        "Certificates of a Hypformer, and of layers in sequence, over a ball.",
-        _models,
-        "lower",
-        axis="layers",
-        sharpest=sharpest_hyperbolic.compositions,
-    ),
-    Claim(
-        "hyperbolic.model_at",
-        _OURS + "H12",
-        "Certificates of a Hypformer, and of layers in sequence, at an input.",
-        _models_at,
-        "lower",
-        sharpest=sharpest_hyperbolic.compositions_at,
-    ),
-    Claim(
-        "hyperbolic.model_about",
-        _OURS + "H12",
-        "Certificates of a Hypformer, and of layers in sequence, about an input.",
-        _models_about,
-        "lower",
-        sharpest=sharpest_hyperbolic.compositions_about,
-    ),
-)
-"""Claims on attention and on whole models."""

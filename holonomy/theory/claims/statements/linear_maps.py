@@ -19,8 +19,13 @@ from holonomy.theory.certificates.far_out import (
 )
 from holonomy.theory.certificates.regions import root
 from holonomy.theory.certificates.stretching import Ends, stretch
-from holonomy.theory.claims.statements.hyperbolic import draw_manifold, draw_radius, scattered, seeded, worst
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.statements.hyperbolic import draw_manifold, draw_radius, over_ball
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, forked
+
+_OURS = "LINEAR MAPS, "
+
+CLAIMS = Claims()
+"""Claims on the steps that linear maps need far out, and on their constants."""
 
 _WIDE = 4
 # Steps are whole numbers, and the last one may pass the mark.
@@ -28,7 +33,7 @@ _WHOLE = 3.0
 
 
 def _unit(draws: Draws) -> Lorentz:
-    return Lorentz(-1.0, dtype=draws.dtype, device=draws.device)
+    return Lorentz(-1.0, **draws.factory_kwargs)
 
 
 def _direction(draws: Draws) -> Tensor:
@@ -51,6 +56,12 @@ def _steps(layer: HTC | LorentzPLFC, x: Tensor, target: Tensor, near: float, rat
     return most
 
 
+@CLAIMS.add(
+    "linear_maps.steps",
+    _OURS + "1",
+    "Gradient descent takes HTC to rapidity R in (sinh 2R + 2R) / (4 eta (|X|^2 + 1)) steps, to three.",
+    axis="rapidity",
+)
 def _transformation_law(draws: Draws) -> Iterable[Trial]:
     """HTC over a unit of a ray, to half a unit before the target, at rates that do not throw it off the ray."""
     for _ in draws.rounds(3):
@@ -58,7 +69,7 @@ def _transformation_law(draws: Draws) -> Iterable[Trial]:
         x = _at(manifold, _direction(draws), draws.uniform(0.5, 2.0))
         square = x.square().sum().item()
         rate = draws.uniform(0.15, 0.3) / (square + 1)
-        layer = HTC(_WIDE, _WIDE, manifold, dtype=draws.dtype, device=draws.device)
+        layer = HTC(_WIDE, _WIDE, manifold, **draws.factory_kwargs)
         with torch.no_grad():
             layer.weight.zero_()
             layer.get_parameter("bias").copy_(ray * math.sinh(end - 1))
@@ -69,31 +80,45 @@ def _transformation_law(draws: Draws) -> Iterable[Trial]:
 
 def _axis_layer(draws: Draws, manifold: Lorentz, x: Tensor) -> LorentzPLFC:
     """One hyperplane at right angles to the input, the others where they give zero."""
-    layer = LorentzPLFC(_WIDE, _WIDE, manifold, bias=False, dtype=draws.dtype, device=draws.device)
+    layer = LorentzPLFC(_WIDE, _WIDE, manifold, bias=False, **draws.factory_kwargs)
     with torch.no_grad():
         layer.hyperplanes.weight.zero_()
         layer.hyperplanes.weight[0] = nn.functional.normalize(x[1:], dim=-1)
     return layer
 
 
+@CLAIMS.add(
+    "linear_maps.steps_on_an_axis",
+    _OURS + "2",
+    "A hyperplane layer reaches rapidity R on an axis in steps that grow as log R, to three.",
+    axis="rapidity",
+)
 def _axis_law(draws: Draws) -> Iterable[Trial]:
     """A target on an axis, from rapidity rho, which the layer starts at, to half a unit before it."""
     for _ in draws.rounds(3):
         manifold, rapidity, end = _unit(draws), draws.uniform(0.5, 1.5), draws.uniform(3.0, 7.0)
         x = _at(manifold, _direction(draws), rapidity)
         rate = axis_steps(rapidity, end, 1.0, rapidity) / draws.uniform(100.0, 200.0)
-        axis = torch.eye(_WIDE, dtype=draws.dtype, device=draws.device)[0]
+        axis = torch.eye(_WIDE, **draws.factory_kwargs)[0]
         found = _steps(_axis_layer(draws, manifold, x), x, _at(manifold, axis, end + 0.5), 0.5, rate, 1000)
         yield Trial(abs(found - axis_steps(rapidity, end, rate, rapidity)), _WHOLE, at={"rapidity": end})
 
 
+@CLAIMS.add(
+    "linear_maps.steps_anywhere",
+    "arXiv 2601.21529",
+    "Hyperplane layers reach rapidity R in O(R) steps.",
+    "lower",
+    expected=False,
+    axis="rapidity",
+)
 def _any_direction(draws: Draws) -> Iterable[Trial]:
     """Targets in random directions at a rate of 0.05; the steps allowed are twenty times those on an axis."""
     for index in draws.rounds(4):
         manifold, end = _unit(draws), 2.0 + index % 4
         x = _at(manifold, _direction(draws), 1.0)
-        with seeded(draws):
-            layer = LorentzPLFC(_WIDE, _WIDE, manifold, dtype=draws.dtype, device=draws.device)
+        with forked(draws.integer(0, 10**6)):
+            layer = LorentzPLFC(_WIDE, _WIDE, manifold, **draws.factory_kwargs)
         linear = 5 * end / 0.05
         found = _steps(layer, x, _at(manifold, _direction(draws), end), 0.5, 0.05, math.ceil(1.5 * linear))
         note = f"not there after {found} steps at rapidity {end:g}, where a target on an axis takes 30"
@@ -109,6 +134,12 @@ def _exponential_chart(v: Tensor) -> Tensor:
     return v * (length.sinh() / length)
 
 
+@CLAIMS.add(
+    "linear_maps.no_escape",
+    _OURS + "3",
+    "Where the sphere of radius r goes around the ball of rapidity a, a chart stretches by sinh(a) / r.",
+    axis="radius",
+)
 def _no_escape(draws: Draws) -> Iterable[Trial]:
     """The largest stretch of three charts on spheres; the first two have no other, so the bound is attained."""
     manifold = _unit(draws)
@@ -124,12 +155,17 @@ def _no_escape(draws: Draws) -> Iterable[Trial]:
         yield Trial(least, found, at={"radius": radius})
 
 
+@CLAIMS.add(
+    "linear_maps.not_lipschitz",
+    _OURS + "4",
+    "Two orthogonal hyperplanes of length s stretch their bisector by s cosh(sa) / cosh(a), without end.",
+    axis="radius",
+)
 def _not_lipschitz(draws: Draws) -> Iterable[Trial]:
-    """Two orthogonal hyperplanes on their bisector: the stretch is what the formula says, both ways."""
     manifold = _unit(draws)
     for _ in draws.rounds(6):
         size, radius = draws.uniform(1.2, 2.0), draw_radius(draws)
-        layer = LorentzPLFC(2, 2, manifold, bias=False, dtype=draws.dtype, device=draws.device)
+        layer = LorentzPLFC(2, 2, manifold, bias=False, **draws.factory_kwargs)
         with torch.no_grad():
             layer.hyperplanes.weight.copy_(size * torch.eye(2, dtype=torch.float64))
         x = _at(manifold, draws.normal(2).fill_(0.5**0.5), radius)
@@ -139,9 +175,7 @@ def _not_lipschitz(draws: Draws) -> Iterable[Trial]:
 
 
 def _tangent_map(draws: Draws, weight: Tensor, bias: Tensor | None, ends: tuple[Lorentz, Lorentz]) -> TangentLinear:
-    layer = TangentLinear(
-        weight.shape[1], weight.shape[0], *ends, bias=bias is not None, dtype=draws.dtype, device=draws.device
-    )
+    layer = TangentLinear(weight.shape[1], weight.shape[0], *ends, bias=bias is not None, **draws.factory_kwargs)
     with torch.no_grad():
         layer.linear.weight.copy_(weight)
         if bias is not None:
@@ -149,6 +183,32 @@ def _tangent_map(draws: Draws, weight: Tensor, bias: Tensor | None, ends: tuple[
     return layer
 
 
+def _sharpest_tangent_maps(draws: Draws) -> Iterable[Trial]:
+    """Rotations times a number, at the rim across the ray and at the origin; shifts at the origin and far out."""
+    manifold = _unit(draws)
+    eye = torch.eye(2, **draws.factory_kwargs)
+    for size, radius in ((0.8, 2.0), (1.0, 1.0), (1.6, 2.0)):
+        layer = _tangent_map(draws, size * eye, None, (manifold, manifold))
+        x = manifold.expmap0(nn.functional.pad(radius * eye[:1], (1, 0)))
+        yield Trial(stretch(layer, x).item(), lipschitz_bound(layer, radius))
+    for shift, radius, known in ((0.5, 0.01, 1.0), (3.0, 0.5, 0.96), (0.3, 2.0, 0.877)):
+        layer = _tangent_map(draws, eye, shift * eye[1], (manifold, manifold))
+        angle = torch.linspace(0, 2 * math.pi, 256, **draws.factory_kwargs)
+        ring = torch.stack([torch.zeros_like(angle), angle.cos(), angle.sin()], dim=-1)
+        found = max(
+            stretch(layer, manifold.expmap0(radius * part * ring)).amax().item() for part in (0.25, 0.5, 0.75, 1.0)
+        )
+        yield Trial(found, lipschitz_bound(layer, radius), known=known)
+
+
+@CLAIMS.add(
+    "linear_maps.tangent",
+    "CERTIFICATES, H14",
+    "The constant of TangentLinear on balls; without bias it is attained.",
+    "lower",
+    axis="radius",
+    sharpest=_sharpest_tangent_maps,
+)
 def _tangent_maps(draws: Draws) -> Iterable[Trial]:
     """By ascent and by random points, with and without a bias; the image stays where distances keep their digits."""
     for index in draws.rounds(8):
@@ -160,76 +220,4 @@ def _tangent_maps(draws: Draws) -> Iterable[Trial]:
         norm = torch.linalg.matrix_norm(weight.double(), 2).item() * root(ends[1]) / root(ends[0])
         layer = _tangent_map(draws, weight * (draws.logarithmic(0.2, 2.0) / norm), bias, ends)
         bound = lipschitz_bound(layer, radius / root(ends[0]))
-        at = {"radius": radius}
-        yield Trial(worst(draws, layer, radius, sizes[0], source=ends[0]), bound, at=at)
-        yield from scattered(draws, layer, radius, sizes[0], bound, source=ends[0], at=at)
-
-
-def _sharpest_tangent_maps(draws: Draws) -> Iterable[Trial]:
-    """Rotations times a number, at the rim across the ray and at the origin; shifts at the origin and far out."""
-    manifold = _unit(draws)
-    eye = torch.eye(2, dtype=draws.dtype, device=draws.device)
-    for size, radius in ((0.8, 2.0), (1.0, 1.0), (1.6, 2.0)):
-        layer = _tangent_map(draws, size * eye, None, (manifold, manifold))
-        x = manifold.expmap0(nn.functional.pad(radius * eye[:1], (1, 0)))
-        yield Trial(stretch(layer, x).item(), lipschitz_bound(layer, radius))
-    for shift, radius, known in ((0.5, 0.01, 1.0), (3.0, 0.5, 0.96), (0.3, 2.0, 0.877)):
-        layer = _tangent_map(draws, eye, shift * eye[1], (manifold, manifold))
-        angle = torch.linspace(0, 2 * math.pi, 256, dtype=draws.dtype, device=draws.device)
-        ring = torch.stack([torch.zeros_like(angle), angle.cos(), angle.sin()], dim=-1)
-        found = max(
-            stretch(layer, manifold.expmap0(radius * part * ring)).amax().item() for part in (0.25, 0.5, 0.75, 1.0)
-        )
-        yield Trial(found, lipschitz_bound(layer, radius), known=known)
-
-
-_OURS = "LINEAR MAPS, "
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "linear_maps.steps",
-        _OURS + "1",
-        "Gradient descent takes HTC to rapidity R in (sinh 2R + 2R) / (4 eta (|X|^2 + 1)) steps, to three.",
-        _transformation_law,
-        axis="rapidity",
-    ),
-    Claim(
-        "linear_maps.steps_on_an_axis",
-        _OURS + "2",
-        "A hyperplane layer reaches rapidity R on an axis in steps that grow as log R, to three.",
-        _axis_law,
-        axis="rapidity",
-    ),
-    Claim(
-        "linear_maps.steps_anywhere",
-        "arXiv 2601.21529",
-        "Hyperplane layers reach rapidity R in O(R) steps.",
-        _any_direction,
-        "lower",
-        expected=False,
-        axis="rapidity",
-    ),
-    Claim(
-        "linear_maps.no_escape",
-        _OURS + "3",
-        "Where the sphere of radius r goes around the ball of rapidity a, a chart stretches by sinh(a) / r.",
-        _no_escape,
-        axis="radius",
-    ),
-    Claim(
-        "linear_maps.not_lipschitz",
-        _OURS + "4",
-        "Two orthogonal hyperplanes of length s stretch their bisector by s cosh(sa) / cosh(a), without end.",
-        _not_lipschitz,
-        axis="radius",
-    ),
-    Claim(
-        "linear_maps.tangent",
-        "CERTIFICATES, H14",
-        "The constant of TangentLinear on balls; without bias it is attained.",
-        _tangent_maps,
-        "lower",
-        axis="radius",
-        sharpest=_sharpest_tangent_maps,
-    ),
-)
-"""Claims on the steps that linear maps need far out, and on their constants."""
+        yield from over_ball(draws, layer, radius, sizes[0], bound, source=ends[0], at={"radius": radius})

@@ -16,8 +16,11 @@ from holonomy.theory.attention.local import local_lipschitz
 from holonomy.theory.attention.measured import jacobian_norm, measure_lipschitz
 from holonomy.theory.attention.projections import Projections, as_function, attend
 from holonomy.theory.attention.sizes import spectral
-from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, search
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, on_a_line, search
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
+
+CLAIMS = Claims()
+"""Claims of the family ``lipschitz``."""
 
 Bound = Callable[[Projections, float | Tensor, int], Tensor]
 
@@ -43,37 +46,50 @@ def _at(layer: Projections, x: Tensor, bound: Bound | None = None, *, known: flo
     return Trial(measured.item(), allowed.item(), at=at, known=known, note=note)
 
 
-def _on_a_line(draws: Draws, key: float, *tokens: float) -> tuple[Projections, Tensor]:
-    """Ordinary attention of tokens on a line: the query's matrix is a number, key and value are the token."""
-    x = draws.normal(1).new_tensor(tokens)[:, None]
-    keys = x.new_tensor([key, 1.0])[:, None, None, None]
-    return Projections(keys, x.new_ones(1, 1, 1, 1)), x
-
-
 def _sharpest_plus(draws: Draws) -> Iterator[Trial]:
     """Uniform attention, which attains the sum over values, with heads and skip; large logits on the sharp family."""
-    uniform, x = _on_a_line(draws, 0.0, 1.0, 0.5, -1.0)
+    uniform, x = on_a_line(draws, (0.0, 1.0), 1.0, 0.5, -1.0)
     heads = Projections(uniform.keys.expand(2, 2, 1, 1), uniform.values.expand(1, 2, 1, 1), out=x.new_ones(2, 1))
     for layer in (uniform, replace(uniform, skip=True), heads):
         yield _at(layer, x, plus_bound)
-    few, y = sharp_family(2, 10.0, dtype=draws.dtype)
-    few = Projections(few.keys.to(draws.device), few.values.to(draws.device))
-    yield _at(few, y.to(draws.device), plus_bound, known=0.3952, note="one token against another, b = 10")
+    few = sharp_family(2, 10.0, **draws.factory_kwargs)
+    yield _at(*few, plus_bound, known=0.3952, note="one token against another, b = 10")
+
+
+CLAIMS.add(
+    "lipschitz.plus",
+    "Theorem L+",
+    "Lip <= PV R^{N-1} [S + b (1 + S)], heads, biases and skip included",
+    axis="N",
+    sharpest=_sharpest_plus,
+    compare=partial(_global, bound=plus_bound),
+    batches=2,
+)(search)
 
 
 def _sharpest_printed(draws: Draws) -> Iterator[Trial]:
-    _, x = _on_a_line(draws, 0.0, 1.0)
     for order in (1, 2, 3):
-        alone = Projections(x.new_zeros(order + 1, 1, 1, 1), x.new_ones(order, 1, 1, 1))
-        yield _at(alone, x, printed_lipschitz, known=0.70711, note="a token alone")
-    _, x = _on_a_line(draws, 0.0, 1.0, -0.4)
-    steep = Projections(x.new_full((2, 1, 1, 1), 1.5), x.new_ones(1, 1, 1, 1))
-    yield _at(steep, x, printed_lipschitz, known=0.17865, note="two tokens on a line, steep logits")
+        alone = on_a_line(draws, [0.0] * (order + 1), 1.0)
+        yield _at(*alone, printed_lipschitz, known=0.70711, note="a token alone")
+    steep = on_a_line(draws, (1.5, 1.5), 1.0, -0.4)
+    yield _at(*steep, printed_lipschitz, known=0.17865, note="two tokens on a line, steep logits")
+
+
+CLAIMS.add(
+    "lipschitz.theorem_3_7",
+    "Simplicial Theorem 3.7",
+    "Lip <= n sqrt(2n) N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}",
+    axis="N",
+    sharpest=_sharpest_printed,
+    compare=partial(_global, bound=printed_lipschitz),
+    batches=2,
+    plain=True,
+)(search)
 
 
 def _sharpest_masked(draws: Draws) -> Iterator[Trial]:
     """Every query sees the first token alone: all of them move with it."""
-    layer, x = _on_a_line(draws, 0.0, 1.0, 0.5, -1.0)
+    layer, x = on_a_line(draws, (0.0, 1.0), 1.0, 0.5, -1.0)
     first = torch.zeros(3, 3, dtype=torch.bool, device=x.device)
     first[:, 0] = True
     found = _global(x, layer, bound=partial(plus_bound, mask=first), mask=first)
@@ -81,16 +97,28 @@ def _sharpest_masked(draws: Draws) -> Iterator[Trial]:
 
 
 def _sharpest_castin(draws: Draws) -> Iterator[Trial]:
-    yield _at(*_on_a_line(draws, 0.0, 1.0), castin_bound, known=0.57736, note="a token alone")
-    few, y = sharp_family(2, 3.0, dtype=draws.dtype)
-    few = Projections(few.keys.to(draws.device), few.values.to(draws.device))
-    yield _at(few, y.to(draws.device), castin_bound, known=0.2094, note="one token against another, b = 3")
+    yield _at(*on_a_line(draws, (0.0, 1.0), 1.0), castin_bound, known=0.57736, note="a token alone")
+    few = sharp_family(2, 3.0, **draws.factory_kwargs)
+    yield _at(*few, castin_bound, known=0.2094, note="one token against another, b = 3")
+
+
+CLAIMS.add(
+    "lipschitz.castin",
+    "Simplicial Remark 3.8",
+    "Lip <= sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}, N = 1",
+    axis="n",
+    sharpest=_sharpest_castin,
+    compare=partial(_global, bound=castin_bound),
+    orders=(1,),
+    batches=2,
+    plain=True,
+)(search)
 
 
 def _sharpest_local(draws: Draws) -> Iterator[Trial]:
     """Inputs at which one of the three sums is all there is."""
-    yield _at(*_on_a_line(draws, 0.0, 1.0, 0.5, -1.0), note="uniform attention")
-    yield _at(*_on_a_line(draws, 200.0, 1.0, -1.0, 0.0), note="a query in the middle, of steep logits")
+    yield _at(*on_a_line(draws, (0.0, 1.0), 1.0, 0.5, -1.0), note="uniform attention")
+    yield _at(*on_a_line(draws, (200.0, 1.0), 1.0, -1.0, 0.0), note="a query in the middle, of steep logits")
     x = draws.normal(1).new_tensor([[0.0, 1.0], [0.0, -1.0]])
     first, second = x.new_tensor([[1.0], [0.0]]), x.new_tensor([[0.0], [1.0]])
     long = x.new_tensor([1000.0, 0.0])[:, None, None]
@@ -98,15 +126,7 @@ def _sharpest_local(draws: Draws) -> Iterator[Trial]:
     yield _at(layer, x, note="long queries that no token moves")
 
 
-def _plus(draws: Draws) -> Iterator[Trial]:
-    yield from search(draws, partial(_global, bound=plus_bound), batches=2)
-
-
-def _printed(draws: Draws, bound: Bound) -> Iterator[Trial]:
-    orders = (1,) if bound is castin_bound else (1, 2, 3)
-    yield from search(draws, partial(_global, bound=bound), orders=orders, batches=2, plain=True)
-
-
+@CLAIMS.add("lipschitz.plus_masked", "Theorem L+", "the same under any mask", axis="N", sharpest=_sharpest_masked)
 def _masked(draws: Draws) -> Iterator[Trial]:
     def compare(x: Tensor, layer: Projections, mask: Tensor) -> Comparison:
         return _global(x, layer, bound=partial(plus_bound, mask=mask), mask=mask)
@@ -114,6 +134,21 @@ def _masked(draws: Draws) -> Iterator[Trial]:
     yield from search(draws, compare, climbs=0, masked=True)
 
 
+@CLAIMS.add(
+    "lipschitz.local",
+    "Theorem L+, local",
+    "the norm of the Jacobian at an input is at most its local certificate (sums)",
+    axis="N",
+    sharpest=_sharpest_local,
+    form="sums",
+)
+@CLAIMS.add(
+    "lipschitz.local_blocks",
+    "Theorem L+, local",
+    "the norm of the Jacobian is at most that of the block norms of its square",
+    axis="N",
+    form="blocks",
+)
 def _local(draws: Draws, form: Literal["sums", "blocks"]) -> Iterator[Trial]:
     def compare(x: Tensor, layer: Projections, mask: Tensor | None = None) -> Comparison:
         stretch = _stretch(x, layer, mask)
@@ -124,7 +159,12 @@ def _local(draws: Draws, form: Literal["sums", "blocks"]) -> Iterator[Trial]:
 
 
 def sharp_family(
-    tokens: int, logits: float, *, alone: int = 1, dtype: torch.dtype = torch.float64
+    tokens: int,
+    logits: float,
+    *,
+    alone: int = 1,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
 ) -> tuple[Projections, Tensor]:
     """Build a layer and an input near which Theorem L+ is sharp up to a small factor, N = 1.
 
@@ -134,15 +174,17 @@ def sharp_family(
     # Logits of y are b cos for the many and -b cos for the few: half each where the gap is log of their ratio.
     cosine = -min(1.0, math.log(max(tokens - alone, 1) / alone) / (2 * logits)) if logits > 0 else -1.0
     sine = math.sqrt(1 - cosine**2)
-    turn = torch.tensor([[cosine, sine], [-sine, cosine]], dtype=dtype)
+    turn = torch.tensor([[cosine, sine], [-sine, cosine]], dtype=dtype, device=device)
     size = math.sqrt(logits) * 2**0.25
-    eye = torch.eye(2, dtype=dtype)
+    eye = torch.eye(2, dtype=dtype, device=device)
     x = eye[:1].repeat(tokens, 1)
     x[:alone] = -x[:alone]
     return Projections(torch.stack([size * eye, size * turn])[:, None], eye[None, None]), x
 
 
-def orthogonal_family(order: int, tokens: int, logits: float) -> tuple[Projections, Tensor]:
+def orthogonal_family(
+    order: int, tokens: int, logits: float, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+) -> tuple[Projections, Tensor]:
     r"""Build a layer and an input near which Theorem L+ is sharp up to a small factor for large logits, at any N.
 
     One token is e_1, all others are e_2, keys and values are the tokens themselves: of all tuples only those of equal
@@ -153,8 +195,8 @@ def orthogonal_family(order: int, tokens: int, logits: float) -> tuple[Projectio
     gap = min(1.0, order * math.log(tokens - 1) / logits)
     turn = math.acos(gap / math.sqrt(2)) - math.pi / 4
     first, second = math.cos(turn), math.sin(turn)
-    eye = torch.eye(2, dtype=torch.float64)
-    query = torch.tensor([[second, -first], [first, second]], dtype=torch.float64)
+    eye = torch.eye(2, dtype=dtype, device=device)
+    query = torch.tensor([[second, -first], [first, second]], dtype=dtype, device=device)
     size = (logits * math.sqrt(2)) ** (1 / (order + 1))
     keys = size * torch.stack([query, *[eye] * order])[:, None]
     x = eye[1:].repeat(tokens, 1)
@@ -163,14 +205,19 @@ def orthogonal_family(order: int, tokens: int, logits: float) -> tuple[Projectio
 
 
 def _sharp(draws: Draws, tokens: int, logits: float, alone: int) -> float:
-    layer, x = sharp_family(tokens, logits, alone=alone, dtype=draws.dtype)
-    layer = Projections(layer.keys.to(draws.device), layer.values.to(draws.device))
+    layer, x = sharp_family(tokens, logits, alone=alone, **draws.factory_kwargs)
     # Few steps: the largest singular value stands far from the others here.
-    return jacobian_norm(as_function(layer), x.to(draws.device), steps=12 if tokens < 1024 else 5)[0]
+    return jacobian_norm(as_function(layer), x, steps=12 if tokens < 1024 else 5)[0]
 
 
+@CLAIMS.add(
+    "lipschitz.plus_sharp",
+    "Theorem L+",
+    "L+ is at most 2.65 times what is measured on its sharp family, n = 16 to 1024",
+    "upper",
+    axis="n",
+)
 def _sandwich(draws: Draws) -> Iterator[Trial]:
-    """L+ against 2.65 times what is measured on the sharp family."""
     for tokens in (16, 64, 256, 1024) if draws.budget >= 1 else (16, 64):
         for logits in (0.01, 0.3, 1.0, 3.0, 10.0):
             layer, _ = sharp_family(tokens, logits, dtype=draws.dtype)
@@ -189,20 +236,25 @@ def _sandwich(draws: Draws) -> Iterator[Trial]:
             yield Trial(bound, 2.65 * best, at=at)
 
 
+@CLAIMS.add(
+    "lipschitz.plus_sharp_orders",
+    "Theorem L+",
+    "L+ is at most 4.25 times what is measured for logits of 10 to 100, N = 1, 2, 3",
+    "upper",
+    axis="N",
+)
 def _orders(draws: Draws) -> Iterator[Trial]:
-    """L+ against 4.25 times what is measured, large logits, N = 1, 2, 3."""
     for order, sizes in ((1, (16, 64)), (2, (16, 64)), (3, (8, 16))):
         for tokens in sizes if draws.budget >= 1 else sizes[:1]:
             for logits in (10.0, 30.0, 100.0):
-                layer, x = orthogonal_family(order, tokens, logits)
-                layer, x = layer.to(draws.dtype), x.to(draws.device, draws.dtype)
-                layer = replace(layer, keys=layer.keys.to(x.device), values=layer.values.to(x.device))
+                layer, x = orthogonal_family(order, tokens, logits, **draws.factory_kwargs)
                 found, _ = jacobian_norm(as_function(layer), x, steps=12)
                 bound = lipschitz_bound(layer, 1.0, tokens=tokens)
                 at = {"N": float(order), "n": float(tokens), "b": logits}
                 yield Trial(bound, 4.25 * found, at=at)
 
 
+@CLAIMS.add("lipschitz.ball", "Theorem L+", "no ascent over the ball exceeds L+", "lower", axis="radius")
 def _radius(draws: Draws) -> Iterator[Trial]:
     """What the ascent over a ball finds, below Theorem L+ and the printed bound, for growing radius."""
     for order in (1, 2, 3):
@@ -223,41 +275,61 @@ def _compare_c2(x: Tensor, layer: Projections, *, corrected: bool) -> Comparison
     order, channels = layer.order, layer.keys.shape[-1]
     key, value, radius = spectral(layer.keys).amax(), spectral(layer.values).amax(), x.norm(dim=1).amax()
     size = value**order * (key * radius) ** (order + 1) * radius ** (order - 1)
-    measured = _through_weights(x, layer)
+    measured = stretch_through(x, layer, "weights")
     factor = (order + 1) / math.sqrt(channels) if corrected else math.sqrt(channels) * order
     return Comparison(measured, factor * size, torch.zeros_like(measured))
 
 
-def _lemma_c2(draws: Draws, *, corrected: bool) -> Iterator[Trial]:
-    if not corrected:
-        yield from _sharpest_c2(draws, corrected=False)
-    yield from search(draws, partial(_compare_c2, corrected=corrected), batches=2, plain=True)
-
-
 def _sharpest_c2(draws: Draws, *, corrected: bool) -> Iterator[Trial]:
-    layer, x = _on_a_line(draws, 0.01**2, 1.0, -1.0)
-    layer = replace(layer, keys=x.new_full((2, 1, 1, 1), 0.01))
+    layer, x = on_a_line(draws, (0.01, 0.01), 1.0, -1.0)
     found = _compare_c2(x, layer, corrected=corrected)
     note = "N = 1, d = 1, tokens 1 and -1" + ("" if corrected else ": the derivative through the query is missing")
     known = 0.75 if corrected else 1.5
     yield Trial(found.measured.item(), found.bound.item(), at={"N": 1.0, "n": 2.0}, note=note, known=known)
 
 
-def _through_weights(x: Tensor, layer: Projections) -> Tensor:
-    """Largest norm of the derivative of f_i by x_j, values held: keys read one copy of the tokens, values another."""
-    apart = Projections(
-        torch.cat([layer.keys, torch.zeros_like(layer.keys)], 2),
-        torch.cat([torch.zeros_like(layer.values), layer.values], 2),
-        scale=layer.scale,
-    )
+@CLAIMS.add(
+    "lipschitz.lemma_c2",
+    "Simplicial Lemma C.2",
+    "the derivative through the weights is at most sqrt(d) N V^N K^{N+1} R^{2N}",
+    expected=False,
+    corrected=False,
+)
+@CLAIMS.add(
+    "lipschitz.lemma_c2_corrected",
+    "Simplicial Lemma C.2, corrected",
+    "it is at most (N+1) V^N K^{N+1} R^{2N} / sqrt(d)",
+    sharpest=partial(_sharpest_c2, corrected=True),
+    corrected=True,
+)
+def _lemma_c2(draws: Draws, *, corrected: bool) -> Iterator[Trial]:
+    if not corrected:
+        yield from _sharpest_c2(draws, corrected=False)
+    yield from search(draws, partial(_compare_c2, corrected=corrected), batches=2, plain=True)
+
+
+def stretch_through(x: Tensor, layer: Projections, part: Literal["weights", "values"]) -> Tensor:
+    """Largest norm of the derivative of f_i by x_j through weights or values; the other part reads a held copy of x."""
+
+    def reading(matrices: Tensor, *, moving: bool) -> Tensor:
+        nothing = torch.zeros_like(matrices)
+        return torch.cat([matrices, nothing] if moving else [nothing, matrices], 2)
+
+    keys, values = reading(layer.keys, moving=part == "weights"), reading(layer.values, moving=part == "values")
+    apart = Projections(keys, values, scale=layer.scale)
 
     def frozen(moving: Tensor) -> Tensor:
         return attend(torch.cat([moving, x], 1), apart)
 
-    blocks = torch.func.jacrev(frozen)(x).movedim(1, 2)  # (i, j, channel, feature)
-    return spectral(blocks).amax()
+    blocks = torch.func.jacrev(frozen)(x)
+    return spectral(blocks.movedim(1, 2)).amax()  # (i, j, channel, feature)
 
 
+@CLAIMS.add(
+    "lipschitz.iteration",
+    "measurement",
+    "Lanczos' iteration by jvp and vjp finds 0.9999 of the largest singular value, never more than it",
+)
 def _iteration(draws: Draws) -> Iterator[Trial]:
     """What :func:`jacobian_norm` finds against all singular values: never above, and a Trial each way."""
     for order in (1, 2, 3):
@@ -266,90 +338,6 @@ def _iteration(draws: Draws) -> Iterator[Trial]:
             layer, x = draw_layer(draws, order, features, plain=False), draw_input(draws, tokens, features)
             found, _ = jacobian_norm(as_function(layer), x)
             truth = _stretch(x, layer).item()
-            floor = 1000 * torch.finfo(draws.dtype).eps * max(1.0, attend(x, layer).abs().amax().item())
+            floor = rounding(draws.dtype) * max(1.0, attend(x, layer).abs().amax().item())
             yield Trial(found, truth, floor=floor, at={"order": float(order), "way": 0.0})
             yield Trial(0.9999 * truth, found, floor=floor, at={"order": float(order), "way": 1.0})
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "lipschitz.plus",
-        "Theorem L+",
-        "Lip <= PV R^{N-1} [S + b (1 + S)], heads, biases and skip included",
-        _plus,
-        axis="N",
-        sharpest=_sharpest_plus,
-    ),
-    Claim(
-        "lipschitz.plus_masked", "Theorem L+", "the same under any mask", _masked, axis="N", sharpest=_sharpest_masked
-    ),
-    Claim(
-        "lipschitz.plus_sharp",
-        "Theorem L+",
-        "L+ is at most 2.65 times what is measured on its sharp family, n = 16 to 1024",
-        _sandwich,
-        kind="upper",
-        axis="n",
-    ),
-    Claim(
-        "lipschitz.plus_sharp_orders",
-        "Theorem L+",
-        "L+ is at most 4.25 times what is measured for logits of 10 to 100, N = 1, 2, 3",
-        _orders,
-        kind="upper",
-        axis="N",
-    ),
-    Claim("lipschitz.ball", "Theorem L+", "no ascent over the ball exceeds L+", _radius, kind="lower", axis="radius"),
-    Claim(
-        "lipschitz.theorem_3_7",
-        "Simplicial Theorem 3.7",
-        "Lip <= n sqrt(2n) N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}",
-        partial(_printed, bound=printed_lipschitz),
-        axis="N",
-        sharpest=_sharpest_printed,
-    ),
-    Claim(
-        "lipschitz.castin",
-        "Simplicial Remark 3.8",
-        "Lip <= sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}, N = 1",
-        partial(_printed, bound=castin_bound),
-        axis="n",
-        sharpest=_sharpest_castin,
-    ),
-    Claim(
-        "lipschitz.lemma_c2",
-        "Simplicial Lemma C.2",
-        "the derivative through the weights is at most sqrt(d) N V^N K^{N+1} R^{2N}",
-        partial(_lemma_c2, corrected=False),
-        expected=False,
-    ),
-    Claim(
-        "lipschitz.lemma_c2_corrected",
-        "Simplicial Lemma C.2, corrected",
-        "it is at most (N+1) V^N K^{N+1} R^{2N} / sqrt(d)",
-        partial(_lemma_c2, corrected=True),
-        sharpest=partial(_sharpest_c2, corrected=True),
-    ),
-    Claim(
-        "lipschitz.local",
-        "Theorem L+, local",
-        "the norm of the Jacobian at an input is at most its local certificate (sums)",
-        partial(_local, form="sums"),
-        axis="N",
-        sharpest=_sharpest_local,
-    ),
-    Claim(
-        "lipschitz.local_blocks",
-        "Theorem L+, local",
-        "the norm of the Jacobian is at most that of the block norms of its square",
-        partial(_local, form="blocks"),
-        axis="N",
-    ),
-    Claim(
-        "lipschitz.iteration",
-        "measurement",
-        "Lanczos' iteration by jvp and vjp finds 0.9999 of the largest singular value, never more than it",
-        _iteration,
-    ),
-)
-"""Claims of the family ``lipschitz``."""

@@ -24,13 +24,17 @@ from holonomy.manifolds import Lorentz
 from holonomy.structures import Hyperedges
 from holonomy.theory.attention.lipschitz import plus_bound, printed_lipschitz
 from holonomy.theory.attention.measured import jacobian_norm
-from holonomy.theory.attention.projections import Projections, as_function, attend
+from holonomy.theory.attention.projections import Projections, as_function
 from holonomy.theory.attention.sizes import spectral
-from holonomy.theory.claims.search import Comparison, draw_layer, search
-from holonomy.theory.claims.separation import random_model, seeded, separation
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.search import Comparison, draw_layer, on_a_line, search
+from holonomy.theory.claims.separation import missed, seeded
+from holonomy.theory.claims.statements.lipschitz import stretch_through
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
 from holonomy.theory.expressivity.higher_order import degree, operations
+
+CLAIMS = Claims()
+"""Claims of several families."""
 
 _LARGEST = 1.256
 """Up to which oscillation of E the entrywise inequality of Lemma A.3 is stated."""
@@ -45,6 +49,19 @@ def _entrywise(p: Tensor, e: Tensor) -> Iterator[Trial]:
     yield Trial(1 - oscillation, share.amin().item())
 
 
+def _sharpest_a3(draws: Draws) -> Iterator[Trial]:
+    """A rare key that gains the most, at the largest oscillation, and one that loses a little."""
+    for first, second in ((_LARGEST, 0.0), (0.0, 0.01)):
+        e = draws.normal(1).new_tensor([first, second])
+        yield from _entrywise(e.new_tensor([1 / 10_000, 1 - 1 / 10_000]), e)
+
+
+@CLAIMS.add(
+    "collapse.lemma_a3",
+    "Simplicial Lemma A.3",
+    "(1 - D) P~ <= P <= (1 + 2 D) P~ entrywise, D the oscillation of a row of E, at most 1.256",
+    sharpest=_sharpest_a3,
+)
 def _lemma_a3(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(60):
         size = draws.integer(2, 8)
@@ -53,41 +70,14 @@ def _lemma_a3(draws: Draws) -> Iterator[Trial]:
         yield from _entrywise((3 * draws.normal(size)).softmax(0), e)
 
 
-def _sharpest_a3(draws: Draws) -> Iterator[Trial]:
-    """A rare key that gains the most, at the largest oscillation, and one that loses a little."""
-    for first, second in ((_LARGEST, 0.0), (0.0, 0.01)):
-        e = draws.normal(1).new_tensor([first, second])
-        yield from _entrywise(e.new_tensor([1 / 10_000, 1 - 1 / 10_000]), e)
-
-
-def _through_values(x: Tensor, layer: Projections) -> Tensor:
-    """Largest norm of the derivative of f_i by x_j, the weights held."""
-    apart = Projections(
-        torch.cat([torch.zeros_like(layer.keys), layer.keys], 2),
-        torch.cat([layer.values, torch.zeros_like(layer.values)], 2),
-        scale=layer.scale,
-    )
-
-    def frozen(moving: Tensor) -> Tensor:
-        return attend(torch.cat([moving, x], 1), apart)
-
-    return spectral(torch.func.jacrev(frozen)(x).movedim(1, 2)).amax()
-
-
 def _compare_c1(x: Tensor, layer: Projections) -> Comparison:
     order, value, radius = layer.order, spectral(layer.values).amax(), x.norm(dim=1).amax()
-    measured = _through_values(x, layer)
+    measured = stretch_through(x, layer, "values")
     return Comparison(measured, order * value**order * radius ** (order - 1), torch.zeros_like(measured))
 
 
-def _lemma_c1(draws: Draws) -> Iterator[Trial]:
-    yield from search(draws, _compare_c1, batches=1, plain=True)
-
-
 def _ones(draws: Draws, order: int, *tokens: float) -> tuple[Projections, Tensor]:
-    """All matrices 1, tokens on a line."""
-    x = draws.normal(1).new_tensor(tokens)[:, None]
-    return Projections(x.new_ones(order + 1, 1, 1, 1), x.new_ones(order, 1, 1, 1)), x
+    return on_a_line(draws, [1.0] * (order + 1), *tokens)
 
 
 def _alone(draws: Draws) -> Iterator[Trial]:
@@ -97,10 +87,28 @@ def _alone(draws: Draws) -> Iterator[Trial]:
         yield Trial(found.measured.item(), found.bound.item(), at={"N": float(order)})
 
 
+CLAIMS.add(
+    "lipschitz.lemma_c1",
+    "Simplicial Lemma C.1",
+    "the derivative through the values is at most N V^N R^{N-1}",
+    axis="N",
+    sharpest=_alone,
+    compare=_compare_c1,
+    batches=1,
+    plain=True,
+)(search)
+
+
 def _stretch(layer: Projections, x: Tensor) -> float:
     return jacobian_norm(as_function(layer), x, steps=30)[0]
 
 
+@CLAIMS.add(
+    "lipschitz.not_global",
+    "Simplicial section 3.3",
+    "not globally Lipschitz: on the ball of radius R the stretch is (2 R^2 / 3)^N at least",
+    axis="radius",
+)
 def _not_global(draws: Draws) -> Iterator[Trial]:
     """Tokens R, -R and 0: the query of the third sees all tuples alike, and a step of it tells them apart."""
     for order in (1, 2, 3):
@@ -110,11 +118,25 @@ def _not_global(draws: Draws) -> Iterator[Trial]:
             yield Trial((2 * radius**2 / 3) ** order, _stretch(layer, x), at=at)
 
 
+def _sharpest_vanishing(draws: Draws) -> Iterator[Trial]:
+    """Equal tokens: the derivative of a power."""
+    for order in (2, 3):
+        layer, x = _ones(draws, order, *[0.01] * 3)
+        yield Trial(_stretch(layer, x), 1.001 * order * 0.01 ** (order - 1), at={"N": float(order), "radius": 0.01})
+
+
+@CLAIMS.add(
+    "lipschitz.vanishing",
+    "Simplicial section 3.3",
+    "as R -> 0 the stretch of N >= 2 vanishes like N prod|W_V| R^{N-1}, that of N = 1 stays |W_V|",
+    axis="radius",
+    sharpest=_sharpest_vanishing,
+)
 def _vanishing(draws: Draws) -> Iterator[Trial]:
     """At X = 0 ordinary attention is the mean of its values; higher orders are below N prod|W_V| R^{N-1} and vanish."""
     for _ in draws.rounds(5):
         layer = draw_layer(draws, 1, 3)
-        mean = _stretch(layer, torch.zeros(4, 3, dtype=draws.dtype, device=draws.device))
+        mean = _stretch(layer, torch.zeros(4, 3, **draws.factory_kwargs))
         yield Trial(spectral(layer.values).item(), mean, at={"N": 1.0})
         for order in (2, 3):
             for radius in (0.1, 0.01, 0.001):
@@ -126,13 +148,11 @@ def _vanishing(draws: Draws) -> Iterator[Trial]:
                 yield Trial(_stretch(layer, x), allowed, at={"N": float(order), "radius": radius})
 
 
-def _sharpest_vanishing(draws: Draws) -> Iterator[Trial]:
-    """Equal tokens: the derivative of a power."""
-    for order in (2, 3):
-        layer, x = _ones(draws, order, *[0.01] * 3)
-        yield Trial(_stretch(layer, x), 1.001 * order * 0.01 ** (order - 1), at={"N": float(order), "radius": 0.01})
-
-
+@CLAIMS.add(
+    "lipschitz.tokens",
+    "Simplicial section 3.3",
+    "the exponent of n does not depend on N: 3/2 in the printed bound, 1/2 in L+",
+)
 def _tokens(draws: Draws) -> Iterator[Trial]:
     """The exponent of n between n and 4 n, of the printed bound and of L+ at large logits, against that of N = 1."""
     slopes = {
@@ -149,14 +169,20 @@ def _by_order(draws: Draws) -> list[Projections]:
     return [_ones(draws, order, 1.0)[0] for order in (1, 2, 3)]
 
 
+@CLAIMS.add(
+    "hot.proposition_1",
+    "HOT Proposition 1",
+    "where output indices repeat, L_{k->l} is a map of as many indices as are different",
+    "equal",
+)
 def _proposition_1(draws: Draws) -> Iterator[Trial]:
     """Where output indices repeat, L_{k -> l} maps to as many as are different: fitted, then tried on a new input."""
     nodes = 5
     for k, to in ((1, 2), (2, 2), (2, 1)):
-        large = EquivariantLinear(k, to, 1, 1, bias=False, dtype=draws.dtype, device=draws.device)
+        large = EquivariantLinear(k, to, 1, 1, bias=False, **draws.factory_kwargs)
         for pattern in set_partitions(to):
             unique = max(pattern) + 1
-            small = EquivariantLinear(k, unique, 1, 1, bias=False, dtype=draws.dtype, device=draws.device)
+            small = EquivariantLinear(k, unique, 1, 1, bias=False, **draws.factory_kwargs)
             at = list(itertools.permutations(range(nodes), unique))
             first = torch.tensor(at).T
             whole = tuple(first[block] for block in pattern)
@@ -167,7 +193,7 @@ def _proposition_1(draws: Draws) -> Iterator[Trial]:
                 wanted = [large(x)[whole].flatten() for x in seen]
                 fit = torch.linalg.pinv(torch.cat(columns[:2])) @ torch.cat(wanted[:2])
             off = (columns[2] @ fit - wanted[2]).abs().amax().item()
-            floor = 1000 * torch.finfo(draws.dtype).eps * nodes**k * (1 + fit.abs().amax().item())
+            floor = rounding(draws.dtype) * nodes**k * (1 + fit.abs().amax().item())
             yield Trial(off, floor, note=f"{k} -> {to}, {unique} different indices")
 
 
@@ -204,19 +230,21 @@ def _by_diagonal(x: Tensor, order: int, order_out: int) -> Tensor:
     return x.reshape(nodes, *[1] * (order_out - 1), -1).expand(*[nodes] * order_out, -1).clone()
 
 
+@CLAIMS.add("hot.proposition_2", "HOT Proposition 2", "lightweight L_{k->l} grows no faster than n^l")
 def _proposition_2(draws: Draws) -> Iterator[Trial]:
     """Of the classes of a diagonal: no more operations than n^l, and that they are classes of L_{k -> l}."""
     for k, to in ((1, 1), (1, 2), (2, 1), (2, 2)):
         yield _degree(partial(_by_diagonal, order=k, order_out=to), partial(_cube, k), to, f"{k} -> {to}")
-        layer = EquivariantLinear(k, to, 2, 2, bias=False, dtype=draws.dtype, device=draws.device)
+        layer = EquivariantLinear(k, to, 2, 2, bias=False, **draws.factory_kwargs)
         x = draws.normal(*[4] * k, 2)
         with torch.no_grad():
             kept = [float(set(p[:k]) == {p[k]}) for p in set_partitions(k + to)]
             layer.weight.copy_(x.new_tensor(kept)[:, None, None] * torch.eye(2).to(x))
             off = (layer(x) - _by_diagonal(x, k, to)).abs().amax().item()
-        yield Trial(off, 1000 * torch.finfo(draws.dtype).eps, note=f"{k} -> {to}: the classes of a diagonal")
+        yield Trial(off, rounding(draws.dtype), note=f"{k} -> {to}: the classes of a diagonal")
 
 
+@CLAIMS.add("hyperbolic.linear_time", "Hypformer section 4.5", "linear attention takes O(N) operations")
 def _hypformer(draws: Draws) -> Iterator[Trial]:
     """Operations of linear attention over the number of points; of softmax attention they grow as its square."""
     del draws
@@ -230,14 +258,15 @@ def _hypformer(draws: Draws) -> Iterator[Trial]:
     yield Trial(softmax.bound, softmax.measured, note=softmax.note)
 
 
+@CLAIMS.add(
+    "hot.opposite", "HOT Theorem 2, the opposite", "two encoders of order 2 compute what two steps of messages cannot"
+)
 def _opposite(draws: Draws) -> Iterator[Trial]:
     """A path of nine: two encoders of order 2 bring its far end to the first node, two steps of messages do not."""
     i = torch.arange(8)
     edge_index = torch.cat([torch.stack([i, i + 1]), torch.stack([i + 1, i])], 1).to(draws.device)
     encoders = [
-        seeded(
-            HigherOrderEncoderLayer(2, 2, 4, 1, 4, kernel="performer", dtype=draws.dtype, device=draws.device), draws
-        )
+        seeded(HigherOrderEncoderLayer(2, 2, 4, 1, 4, kernel="performer", **draws.factory_kwargs), draws)
         for _ in range(2)
     ]
     weights = draws.normal(2, 4, 4)
@@ -247,7 +276,7 @@ def _opposite(draws: Draws) -> Iterator[Trial]:
     with torch.no_grad():
         far = [_encoded(encoders, given, edge_index) for given in (x, moved)]
     near = [_passed(weights, given, edge_index) for given in (x, moved)]
-    scale = 1000 * torch.finfo(draws.dtype).eps
+    scale = rounding(draws.dtype)
     yield Trial(scale, (far[0] - far[1]).abs().amax().item(), note="two encoders see the far end of a path of nine")
     yield Trial((near[0] - near[1]).abs().amax().item(), scale, note="two steps of messages do not")
 
@@ -266,28 +295,15 @@ def _passed(weights: Tensor, x: Tensor, edge_index: Tensor) -> Tensor:
     return x[0]
 
 
+@CLAIMS.add(
+    "hot.corollary_1", "HOT Corollary 1", "order 2 separates graphs that no message passing separates", expected=False
+)
 def _corollary_1(draws: Draws) -> Iterator[Trial]:
-    """1 where colour refinement, which bounds messages, does not tell two graphs apart, nor does order 2."""
-    models = [random_model("hot_2", draws) for _ in range(2)]
-    for name in PAIRS[:-1]:
-        pair = graph_pair(name)
-        if not separated(*pair, 1):
-            order = draws.normal(pair[0].shape[0])
-            seen = any(separation(model, *pair, order).separates for model in models)
-            note = "" if seen else f"{name}: not separated by colour refinement, and not by order 2"
-            yield Trial(float(not seen), 0.0, note=note)
+    pairs = [name for name in PAIRS[:-1] if not separated(*graph_pair(name), 1)]
+    yield from missed(draws, "hot_2", 2, pairs, "{}: not separated by colour refinement, and not by order 2")
 
 
 Partition = tuple[int, ...]
-
-
-def _classes(draws: Draws, wrong: Callable[[Partition, list[Partition]], int]) -> Iterator[Trial]:
-    """What is wrong with every class of pairs of multi-indices, of as many nodes as it has blocks at the most."""
-    del draws
-    for order in (1, 2):
-        indices = list(itertools.product(range(2 * order), repeat=order))
-        for partition in set_partitions(2 * order):
-            yield Trial(float(wrong(partition, indices)), 0.0, at={"k": float(order)}, note=f"class {partition}")
 
 
 def _split(partition: Partition) -> tuple[Partition, Partition, list[bool]]:
@@ -325,99 +341,39 @@ def _scoring(partition: Partition, indices: list[Partition]) -> int:
     return wrong
 
 
-def _csa(draws: Draws) -> Iterator[Trial]:
-    """1 where colour refinement, or three random chromatic transformers, miss what the claim says of a pair."""
-    models = [random_model("cgt", draws) for _ in range(3)]
-    for name in PAIRS[:-1]:
-        pair = graph_pair(name)
-        if not separated(*pair, 1) and separated(*pair, 2):
-            order = draws.normal(pair[0].shape[0])
-            seen = any(separation(model, *pair, order).separates for model in models)
-            yield Trial(float(not seen), 0.0, note="" if seen else f"{name}: not separated")
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "collapse.lemma_a3",
-        "Simplicial Lemma A.3",
-        "(1 - D) P~ <= P <= (1 + 2 D) P~ entrywise, D the oscillation of a row of E, at most 1.256",
-        _lemma_a3,
-        sharpest=_sharpest_a3,
-    ),
-    Claim(
-        "lipschitz.lemma_c1",
-        "Simplicial Lemma C.1",
-        "the derivative through the values is at most N V^N R^{N-1}",
-        _lemma_c1,
-        axis="N",
-        sharpest=_alone,
-    ),
-    Claim(
-        "lipschitz.not_global",
-        "Simplicial section 3.3",
-        "not globally Lipschitz: on the ball of radius R the stretch is (2 R^2 / 3)^N at least",
-        _not_global,
-        axis="radius",
-    ),
-    Claim(
-        "lipschitz.vanishing",
-        "Simplicial section 3.3",
-        "as R -> 0 the stretch of N >= 2 vanishes like N prod|W_V| R^{N-1}, that of N = 1 stays |W_V|",
-        _vanishing,
-        axis="radius",
-        sharpest=_sharpest_vanishing,
-    ),
-    Claim(
-        "lipschitz.tokens",
-        "Simplicial section 3.3",
-        "the exponent of n does not depend on N: 3/2 in the printed bound, 1/2 in L+",
-        _tokens,
-    ),
-    Claim(
-        "hot.proposition_1",
-        "HOT Proposition 1",
-        "where output indices repeat, L_{k->l} is a map of as many indices as are different",
-        _proposition_1,
-        "equal",
-    ),
-    Claim("hot.proposition_2", "HOT Proposition 2", "lightweight L_{k->l} grows no faster than n^l", _proposition_2),
-    Claim(
-        "hot.opposite",
-        "HOT Theorem 2, the opposite",
-        "two encoders of order 2 compute what two steps of messages cannot",
-        _opposite,
-    ),
-    Claim(
-        "hot.corollary_1",
-        "HOT Corollary 1",
-        "order 2 separates graphs that no message passing separates",
-        _corollary_1,
-        expected=False,
-    ),
-    Claim(
-        "tokens.lemma_2",
-        "TokenGT Lemma 2",
-        "the i of a class of pairs (i, j) are a class, where there are as many nodes as it has blocks",
-        partial(_classes, wrong=_separation),
-    ),
-    Claim(
-        "tokens.lemma_3",
-        "TokenGT Lemma 3",
-        "(i, j) is in a class if and only if i and j are in its halves and the same entries are equal",
-        partial(_classes, wrong=_breakdown),
-    ),
-    Claim(
-        "tokens.scoring",
-        "TokenGT Property 1",
-        "the scoring function is largest on the class alone, elsewhere lower by min(1, eps) at least",
-        partial(_classes, wrong=_scoring),
-    ),
-    Claim("hyperbolic.linear_time", "Hypformer section 4.5", "linear attention takes O(N) operations", _hypformer),
-    Claim(
-        "colouring.csa",
-        "CSA sections 3, 4",
-        "chromatic attention with walks separates pairs that colour refinement does not, and folklore 2-WL does",
-        _csa,
-    ),
+@CLAIMS.add(
+    "tokens.lemma_2",
+    "TokenGT Lemma 2",
+    "the i of a class of pairs (i, j) are a class, where there are as many nodes as it has blocks",
+    wrong=_separation,
 )
-"""Claims of several families."""
+@CLAIMS.add(
+    "tokens.lemma_3",
+    "TokenGT Lemma 3",
+    "(i, j) is in a class if and only if i and j are in its halves and the same entries are equal",
+    wrong=_breakdown,
+)
+@CLAIMS.add(
+    "tokens.scoring",
+    "TokenGT Property 1",
+    "the scoring function is largest on the class alone, elsewhere lower by min(1, eps) at least",
+    wrong=_scoring,
+)
+def _classes(draws: Draws, wrong: Callable[[Partition, list[Partition]], int]) -> Iterator[Trial]:
+    """What is wrong with every class of pairs of multi-indices, of as many nodes as it has blocks at the most."""
+    del draws
+    for order in (1, 2):
+        indices = list(itertools.product(range(2 * order), repeat=order))
+        for partition in set_partitions(2 * order):
+            yield Trial(float(wrong(partition, indices)), 0.0, at={"k": float(order)}, note=f"class {partition}")
+
+
+@CLAIMS.add(
+    "colouring.csa",
+    "CSA sections 3, 4",
+    "chromatic attention with walks separates pairs that colour refinement does not, and folklore 2-WL does",
+)
+def _csa(draws: Draws) -> Iterator[Trial]:
+    pairs = {name: graph_pair(name) for name in PAIRS[:-1]}
+    wanted = [name for name, pair in pairs.items() if not separated(*pair, 1) and separated(*pair, 2)]
+    yield from missed(draws, "cgt", 3, wanted, "{}: not separated")

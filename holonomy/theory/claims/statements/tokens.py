@@ -10,13 +10,16 @@ from torch import Tensor
 
 from holonomy.layers import EquivariantLinear, bell, orthogonal_identifiers
 from holonomy.theory.claims.pictures import Picture, Trials
-from holonomy.theory.claims.verdict import Claim, Draws, Trial
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 from holonomy.theory.expressivity.tokens_basis import (
     basis_approximation_error,
     basis_attention,
     basis_tensors,
     layer_by_heads,
 )
+
+CLAIMS = Claims()
+"""Claims of the family ``tokens``."""
 
 # Nodes at which all rows of all heads are computed: n^2k weights each.
 _NODES = {1: (1, 2, 5, 16), 2: (2, 4, 6), 3: (2, 3)}
@@ -29,15 +32,18 @@ def _scales(draws: Draws) -> tuple[float, ...]:
     return _SCALES if draws.budget >= 1 else (3.0, 30.0)
 
 
-def _rounding(dtype: torch.dtype, size: float) -> float:
-    return 1000 * torch.finfo(dtype).eps * size
-
-
 def _identifiers(draws: Draws, nodes: int, dim: int) -> Tensor:
     drawn = orthogonal_identifiers(nodes, dim, generator=draws.generator, dtype=draws.dtype)
     return drawn.to(draws.device)
 
 
+@CLAIMS.add(
+    "tokens.lemma_1",
+    "TokenGT Lemma 1",
+    "bell(2k) heads are the basis tensors up to ((n^k - c)/c) exp(-a min(1, eps)/sqrt(d_H)) a row, k = 1, 2, 3",
+    axis="a",
+    note="half the l1 distance of a row; with one type, k = 1, the gap is 1 where the printed eps is 0",
+)
 def _basis(draws: Draws) -> Iterator[Trial]:
     for order, sizes in _NODES.items():
         for nodes in sizes:
@@ -46,13 +52,13 @@ def _basis(draws: Draws) -> Iterator[Trial]:
                 found = basis_approximation_error(order, nodes, a, identifiers=p)
                 at = {"a": a, "n": float(nodes), "k": float(order)}
                 # A logit is off by its rounding, and a weight by that of its logit.
-                floor = _rounding(draws.dtype, 1 + found.logit)
+                floor = rounding(draws.dtype) * (1 + found.logit)
                 seen = {"heads": basis_attention(order, a, p)[0]} if (order, nodes, a) in _SEEN else {}
                 yield Trial(found.measured, found.bound, floor=floor, at=at, seen=seen)
 
 
 def _layer(draws: Draws, order: int, features: int, out: int) -> EquivariantLinear:
-    layer = EquivariantLinear(order, order, features, out, dtype=draws.dtype, device=draws.device)
+    layer = EquivariantLinear(order, order, features, out, **draws.factory_kwargs)
     with torch.no_grad():
         layer.weight.copy_(draws.normal(*layer.weight.shape))
         if layer.bias is not None:
@@ -64,6 +70,13 @@ def _size(values: Tensor) -> float:
     return values.norm(dim=-1).amax().item()
 
 
+@CLAIMS.add(
+    "tokens.theorem_1",
+    "TokenGT Theorem 1",
+    "bell(2k) heads with class sizes and biases are the equivariant linear layer, to the bound of Lemma 1",
+    axis="a",
+    note="the feed-forward map of the proof is taken exactly",
+)
 def _layers(draws: Draws) -> Iterator[Trial]:
     for order, sizes in _NODES.items():
         for nodes in sizes[:3]:
@@ -74,7 +87,7 @@ def _layers(draws: Draws) -> Iterator[Trial]:
                 with torch.no_grad():
                     off = _size(heads.output - layer(x))
                 at = {"a": a, "n": float(nodes), "k": float(order)}
-                floor = _rounding(draws.dtype, (1 + a * order) * nodes**order * (1 + _size(heads.output)))
+                floor = rounding(draws.dtype) * (1 + a * order) * nodes**order * (1 + _size(heads.output))
                 yield Trial(off, heads.bound, floor=floor, at=at)
 
 
@@ -84,12 +97,18 @@ def _steepness(layer: EquivariantLinear, nodes: int) -> float:
     return (torch.linalg.matrix_norm(layer.weight.detach(), 2) @ count).amax().item()
 
 
+@CLAIMS.add(
+    "tokens.theorem_2",
+    "TokenGT Theorem 2",
+    "layers of heads and sum-pooling are a k-IGN, to what Lipschitz constants make of the bound",
+    axis="a",
+)
 def _networks(draws: Draws) -> Iterator[Trial]:
     """Two layers with ReLU between, and the invariant map: errors grow by Lipschitz constants."""
     for order, nodes in ((1, 4), (2, 3), (2, 4), (3, 2)):
         for a in _scales(draws)[1:]:
             first, second = _layer(draws, order, 2, 3), _layer(draws, order, 3, 3)
-            readout = EquivariantLinear(order, 0, 3, 1, dtype=draws.dtype, device=draws.device)
+            readout = EquivariantLinear(order, 0, 3, 1, **draws.factory_kwargs)
             with torch.no_grad():
                 readout.weight.copy_(draws.normal(bell(order), 3, 1))
                 x, p = draws.normal(*[nodes] * order, 2), _identifiers(draws, nodes, nodes)
@@ -99,8 +118,8 @@ def _networks(draws: Draws) -> Iterator[Trial]:
                 off = _size(readout(two.output) - exact)
             tokens = nodes**order * torch.linalg.matrix_norm(readout.weight.detach(), 2).amax().item()
             bound = tokens * (two.bound + _steepness(second, nodes) * one.bound)
-            floor = _rounding(
-                draws.dtype, (1 + a * order) * tokens * _steepness(second, nodes) * (1 + _size(one.output))
+            floor = (
+                rounding(draws.dtype) * (1 + a * order) * tokens * _steepness(second, nodes) * (1 + _size(one.output))
             )
             yield Trial(off, bound, floor=floor, at={"a": a, "n": float(nodes), "k": float(order)})
 
@@ -142,30 +161,3 @@ PICTURES: tuple[Picture, ...] = (
     ),
 )
 """The picture of Lemma 1."""
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "tokens.lemma_1",
-        "TokenGT Lemma 1",
-        "bell(2k) heads are the basis tensors up to ((n^k - c)/c) exp(-a min(1, eps)/sqrt(d_H)) a row, k = 1, 2, 3",
-        _basis,
-        axis="a",
-        note="half the l1 distance of a row; with one type, k = 1, the gap is 1 where the printed eps is 0",
-    ),
-    Claim(
-        "tokens.theorem_1",
-        "TokenGT Theorem 1",
-        "bell(2k) heads with class sizes and biases are the equivariant linear layer, to the bound of Lemma 1",
-        _layers,
-        axis="a",
-        note="the feed-forward map of the proof is taken exactly",
-    ),
-    Claim(
-        "tokens.theorem_2",
-        "TokenGT Theorem 2",
-        "layers of heads and sum-pooling are a k-IGN, to what Lipschitz constants make of the bound",
-        _networks,
-        axis="a",
-    ),
-)
-"""Claims of the family ``tokens``."""
