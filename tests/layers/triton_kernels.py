@@ -186,7 +186,7 @@ def test_gradcheck_and_no_second_derivative(device, launched):
         )
     keys, values = drawn(2, 3, 2, values=2, device=device, dtype=torch.float32)
     (first,) = torch.autograd.grad(simplicial_attention(keys, values).sum(), keys[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="in Triton has no second derivative"):
+    with pytest.raises(RuntimeError, match="in tiles has no second derivative"):
         first.square().sum().backward()
     assert launched
 

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 def find_duplicates(
     x: Float[Tensor, "*batch tokens features"], key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None
 ) -> Bool[Tensor, "*batch tokens"]:
-    """Tell which tokens are equal to an earlier one, up to rounding (16 units in the last place of the largest entry).
-
-    Tokens are sorted by their projections on one direction, so that equal ones are adjacent: time n log n, without an
-    n x n matrix.
-    """
+    """Tell which tokens are equal to an earlier one, up to 16 units in the last place of the largest entry."""
     x, tokens = x.detach(), x.shape[-2]
     if tokens < 2:
         return x.new_zeros(x.shape[:-1], dtype=torch.bool)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -153,21 +153,8 @@ def _blocks(keys: list[Tensor], values: list[Tensor], steps: Tensor, bias: Tenso
     nodes, rows = steps.shape[-2], max(1, rows // len(steps))
     if rows >= nodes:
         return _paths(keys, values, steps, bias, 0, nodes, form)
-    blocks = [
-        checkpoint(
-            _paths,
-            keys,
-            values,
-            steps,
-            bias,
-            start,
-            min(start + rows, nodes),
-            form,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for start in range(0, nodes, rows)
-    ]
+    block = partial(checkpoint, _paths, keys, values, steps, bias, use_reentrant=False, preserve_rng_state=False)
+    blocks = [block(start, min(start + rows, nodes), form) for start in range(0, nodes, rows)]
     return torch.cat(cast("list[Tensor]", blocks), -2)
 
 
@@ -185,13 +172,7 @@ def _masked(keys: Sequence[Tensor], values: Sequence[Tensor], steps: Tensor, sco
 
 
 def _paths(
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    steps: Tensor,
-    scores: Tensor,
-    start: int,
-    stop: int,
-    form: Form,
+    keys: Sequence[Tensor], values: Sequence[Tensor], steps: Tensor, scores: Tensor, start: int, stop: int, form: Form
 ) -> Tensor:
     """The averages of a block of queries, over axes ``(batch, queries, k, .., k)``."""
     order = len(values)
@@ -219,9 +200,8 @@ def _paths(
 
 def _valid(neighbours: Tensor) -> Tensor:
     """Which entries count: those that are not negative and do not repeat an earlier one."""
-    earlier = torch.ones(neighbours.shape[-1], neighbours.shape[-1], dtype=torch.bool, device=neighbours.device).tril(
-        -1
-    )
+    k = neighbours.shape[-1]
+    earlier = torch.ones(k, k, dtype=torch.bool, device=neighbours.device).tril(-1)
     repeated = ((neighbours[..., :, None] == neighbours[..., None, :]) & earlier).any(-1)
     return (neighbours >= 0) & ~repeated
 

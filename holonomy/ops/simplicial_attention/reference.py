@@ -24,11 +24,7 @@ from holonomy.ops.simplicial_attention.simplexes import Simplexes
 
 
 class Factors(NamedTuple):
-    """The factors of logits and values, with one batch axis.
-
-    The logits are ``(left[:, :, :, None] * right[:, :, None]).sum(0) @ other.mT``, the values of a first key and others
-    ``value * other_value``.
-    """
+    """Of logits ``(left[:, :, :, None] * right[:, :, None]).sum(0) @ other.mT`` and values ``value * other_value``."""
 
     left: Tensor  # (terms, batch, queries, features), the scale included
     right: Tensor  # (terms, batch, first_keys, features)

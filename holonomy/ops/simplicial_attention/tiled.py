@@ -76,8 +76,23 @@ class _Tiled(torch.autograd.Function):
         return *grads, None, None
 
 
-class _TiledGradient(torch.autograd.Function):
-    """The gradient of :class:`_Tiled`, a separate Function, so that its own derivative raises an error."""
+class LastGradient(torch.autograd.Function):
+    """A gradient apart from the Function that it is of, so that its own derivative raises an error."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep nothing."""
+        del ctx, inputs, output
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        """Refuse."""
+        del ctx, grad_outputs
+        raise RuntimeError("Simplicial attention in tiles has no second derivative: give a tile that holds all logits.")
+
+
+class _TiledGradient(LastGradient):
+    """The gradient of :class:`_Tiled`."""
 
     @staticmethod
     def forward(
@@ -120,15 +135,6 @@ class _TiledGradient(torch.autograd.Function):
                 grad_left[term, batch, queries] += (grad_features * right[term, batch, None, columns]).sum(2)
                 grad_right[term, batch, columns] += (grad_features * left[term, batch, queries, None]).sum(1)
         return grad_left, grad_right, grad_other, grad_value, grad_other_value
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        del ctx, inputs, output
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        del ctx, grad_outputs
-        raise RuntimeError("Simplicial attention in tiles has no second derivative: give a tile that holds all logits.")
 
 
 def _logits(f: Factors, simplexes: Simplexes, chunk: Tile) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from torch.cuda import device_of
 from holonomy import _autograd
 from holonomy.ops.simplicial_attention.reference import Factors
 from holonomy.ops.simplicial_attention.simplexes import Simplexes, steps_of
+from holonomy.ops.simplicial_attention.tiled import LastGradient
 from holonomy.ops.triton_support import language
 
 tl, jit = language()
@@ -446,6 +447,7 @@ def triton_attention(factors: Factors, simplexes: Simplexes, *, rounded: bool = 
 
 
 class _Attention(torch.autograd.Function):
+    # Inputs have names, as torch.compile fails where a Function takes them as *inputs.
     @staticmethod
     def forward(
         left: Tensor,
@@ -478,8 +480,8 @@ class _Attention(torch.autograd.Function):
         return *grads, None, None, None, None
 
 
-class _Gradient(torch.autograd.Function):
-    """The gradient of :class:`_Attention`, a separate Function, so that its own derivative raises an error."""
+class _Gradient(LastGradient):
+    """The gradient of :class:`_Attention`."""
 
     @staticmethod
     def forward(
@@ -498,17 +500,6 @@ class _Gradient(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         return _pull(
             left, right, other, value, other_value, first_keys_at, others_at, grad, base, average, reach, precision
-        )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        del ctx, inputs, output
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        del ctx, grad_outputs
-        raise RuntimeError(
-            "Simplicial attention in Triton has no second derivative: give a tile that holds all logits."
         )
 
 

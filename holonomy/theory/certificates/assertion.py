@@ -14,7 +14,7 @@ from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function
 from holonomy.theory.certificates.attack import Attack, Scope, attack, attack_at
-from holonomy.theory.certificates.certificate import ends_of_model, features_of
+from holonomy.theory.certificates.certificate import ends_of_model, features_of, one_by_one
 from holonomy.theory.certificates.regions import refuse_training, root, widened
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric
 
@@ -131,7 +131,7 @@ def assert_lipschitz(
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         together = not alone or _takes_batches(function, centre)
         found = attack(
-            function if not alone else torch.func.vmap(function) if together else _one_by_one(function),
+            function if not alone else torch.func.vmap(function) if together else one_by_one(function),
             Scope(ends, metric, centre, reach),
             generator,
             starts=_STARTS if together else _FEW_STARTS,
@@ -156,10 +156,6 @@ def _takes_batches(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _one_by_one(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.stack([function(one) for one in x])
 
 
 def _features(layer: object, features: int | None) -> int:

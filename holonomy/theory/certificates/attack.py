@@ -35,23 +35,14 @@ _SHRINK = (1.0, 0.1, 0.01)
 
 
 class Attack(NamedTuple):
-    """The pair of inputs that a search found a map to move apart the most.
+    """The pair of inputs that a search found a map to move apart the most."""
 
-    Attributes:
-        ratio: of the distances after and before, less what rounding can have added; at an input the stretch itself.
-        x: one input, ``(tokens, dim)``.
-        y: the other; at an input a point next to it, in the direction of the largest stretch.
-    """
-
-    ratio: float
-    x: Tensor
-    y: Tensor
+    ratio: float  # of the distances after and before, less what rounding can have added; at an input the stretch itself
+    x: Tensor  # one input, (tokens, dim)
+    y: Tensor  # the other; at an input a point next to it, in the direction of the largest stretch
 
     def refutes(self, bound: float) -> bool:
-        """Whether the pair is moved apart by more than a bound allows, beyond the digits of a bound in float32.
-
-        A stretch near zero is rounding: a ratio refutes a bound only if it is larger by 1e-10 at least.
-        """
+        """Whether the pair is moved apart by more than a bound allows, beyond float32 digits, and by 1e-10 at least."""
         return self.ratio > bound * (1 + numerics.CHECK_TOLERANCE) + numerics.CHECK_TOLERANCE**2
 
 
@@ -116,19 +107,12 @@ def _boost(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scope:
-    """Inputs among which a pair is searched: tokens within a radius of those of a centre.
+    """Inputs among which a pair is searched: tokens within a radius of those of a centre."""
 
-    Attributes:
-        ends: between which spaces the map leads.
-        metric: of configurations of tokens.
-        centre: ``(tokens, dim)``, in float64.
-        radius: of the balls about its tokens, in the distance where the map starts.
-    """
-
-    ends: Ends
-    metric: Metric
-    centre: Float[Tensor, "tokens dim"]
-    radius: float
+    ends: Ends  # between which spaces the map leads
+    metric: Metric  # of configurations of tokens
+    centre: Float[Tensor, "tokens dim"]  # (tokens, dim), in float64
+    radius: float  # of the balls about its tokens, in the distance where the map starts
 
 
 def attack_at(function: Function, scope: Scope) -> Attack:
@@ -257,10 +241,7 @@ def _along(slope: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _patterns(generator: torch.Generator, count: int, tokens: int, features: int) -> Tensor:
-    """Directions of all tokens, ``(count, tokens, features)``, each a unit vector or zero.
-
-    Half of them have one or two channels; tokens are independent, alike, one against the others, or one alone.
-    """
+    """Directions of all tokens, ``(count, tokens, features)``, unit vectors or zero; half have one or two channels."""
     drawn = torch.randn(count, tokens, features, generator=generator, dtype=torch.float64)
     order = torch.rand(count, 1, features, generator=generator).argsort(-1)
     few = torch.randint(1, 3, (count, 1, 1), generator=generator)

@@ -8,6 +8,7 @@ constant is lost.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
@@ -234,44 +235,28 @@ def certify(
     _compose(model, tape, "")
     tape.close()
     measured = math.nan
-    if starts:
-        if x is None:
-            measured = _ascend(model, radius, features, tokens, metric, ends, (starts, steps), generator)
-        else:
-            measured = stretch(model, x, ends=ends, joint=True, metric=metric).item()
+    if starts and x is not None:
+        measured = stretch(model, x, ends=ends, joint=True, metric=metric).item()
+    elif starts and features is not None:
+        measured = measure_stretch(
+            # A Hypformer takes one graph at a time.
+            one_by_one(model) if isinstance(model, Hypformer) else model,
+            radius,
+            features,
+            tokens=tokens or 1,
+            ends=ends,
+            metric=metric,
+            starts=starts,
+            steps=steps,
+            generator=generator,
+            like=next(model.parameters(), None),
+        )
     return Certificate(tape.constant * begin / end, measured, tuple(tape.rows), scope, metric)
 
 
-def _ascend(
-    model: nn.Module,
-    radius: float,
-    features: int | None,
-    tokens: int | None,
-    metric: Metric,
-    ends: Ends,
-    effort: tuple[int, int],
-    generator: torch.Generator | None,
-) -> float:
-    if features is None:
-        return math.nan
-    starts, steps = effort
-
-    def configurations(x: Tensor) -> Tensor:
-        # A Hypformer takes one graph at a time.
-        return torch.stack([model(one) for one in x]) if isinstance(model, Hypformer) else model(x)
-
-    return measure_stretch(
-        configurations,
-        radius,
-        features,
-        tokens=tokens or 1,
-        ends=ends,
-        metric=metric,
-        starts=starts,
-        steps=steps,
-        generator=generator,
-        like=next(model.parameters(), None),
-    )
+def one_by_one(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of one configuration of tokens, as one of several."""
+    return lambda x: torch.stack([function(one) for one in x])
 
 
 def ends_of_model(model: object) -> Ends:

@@ -19,15 +19,6 @@ def transformation_steps(start: float, end: float, rate: float, square: float) -
     :math:`2 \tanh(D) / (|X|^2 + 1)` throw the output off the ray, so no rate needs fewer than about
     :math:`(F(R) - F(r)) / 2` steps.
 
-    Args:
-        start: rapidity r of the output at first.
-        end: rapidity R.
-        rate: :math:`\eta`, the learning rate.
-        square: :math:`|X|^2`, of all ambient coordinates of the input; the one beside it is the bias.
-
-    Returns:
-        The number of steps.
-
     >>> round(transformation_steps(0.0, 4.0, 0.05, 3.0) / transformation_steps(0.0, 3.0, 0.05, 3.0), 1)
     7.2
     """
@@ -49,15 +40,6 @@ def axis_steps(start: float, end: float, rate: float, rapidity: float) -> float:
     :math:`\dot s = \eta p`, :math:`\dot p = \eta s`, :math:`p^2 - s^2` stays what it was, and
     :math:`\dot \ell = \eta (p^2 + s^2) = 2 \eta \sqrt{\ell^2 + q^2}`.
 
-    Args:
-        start: rapidity r of the output at first.
-        end: rapidity R.
-        rate: :math:`\eta`.
-        rapidity: :math:`\rho` of the input.
-
-    Returns:
-        The number of steps.
-
     >>> [round(axis_steps(1.0, end, 0.05, 1.0)) for end in (2.0, 4.0, 8.0)]
     [7, 14, 21]
     """
@@ -73,13 +55,6 @@ def hyperplane_stretch(size: float, rapidity: float) -> float:
     which grows as :math:`e^{(\lambda - 1) \rho}`: the coordinates are :math:`\sinh \lambda a_k` with
     :math:`\sinh a_k` those of the input, and by symmetry the motion across the bisector stays across it.
 
-    Args:
-        size: :math:`\lambda`, the length of both z.
-        rapidity: :math:`\rho` of the point.
-
-    Returns:
-        The stretch.
-
     >>> [round(hyperplane_stretch(1.5, rapidity)) for rapidity in (1.0, 3.0, 5.0, 7.0)]
     [2, 6, 15, 42]
     """
@@ -94,13 +69,6 @@ def least_chart_stretch(reach: float, radius: float) -> float:
 
     where the sphere of radius r goes around the ball of rapidity :math:`\alpha`: projected to that ball, which
     lengthens nothing, it covers a sphere whose area is :math:`(\sinh(\alpha) / r)^{n - 1}` times its own.
-
-    Args:
-        reach: the least rapidity :math:`\alpha` on the sphere.
-        radius: r.
-
-    Returns:
-        The stretch that some tangent vector of the sphere has at least.
 
     >>> round(least_chart_stretch(6.0, 6.0), 1)
     33.6

@@ -42,18 +42,7 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     r"""H8 for each head, and :math:`\cosh\rho\,(\sum_h \mathrm{Lip}_h^2)^{1/2}` for several.
 
     At an input (spread zero) it is the local form. A key mask for all queries only changes how many tokens there are;
-    dropped weights are masks of single queries.
-
-    Args:
-        layer: the attention.
-        region: of its inputs.
-        setting: metric and number of tokens.
-
-    Returns:
-        The step.
-
-    Raises:
-        NotCoveredError: if the layer has rotary positions.
+    dropped weights are masks of single queries. A layer with rotary positions is a NotCoveredError.
 
     >>> from holonomy.manifolds import Lorentz
     >>> layer = HypSoftmaxAttention(4, 1, Lorentz(-1.0), similarity="geodesic")
@@ -157,18 +146,9 @@ def _together(radii: list[float]) -> float:
 
 @follow.register
 def attend_linear(layer: HypLinearAttention, region: Region, setting: Setting) -> Step:
-    r"""H10: infinite over a ball, where the layer is discontinuous; its local form at an input.
+    """H10: infinite over a ball, where the layer is discontinuous; its local form at an input.
 
-    Args:
-        layer: the attention.
-        region: of its inputs.
-        setting: metric and number of tokens.
-
-    Returns:
-        The step.
-
-    Raises:
-        NotCoveredError: about points with a spread, or if the layer takes midpoints.
+    Points with a spread, and a layer that takes midpoints, are a NotCoveredError.
 
     >>> from holonomy.manifolds import Lorentz
     >>> attend_linear(HypLinearAttention(4, 1, Lorentz(-1.0)), Region(1.0), Setting()).constant

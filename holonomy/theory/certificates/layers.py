@@ -82,13 +82,8 @@ def rows_stretch(layer: HTC, rows: slice, points: Tensor) -> Tensor:
 def follow_transformation(layer: HTC, region: Region, setting: Setting) -> Step:
     """HTC by H1 or H2, about points by H2'; after the exponential map by H11.
 
-    Args:
-        layer: the transformation.
-        region: of its inputs; vectors, in unit coordinates, for :class:`~holonomy.layers.ExpMapHTC`.
-        setting: not read: tokens do not influence each other.
-
-    Returns:
-        The step.
+    The region of :class:`~holonomy.layers.ExpMapHTC` is one of vectors, in unit coordinates. ``setting`` is not read:
+    tokens do not influence each other.
 
     >>> from holonomy.manifolds import Lorentz
     >>> follow_transformation(HTC(2, 2, Lorentz(-1.0)), Region(1.0), Setting()).theorem

@@ -41,18 +41,9 @@ Affine = tuple[Tensor | None, Tensor | None]
 def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
     """The product over the functions that HRC is made of; at an input the stretch itself, whatever the function.
 
-    Those of an ``nn.Sequential`` are known; a module of one's own names them by a method ``refinements()``.
-
-    Args:
-        layer: the refinement.
-        region: of its inputs.
-        setting: not read: tokens do not influence each other.
-
-    Returns:
-        The step.
-
-    Raises:
-        NotCoveredError: if a function is none that H1, H3 and H4 cover, or drops something where an input is given.
+    Those of an ``nn.Sequential`` are known; a module of one's own names them by a method ``refinements()``. A function
+    that H1, H3 and H4 do not cover, or that drops something where an input is given, is a NotCoveredError. ``setting``
+    is not read: tokens do not influence each other.
 
     >>> m = Lorentz(-1.0)
     >>> follow_refinement(HRC(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), m), Region(1.0, 2), Setting()).theorem

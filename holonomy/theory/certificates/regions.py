@@ -64,10 +64,7 @@ def root(manifold: Lorentz) -> float:
 
 
 def units_of(layer: object) -> tuple[float, float]:
-    """What turns a layer's distances, before and after it, into unit coordinates; 1 in Euclidean space.
-
-    Raw features are tangent vectors at the origin of the first manifold, with its unit.
-    """
+    """What turns a layer's distances, before and after it, into unit coordinates; 1 in Euclidean space."""
     source, target = ends_of(layer)
     before = layer.manifold_in if isinstance(layer, ExpMapHTC) else source
     return 1.0 if before is None else root(before), 1.0 if target is None else root(target)
@@ -115,10 +112,7 @@ def _tensors(layer: nn.Module) -> Iterator[Tensor]:
 
 
 def rounding(radius: float) -> float:
-    """By what a stretch is multiplied so that rounding in float64 cannot have made it smaller: 1 + 8 eps e^r.
-
-    Lengths near a point at rapidity r are differences of numbers e^r times as large.
-    """
+    """By what a stretch is multiplied so that rounding in float64 cannot have made it smaller: 1 + 8 eps e^r."""
     return 1 + 8 * torch.finfo(torch.float64).eps * math.exp(min(radius, 700.0))
 
 

@@ -137,10 +137,7 @@ def differential(
 
 
 def top(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
-    """The norm of a differential, and the unit directions ``(*batch, n, d)`` out and in where it is attained.
-
-    The norm is infinite, and the directions say nothing, where the differential is not finite.
-    """
+    """The norm of a differential, infinite if that is not finite, and unit directions ``(*batch, n, d)`` out and in."""
     finite = matrix.isfinite().flatten(-4).all(-1)
     size, *directions = _top(torch.where(finite[..., None, None, None, None], matrix, 0.0), metric)
     return size.masked_fill(~finite, torch.inf), directions[0], directions[1]

@@ -64,18 +64,12 @@ def residual_stretch(branch: float, epsilon: float = 1.0) -> float:
 
 
 def exponential_stretch(radius: float) -> float:
-    r"""The Lipschitz constant of the exponential map at the origin on :math:`|u| \le r`: :math:`\sinh(r)/r` (H11).
-
-    The logarithm at the origin has 1 (for d >= 2 both are exact; on a line both are 1).
-    """
+    r"""The Lipschitz constant of the exponential map at the origin on :math:`|u| \le r`: :math:`\sinh(r)/r` (H11)."""
     if radius == 0:
         return 1.0
     return math.sinh(radius) / radius if radius < numerics.widest_rapidity(torch.float64) else math.inf
 
 
 def concatenation_stretch(radius: float) -> float:
-    r"""The Lipschitz constant of the concatenation of points of a ball, in the l2 metric of the tuple: H11, exactly.
-
-    .. math:: \cosh \rho
-    """
+    r"""The Lipschitz constant of concatenation on a ball, in the l2 metric of the tuple: :math:`\cosh \rho` (H11)."""
     return math.cosh(radius) if radius < numerics.widest_rapidity(torch.float64) else math.inf
