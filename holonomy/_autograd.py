@@ -82,10 +82,7 @@ def traced(function: type[torch.autograd.Function]) -> type[torch.autograd.Funct
 
 
 class _Pushed(torch.autograd.Function):
-    """A function that states its gradient only, in forward mode: what the gradient's transpose does to tangents.
-
-    Where there is no derivative, forward mode takes the subgradient that backward mode takes.
-    """
+    """Forward mode of a function that states its gradient only: tangents through the gradient's transpose."""
 
     generate_vmap_rule = True
 
@@ -158,10 +155,7 @@ def supports_custom_backward(*tensors: Tensor) -> bool:
 
 
 def may_bypass(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a fast form may read the parameters of a module of this class in place of calling it.
-
-    Not where something sees or changes the call: hooks, or another class, as parametrizations and adapters make it.
-    """
+    """Whether a fast form may read the parameters of a module: not with hooks, nor of another class, as adapters."""
     return type(module) is kind and "forward" not in module.__dict__ and not any(getattr(module, x) for x in _HOOKS)
 
 
@@ -191,10 +185,7 @@ def autocast_device(x: Tensor) -> str:
 def by_definition(
     definition: Callable[..., Tensor], inputs: tuple[Any, ...], grad: Tensor, wanted: tuple[bool, ...]
 ) -> tuple[Any, ...]:
-    """Gradients of another function of the same inputs.
-
-    Where autograd is recording they can be differentiated again; else the inputs may be rows of saved tensors.
-    """
+    """Gradients of another function of the same inputs; differentiable again where autograd is recording."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         if not again:

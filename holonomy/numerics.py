@@ -261,10 +261,7 @@ def power_of_two(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def norm(x: Float[Tensor, "... dim"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
-    """Euclidean norm :math:`|x|_2` over the last axis, free of overflow and underflow in its squares.
-
-    The gradient is ``x / |x|``, and zero (a subgradient) at ``x = 0``. A norm that the dtype cannot hold saturates.
-    """
+    """Euclidean norm over the last axis, without overflow or underflow in its squares; zero gradient at zero."""
     # As for saturating_cast, dynamo takes the plain operations, whose gradient is the same.
     length = _norm(x) if torch.compiler.is_compiling() else _autograd.apply_function(_Norm, x)
     return length if keepdim else length.squeeze(-1)
@@ -463,10 +460,7 @@ def widest_rapidity(dtype: torch.dtype) -> float:
 
 
 def shrink(space: Float[Tensor, "... dim"], dtype: torch.dtype) -> Float[Tensor, "... dim"]:
-    """A point beyond what ``dtype`` can hold, drawn back along its ray to a quarter of the largest finite number.
-
-    Points that fit are returned as they are. The quarter leaves room for the time coordinate.
-    """
+    """Points beyond what ``dtype`` can hold drawn back along their rays, to a quarter of it: room for the time."""
     shrunk = partial(_shrunk, limit=torch.finfo(dtype).max / 4)
     # Gradients of a wider working dtype have room.
     return bounded(shrunk, finite(space)) if space.dtype == dtype else shrunk(finite(space))
@@ -501,10 +495,7 @@ def is_ordinary(stretch: Tensor, angle: Tensor, square: Tensor) -> bool:
 
 
 def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``x`` with zeros replaced by the smallest normal number: a denominator for what vanishes with it.
-
-    Without gradients in mind; :func:`safe_div` has them.
-    """
+    """``x`` with zeros replaced by the smallest normal number: a denominator without gradients in mind."""
     return x.clamp(min=torch.finfo(x.dtype).tiny)
 
 
@@ -515,11 +506,7 @@ def squarable(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batch dim"]:
-    """Rows longer than ``limit`` scaled down to that length; others as they are.
-
-    For what is about to be squared or multiplied, where the length of so long a row is beyond the last digit of the
-    result. The factor is constant for _autograd.
-    """
+    """Rows longer than ``limit`` scaled down to that length, by a factor that is constant for autograd."""
     # In float64, and there smaller by a power of two: the length of a row of the largest numbers fits, too.
     if x.dtype == torch.float64:
         length = norm(x.detach() * ROOM, keepdim=True) / (limit * ROOM)

@@ -79,11 +79,7 @@ class GraphBatchSampler(Sampler[list[int]]):
         self._batches()  # refuses what it can not cut
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes, on every process; without it each has the same batches.
-
-        Args:
-            epoch: its number.
-        """
+        """Say the number of the epoch that comes, on every process; without it each has the same batches."""
         self.epoch = checks.nonnegative_int("epoch", epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -121,10 +117,7 @@ class GraphBatchSampler(Sampler[list[int]]):
 
 
 def mean_over_processes(
-    values: Float[Tensor, "..."],
-    group: dist.ProcessGroup,
-    *,
-    weights: Float[Tensor, "..."] | None = None,
+    values: Float[Tensor, "..."], group: dist.ProcessGroup, *, weights: Float[Tensor, "..."] | None = None
 ) -> Float[Tensor, ""]:
     r"""The mean of what all processes hold, however many each of them does, :math:`\sum_i w_i v_i / \sum_i w_i`.
 

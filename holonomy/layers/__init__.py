@@ -56,12 +56,7 @@ from holonomy.layers.hyperbolic import (
 from holonomy.layers.node_encoders import DegreeNodeEncoder, LaplacianNodeEncoder, RandomWalkNodeEncoder
 from holonomy.layers.products import ProductAttention, ProductLinear
 from holonomy.layers.simplicial import ExpertChoice, PathRouter, SimplicialAttention, SimplicialEncoderLayer
-from holonomy.layers.substructures import (
-    chordless_cycles,
-    membership,
-    ring_membership,
-    substructure_membership,
-)
+from holonomy.layers.substructures import chordless_cycles, membership, ring_membership, substructure_membership
 from holonomy.layers.tokens import (
     GraphTokenizer,
     HyperedgeTokenizer,

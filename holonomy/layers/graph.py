@@ -190,13 +190,7 @@ class Propagation(nn.Module):
     ) -> Float[Tensor, "nodes dim_out"]:
         """Transform each node, then propagate.
 
-        Args:
-            x: node features ``(n, in_features)``, dense, CSR or COO.
-            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
-            edge_weight: ``(m,)``, beside an ``edge_index``; ones if left out.
-
-        Returns:
-            ``(n, out_features)``.
+        Arguments and result are those of :meth:`holonomy.layers.GCN.forward`.
         """
         check_graph(x, edge_index, edge_weight=edge_weight)
         checks.last_axis("x", x, self.first.in_features, "in_features", self.first, sparse=True)

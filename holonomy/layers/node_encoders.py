@@ -76,18 +76,10 @@ class DegreeNodeEncoder(nn.Module):
         edge_index: Int[Tensor, "2 edges"],
         batch: Int[Tensor, " nodes"] | None = None,
     ) -> Float[Tensor, "nodes dim"]:
-        """Add both vectors.
+        """Node features ``(n, features)`` plus both vectors, by edges ``(2, m)``, sources and targets.
 
-        Args:
-            x: node features ``(n, features)``.
-            edge_index: ``(2, m)``, sources and targets.
-            batch: the graph of each node ``(n,)``; edges join nodes of one graph.
-
-        Returns:
-            ``(n, features)``.
-
-        Raises:
-            ValueError: if shapes do not fit.
+        ``batch`` is the graph of each node ``(n,)``; edges join nodes of one graph. Shapes that do not fit are a
+        ValueError.
         """
         checks.graph(x, edge_index, batch=batch)
         checks.last_axis("x", x, self.features, "features", self)
@@ -139,15 +131,7 @@ class RandomWalkNodeEncoder(nn.Module):
         self.linear = nn.Linear(checks.positive_int("steps", steps), features, device=device, dtype=dtype)
 
     def encode(self, edge_index: Int[Tensor, "2 edges"], n: int) -> Float[Tensor, "n steps"]:
-        """The probabilities.
-
-        Args:
-            edge_index: ``(2, m)``, sources and targets, of one graph or of several.
-            n: number of nodes.
-
-        Returns:
-            ``(n, steps)``.
-        """
+        """The probabilities ``(n, steps)`` of one graph, or of several, by its edges ``(2, m)``."""
         steps, dtype = self.linear.in_features, self.linear.weight.dtype
         return eager(random_walk_node_encoding)(edge_index, n, steps, dtype=dtype)
 
@@ -159,19 +143,10 @@ class RandomWalkNodeEncoder(nn.Module):
         *,
         encoding: Float[Tensor, "nodes steps"] | None = None,
     ) -> Float[Tensor, "nodes dim"]:
-        """Add the map of the probabilities.
+        """Node features ``(n, features)`` plus the map of the probabilities, by edges ``(2, m)``.
 
-        Args:
-            x: node features ``(n, features)``.
-            edge_index: ``(2, m)``, sources and targets.
-            batch: the graph of each node ``(n,)``; edges join nodes of one graph.
-            encoding: what :meth:`encode` gave, ``(n, steps)``; computed here if left out.
-
-        Returns:
-            ``(n, features)``.
-
-        Raises:
-            ValueError: if shapes do not fit.
+        ``batch`` is the graph of each node ``(n,)``; edges join nodes of one graph. ``encoding`` is what :meth:`encode`
+        gave, computed here if left out. Shapes that do not fit are a ValueError.
         """
         _check(self.linear, x, edge_index, batch, encoding, "steps")
         return x + self.linear(self.encode(edge_index, len(x)) if encoding is None else encoding)
@@ -218,15 +193,9 @@ class LaplacianNodeEncoder(nn.Module):
     def encode(
         self, edge_index: Int[Tensor, "2 edges"], n: int, batch: Int[Tensor, " n"] | None = None
     ) -> Float[Tensor, "n count"]:
-        """The eigenvectors, with the signs of evaluation.
+        """The eigenvectors ``(n, count)``, with the signs of evaluation, by edges ``(2, m)``.
 
-        Args:
-            edge_index: ``(2, m)``, sources and targets.
-            n: number of nodes.
-            batch: the graph of each node ``(n,)``; one graph if left out.
-
-        Returns:
-            ``(n, count)``.
+        ``batch`` is the graph of each node ``(n,)``; one graph if left out.
         """
         count, dtype = self.linear.in_features, self.linear.weight.dtype
         return laplacian_identifiers(edge_index, n, count, batch=batch, dtype=dtype)
@@ -239,19 +208,10 @@ class LaplacianNodeEncoder(nn.Module):
         *,
         encoding: Float[Tensor, "nodes count"] | None = None,
     ) -> Float[Tensor, "nodes dim"]:
-        """Add the map of the eigenvectors.
+        """Node features ``(n, features)`` plus the map of the eigenvectors, by edges ``(2, m)``.
 
-        Args:
-            x: node features ``(n, features)``.
-            edge_index: ``(2, m)``, sources and targets.
-            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
-            encoding: what :meth:`encode` gave for each graph, ``(n, count)``; computed here if left out.
-
-        Returns:
-            ``(n, features)``.
-
-        Raises:
-            ValueError: if shapes do not fit.
+        ``batch`` is the graph of each node ``(n,)``, numbered from zero; one graph if left out. ``encoding`` is what
+        :meth:`encode` gave for each graph, computed here if left out. Shapes that do not fit are a ValueError.
         """
         _check(self.linear, x, edge_index, batch, encoding, "count")
         encoding = self.encode(edge_index, len(x), batch) if encoding is None else encoding
@@ -261,12 +221,7 @@ class LaplacianNodeEncoder(nn.Module):
 
 
 def _check(
-    linear: nn.Linear,
-    x: Tensor,
-    edge_index: Tensor,
-    batch: Tensor | None,
-    encoding: Tensor | None,
-    meaning: str,
+    linear: nn.Linear, x: Tensor, edge_index: Tensor, batch: Tensor | None, encoding: Tensor | None, meaning: str
 ) -> None:
     """Refuse a graph and an encoding that do not fit each other or the linear map."""
     checks.graph(x, edge_index, batch=batch)

@@ -50,11 +50,7 @@ def ring_membership(edge_index: Int[Tensor, "2 edges"], n: int, max_length: int)
 
 
 def substructure_membership(
-    edge_index: Int[Tensor, "2 edges"],
-    n: int,
-    patterns: Sequence[Int[Tensor, "2 _"]],
-    *,
-    induced: bool = False,
+    edge_index: Int[Tensor, "2 edges"], n: int, patterns: Sequence[Int[Tensor, "2 _"]], *, induced: bool = False
 ) -> Bool[Tensor, "n n"]:
     """Which nodes share a subgraph that is isomorphic to one of the patterns, CSA definition 3.1 and eq. 13.
 

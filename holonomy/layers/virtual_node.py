@@ -115,12 +115,7 @@ class VirtualNode(nn.Module):
         return graph
 
     def _check(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        batch: Tensor | None,
-        edge_attr: Tensor | None,
-        num_graphs: int | None,
+        self, x: Tensor, edge_index: Tensor, batch: Tensor | None, edge_attr: Tensor | None, num_graphs: int | None
     ) -> None:
         checks.graph(x, edge_index, None if self.edge_types else edge_attr, batch)
         checks.only_with_batch(num_graphs, batch)

@@ -98,22 +98,11 @@ class Curvature(nn.Module):
 
         ``torch.func.functional_call`` swaps tensors under every name and restores them in the same order. Under the
         second name of a shared module it finds, and later restores, the tensor that it swapped in under the first.
-
-        Args:
-            memo: modules that are listed already.
-            prefix: the name of this module.
-
-        Returns:
-            The name and the module.
         """
         return super().named_modules(memo, prefix)
 
     def extra_repr(self) -> str:
-        """The value now and whether it learns.
-
-        Returns:
-            What stands between the brackets of ``repr``.
-        """
+        """The value now and whether it learns, for ``repr``."""
         value = "on the meta device" if self.initial.is_meta else f"{self.value.item():.6g}"
         return f"value={value}, learnable={self.log_ratio.requires_grad}"
 

@@ -62,12 +62,7 @@ class WrappedNormal(Distribution):
 
     has_rsample = True
 
-    def __init__(
-        self,
-        loc: Float[Tensor, "... ambient"],
-        scale: Float[Tensor, "... dim"],
-        manifold: Lorentz,
-    ) -> None:
+    def __init__(self, loc: Float[Tensor, "... ambient"], scale: Float[Tensor, "... dim"], manifold: Lorentz) -> None:
         self.manifold = require_lorentz("manifold", manifold)
         checks.vectors(2, loc=loc)
         checks.vectors(1, scale=scale)
@@ -103,15 +98,7 @@ class WrappedNormal(Distribution):
         return self.loc
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> WrappedNormal:
-        """The same law in a larger batch; nothing is copied.
-
-        Args:
-            batch_shape: to which the present one broadcasts.
-            _instance: part of torch's interface for subclasses.
-
-        Returns:
-            The distribution.
-        """
+        """The same law in a larger batch, to which the present one broadcasts; nothing is copied."""
         new: Any = self._get_checked_instance(WrappedNormal, _instance)
         new.manifold = self.manifold
         new.loc = self.loc.expand(*batch_shape, *self.loc.shape[-1:])
@@ -120,14 +107,7 @@ class WrappedNormal(Distribution):
         return new
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "... ambient"]:
-        """Differentiable samples, drawn from torch's seeded state.
-
-        Args:
-            sample_shape: how many.
-
-        Returns:
-            Points ``(*sample_shape, *batch, d + 1)``.
-        """
+        """Differentiable samples, points ``(*sample_shape, *batch, d + 1)``, drawn from torch's seeded state."""
         shape = (*sample_shape, *self.scale.shape)
         noise = torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
         loc, v = _room_for_sums(self.loc.expand(*shape[:-1], self.loc.shape[-1])), _room_for_sums(noise * self.scale)

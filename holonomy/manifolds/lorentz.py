@@ -37,6 +37,10 @@ class Lorentz(geoopt.Lorentz):
     read the space part ``x[..., 1:]`` of a point and compute its time from it (:mod:`holonomy.manifolds.hyperboloid`).
     Layers that share a manifold share its curvature.
 
+    In the methods ``x`` and ``y`` are points ``(..., d+1)``, ``u`` and ``v`` tangent vectors at ``x`` (at the origin
+    where the name ends in 0) in ambient coordinates. Their other axes broadcast. ``keepdim`` keeps the last axis of a
+    result with size one.
+
     A bare ``ManifoldParameter`` does not follow a learned curvature; use :class:`~holonomy.manifolds.LorentzPoints` or
     :class:`~holonomy.manifolds.LorentzEmbedding`.
 
@@ -80,10 +84,7 @@ class Lorentz(geoopt.Lorentz):
         return -1 / self.curvature
 
     def extra_repr(self) -> str:
-        """The curvature now and whether it learns.
-
-        Returns:
-            What stands between the brackets of ``repr``.
+        """The curvature now and whether it learns, for ``repr``.
 
         >>> Lorentz(-0.5)
         Lorentz(value=-0.5, learnable=False) manifold
@@ -91,15 +92,10 @@ class Lorentz(geoopt.Lorentz):
         return self.curvature_parameter.extra_repr()
 
     def ratio(self, to: Lorentz) -> Float[Tensor, " 1"]:
-        r"""The factor :math:`\sqrt{\kappa/\kappa'}` of a change of curvature (Hypformer eqs. 9, 13, 18).
+        r"""The factor :math:`\sqrt{\kappa/\kappa'}`, ``(1,)``, of a change of curvature (Hypformer eqs. 9, 13, 18).
 
-        A space part on this manifold, multiplied by it, is the space part on ``to``.
-
-        Args:
-            to: the manifold of the result.
-
-        Returns:
-            A tensor ``(1,)``, exactly one where both are the same manifold.
+        A space part on this manifold, multiplied by it, is the space part on ``to``. It is exactly one where both
+        are the same manifold.
 
         >>> Lorentz(-1.0).ratio(Lorentz(-4.0)).item()
         0.5
@@ -108,13 +104,7 @@ class Lorentz(geoopt.Lorentz):
         return torch.sqrt(self.curvature / to.curvature)
 
     def lift(self, space: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
-        """The points above space parts ``(..., d)``, as ``(..., d+1)``.
-
-        Args:
-            space: any vectors.
-
-        Returns:
-            Points on the manifold.
+        """The points ``(..., d+1)`` above any vectors ``(..., d)`` as space parts.
 
         >>> Lorentz(-1.0).lift(torch.zeros(2)).tolist()
         [1.0, 0.0, 0.0]
@@ -123,41 +113,19 @@ class Lorentz(geoopt.Lorentz):
         return hyperboloid.lift(space, self.curvature)
 
     def space(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
-        """Space parts ``(..., d)`` of ambient points ``(..., d+1)``.
-
-        Args:
-            x: points.
-
-        Returns:
-            A view.
-        """
+        """Space parts ``(..., d)`` of points, a view."""
         checks.vectors(x=x)
         return hyperboloid.space(x)
 
     def time(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... 1"]:
-        """Time coordinates ``(..., 1)`` of the points with the space parts of ``x``.
-
-        Args:
-            x: points ``(..., d+1)``.
-
-        Returns:
-            Times, made anew from the space parts.
-        """
+        """Time coordinates ``(..., 1)`` of points, made anew from their space parts."""
         checks.vectors(x=x)
         return hyperboloid.time(hyperboloid.space(x), self.curvature)
 
     def dist(
         self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
     ) -> Float[Tensor, "..."]:
-        """Geodesic distance; zero gradients where the points coincide.
-
-        Args:
-            x: points ``(..., d+1)``.
-            y: points ``(..., d+1)``.
-            keepdim: keep the last axis with size one.
-
-        Returns:
-            Distances ``(...)``.
+        """Geodesic distances ``(...)``; zero gradients where the points coincide.
 
         >>> m = Lorentz(-1.0)
         >>> m.dist(m.origin(3), m.origin(3)).item()
@@ -167,28 +135,12 @@ class Lorentz(geoopt.Lorentz):
         return _keep(hyperboloid.dist(x, y, self.curvature), keepdim=keepdim)
 
     def dist0(self, x: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
-        """Geodesic distance from the origin; zero gradient there.
-
-        Args:
-            x: points ``(..., d+1)``.
-            keepdim: keep the last axis with size one.
-
-        Returns:
-            Distances ``(...)``.
-        """
+        """Geodesic distances ``(...)`` from the origin; zero gradient there."""
         checks.vectors(x=x)
         return _keep(hyperboloid.dist0(x, self.curvature), keepdim=keepdim)
 
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
-        """All distances between two sets of points, accurate for near and far pairs alike.
-
-        Args:
-            x: points ``(..., n, d+1)``.
-            y: points ``(..., m, d+1)``.
-
-        Returns:
-            Distances ``(..., n, m)``.
-        """
+        """All distances ``(..., n, m)`` between points ``(..., n, d+1)`` and ``(..., m, d+1)``, near and far alike."""
         checks.vectors(x=x)
         checks.rows("x", x, x.shape[-1], "d + 1")
         checks.rows("y", y, x.shape[-1], "d + 1")
@@ -196,42 +148,20 @@ class Lorentz(geoopt.Lorentz):
         return hyperboloid.cdist(x, y, self.curvature)
 
     def expmap(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Exponential map, for tangent vectors of any length (Hypformer eq. 22).
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: tangent vectors at ``x``.
-
-        Returns:
-            Points ``(..., d+1)``.
-        """
+        """Exponential map, for tangent vectors of any length (Hypformer eq. 22)."""
         checks.vectors(x=x, u=u)
         return hyperboloid.expmap(x, u, self.curvature)
 
     def retr(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Retraction: the exponential map itself.
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: tangent vectors at ``x``.
-
-        Returns:
-            Points ``(..., d+1)``.
-        """
+        """Retraction: the exponential map itself."""
         return self.expmap(x, u)
 
     def geodesic_unit(
         self, t: Float[Tensor, "..."] | float, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
     ) -> Float[Tensor, "... ambient"]:
-        """Points at arc length ``t`` along the geodesics that leave ``x`` with unit velocity ``u``.
+        """Points at arc lengths ``t`` along the geodesics that leave ``x`` with unit velocity ``u``.
 
-        Args:
-            t: arc lengths ``(..., 1)``, broadcast against ``x``, or a number.
-            x: points ``(..., d+1)``.
-            u: unit tangent vectors at ``x``.
-
-        Returns:
-            Points ``(..., d+1)``.
+        ``t`` is a number, or ``(..., 1)``, broadcast against ``x``.
         """
         checks.vectors(x=x, u=u)
         if not isinstance(t, Tensor):
@@ -243,158 +173,66 @@ class Lorentz(geoopt.Lorentz):
         return hyperboloid.geodesic(x, u, t, self.curvature)
 
     def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Logarithm, the inverse of :meth:`expmap`.
-
-        Args:
-            x: points ``(..., d+1)``.
-            y: points ``(..., d+1)``.
-
-        Returns:
-            Tangent vectors at ``x``.
-        """
+        """Logarithm, the inverse of :meth:`expmap`: tangent vectors at ``x`` that lead to ``y``."""
         checks.vectors(x=x, y=y)
         return hyperboloid.logmap(x, y, self.curvature)
 
     def expmap0(self, u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Exponential map at the origin.
-
-        Args:
-            u: tangent vectors at the origin ``(..., d+1)``, time zero.
-
-        Returns:
-            Points ``(..., d+1)``.
-        """
+        """Exponential map at the origin."""
         checks.vectors(u=u)
         return hyperboloid.expmap0(u, self.curvature)
 
     def logmap0(self, y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Logarithm at the origin, the inverse of :meth:`expmap0`.
-
-        Args:
-            y: points ``(..., d+1)``.
-
-        Returns:
-            Tangent vectors at the origin ``(..., d+1)``, time zero.
-        """
+        """Logarithm at the origin, the inverse of :meth:`expmap0`: tangent vectors there, time zero."""
         checks.vectors(y=y)
         return hyperboloid.logmap0(y, self.curvature)
 
     def logmap0back(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Logarithm at ``x`` of the origin.
-
-        Args:
-            x: points ``(..., d+1)``.
-
-        Returns:
-            Tangent vectors at ``x``.
-        """
+        """Logarithm at ``x`` of the origin."""
         checks.vectors(x=x)
         return hyperboloid.logmap(x, torch.zeros_like(x), self.curvature)
 
     def transp(
-        self,
-        x: Float[Tensor, "... ambient"],
-        y: Float[Tensor, "... ambient"],
-        v: Float[Tensor, "... ambient"],
+        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
     ) -> Float[Tensor, "... ambient"]:
-        """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``.
-
-        Args:
-            x: points ``(..., d+1)``.
-            y: points ``(..., d+1)``.
-            v: tangent vectors at ``x``.
-
-        Returns:
-            Tangent vectors at ``y``.
-        """
+        """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         checks.vectors(x=x, y=y, v=v)
         return hyperboloid.transp(x, y, v, self.curvature)
 
     def transp0(self, y: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Parallel transport of ``u`` from the origin to ``y``.
-
-        Args:
-            y: points ``(..., d+1)``.
-            u: tangent vectors at the origin.
-
-        Returns:
-            Tangent vectors at ``y``.
-        """
+        """Parallel transport of ``u`` from the origin to ``y``."""
         checks.vectors(y=y, u=u)
         return hyperboloid.transp0(y, u, self.curvature)
 
     def transp0back(
         self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
     ) -> Float[Tensor, "... ambient"]:
-        """Parallel transport of ``u`` from ``x`` to the origin.
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: tangent vectors at ``x``.
-
-        Returns:
-            Tangent vectors at the origin.
-        """
+        """Parallel transport of ``u`` from ``x`` to the origin."""
         checks.vectors(x=x, u=u)
         return hyperboloid.transp0back(x, u, self.curvature)
 
     def transp_follow_expmap(
-        self,
-        x: Float[Tensor, "... ambient"],
-        u: Float[Tensor, "... ambient"],
-        v: Float[Tensor, "... ambient"],
+        self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
     ) -> Float[Tensor, "... ambient"]:
-        """Parallel transport of ``v`` along the geodesic that leaves ``x`` with velocity ``u``, for unit time.
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: tangent vectors at ``x``.
-            v: tangent vectors at ``x``.
-
-        Returns:
-            Tangent vectors at ``expmap(x, u)``.
-        """
+        """Parallel transport of ``v`` along the geodesic that leaves ``x`` with velocity ``u``, for unit time."""
         checks.vectors(x=x, u=u, v=v)
         x, kappa = numerics.sums_saturate(x), self.curvature
         return hyperboloid.transp(x, hyperboloid.expmap(x, u, kappa), v, kappa)
 
     def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """The points with the space parts of ``x``.
-
-        Args:
-            x: ambient tensors ``(..., d+1)``.
-
-        Returns:
-            Points on the manifold.
-        """
+        """The points with the space parts of ambient vectors ``(..., d+1)``."""
         checks.vectors(x=x)
         return self.lift(hyperboloid.space(x))
 
     def proju(self, x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Orthogonal projection of ambient vectors onto the tangent space at ``x``.
-
-        Args:
-            x: points ``(..., d+1)``.
-            v: ambient vectors ``(..., d+1)``.
-
-        Returns:
-            Tangent vectors at ``x``.
-        """
+        """Orthogonal projection of ambient vectors ``v`` onto the tangent space at ``x``."""
         checks.vectors(x=x, v=v)
         return hyperboloid.proju(x, v, self.curvature)
 
     def egrad2rgrad(
         self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
     ) -> Float[Tensor, "... ambient"]:
-        """Riemannian gradient from the ambient Euclidean one, which is left unchanged.
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: Euclidean gradients ``(..., d+1)``.
-
-        Returns:
-            Tangent vectors at ``x``.
-        """
+        """Riemannian gradient at ``x`` from the ambient Euclidean one, ``u``, which is left unchanged."""
         checks.vectors(x=x, u=u)
         return hyperboloid.egrad2rgrad(x, u, self.curvature)
 
@@ -406,32 +244,15 @@ class Lorentz(geoopt.Lorentz):
         *,
         keepdim: bool = False,
     ) -> Float[Tensor, "..."]:
-        """Inner product of tangent vectors at ``x``.
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: tangent vectors at ``x``.
-            v: tangent vectors at ``x``; ``u`` if left out.
-            keepdim: keep the last axis with size one.
-
-        Returns:
-            Inner products ``(...)``.
-        """
+        """Inner products ``(...)`` of tangent vectors at ``x``, of ``u`` with itself if ``v`` is left out."""
         v = u if v is None else v
         checks.vectors(x=x, u=u, v=v)
         return _keep(hyperboloid.inner(x, u, v, self.curvature), keepdim=keepdim)
 
     def norm(self, u: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
-        """Length of tangent vectors from their ambient coordinates, as Geoopt's method of this name.
+        """Lengths ``(...)`` of tangent vectors from their ambient coordinates, as Geoopt's method of this name.
 
         Without the point, digits are lost far from the origin; ``inner(x, u).sqrt()`` loses none.
-
-        Args:
-            u: tangent vectors ``(..., d+1)``.
-            keepdim: keep the last axis with size one.
-
-        Returns:
-            Lengths ``(...)``.
 
         >>> Lorentz(-1.0).norm(torch.tensor([0.0, 3.0, 4.0])).item()
         5.0
@@ -558,16 +379,7 @@ class Lorentz(geoopt.Lorentz):
         return centroid(x, weights, self.curvature)
 
     def rescale(self, x: Float[Tensor, "... ambient"], to: Lorentz) -> Float[Tensor, "... ambient"]:
-        """The same points on a manifold of another curvature (Hypformer Prop. 4.2).
-
-        Every distance scales by :meth:`ratio`.
-
-        Args:
-            x: points ``(..., d+1)`` of this manifold.
-            to: the manifold of the result.
-
-        Returns:
-            Points ``(..., d+1)`` of ``to``.
+        """The same points on a manifold of another curvature (Hypformer Prop. 4.2); distances scale by :meth:`ratio`.
 
         >>> Lorentz(-1.0).rescale(torch.tensor([1.0, 0.0]), Lorentz(-4.0)).tolist()
         [0.5, 0.0]
@@ -577,13 +389,9 @@ class Lorentz(geoopt.Lorentz):
         return hyperboloid.rescale(x, self.curvature, to.curvature)
 
     def to_poincare(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
-        """Coordinates in the Poincare ball of radius ``1/sqrt(-curvature)``; see :mod:`~holonomy.manifolds.charts`.
+        """Points ``(..., d)`` of the Poincare ball of radius ``1/sqrt(-curvature)``.
 
-        Args:
-            x: points ``(..., d+1)``.
-
-        Returns:
-            Points of the ball, Geoopt's ``PoincareBall(c=-curvature)``.
+        That is Geoopt's ``PoincareBall(c=-curvature)``; see :mod:`~holonomy.manifolds.charts`.
         """
         checks.vectors(x=x)
         return charts.to_poincare(x, self.curvature)

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 @eager
 def frechet_mean(
-    x: Float[Tensor, "..."],
-    manifold: Lorentz,
-    weights: Float[Tensor, "..."] | None = None,
-    *,
-    dim: int = -2,
+    x: Float[Tensor, "..."], manifold: Lorentz, weights: Float[Tensor, "..."] | None = None, *, dim: int = -2
 ) -> Float[Tensor, "..."]:
     r"""The point with the least weighted sum of squared distances (Frechet 1948, Karcher 1977).
 

@@ -107,21 +107,13 @@ class LorentzPoints(UnitPoints):
         self.unit = on_manifold(points.requires_grad_(), self._fixed(points))
 
     def forward(self) -> Float[Tensor, "num ambient"]:
-        """All points, on the manifold.
-
-        Returns:
-            Points ``(num, dim + 1)``.
-        """
+        """All points ``(num, dim + 1)``, on the manifold."""
         return self.read(self.unit)
 
     def read(self, unit: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """The points of the manifold that points of the unit hyperboloid stand for.
+        """The points of the manifold that points ``(..., dim + 1)`` of the unit hyperboloid stand for.
 
-        Args:
-            unit: points ``(..., dim + 1)`` of curvature -1.
-
-        Returns:
-            Points ``(..., dim + 1)`` of the manifold; those beyond what the dtype can hold saturate along their ray.
+        Those beyond what the dtype can hold saturate along their ray.
         """
         radius = self.manifold.curvature.to(unit.dtype).neg().rsqrt()
         return self.manifold.lift(numerics.shrink(hyperboloid.space(unit) * radius, unit.dtype))

@@ -30,7 +30,8 @@ class Sphere(geoopt.Sphere):
     :class:`~holonomy.manifolds.Product`. Distances come from chords,
     :math:`2\, \mathrm{atan2}(|x-y|, |x+y|)/\sqrt\kappa`, and keep their digits between points that are near each other
     or nearly opposite; their gradient at coincident and at opposite points is zero. The curvature is that of a
-    :class:`~holonomy.manifolds.Curvature` with the sign turned.
+    :class:`~holonomy.manifolds.Curvature` with the sign turned. Names in the methods are those of
+    :class:`~holonomy.manifolds.Lorentz`: ``x`` and ``y`` points, ``u`` and ``v`` tangent vectors at ``x``.
 
     Args:
         curvature: the sectional curvature, finite and positive.
@@ -69,22 +70,12 @@ class Sphere(geoopt.Sphere):
         return -self.curvature_parameter.value
 
     def radius(self, x: Float[Tensor, "..."]) -> Float[Tensor, " 1"]:
-        """The radius in the dtype of a tensor.
-
-        Args:
-            x: the tensor.
-
-        Returns:
-            A tensor ``(1,)``.
-        """
+        """The radius ``(1,)`` in the dtype of ``x``."""
         # The root first: float16 holds it, and not each curvature.
         return self.curvature.double().rsqrt().to(x.dtype)
 
     def extra_repr(self) -> str:
-        """The curvature now and whether it learns.
-
-        Returns:
-            What stands between the brackets of ``repr``.
+        """The curvature now and whether it learns, for ``repr``.
 
         >>> Sphere(0.5)
         Sphere(value=0.5, learnable=False) manifold
@@ -93,12 +84,6 @@ class Sphere(geoopt.Sphere):
 
     def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
         """The points in the directions of vectors; on the first axis where a vector is zero.
-
-        Args:
-            x: vectors ``(..., d+1)``.
-
-        Returns:
-            Points.
 
         >>> Sphere().projx(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
         [[0.6000000238418579, 0.800000011920929], [1.0, 0.0]]
@@ -113,15 +98,7 @@ class Sphere(geoopt.Sphere):
         return numerics.narrow(unit * self.radius(wide), x.dtype)
 
     def proju(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Orthogonal projection of ambient vectors onto the tangent space at ``x``.
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: ambient vectors ``(..., d+1)``.
-
-        Returns:
-            Tangent vectors at ``x``.
-        """
+        """Orthogonal projection of ambient vectors ``u`` onto the tangent space at ``x``."""
         checks.vectors(x=x, u=u)
         wide, vector = numerics.widen(x), numerics.widen(u)
         normal = numerics.unit_vector(wide, numerics.norm(wide, keepdim=True))
@@ -132,60 +109,27 @@ class Sphere(geoopt.Sphere):
     def dist(
         self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
     ) -> Float[Tensor, "..."]:
-        """Geodesic distance; zero gradients where the points coincide or are opposite.
-
-        Args:
-            x: points ``(..., d+1)``.
-            y: points ``(..., d+1)``.
-            keepdim: keep the last axis with size one.
-
-        Returns:
-            Distances ``(...)``, up to pi times the radius.
-        """
+        """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
         apart, together = numerics.norm(x - y, keepdim=True), numerics.norm(x + y, keepdim=True)
         found = 2 * torch.atan2(apart, together) * self.radius(apart)
         return found if keepdim else found.squeeze(-1)
 
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
-        """All distances between two sets of points, from their differences.
-
-        Args:
-            x: points ``(..., n, d+1)``.
-            y: points ``(..., m, d+1)``.
-
-        Returns:
-            Distances ``(..., n, m)``.
-        """
+        """All distances ``(..., n, m)`` between points ``(..., n, d+1)`` and ``(..., m, d+1)``, by differences."""
         checks.vectors(x=x)
         checks.rows("x", x, x.shape[-1], "d + 1")
         checks.rows("y", y, x.shape[-1], "d + 1")
         return self.dist(x.unsqueeze(-2), y.unsqueeze(-3))
 
     def expmap(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Exponential map.
-
-        Args:
-            x: points ``(..., d+1)``.
-            u: tangent vectors at ``x``.
-
-        Returns:
-            Points ``(..., d+1)``.
-        """
+        """Exponential map."""
         checks.vectors(x=x, u=u)
         angle = numerics.norm(u, keepdim=True) / self.radius(x)
         return self.projx(x * torch.cos(angle) + u * torch.sinc(angle / math.pi))
 
     def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads.
-
-        Args:
-            x: points ``(..., d+1)``.
-            y: points ``(..., d+1)``.
-
-        Returns:
-            Tangent vectors at ``x``.
-        """
+        """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads."""
         checks.vectors(x=x, y=y)
         wide, other = numerics.widen(x), numerics.widen(y)
         towards = self.proju(wide, other - wide)
@@ -195,16 +139,7 @@ class Sphere(geoopt.Sphere):
     def transp(
         self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
     ) -> Float[Tensor, "... ambient"]:
-        """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``.
-
-        Args:
-            x: points ``(..., d+1)``.
-            y: points ``(..., d+1)``.
-            v: tangent vectors at ``x``.
-
-        Returns:
-            Tangent vectors at ``y``.
-        """
+        """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         checks.vectors(x=x, y=y, v=v)
         # v - <y, v> (x + y) / (1/kappa + <x, y>), whose denominator is half the square of x + y.
         middle = _direction(numerics.widen(x) + numerics.widen(y))

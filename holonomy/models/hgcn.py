@@ -183,11 +183,7 @@ class HGCN(nn.Module):
         return points
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
-        """The curvature of every manifold, by where it lies.
-
-        Returns:
-            ``"input"``, then behind each convolution ``"layer0"``, ``"layer1"``, ...
-        """
+        """The curvature of each manifold: ``"input"``, then behind each convolution ``"layer0"``, ``"layer1"``, ..."""
         behind = [*[cast("HypDropout", drop).manifold_in for drop in self.drops][1:], self.manifold_out]
         named = {"input": self.manifold_in.curvature}
         return named | {f"layer{depth}": manifold.curvature for depth, manifold in enumerate(behind)}

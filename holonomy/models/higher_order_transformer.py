@@ -114,11 +114,7 @@ class HigherOrderTransformer(EquivariantModel):
         )
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw other random features in every layer; nothing where the kernel is ``"softmax"``.
-
-        Args:
-            generator: source of the random numbers, torch's seeded state if left out.
-        """
+        """Draw other random features in every layer, from torch's seeded state by default; none for ``"softmax"``."""
         for module in self.modules():
             if isinstance(module, HigherOrderAttention):
                 module.redraw(generator)

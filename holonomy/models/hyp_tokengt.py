@@ -224,9 +224,5 @@ class HypTokenGT(nn.Module):
         return self.encoder.points(functional.dropout(tokens.values, self.dropout, self.training))
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
-        """The curvature of every manifold, by where it lies.
-
-        Returns:
-            As :meth:`holonomy.models.Hypformer.curvatures`.
-        """
+        """The curvature of each manifold, named as in :meth:`holonomy.models.Hypformer.curvatures`."""
         return self.encoder.curvatures() | {"output": self.manifold_out.curvature}

@@ -256,11 +256,9 @@ class HypTransformer(nn.Module):
         return self.encoder.step(points, state, key_padding_mask, **anew)
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
-        """The curvature of every manifold, by where it lies.
+        """The curvature of each manifold, named as in :meth:`holonomy.models.Hypformer.curvatures`.
 
-        Returns:
-            ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
-            ``"block0.feedforward"``, ..., then ``"output"``, and ``"memory"`` of a decoder.
+        Of a decoder also ``"memory"``.
         """
         named = self.encoder.curvatures() | {"output": self.manifold_out.curvature}
         return named if self.manifold_memory is None else named | {"memory": self.manifold_memory.curvature}

@@ -276,11 +276,10 @@ class Hypformer(nn.Module):
         return self.encoder.attention_maps(graphs.values, graphs.padding)
 
     def curvatures(self) -> dict[str, Float[Tensor, " 1"]]:
-        """The curvature of every manifold, by where it lies.
+        """The curvature of each manifold, by where it lies.
 
-        Returns:
-            ``"input"``, then per block ``"block0"`` (its input and residuals), ``"block0.attention"``,
-            ``"block0.feedforward"``, ..., then ``"output"``.
+        ``"input"``, then for each block ``"block0"`` (its input and residuals), ``"block0.attention"``,
+        ``"block0.feedforward"``, ..., then ``"output"``.
         """
         named = {} if self.encoder is None else self.encoder.curvatures()
         return named | {"output": self.manifold_out.curvature}

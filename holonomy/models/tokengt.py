@@ -143,11 +143,7 @@ class TokenGT(nn.Module):
         self.head = nn.Linear(hidden_features, out_features, device=device, dtype=dtype)
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw other random features in every layer; nothing where attention is ``"softmax"``.
-
-        Args:
-            generator: source of the random numbers, torch's seeded state if left out.
-        """
+        """Draw other random features in every layer, from torch's seeded state by default; none for ``"softmax"``."""
         for layer in self._encoder():
             layer.attention.redraw(generator)
 

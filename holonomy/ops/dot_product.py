@@ -28,10 +28,7 @@ def dot_product_attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "*batch query values"]:
-    r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j + b_{ij})`.
-
-    ``is_causal`` is for as many queries as keys, without ``allowed`` and ``bias``: torch's kernels skip later keys.
-    """
+    r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j + b_{ij})`."""
     attend = partial(functional.scaled_dot_product_attention, query, key, value, dropout_p=dropout, scale=scale)
     if _autograd.forward_mode():  # which torch's fused kernels do not have
         with sdpa_kernel(SDPBackend.MATH):

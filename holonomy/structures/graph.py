@@ -34,23 +34,12 @@ class Neighbours(NamedTuple):
     node: Int[Tensor, " edges"]
 
     def rows(self) -> Int[Tensor, " edges"]:
-        """The node that each neighbour is a neighbour of.
-
-        Returns:
-            Nodes ``(m,)``, in order.
-        """
+        """The node that each neighbour is a neighbour of, ``(m,)``, in order."""
         nodes = torch.arange(self.start.shape[0] - 1, device=self.start.device)
         return nodes.repeat_interleave(self.start.diff(), output_size=self.node.shape[0])
 
     def to(self, device: torch.device | str) -> Neighbours:
-        """Move them to a device.
-
-        Args:
-            device: where to.
-
-        Returns:
-            The neighbours there.
-        """
+        """Move them to a device."""
         return Neighbours(self.start.to(device), self.node.to(device))
 
 
@@ -113,15 +102,9 @@ class Graph:
         return torch.stack([self.incoming.node.long(), self.incoming.rows()])
 
     def normalised(self, dtype: torch.dtype) -> NormalisedGraph:
-        r"""The entries of :math:`D^{-1/2} (A + I) D^{-1/2}`, computed at the first call for a dtype and kept.
+        """The matrix :math:`D^{-1/2} (A + I) D^{-1/2}` and its transpose, computed once for a dtype and kept.
 
         D holds the row sums of A + I. A loop that is listed is not counted beside that of I.
-
-        Args:
-            dtype: of the weights.
-
-        Returns:
-            The matrix and its transpose.
         """
         if dtype not in self._normalised:
             # What is made in inference mode could not be used in training, where the same graph may come next.
@@ -135,14 +118,7 @@ class Graph:
         return self._normalised[dtype]
 
     def to(self, device: torch.device | str) -> Graph:
-        """Move the graph to a device.
-
-        Args:
-            device: where to.
-
-        Returns:
-            The graph there.
-        """
+        """Move the graph to a device."""
         checks.device("device", device)
         moved = object.__new__(Graph)
         moved.num_nodes, moved._normalised = self.num_nodes, {}

@@ -75,18 +75,9 @@ class Hyperedges:
 
     @staticmethod
     def of(plan: HyperedgePlan, values: Float[Tensor, "edges features"]) -> Hyperedges:
-        """Features on the tuples of a plan, which is kept and used again.
+        """Features ``(m, features)`` on the tuples of a plan, which is kept and used again.
 
-        Args:
-            plan: the tuples.
-            values: ``(m, features)``.
-
-        Returns:
-            The hyperedges.
-
-        Raises:
-            TypeError: if ``plan`` is no :class:`HyperedgePlan`.
-            ValueError: if there is not one row of values for each tuple.
+        Anything but a plan is a TypeError, and anything but one row of values for each tuple a ValueError.
 
         >>> plan = HyperedgePlan(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         >>> edges = Hyperedges.of(plan, torch.ones(2, 3))
@@ -107,13 +98,7 @@ class Hyperedges:
         return self.plan.graphs
 
     def with_values(self, values: Float[Tensor, "edges dim"]) -> Hyperedges:
-        """The same hyperedges with other features and the same plan; nothing is checked again.
-
-        Args:
-            values: ``(m, features)``.
-
-        Returns:
-            The hyperedges.
+        """The same hyperedges with other features ``(m, features)`` and the same plan; nothing is checked again.
 
         >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
         >>> edges.with_values(torch.zeros(2, 4)).values.shape
@@ -122,14 +107,7 @@ class Hyperedges:
         return _unchecked(self.plan, values)
 
     def at(self, indices: Int[Tensor, "tuples order"], values: Float[Tensor, "tuples dim"]) -> Hyperedges:
-        """Other tuples of the same nodes; nothing is checked.
-
-        Args:
-            indices: ``(m', l)`` nodes, none twice.
-            values: ``(m', features)``.
-
-        Returns:
-            The hyperedges.
+        """Other tuples ``(m', l)`` of the same nodes, none twice, with features ``(m', features)``; nothing is checked.
 
         >>> edges = Hyperedges(torch.tensor([[0], [1]]), torch.ones(2, 1), 2)
         >>> edges.at(torch.tensor([[0, 1]]), torch.ones(1, 1)).order
@@ -138,13 +116,7 @@ class Hyperedges:
         return _unchecked(self.plan.at(indices), values)
 
     def to(self, device: torch.device | str) -> Hyperedges:
-        """Move everything to a device.
-
-        Args:
-            device: where to.
-
-        Returns:
-            The hyperedges there, with a plan of their own.
+        """Move everything to a device; the hyperedges there have a plan of their own.
 
         >>> Hyperedges(torch.tensor([[0]]), torch.ones(1, 1), 1).to("cpu").values.device
         device(type='cpu')
@@ -152,13 +124,9 @@ class Hyperedges:
         return _unchecked(self.plan.to(device), self.values.to(device))
 
     def projected(self, order: int) -> Int[Tensor, "tuples order"]:
-        """The tuples of another order whose nodes all lie in one hyperedge, see :meth:`HyperedgePlan.projected`.
+        """The tuples ``(m', l)`` of another order whose nodes all lie in one hyperedge.
 
-        Args:
-            order: l; the same order gives the hyperedges themselves, order 0 one empty tuple a graph.
-
-        Returns:
-            ``(m', l)``.
+        See :meth:`HyperedgePlan.projected`.
 
         >>> Hyperedges(torch.tensor([[0, 2]]), torch.ones(1, 1), 3).projected(1)
         tensor([[0],
@@ -244,10 +212,9 @@ class Hyperedges:
         return Hyperedges(indices, x[present], int(mask.sum()), batch, graphs)
 
     def to_dense(self) -> tuple[Float[Tensor, "graphs ..."], Bool[Tensor, "graphs nodes"]]:
-        """Lay the hyperedges out as padded tensors with zeros where there is none.
+        """The hyperedges as padded tensors ``(graphs, n, .., n, features)``, with zeros where there is none.
 
-        Returns:
-            ``(graphs, n, .., n, features)`` and the mask ``(graphs, n)``, ``True`` at nodes.
+        The second result is the mask ``(graphs, n)``, ``True`` at nodes.
 
         >>> edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 1), 2)
         >>> edges.to_dense()[0].squeeze().tolist()

@@ -66,16 +66,9 @@ class PaddedGraphs:
         return PaddedGraphs(values.unflatten(0, (graphs, widest)), padding.unflatten(0, (graphs, widest)), slots)
 
     def rows(self, values: Float[Tensor, "graphs nodes features"]) -> Float[Tensor, "n features"]:
-        """Padded values back as rows, in the order of the nodes that came.
+        """Padded values ``(graphs, nodes, features)`` as rows ``(n, features)``, in the order of the nodes that came.
 
-        Args:
-            values: ``(graphs, nodes, features)`` in the layout of this object.
-
-        Returns:
-            Rows ``(n, features)``.
-
-        Raises:
-            ValueError: if ``values`` is not in this layout.
+        Values in another layout than that of this object are a ValueError.
 
         >>> x = torch.tensor([[1.0], [2.0], [3.0]])
         >>> graphs = PaddedGraphs.of(x, torch.tensor([0, 1, 0]))

@@ -115,13 +115,9 @@ class HyperedgePlan:
 
     @eager
     def at(self, indices: Int[Tensor, "tuples order"]) -> HyperedgePlan:
-        """The plan of other tuples of the same nodes: the same one at every call with the same unchanged tensor.
+        """The plan of other tuples ``(m', l)`` of the same nodes, none twice; nothing is checked.
 
-        Args:
-            indices: ``(m', l)`` nodes, none twice; nothing is checked.
-
-        Returns:
-            The plan.
+        It is the same plan at every call with the same unchanged tensor.
 
         >>> plan = HyperedgePlan(torch.tensor([[0], [1]]), 2)
         >>> pairs = torch.tensor([[0, 1]])
@@ -198,14 +194,7 @@ class HyperedgePlan:
     def to(self, device: torch.device | str) -> HyperedgePlan:
         """Move the tuples to a device; what layers computed of them is computed anew there.
 
-        Args:
-            device: where to.
-
-        Returns:
-            The plan there.
-
-        Raises:
-            ValueError: if ``indices`` or ``batch`` was changed in place.
+        It is a ValueError if ``indices`` or ``batch`` was changed in place.
 
         >>> HyperedgePlan(torch.tensor([[0]]), 1).to("cpu").indices.device
         device(type='cpu')

@@ -31,15 +31,10 @@ DropoutOver = Literal["edges", "nodes", "channels"]
 
 
 class ProjectedEdges(NamedTuple):
-    r"""What attention needs of the edges: :math:`E^{\mathrm{att}}` and :math:`E^{\mathrm{val}}` of CSA figure 1.
+    r"""What attention needs of the edges: :math:`E^{\mathrm{att}}` and :math:`E^{\mathrm{val}}` of CSA figure 1."""
 
-    Attributes:
-        bias: ``(graphs, n, n, features)``, or ``heads`` channels where the mode is ``"mono"``.
-        value: ``(graphs, n, n, features)``, or None.
-    """
-
-    bias: Tensor
-    value: Tensor | None
+    bias: Tensor  # (graphs, n, n, features), or heads channels where the mode is "mono"
+    value: Tensor | None  # (graphs, n, n, features), or None
 
 
 class EdgeProjection(nn.Module):
@@ -89,25 +84,17 @@ class EdgeProjection(nn.Module):
         self.value = nn.Linear(edge_features, features, bias=False, device=device, dtype=dtype) if edge_values else None
 
     def forward(self, edges: Float[Tensor, "graphs nodes nodes edge_features"]) -> ProjectedEdges:
-        """Apply both maps.
-
-        Args:
-            edges: ``(graphs, n, n, edge_features)``.
-
-        Returns:
-            Biases and values.
-        """
+        """Biases and values of edges ``(graphs, n, n, edge_features)``."""
         checks.last_axis("edges", edges, self.edge_features, "edge_features", self.bias)
         return ProjectedEdges(self.bias(edges), None if self.value is None else self.value(edges))
 
     def weights(
         self,
     ) -> tuple[Float[Tensor, "biases edge_features"], Float[Tensor, "values edge_features"] | None] | None:
-        """The matrices of both maps, for who multiplies without calling.
+        """The matrices of both maps, for callers that multiply by them instead of calling this module.
 
-        Returns:
-            Both, or None where calling would do something else: with another module in the place of a map, an adapter
-            beside it or a quantized one, or with a hook.
+        None where calling would do something else: with another module in the place of a map, an adapter beside it or a
+        quantized one, or with a hook.
         """
         maps = [module for module in (self.bias, self.value) if module is not None]
         multiply = all(may_bypass(module, nn.Linear) and getattr(module, "bias", None) is None for module in maps)
@@ -261,13 +248,8 @@ class ChromaticAttention(nn.Module):
     ) -> Float[Tensor, "graphs nodes nodes features"]:
         r"""The filters :math:`\tilde a(i, j)`, as CSA figure 3 draws them, without dropout.
 
-        Args:
-            x: ``(graphs, n, features)``.
-            edges: as for :meth:`forward`.
-            mask: ``(graphs, n)``, ``True`` at nodes.
-
-        Returns:
-            ``(graphs, n, n, features)``, in each channel a distribution over j; zero where i or j is padding.
+        Arguments are those of :meth:`forward`. Of ``(graphs, n, n, features)`` each channel is a distribution over
+        j, zero where i or j is padding.
         """
         x, bias, _ = self._checked(x, edges, mask)
         # Filters need the bias of every pair, values of none.

@@ -52,15 +52,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - the mask is what is new
         self, x: Float[Tensor, "graphs nodes features"], mask: Bool[Tensor, "graphs nodes"] | None = None
     ) -> Float[Tensor, "graphs nodes features"]:
-        """Normalise.
-
-        Args:
-            x: ``(graphs, n, features)``.
-            mask: ``(graphs, n)``, ``True`` at nodes.
-
-        Returns:
-            ``(graphs, n, features)``, zero at padding.
-        """
+        """Normalise ``(graphs, n, features)``; the mask ``(graphs, n)`` is ``True`` at nodes; zero elsewhere."""
         checks.last_axis("x", x, self.num_features, "features")
         if x.ndim != 3:
             raise ValueError(f"x must have shape (graphs, n, features), got {tuple(x.shape)}.")
@@ -186,19 +178,9 @@ class ChromaticEncoderLayer(nn.Module):
         edges: Float[Tensor, "graphs nodes nodes edge_features"] | ProjectedEdges | None = None,
         mask: Bool[Tensor, "graphs nodes"] | None = None,
     ) -> Float[Tensor, "graphs nodes features"]:
-        """Apply the layer.
+        """Apply the layer to ``(graphs, n, features)``; zero at padding.
 
-        Args:
-            x: ``(graphs, n, features)``.
-            edges: ``(graphs, n, n, edge_features)``, or what an :class:`~holonomy.layers.EdgeProjection` makes of them.
-            mask: ``(graphs, n)``, ``True`` at nodes.
-
-        Returns:
-            ``(graphs, n, features)``, zero at padding.
-
-        Raises:
-            TypeError: if the mask is not boolean.
-            ValueError: if a shape does not fit.
+        Arguments and errors are those of :meth:`holonomy.layers.ChromaticAttention.forward`.
         """
         checks.vectors(x=x)
         if mask is not None:

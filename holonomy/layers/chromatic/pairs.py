@@ -109,12 +109,7 @@ class RandomWalkEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        steps: int,
-        features: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, steps: int, features: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         checks.floating_dtype(dtype)
@@ -123,14 +118,7 @@ class RandomWalkEncoder(nn.Module):
         self.walks = nn.Linear(steps, features, bias=False, device=device, dtype=dtype)
 
     def forward(self, walks: Float[Tensor, "*batch steps"]) -> Float[Tensor, "*batch features"]:
-        """Map.
-
-        Args:
-            walks: ``(..., steps)``, of pairs or of nodes.
-
-        Returns:
-            ``(..., features)``.
-        """
+        """Map walks ``(..., steps)``, of pairs or of nodes, to ``(..., features)``."""
         checks.last_axis("walks", walks, self.steps, "steps", self.walks)
         return self.walks(walks)
 
@@ -154,12 +142,7 @@ class ShortestPathEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        limit: int,
-        features: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, limit: int, features: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         checks.floating_dtype(dtype)
@@ -168,14 +151,7 @@ class ShortestPathEncoder(nn.Module):
         self.distances = nn.Embedding(checks.positive_int("limit", limit) + 2, features, device=device, dtype=dtype)
 
     def forward(self, distances: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
-        """Look up.
-
-        Args:
-            distances: as :func:`~holonomy.layers.shortest_path_encoding` makes them with the same limit.
-
-        Returns:
-            ``(..., features)``.
-        """
+        """Look up distances ``(...)`` of :func:`~holonomy.layers.shortest_path_encoding` with the same limit."""
         checks.codes("distances", distances, self.distances.num_embeddings, "limit + 2")
         return self.distances(distances)
 

@@ -273,9 +273,7 @@ def proju(
 
 
 def egrad2rgrad(
-    x: Float[Tensor, "... ambient"],
-    gradient: Float[Tensor, "... ambient"],
-    kappa: Float[Tensor, "..."],
+    x: Float[Tensor, "... ambient"], gradient: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
     r"""Riemannian gradient from the ambient Euclidean one.
 
@@ -297,9 +295,7 @@ def rescale(
 
 
 def cdist(
-    x: Float[Tensor, "... n ambient"],
-    y: Float[Tensor, "... m ambient"],
-    kappa: Float[Tensor, "..."],
+    x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... n m"]:
     r"""All geodesic distances between two sets of points, without any ``(n, m, d)`` object.
 
@@ -315,9 +311,7 @@ def cdist(
 
 
 def centroid(
-    x: Float[Tensor, "... n ambient"],
-    weights: Float[Tensor, "... m n"],
-    kappa: Float[Tensor, "..."],
+    x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "... m n"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... m ambient"]:
     r"""Lorentzian midpoints of weighted points (Hypformer eq. 4).
 
@@ -332,10 +326,7 @@ def centroid(
 
 
 def centroid_of_parts(
-    x: Float[Tensor, "... n ambient"],
-    weights: Float[Tensor, "... m n"],
-    kappa: Float[Tensor, "..."],
-    group: Group,
+    x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "... m n"], kappa: Float[Tensor, "..."], group: Group
 ) -> Float[Tensor, "... m ambient"]:
     """:func:`centroid` of the points of all parts, by the sums of their weights and weighted points in float64."""
     wide, mass = lift(_wide(x), kappa), numerics.widen(weights)

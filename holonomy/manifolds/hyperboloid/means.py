@@ -26,11 +26,7 @@ import torch
 from torch import Tensor
 
 from holonomy import _autograd, numerics
-from holonomy.manifolds.hyperboloid.frames import (
-    frame_exponential,
-    frame_logarithm_gradients,
-    frame_view,
-)
+from holonomy.manifolds.hyperboloid.frames import frame_exponential, frame_logarithm_gradients, frame_view
 from holonomy.manifolds.hyperboloid.views import dot, from_frame, ray_of
 
 # Points up to rapidity 5 take six, points up to 86 some sixty.

@@ -14,10 +14,7 @@ from holonomy import _autograd, numerics
 
 
 class Rays(NamedTuple):
-    """Points in unit coordinates: their lengths, times, and unit vectors, which are ``axis`` plus ``offset``.
-
-    Where all points are near the axis, offsets hold the angles between them that rounding of unit vectors would lose.
-    """
+    """Points in unit coordinates: lengths, times, unit vectors as ``axis + offset``, where small angles keep digits."""
 
     points: Tensor
     length: Tensor
@@ -59,8 +56,7 @@ def sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tens
     """sinh(a - b) = (|x|^2 - |y|^2) / (|x| y_t + |y| x_t) for all pairs, zero where both radii are."""
     x_slope, y_slope = x_norm / x_time, (y_norm / y_time).mT
     return numerics.safe_div(
-        (x_norm - y_norm.mT) * (x_norm / x_time / y_time.mT + (y_norm / y_time).mT / x_time),
-        x_slope + y_slope,
+        (x_norm - y_norm.mT) * (x_norm / x_time / y_time.mT + (y_norm / y_time).mT / x_time), x_slope + y_slope
     )
 
 

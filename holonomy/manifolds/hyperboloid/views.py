@@ -26,10 +26,7 @@ class Ray(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Of a vector in the frame carried from the origin to a point, the part across its ray, and how long that along is.
-
-    Their metric is Euclidean; apart, neither takes digits from the other.
-    """
+    """Of a vector in the frame carried from the origin to a point: the part across its ray, and the length along it."""
 
     across: Tensor
     along: Tensor

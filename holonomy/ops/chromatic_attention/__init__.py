@@ -18,11 +18,7 @@ from torch import Tensor
 
 from holonomy._autograd import apply_function, transformed
 from holonomy.ops.chromatic_attention.chunked import ChunkedAttention, Options
-from holonomy.ops.chromatic_attention.reference import (
-    chromatic_attention_reference,
-    chromatic_filters,
-    zero_padding,
-)
+from holonomy.ops.chromatic_attention.reference import chromatic_attention_reference, chromatic_filters, zero_padding
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

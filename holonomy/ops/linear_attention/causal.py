@@ -30,17 +30,11 @@ _CHUNK, _CHUNKS = 32, 64
 
 
 class LinearState(NamedTuple):
-    r"""What linear attention keeps of the tokens so far; batch axes first, in each of its tensors.
+    """What linear attention keeps of the tokens so far; batch axes first, in each of its tensors."""
 
-    Attributes:
-        sums: :math:`\sum_j k_j (v_j, 1)` over the scale, ``(*batch, channels, values + 1)``.
-        largest: the largest entry of a key, ``(*batch, 1, 1)``; the scale is the product of it and ``tokens``.
-        tokens: their number, ``(*batch, 1, 1)``.
-    """
-
-    sums: Float[Tensor, "*batch channels values_plus_1"]
-    largest: Float[Tensor, "*batch 1 1"]
-    tokens: Float[Tensor, "*batch 1 1"]
+    sums: Float[Tensor, "*batch channels values_plus_1"]  # sum_j k_j (v_j, 1), over the scale
+    largest: Float[Tensor, "*batch 1 1"]  # the largest entry of a key; times ``tokens`` it is the scale
+    tokens: Float[Tensor, "*batch 1 1"]  # their number
 
     @classmethod
     def empty(cls, key: Float[Tensor, "*batch rows channels"], values: int) -> LinearState:

@@ -30,19 +30,12 @@ from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient
 
 
 class Options(NamedTuple):
-    """What is no tensor.
+    """What is no tensor."""
 
-    Attributes:
-        heads: number of heads.
-        power: the exponent of the feature map.
-        rows: how many are computed at once.
-        definition: what is differentiated where gradients of gradients are wanted.
-    """
-
-    heads: int
-    power: float
-    rows: int
-    definition: Callable[..., Tensor]
+    heads: int  # number of heads
+    power: float  # the exponent of the feature map
+    rows: int  # how many are computed at once
+    definition: Callable[..., Tensor]  # what is differentiated where gradients of gradients are wanted
 
 
 class _Maps(NamedTuple):

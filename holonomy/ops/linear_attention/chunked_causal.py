@@ -18,20 +18,12 @@ from holonomy.ops.linear_attention.causal import LinearState
 
 
 class CausalOptions(NamedTuple):
-    """What is no tensor.
+    """What is no tensor."""
 
-    Attributes:
-        rows: how many are computed at once.
-        attend: of rows, their mask, the state before them and the maps, the result and the state after them.
-        definition: of all rows, the maps and the mask, the result: differentiated where gradients of gradients are
-            wanted.
-        start: the state before the first row.
-    """
-
-    rows: int
-    attend: Callable[..., tuple[Tensor, LinearState | None]]
-    definition: Callable[..., Tensor]
-    start: LinearState
+    rows: int  # how many are computed at once
+    attend: Callable[..., tuple[Tensor, LinearState | None]]  # of rows, mask, state, maps: the result, the next state
+    definition: Callable[..., Tensor]  # of all rows: differentiated where gradients of gradients are wanted
+    start: LinearState  # before the first row
 
 
 class RecomputedCausalAttention(torch.autograd.Function):

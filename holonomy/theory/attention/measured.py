@@ -54,11 +54,7 @@ def jacobian_norm(
     start: Float[Tensor, "..."] | None = None,
     steps: int = 100,
 ) -> tuple[float, Tensor]:
-    """Find the largest singular value of a Jacobian by Lanczos' iteration on its square.
-
-    The products are those of power iteration, none forgotten: after as many steps the value is never below that of
-    power iteration, and exact once the steps reach the number of unknowns.
-    """
+    """Find the largest singular value of a Jacobian by Lanczos' iteration: exact after as many steps as unknowns."""
     linear = _linear(function, x)
     if start is None:
         generator = torch.Generator().manual_seed(0)

@@ -115,29 +115,14 @@ class Projections:
         return self.causal or self.window is not None
 
     def to(self, dtype: torch.dtype) -> Projections:
-        """Cast every tensor.
-
-        Args:
-            dtype: a floating-point dtype.
-
-        Returns:
-            The same layer in that dtype.
-        """
+        """Cast every tensor to a floating-point dtype."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: value.to(dtype) for name, value in tensors.items()})
 
     def allowed(self, tokens: int, mask: Bool[Tensor, "..."] | None = None) -> Bool[Tensor, "queries tuples"] | None:
-        """The simplexes that count, by a mask, by causality and by windows.
+        """The simplexes that count, ``(n, n^N)``, by a mask, by causality and by windows; None if all do.
 
-        Args:
-            tokens: n.
-            mask: ``(n, ..., n)``, N+1 axes, ``True`` at simplexes that count; all if left out.
-
-        Returns:
-            ``(n, n^N)``; none if all simplexes count.
-
-        Raises:
-            ValueError: if the mask has another shape.
+        A ``mask`` is ``(n, ..., n)``, N+1 axes, ``True`` at simplexes that count. One of another shape is a ValueError.
         """
         shape = (tokens,) * (self.order + 1)
         if mask is not None and mask.shape != shape:

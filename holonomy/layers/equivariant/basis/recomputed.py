@@ -9,11 +9,9 @@ from torch import Tensor, nn
 
 
 class RecomputedBuffers(nn.Module):
-    """A module with buffers that follow from its arguments, and no source but these.
+    """A module with buffers that follow from its arguments, and are made anew when it leaves the meta device.
 
-    Large modules are made on the meta device. What they get when they leave it is storage without content
-    (:meth:`torch.nn.Module.to_empty`) or the tensors of a state (``load_state_dict(assign=True)``). Neither brings
-    these buffers, which are made anew.
+    Neither :meth:`torch.nn.Module.to_empty` nor ``load_state_dict(assign=True)`` would bring them.
     """
 
     def _recomputed(self) -> dict[str, Tensor]:

@@ -194,19 +194,11 @@ class HigherOrderAttention(nn.Module):
                 self.constant_query.normal_()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw other random features; nothing where the kernel is ``"softmax"``.
-
-        Args:
-            generator: source of the random numbers, torch's seeded state if left out.
-        """
+        """Draw other random features, by torch's seeded state by default; none where the kernel is ``"softmax"``."""
         redraw(self.projection, generator)
 
     def maps(self) -> Maps:
-        """The maps of all classes, as those evaluators read them that take all classes together.
-
-        Returns:
-            Matrices from the entries of a tuple, of the performer kernel only.
-        """
+        """The matrices of all classes, for evaluators that take all together; of the performer kernel only."""
         keys = {p: self._matrix(self.key, p) for p in self.classes.by_input}
         if self.constant_query is not None:
             nothing = torch.zeros_like(self.constant_query)

@@ -110,19 +110,9 @@ class HigherOrderEncoderLayer(nn.Module):
     ) -> Float[Tensor, "..."] | Hyperedges:
         """Attend and transform.
 
-        Args:
-            x: dense ``(*batch, n, .., n, features)``, or hyperedges of order k.
-            mask: dense only: ``(*batch, n)``, ``True`` at nodes. What padding holds has no effect, and the result is
-                zero there.
-            to: hyperedges only: ``(m', l)`` tuples of the result; by default the same hyperedges if k = l, else all
-                tuples inside one of them (HOT section 4.2).
-
-        Returns:
-            Dense ``(*batch, n, .., n, features)``, or hyperedges of order l (order 0: one row a graph).
-
-        Raises:
-            ValueError: if shapes do not fit, an argument comes with the other kind of input, or ``to`` lists a tuple
-                twice, which the feed-forward would count twice.
+        Arguments and errors are those of :meth:`holonomy.layers.HigherOrderAttention.forward`, without ``support``, and
+        ``to`` is for another order only. It is also a ValueError if ``to`` lists a tuple twice, which the feed-forward
+        would count twice.
         """
         same = self.order_in == self.order_out
         if same and to is not None:

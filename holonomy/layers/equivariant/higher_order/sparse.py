@@ -112,10 +112,7 @@ def kernel_class(
     value: Float[Tensor, "keys heads values"],
     projection: Float[Tensor, "features dim"],
 ) -> Float[Tensor, "queries heads values"]:
-    """The same by random features, HOT eqs. 18-21, in time and memory linear in the hyperedges.
-
-    See :func:`~holonomy.layers.equivariant.higher_order.dense.kernel_class`.
-    """
+    """The same by random features, HOT eqs. 18-21, linear in the hyperedges; see ``kernel_class`` of ``dense``."""
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
     phi_q, phi_k = _features(keys.graphs, queries.graphs, keys.num_graphs, query, key, projection)

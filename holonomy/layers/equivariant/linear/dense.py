@@ -32,10 +32,7 @@ def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..
 
 
 def reduce(x: Float[Tensor, "..."], sources: Iterable[InputPattern]) -> list[Float[Tensor, "..."]]:
-    """Take the diagonal of each source and sum the blocks that it does not keep.
-
-    Sums are shared: the total is the sum of the row sums.
-    """
+    """Take the diagonal of each source and sum the blocks that it does not keep; the total is the sum of row sums."""
     known: dict[InputPattern, Tensor] = {}
     return [_reduced(x, source, known) for source in sources]
 
@@ -88,10 +85,7 @@ def spread(parts: Sequence[tuple[OutputPattern, Float[Tensor, "..."]]], order: i
 
 
 def _total(parts: Sequence[tuple[OutputPattern, Tensor]]) -> tuple[Tensor, bool]:
-    """Add the contributions to one pattern, those over the same axes first, so that few additions are large.
-
-    The flag says whether the sum is a new tensor, not a view of an input.
-    """
+    """Add the contributions to one pattern, those over the same axes first; whether the sum is new, not a view."""
     blocks = number_of_blocks(parts[0][0].pattern)
     by_axes: dict[tuple[int, ...], Tensor] = {}
     for target, x in parts:
@@ -118,11 +112,8 @@ def combine(
     order: int,
     biases: Sequence[tuple[Partition, Float[Tensor, " dim_out"]]] = (),
 ) -> Float[Tensor, "..."]:
-    """Reduce, multiply and spread: the sum of all classes.
-
-    Reducing and spreading are transposes of each other, so the backward pass that autograd derives is of the same kind;
-    writing it by hand saved no time.
-    """
+    """Reduce, multiply and spread: the sum of all classes."""
+    # Each is the transpose of another: a backward pass written by hand saved no time.
     parts: list[tuple[OutputPattern, Tensor]] = []
     known: dict[InputPattern, Tensor] = {}
     for group, weight in zip(groups, weights, strict=True):

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class Entrywise(nn.Module):
-    r"""Map every entry of an order-k tensor by itself, :math:`A_{\mathbf j} w + b`, whatever its pattern.
-
-    The least lightweight map (HOT Prop. 2): the one diagram in which output and input agree.
-    """
+    r"""Map every entry by itself, :math:`A_{\mathbf j} w + b`: the least of lightweight maps (HOT Prop. 2)."""
 
     def __init__(
         self,
