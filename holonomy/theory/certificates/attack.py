@@ -32,6 +32,8 @@ _DIGITS = 64
 # The shortest lengths and differences to start from, as shares of the ball's radius.
 _SHORTEST = 0.01
 _SHRINK = (1.0, 0.1, 0.01)
+# Of the climb of a pair.
+_STEPS = 8
 
 
 class Attack(NamedTuple):
@@ -131,15 +133,13 @@ def attack_at(function: Function, scope: Scope) -> Attack:
     return Attack(ratio, x, near)
 
 
-def attack(
-    function: Function, scope: Scope, generator: torch.Generator, *, starts: int = 128, steps: int = 8
-) -> Attack:
+def attack(function: Function, scope: Scope, generator: torch.Generator, *, starts: int) -> Attack:
     """Search for the pair of inputs that a map moves apart the most."""
     hunt = _Hunt(function, scope)
-    first = hunt.climb(*hunt.starts(generator, starts), steps)
+    first = hunt.climb(*hunt.starts(generator, starts))
     again = first.best(max(1, starts // 16))
     v = torch.cat([hunt.source.between(again.x, again.y) * share for share in _SHRINK])
-    second = hunt.climb(again.x.repeat(len(_SHRINK), 1, 1), v, steps)
+    second = hunt.climb(again.x.repeat(len(_SHRINK), 1, 1), v)
     pairs = _Pairs(*(torch.cat(parts) for parts in zip(first, second, strict=True))).best(starts)
     ratio = hunt.sure(pairs, generator)
     winner = int(ratio.argmax())
@@ -202,11 +202,11 @@ class _Hunt:
             ratio = torch.where(before > 0, short / wide, 0.0).nan_to_num(0.0, 0.0, 0.0)
         return before, after, ratio
 
-    def climb(self, x: Tensor, v: Tensor, steps: int) -> _Pairs:
+    def climb(self, x: Tensor, v: Tensor) -> _Pairs:
         """The best pairs on the way of each start."""
         y = self.keep(self.source.move(x, v))
         best = _Pairs(torch.full_like(x[:, 0, 0], -math.inf), x, y)
-        for step in range(steps + 1):
+        for step in range(_STEPS + 1):
             shift, v = torch.zeros_like(v, requires_grad=True), self.source.between(x, y).detach().requires_grad_()
             here = self.source.move(x, shift)
             before, after, ratio = self.compare(here, self.source.move(here, v))
@@ -216,9 +216,9 @@ class _Hunt:
             with torch.no_grad():
                 far = self.source.between(self.centre.expand_as(x), x).norm(dim=-1).amax(-1)
                 far = far.clamp(min=_SHORTEST * self.radius)[:, None, None]
-                x = self.keep(self.source.move(x, far * 3.0 ** (-1 - 5 * step / steps) * _along(slopes[0], shift)))
+                x = self.keep(self.source.move(x, far * 3.0 ** (-1 - 5 * step / _STEPS) * _along(slopes[0], shift)))
                 length = v.flatten(1).norm(dim=1)[:, None, None]
-                v = v + length * 3.0 ** (-0.5 - 5 * step / steps) * _along(slopes[1], v)
+                v = v + length * 3.0 ** (-0.5 - 5 * step / _STEPS) * _along(slopes[1], v)
                 y = self.keep(self.source.move(x, v))
         return best
 

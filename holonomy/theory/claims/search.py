@@ -103,7 +103,6 @@ def search(
     *,
     orders: Sequence[int] = (1, 2, 3),
     batches: int = 4,
-    batch: int = 25,
     climbs: int = 5,
     plain: bool = False,
     masked: bool = False,
@@ -113,7 +112,7 @@ def search(
     A batch has one shape: n, d, heads, whether there is a skip connection; its rows differ in all else.
     """
     root = math.sqrt(draws.budget)
-    rows, tops = math.ceil(batch * root), math.ceil(climbs * root)
+    rows, tops = math.ceil(25 * root), math.ceil(climbs * root)
     for order in orders:
         for index in range(math.ceil(batches * root)):
             features, tokens = draws.integer(1, 5), draws.integer(2, _TOKENS.get(order, 3))

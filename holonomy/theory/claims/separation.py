@@ -77,11 +77,11 @@ def bounded_by(name: str) -> tuple[int, WLForm] | None:
     return _BOUNDS.get(checks.one_of("name", name, MODELS))
 
 
-def seeded(module: nn.Module, draws: Draws, size: float = 0.5) -> nn.Module:
+def seeded(module: nn.Module, draws: Draws) -> nn.Module:
     """Draw all parameters of a module from the numbers of a claim."""
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(size * draws.normal(*parameter.shape))
+            parameter.copy_(0.5 * draws.normal(*parameter.shape))
         for part in module.modules():
             if isinstance(part, nn.LayerNorm | nn.BatchNorm1d):
                 part.weight.add_(1)

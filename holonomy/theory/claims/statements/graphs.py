@@ -149,8 +149,8 @@ for form in _EQUAL:
     )(_strictly)
 
 
-def _keys(draws: Draws, order: int, features: int, *, tokens: int = 4) -> Tensor:
-    return draws.normal(order + 1, tokens, features)
+def _keys(draws: Draws, order: int, features: int) -> Tensor:
+    return draws.normal(order + 1, 4, features)
 
 
 def _difference(a: Tensor, b: Tensor, dtype: torch.dtype, order: int, *, size: float = 0.0, note: str = "") -> Trial:
