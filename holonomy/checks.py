@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from types import UnionType
 from typing import Any, SupportsIndex, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,6 +83,15 @@ def positive(name: str, value: float) -> float:
         raise TypeError(f"{name} must be a positive number, got {value!r}.")
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be positive and finite, got {value}.")
+    return value
+
+
+def nonnegative(name: str, value: float) -> float:
+    """``value``, if it is a finite number and not negative."""
+    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name} must be a number, not negative, got {value!r}.")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and not negative, got {value}.")
     return value
 
 
@@ -273,6 +283,25 @@ def integers(name: str, x: Tensor) -> None:
     tensor(name, x)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {x.dtype}.")
+
+
+def array(name: str, x: object) -> None:
+    """Refuse what is neither a tensor nor a NumPy array, in memory or mapped to it."""
+    if not isinstance(x, Tensor | np.ndarray):
+        raise TypeError(f"{name} must be a tensor or a NumPy array, got {type(x).__name__}.")
+
+
+def apart(name: str, written: Any, other: str, read: Any) -> None:
+    """Refuse to write to what shares memory with an array that is read until the end."""
+    if np.shares_memory(_as_numpy(written), _as_numpy(read)):
+        raise ValueError(f"{name} must share no memory with {other}, which is read until the end, got one that does.")
+
+
+def _as_numpy(x: Any) -> np.ndarray:
+    if not isinstance(x, Tensor):
+        return x
+    x = x.detach()
+    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()  # NumPy knows no bfloat16
 
 
 def dense(name: str, x: Tensor) -> None:

@@ -30,7 +30,8 @@ def propagate_rows(graph: Graph | Neighbours, x: Any, out: Any, *, entries: int 
         entries: about how many neighbours are gathered at once.
 
     Raises:
-        ValueError: if shapes do not fit, or ``out`` is ``x``.
+        TypeError: if ``x`` or ``out`` holds no floating-point numbers.
+        ValueError: if shapes do not fit, or ``out`` shares memory with ``x``.
 
     >>> graph = Graph(torch.tensor([[0, 1], [1, 0]]), 3)
     >>> x, out = torch.tensor([[1.0], [3.0], [5.0]]), torch.empty(3, 1)
@@ -39,15 +40,20 @@ def propagate_rows(graph: Graph | Neighbours, x: Any, out: Any, *, entries: int 
     tensor([2.0000, 2.0000, 5.0000])
     """
     checks.positive_int("entries", entries)
-    if out is x:
-        raise ValueError("out must be another array than x, whose rows are read until the end, got the same.")
     edges = incoming_of(graph)
     start, nodes = edges.start.long(), len(edges.start) - 1
+    checks.array("x", x)
     for name, array in (("x", x), ("out", out)):
+        checks.array(name, array)
         if len(array.shape) != 2 or array.shape[0] != nodes or array.shape[1] != x.shape[1]:
             wanted = f"(nodes, features) = ({nodes}, {x.shape[-1]})"
             raise ValueError(f"{name} must have shape {wanted}, got {tuple(array.shape)}.")
-    listed = torch.zeros(nodes, dtype=array_slice(x, slice(0, 0)).dtype)
+        dtype = array_slice(array, slice(0, 0)).dtype
+        if not dtype.is_floating_point:
+            raise TypeError(f"{name} must hold floating-point numbers, got {dtype}.")
+    checks.apart("out", out, "x", x)
+    # Of float16, which counts to 2048, in float32.
+    listed = torch.zeros(nodes, dtype=torch.promote_types(array_slice(x, slice(0, 0)).dtype, torch.float32))
     for rows in pieces(start, entries):
         source, row = _edges(edges, start, rows)
         listed[rows].index_add_(0, row, (source == row + rows.start).to(listed.dtype))

@@ -169,7 +169,8 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
 
     Raises:
         TypeError: if ``edge_index`` holds no integers, or ``out`` none that are large enough.
-        ValueError: if a shape does not fit, an edge names a node that is not there, or ``out`` is read-only.
+        ValueError: if a shape does not fit, an edge names a node that is not there, or ``out`` is read-only or part of
+            ``edge_index``.
 
     >>> edges, out = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.empty(4, dtype=torch.int32)
     >>> sort_edges(edges, 3, out).start, out
@@ -177,6 +178,8 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     """
     checks.positive_int("entries", entries)
     checks.nonnegative_int("num_nodes", num_nodes)
+    for name, given in (("edge_index", edge_index), ("out", out)):
+        checks.array(name, given)
     if len(edge_index.shape) != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
     if tuple(out.shape) != tuple(edge_index.shape[1:]):
@@ -186,17 +189,19 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     node = out if isinstance(out, Tensor) else torch.from_numpy(out)
     if not _holds(node.dtype, num_nodes - 1):
         raise TypeError(f"out must hold integers up to num_nodes - 1 = {num_nodes - 1}, got {node.dtype}.")
+    checks.apart("out", out, "edge_index", edge_index)
     count = torch.zeros(num_nodes, dtype=torch.int64)
     blocks = [slice(first, first + entries) for first in range(0, edge_index.shape[1], entries)]
     for block in blocks:
         edges = array_slice(edge_index, (slice(None), block))
+        checks.integers("edge_index", edges)
+        edges = edges.long()  # of int16 no index, of uint32 no largest number
         checks.edges(edges, num_nodes)
         count += edges[1].bincount(minlength=num_nodes)
     start = functional.pad(count.cumsum(0), (1, 0))
     for band in pieces(start, _BAND * entries):
         place = start[band].clone()
         for block in blocks:
-            # As int64, for int16 is no index.
             source, target = array_slice(edge_index, (slice(None), block)).long()
             within = (target >= band.start) & (target < band.stop)
             row, order = (target[within] - band.start).sort(stable=True)

@@ -103,7 +103,7 @@ def neighbour_batches(
         The batches, seeds first.
 
     Raises:
-        ValueError: if a size is not positive or a seed is not in the graph.
+        ValueError: if a size is not positive, or seeds are no list of nodes of the graph, each once.
 
     >>> graph = Graph(torch.tensor([[1, 2, 3, 0], [0, 0, 0, 1]]), 4)
     >>> batch = next(neighbour_batches(graph, torch.tensor([0]), [2], 1))
@@ -113,6 +113,10 @@ def neighbour_batches(
     incoming = incoming_of(graph)
     num_nodes = len(incoming.start) - 1
     checks.codes("seeds", seeds, num_nodes, "num_nodes")
+    if seeds.ndim != 1:
+        raise ValueError(f"seeds must have shape (seeds,), got {tuple(seeds.shape)}.")
+    if len(seeds.unique()) < len(seeds):
+        raise ValueError(f"seeds must name each node once, got {len(seeds)} of {len(seeds.unique())} nodes.")
     checks.positive_int("batch_size", batch_size)
     checks.generator(generator)
     counts = [checks.positive_int("sizes", size) for size in checks.sequence("sizes", sizes, "integers", int)]

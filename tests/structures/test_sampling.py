@@ -120,10 +120,25 @@ def test_propagation_in_pieces_is_the_product(entries, kind, tmp_path):
 
 def test_propagation_of_what_does_not_fit_is_refused():
     graph, x = Graph(graph_of(5, 9), 5), torch.randn(5, 2)
-    with pytest.raises(ValueError, match="out must be another array"):
-        propagate_rows(graph, x, x)
+    for out in (x, x[:], x.numpy()):
+        with pytest.raises(ValueError, match="out must share no memory with x, which is read until the end"):
+            propagate_rows(graph, x, out)
+    with pytest.raises(TypeError, match=r"out must hold floating-point numbers, got torch\.int64"):
+        propagate_rows(graph, x, torch.empty(5, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="x must be a tensor or a NumPy array, got list"):
+        propagate_rows(graph, x.tolist(), x)
+    both = torch.randn(5, 4, dtype=torch.bfloat16)
+    propagate_rows(graph, both[:, :2], both[:, 2:])  # beside each other
     with pytest.raises(ValueError, match=r"out must have shape \(nodes, features\) = \(5, 2\), got \(5, 3\)"):
         propagate_rows(graph, x, torch.empty(5, 3))
+
+
+def test_degrees_that_float16_does_not_hold_are_those_of_float32():
+    star = torch.stack([torch.arange(70_001), torch.zeros(70_001, dtype=torch.int64)])
+    graph, x = Graph(star, 70_001), torch.rand(70_001, 2)
+    half, single = torch.empty(70_001, 2, dtype=torch.float16), torch.empty(70_001, 2)
+    propagate_rows(graph, x.half(), half), propagate_rows(graph, x, single)
+    torch.testing.assert_close(half.float(), single, rtol=2e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("entries", [1, 7, 10**6])
@@ -149,10 +164,10 @@ def test_edges_sorted_on_disk_are_those_of_a_graph(entries, edge_index, tmp_path
         assert torch.equal(ours.edge_index, theirs.edge_index)
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int16, np.int32, np.int64])
 def test_edges_of_any_integers_are_sorted(kind):
     edges = graph_of(40, 150)
-    sources = np.empty(150, kind)
+    sources = np.empty(150, kind if kind in (np.uint8, np.int16) else np.int32)
     incoming, expected = sort_edges(edges.numpy().astype(kind), 40, sources, entries=7), Graph(edges, 40).incoming
     assert torch.equal(incoming.start, expected.start.long())
     assert np.array_equal(sources, expected.node.numpy())
@@ -175,3 +190,24 @@ def test_edges_that_do_not_fit_are_refused():
     fixed.setflags(write=False)
     with pytest.raises(ValueError, match="out must be writable, got a read-only array"):
         sort_edges(edges, 5, fixed)
+    for shared in (edges[0], edges[1].numpy(), edges.flatten()[::2]):
+        with pytest.raises(ValueError, match="out must share no memory with edge_index"):
+            sort_edges(edges, 5, shared)
+    with pytest.raises(TypeError, match="edge_index must be a tensor or a NumPy array, got list"):
+        sort_edges(edges.tolist(), 5, torch.empty(9, dtype=torch.int32))
+    with pytest.raises(TypeError, match="out must be a tensor or a NumPy array, got list"):
+        sort_edges(edges, 5, [0] * 9)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ([[0, 1]], r"seeds must have shape \(seeds,\), got \(1, 2\)"),
+        ([0, 1, 0], "seeds must name each node once, got 3 of 2 nodes"),
+        ([7], r"seeds must lie in \[0, num_nodes = 5\), got 7"),
+    ],
+)
+def test_seeds_that_are_no_list_of_nodes_are_refused(seeds, said):
+    with pytest.raises(ValueError, match=said):
+        next(neighbour_batches(Graph(graph_of(5, 9), 5), torch.tensor(seeds), [2], 1))
