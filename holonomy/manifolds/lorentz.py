@@ -291,7 +291,7 @@ class Lorentz(geoopt.Lorentz):
         shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
         checks.size(shape)
         checks.in_range("mean", mean, -math.inf, math.inf)
-        checks.in_range("std", std, 0.0, math.inf)
+        checks.nonnegative("std", std)
         checks.floating_dtype(dtype)
         like = self.curvature
         tangent = torch.randn(shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)

@@ -7,7 +7,6 @@ never moves, and multiplied by :math:`1/\sqrt{-\kappa}` when it is read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +99,7 @@ class LorentzPoints(UnitPoints):
         super().__init__()
         checks.positive_int("num", num)
         checks.positive_int("dim", dim)
-        checks.in_range("std", std, 0.0, math.inf)
+        checks.nonnegative("std", std)
         self.manifold = require_lorentz("manifold", manifold)
         checks.floating_dtype(dtype)
         points = sheet(device, dtype).random(num, dim + 1, std=std, generator=generator, dtype=dtype)

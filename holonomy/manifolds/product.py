@@ -9,7 +9,6 @@ A point is the points of its factors, one after another on the last axis. Distan
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, cast
 
 import geoopt
@@ -261,7 +260,7 @@ class ProductEmbedding(UnitPoints):
     ) -> None:
         super().__init__()
         checks.positive_int("num_embeddings", num_embeddings)
-        checks.in_range("std", std, 0.0, math.inf)
+        checks.nonnegative("std", std)
         checks.floating_dtype(dtype)
         self.manifold = require_product("manifold", manifold)
         shape = num_embeddings, sum(manifold.sizes)

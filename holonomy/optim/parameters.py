@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
@@ -63,7 +62,7 @@ def check_parameter(parameter: Tensor) -> None:
 def check_learning_rate(lr: object) -> None:
     """A number or a tensor with one element, not negative."""
     one = isinstance(lr, Tensor) and lr.numel() == 1
-    checks.in_range("lr", cast("float", cast("Tensor", lr).item() if one else lr), 0.0, math.inf)
+    checks.nonnegative("lr", cast("float", cast("Tensor", lr).item() if one else lr))
 
 
 def check_gradients(optimizer: torch.optim.Optimizer) -> None:

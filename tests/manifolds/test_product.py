@@ -10,7 +10,7 @@ import geoopt
 import pytest
 import torch
 
-from holonomy.manifolds import Lorentz, Product, ProductEmbedding, Sphere
+from holonomy.manifolds import Lorentz, LorentzEmbedding, Product, ProductEmbedding, Sphere
 from holonomy.optim import RiemannianAdam
 
 
@@ -139,3 +139,17 @@ def test_a_loaded_table_is_still_moved_on_the_product(assign: bool) -> None:
 def test_what_is_no_factor_gets_one_sentence(factors: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         Product(*factors)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("std", [math.inf, math.nan, -1.0])
+def test_spreads_of_which_no_points_can_be_drawn_are_refused(std: float) -> None:
+    """An infinite one made tables of the largest number and of nan."""
+    made = [
+        lambda: ProductEmbedding(3, product(), std=std),
+        lambda: LorentzEmbedding(3, 2, Lorentz(), std=std),
+        lambda: Lorentz().random(3, 2, std=std),
+    ]
+    for make in made:
+        with pytest.raises(ValueError, match="std must be finite and not negative, got"):
+            make()

@@ -125,6 +125,7 @@ def test_groups_and_closures():
     [
         ("lr", {"lr": -1.0}),
         ("lr", {"lr": float("nan")}),
+        ("lr", {"lr": float("inf")}),
         ("momentum", {"momentum": -0.1}),
         ("weight_decay", {"weight_decay": -1.0}),
         ("dampening", {"dampening": float("nan")}),
