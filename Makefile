@@ -14,7 +14,7 @@ BENCH_ARGS ?=
 FUZZ_ARGS ?= --out benchmarks/results/fuzz.json
 
 BIN := .venv/bin
-EXTRAS := examples,molecules,pyg,report,triton
+EXTRAS := examples,jets,molecules,pyg,report,triton
 STAMP := .venv/.installed
 SOURCES := $(wildcard holonomy tests examples experiments benchmarks docs) conftest.py hatch_build.py
 

@@ -53,7 +53,7 @@ def read(folder: Path, part: str, most: int | None = None) -> Columns:
     try:
         import uproot  # noqa: PLC0415
     except ImportError:
-        raise RefusedError("jets lie in files of ROOT, which uproot reads: pip install uproot") from None
+        raise RefusedError("jets lie in files of ROOT, which uproot reads: pip install 'holonomy[jets]'") from None
     path = folder / FILES[part]
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there: it is published as record 4044628 of Zenodo")

@@ -70,12 +70,12 @@ def test_what_is_not_there_has_its_sentence(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(FileNotFoundError, match="say where it lies with --data FOLDER"):
         load("jets", None, Settings(train=4, tests=4), 0)
     monkeypatch.setitem(sys.modules, "uproot", None)
-    with pytest.raises(ValueError, match="which uproot reads: pip install uproot"):
+    with pytest.raises(ValueError, match=r"which uproot reads: pip install 'holonomy\[jets\]'"):
         jets.read(tmp_path, "train")
 
 
 def test_files_of_the_published_form_are_read(tmp_path: Path) -> None:
-    uproot = pytest.importorskip("uproot", reason="uproot is not installed")
+    uproot = pytest.importorskip("uproot", reason="the extra jets is not installed")
     written = {
         part: generated(count, seed=seed)
         for seed, (part, count) in enumerate({"train": 9, "val": 5, "test": 4}.items())
