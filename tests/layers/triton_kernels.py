@@ -105,6 +105,17 @@ def test_simplicial_attention_is_that_of_loops(order, form, causal, window, devi
     assert len(launched) == 4
 
 
+@pytest.mark.parametrize(("causal", "window", "last"), [(True, None, 1), (True, (6, 3), 5), (False, 4, 3)])
+def test_fewer_queries_are_the_last_of_the_keys(causal, window, last, device, exact, launched):
+    keys, values = drawn(2, 2, 17, 8, values=8, device=device, dtype=exact[0])
+    some, there = [keys[0][:, -last:], *keys[1:]], torch.rand(2, 1, 17, device=device) > 0.3
+    options = {"causal": causal, "window": window, "pair_mask": there}
+    ours = simplicial_attention(some, values, **options)
+    theirs = simplicial_attention(keys, values, tile=300, **options)[:, -last:]
+    assert_same(ours, theirs, keys + values, exact[1])
+    assert len(launched) == 4
+
+
 @pytest.mark.parametrize("form", ["product", "determinant"])
 def test_one_token(form, device, exact, launched):
     """Of which there are too few for tiles: the kernels are called by name."""

@@ -31,8 +31,14 @@ from torch import Tensor
 from holonomy import _autograd, checks
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, rescale_to_safe_range
-from holonomy.ops.simplicial_attention.reference import Factors, factors_of, simplicial_attention_reference
-from holonomy.ops.simplicial_attention.simplexes import Simplexes, allowed, list_simplexes, tiles
+from holonomy.ops.simplicial_attention.reference import (
+    Factors,
+    factors_of,
+    factors_within,
+    simplex_weights,
+    simplicial_attention_reference,
+)
+from holonomy.ops.simplicial_attention.simplexes import Simplexes, Tile, allowed, list_simplexes, tiles
 from holonomy.ops.simplicial_attention.tiled import tiled_attention
 from holonomy.ops.triton_support import supports_triton
 
@@ -74,9 +80,10 @@ def simplicial_attention(
         mask: which simplexes there are, broadcasting to ``(*batch, n_0, n_1, .., n_N)``.
         pair_mask: ``(*batch, n_0, n_1)``, broadcasting: a simplex is there if its query may attend to each of its keys.
             A row for keys that are no padding is ``(*batch, 1, n)``.
-        causal: leave out keys later than the query.
+        causal: leave out keys later than the query. Fewer queries than keys are the last of them.
         window: leave out keys w or more places from the query; N numbers give each key its own window. With ``causal``
-            the w tokens up to the query remain. Time is then of order :math:`n w^N`.
+            the w tokens up to the query remain. Time is then of order :math:`n w^N`. Fewer queries than keys are the
+            last of them.
         form: of the logits, ``"product"`` or ``"determinant"``.
         scale: s, :math:`1/\sqrt{d}` if left out.
         lower_orders: all orders up to N in one softmax.
@@ -101,25 +108,18 @@ def simplicial_attention(
     checks.one_of("form", form, FORMS)
     checks.flags(causal=causal, lower_orders=lower_orders)
     order = check_simplex(keys, values)
-    sizes = [key.shape[-2] for key in keys]
     windows = check_window(window, order)
-    by_place = causal or windows is not None
-    if (by_place or pair_mask is not None) and len(set(sizes[0 if by_place else 1 :])) > 1:
-        raise ValueError(f"keys must have equally many nodes with causal, window or pair_mask, got {sizes}.")
     if lower_orders and mask is not None:
         raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
     batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
-    for name, given, nodes in (("mask", mask, sizes), ("pair_mask", pair_mask, sizes[:2])):
-        if given is not None:
-            checks.broadcasting_mask(name, given, (*batch, *nodes), 0, "(*batch, nodes, ..)")
+    sizes = _check_masks(keys, batch, mask, pair_mask, by_place=causal or windows is not None)
     if 0 in (*batch, *sizes):
         return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.in_range("scale", scale, -math.inf, math.inf)
     if order == 1 and form == "product" and not lower_orders:
         whole = [tensor.expand(*batch, -1, -1) for tensor in (*keys, values[0])]
         return _pairwise(whole[:2], whole[2], mask, pair_mask, causal=causal, window=windows, scale=scale)
-    dtype = values[0].dtype
-    rounded = dtype in (torch.bfloat16, torch.float16)
+    dtype, rounded = values[0].dtype, _any_rounded(*keys, *values)
     if rounded:  # sums over n^N terms, and differences of logits
         keys, values = [key.float() for key in keys], [value.float() for value in values]
     each: list[tuple[Tensor, Tensor]] = []
@@ -138,6 +138,62 @@ def simplicial_attention(
                 _attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile, rounded=rounded)
             )
         return _mixture(each).to(dtype)
+
+
+def refuse_lower_orders(*, lower_orders: bool) -> None:
+    """Refuse to give the weights of all orders as one tensor."""
+    if lower_orders:
+        raise ValueError("lower_orders must be False for weights, got True: its tuples have several sizes.")
+
+
+def simplicial_weights(
+    keys: Sequence[Float[Tensor, "..."]],
+    *,
+    pair_mask: Bool[Tensor, "..."] | None = None,
+    mask: Bool[Tensor, "..."] | None = None,
+    causal: bool = False,
+    window: tuple[int, ...] | None = None,
+    form: Form = "product",
+) -> Float[Tensor, "..."]:
+    """The weights of :func:`simplicial_attention`, ``(*batch, n_0, n_1, .., n_N)``: all of them are stored."""
+    batch = torch.broadcast_shapes(*(key.shape[:-2] for key in keys))
+    sizes = _check_masks(keys, batch, mask, pair_mask, by_place=causal or window is not None)
+    dtype = keys[0].dtype
+    if 0 in (*batch, *sizes):
+        return keys[0].new_zeros(*batch, *sizes)
+    if _any_rounded(*keys):  # as in the attention
+        keys = [key.float() for key in keys]
+    with torch.autocast(_autograd.autocast_device(keys[0]), enabled=False):
+        masks = {"mask": mask, "pair_mask": pair_mask}
+        simplexes = list_simplexes(tuple(sizes), batch, keys[0].device, **masks, causal=causal, window=window)
+        safe = rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys)))
+        # Weights do not depend on values.
+        factors = factors_of(safe, safe[1:], simplexes, form=form, scale=1 / math.sqrt(keys[0].shape[-1]))
+        axes = math.prod(batch), sizes[0], simplexes.first_keys, simplexes.others
+        weights, _ = simplex_weights(factors, allowed(simplexes, Tile(*(slice(0, size) for size in axes))))
+    if simplexes.order_of_others is not None:
+        weights = weights[..., simplexes.order_of_others.argsort()]
+    return weights.reshape(*batch, *sizes).to(dtype)
+
+
+def _any_rounded(*tensors: Tensor) -> bool:
+    """Whether one has 16 bits: of a state made outside of autocast, keys have more than queries."""
+    return any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
+
+
+def _check_masks(
+    keys: Sequence[Tensor], batch: torch.Size, mask: Tensor | None, pair_mask: Tensor | None, *, by_place: bool
+) -> list[int]:
+    """The numbers of nodes, where masks fit them."""
+    sizes = [key.shape[-2] for key in keys]
+    if (by_place or pair_mask is not None) and len(set(sizes[1:])) > 1:
+        raise ValueError(f"keys must have equally many nodes with causal, window or pair_mask, got {sizes}.")
+    if by_place and sizes[0] > sizes[1]:
+        raise ValueError(f"keys must have at most as many queries as keys with causal or window, got {sizes}.")
+    for name, given, nodes in (("mask", mask, sizes), ("pair_mask", pair_mask, sizes[:2])):
+        if given is not None:
+            checks.broadcasting_mask(name, given, (*batch, *nodes), 0, "(*batch, nodes, ..)")
+    return sizes
 
 
 def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
@@ -184,9 +240,10 @@ def _pairwise(
     query, key = rescale_to_safe_range(keys, keys[0].shape[-1])
     given = [item for item in (mask, pair_mask) if item is not None]
     if causal or window is not None:
-        square = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-        near = query.shape[-2] if window is None else window[0] - 1
-        given.append(square.tril(0 if causal else near).triu(-near))
+        queries, places = query.shape[-2], key.shape[-2]
+        pairs = torch.ones(queries, places, dtype=torch.bool, device=query.device)
+        near = places if window is None else window[0] - 1
+        given.append(pairs.tril(places - queries + (0 if causal else near)).triu(places - queries - near))
     return dot_product_attention(query, key, value, reduce(torch.logical_and, given) if given else None, scale=scale)
 
 
@@ -220,7 +277,8 @@ def _attend(
         tile = total if total <= larger * STORED else larger * TILE
     blocks = list(itertools.islice(tiles(simplexes, tile), 2))
     if len(blocks) == len(blocks[0]) == 1:
-        mixed, mass = simplicial_attention_reference(factors, allowed(simplexes, blocks[0][0]))
+        whole = blocks[0][0]
+        mixed, mass = simplicial_attention_reference(factors_within(factors, whole), allowed(simplexes, whole))
     elif use_triton:
         from holonomy.ops.simplicial_attention.triton import triton_attention  # noqa: PLC0415 - Triton is imported where it is used
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from holonomy.ops.simplicial_attention.logits import Form, first_key_terms, other_keys_features
-from holonomy.ops.simplicial_attention.simplexes import Simplexes
+from holonomy.ops.simplicial_attention.simplexes import Simplexes, Tile
 
 
 class Factors(NamedTuple):
@@ -56,6 +56,14 @@ def factors_of(
     return Factors(left, right, other, values[0], other_value)
 
 
+def factors_within(f: Factors, tile: Tile) -> Factors:
+    """Those of the keys in a tile of all queries: a window leaves few of those that lie before the first query."""
+    first_keys, others = tile.first_keys, tile.others
+    return Factors(
+        f.left, f.right[:, :, first_keys], f.other[:, others], f.value[:, first_keys], f.other_value[:, others]
+    )
+
+
 def _crossed(factors: Sequence[Tensor]) -> list[Tensor]:
     """Each ``(batch, n_m, d)`` on an axis of its own, so that they broadcast to the list of all tuples."""
     batch, channels = factors[0].shape[0], factors[0].shape[-1]
@@ -66,10 +74,8 @@ def _crossed(factors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def simplicial_attention_reference(
-    f: Factors, there: Tensor | None = None, *, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The averages and the log masses of algorithm 2, with all logits stored."""
+def simplex_weights(f: Factors, there: Tensor | None = None, *, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The weights ``(batch, queries, first_keys, others)`` of equation 3, and the log masses of equation 2."""
     features = (f.left[:, :, :, None] * f.right[:, :, None]).sum(0)
     shape = (*features.shape[:-1], f.other.shape[1])
     logits = rows_times(features, f.other.mT)
@@ -85,8 +91,15 @@ def simplicial_attention_reference(
         weights = logits.softmax(-1)
     else:  # softmax of a row of -inf is nan; these weights are zero
         weights = (logits - mass.masked_fill(mass.isneginf(), 0.0)[..., None]).exp()
-    inner = rows_times(weights.reshape(shape), f.other_value)
-    return (inner * f.value[:, None]).sum(2), mass
+    return weights.reshape(shape), mass
+
+
+def simplicial_attention_reference(
+    f: Factors, there: Tensor | None = None, *, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The averages and the log masses of algorithm 2, with all logits stored."""
+    weights, mass = simplex_weights(f, there, bias=bias)
+    return (rows_times(weights, f.other_value) * f.value[:, None]).sum(2), mass
 
 
 def rows_times(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -3,7 +3,7 @@ r"""Which simplexes take part in simplicial attention, and the tiles in which th
 A simplex is a query, a first key :math:`k_1` and the other keys :math:`(k_2, \dots, k_N)`; for N = 1 the first key is a
 single dummy and the other keys are :math:`k_1`. Here "others" are the tuples of other keys, listed with the last index
 fastest; with causality or a window they are sorted by their latest node instead, so that a block of queries sees a
-slice of the list. Masks are ``True`` where a simplex takes part.
+slice of the list. Masks are ``True`` where a simplex takes part. By place, queries are the last of the keys.
 
 Causality and windows give each key an interval of queries that see it, and a tuple of keys the intersection of their
 intervals. The tiles here and the Triton kernels need no more than these intervals.
@@ -78,7 +78,7 @@ def list_simplexes(
     closes = reduce(torch.minimum, torch.meshgrid(*(x.closes for x in others), indexing="ij")).flatten()
     listed = None
     if len(others) > 1:
-        at = torch.arange(sizes[0], device=device)
+        at = torch.arange(sizes[1], device=device)
         listed = reduce(torch.maximum, torch.meshgrid(*(at for _ in others), indexing="ij")).flatten()
         listed = listed.sort(stable=True).indices
         opens, closes = opens[listed], closes[listed]
@@ -88,14 +88,19 @@ def list_simplexes(
 
 def _interval(simplexes: Simplexes, m: int, device: torch.device) -> Interval:
     """The queries that see key m, at each of its nodes."""
-    at = torch.arange(simplexes.sizes[0], device=device)
+    at = torch.arange(simplexes.sizes[1], device=device) - _earlier(simplexes)
     back, ahead = steps_of(simplexes, m)
     return Interval(at - ahead, at + back + 1)
 
 
+def _earlier(simplexes: Simplexes) -> int:
+    """How many keys lie before the first query."""
+    return simplexes.sizes[1] - simplexes.sizes[0]
+
+
 def steps_of(simplexes: Simplexes, m: int) -> tuple[int, int]:
     """How many places key m may lie before a query, and after it."""
-    far = simplexes.sizes[0] if simplexes.window is None else simplexes.window[m - 1] - 1
+    far = simplexes.sizes[1] if simplexes.window is None else simplexes.window[m - 1] - 1
     return far, 0 if simplexes.causal else far
 
 
@@ -107,12 +112,13 @@ def reach(simplexes: Simplexes, queries: slice) -> tuple[slice, slice]:
     others, power = each[1:] or each, max(1, simplexes.order - 1)
     # The list is sorted by the latest node, which no window allows further back than the narrowest one does.
     # Tuples of p keys with all nodes before n are the first n^p of the list.
-    first = max(0, queries.start - min(back for back, _ in others))
-    last = min(simplexes.sizes[0], queries.stop + max(ahead for _, ahead in others))
+    begin, end = queries.start + _earlier(simplexes), queries.stop + _earlier(simplexes)
+    first = max(0, begin - min(back for back, _ in others))
+    last = min(simplexes.sizes[1], end + max(ahead for _, ahead in others))
     first_keys = slice(0, 1)
     if simplexes.order > 1:
         back, ahead = each[0]
-        first_keys = slice(max(0, queries.start - back), min(simplexes.first_keys, queries.stop + ahead))
+        first_keys = slice(max(0, begin - back), min(simplexes.first_keys, end + ahead))
     return first_keys, slice(first**power, last**power)
 
 

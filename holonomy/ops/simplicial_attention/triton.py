@@ -437,7 +437,8 @@ def triton_attention(factors: Factors, simplexes: Simplexes, *, rounded: bool = 
     """Equations 2 and 3. Asking for a second derivative raises an error."""
     at = seen_by(simplexes, factors.left.device)
     steps = [steps_of(simplexes, m) for m in range(1, simplexes.order + 1)]
-    if simplexes.of_others is None:
+    # The slices of keys that a kernel skips are those of as many queries; intervals are right for fewer, too.
+    if simplexes.of_others is None or simplexes.sizes[0] < simplexes.sizes[1]:
         far = max(simplexes.sizes)
         reach = [far, far, far, far, 0]
     else:
