@@ -23,9 +23,9 @@ from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
 from holonomy.ops.heads import merge_heads, without_padding
 from holonomy.ops.linear_attention.causal import LinearState, causal_linear_attention
 from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
-from holonomy.ops.linear_attention.chunked_causal import CausalOptions, RecomputedCausalAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.lorentz.lifted import use_chunked
+from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

@@ -18,7 +18,8 @@ gradients of the projection, are those of the reference.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,12 +27,18 @@ from torch.nn import functional
 
 from holonomy import _autograd, _parts, numerics
 from holonomy._parts import Group
+from holonomy.ops.lorentz.lifted import use_chunked
+from holonomy.ops.performer.causal import PerformerState, performer_attention_after
 from holonomy.ops.performer.chunked import ChunkedAttention, ChunkedPooling
-from holonomy.ops.performer.features import log_features, orthogonal_projection, redraw
+from holonomy.ops.performer.features import log_features, orthogonal_projection, redraw, root_of_scale
 from holonomy.ops.performer.reference import attend_pooled_reference, pool_keys_reference
+from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
+
+# Rows of causal attention that are computed at once.
+_CAUSAL_ROWS = 512
 
 __all__ = ["attend_pooled", "log_features", "orthogonal_projection", "performer_attention", "pool_keys", "redraw"]
 
@@ -78,6 +85,7 @@ def performer_attention(
     mask: Bool[Tensor, "*#batch key"] | None = None,
     *,
     scale: float | None = None,
+    is_causal: bool = False,
     group: Group | None = None,
 ) -> Float[Tensor, "*batch query values"]:
     r"""Softmax attention with the exponential replaced by random features, in linear time and memory.
@@ -89,11 +97,14 @@ def performer_attention(
 
     so that no feature is zero at all keys, however large the logits are. One maximum over the features of all keys
     would not be enough: where queries and keys have opposite directions it leaves 0/0. A row without a key is zero.
-    With a group the keys and values are a part of all.
+    With a group the keys and values are a part of all. With ``is_causal`` there are as many queries as keys, and each
+    attends to those up to its own place (:mod:`~holonomy.ops.performer.causal`).
     """
     if key.shape[-2] == 0 and group is None:
         return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
-    root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        return _causal(query, key, value, projection, mask, scale)
+    root = root_of_scale(query, scale)
     if mask is not None:
         key, value = key.masked_fill(mask[..., None], 0.0), value.masked_fill(mask[..., None], 0.0)
     # At least float32: the error of the logarithm is the relative error of a feature.
@@ -110,6 +121,32 @@ def performer_attention(
     total = of_key.logsumexp(-1)[..., None, :]
     averages = of_key.softmax(-1).to(value.dtype) @ value
     return (of_query + total).softmax(-1).to(value.dtype) @ averages
+
+
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """All of them after no other, some rows at a time where they are many."""
+    start, x = PerformerState.empty(value, projection), torch.cat([query, key, value], -1)
+    if use_chunked(x, x.shape[-2]) and projection.dtype == x.dtype:
+        how: dict[str, Any] = {"dim": query.shape[-1], "scale": scale}
+        options = CausalOptions(
+            _CAUSAL_ROWS, partial(_rows_after, **how), partial(_all_rows, start=start, **how), start
+        )
+        return _autograd.apply_function(RecomputedCausalAttention, x, mask, projection, options)[0]
+    return performer_attention_after(query, key, value, projection, mask, start, scale=scale)[0]
+
+
+def _rows_after(
+    x: Tensor, mask: Tensor | None, state: PerformerState, projection: Tensor, *, dim: int, scale: float | None
+) -> tuple[Tensor, PerformerState]:
+    """Rows of queries, keys and values side by side, after a state."""
+    query, key, value = x.split([dim, dim, x.shape[-1] - 2 * dim], -1)
+    return performer_attention_after(query, key, value, projection, mask, state, scale=scale)
+
+
+def _all_rows(x: Tensor, projection: Tensor, mask: Tensor | None, *, start: PerformerState, **how: Any) -> Tensor:
+    return _rows_after(x, mask, start, projection, **how)[0]
 
 
 def _attend_all(of_query: Tensor, of_key: Tensor, value: Tensor, mask: Tensor | None, group: Group) -> Tensor:

@@ -1,39 +1,45 @@
-"""Causal linear attention some rows at a time, each computed again on the way back from the sums before it.
+"""Causal attention by sums, some rows at a time, each computed again on the way back from the sums before it.
 
-What is kept is the input, and :class:`~holonomy.ops.linear_attention.causal.LinearState` at the beginning of each part:
-channels squared for each head. The way back goes from the last part to the first: a part takes the gradient of its
-result and of the sums after it, and gives that of its rows, of the maps, and of the sums before it.
+What is kept is the input, and the state at the beginning of each part: channels squared for each head. The way back
+goes from the last part to the first: a part takes the gradient of its result and of the sums after it, and gives that
+of its rows, of the maps, and of the sums before it.
+
+A state is a named tuple of the sums and of their scales, which are constants: they cancel in every result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd
-from holonomy.ops.linear_attention.causal import LinearState
+
+if TYPE_CHECKING:
+    from holonomy.ops.linear_attention.causal import LinearState
+    from holonomy.ops.performer.causal import PerformerState
 
 
 class CausalOptions(NamedTuple):
     """What is no tensor."""
 
     rows: int  # how many are computed at once
-    attend: Callable[..., tuple[Tensor, LinearState | None]]  # of rows, mask, state, maps: the result, the next state
+    attend: Callable[..., tuple[Tensor, Any]]  # of rows, mask, state, maps: the result, the next state
     definition: Callable[..., Tensor]  # of all rows: differentiated where gradients of gradients are wanted
-    start: LinearState  # before the first row
+    start: LinearState | PerformerState  # before the first row
 
 
 class RecomputedCausalAttention(torch.autograd.Function):
-    """The fast form of :func:`~holonomy.ops.linear_attention.linear_attention_block` with ``is_causal``."""
+    """Of rows, their mask, maps and :class:`CausalOptions`, the result, then the states before each part."""
 
     @staticmethod
     def forward(x: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
         """Attend."""
         mask, *maps, options = inputs
-        state, states, found = options.start, [], []
+        state: Any = options.start
+        states, found = [], []
         for part, hidden in _parts(options.rows, x, mask):
             states.append(state)
             out, state = options.attend(part, hidden, state, *maps)
@@ -50,24 +56,27 @@ class RecomputedCausalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Differentiate: part by part, or by the definition where the gradient itself will be differentiated."""
-        *inputs, sums, largest, tokens = ctx.saved_tensors
-        x, mask, *maps = inputs
         options, wanted = ctx.options, ctx.needs_input_grad[:-1]
+        inputs, kept = ctx.saved_tensors[: len(wanted)], ctx.saved_tensors[len(wanted) :]
+        x, mask, *maps = inputs
         if torch.is_grad_enabled():
 
             def definition(x: Tensor, mask: Tensor | None, *maps: Tensor | None) -> Tensor:
                 return options.definition(x, *maps, mask)
 
             return *_autograd.by_definition(definition, tuple(inputs), grad_outputs[0], wanted), None
-        of_x, of_sums = torch.empty_like(x), torch.zeros_like(sums[0])
-        of_maps = [None if each is None else torch.zeros_like(each) for each in maps]
+        of_x, of_sums = torch.empty_like(x), torch.zeros_like(kept[0][0])
+        of_maps = [torch.zeros_like(each) if asked else None for each, asked in zip(maps, wanted[2:], strict=True)]
         parts = zip(*(each.split(options.rows, -2) for each in (x, of_x, grad_outputs[0])), strict=True)
         masks = _parts(options.rows, x, mask)
-        states = (LinearState(*each) for each in zip(sums, largest, tokens, strict=True))
+        states = (type(options.start)(*each) for each in zip(*kept, strict=True))
         for (rows, into, grad), (_, hidden), state in reversed([*zip(parts, masks, states, strict=True)]):
             rows, before = rows.detach().requires_grad_(), state.sums.detach().requires_grad_()  # noqa: PLW2901
-            leaves = [None if each is None else each.detach().requires_grad_() for each in maps]
-            there = [rows, before, *(each for each in leaves if each is not None)]
+            leaves = [
+                each if gathered is None else each.detach().requires_grad_()
+                for each, gathered in zip(maps, of_maps, strict=True)
+            ]
+            there = [rows, before, *(each for each, w in zip(leaves, wanted[2:], strict=True) if w)]
             with torch.enable_grad():
                 out, after = options.attend(rows, hidden, state._replace(sums=before), *leaves)
             of_rows, of_sums, *found = torch.autograd.grad((out, after.sums), there, (grad, of_sums))
