@@ -25,7 +25,7 @@ from tests.registry import (
 )
 from tests.registry.case import Case, Setting
 
-__all__ = ["CASES", "ELSEWHERE", "Case", "Setting", "public_classes"]
+__all__ = ["ATTENTIONS", "CASES", "ELSEWHERE", "Case", "Setting", "public_classes"]
 
 _PARTS = (hyperbolic, convolutions, products, equivariant, tokens, node_encoders, chromatic, simplicial, sequences)
 CASES: list[Case] = [case for part in _PARTS for case in part.CASES]
@@ -44,3 +44,19 @@ def public_classes() -> Sequence[type[nn.Module]]:
     """Return every class that the packages publish."""
     published = [getattr(package, name) for package in (layers, models, manifolds) for name in package.__all__]
     return [item for item in published if isinstance(item, type)]
+
+
+# Attention that is not among the tokens of a sequence, each with the reason.
+_NOT_AMONG_TOKENS = {
+    layers.ChromaticAttention: "its pairs have features, which those with a memory or a later token do not",
+    layers.ChromaticEncoderLayer: "the same",
+    layers.HigherOrderAttention: "it is among tuples of nodes",
+    layers.HigherOrderEncoderLayer: "the same",
+}
+
+# Every other one, and the layers around one: they share an interface, of which tests/laws/test_sequences.py has laws.
+ATTENTIONS: list[type[nn.Module]] = [
+    kind
+    for kind in public_classes()
+    if kind.__name__.endswith(("Attention", "EncoderLayer", "Block")) and kind not in _NOT_AMONG_TOKENS
+]

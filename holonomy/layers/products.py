@@ -15,8 +15,18 @@ from torch import Tensor, nn
 from holonomy import checks, numerics
 from holonomy.manifolds import Lorentz, Product
 from holonomy.manifolds.product import require_product
-from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
-from holonomy.ops.softmax_attention import masked_softmax, pair_masks
+from holonomy.ops.heads import (
+    KeyValueState,
+    check_memory,
+    extended,
+    head_count,
+    hidden_keys,
+    merge_heads,
+    split_heads,
+    without_padding,
+    without_queries,
+)
+from holonomy.ops.masks import masked_softmax, pair_masks
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -149,42 +159,108 @@ class ProductAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch nodes ambient"],
-        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
         *,
         attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys ambient"] | None = None,
     ) -> Float[Tensor, "*batch nodes ambient"]:
         """Attend.
 
         Args:
             x: points ``(*batch, nodes, ambient)``.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
             attn_mask: as in :class:`torch.nn.MultiheadAttention`: boolean, ``True`` where a node must *not* attend to
-                another, or floating-point, added to the logits. It broadcasts to ``(*batch, heads, nodes, nodes)``, or
-                is ``(batch * heads, nodes, nodes)``.
+                another, or floating-point, added to the logits. ``(nodes, keys)``, ``(*batch, heads, nodes, keys)``,
+                what broadcasts to that, or ``(batch * heads, nodes, keys)``.
+            is_causal: no node attends to later ones.
+            memory: points ``(*batch, keys, ambient)``, to which x attends instead of to itself.
 
         Returns:
-            Points ``(*batch, nodes, ambient)``; the origin at padding. A head that may attend to no node gives its own.
+            Points ``(*batch, nodes, ambient)``; the origin where x is padding, and of a head that may attend to none.
 
         Raises:
             TypeError: if a mask is of another dtype.
-            ValueError: if a shape does not fit.
+            ValueError: if a shape does not fit, or for ``is_causal`` beside ``memory``.
         """
+        query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        weights = self._weights(query, key, key_padding_mask, attn_mask, is_causal=is_causal)
+        return self._averaged(weights, value, None if memory is not None else key_padding_mask)
+
+    def step(
+        self,
+        x: Float[Tensor, "*batch nodes ambient"],
+        state: KeyValueState | None = None,
+        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
+    ) -> tuple[Float[Tensor, "*batch nodes ambient"], KeyValueState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Hooks of this layer belong to ``forward`` and do not run.
+
+        Args:
+            x: points ``(*batch, nodes, ambient)``: one token, or several.
+            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
+
+        Returns:
+            Points ``(*batch, nodes, ambient)``, and the state after them: all keys and values.
+
+        Raises:
+            TypeError: if ``state`` is not one of this layer.
+            ValueError: if it is of another batch or of other sizes.
+        """
+        query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
+        after = extended(state, x, key, value, key_padding_mask)
+        weights = self._weights(query, after.key, hidden_keys(after), None, is_causal=True)
+        return self._averaged(weights, after.value, key_padding_mask), after
+
+    def weights(
+        self,
+        x: Float[Tensor, "*batch nodes ambient"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys ambient"] | None = None,
+    ) -> Float[Tensor, "*batch heads nodes keys"]:
+        """The weights a, ``(*batch, heads, nodes, keys)``.
+
+        Arguments are those of :meth:`forward`. Rows sum to one, or are zero where a node may attend to none.
+        """
+        query, key, _ = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        found = self._weights(query, key, key_padding_mask, attn_mask, is_causal=is_causal)
+        return found if memory is not None else without_queries(found, key_padding_mask)
+
+    def _projected(
+        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x, keys and values of it or of the memory, with a head axis."""
         checks.rows("x", x, self.manifold.n_elements, "ambient", self.query)
-        there = without_padding(x, key_padding_mask)
-        query, key, value = (self._split(project(there)) for project in (self.query, self.key, self.value))
-        mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
-        hidden, bias = pair_masks(query, key.shape[-2], mask, attn_mask, is_causal=False)
-        middle = self.manifold_head.centroid(value, masked_softmax(self._logits(query, key), hidden, bias))
-        parts = self.manifold_head.coordinates(middle).split(self.manifold_head.sizes, -1)
-        merged = torch.cat([merge_heads(part) for part in parts], -1)
-        return self.manifold.lift(without_padding(merged, key_padding_mask))
+        check_memory(x, memory, self.manifold.n_elements, "ambient", is_causal=is_causal)
+        keys = without_padding(x if memory is None else memory, padding)
+        each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
+        query, key, value = (self._split(project(points)) for project, points in each)
+        return query, key, value
+
+    def _weights(
+        self, query: Tensor, key: Tensor, padding: Tensor | None, attn_mask: Tensor | None, *, is_causal: bool
+    ) -> Float[Tensor, "*batch heads nodes keys"]:
+        mask = None if padding is None else padding[..., None, :]
+        masks = pair_masks(query, key.shape[-2], mask, attn_mask, is_causal=is_causal)
+        return masked_softmax(self._logits(query, key), *masks)
+
+    def _averaged(self, weights: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
+        """The points for queries of which some are padding."""
+        middle = self.manifold_head.coordinates(self.manifold_head.centroid(value, weights))
+        merged = torch.cat([merge_heads(part) for part in middle.split(self.manifold_head.sizes, -1)], -1)
+        return self.manifold.lift(without_padding(merged, padding))
 
     def _split(self, x: Tensor) -> Float[Tensor, "*batch heads nodes ambient"]:
         """Of each factor its share of the coordinates, as points of a head."""
         parts = self.manifold.coordinates(x).split(self.manifold.sizes, -1)
         return self.manifold_head.lift(torch.cat([split_heads(part, self.heads) for part in parts], -1))
 
-    def _logits(self, query: Tensor, key: Tensor) -> Float[Tensor, "*batch heads nodes nodes"]:
+    def _logits(self, query: Tensor, key: Tensor) -> Float[Tensor, "*batch heads nodes keys"]:
         weight = numerics.exp(self.log_weight)[:, None, None, :] / math.sqrt(sum(self.manifold_head.sizes))
         distances = self.manifold_head.factor_cdist(query, key)
         wide = torch.promote_types(distances.dtype, torch.float32)  # float16 squares end at 65504

@@ -154,5 +154,5 @@ class SimplicialTransformer(nn.Module):
             if after is None or after.router is None:
                 x, handed = layer(x, src_key_padding_mask, pair_mask=pairs, previous=previous), None
             else:
-                x, handed = layer.step(x, src_key_padding_mask, pair_mask=pairs, previous=previous)
+                x, handed = layer.with_projections(x, src_key_padding_mask, pair_mask=pairs, previous=previous)
         return self.norm(x)

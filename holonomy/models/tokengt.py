@@ -207,7 +207,7 @@ class TokenGT(nn.Module):
         tokens = self.tokenizer(x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers)
         values, maps = self._start(tokens), list[Tensor]()
         for layer in self._encoder():
-            maps.append(layer.attention.weights(layer.norm_attention(values), tokens.padding))
+            maps.append(layer.weights(values, tokens.padding))
             values = self._step(layer, values, tokens, batch)
         return tokens, maps
 

@@ -1,8 +1,7 @@
-"""Steps that all multi-head attentions share: heads to batch axes and back, zeros at padding, masks of pairs."""
+"""Steps that all multi-head attentions share: heads to batch axes and back, zeros at padding, memories and states."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -45,12 +44,23 @@ def without_padding(
     return x.masked_fill(mask[..., None], 0.0)
 
 
-def check_memory(x: Tensor, memory: Tensor | None, width: int, *, is_causal: bool) -> None:
+def without_queries(
+    weights: Float[Tensor, "*batch heads query ..."], mask: Bool[Tensor, "*batch query"] | None, order: int = 1
+) -> Float[Tensor, "*batch heads query ..."]:
+    """Weights of tuples of keys, ``order`` axes of them; zero where the query is padding."""
+    if mask is None:
+        return weights
+    return weights.masked_fill(mask[..., None, :].unflatten(-1, (-1, *[1] * order)), 0.0)
+
+
+def check_memory(
+    x: Tensor, memory: Tensor | None, width: int, meaning: str = "features + 1", *, is_causal: bool
+) -> None:
     """Refuse keys and values of other tokens that do not go with queries."""
     checks.flags(is_causal=is_causal)
     if memory is None:
         return
-    checks.rows("memory", memory, width, "features + 1")
+    checks.rows("memory", memory, width, meaning)
     checks.on_device(x.device, memory=memory)
     if memory.shape[:-2] != x.shape[:-2] or memory.dtype != x.dtype:
         wanted = f"{tuple(x.shape[:-2])} and dtype {x.dtype}"
@@ -59,6 +69,19 @@ def check_memory(x: Tensor, memory: Tensor | None, width: int, *, is_causal: boo
         )
     if is_causal:
         raise ValueError("is_causal must be False with memory, whose tokens are neither before nor after those of x.")
+
+
+def refuse_memory(**by_place: object) -> None:
+    """Refuse a memory beside options that are about places, where one is set."""
+    for name, option in by_place.items():
+        if option:
+            raise ValueError(f"memory must be None with {name}: its tokens are neither before nor after those of x.")
+
+
+def refuse_shared_order(*, is_causal: bool) -> None:
+    """Refuse causality among the tokens of several processes."""
+    if is_causal:
+        raise ValueError("is_causal must be False with group, whose processes hold tokens in no order, got True.")
 
 
 _State = TypeVar("_State", bound=tuple[Tensor, ...])
@@ -70,6 +93,7 @@ def check_state(state: _State, expected: _State, grows: Sequence[int] = ()) -> _
         raise TypeError(f"state must be what step returned, a {type(expected).__name__}, got {type(state).__name__}.")
     for name, there, wanted, axis in zip_longest(type(expected).__annotations__, state, expected, grows):
         checks.tensor(f"state.{name}", there)
+        checks.on_device(wanted.device, **{f"state.{name}": there})
         shape = [*wanted.shape]
         if axis is not None and there.ndim == wanted.ndim:
             shape[axis] = there.shape[axis]
@@ -124,32 +148,3 @@ def extended(
         parts = (hidden_keys(state), before), (mask, x.shape[-2])
         hidden = torch.cat([unmasked.new_zeros(*x.shape[:-2], n) if part is None else part for part, n in parts], -1)
     return KeyValueState(torch.cat([state.key, key], -2), torch.cat([state.value, value], -2), hidden)
-
-
-def later_keys(queries: int, keys: int, like: Tensor) -> Bool[Tensor, "queries keys"] | None:
-    """Which keys come after each query, the queries being the last of the keys; None where none does."""
-    if queries == 1:
-        return None
-    return torch.ones(queries, keys, dtype=torch.bool, device=like.device).triu(keys - queries + 1)
-
-
-def split_mask(
-    attn_mask: Tensor | None, shape: Sequence[int], like: Tensor
-) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
-    """Of torch's ``attn_mask``, which pairs are hidden, and what is added to the logits of the others.
-
-    A boolean mask is ``True`` at pairs that must not attend, a floating-point one is added to the logits. It broadcasts
-    to ``shape``, ``(*batch, heads, queries, keys)``, or is ``(batch * heads, queries, keys)``.
-    """
-    if attn_mask is None:
-        return None, None
-    checks.tensor("attn_mask", attn_mask)
-    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        raise TypeError(f"attn_mask must be boolean or floating-point, got {attn_mask.dtype}.")
-    if len(shape) == 4 and attn_mask.shape == (shape[0] * shape[1], *shape[2:]):
-        attn_mask = attn_mask.unflatten(0, shape[:2])
-    checks.broadcasting("attn_mask", attn_mask, shape, 2, "(*batch, heads, nodes, keys)")
-    if attn_mask.dtype == torch.bool:
-        return attn_mask, None
-    hidden = attn_mask == -math.inf
-    return hidden, attn_mask.masked_fill(hidden, 0.0).to(like.dtype)

@@ -17,7 +17,7 @@ from holonomy import numerics
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.dot_product import dot_product_attention
-from holonomy.ops.heads import later_keys, split_mask
+from holonomy.ops.masks import masked_softmax, pair_masks
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -62,7 +62,7 @@ def hyperbolic_softmax_attention(
     by 5e-2 at 6). Points with :math:`|x_s| > \epsilon^{-1/2}` (2896 in float32, rapidity 8.7), of which rounding leaves
     no digit, are compared as if they lay at that radius. The two other similarities have no such limit: take one of
     them, or float64, for points beyond rapidity 4.
-    A query whose keys are all masked gets the origin. ``attn_mask`` is that of :func:`~holonomy.ops.heads.split_mask`;
+    A query whose keys are all masked gets the origin. ``attn_mask`` is that of :func:`~holonomy.ops.masks.split_mask`;
     with ``is_causal`` queries are the last of the keys, and attend to none after themselves.
     """
     if mask is not None:
@@ -104,28 +104,6 @@ def hyperbolic_softmax_weights(
     else:
         logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
     return masked_softmax(logits, hidden, bias)
-
-
-def pair_masks(
-    query: Tensor, keys: int, mask: Tensor | None, attn_mask: Tensor | None, *, is_causal: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Which pairs are hidden by any mask, and what is added to the logits of the others."""
-    hidden, bias = split_mask(attn_mask, (*query.shape[:-1], keys), query)
-    later = later_keys(query.shape[-2], keys, query) if is_causal else None
-    for other in (later, None if mask is None else mask[..., None, :]):
-        if other is not None:
-            hidden = other if hidden is None else hidden | other
-    return hidden, bias
-
-
-def masked_softmax(logits: Tensor, hidden: Tensor | None, bias: Tensor | None) -> Float[Tensor, "*batch query key"]:
-    """Weights of pairs; zero where they are hidden, a row of zeros where all are."""
-    if bias is not None:
-        logits = logits + bias
-    if hidden is None:
-        return logits.softmax(-1)
-    # The lowest finite number, because softmax of a row of -inf is nan. Such weights are set to zero afterwards.
-    return logits.masked_fill(hidden, torch.finfo(logits.dtype).min).softmax(-1).masked_fill(hidden, 0.0)
 
 
 def _geodesic_logits(

@@ -51,6 +51,8 @@ def _attention(
     if dropout_p == 0.0:
         return _attended(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
     logits = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones_like(logits, dtype=torch.bool).tril()
     if attn_mask is not None:
-        logits = logits.masked_fill(~attn_mask, -torch.inf)
+        logits = logits.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
     return _dropout(logits.softmax(-1), dropout_p) @ value

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import math
+from contextlib import nullcontext
 from itertools import cycle
 
 import pytest
 import torch
 from torch import nn
 
-from holonomy.layers import HypResidual
-from tests.cases import CASES
+from holonomy.layers import HypResidual, products
+from holonomy.layers.hyperbolic.attention import simplicial as hyp_simplicial
+from holonomy.layers.simplicial import attention as simplicial
+from holonomy.layers.tokens import attention as tokens
+from holonomy.ops import masks
+from holonomy.ops.performer import causal as by_features
+from holonomy.ops.simplicial_attention import logits
+from holonomy.ops.simplicial_attention import simplicial_attention as attend_simplexes
+from tests.cases import ATTENTIONS, CASES
 from tests.laws.laws import (
     assert_near,
     build,
@@ -30,17 +39,24 @@ def keywords(case):
     return inspect.signature(module_of(case).forward).parameters.keys()
 
 
+def chooses(case):
+    """Whether a layer attends to tokens that it chooses among all."""
+    return not {"steps", "capacity"}.isdisjoint(case.options)
+
+
 def causal(case):
-    return "is_causal" in keywords(case)
+    return "is_causal" in keywords(case) and not chooses(case)
 
 
 def takes(name):
     """Which cases of tokens alone take an argument beside them."""
-    return lambda case: name in keywords(case) and len(node_axes(case)) == 1
+    return lambda case: name in keywords(case) and len(node_axes(case)) == 1 and not chooses(case)
 
 
 def above(module, x):
     """Points of whatever space parts, where the inputs are points, else the features themselves."""
+    if hasattr(module, "manifold"):
+        return module.manifold.lift(module.manifold.coordinates(x))
     return module.manifold_in.lift(x[..., 1:]) if hasattr(module, "manifold_in") else x
 
 
@@ -58,8 +74,18 @@ def sequential(case):
 
 
 def crossing(case):
-    """Which cases take a memory in place of their tokens: points, where the tokens are points."""
-    return takes("memory")(case) and hasattr(module_of(case), "manifold_in")
+    """Which cases take a memory in place of their tokens, as nothing wraps them."""
+    return takes("memory")(case) and isinstance(module_of(case), tuple(ATTENTIONS))
+
+
+def keys_of(module, x):
+    """Tokens as the attention of a block has them, which takes a memory as it is."""
+    return getattr(module, "position", getattr(module, "norm_attention", lambda x: x))(x)
+
+
+def attention_of(module):
+    """The attention of a block, or the module itself."""
+    return getattr(module, "attention", module)
 
 
 def turned(case):
@@ -80,13 +106,14 @@ steps = cases_where(sequential)
 def test_no_token_sees_later_ones(case, drawn, device, dtype):
     """Not by a digit; by rounding in midpoints, and where tokens lie far out, as formulas are chosen for all rows."""
     _, module, inputs = build(case, device, dtype, **drawn)
-    expected = module(*inputs, is_causal=True)
+    points = above(module, inputs[0])
+    expected = module(points, *inputs[1:], is_causal=True)
     midpoints = any(isinstance(part, HypResidual) for part in module.modules())
     for seen in range(1, expected.shape[-2]):
         for factor in (-0.7, 0.0, 1e3, 1e18) if case.any_radius else (-0.7, 0.0, 3.0):
-            x = inputs[0].clone()
-            x[..., seen:, :] *= factor
-            ours = module(above(module, x), *inputs[1:], is_causal=True)[..., :seen, :]
+            later = above(module, factor * points[..., seen:, :])
+            x = torch.cat([points[..., :seen, :], later], -2)
+            ours = module(x, *inputs[1:], is_causal=True)[..., :seen, :]
             if factor < 1 and not midpoints:
                 assert torch.equal(ours, expected[..., :seen, :])
             assert_near(ours, expected[..., :seen, :], 1e-3 if dtype == torch.float32 else 1e-9, "seen")
@@ -185,9 +212,7 @@ def test_the_state_of_some_sequences_continues_those(case, device):
 @drawn_settings(2)
 def test_its_own_tokens_as_memory_are_self_attention(case, drawn, device):
     _, module, (x,) = build(case, device, torch.float64, **drawn)
-    # A block moves tokens before they attend, and takes a memory as it is.
-    memory = module.position(x) if hasattr(module, "position") else x
-    assert_near(module(x, memory=memory), module(x), 1e-11, "result")
+    assert_near(module(x, memory=keys_of(module, x)), module(x), 1e-11, "result")
 
 
 @cases_where(lambda case: crossing(case) and not case.ordered)
@@ -213,8 +238,81 @@ def test_what_does_not_go_with_a_memory_is_refused(case, device):
         module(x, memory=x, is_causal=True)
     with pytest.raises(ValueError, match=r"^memory must have the batch axes"):
         module(x, memory=torch.stack([x, x]))
-    with pytest.raises(ValueError, match=r"^memory must have shape \(\*batch, n, features"):
+    with pytest.raises(ValueError, match=r"^memory must have shape \(\*batch, n, (features|ambient)"):
         module(x, memory=x[..., 1:])
+    with pytest.raises(ValueError, match=r"^memory must have the batch axes .* and dtype torch.float64 of x"):
+        module(x, memory=x.float())
+
+
+@cases_where(lambda case: crossing(case) and not case.ordered)
+def test_no_memory_and_no_tokens(case, device):
+    """Finite results for a memory without tokens, or of nothing but padding; none for no tokens."""
+    _, module, (x,) = build(case, device, torch.float64)
+    alone = module(x, memory=x[..., :0, :])
+    assert alone.isfinite().all()
+    hidden = torch.ones(x.shape[:-1], dtype=torch.bool, device=device)
+    assert_near(module(x, hidden, memory=torch.full_like(x, torch.nan)), alone, 1e-12, "padding alone")
+    none, memory = x[..., :0, :], keys_of(module, x)
+    for result in (module(none), module(none, is_causal=True), module(none, memory=memory), module.step(none)[0]):
+        assert result.shape == alone[..., :0, :].shape
+    _, state = module.step(none)
+    first, state = module.step(x, state)
+    last, _ = module.step(none, state)
+    assert_near(first, module(x, is_causal=True), 1e-11, "after no tokens")
+    assert last.shape == none.shape[:-1] + last.shape[-1:]
+
+
+def sums(case):
+    """Whether attention is by sums over keys, which have no mask of pairs."""
+    return hasattr(attention_of(module_of(case)), "log_scale") or "performer" in case.options.values()
+
+
+@cases_where(crossing)
+@drawn_settings(1)
+def test_masks_of_pairs_have_torchs_shapes_and_meaning(case, drawn, device):
+    """Of any shape that torch takes, boolean or added to logits, and refused in the same words."""
+    _, module, (x,) = build(case, device, torch.float64, **drawn)
+    nodes, number = x.shape[-2], attention_of(module).heads
+    later = torch.ones(nodes, nodes, dtype=torch.bool, device=device).triu(1)
+    if sums(case):
+        with pytest.raises(ValueError, match=r"^attn_mask must be None for linear attention"):
+            module(x, attn_mask=later)
+        return
+    tuples = hasattr(attention_of(module), "order")  # whose logits are of no pairs
+    several = above(module, torch.stack([x, 0.5 * x]))
+    for inputs, shapes in (
+        (x, ((nodes, nodes), (1, nodes, nodes), (number, nodes, nodes))),
+        (several, ((nodes, nodes), (2, 1, nodes, nodes), (2, number, nodes, nodes), (2 * number, nodes, nodes))),
+    ):
+        expected = module(inputs, is_causal=True)
+        for shape in shapes:
+            mask = later.expand(shape)
+            assert_near(module(inputs, attn_mask=mask), expected, 1e-11, f"mask of shape {shape}")
+            numbers = torch.zeros(shape, dtype=torch.float64, device=device).masked_fill(mask, -math.inf)
+            with pytest.raises(TypeError, match=r"^attn_mask must be boolean, True at") if tuples else nullcontext():
+                assert_near(module(inputs, attn_mask=numbers), expected, 1e-11, f"numbers of shape {shape}")
+    padding = torch.zeros(x.shape[:-1], dtype=torch.bool, device=device)
+    padding[..., 0] = True
+    ours = module(x, padding, attn_mask=later)
+    assert_near(ours[~padding], module(x, padding, is_causal=True)[~padding], 1e-11, "beside padding")
+    for shape in ((nodes,), (nodes + 1, nodes), (number + 1, nodes, nodes)):
+        with pytest.raises(ValueError, match=r"^attn_mask must broadcast to \(\*batch, heads, nodes, keys\)"):
+            module(x, attn_mask=torch.zeros(shape, dtype=torch.bool, device=device))
+    with pytest.raises(TypeError, match=r"^attn_mask must be boolean"):
+        module(x, attn_mask=later.long())
+
+
+@cases_where(lambda case: crossing(case) and not case.ordered and not sums(case))
+def test_a_token_that_may_attend_to_none_finds_what_no_memory_holds(case, device):
+    _, module, (x,) = build(case, device, torch.float64)
+    hidden = torch.zeros(x.shape[-2], x.shape[-2], dtype=torch.bool, device=device)
+    hidden[1] = True
+    leaves = [x.requires_grad_(), *(p for p in module.parameters() if p.requires_grad)]
+    result = module(x, attn_mask=hidden)
+    assert_near(result[1], module(x, memory=x[:0])[1], 1e-11, "result")
+    assert_near(result[0], module(x)[0], 1e-11, "another token")
+    grads = torch.autograd.grad(result, leaves, cotangent(result), allow_unused=True)
+    assert all(grad.isfinite().all() for grad in grads if grad is not None)
 
 
 @cases_where(turned)
@@ -234,24 +332,120 @@ def test_rotations_know_differences_of_places_only(case, drawn, device):
     assert (backwards - expected).norm() > 1e-6 * expected.norm()
 
 
-@cases_where(lambda case: causal(case) and hasattr(module_of(case), "weights"))
+def has_weights(case):
+    """Which cases have the weights of single tuples of as many keys."""
+    return hasattr(module_of(case), "weights") and not case.options.get("lower_orders", False)
+
+
+@cases_where(lambda case: causal(case) and has_weights(case))
 @drawn_settings(2)
 def test_weights_sum_to_one_where_there_are_keys(case, drawn, device):
     _, module, inputs = build(case, device, torch.float64, **drawn)
     arguments = named(module, inputs)
     x, padding = arguments["x"], arguments.get("key_padding_mask")
+    attention, nodes = attention_of(module), x.shape[-2]
+    order = getattr(attention, "order", 1)
+    later = torch.ones(nodes, nodes, dtype=torch.bool, device=device).triu(1)
     for is_causal in (False, True):
         weights = module.weights(*inputs, is_causal=is_causal)
-        heads = getattr(module, "attention", module).heads
-        assert weights.shape == (*x.shape[:-2], heads, x.shape[-2], x.shape[-2])
+        assert weights.shape == (*x.shape[:-2], attention.heads, nodes, *[nodes] * order)
         assert (weights >= 0).all()
-        total = weights.sum(-1)
+        total = weights.flatten(-order).sum(-1)
         assert ((total == 0) | ((total - 1).abs() < 1e-12)).all()
-        if is_causal:
-            assert torch.equal(weights, weights.tril())
+        for axis in range(order):
+            by_key = weights.movedim(axis - order, -1).flatten(-order, -2) if order > 1 else weights[..., None, :]
+            if is_causal:
+                assert (by_key.masked_select(later[:, None]) == 0).all()
+            if padding is not None:
+                assert (by_key.masked_select(padding[:, None, None, None]) == 0).all()
         if padding is not None:
-            assert (weights.masked_select(padding[:, None, None]) == 0).all()
-            assert (weights.transpose(-2, -1).masked_select(padding[:, None, None]) == 0).all()
+            assert (total.masked_select(padding[:, None]) == 0).all()
+        if not hasattr(attention, "log_scale"):  # of no matching feature
+            there = total if padding is None else total.masked_select(~padding[:, None])
+            assert (there > 0).all()
+
+
+@cases_where(lambda case: crossing(case) and has_weights(case) and not case.ordered)
+def test_weights_of_a_memory_have_its_columns(case, device):
+    _, module, (x,) = build(case, device, torch.float64)
+    attention = attention_of(module)
+    order = getattr(attention, "order", 1)
+    for keys in (0, 1, 3):
+        weights = module.weights(x, memory=keys_of(module, x)[:keys])
+        assert weights.shape == (attention.heads, len(x), *[keys] * order)
+        total = weights.flatten(2).sum(-1)
+        assert ((total == 0) | ((total - 1).abs() < 1e-12)).all()
+        assert keys == 0 or hasattr(attention, "log_scale") or (total > 0).all()
+    padding = torch.tensor([False, True, False], device=device)
+    weights = module.weights(x, padding, memory=keys_of(module, x)[:3])
+    assert (weights.select(-1, 1) == 0).all()
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_every_attention_has_one_interface(kind):
+    """The arguments of torch.nn.MultiheadAttention, the memory, weights with the same, and a step with a state."""
+    keywords = {"attn_mask": None, "is_causal": False, "memory": None}
+    for method, first in (
+        (kind.forward, ["self", "x", "key_padding_mask"]),
+        (kind.weights, ["self", "x", "key_padding_mask"]),
+        (kind.step, ["self", "x", "state", "key_padding_mask"]),
+    ):
+        signature = inspect.signature(method).parameters
+        assert list(signature)[: len(first)] == first
+        assert all(signature[name].default is None for name in first[2:])
+        for name, default in keywords.items() if method is not kind.step else ():
+            assert signature[name].kind is inspect.Parameter.KEYWORD_ONLY
+            assert signature[name].default is default
+
+
+def first_of(name, **options):
+    """A case of tokens alone with these options."""
+    return next(
+        case
+        for case in CASES
+        if case.kind.__name__ == name and len(node_axes(case)) == 1 and options.items() <= case.options.items()
+    )
+
+
+def forgetful(query, key, value, projection, mask, state, **how):
+    """Random features that begin anew at every step."""
+    del state
+    return by_features.performer_attention_after(
+        query, key, value, projection, mask, by_features.PerformerState.empty(value, projection), **how
+    )
+
+
+def without_window(keys, values, **how):
+    """Simplicial attention that forgets its window where there are earlier keys."""
+    earlier = keys[0].shape[-2] < keys[1].shape[-2]
+    return attend_simplexes(keys, values, **how | ({"window": None} if earlier else {}))
+
+
+def from_the_start(x, _, *, size):
+    """Rotations by places that begin anew at every step."""
+    return logits.rotary(x, None, size=size)
+
+
+OF_STEPS, OF_PADDING = test_steps_of_any_length_are_the_causal_pass, test_steps_with_padding_are_the_pass_with_padding
+PLANTED = (
+    ("TokenAttention", {"kernel": "softmax"}, masks, "later_keys", lambda *_: None, OF_STEPS),
+    ("TokenAttention", {"kernel": "softmax"}, tokens, "hidden_keys", lambda _: None, OF_PADDING),
+    ("TokenAttention", {"kernel": "performer"}, tokens, "performer_attention_after", forgetful, OF_STEPS),
+    ("SimplicialAttention", {"window": 2}, simplicial, "simplicial_attention", without_window, OF_STEPS),
+    ("SimplicialAttention", {"rope": True, "order": 1}, simplicial, "rotary", from_the_start, OF_STEPS),
+    ("HypSimplicialAttention", {"order": 2}, hyp_simplicial, "hidden_keys", lambda _: None, OF_PADDING),
+    ("ProductAttention", {"heads": 2}, products, "hidden_keys", lambda _: None, OF_PADDING),
+)
+
+
+@pytest.mark.parametrize(("name", "options", "where", "what", "wrong", "law"), PLANTED)
+def test_planted_errors_are_noticed(name, options, where, what, wrong, law, monkeypatch, device):
+    case, how = first_of(name, **options), {"drawn": {"draw": 1}, "device": device}
+    how |= {"dtype": torch.float64} if law is OF_STEPS else {}
+    law.hypothesis.inner_test(case, **how)
+    monkeypatch.setattr(where, what, wrong)
+    with pytest.raises(AssertionError):
+        law.hypothesis.inner_test(case, **how)
 
 
 @pytest.mark.slow

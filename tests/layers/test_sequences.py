@@ -8,12 +8,19 @@ from itertools import product
 import pytest
 import torch
 
-from holonomy.layers import HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers import (
+    HypLinearAttention,
+    HypSimplicialAttention,
+    HypSoftmaxAttention,
+    SimplicialAttention,
+    TokenAttention,
+)
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import merge_heads, split_heads
 from holonomy.ops.linear_attention import linear_attention_block, linear_attention_block_reference
 from holonomy.ops.linear_attention.causal import causal_linear_attention, linear_attention_weights
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
+from holonomy.ops.performer import log_features, orthogonal_projection, performer_attention
 from holonomy.ops.softmax_attention import SIMILARITIES, weighted_midpoint
 from tests.laws.laws import assert_near, cotangent
 
@@ -258,3 +265,191 @@ def test_weights_are_what_values_are_averaged_with(is_causal):
         value, own = (power_features(space, 2.0).transpose(-3, -2) for space in spaces)
         mixed = merge_heads(layer.weights(x, **call) @ value) + layer.residual(merge_heads(own))
         torch.testing.assert_close(layer(x, **call)[..., 1:], mixed)
+
+
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"memory": 4}, {"padded": True}])
+def test_weights_of_tuples_are_what_their_values_are_averaged_with(how):
+    """At any order and in both forms, hyperbolic or not."""
+    how, mask, n = dict(how), None, how.get("memory", 5)
+    manifold = Lorentz(-0.8, dtype=D)
+    x, memory = (torch.randn(2, nodes, 8, dtype=D) for nodes in (5, n))
+    if how.pop("padded", False):
+        mask = torch.tensor([[False] * 5, [False, False, True, False, True]])
+    for order, form, kind in product(
+        (1, 2, 3), ("product", "determinant"), (SimplicialAttention, HypSimplicialAttention)
+    ):
+        flat = kind is SimplicialAttention
+        layer = kind(8, 2, *[] if flat else [manifold], order=order, form=form, dtype=D)
+        lift = (lambda x: x) if flat else manifold.lift
+        call = how | ({"memory": lift(memory)} if "memory" in how else {})
+        keys = lift(memory) if "memory" in how else lift(x)
+        keys = keys if mask is None else keys.masked_fill(mask[..., None], 0.0)
+        values = layer.projected(keys)[1] if flat else [split_heads(htc(keys)[..., 1:], 2) for htc in layer.values]
+        weights = layer.weights(lift(x), mask, **call)
+        axes = "xyz"[:order]
+        mixed = torch.einsum(f"bhi{axes},{','.join(f'bh{axis}d' for axis in axes)}->bhid", weights, *values)
+        expected = layer(lift(x), mask, **call)
+        ours = layer.out(merge_heads(mixed)) if flat else manifold.lift(merge_heads(mixed))
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-10)
+
+
+# Euclidean attention as torch has it.
+
+
+def torchs(layer):
+    """The same maps in torch's own module, whose keys have a bias."""
+    theirs = torch.nn.MultiheadAttention(layer.features, layer.heads, batch_first=True, dtype=D)
+    zero = torch.zeros(layer.features, dtype=D)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([layer.query.weight, layer.key.weight, layer.value.weight]))
+        theirs.in_proj_bias.copy_(torch.cat([layer.query.bias, zero, zero]))
+    theirs.out_proj = layer.out
+    return theirs
+
+
+def test_tokens_attend_as_torchs_attention_lets_them():
+    """With the same weights, masks and causality; and rows without a key, where torch has nan, are the bias."""
+    layer = TokenAttention(6, 3, dtype=D)
+    theirs, x, memory = torchs(layer), torch.randn(2, 5, 6, dtype=D), torch.randn(2, 4, 6, dtype=D)
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    hidden = torch.rand(6, 5, 5) < 0.4
+    hidden |= hidden.all(-1, keepdim=True)
+    hidden[..., 0] = False
+    added = torch.randn(6, 5, 5, dtype=D).masked_fill(hidden, -math.inf)
+    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    some = torch.tensor([[False] * 4, [False, True, False, True]])
+    for ours, call in (
+        ({}, {}),
+        ({"is_causal": True}, {"attn_mask": later, "is_causal": True}),
+        ({"attn_mask": hidden}, {"attn_mask": hidden}),
+        ({"attn_mask": added}, {"attn_mask": added}),
+        ({"key_padding_mask": padding}, {"key_padding_mask": padding}),
+        ({"key_padding_mask": padding, "is_causal": True}, {"key_padding_mask": padding, "attn_mask": later}),
+        ({"key_padding_mask": padding, "attn_mask": hidden}, {"key_padding_mask": padding, "attn_mask": hidden}),
+        ({"memory": memory}, {}),
+        ({"memory": memory, "key_padding_mask": some}, {"key_padding_mask": some}),
+    ):
+        keys = ours.get("memory", x)
+        expected, weights = theirs(x, keys, keys, **call, average_attn_weights=False)
+        there = ~padding if ours.get("key_padding_mask") is padding else torch.ones(2, 5, dtype=torch.bool)
+        torch.testing.assert_close(layer(x, **ours)[there], expected[there], rtol=1e-12, atol=1e-12)
+        rows = (0, slice(None)), (1, slice(None), there[1])
+        for row in rows:
+            torch.testing.assert_close(layer.weights(x, **ours)[row], weights[row], rtol=1e-12, atol=1e-12)
+    nothing = torch.ones(5, 5, dtype=torch.bool)
+    assert torch.equal(layer(x, attn_mask=nothing), layer.out.bias.expand(2, 5, 6))
+
+
+# Causal attention by random features.
+
+
+def by_pairs(query, key, value, projection, mask=None):
+    """The quotient of features, pair by pair."""
+    root = query.shape[-1] ** -0.25
+    of_query, of_key = log_features(query * root, projection, of_query=True), log_features(key * root, projection)
+    pairs = (of_query[..., :, None, :] + of_key[..., None, :, :]).logsumexp(-1)
+    hidden = torch.ones_like(pairs, dtype=torch.bool).triu(1)
+    hidden = hidden if mask is None else hidden | mask[..., None, :]
+    return pairs.masked_fill(hidden, torch.finfo(D).min).softmax(-1).masked_fill(hidden, 0.0) @ value
+
+
+@pytest.mark.parametrize(("chunk", "chunks"), [(1, 1), (2, 3), (8, 1), (32, 64)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_chunks_of_features_have_no_effect(chunk, chunks, masked, monkeypatch, device):
+    """Nor does computing them again on the way back, some rows at a time."""
+    monkeypatch.setattr("holonomy.ops.performer.causal._CHUNK", chunk)
+    monkeypatch.setattr("holonomy.ops.performer.causal._CHUNKS", chunks)
+    monkeypatch.setattr("holonomy.ops.performer._CAUSAL_ROWS", 5)
+    projection = orthogonal_projection(7, 4, device=device, dtype=D)
+    for rows, fewest in product((1, 2, 7, 23), (1, 10**6)):
+        monkeypatch.setattr("holonomy.ops.lorentz.lifted._FEWEST_ROWS", fewest)
+        leaves = [torch.randn(2, 3, rows, width, dtype=D, device=device).requires_grad_() for width in (4, 4, 5)]
+        mask = torch.rand(2, 1, rows, device=device) < 0.4 if masked else None
+        found = []
+        for form in (lambda *each: performer_attention(*each, is_causal=True), by_pairs):
+            out = form(*leaves, projection, mask)
+            found.append((out, *torch.autograd.grad(out, leaves, cotangent(out))))
+        for ours, theirs in zip(*found, strict=True):
+            assert_near(ours, theirs, 1e-11, f"{rows} rows", floor=1.0)
+
+
+def test_second_derivatives_of_recomputed_features(monkeypatch):
+    monkeypatch.setattr("holonomy.ops.lorentz.lifted._FEWEST_ROWS", 1)
+    monkeypatch.setattr("holonomy.ops.performer._CAUSAL_ROWS", 2)
+    projection = orthogonal_projection(3, 2, dtype=D).requires_grad_()
+    leaves = [torch.randn(5, 2, dtype=D).requires_grad_() for _ in range(3)]
+
+    def attend(*each):
+        return performer_attention(*each, is_causal=True)
+
+    assert torch.autograd.gradcheck(attend, (*leaves, projection))
+    assert torch.autograd.gradgradcheck(attend, (*leaves, projection), fast_mode=True)
+
+
+def test_each_feature_needs_a_scale_of_its_own():
+    """Opposite queries and keys with logits of 1e4, where one scale for all features leaves zero."""
+    for dtype, size in product((torch.float32, D), (1.0, 1e2, 1e4)):
+        direction = torch.randn(1, 8, dtype=dtype)
+        direction = direction / direction.norm() * size**0.5 * 8**0.25
+        query = torch.cat([direction, -direction] * 20).requires_grad_()
+        key = torch.cat([-direction, direction, 0.5 * direction, 0 * direction] * 10).requires_grad_()
+        value, projection = torch.randn(40, 3, dtype=dtype), orthogonal_projection(16, 8, dtype=dtype)
+        result = performer_attention(query, key, value, projection, is_causal=True)
+        wide = by_pairs(query.double(), key.double(), value.double(), projection.double())
+        assert_near(result, wide, 2e-2 if dtype == torch.float32 else 1e-9, f"logits of {size:g}", floor=1.0)
+        assert all(x.isfinite().all() for x in torch.autograd.grad(result.sum(), (query, key)))
+    root = 8**-0.25
+    of_query, of_key = log_features(query * root, projection, of_query=True), log_features(key * root, projection)
+    alike, _ = causal_linear_attention(
+        *((x - x.amax(-1, keepdim=True)).exp().float() for x in (of_query, of_key)), value.float()
+    )
+    torch.testing.assert_close(result[0], value[0])  # the one key before it
+    assert (alike[0] == 0).all()
+
+
+def test_many_tokens_keep_little_beside_their_projections():
+    layer, x = TokenAttention(8, 2, kernel="performer", dtype=D), torch.randn(3000, 8, dtype=D)
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        many = layer(x, is_causal=True)
+    assert sum(sizes) <= 12 * 3000 * 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holonomy.ops.lorentz.lifted._FEWEST_ROWS", 10_000)
+        plain = layer(x, is_causal=True)
+    leaves = dict(layer.named_parameters())
+    found = (torch.autograd.grad(y, [*leaves.values()], cotangent(y)) for y in (many, plain))
+    for name, ours, theirs in zip(leaves, *found, strict=True):
+        assert_near(ours, theirs, 1e-10, name)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_states_of_another_device_or_kernel_are_refused_in_one_sentence():
+    x = torch.randn(2, 3, 6)
+    softmax, performer = TokenAttention(6, 2), TokenAttention(6, 2, kernel="performer")
+    (_, cache), (_, sums) = softmax.step(x), performer.step(x)
+    for layer, state, expected in ((softmax, sums, "KeyValueState"), (performer, cache, "PerformerState")):
+        with pytest.raises(TypeError, match=rf"^state must be what step returned, a {expected}, got "):
+            layer.step(x, state)
+    for layer, state in ((softmax, cache), (performer, sums)):
+        away = type(state)(*(part.to("meta") for part in state))
+        with pytest.raises(ValueError, match=r"^state\.\w+ must be on the device cpu"):
+            layer.step(x, away)
+        with pytest.raises(ValueError, match=r"^state must have \w+ of shape"):
+            TokenAttention(8, 2, kernel=layer.kernel).step(torch.randn(2, 3, 8), state)
+
+
+def test_autocast_may_be_on_in_some_steps_only():
+    manifold, x = Lorentz(), torch.randn(6, 12)
+    flat = (
+        *(TokenAttention(12, 2, kernel=kernel) for kernel in ("softmax", "performer")),
+        *(SimplicialAttention(12, 2, order=order, lower_orders=order == 2) for order in (1, 2)),
+    )
+    for layer in (*flat, HypLinearAttention(12, 2, manifold), HypSoftmaxAttention(12, 2, manifold)):
+        tokens = x if layer in flat else manifold.lift(x)
+        expected = layer(tokens, is_causal=True)
+        for first in (True, False):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=first):
+                before, state = layer.step(tokens[:4])
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not first):
+                after, _ = layer.step(tokens[4:], state)
+            assert_near(torch.cat([before.float(), after.float()]), expected, 0.05, "steps")

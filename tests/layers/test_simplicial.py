@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,34 @@ def test_keys_of_other_lengths_do_not_go_with_a_mask_of_pairs(device):
         simplicial_attention(keys, values, pair_mask=torch.ones(4, 4, dtype=torch.bool, device=device))
 
 
+@pytest.mark.parametrize("form", ["product", "determinant"])
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_fewer_queries_are_the_last_of_the_keys(order, form, device):
+    """By place, in one tile or many, with the gradients of the keys that they see."""
+    keys, values = drawn(order, 7, 4 if form == "product" else 8, device=device)
+    options = ({"causal": True}, {"causal": True, "window": 2}, {"window": 3}, {"causal": True, "lower_orders": True})
+    for how, tile, last in product(options, (None, 20), (1, 3)):
+        leaves = [x.detach().requires_grad_() for x in (*keys, *values)]
+        whole = simplicial_attention(leaves[: order + 1], leaves[order + 1 :], form=form, **how)[..., -last:, :]
+        some = [leaves[0][..., -last:, :], *leaves[1 : order + 1]]
+        ours = simplicial_attention(some, leaves[order + 1 :], form=form, tile=tile, **how)
+        torch.testing.assert_close(ours, whole)
+        generic = torch.cos(torch.arange(ours.numel(), device=device, dtype=ours.dtype)).reshape(ours.shape)
+        for a, b in zip(
+            torch.autograd.grad(ours, leaves, generic), torch.autograd.grad(whole, leaves, generic), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_more_queries_than_keys_have_no_places(device):
+    keys, values = drawn(2, 4, 2, device=device)
+    with pytest.raises(ValueError, match=r"^keys must have at most as many queries as keys with causal or window"):
+        simplicial_attention(
+            [keys[0], *(k[..., :3, :] for k in keys[1:])], [v[..., :3, :] for v in values], causal=True
+        )
+
+
 def test_inner_products_of_many_large_channels_do_not_overflow(device):
     keys, values = drawn(2, 1, 256, device=device, dtype=torch.float32)
     large = [torch.full_like(key, 1e38) for key in keys]
@@ -605,12 +634,12 @@ def test_tiles_hold_all_that_is_allowed_and_little_else(order, causal, window):
 @pytest.mark.parametrize(
     ("name", "shape", "symbols"),
     [
-        ("mask", (5, 5), "(*batch, tokens, .., tokens) = (2, 5, 5, 5)"),
-        ("mask", (2, 5, 5, 4), "(*batch, tokens, .., tokens) = (2, 5, 5, 5)"),
-        ("mask", (3, 5, 5, 5), "(*batch, tokens, .., tokens) = (2, 5, 5, 5)"),
-        ("pair_mask", (5,), "(*batch, tokens, tokens) = (2, 5, 5)"),
-        ("pair_mask", (2, 5, 4), "(*batch, tokens, tokens) = (2, 5, 5)"),
-        ("pair_mask", (3, 5, 5), "(*batch, tokens, tokens) = (2, 5, 5)"),
+        ("mask", (5, 5), "(*batch, tokens, keys, .., keys) = (2, 5, 5, 5)"),
+        ("mask", (2, 5, 5, 4), "(*batch, tokens, keys, .., keys) = (2, 5, 5, 5)"),
+        ("mask", (3, 5, 5, 5), "(*batch, tokens, keys, .., keys) = (2, 5, 5, 5)"),
+        ("pair_mask", (5,), "(*batch, tokens, keys) = (2, 5, 5)"),
+        ("pair_mask", (2, 5, 4), "(*batch, tokens, keys) = (2, 5, 5)"),
+        ("pair_mask", (3, 5, 5), "(*batch, tokens, keys) = (2, 5, 5)"),
     ],
 )
 def test_masks_that_do_not_fit_get_one_sentence(name, shape, symbols):

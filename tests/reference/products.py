@@ -108,7 +108,10 @@ def attention(
     key_padding_mask: Tensor | None = None,
     *,
     attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    memory: Tensor | None = None,
 ) -> Tensor:
+    """``attn_mask`` ``(nodes, nodes)`` is True where a node must not attend."""
     whole, head = factors(module.manifold), factors(module.manifold, module.heads)
     root = math.sqrt(sum(free(factor) for factor in head))
 
@@ -123,14 +126,20 @@ def attention(
         each = zip(head, coordinates(row), strict=True)
         return [set_on(f, part[number * free(f) : (number + 1) * free(f)]) for f, part in each]
 
-    def graph(nodes: Tensor, kept: list[int]) -> Tensor:
-        maps = [linear(part, nodes) for part in (module.query, module.key, module.value)]
+    def graph(nodes: Tensor, kept: list[int], others: Tensor | None = None) -> Tensor:
+        there = nodes if others is None else others
+        maps = [linear(module.query, nodes), linear(module.key, there), linear(module.value, there)]
+        places = kept if others is None else list(range(len(others)))
         joined: list[list[Vector]] = [[[] for _ in whole] for _ in kept]
         for number in range(module.heads):
             query, key, value = ([share(row, number) for row in rows] for rows in maps)
             strengths = module.log_weight[number].exp()
             for i, place in enumerate(kept):
-                seen = [j for j, other in enumerate(kept) if attn_mask is None or not attn_mask[place, other]]
+                seen = [
+                    j
+                    for j, other in enumerate(places)
+                    if (attn_mask is None or not attn_mask[place, other]) and (not is_causal or other <= place)
+                ]
                 logits = [
                     -sum(w * square(f, a, b) for w, f, a, b in zip(strengths, head, query[i], key[j], strict=True))
                     / root
@@ -145,6 +154,10 @@ def attention(
     def lifted(parts: list[Vector]) -> Tensor:
         return torch.stack([e for factor, part in zip(whole, parts, strict=True) for e in set_on(factor, part)])
 
+    if memory is not None:
+        masks = torch.zeros(memory.shape[:-1], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
+        each = zip(x, memory, masks, strict=True)
+        return torch.stack([graph(own, list(range(len(own))), other[~mask]) for own, other, mask in each])
     zeros = [[x.new_zeros(()) for _ in range(free(factor))] for factor in whole]
     return over_rows_kept(graph, x, key_padding_mask, lifted(zeros))
 

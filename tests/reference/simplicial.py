@@ -162,15 +162,19 @@ def simplicial(
     *,
     is_causal: bool = False,
     attn_mask: Tensor | None = None,
+    memory: Tensor | None = None,
 ) -> Tensor:
-    """``attn_mask`` ``(tokens, tokens)`` is True where a query must not attend."""
+    """``attn_mask`` ``(tokens, keys)`` is True where a query must not attend; keys and values are of ``memory`` if it
+    is there."""
     if x.ndim == 3:
-        paddings = [None] * len(x) if padding is None else padding
-        how = {"is_causal": is_causal, "attn_mask": attn_mask}
-        return torch.stack([simplicial(module, graph, one, **how) for graph, one in zip(x, paddings, strict=True)])
-    hidden = torch.zeros(len(x), dtype=torch.bool) if padding is None else padding
-    x = torch.where(hidden[:, None], 0.0, x)
-    keys, values = projections(module, x)
+        paddings, memories = ([None] * len(x) if given is None else given for given in (padding, memory))
+        how, graphs = {"is_causal": is_causal, "attn_mask": attn_mask}, zip(x, paddings, memories, strict=True)
+        return torch.stack([simplicial(module, graph, one, memory=other, **how) for graph, one, other in graphs])
+    others = x if memory is None else memory
+    hidden = torch.zeros(len(others), dtype=torch.bool) if padding is None else padding
+    others = torch.where(hidden[:, None], 0.0, others)
+    (_, *keys), values = projections(module, others)
+    query = projections(module, others if memory is None else x)[0][0]
 
     def there(i: int, simplex: tuple[int, ...]) -> bool:
         late, lost = module.causal or is_causal, attn_mask is not None and any(attn_mask[i, k] for k in simplex)
@@ -179,7 +183,7 @@ def simplicial(
 
     heads = [
         attention(
-            [slot[h] for slot in keys],
+            [slot[h] for slot in (query, *keys)],
             [slot[h] for slot in values],
             there,
             form=module.form,
@@ -188,7 +192,10 @@ def simplicial(
         )
         for h in range(module.heads)
     ]
-    return stacked([affine(module.out, row.unbind()) for row in torch.cat(heads, 1)])
+    mixed = torch.cat(heads, 1)
+    if memory is None:
+        mixed = torch.where(hidden[:, None], 0.0, mixed)
+    return stacked([affine(module.out, row.unbind()) for row in mixed])
 
 
 def along_paths(
@@ -264,9 +271,12 @@ def encoder_layer(
     before: Tensor | None,
     pairs: Tensor | None,
     dropout: float,
+    memory: Tensor | None = None,
+    *,
+    is_causal: bool = False,
 ):
     """One graph; ``before`` are the normed tokens of the layer before, with its attention."""
-    if padding is not None:
+    if padding is not None and memory is None:
         x = torch.where(padding[:, None], 0.0, x)
     normed = stacked([layer_norm(module.norm_attention, row.unbind()) for row in x])
     if isinstance(module.attention, layers.ExpertChoice):
@@ -274,11 +284,9 @@ def encoder_layer(
     elif module.router is not None:
         query, key = before
         attended = along_paths(module.attention, module.router, normed, query, key, padding)
-    elif pairs is not None:
-        allowed = lambda i, simplex: not any(pairs[i, k] for k in simplex)  # noqa: E731
-        attended = simplicial(module.attention, normed, padding, allowed)
     else:
-        attended = simplicial(module.attention, normed, padding)
+        how = {"attn_mask": pairs, "is_causal": is_causal, "memory": memory}
+        attended = simplicial(module.attention, normed, padding, **how)
     handed = None
     if not isinstance(module.attention, layers.ExpertChoice):
         keys, _ = projections(module.attention, normed)
@@ -288,13 +296,21 @@ def encoder_layer(
 
 
 def one_layer(
-    module: layers.SimplicialEncoderLayer, x: Tensor, padding: Tensor | None = None, *, dropout: float = 0.0
+    module: layers.SimplicialEncoderLayer,
+    x: Tensor,
+    padding: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    memory: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    if x.ndim == 3:
-        paddings = [None] * len(x) if padding is None else padding
-        graphs = zip(x, paddings, strict=True)
-        return torch.stack([one_layer(module, graph, one, dropout=dropout) for graph, one in graphs])
-    return encoder_layer(module, x, padding, None, None, dropout)[0]
+    if x.ndim == 2:
+        return encoder_layer(module, x, padding, None, attn_mask, dropout, memory, is_causal=is_causal)[0]
+    paddings, memories = ([None] * len(x) if given is None else given for given in (padding, memory))
+    how = {"is_causal": is_causal, "attn_mask": attn_mask, "dropout": dropout}
+    graphs = zip(x, paddings, memories, strict=True)
+    return torch.stack([one_layer(module, graph, one, memory=other, **how) for graph, one, other in graphs])
 
 
 def transformer(

@@ -48,23 +48,35 @@ def features(x: Sequence[Tensor], projection: Tensor) -> Vector:
 
 
 def kernel_attention(query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor, scale: float):
-    """One head, axes (n, d): query i averages the values with weights phi(q_i).phi(k_j); mask (n,) True at no key."""
+    """One head, axes (n, d): query i averages the values with weights phi(q_i).phi(k_j).
+
+    The mask, True at no key, broadcasts to (queries, keys).
+    """
     of_keys = [features((k * math.sqrt(scale)).unbind(), projection) for k in key]
     rows = []
-    for q in query:
+    for q, gone in zip(query, mask.expand(len(query), len(key)), strict=True):
         of_query = features((q * math.sqrt(scale)).unbind(), projection)
-        rows.append(average([dot(of_query, of_key) for of_key in of_keys], value, mask))
+        rows.append(average([dot(of_query, of_key) for of_key in of_keys], value, gone))
     return torch.stack(rows)
 
 
 def softmax_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scale: float,
+    dropout: float = 0.0,
+    added: Tensor | None = None,
 ) -> Tensor:
-    """One head, axes (n, d): query i averages the values by exp(q_i.k_j / sqrt d), some of the weights dropped."""
-    there = [j for j in range(len(key)) if not mask[j]]
+    """One head, axes (n, d): query i averages the values by exp(q_i.k_j / sqrt d), some of the weights dropped.
+
+    The mask, True at no key, and what is added to logits are (queries, keys).
+    """
     rows = []
-    for q in query:
-        logits = [scale * dot(q.unbind(), key[j].unbind()) for j in there]
+    for i, q in enumerate(query):
+        there = [j for j in range(len(key)) if not mask[i, j]]
+        logits = [scale * dot(q.unbind(), key[j].unbind()) + (0.0 if added is None else added[i, j]) for j in there]
         largest = max((float(logit.detach()) for logit in logits), default=0.0)
         raw = [torch.exp(logit - largest) for logit in logits]
         row = value.new_zeros(value.shape[-1])
@@ -82,29 +94,56 @@ def average(weights: Sequence[Tensor], value: Tensor, mask: Tensor) -> Tensor:
     return numerator / denominator if denominator > 0 else numerator
 
 
-def token_attention(
-    module: layers.TokenAttention, x: Tensor, mask: Tensor | None = None, *, dropout: float = 0.0
-) -> Tensor:
-    """TokenGT eq. 6."""
-    if x.ndim == 3:
-        masks = [None] * len(x) if mask is None else mask
-        graphs = zip(x, masks, strict=True)
-        return torch.stack([token_attention(module, graph, one, dropout=dropout) for graph, one in graphs])
-    hidden = torch.zeros(len(x), dtype=torch.bool) if mask is None else mask
-    x = torch.where(hidden[:, None], 0.0, x)
-    query, key, value = (
-        stacked([affine(linear, row.unbind()) for row in x]) for linear in (module.query, module.key, module.value)
+def by_graphs(attend: Callable[..., Tensor], module: nn.Module, x: Tensor, *rest: Tensor | None, **how) -> Tensor:
+    """Graph by graph, with the rest that belongs to it; a mask of pairs has as many as there are graphs, or one."""
+    attn_mask = how.pop("attn_mask", None)
+    rests = [[None] * len(x) if given is None else given for given in rest]
+    pairs = (
+        [attn_mask] * len(x)
+        if attn_mask is None or attn_mask.ndim == 2
+        else attn_mask.reshape(-1, *attn_mask.shape[-2:])
     )
+    each = zip(x, pairs, *rests, strict=True)
+    return torch.stack([attend(module, graph, *own, attn_mask=pair, **how) for graph, pair, *own in each])
+
+
+def token_attention(
+    module: layers.TokenAttention,
+    x: Tensor,
+    mask: Tensor | None = None,
+    memory: Tensor | None = None,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """TokenGT eq. 6, with keys and values of a memory where there is one; ``attn_mask`` as torch has it."""
+    if x.ndim == 3:
+        how = {"attn_mask": attn_mask, "is_causal": is_causal, "dropout": dropout}
+        return by_graphs(token_attention, module, x, mask, memory, **how)
+    others = x if memory is None else memory
+    hidden = torch.zeros(len(others), dtype=torch.bool) if mask is None else mask
+    others = torch.where(hidden[:, None], 0.0, others)
+    each = ((module.query, others if memory is None else x), (module.key, others), (module.value, others))
+    query, key, value = (stacked([affine(linear, row.unbind()) for row in tokens]) for linear, tokens in each)
+    gone = torch.stack([hidden for _ in query])
+    added = None if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask
+    for i, j in product(range(len(query)), range(len(key))):
+        forbidden = attn_mask is not None and bool(attn_mask[i, j] if added is None else attn_mask[i, j] == -math.inf)
+        gone[i, j] = gone[i, j] or forbidden or (is_causal and j > i)
     width = query.shape[1] // module.heads
     heads = []
     for h in range(module.heads):
         q, k, v = (t[:, h * width : (h + 1) * width] for t in (query, key, value))
         scale = 1 / math.sqrt(width)
         if module.kernel == "performer":
-            heads.append(kernel_attention(q, k, v, module.projection, hidden, scale))
+            heads.append(kernel_attention(q, k, v, module.projection, gone, scale))
         else:
-            heads.append(softmax_attention(q, k, v, hidden, scale, dropout if module.training else 0.0))
-    return stacked([affine(module.out, row.unbind()) for row in torch.cat(heads, 1)])
+            heads.append(softmax_attention(q, k, v, gone, scale, dropout if module.training else 0.0, added))
+    mixed = torch.cat(heads, 1)
+    if memory is None:
+        mixed = torch.where(hidden[:, None], 0.0, mixed)
+    return stacked([affine(module.out, row.unbind()) for row in mixed])
 
 
 # The encoder.
@@ -128,22 +167,27 @@ def encoder_layer(
     x: Tensor,
     mask: Tensor | None = None,
     *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    memory: Tensor | None = None,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     stochastic_depth: float = 0.0,
 ) -> Tensor:
     """TokenGT eqs. 7-8 (appendix A.1), with a layer normalisation before attention and before the MLP."""
     graphs = x[None] if x.ndim == 2 else x
-    masks = [None] * len(graphs) if mask is None else mask.reshape(graphs.shape[:2])
+    if mask is not None and memory is None:
+        graphs = torch.where(mask.reshape(graphs.shape[:2])[..., None], 0.0, graphs)
     ones = x.new_ones(len(graphs))
     # A graph passes by attention, and by the MLP, with the same probability.
     by_attention, by_mlp = (functional.dropout(ones, stochastic_depth, module.training) for _ in range(2))
+    normed = torch.stack([stacked([layer_norm(module.norm_attention, row.unbind()) for row in one]) for one in graphs])
+    given = (None if each is None else each.reshape(len(graphs), *each.shape[x.ndim - 2 :]) for each in (mask, memory))
+    how = {"attn_mask": attn_mask, "is_causal": is_causal, "dropout": attention_dropout}
+    attended = token_attention(module.attention, normed, *given, **how)
     out = []
-    for graph, one, first, second in zip(graphs, masks, by_attention, by_mlp, strict=True):
-        kept = graph if one is None else torch.where(one[:, None], 0.0, graph)
-        normed = stacked([layer_norm(module.norm_attention, row.unbind()) for row in kept])
-        attended = token_attention(module.attention, normed, one, dropout=attention_dropout)
-        middle = kept + first * entries_dropped(attended, dropout, module)
+    for graph, one, first, second in zip(graphs, attended, by_attention, by_mlp, strict=True):
+        middle = graph + first * entries_dropped(one, dropout, module)
         out.append(middle + second * mlp(module, middle, dropout))
     return torch.stack(out).reshape(x.shape)
 

@@ -13,7 +13,7 @@ from tests.registry.case import Case, Inputs, Setting
 __all__ = ["CASES"]
 
 
-def _product(setting: Setting, signature: str, index: int = 0) -> Product:
+def product_of(setting: Setting, signature: str, index: int = 0) -> Product:
     """One factor for each letter, of as many coordinates as there are features."""
     kappa = setting.curvatures[index]
     made: list[tuple[Lorentz | Sphere | geoopt.Euclidean, int]] = []
@@ -27,11 +27,15 @@ def _product(setting: Setting, signature: str, index: int = 0) -> Product:
     return Product(*made)
 
 
+def points_of(manifold: Product, setting: Setting, *shape: int) -> Tensor:
+    """Points of a product, detached from its curvatures."""
+    return manifold.lift(setting.vectors(*shape, sum(manifold.sizes))).detach()
+
+
 def _inputs(signature: str, *, padded: bool = False) -> Inputs:
     def drawn(setting: Setting) -> tuple[Tensor, ...]:
         lead = (2,) if padded else ()
-        manifold = _product(setting, signature)
-        points = manifold.lift(setting.vectors(*lead, setting.nodes, sum(manifold.sizes))).detach()
+        points = points_of(product_of(setting, signature), setting, *lead, setting.nodes)
         return (points, setting.padding()) if padded else (points,)
 
     return drawn
@@ -42,7 +46,7 @@ CASES: list[Case] = [
         layers.ProductLinear,
         {"bias": bias},
         lambda s, o, f=first, t=second: layers.ProductLinear(
-            _product(s, f), _product(s, t, 1) if t else None, **o, **s.factory
+            product_of(s, f), product_of(s, t, 1) if t else None, **o, **s.factory
         ),
         _inputs(first),
         f"{first} to {second or first}",
@@ -60,7 +64,7 @@ CASES += [
     Case(
         layers.ProductAttention,
         {"heads": heads},
-        lambda s, o, signature=signature: layers.ProductAttention(_product(s, signature), **o, **s.factory),
+        lambda s, o, signature=signature: layers.ProductAttention(product_of(s, signature), **o, **s.factory),
         _inputs(signature, padded=padded),
         signature + ", padded" * padded,
         any_radius=True,
@@ -78,7 +82,7 @@ CASES.append(
     Case(
         manifolds.ProductEmbedding,
         {},
-        lambda s, _: manifolds.ProductEmbedding(s.nodes, _product(s, "HSE", 1), **s.factory),
+        lambda s, _: manifolds.ProductEmbedding(s.nodes, product_of(s, "HSE", 1), **s.factory),
         lambda s: (torch.arange(s.nodes, device=s.device).flip(0)[:, None],),
     )
 )

@@ -1,4 +1,4 @@
-"""Hyperbolic attention among tokens in order, to the tokens of a memory, and with masks of pairs."""
+"""Attention among tokens in order, to the tokens of a memory, and with masks of pairs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from holonomy import layers, models
 from holonomy.manifolds import Lorentz
 from tests.reference.sequences import called
 from tests.registry.case import Case, Inputs, Options, Setting
+from tests.registry.products import points_of, product_of
 
 __all__ = ["CASES"]
 
@@ -273,21 +274,73 @@ def _raw_hidden(setting: Setting) -> tuple[Tensor, ...]:
     return _raw_padded(setting)[0], _hidden(setting)[1]
 
 
-for options, outer, inputs in (
-    ({"order": 1, "rope": True}, InOrder, _raw),
-    ({"order": 2, "lower_orders": True}, InOrder, _raw_padded),
-    ({"order": 2, "form": "determinant", "window": 3}, InOrder, _raw),
-    ({"order": 1}, Masked, _raw_hidden),
-    ({"order": 2}, Masked, _raw_hidden),
+def _raw_added(setting: Setting) -> tuple[Tensor, ...]:
+    return _raw_padded(setting)[0], *_added(setting)[1:]
+
+
+def _raw_memory(setting: Setting) -> tuple[Tensor, ...]:
+    return _raw_padded(setting)[0], setting.vectors(2, 3, setting.features), _memory(setting)[2]
+
+
+_FLAT = {
+    layers.SimplicialAttention: lambda s, o: layers.SimplicialAttention(s.features, 2, **o, **s.factory),
+    layers.SimplicialEncoderLayer: lambda s, o: layers.SimplicialEncoderLayer(
+        s.features, 2, feedforward=5, **o, **s.factory
+    ),
+    layers.TokenAttention: lambda s, o: layers.TokenAttention(s.features, 3, **o, **s.factory),
+    layers.TokenEncoderLayer: lambda s, o: layers.TokenEncoderLayer(s.features, 2, feedforward=5, **o, **s.factory),
+}
+for kind, options, outer, inputs in (
+    (layers.SimplicialAttention, {"order": 1, "rope": True}, InOrder, _raw),
+    (layers.SimplicialAttention, {"order": 2, "lower_orders": True}, InOrder, _raw_padded),
+    (layers.SimplicialAttention, {"order": 2, "form": "determinant", "window": 3}, InOrder, _raw),
+    (layers.SimplicialAttention, {"order": 1}, Masked, _raw_hidden),
+    (layers.SimplicialAttention, {"order": 2}, Masked, _raw_hidden),
+    (layers.SimplicialAttention, {"order": 1}, ToMemory, _raw_memory),
+    (layers.SimplicialAttention, {"order": 2, "lower_orders": True}, ToMemory, _raw_memory),
+    (layers.SimplicialEncoderLayer, {"order": 2}, InOrder, _raw_padded),
+    (layers.SimplicialEncoderLayer, {"order": 1, "dropout": 0.3}, ToMemory, _raw_memory),
+    (layers.SimplicialEncoderLayer, {"order": 2}, Masked, _raw_hidden),
+    (layers.TokenAttention, {"kernel": "softmax"}, InOrder, _raw),
+    (layers.TokenAttention, {"dropout": 0.4}, InOrder, _raw_padded),
+    (layers.TokenAttention, {"kernel": "performer"}, InOrder, _raw_padded),
+    (layers.TokenAttention, {"kernel": "softmax"}, ToMemory, _raw_memory),
+    (layers.TokenAttention, {"kernel": "performer"}, ToMemory, _raw_memory),
+    (layers.TokenAttention, {"head_features": 4}, Masked, _raw_hidden),
+    (layers.TokenAttention, {"kernel": "softmax"}, Masked, _raw_added),
+    (layers.TokenEncoderLayer, {"attention": "performer", "dropout": 0.3}, InOrder, _raw_padded),
+    (layers.TokenEncoderLayer, {"attention": "softmax"}, ToMemory, _raw_memory),
+    (layers.TokenEncoderLayer, {"attention": "softmax"}, Masked, _raw_added),
 ):
+    note = _NOTES[outer] + ", padded" * (inputs is _raw_padded) + ", added" * (inputs is _raw_added)
     CASES.append(
         Case(
-            layers.SimplicialAttention,
+            kind,
             options,
-            lambda s, o, outer=outer: outer(layers.SimplicialAttention(s.features, 2, **o, **s.factory)),
+            lambda s, o, outer=outer, kind=kind: outer(_FLAT[kind](s, o)),
             inputs,
-            _NOTES[outer] + ", padded" * (inputs is _raw_padded),
+            note,
             in_order=outer is InOrder,
             formula=called,
         )
     )
+
+
+def _of_product(setting: Setting, outer: type[Called]) -> tuple[Tensor, ...]:
+    x, memory = (points_of(product_of(setting, "HSE"), setting, 2, n) for n in (setting.nodes, 3))
+    rest = {InOrder: (setting.padding(),), ToMemory: (memory, _memory(setting)[2]), Masked: _hidden(setting)[1:]}
+    return x, *rest[outer]
+
+
+CASES += [
+    Case(
+        layers.ProductAttention,
+        {"heads": 2},
+        lambda s, o, outer=outer: outer(layers.ProductAttention(product_of(s, "HSE"), **o, **s.factory)),
+        lambda s, outer=outer: _of_product(s, outer),
+        _NOTES[outer],
+        in_order=outer is InOrder,
+        formula=called,
+    )
+    for outer in (InOrder, ToMemory, Masked)
+]

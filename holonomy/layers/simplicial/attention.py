@@ -1,24 +1,41 @@
-r"""N-simplicial self-attention as layers: projections, routers, and a pre-norm encoder layer (Simplicial section 2).
+r"""N-simplicial attention of tokens to each other, or to those of a memory (Simplicial section 2).
 
 Axes are ``(*batch, tokens, features)`` as in :class:`torch.nn.TransformerEncoder` with ``batch_first=True``; padding is
-``True`` in a ``key_padding_mask`` and has no effect, whatever it holds. Other masks are ``True`` where something takes
-part. Projections have no bias, as printed; at N = 1 the softmax would not see that of the keys.
+``True`` in a ``key_padding_mask`` and has no effect, whatever it holds. ``attn_mask`` is ``True`` where a pair must not
+attend, other masks where something takes part. Projections have no bias, as printed; at N = 1 the softmax would not see
+that of the keys.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding
-from holonomy.ops.simplicial_attention import check_window, simplicial_attention
-from holonomy.ops.simplicial_attention.duplicates import find_duplicates
+from holonomy.ops.heads import (
+    KeyValueState,
+    check_memory,
+    extended,
+    head_count,
+    hidden_keys,
+    merge_heads,
+    refuse_memory,
+    split_heads,
+    without_padding,
+    without_queries,
+)
+from holonomy.ops.masks import allowed_pairs
+from holonomy.ops.simplicial_attention import (
+    check_window,
+    refuse_lower_orders,
+    simplicial_attention,
+    simplicial_weights,
+)
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks, rotary
-from holonomy.ops.simplicial_attention.paths import best_neighbours, simplicial_path_attention, step_scores
+from holonomy.ops.simplicial_attention.paths import simplicial_path_attention
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -128,55 +145,52 @@ class SimplicialAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
         *,
         mask: Bool[Tensor, "..."] | None = None,
-        pair_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
-        attn_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
+        pair_mask: Bool[Tensor, "*#batch #tokens keys"] | None = None,
+        attn_mask: Bool[Tensor, "..."] | None = None,
         is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys features"] | None = None,
         positions: Int[Tensor, "*#batch tokens"] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
         """Attend.
 
         Args:
             x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
-            mask: which simplexes there are, for every head: ``(*batch, tokens, .., tokens)``, N + 1 axes of tokens.
-            pair_mask: ``(*batch, tokens, tokens)``, ``True`` where a token may attend to another; a simplex needs it of
+            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
+            mask: which simplexes there are, for every head: ``(*batch, tokens, keys, .., keys)``, N axes of keys.
+            pair_mask: ``(*batch, tokens, keys)``, ``True`` where a token may attend to another; a simplex needs it of
                 all its keys.
-            attn_mask: the same in torch's words, ``True`` where a token must *not* attend to another.
+            attn_mask: the same in torch's words, ``True`` where a token must *not* attend to another: ``(tokens,
+                keys)``, ``(*batch, heads, tokens, keys)``, what broadcasts to that, or ``(batch * heads, tokens,
+                keys)``.
             is_causal: keys later than the query take no part, as with ``causal``.
+            memory: ``(*batch, keys, features)``, of which all keys and values are.
             positions: of the tokens, for ``rope``; 0 .. n - 1 if left out.
 
         Returns:
-            ``(*batch, tokens, features)``; the bias of the last map at tokens that are in no simplex.
+            ``(*batch, tokens, features)``; the bias of the last map where x is padding, and at tokens that are in no
+            simplex.
 
         Raises:
             TypeError: if a mask is not boolean.
-            ValueError: if the shape of one does not fit.
+            ValueError: if the shape of one does not fit, or for ``is_causal``, ``causal``, ``window`` or ``rope``
+                beside ``memory``.
         """
-        checks.rows("x", x, self.features, "features", self.key)
-        x = without_padding(x, key_padding_mask)
-        for name, given in (("pair_mask", pair_mask), ("attn_mask", attn_mask)):
-            if given is not None:
-                pairs = (*x.shape[:-1], x.shape[-2])
-                checks.broadcasting_mask(name, given, pairs, 2, "(*batch, tokens, tokens)")
-        if attn_mask is not None:
-            pair_mask = ~attn_mask if pair_mask is None else pair_mask & ~attn_mask
-        if key_padding_mask is not None:
-            # A simplex counts where its query may attend to each of its keys, of which none may be padding.
-            there = ~key_padding_mask[..., None, :]
-            pair_mask = there if pair_mask is None else pair_mask & there
-        keys, values = self.projected(x, positions)
-        return self.attend(keys, values, mask=mask, pair_mask=pair_mask, is_causal=is_causal)
+        keys, values = self._keys_and_values(x, key_padding_mask, memory, positions, is_causal=is_causal)
+        masks = self._masks(keys, key_padding_mask, mask, pair_mask, attn_mask, is_causal=is_causal)
+        return self._mixed(keys, values, None if memory is not None else key_padding_mask, **masks)
 
     def attend(
         self,
-        keys: list[Float[Tensor, "*batch heads tokens dim"]],
-        values: list[Float[Tensor, "*batch heads tokens values"]],
+        keys: list[Float[Tensor, "*batch heads _ dim"]],
+        values: list[Float[Tensor, "*batch heads keys values"]],
+        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
         *,
         mask: Bool[Tensor, "..."] | None = None,
-        pair_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
+        pair_mask: Bool[Tensor, "*#batch #tokens keys"] | None = None,
+        attn_mask: Bool[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch tokens features"]:
         """Attend, with what :meth:`projected` gave.
@@ -184,8 +198,10 @@ class SimplicialAttention(nn.Module):
         Args:
             keys: N + 1 tensors ``(*batch, heads, tokens, dim)``.
             values: N tensors ``(*batch, heads, tokens, values)``.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
             mask: as in :meth:`forward`.
             pair_mask: as in :meth:`forward`.
+            attn_mask: as in :meth:`forward`.
             is_causal: as in :meth:`forward`.
 
         Returns:
@@ -195,24 +211,110 @@ class SimplicialAttention(nn.Module):
             TypeError: if a mask is not boolean.
             ValueError: if the shape of one does not fit.
         """
+        masks = self._masks(keys, key_padding_mask, mask, pair_mask, attn_mask, is_causal=is_causal)
+        return self._mixed(keys, values, key_padding_mask, **masks)
+
+    def step(
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        state: KeyValueState | None = None,
+        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+    ) -> tuple[Float[Tensor, "*batch tokens features"], KeyValueState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Hooks of this layer belong to ``forward`` and do not run.
+
+        Args:
+            x: ``(*batch, tokens, features)``: one token, or several.
+            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
+
+        Returns:
+            ``(*batch, tokens, features)``, and the state after them: all keys and values.
+
+        Raises:
+            TypeError: if ``state`` is not one of this layer.
+            ValueError: if it is of another batch or of other sizes.
+
+        >>> layer, x = SimplicialAttention(12, 2), torch.randn(6, 12)
+        >>> first, state = layer.step(x[:5])
+        >>> last, state = layer.step(x[5:], state)
+        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-5)
+        True
+        """
+        positions = None
+        if self.rope:
+            first = state.key.shape[-2] if isinstance(state, KeyValueState) else 0
+            positions = torch.arange(first, first + x.shape[-2], device=x.device)
+        (query, *key), value = self._keys_and_values(x, key_padding_mask, None, positions, is_causal=True)
+        after = extended(state, x, torch.stack(key, -3), torch.stack(value, -3), key_padding_mask)
+        keys, values = [query, *after.key.unbind(-3)], [*after.value.unbind(-3)]
+        masks = self._masks(keys, hidden_keys(after), None, None, None, is_causal=True)
+        return self._mixed(keys, values, key_padding_mask, **masks), after
+
+    def weights(
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        mask: Bool[Tensor, "..."] | None = None,
+        pair_mask: Bool[Tensor, "*#batch #tokens keys"] | None = None,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys features"] | None = None,
+        positions: Int[Tensor, "*#batch tokens"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        """The weights A of all tuples of N keys, ``(*batch, heads, tokens, keys, .., keys)``, for few tokens.
+
+        Arguments are those of :meth:`forward`. Of each token they sum to one, or are zero where x is padding or the
+        token is in no simplex. With ``lower_orders``, whose tuples have several sizes, there is no such tensor, and a
+        ``ValueError``.
+        """
+        refuse_lower_orders(lower_orders=self.lower_orders)
+        keys, _ = self._keys_and_values(x, key_padding_mask, memory, positions, is_causal=is_causal)
+        masks = self._masks(keys, key_padding_mask, mask, pair_mask, attn_mask, is_causal=is_causal)
+        found = simplicial_weights(keys, window=self.window, form=self.form, **masks)
+        return found if memory is not None else without_queries(found, key_padding_mask, self.order)
+
+    def _keys_and_values(
+        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, positions: Tensor | None, *, is_causal: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What :meth:`projected` gives: queries of x, keys and values of it or of the memory."""
+        checks.rows("x", x, self.features, "features", self.key)
+        check_memory(x, memory, self.features, "features", is_causal=self.causal or is_causal)
+        if memory is None:
+            return self.projected(without_padding(x, padding), positions)
+        refuse_memory(rope=self.rope, window=self.window)
+        (query, *_), _ = self.projected(x, positions)
+        (_, *keys), values = self.projected(without_padding(memory, padding))
+        return [query, *keys], values
+
+    def _masks(
+        self,
+        keys: list[Tensor],
+        padding: Tensor | None,
+        mask: Tensor | None,
+        pair_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        *,
+        is_causal: bool,
+    ) -> dict[str, Any]:
+        """Which simplexes there are, as the operator is told."""
         checks.flags(is_causal=is_causal)
-        batch, tokens = keys[0].shape[:-3], keys[0].shape[-2]
+        query, there = keys[0], keys[1].shape[-2]
         if mask is not None:
-            axes = self.order + 1
-            checks.broadcasting_mask("mask", mask, (*batch, *[tokens] * axes), axes, "(*batch, tokens, .., tokens)")
-        if pair_mask is not None:
-            checks.broadcasting_mask("pair_mask", pair_mask, (*batch, tokens, tokens), 2, "(*batch, tokens, tokens)")
-        mixed = simplicial_attention(
-            keys,
-            values,
-            mask=None if mask is None else mask.unsqueeze(-self.order - 2),
-            pair_mask=None if pair_mask is None else pair_mask[..., None, :, :],
-            causal=self.causal or is_causal,
-            window=self.window,
-            form=self.form,
-            lower_orders=self.lower_orders,
-        )
-        return self.out(merge_heads(mixed))
+            shape = (*query.shape[:-3], query.shape[-2], *[there] * self.order)
+            checks.broadcasting_mask("mask", mask, shape, self.order + 1, "(*batch, tokens, keys, .., keys)")
+            mask = mask.unsqueeze(-self.order - 2)
+        pairs = allowed_pairs(query, there, padding, pair_mask, attn_mask)
+        return {"mask": mask, "pair_mask": pairs, "causal": self.causal or is_causal}
+
+    def _mixed(
+        self, keys: list[Tensor], values: list[Tensor], padding: Tensor | None, **masks: Any
+    ) -> Float[Tensor, "*batch tokens features"]:
+        """The result for queries of which some are padding."""
+        how: dict[str, Any] = {"window": self.window, "form": self.form, "lower_orders": self.lower_orders}
+        return self.out(without_padding(merge_heads(simplicial_attention(keys, values, **masks, **how)), padding))
 
     def along_paths(
         self,
@@ -221,7 +323,9 @@ class SimplicialAttention(nn.Module):
         neighbours: Int[Tensor, "*#batch tokens k"],
         scores: Float[Tensor, "*#batch tokens k"] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """Attend along paths of neighbours only, in linear time (section 2.3); see :class:`PathRouter`.
+        """Attend along paths of neighbours only, in linear time (section 2.3).
+
+        A :class:`~holonomy.layers.simplicial.routers.PathRouter` chooses them.
 
         Args:
             keys: N + 1 tensors ``(*batch, heads, tokens, dim)`` from :meth:`projected`.
@@ -254,186 +358,3 @@ class SimplicialAttention(nn.Module):
             scores=None if scores is None else scores[..., None, :, :],
         )
         return self.out(merge_heads(mixed))
-
-
-class PathRouter(nn.Module):
-    r"""Selects the steps of simplicial path sparse attention: the k best of each token (section 2.3).
-
-    .. math:: s_{ij} = \sum_h w_{ih}\, \mathrm{ReLU}(\langle q_{ih}, k_{jh} \rangle), \qquad w_i = W x_i
-
-    with the first two projections q, k of the previous attention layer. The selection has no gradient, and the paper
-    does not say how W is trained. Here the router also returns the scores as numbers that are zero and have a gradient
-    with respect to W only: added to the logits they do not change them, and W gets the gradient of a bias of each step.
-    Layers below the router get no gradient from the selection.
-
-    Equal tokens of a set have equal scores, so that the k best may all be copies of one. With ``distinct`` steps to
-    copies of an earlier token are left out, and k steps reach k different tokens.
-
-    Args:
-        features: width of a token.
-        heads: of the previous attention layer.
-        k: steps from a token.
-        causal: only steps to the token itself and earlier ones.
-        distinct: no steps to tokens that are equal to an earlier one, up to rounding.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        TypeError: if a size is not an integer.
-        ValueError: if a size is not positive.
-
-    >>> layer = SimplicialAttention(8, 2)
-    >>> x = torch.randn(5, 8)
-    >>> keys, _ = layer.projected(x)
-    >>> steps, scores = PathRouter(8, 2, 3)(x, keys[0], keys[1])
-    >>> steps.shape, scores.abs().max().item()
-    (torch.Size([5, 3]), 0.0)
-    """
-
-    def __init__(
-        self,
-        features: int,
-        heads: int,
-        k: int,
-        *,
-        causal: bool = False,
-        distinct: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        checks.flags(causal=causal, distinct=distinct)
-        checks.floating_dtype(dtype)
-        self.k, self.causal, self.distinct = checks.positive_int("k", k), causal, distinct
-        checks.positive_int("features", features)
-        self.gate = nn.Linear(features, checks.positive_int("heads", heads), bias=False, device=device, dtype=dtype)
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        query: Float[Tensor, "*batch heads tokens dim"],
-        key: Float[Tensor, "*batch heads tokens dim"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
-    ) -> tuple[Int[Tensor, "*batch tokens k"], Float[Tensor, "*batch tokens k"]]:
-        """Choose.
-
-        Args:
-            x: ``(*batch, tokens, features)``, finite.
-            query: ``(*batch, heads, tokens, dim)``.
-            key: ``(*batch, heads, tokens, dim)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at tokens to which there is no step.
-
-        Returns:
-            Steps ``(*batch, tokens, k)``, of equal ones those to the first tokens, -1 where there are fewer; and zeros
-            of that shape that carry the gradient of the scores.
-        """
-        checks.rows("x", x, self.gate.in_features, "features", self.gate)
-        handed = (*x.shape[:-2], self.gate.out_features, x.shape[-2])
-        checks.vectors(query=query, key=key)
-        for name, projected in (("query", query), ("key", key)):
-            checks.rows(name, projected, query.shape[-1], "dim", self.gate)
-            checks.shaped(name, projected, (*handed, query.shape[-1]), "(*batch, heads, tokens, dim) = ")
-        if key_padding_mask is not None:
-            checks.padding_mask("key_padding_mask", key_padding_mask, x.shape[:-1])
-        # Only the gate learns by the choice; what it reads learns by the attention itself.
-        x, query, key = x.detach(), query.detach(), key.detach()
-        gate = self.gate(x)
-        if self.distinct:
-            again = find_duplicates(x, key_padding_mask)
-            key_padding_mask = again if key_padding_mask is None else key_padding_mask | again
-        steps = best_neighbours(query, key, gate, self.k, causal=self.causal, key_padding_mask=key_padding_mask)
-        scores = step_scores(query, key, gate, steps)
-        # Zero in value, so that logits stay those of the formula; the gradient is that of the scores.
-        return steps, scores - scores.detach()
-
-
-class ExpertChoice(nn.Module):
-    r"""A layer that is applied only to the k tokens with the highest scores (section 2.3).
-
-    .. math:: x_i \mapsto x_i + s_i f(X_S)_i \;\; (i \in S), \qquad x_i \mapsto x_i \;\; (i \notin S),
-        \qquad s_i = w \cdot x_i
-
-    S are the k tokens with the largest scores; ties go to the first. The factor :math:`s_i` gives the router a
-    gradient. **Not causal**: whether a token is chosen depends on the scores of later ones.
-
-    Args:
-        features: width of a token.
-        capacity: k; all tokens where there are fewer.
-        inner: f, from ``(*batch, k, features)`` to the same. Where there is a key-padding mask it gets the one of the
-            chosen tokens as its second argument.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        TypeError: if a size is not an integer.
-        ValueError: if a size is not positive.
-
-    >>> ExpertChoice(12, 3, SimplicialAttention(12, 2))(torch.randn(2, 6, 12)).shape
-    torch.Size([2, 6, 12])
-    """
-
-    def __init__(
-        self,
-        features: int,
-        capacity: int,
-        inner: nn.Module,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        checks.floating_dtype(dtype)
-        self.capacity = checks.positive_int("capacity", capacity)
-        self.features = checks.positive_int("features", features)
-        checks.function("inner", inner)
-        self.router = nn.Linear(features, 1, bias=False, device=device, dtype=dtype)
-        self.inner = inner
-
-    def forward(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
-    ) -> Float[Tensor, "*batch tokens features"]:
-        """Apply the inner layer to the chosen tokens.
-
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding, which is chosen last.
-
-        Returns:
-            ``(*batch, tokens, features)``; zero at padding.
-        """
-        checks.vectors(x=x)
-        x = without_padding(x, key_padding_mask)
-        return x + self.weighted(x, key_padding_mask)
-
-    def weighted(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
-    ) -> Float[Tensor, "*batch tokens features"]:
-        """What is added: :math:`s_i f(X_S)_i` at the chosen tokens, zero at the others.
-
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding, which is chosen last.
-
-        Returns:
-            ``(*batch, tokens, features)``.
-        """
-        checks.rows("x", x, self.features, "features", self.router)
-        x = without_padding(x, key_padding_mask)
-        scores = self.router(x).squeeze(-1)
-        ranked = scores if key_padding_mask is None else scores.masked_fill(key_padding_mask, -torch.inf)
-        # A stable sort, so that of equal scores the first tokens are chosen; then in the order of the sequence.
-        best = ranked.sort(dim=-1, descending=True, stable=True).indices[..., : self.capacity]
-        chosen = best.sort(-1).values
-        index = chosen[..., None].expand(*chosen.shape, x.shape[-1])
-        some = x.gather(-2, index)
-        if key_padding_mask is None:
-            result = self.inner(some)
-        else:
-            padding = key_padding_mask.gather(-1, chosen)
-            result = without_padding(self.inner(some, padding), padding)
-        result = scores.gather(-1, chosen)[..., None] * result
-        return torch.zeros_like(x, dtype=result.dtype).scatter(-2, index, result)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import checks
-from holonomy.layers.simplicial.attention import ExpertChoice, PathRouter, SimplicialAttention
+from holonomy.layers.simplicial.attention import SimplicialAttention
+from holonomy.layers.simplicial.routers import ExpertChoice, PathRouter
 from holonomy.layers.tokens.encoder import PreNormLayer
-from holonomy.ops.heads import without_padding
+from holonomy.ops.heads import KeyValueState, without_padding
 from holonomy.ops.simplicial_attention.logits import Form
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ class SimplicialEncoderLayer(PreNormLayer):
         rope: turn queries and keys by their positions, see
             :class:`~holonomy.layers.simplicial.attention.SimplicialAttention`.
         steps: attend only along paths of this many steps from each token, which
-            :class:`~holonomy.layers.simplicial.attention.PathRouter` chooses by the first two projections of the
+            :class:`~holonomy.layers.simplicial.routers.PathRouter` chooses by the first two projections of the
             layer before (section 2.3); all simplexes if left out.
         distinct: with ``steps``: none to a token that is equal to an earlier one.
-        capacity: attend among this many tokens only, by :class:`~holonomy.layers.simplicial.attention.ExpertChoice`;
+        capacity: attend among this many tokens only, by :class:`~holonomy.layers.simplicial.routers.ExpertChoice`;
             the others get the MLP alone.
         dropout: probability that an entry of what attention or MLP add, or of the hidden layer, is dropped.
         activation: of the MLP.
@@ -114,25 +115,44 @@ class SimplicialEncoderLayer(PreNormLayer):
     def forward(
         self,
         x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
         *,
-        pair_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
+        pair_mask: Bool[Tensor, "*#batch #tokens keys"] | None = None,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys features"] | None = None,
         previous: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
         """Apply the layer.
 
         Args:
             x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
-            pair_mask: ``(*batch, tokens, tokens)``, ``True`` where a token may attend to another.
-            previous: as in :meth:`step`.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
+            pair_mask: ``(*batch, tokens, keys)``, ``True`` where a token may attend to another.
+            attn_mask: pairs that must not attend, see
+                :class:`~holonomy.layers.simplicial.attention.SimplicialAttention`.
+            is_causal: keys later than the query take no part, as with ``causal``.
+            memory: ``(*batch, keys, features)``, to which x attends instead of to itself. It is not normalised.
+            previous: with ``steps``: queries and first keys ``(*batch, heads, tokens, dim)`` of the layer before.
 
         Returns:
             ``(*batch, tokens, features)``; finite at padding.
-        """
-        return self.step(x, key_padding_mask, pair_mask=pair_mask, previous=previous)[0]
 
-    def step(
+        Raises:
+            ValueError: if ``previous`` is missing or without use, or there is a mask of pairs, ``is_causal`` or a
+                memory beside ``steps`` or ``capacity``.
+        """
+        masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "memory": memory}
+        if not self._chooses:
+            self._check_previous(x, previous)
+            return self._around(x, key_padding_mask, pair_mask=pair_mask, **masks)
+        checks.flags(is_causal=is_causal)
+        if is_causal:
+            raise ValueError("is_causal must be False with steps or capacity, which choose the simplexes, got True.")
+        self._refuse_masks(pair_mask=pair_mask, attn_mask=attn_mask, memory=memory)
+        return self.with_projections(x, key_padding_mask, previous=previous)[0]
+
+    def with_projections(
         self,
         x: Float[Tensor, "*batch tokens features"],
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
@@ -146,7 +166,7 @@ class SimplicialEncoderLayer(PreNormLayer):
             x: ``(*batch, tokens, features)``.
             key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
             pair_mask: ``(*batch, tokens, tokens)``, ``True`` where a token may attend to another.
-            previous: with ``steps``: queries and first keys ``(*batch, heads, tokens, dim)`` of the layer before.
+            previous: as in :meth:`forward`.
 
         Returns:
             ``(*batch, tokens, features)``, and queries and first keys of this layer, None where only some tokens
@@ -155,17 +175,9 @@ class SimplicialEncoderLayer(PreNormLayer):
         Raises:
             ValueError: if ``previous`` is missing or without use, or there is a pair mask beside paths or a choice.
         """
-        if (previous is None) != (self.router is None):
-            raise ValueError("previous must be the projections of the layer before where steps are set, else None.")
-        if pair_mask is not None and (self.router is not None or isinstance(self.attention, ExpertChoice)):
-            raise ValueError("pair_mask must be None with steps or capacity, which choose the simplexes.")
-        checks.rows("x", x, self.features, "features", self.norm_attention)
-        if pair_mask is not None:
-            pairs = (*x.shape[:-1], x.shape[-2])
-            checks.broadcasting_mask("pair_mask", pair_mask, pairs, 2, "(*batch, tokens, tokens)")
-        if previous is not None and self.router is not None:
-            _check_previous(previous, (*x.shape[:-2], self.router.gate.out_features, x.shape[-2]))
-        x = without_padding(x, key_padding_mask)  # which goes nowhere, but would come out again
+        self._check_previous(x, previous)
+        self._refuse_masks(pair_mask=pair_mask)
+        x = self._given(x, key_padding_mask, None)
         # H = X + Attention(LN X); what padding holds after the norm is its bias, which keys must not see.
         normed, handed = without_padding(self.norm_attention(x), key_padding_mask), None
         if isinstance(self.attention, ExpertChoice):
@@ -174,19 +186,92 @@ class SimplicialEncoderLayer(PreNormLayer):
             keys, values = self.attention.projected(normed)
             handed = keys[0], keys[1]
             if self.router is None or previous is None:
-                if key_padding_mask is not None:
-                    there = ~key_padding_mask[..., None, :]
-                    pair_mask = there if pair_mask is None else pair_mask & there
-                attended = self.attention.attend(keys, values, pair_mask=pair_mask)
+                attended = self.attention.attend(keys, values, key_padding_mask, pair_mask=pair_mask)
             else:
                 neighbours, scores = self.router(normed, *previous, key_padding_mask)
                 attended = self.attention.along_paths(keys, values, neighbours, scores)
         return self.fed_forward(x + self.branch(attended)), handed
 
+    def weights(
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys features"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        """The weights of the attention, see :meth:`holonomy.layers.SimplicialAttention.weights`.
 
-def _check_previous(previous: tuple[Tensor, Tensor], leading: Sequence[int]) -> None:
-    if not isinstance(previous, tuple) or len(previous) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
-        raise TypeError(f"previous must be a tuple of queries and keys, got {type(previous).__name__}.")
-    for part in previous:
-        checks.vectors(previous=part)
-        checks.shaped("previous", part, (*leading, part.shape[-1]), "(*batch, heads, tokens, dim) as x has them, ")
+        Args:
+            x: as in :meth:`forward`.
+            key_padding_mask: as in :meth:`forward`.
+            attn_mask: as in :meth:`forward`.
+            is_causal: as in :meth:`forward`.
+            memory: as in :meth:`forward`.
+
+        Returns:
+            ``(*batch, heads, tokens, keys, .., keys)``, N axes of keys.
+
+        Raises:
+            ValueError: with ``steps``, ``capacity`` or ``lower_orders``.
+        """
+        self._refuse_choice("weights")
+        return super().weights(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory)
+
+    def step(
+        self,
+        x: Float[Tensor, "*batch tokens features"],
+        state: KeyValueState | None = None,
+        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+    ) -> tuple[Float[Tensor, "*batch tokens features"], KeyValueState]:
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
+
+        Hooks of this layer and of its attention belong to ``forward`` and do not run.
+
+        Args:
+            x: ``(*batch, tokens, features)``: one token, or several.
+            state: what the step before returned; ``None`` at the first.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
+
+        Returns:
+            ``(*batch, tokens, features)``, and the state after them, that of the attention.
+
+        Raises:
+            ValueError: with ``steps`` or ``capacity``.
+
+        >>> layer, x = SimplicialEncoderLayer(12, 2), torch.randn(6, 12)
+        >>> first, state = layer.step(x[:5])
+        >>> last, state = layer.step(x[5:], state)
+        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-5)
+        True
+        """
+        self._refuse_choice("step")
+        return super().step(x, state, key_padding_mask)
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether ``steps`` or ``capacity`` choose among the simplexes."""
+        return self.router is not None or isinstance(self.attention, ExpertChoice)
+
+    def _refuse_choice(self, method: str) -> None:
+        if self._chooses:
+            raise ValueError(f"steps and capacity must be None for {method}, which chooses no simplexes.")
+
+    def _refuse_masks(self, **given: Tensor | None) -> None:
+        for name, tensor in given.items():
+            if tensor is not None and self._chooses:
+                raise ValueError(f"{name} must be None with steps or capacity, which choose the simplexes.")
+
+    def _check_previous(self, x: Tensor, previous: tuple[Tensor, Tensor] | None) -> None:
+        if (previous is None) != (self.router is None):
+            raise ValueError("previous must be the projections of the layer before where steps are set, else None.")
+        checks.rows("x", x, self.features, "features", self.norm_attention)
+        if previous is None or self.router is None:
+            return
+        if not isinstance(previous, tuple) or len(previous) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
+            raise TypeError(f"previous must be a tuple of queries and keys, got {type(previous).__name__}.")
+        leading = (*x.shape[:-2], self.router.gate.out_features, x.shape[-2])
+        for part in previous:
+            checks.vectors(previous=part)
+            checks.shaped("previous", part, (*leading, part.shape[-1]), "(*batch, heads, tokens, dim) as x has them, ")

@@ -1,7 +1,8 @@
 """Graphs and hypergraphs as tokens: identifiers, tokenizers and the encoder layer on tokens (TokenGT)."""
 
+from holonomy.layers.tokens.attention import TokenAttention
 from holonomy.layers.tokens.basis_residual import basis_residual
-from holonomy.layers.tokens.encoder import TokenAttention, TokenEncoderLayer
+from holonomy.layers.tokens.encoder import TokenEncoderLayer
 from holonomy.layers.tokens.identifiers import (
     laplacian_identifiers,
     near_orthogonal_identifiers,

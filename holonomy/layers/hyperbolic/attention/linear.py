@@ -25,10 +25,19 @@ from holonomy._parts import Group
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.ops.heads import check_memory, check_state, head_count, merge_heads, without_padding
+from holonomy.ops.heads import (
+    check_memory,
+    check_state,
+    head_count,
+    merge_heads,
+    refuse_shared_order,
+    without_padding,
+    without_queries,
+)
 from holonomy.ops.linear_attention import linear_attention_block, linear_average
 from holonomy.ops.linear_attention.causal import LinearState, linear_attention_weights
 from holonomy.ops.linear_attention.reference import AVERAGES, Average, power_features
+from holonomy.ops.masks import refuse_pairs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -137,9 +146,9 @@ class HypLinearAttention(nn.Module):
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
-        _refuse_mask(attn_mask)
-        if group is not None and is_causal:
-            raise ValueError("is_causal must be False with group, whose processes hold tokens in no order, got True.")
+        refuse_pairs(attn_mask)
+        if group is not None:
+            refuse_shared_order(is_causal=is_causal)
         maps = (self.query, self.key, self.value)
         readable = all(may_bypass(htc, HTC) for htc in maps) and may_bypass(self.residual, nn.Linear)
         if self.average == "midpoint" or memory is not None or group is not None or not readable:
@@ -260,15 +269,13 @@ class HypLinearAttention(nn.Module):
         query has no weight.
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
-        _refuse_mask(attn_mask)
+        refuse_pairs(attn_mask)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
         keys = without_padding(x if memory is None else memory, key_padding_mask)
         query = self._features(self.query, keys if memory is None else x)
         hidden = None if key_padding_mask is None else key_padding_mask[..., None, :]
         found = linear_attention_weights(query, self._features(self.key, keys), hidden, is_causal=is_causal)
-        if key_padding_mask is None or memory is not None:
-            return found
-        return found.masked_fill(key_padding_mask[..., None, :, None], 0.0)
+        return found if memory is not None else without_queries(found, key_padding_mask)
 
     def _start(self, x: Tensor) -> LinearState:
         """The state before the first token; midpoints are summed with their times, in float64."""
@@ -319,14 +326,6 @@ class HypLinearAttention(nn.Module):
     def extra_repr(self) -> str:
         """Heads and power, for ``repr``."""
         return f"heads={self.heads}, power={self.power}, average={self.average!r}"
-
-
-def _refuse_mask(attn_mask: Tensor | None) -> None:
-    if attn_mask is not None:
-        raise ValueError(
-            "attn_mask must be None for linear attention, which never makes the weight of a single pair; "
-            "is_causal and key_padding_mask are there for it."
-        )
 
 
 def _steepest(x: Float[Tensor, "*batch nodes ambient"]) -> float:

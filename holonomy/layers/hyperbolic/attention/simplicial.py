@@ -7,8 +7,7 @@ Euclidean kernel, and the time coordinate of the result is the one that its spac
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +22,13 @@ from holonomy.ops.heads import (
     extended,
     head_count,
     hidden_keys,
-    later_keys,
     merge_heads,
     split_heads,
-    split_mask,
     without_padding,
+    without_queries,
 )
-from holonomy.ops.simplicial_attention import simplicial_attention
+from holonomy.ops.masks import allowed_pairs
+from holonomy.ops.simplicial_attention import refuse_lower_orders, simplicial_attention, simplicial_weights
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks
 
 if TYPE_CHECKING:
@@ -138,22 +137,10 @@ class HypSimplicialAttention(nn.Module):
             TypeError: if a mask is not boolean.
             ValueError: if the shape of one does not fit, or for ``is_causal`` or ``causal`` beside ``memory``.
         """
-        checks.rows("x", x, self.features + 1, "features + 1")
-        checks.flags(is_causal=is_causal)
-        causal = self.causal or is_causal
-        check_memory(x, memory, self.features + 1, is_causal=causal)
-        keys = without_padding(x if memory is None else memory, key_padding_mask)
-        if attn_mask is not None:
-            checks.boolean("attn_mask", attn_mask, None, "pairs that must not attend")
-        hidden, _ = split_mask(attn_mask, (*x.shape[:-2], self.heads, x.shape[-2], keys.shape[-2]), x)
-        there = None if key_padding_mask is None else ~key_padding_mask[..., None, None, :]
-        pairs = [None if pair_mask is None else pair_mask[..., None, :, :], None if hidden is None else ~hidden, there]
-        given = [mask for mask in pairs if mask is not None]
-        key, value = self._projected(self.keys[1:], keys), self._projected(self.values, keys)
-        (query,) = self._projected(self.keys[:1], keys if memory is None else x)
-        space = self._attend([query, *key], value, reduce(torch.logical_and, given) if given else None, causal=causal)
-        space = space if memory is not None else without_padding(space, key_padding_mask)
-        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+        keys, there = self._keys(x, key_padding_mask, memory, is_causal=is_causal)
+        pairs = allowed_pairs(keys[0], there.shape[-2], key_padding_mask, pair_mask, attn_mask)
+        padding = None if memory is not None else key_padding_mask
+        return self._mixed(keys, self._projected(self.values, there), pairs, padding, causal=self.causal or is_causal)
 
     def step(
         self,
@@ -185,33 +172,58 @@ class HypSimplicialAttention(nn.Module):
         >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-4)
         True
         """
+        (query, *key), there = self._keys(x, key_padding_mask, None, is_causal=True)
+        value = torch.stack(self._projected(self.values, there), -3)
+        after = extended(state, x, torch.stack(key, -3), value, key_padding_mask)
+        pairs = allowed_pairs(query, after.key.shape[-2], hidden_keys(after), None, None)
+        keys, values = [query, *after.key.unbind(-3)], after.value.unbind(-3)
+        return self._mixed(keys, values, pairs, key_padding_mask, causal=True), after
+
+    def weights(
+        self,
+        x: Float[Tensor, "*batch nodes dim_plus_1"],
+        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
+        *,
+        pair_mask: Bool[Tensor, "*#batch #nodes keys"] | None = None,
+        attn_mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
+    ) -> Float[Tensor, "..."]:
+        """The weights of all tuples of N keys, see :meth:`holonomy.layers.SimplicialAttention.weights`."""
+        refuse_lower_orders(lower_orders=self.lower_orders)
+        keys, there = self._keys(x, key_padding_mask, memory, is_causal=is_causal)
+        pairs = allowed_pairs(keys[0], there.shape[-2], key_padding_mask, pair_mask, attn_mask)
+        found = simplicial_weights(keys, pair_mask=pairs, causal=self.causal or is_causal, form=self.form)
+        return found if memory is not None else without_queries(found, key_padding_mask, self.order)
+
+    def _keys(
+        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool
+    ) -> tuple[list[Tensor], Tensor]:
+        """Queries of x, keys of it or of the memory; and the points that these are of."""
         checks.rows("x", x, self.features + 1, "features + 1")
-        x = without_padding(x, key_padding_mask)
-        query, *key = self._projected(self.keys, x)
-        after = extended(
-            state, x, torch.stack(key, -3), torch.stack(self._projected(self.values, x), -3), key_padding_mask
-        )
-        later = later_keys(x.shape[-2], after.key.shape[-2], x)
-        pairs = None if later is None else ~later
-        hidden = hidden_keys(after)
-        if hidden is not None:
-            there = ~hidden[..., None, None, :]
-            pairs = there if pairs is None else there & pairs
-        keys, values = after.key.unbind(-3), after.value.unbind(-3)
-        space = without_padding(self._attend([query, *keys], values, pairs, causal=False), key_padding_mask)
-        return change_curvature(space, self.manifold_hidden, self.manifold_out), after
+        checks.flags(is_causal=is_causal)
+        check_memory(x, memory, self.features + 1, is_causal=self.causal or is_causal)
+        there = without_padding(x if memory is None else memory, padding)
+        query = self._projected(self.keys[:1], there if memory is None else x)
+        return query + self._projected(self.keys[1:], there), there
 
     def _projected(self, maps: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
         return [split_heads(space_of(cast("HTC", htc), x), self.heads) for htc in maps]
 
-    def _attend(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor], pair_mask: Tensor | None, *, causal: bool
+    def _mixed(
+        self,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        pair_mask: Tensor | None,
+        padding: Tensor | None,
+        *,
+        causal: bool,
     ) -> Tensor:
-        return merge_heads(
-            simplicial_attention(
-                keys, values, pair_mask=pair_mask, causal=causal, form=self.form, lower_orders=self.lower_orders
-            )
-        )
+        """The points for queries of which some are padding."""
+        masks: dict[str, Any] = {"pair_mask": pair_mask, "causal": causal}
+        mixed = simplicial_attention(keys, values, **masks, form=self.form, lower_orders=self.lower_orders)
+        space = without_padding(merge_heads(mixed), padding)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def extra_repr(self) -> str:
         """Heads, order and form, for ``repr``."""

@@ -24,8 +24,10 @@ from holonomy.ops.heads import (
     head_count,
     hidden_keys,
     merge_heads,
+    refuse_memory,
     split_heads,
     without_padding,
+    without_queries,
 )
 from holonomy.ops.simplicial_attention.logits import rotary
 from holonomy.ops.softmax_attention import (
@@ -37,8 +39,6 @@ from holonomy.ops.softmax_attention import (
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-_NO_PLACES = "memory must be None with rope: its tokens are neither before nor after those of x."
 
 
 class HypSoftmaxAttention(nn.Module):
@@ -234,8 +234,7 @@ class HypSoftmaxAttention(nn.Module):
         True
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
-        if self.rope:
-            raise ValueError(_NO_PLACES)
+        refuse_memory(rope=self.rope)
         query = split_heads(space_of(self.query, x), self.heads)
         check_keys_and_values(state, KeyValueState(query, query, x[..., 0] > 0))
         return change_curvature(self._mixed(query, state), self.manifold_hidden, self.manifold_out)
@@ -265,9 +264,7 @@ class HypSoftmaxAttention(nn.Module):
         query, key = self._turned(*self._projected(x, key_padding_mask, memory, is_causal=is_causal)[:2])
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
         found = hyperbolic_softmax_weights(query, key, mask, attn_mask=attn_mask, is_causal=is_causal, **self._how())
-        if key_padding_mask is None or memory is not None:
-            return found
-        return found.masked_fill(key_padding_mask[..., None, :, None], 0.0)
+        return found if memory is not None else without_queries(found, key_padding_mask)
 
     def _projected(
         self, x: Tensor, mask: Tensor | None, memory: Tensor | None, *, is_causal: bool
@@ -275,8 +272,8 @@ class HypSoftmaxAttention(nn.Module):
         """Queries of x, keys and values of it or of the memory, with a head axis."""
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
         check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
-        if memory is not None and self.rope:
-            raise ValueError(_NO_PLACES)
+        if memory is not None:
+            refuse_memory(rope=self.rope)
         keys = without_padding(x if memory is None else memory, mask)
         each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
         query, key, value = (split_heads(space_of(htc, points), self.heads) for htc, points in each)
