@@ -34,15 +34,10 @@ _CHUNK, _CHUNKS = 32, 64
 
 
 class PerformerState(NamedTuple):
-    r"""What attention by random features keeps of the tokens so far; batch axes first, in each of its tensors.
+    """What attention by random features keeps of the tokens so far; batch axes first, in each of its tensors."""
 
-    Attributes:
-        sums: :math:`\sum_j e^{\ell_f(k_j) - t_f} (v_j, 1)`, ``(*batch, features, values + 1)``.
-        largest: :math:`t_f = \max_j \ell_f(k_j)`, ``(*batch, features, 1)``.
-    """
-
-    sums: Float[Tensor, "*batch features values_plus_1"]
-    largest: Float[Tensor, "*batch features 1"]
+    sums: Float[Tensor, "*batch features values_plus_1"]  # sum_j exp(l_f(k_j) - t_f) (v_j, 1)
+    largest: Float[Tensor, "*batch features 1"]  # t_f, the largest l_f(k_j)
 
     @classmethod
     def empty(cls, value: Float[Tensor, "*batch rows values"], projection: Tensor) -> PerformerState:
