@@ -45,9 +45,9 @@ def without_padding(
 
 
 def without_queries(
-    weights: Float[Tensor, "*batch heads query ..."], mask: Bool[Tensor, "*batch query"] | None, order: int = 1
-) -> Float[Tensor, "*batch heads query ..."]:
-    """Weights of tuples of keys, ``order`` axes of them; zero where the query is padding."""
+    weights: Float[Tensor, "..."], mask: Bool[Tensor, "*batch query"] | None, order: int = 1
+) -> Float[Tensor, "..."]:
+    """Weights ``(*batch, heads, query, keys, .., keys)``, ``order`` axes of keys; zero where the query is padding."""
     if mask is None:
         return weights
     return weights.masked_fill(mask[..., None, :].unflatten(-1, (-1, *[1] * order)), 0.0)

@@ -42,6 +42,7 @@ class PathRouter(nn.Module):
         TypeError: if a size is not an integer.
         ValueError: if a size is not positive.
 
+    >>> from holonomy.layers import SimplicialAttention
     >>> layer = SimplicialAttention(8, 2)
     >>> x = torch.randn(5, 8)
     >>> keys, _ = layer.projected(x)
@@ -128,6 +129,7 @@ class ExpertChoice(nn.Module):
         TypeError: if a size is not an integer.
         ValueError: if a size is not positive.
 
+    >>> from holonomy.layers import SimplicialAttention
     >>> ExpertChoice(12, 3, SimplicialAttention(12, 2))(torch.randn(2, 6, 12)).shape
     torch.Size([2, 6, 12])
     """
