@@ -12,6 +12,7 @@ from torch import Tensor
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic import entrywise, forms, lengths, products
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
+from holonomy.theory.affine.arithmetic.squares import products as squared
 from holonomy.theory.affine.attention import features
 from holonomy.theory.affine.attention.linear import live
 
@@ -32,7 +33,11 @@ def draw(noise: Noise, samples: int, generator: torch.Generator) -> Tensor:
             part = part.sign() * (torch.rand(shape, generator=generator, dtype=torch.float64) ** 0.2)
         parts.append(part)
     shrink = torch.rand(samples, len(noise.failed), 1, generator=generator, dtype=torch.float64) ** 0.1
-    return torch.cat(parts, -1) * shrink
+    found = torch.cat(parts, -1) * shrink
+    for group in noise.squares:
+        first = found[..., : group.start]
+        found[..., group.start : group.stop] = squared(first, first)
+    return found
 
 
 def values(form: Form, noise: Tensor) -> Tensor:
@@ -41,10 +46,12 @@ def values(form: Form, noise: Tensor) -> Tensor:
     return form.center + torch.einsum("pkm,spm->spk", columns, noise[..., : columns.shape[-1]])
 
 
-def random_forms(entries: tuple[int, ...], generator: torch.Generator, size: float = 0.1) -> list[Form]:
-    """Forms that share a ball of three, a second ball, and intervals."""
+def random_forms(
+    entries: tuple[int, ...], generator: torch.Generator, size: float = 0.1, *, squares: bool = False
+) -> list[Form]:
+    """Forms that share a ball of three, perhaps its squares, a second ball, and intervals."""
     like = torch.zeros(1, dtype=torch.float64)
-    noise = Noise.of(PROBLEMS, DIM, like)
+    noise = Noise.of(PROBLEMS, DIM, like, squares=squares)
     noise.new(2, ball=True)
     noise.new(4, ball=False)
 
@@ -124,12 +131,13 @@ def asinhc(v: Tensor) -> Tensor:
     return v.sqrt().asinh() / v.sqrt()
 
 
+@pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize("size", [0.01, 0.4])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_encloses_what_it_says(name: str, size: float) -> None:
+def test_encloses_what_it_says(name: str, size: float, *, squares: bool) -> None:
     generator = torch.Generator().manual_seed(7)
     entries, enclose, exact = OPERATIONS[name]
-    given = random_forms(entries, generator, size)
+    given = random_forms(entries, generator, size, squares=squares)
     noise = draw(given[0].noise, 150, generator)
     old = given[0].noise.size
     truth = exact(*(values(form, noise) for form in given))
@@ -140,9 +148,10 @@ def test_encloses_what_it_says(name: str, size: float) -> None:
     assert use(found, old, truth, noise, generator) <= 1
 
 
-def test_lorentz_norm_encloses() -> None:
+@pytest.mark.parametrize("squares", [False, True])
+def test_lorentz_norm_encloses(*, squares: bool) -> None:
     generator = torch.Generator().manual_seed(3)
-    (form,) = random_forms((4,), generator, 0.2)
+    (form,) = random_forms((4,), generator, 0.2, squares=squares)
     noise = draw(form.noise, 200, generator)
     y = values(form, noise)
     time = 0.2 * y[..., :1] + 3 + form.center[:, 1:].norm(dim=-1)[:, None]

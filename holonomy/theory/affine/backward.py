@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, spread
+from holonomy.theory.affine.arithmetic.forms import ROUNDING
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 
 if TYPE_CHECKING:
@@ -153,14 +153,6 @@ def switched(switch: Switch, asked: Asked, bad: Float[Tensor, "row point first"]
     loss = mass @ (2 * before.abs()) + (sizes * (m.abs() + q * switch.reached.square())).sum(-1)
     found = Quadratic(center, g.new_zeros(len(a), g.shape[-1]), matrix, asked.unit * loss)
     return found, Asked((a * slope).view_as(asked.values), (mass * slope).view_as(asked.mass), asked.unit)
-
-
-def below_of(form: Form, problem: int, entries: Tensor) -> Quadratic:
-    """Entries of an enclosure, its remainders taken off."""
-    gradient = form.gradient[problem, entries]
-    if not gradient.shape[-1]:
-        gradient = gradient.new_zeros(len(entries), form.noise.groups[0].stop)
-    return Quadratic.linear(form.center[problem, entries], gradient, spread(form, rest=True)[problem, entries])
 
 
 def improved(bound: Callable[[Tensor], Quadratic], other: Quadratic) -> Quadratic:

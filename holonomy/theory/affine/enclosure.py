@@ -30,9 +30,10 @@ from holonomy.theory.affine.arithmetic.forms import (
     with_ball,
 )
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
+from holonomy.theory.affine.arithmetic.squares import quadratic_of
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
-from holonomy.theory.affine.backward import below_of, improved
+from holonomy.theory.affine.backward import improved
 from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import fed, logarithm, positioned
 from holonomy.theory.affine.cap import farthest, least_products
@@ -46,6 +47,8 @@ from holonomy.theory.certificates.regions import refuse_training, widened
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+# The most features whose products are kept (L16).
+_MOST_SQUARED = 16
 # Shares of the enclosure in its mixtures with the cap.
 _MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -151,7 +154,7 @@ class Enclosure:
             each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
             return Margins.together([self.margins(a, b, r, k, threat, enough=enough) for a, b, r, k in each])
         basis = self._basis(self.x[moving])
-        noise = Noise.of(len(moving), basis.shape[-1], self.x)
+        noise = Noise.of(len(moving), basis.shape[-1], self.x, squares=self._squares(threat))
         if threat != "node":
             noise.tokens = victim
         parts: list[Form] = []
@@ -181,6 +184,11 @@ class Enclosure:
             return threat != "node"
         first = cast("HypformerBlock", encoder.blocks[0])
         return threat != "node" or len(encoder.blocks) > 1 or not isinstance(first.attention, HypLinearAttention)
+
+    def _squares(self, threat: Threat) -> bool:
+        """Whether to keep what is quadratic in the perturbation."""
+        few = self.span is None and self.x.shape[1] <= _MOST_SQUARED
+        return few and threat == "node" and not self.one_by_one(threat) and not self.differentiable
 
     def _without_transformer(self, tangent: Form, target: Tensor) -> Margins:
         found = self._differences(tangent, target)
@@ -221,7 +229,7 @@ class Enclosure:
             low = (top <= enough) & (top < torch.inf)
             for i in low.any(-1).nonzero().squeeze(1).tolist():
                 others = low[i].nonzero().squeeze(1)
-                rest = None if noise.failed[i] else below_of(whole, i, others)
+                rest = None if noise.failed[i] else quadratic_of(whole)[i, others]
                 better = self._from_below(self.graph, i, int(target[i]), others, rest, cap[i, others])
                 bounds[:, i, others] = torch.maximum(bounds[:, i, others], better)
         return Margins(bounds[-1], bounds[0], bounds.amax(0), _shares(plus(graph, whole), found[-1]))
@@ -263,7 +271,8 @@ class Enclosure:
     def _bound(
         form: Form, target: Tensor, failed: Tensor | None = None, extra: Tensor | float = 0.0
     ) -> Float[Tensor, "problem class"]:
-        bound = form.center - spread(form) + extra
+        low = quadratic_of(form).least()[0] if form.noise.squares else form.center - spread(form)
+        bound = low + extra
         bound = bound - ROUNDING * (form.center.abs() + abs(extra))
         unknown = ~torch.isfinite(bound)
         if failed is not None:

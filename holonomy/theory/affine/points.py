@@ -29,6 +29,7 @@ from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
     Noise,
+    apart,
     constant,
     join,
     linear,
@@ -41,6 +42,7 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
+from holonomy.theory.affine.arithmetic.squares import products, with_squares
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 if TYPE_CHECKING:
@@ -114,7 +116,8 @@ def exponential(
 ) -> tuple[Form, Form, Tensor]:
     """The first layer on features that move by at most ``radius``: its space part over T, 1/T, and the least 1/T.
 
-    ``moved`` is W applied to the perturbation, ``along`` the inner product with the features, per unit ball.
+    ``moved`` is W applied to the perturbation, ``along`` the inner product with the features, per unit ball. Where
+    there are squares, the first group is all of the perturbation, not only what is read of it.
     """
     weight, bias = affine_of(layer)
     k = root(layer.manifold_in)
@@ -126,11 +129,13 @@ def exponential(
     radius, moved, along = radius * stay, moved * stay[:, None, None], along * stay[:, None]
     half = radius[:, None].square() / 2
     # v = k^2 |u + delta|^2, whose last term lies between 0 and r^2.
-    start = noise.new(1, ball=False)
-    columns = torch.cat(
-        [2 * along[:, None], along.new_zeros(len(along), 1, start - along.shape[-1]), half[..., None]], -1
-    )
-    v = times(Form(noise, square + half, columns, torch.zeros_like(half)), k * k)
+    v = Form(noise, square, 2 * along[:, None], ROUNDING * square)
+    if noise.squares:
+        eye = torch.eye(along.shape[-1]).double()
+        v = with_squares(v, 2 * half[..., None] * products(eye, eye).sum(0), 2 * len(eye) * half)
+    else:
+        v = apart(v, half, half)
+    v = times(v, k * k)
     farthest = (k * (square.sqrt() + radius[:, None])).clamp(max=_FARTHEST)
     inner = Form(noise, features @ weight[:, 1:].T, moved, torch.zeros_like(moved[..., 0]))
     inner = with_box(inner, ROUNDING * (features.abs() @ weight[:, 1:].abs().T))

@@ -48,8 +48,9 @@ def margin_bounds(
 ) -> Float[Tensor, "victims classes"]:
     r"""Bound the margins of nodes from below, as :func:`~holonomy.theory.certify_node` does, with gradients.
 
-    Row i holds what ``certify_node(model, x, edge_index, nodes[i], radius, target=target[i]).margins`` does: for every
-    change in the ball, the logit of ``target[i]`` minus that of class k is at least ``result[i, k]``. Minus the
+    For every change in the ball, the logit of ``target[i]`` minus that of class k is at least ``result[i, k]``. The
+    ``margins`` of ``certify_node(model, x, edge_index, nodes[i], radius, target=target[i])`` are mostly a bit larger:
+    it also uses what has no good gradient, products of features and bounds of graph encoders from below. Minus the
     cross-entropy of the negative row, 0 at the target, bounds that of the worst change in the ball (Wong and Kolter,
     *Provable defenses via the convex outer adversarial polytope*, ICML 2018, theorem 2); a hinge on the least entry,
     :math:`\mathrm{ReLU}(g - \min_k \mathrm{result}_{ik})`, pushes certified margins to g.

@@ -14,15 +14,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, constant, select, spread, times
+from holonomy.theory.affine.arithmetic.squares import bounds, products, rest_of, with_squares
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 # Below this root of v a difference is taken from its series.
 _SERIES = 0.5
+# Cells of an interval, or of each side of a kink, in which a function is between chord and tangent.
+_CELLS = 8
+# Outer node of Chebyshev's polynomial of degree three.
+_NODE = math.sqrt(0.75)
 
 Scalar = Callable[[Tensor], Tensor]
 
@@ -34,17 +43,79 @@ def convex(
     touch: Callable[[Tensor, Tensor, Tensor], Tensor],
     *,
     low: Tensor | float = -torch.inf,
+    kink: float | None = None,
 ) -> Form:
-    """L1 for every entry.
+    """L1 for every entry; where there are squares L16.3, if that is better.
 
     ``touch`` takes the secant's slope, l and u, and gives a point where ``slope`` is about the secant's. Values below
-    ``low`` are known not to occur.
+    ``low`` are known not to occur. At a ``kink`` the slope jumps.
     """
-    radius = spread(form)
-    known = torch.as_tensor(low, dtype=radius.dtype)
-    lower, upper = torch.maximum(form.center - radius, known), torch.maximum(form.center + radius, known)
+    shift, rest = rest_of(form)
+    center, gradient = form.center + shift, form.gradient
+    reached = gradient.norm(dim=-1) * (1 + ROUNDING)
+    known = torch.as_tensor(low, dtype=center.dtype)
+    lower, upper = (torch.maximum(center + sign * (reached + rest), known) for sign in (-1, 1))
     secant, middle, half = chord(lower, upper, function, slope, touch)
-    return apart(times(form, secant), middle, half)
+    if not form.noise.squares or not gradient.shape[-1]:
+        return apart(times(form, secant), middle, half)
+    bent = parabola(_cells(lower, upper, kink), center, (reached, rest), function, slope)
+    better = bent[-1] < half
+    straight = (secant, torch.zeros_like(secant), middle, half)
+    factor, bend, middle, half = (torch.where(better, a, b) for a, b in zip(bent, straight, strict=True))
+    square = products(gradient, gradient) * bend[..., None]
+    return apart(with_squares(times(form, factor), square, bend * reached.square()), middle, half)
+
+
+def parabola(
+    ends: Float[Tensor, "*entry end"],
+    center: Float[Tensor, "*entry"],
+    parts: tuple[Float[Tensor, "*entry"], Float[Tensor, "*entry"]],
+    function: Scalar,
+    slope: Scalar,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """L16.3 for numbers within ends of cells: s, q, m and h, so that f(y) is within h of s y + q x^2 + m.
+
+    ``parts`` are the reaches of x and of w.
+    """
+    values, lower, upper = function(ends), ends[..., 0], ends[..., -1]
+    z, half = (lower + upper) / 2, (upper - lower) / 2
+    safe = torch.where(half > 0, half, 1.0)
+    bend = ((values[..., 0] + values[..., -1] - 2 * function(z)) / (2 * safe.square())).clamp(min=0)
+    # What is left of f is nearly cubic: the line through it at these nodes is the best.
+    node = _NODE * safe
+    off = (z + node - center).square() - (z - node - center).square()
+    factor = (function(z + node) - function(z - node) - bend * off) / (2 * node)
+    bend, factor = torch.where(half > 0, bend, 0.0), torch.where(half > 0, factor, slope(z))
+    a, b, fa, fb = ends[..., :-1], ends[..., 1:], values[..., :-1], values[..., 1:]
+    s, q, c = factor[..., None], bend[..., None], center[..., None]
+
+    def less(value: Tensor, t: Tensor) -> Tensor:
+        return value - s * t - q * (t - c).square()
+
+    width = b - a
+    rise = (fb - fa) / torch.where(width > 0, width, 1.0)
+    vertex = torch.where(q > 0, c + (rise - s) / torch.where(q > 0, 2 * q, 1.0), a)
+    vertex = torch.maximum(torch.minimum(vertex, b), a)
+    above = torch.maximum(torch.maximum(less(fa, a), less(fb, b)), less(fa + rise * (vertex - a), vertex)).amax(-1)
+    mid = (a + b) / 2
+    at, tangent = function(mid), slope(mid)
+    below = torch.minimum(less(at + tangent * (a - mid), a), less(at + tangent * (b - mid), b)).amin(-1)
+    size = values.abs().amax(-1) + factor.abs() * torch.maximum(lower.abs(), upper.abs())
+    size = size + bend * torch.maximum((lower - center).abs(), (upper - center).abs()).square()
+    reached, rest = parts
+    across, square = 2 * bend * reached * rest, bend * rest.square() / 2
+    radius = (above - below) / 2 + (across + square) * (1 + ROUNDING) + 2 * ROUNDING * size
+    return factor, bend, (above + below) / 2 + square, radius
+
+
+def _cells(lower: Tensor, upper: Tensor, kink: float | None) -> Float[Tensor, "*entry end"]:
+    """Ends of cells: as many below a kink as above it."""
+    if kink is not None:
+        turn = torch.maximum(torch.minimum(lower.new_tensor(kink), upper), lower)
+        return torch.cat([_cells(lower, turn, None), _cells(turn, upper, None)[..., 1:]], -1)
+    share = torch.linspace(0, 1, _CELLS + 1, dtype=lower.dtype)[1:-1]
+    inside = torch.minimum(lower[..., None] + (upper - lower)[..., None] * share, upper[..., None])
+    return torch.cat([lower[..., None], torch.maximum(inside, lower[..., None]), upper[..., None]], -1)
 
 
 def chord(
@@ -81,13 +152,13 @@ def positive_power(form: Form, power: float) -> Form:
             return torch.zeros_like(lower)
         return torch.where(secant > 0, secant / power, 1.0).pow(1 / (power - 1))
 
-    return convex(form, lambda t: torch.relu(t).pow(power), slope, touch)
+    return convex(form, lambda t: torch.relu(t).pow(power), slope, touch, kink=0.0)
 
 
 def inverse(form: Form, low: Tensor | float = -torch.inf) -> Form:
     """1/t, of entries known to be at least ``low``; where that leaves no positive bound, the problem has failed."""
-    known = torch.as_tensor(low, dtype=form.center.dtype)
-    bad = (torch.maximum(form.center - spread(form), known) <= 0).any(-1)
+    known = torch.maximum(bounds(form)[0], torch.as_tensor(low, dtype=form.center.dtype))
+    bad = (known <= 0).any(-1)
     form.noise.fail(bad)
     # Of what has failed the numbers are arbitrary, but finite.
     one = constant(form.noise, torch.ones_like(form.center))

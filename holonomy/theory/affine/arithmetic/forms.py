@@ -41,7 +41,8 @@ ROUNDING = 64 * UNIT
 class Group:
     """Columns ``start`` to ``stop``: a vector in the unit ball, or numbers in [-1, 1]; who made them.
 
-    The first group and those that are tied to it are in one ball.
+    The first group and those that are tied to it are in one ball. A group of ``squares`` holds the products of the
+    coordinates of the first, see :mod:`~holonomy.theory.affine.arithmetic.squares`.
     """
 
     start: int
@@ -49,6 +50,7 @@ class Group:
     ball: bool
     owner: str
     tied: bool = False
+    squares: bool = False
 
 
 @dataclass
@@ -67,9 +69,18 @@ class Noise:
     frame: Float[Tensor, "row others"] | None = None
 
     @classmethod
-    def of(cls, problems: int, dim: int, like: Tensor) -> Noise:
-        """Noise with the first group alone."""
-        return cls([Group(0, dim, ball=True, owner="input", tied=True)], like.new_zeros(problems, dtype=torch.bool))
+    def of(cls, problems: int, dim: int, like: Tensor, *, squares: bool = False) -> Noise:
+        """Noise with the first group alone, or with its squares."""
+        groups = [Group(0, dim, ball=True, owner="input", tied=True)]
+        if squares:
+            stop = dim + dim * (dim + 1) // 2
+            groups.append(Group(dim, stop, ball=True, owner="second order", squares=True))
+        return cls(groups, like.new_zeros(problems, dtype=torch.bool))
+
+    @property
+    def squares(self) -> list[Group]:
+        """The group of squares, if there is one: always the second."""
+        return [group for group in self.groups[1:2] if group.squares]
 
     @property
     def size(self) -> int:
@@ -200,15 +211,28 @@ def with_ball(form: Form, matrix: Float[Tensor, "problem entry column"]) -> Form
 
 
 def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
-    r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, which is attained.
+    r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, attained but by squares.
 
     ``rest`` leaves the gradient out.
     """
-    total = torch.zeros_like(form.center) if rest else form.gradient.norm(dim=-1)
+    total = remainders(form) if rest else remainders(form) + form.gradient.norm(dim=-1)
+    for group in form.noise.squares:
+        total = total + form.columns[..., group.start : group.stop].norm(dim=-1)
+    return total * (1 + ROUNDING)
+
+
+def remainders(form: Form) -> Float[Tensor, "problem entry"]:
+    """How far each entry is moved at most by all groups but the gradient and the squares."""
+    total, intervals = form.box, list[Tensor]()
     for group in form.groups():
         part = form.columns[..., group.start : group.stop]
-        total = total + (part.norm(dim=-1) if group.ball else part.abs().sum(-1))
-    return (total + form.box) * (1 + ROUNDING)
+        if group.ball and not group.squares:
+            total = total + part.norm(dim=-1)
+        elif not group.ball:
+            intervals.append(part)
+    if intervals:
+        total = total + torch.cat(intervals, -1).abs().sum(-1)
+    return total * (1 + ROUNDING)
 
 
 def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:

@@ -21,48 +21,59 @@ frame of u, :math:`Y - u_s\, T + u_s (u_s \cdot Y)/(1 + u_t)`.
 *Proof.* :math:`Z = \ell u + Z_\perp` and :math:`\langle Z, Z\rangle = -\ell^2 + |Z_\perp|^2`; the complement of a
 timelike vector is spacelike. The boost to the rest frame keeps the form and sends u to (1, 0). QED
 With :math:`u = Z_0/L_0` nothing but motion counts. A centre :math:`Z_0` need not be timelike, though Z is: then u has
-the direction of its space part, and what :math:`Z_0` has across u counts, too.
+the direction of its space part, and what :math:`Z_0` has across u counts, too. As :math:`L^2 = \ell^2 - |Z_\perp|^2`,
+L is at least :math:`\sqrt{\ell^2 - |Z_\perp|^2}` for the least :math:`\ell` and the longest :math:`Z_\perp`.
+
+With squares (L16) the fraction is :math:`|P\,dy|^2`, whose part that is quadratic in d is exact, times the middle of
+the range of one over its denominator; the remainder is of third order.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, join, linear, reach, spread
+from holonomy.theory.affine.arithmetic.forms import (
+    ROUNDING,
+    Form,
+    apart,
+    join,
+    linear,
+    plus,
+    reach,
+    remainders,
+    select,
+    spread,
+    times,
+)
+from holonomy.theory.affine.arithmetic.products import squared_length
+from holonomy.theory.affine.arithmetic.squares import bounds, rest_of
 
 
 def length(form: Form) -> Form:
     """L3: the length of a vector, a form of one entry."""
-    center = form.center
+    shift, rest = rest_of(form)
+    center, radius = form.center + shift, (form.gradient.norm(dim=-1) + rest) * (1 + ROUNDING)
     size = center.norm(dim=-1, keepdim=True)
     unit = center / torch.where(size > 0, size, 1.0)
     first = linear(form, unit[:, None])
-    across = replace(
-        form,
-        columns=form.columns - unit[..., None] * (unit[:, None] @ form.columns),
-        box=form.box * (1 + ROUNDING) + ROUNDING * form.columns.abs().sum(-1),
-    )
-    radius = spread(form)
-    nearest = (center.abs() - radius).clamp(min=0).norm(dim=-1)
-    denominator = nearest + (first.center - spread(first)).squeeze(-1)
-    whole = reach(form)
-    # The difference of |y| and its linearisation is 2-Lipschitz, and zero at the centre.
-    far = 2 * whole
-    near = reach(across).square() / torch.where(denominator > 0, denominator, 1.0)
-    half = torch.where(denominator > 0, torch.minimum(near, far), far)[:, None] * ((1 + ROUNDING) / 2)
-    return apart(first, half, half + ROUNDING * size)
+    across = linear(form, torch.eye(center.shape[-1], dtype=center.dtype) - unit[..., None] * unit[:, None])
+    low, high = bounds(first)
+    # The length is at least its linear part, too.
+    least = torch.maximum((center.abs() - radius).clamp(min=0).norm(dim=-1, keepdim=True), low) + low
+    most = (center.abs() + radius).norm(dim=-1, keepdim=True) + high
+    # The difference of |y| and its linear part is 2-Lipschitz.
+    given, whole = form.center.norm(dim=-1, keepdim=True), reach(form)[:, None]
+    far = 2 * whole + (given - first.center).clamp(min=0)
+    return _with_square(first, across, (least, most), 1, far, ROUNDING * (size + given + whole))
 
 
 def lorentz_norm(time: Form, space: Form, low: Tensor | float) -> Form:
     """L4: the Lorentz norm of a timelike vector that is known to be at least ``low`` > 0, a form of one entry."""
-    t, y = time.center, space.center
-    size = y.norm(dim=-1, keepdim=True)
-    norm = numerics.root(((t - size) * (t + size)).clamp(min=0))
-    norm = torch.maximum(norm, torch.as_tensor(low, dtype=norm.dtype))
+    t, y = (part.center + rest_of(part)[0] for part in (time, space))
+    size, floor = y.norm(dim=-1, keepdim=True), torch.as_tensor(low, dtype=y.dtype)
+    norm = torch.maximum(numerics.root(((t - size) * (t + size)).clamp(min=0)), floor)
     us = y / norm
     # t / norm where the centre is a vector of that norm; where it is not, u is of norm one all the same.
     ut = (1 + us.square().sum(-1, keepdim=True)).sqrt()
@@ -71,11 +82,32 @@ def lorentz_norm(time: Form, space: Form, low: Tensor | float) -> Form:
     eye = torch.eye(y.shape[-1], dtype=y.dtype)
     boost = torch.cat([-us[..., None], eye + us[..., None] * us[:, None] / (1 + ut)[..., None]], dim=-1)
     across = linear(both, boost)
-    # Zero but for rounding where u is the centre over its norm.
-    extra = across.center.norm(dim=-1)
-    least = torch.as_tensor(low, dtype=norm.dtype) + torch.maximum(
-        first.center - spread(first), torch.as_tensor(low, dtype=norm.dtype)
-    )
-    half = ((reach(across) + extra).square()[:, None] / least) * ((1 + ROUNDING) / 2)
+    lower, upper = bounds(first)
+    lower = torch.maximum(lower, floor)
+    # The norm's square is that of the linear part less that of the part across.
+    far = reach(across)[:, None] + across.center.norm(dim=-1, keepdim=True)
+    least = torch.maximum(numerics.root(((lower - far) * (lower + far)).clamp(min=0)) * (1 - ROUNDING), floor)
     # The norm of u is one up to rounding of the squares of its entries.
-    return apart(first, -half, half + ROUNDING * 2 * ut.square() * (first.center.abs() + spread(first)))
+    loss = ROUNDING * 2 * ut.square() * (first.center.abs() + spread(first))
+    return _with_square(first, across, (lower + least, 2 * upper), -1, torch.inf, loss)
+
+
+def _with_square(
+    first: Form, across: Form, divisor: tuple[Tensor, Tensor], sign: int, far: Tensor | float, loss: Tensor
+) -> Form:
+    """The form plus or minus a squared length over a number that is bounded; that is known to be at most ``far``."""
+    least, most = divisor
+    known = least > 0
+    least = torch.where(known, least, 1.0)
+    whole = (reach(across) + across.center.norm(dim=-1))[:, None]
+    far = torch.as_tensor(far, dtype=whole.dtype)
+    half = torch.where(known, torch.minimum(whole.square() / least, far), far) * ((1 + ROUNDING) / 2)
+    plain = apart(first, sign * half, half + loss)
+    if not first.noise.squares:
+        return plain
+    square, most = squared_length(across), torch.maximum(most, least)
+    middle, off = (1 / least + 1 / most) / 2, (1 / least - 1 / most) / 2
+    extra = (off * (1 + ROUNDING) + ROUNDING * middle) * torch.stack(bounds(square)).abs().amax(0)
+    curved = apart(plus(first, times(square, sign * middle)), torch.zeros_like(loss), extra + loss)
+    better = known & (extra + middle * remainders(square) < half)
+    return select(better.squeeze(1), curved, plain)

@@ -39,58 +39,85 @@ from holonomy.theory.affine.arithmetic.forms import (
     linear,
     plus,
     reach,
-    spread,
     times,
     with_ball,
     with_box,
 )
+from holonomy.theory.affine.arithmetic.squares import products, rest_of, with_squares
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
 def scale(scalar: Form, vector: Form) -> Form:
-    """L2: a form of one entry times a form."""
-    h, w = scalar.center, vector.center
+    """L2: a form of one entry times a form; with squares L16."""
+    (shift, rest), (shifts, rests) = rest_of(scalar), rest_of(vector)
+    h, w = scalar.center + shift, vector.center + shifts
     first = plus(times(vector, h), linear(scalar, w[..., None]), constant(scalar.noise, -h * w))
     g, matrix = scalar.gradient, vector.gradient
-    length, rest = g.norm(dim=-1), spread(scalar, rest=True)
-    center = torch.zeros_like(w)
+    length, center, ball = g.norm(dim=-1), torch.zeros_like(w), rest
     if g.shape[-1] and matrix.shape[-1]:
-        center = (matrix @ g.mT).squeeze(-1) / 2
+        if scalar.noise.squares:
+            first = with_squares(first, products(g, matrix), length * matrix.norm(dim=-1))
+        else:
+            center, ball = (matrix @ g.mT).squeeze(-1) / 2, length / 2 + rest
     if matrix.shape[-1]:
-        first = with_ball(first, matrix * ((length / 2 + rest) * (1 + ROUNDING))[..., None])
-    return apart(first, center, spread(vector, rest=True) * (length + rest) * (1 + ROUNDING))
+        first = with_ball(first, matrix * (ball * (1 + ROUNDING))[..., None])
+    return apart(first, center, rests * (length + rest) * (1 + ROUNDING))
 
 
 def inner(one: Form, other: Form) -> Form:
     """The inner product of two forms, a form of one entry."""
-    a, b = one.center, other.center
+    (shift, rest), (other_shift, other_rest) = rest_of(one), rest_of(other)
+    a, b = one.center + shift, other.center + other_shift
     product = (a * b).sum(-1, keepdim=True)
     first = plus(linear(one, b[:, None]), linear(other, a[:, None]), constant(one.noise, -product))
     first = with_box(first, ROUNDING * (a * b).abs().sum(-1, keepdim=True))
     ga, gb = one.gradient, other.gradient
     low = high = torch.zeros_like(a[:, 0])
-    if ga.shape[-1] and gb.shape[-1]:
+    if ga.shape[-1] and gb.shape[-1] and one.noise.squares:
+        first = _with_inner(first, ga, gb)
+    elif ga.shape[-1] and gb.shape[-1]:
         both = ga.mT @ gb
         values = eigenvalues((both + both.mT) / 2)
         slack = ROUNDING * ga.norm(dim=(-2, -1)) * gb.norm(dim=(-2, -1))
         low = (values[:, 0] - slack).clamp(max=0)
         high = (values[:, -1] + slack).clamp(min=0)
-    lengths = reach(one) * reach(other, rest=True) + reach(one, rest=True) * largest_singular_value(gb)
-    other_first = spread(other) - spread(other, rest=True)
-    entries = (spread(one) * spread(other, rest=True) + spread(one, rest=True) * other_first).sum(-1)
+    far, near = _rest_length(one, shift, rest), _rest_length(other, other_shift, other_rest)
+    lengths = (largest_singular_value(ga) + far) * near + far * largest_singular_value(gb)
+    entries = ((ga.norm(dim=-1) + rest) * other_rest + rest * gb.norm(dim=-1)).sum(-1)
     rest = torch.minimum(lengths, entries) * (1 + ROUNDING)
     return apart(first, ((low + high) / 2)[:, None], ((high - low) / 2 + rest)[:, None])
 
 
 def squared_length(form: Form) -> Form:
-    r""":math:`|y|^2 = |y_0|^2 + 2 y_0 \cdot dy + |dy|^2`, the last between 0 and the square of the reach."""
-    center = form.center
+    r""":math:`|y|^2 = |y_0|^2 + 2 y_0 \cdot dy + |dy|^2`, the last between 0 and the square of the reach.
+
+    With squares :math:`dy = G d + \omega`, and :math:`2 (G d) \cdot \omega + |\omega|^2` is what remains.
+    """
+    shift, rest = rest_of(form)
+    center, gradient = form.center + shift, form.gradient
     square = center.square().sum(-1, keepdim=True)
     first = plus(linear(form, 2 * center[:, None]), constant(form.noise, -square))
-    half = reach(form).square()[:, None] / 2
-    return apart(with_box(first, ROUNDING * square), half, half * (1 + ROUNDING))
+    first = with_box(first, ROUNDING * square)
+    if not form.noise.squares or not gradient.shape[-1]:
+        half = reach(form).square()[:, None] / 2
+        return apart(first, half, half * (1 + ROUNDING))
+    far = _rest_length(form, shift, rest)
+    across = torch.minimum(largest_singular_value(gradient) * far, (gradient.norm(dim=-1) * rest).sum(-1))
+    half = far.square()[:, None] / 2
+    return apart(_with_inner(first, gradient, gradient), half, (2 * across[:, None] + half) * (1 + ROUNDING))
+
+
+def _rest_length(form: Form, shift: Tensor, rest: Tensor) -> Float[Tensor, " problem"]:
+    """How long at most what is left of the vector without its shifted centre and its gradient is."""
+    return torch.minimum(rest.norm(dim=-1), reach(form, rest=True) + shift.norm(dim=-1)) * (1 + ROUNDING)
+
+
+def _with_inner(first: Form, one: Tensor, other: Tensor) -> Form:
+    r"""The form of one entry plus :math:`(A d) \cdot (B d)`."""
+    size = (one.norm(dim=-1) * other.norm(dim=-1)).sum(-1, keepdim=True)
+    return with_squares(first, products(one, other).sum(-2, keepdim=True), size)
 
 
 # Bounds that are smaller than this part of the centre are taken for zero: their inverses overflow.

@@ -28,8 +28,9 @@ from holonomy.theory.affine.arithmetic.forms import ROUNDING
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-# Bisections for the multiplier: the bound is then off by the square of what it is off.
-_STEPS = 20
+# The search for the multiplier: parts that what encloses it is cut into, and how often. The bound is then off by the
+# square of what the multiplier is off.
+_PARTS, _ROUNDS = 32, 4
 # Relative to all sizes: the multiplier stays so far above where the sum has its poles.
 _APART = 2.0**-40
 
@@ -62,6 +63,10 @@ class Quadratic:
         loss = (self.loss + ROUNDING * self._size) * (factor * (1 + ROUNDING))
         return Quadratic(self.center * factor, self.gradient * factor, self.matrix * factor, loss)
 
+    def __getitem__(self, index: tuple[int, Tensor]) -> Quadratic:
+        """Some of them."""
+        return Quadratic(self.center[index], self.gradient[index], self.matrix[index], self.loss[index])
+
     def where(self, better: Bool[Tensor, "*batch"], other: Quadratic) -> Quadratic:
         """Another where it is better."""
         pairs = zip(vars(other).values(), vars(self).values(), strict=True)
@@ -92,11 +97,13 @@ def least(
     # Between a multiplier at which the point may be too long, and one at which it is not.
     low = (-values[..., 0]).clamp(min=0) + scale * _APART
     high = low + size / 2
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        gap = middle[..., None] + values
-        long = (turned / torch.where(gap > 0, gap, 1.0)).square().sum(-1) > 4
-        low, high = torch.where(long, middle, low), torch.where(long, high, middle)
+    share = torch.linspace(0, 1, _PARTS + 1, dtype=low.dtype)
+    for _ in range(_ROUNDS):
+        middle = low[..., None] + (high - low)[..., None] * share
+        gap = middle[..., None] + values[..., None, :]
+        long = (turned[..., None, :] / torch.where(gap > 0, gap, 1.0)).square().sum(-1) > 4
+        last = long[..., 1:-1].sum(-1, keepdim=True)
+        low, high = (middle.gather(-1, last + after).squeeze(-1) for after in (0, 1))
     gap = high[..., None] + values
     point = torch.where(gap > 0, -turned / (2 * torch.where(gap > 0, gap, 1.0)), 0.0)
     value = -high + (turned * point).sum(-1) / 2

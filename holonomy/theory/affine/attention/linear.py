@@ -32,6 +32,7 @@ from holonomy.theory.affine.arithmetic.entrywise import positive_power
 from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, select, spread, times
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import at_least, inner, quotient, scale
+from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.attention.features import features
 from holonomy.theory.affine.points import Scaled, affine_of, bias_of, root, transformed
 from holonomy.theory.attention.projections import as_stated
@@ -108,9 +109,9 @@ def _average(
     weight = linear(q, sums[:, None])
     weight = select(alone, constant(noise, torch.ones_like(weight.center)), weight)
     overlap = inner(q, k)
-    noise.fail(alone & ~silent & (overlap.center - spread(overlap) <= 0).squeeze(-1))
+    noise.fail(alone & ~silent & (bounds(overlap)[0] <= 0).squeeze(-1))
     # Queries and keys have no negative entries.
-    least = moving.floor * (weight.center - spread(weight)).clamp(min=0)
+    least = moving.floor * bounds(weight)[0].clamp(min=0)
     share = quotient(overlap, plus(scale(moving.scale, weight), overlap), at_least(weight, least))
     # A value is a multiple of its point's scale, the result one of the query's.
     if query is not moving:

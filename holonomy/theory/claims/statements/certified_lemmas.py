@@ -1,4 +1,4 @@
-r"""Claims on the lemmas L5 to L8 and L10 to L15 of :mod:`holonomy.theory.affine`.
+r"""Claims on the lemmas L5 to L8 and L10 to L16 of :mod:`holonomy.theory.affine`.
 
 Where a lemma encloses what a layer gives, the ball is small and the change goes where the linear part is steepest: an
 enclosure that is exact to first order is attained there.
@@ -18,9 +18,11 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import HypformerBlock
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.ellipsoids import weighted, with_bounded
+from holonomy.theory.affine.arithmetic.entrywise import parabola
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, spread
 from holonomy.theory.affine.arithmetic.products import quotient
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
+from holonomy.theory.affine.arithmetic.squares import products, rest_of, symmetric
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.backward import above, below, improved
 from holonomy.theory.affine.branch import positioned
@@ -311,6 +313,61 @@ def _parabolas(draws: Draws) -> Iterable[Trial]:
             for number in range(len(s)):
                 off = sign * (torch.relu(z) - s[number] * z - q[number] * x.square())
                 yield Trial(off.amax().item(), sign * m[number].item(), floor=_TOLERANCE)
+
+
+@CLAIMS.add(
+    "certified.squares",
+    "L16",
+    "(g.d)(h.d) is d'Hd, in [min(lambda_1, 0), max(lambda_n, 0)] for |d| <= 1; attained",
+    "lower",
+)
+def _squares(draws: Draws) -> Iterable[Trial]:
+    """L16.1 and L16.2: a quadratic form on the sphere beside its interval, a product beside its columns."""
+    for _ in draws.rounds(40):
+        one, other = random_numbers(draws, 3), random_numbers(draws, 3)
+        noise = Noise.of(1, 3, one, squares=True)
+        columns = torch.nn.functional.pad(products(one, other), (3, 0))[None, None]
+        shift, rest = rest_of(Form(noise, torch.zeros(1, 1).double(), columns, torch.zeros(1, 1).double()))
+        # The largest and the least value of a product are on the two diagonals of its vectors.
+        ends = torch.nn.functional.normalize(torch.stack([one, other]), dim=-1)
+        for sign in (1, -1):
+            point = torch.nn.functional.normalize(ends[0] + sign * ends[1], dim=0)
+            value = (one @ point) * (other @ point)
+            yield Trial(sign * value.item(), (sign * shift + rest).item(), floor=_TOLERANCE)
+            matrix = symmetric(products(one, other), 3)
+            yield Trial(abs(value.item()), abs((point @ matrix @ point).item()), floor=_TOLERANCE)
+
+
+@CLAIMS.add(
+    "certified.bent",
+    "L16",
+    "f(c + x + w) is within h of s y + q x^2 + m for |x| <= gamma, |w| <= rho; attained by ReLU",
+    "lower",
+)
+def _bent(draws: Draws) -> Iterable[Trial]:
+    """L16.3: what is left of a convex function, less its line and its parabola, on a grid of both unknowns."""
+    grid = torch.linspace(-1, 1, 257).double()
+    for index in draws.rounds(60):
+        gamma, rho = draws.uniform(0.5, 1.0), 0.0
+        c, power = draws.uniform(-0.2, 0.2) * gamma, 1.0
+        if index % 2:
+            rho, c, power = gamma * draws.uniform(2.0, 4.0), 8.0, 2.0
+
+        def function(t: Tensor, power: float = power) -> Tensor:
+            return torch.relu(t).pow(power)
+
+        def slope(t: Tensor, power: float = power) -> Tensor:
+            return power * torch.relu(t).pow(power - 1) * (t > 0)
+
+        ends = torch.linspace(c - gamma - rho, c + gamma + rho, 17, dtype=torch.float64)
+        if power == 1.0:
+            ends = torch.tensor([c - gamma, 0.0, c + gamma], dtype=torch.float64)
+        parts = torch.tensor([[c], [gamma], [rho]], dtype=torch.float64)
+        s, q, m, h = parabola(ends[None], parts[0], (parts[1], parts[2]), function, slope)
+        x, y = gamma * grid[:, None], c + gamma * grid[:, None] + rho * grid[::16]
+        left = function(y) - s * y - q * x.square() - m
+        yield Trial(left.amax().item(), h.item(), floor=_TOLERANCE)
+        yield Trial(-left.amin().item(), h.item(), floor=_TOLERANCE)
 
 
 @CLAIMS.add(
