@@ -562,6 +562,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("lower_orders", lambda: layers.SimplicialAttention(6, 2, lower_orders=True).weights(X)),
         ("lower_orders", lambda: layers.HypSimplicialAttention(6, 2, M, lower_orders=True).weights(P)),
         ("state", lambda: layer().step(X, X)),
+        ("x", lambda: layers.SimplicialAttention(6, 2, order=1, rope=True).step(LIST)),
         ("capacity", lambda: layers.SimplicialEncoderLayer(6, 2, capacity=2).step(X)),
         ("capacity", lambda: layers.SimplicialEncoderLayer(6, 2, capacity=2).weights(X)),
         ("is_causal", lambda: layers.SimplicialEncoderLayer(6, 2, capacity=2)(X, is_causal=True)),

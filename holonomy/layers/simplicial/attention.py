@@ -242,6 +242,7 @@ class SimplicialAttention(nn.Module):
         >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-5)
         True
         """
+        checks.rows("x", x, self.features, "features", self.key)
         positions = None
         if self.rope:
             first = state.key.shape[-2] if isinstance(state, KeyValueState) else 0
