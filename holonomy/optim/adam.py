@@ -223,7 +223,7 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
     _not_offered = ("maximize", "capturable", "differentiable", "decoupled_weight_decay", "foreach", "fused")
     # With these a state of torch's Adam would go on differently.
     _refused_in_states = ("maximize", "decoupled_weight_decay")
-    _needed_in_states = ("lr", "betas", "eps")
+    _needed_in_states = ("lr", "betas", "eps", "amsgrad")
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
     def _check_options(self, group: dict[str, Any]) -> None:
         check_learning_rate(group["lr"])
         for name in ("eps", "weight_decay"):
-            checks.in_range(name, group[name], 0.0, math.inf)
+            checks.nonnegative(name, group[name])
         betas = checks.sequence("betas", group["betas"], "two numbers", Real)
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from geoopt.optim.mixin import OptimMixin
+from torch import Tensor
 
 from holonomy import checks
 from holonomy.optim.parameters import check_gradients, check_parameter
@@ -87,11 +88,20 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
                     raise ValueError(
                         f"{name} must be left out of a state for {type(self).__name__}, got {group[name]!r}."
                     )
-            group.setdefault("weight_decay", 0.0)
-            group.setdefault("stabilize", vars(self).get("_stabilize"))
             for name in self._needed_in_states:
-                if name not in group:
+                # SparseAdam, whose state serves, has neither of these two; NAdam, RAdam and Adamax have one.
+                sparse = name == "amsgrad" and "weight_decay" not in group
+                if name not in group and not sparse:
                     raise ValueError(
                         f"{name} must be in each group of a state for {type(self).__name__}, got {sorted(group)}."
                     )
+            group.setdefault("weight_decay", 0.0)
+            group.setdefault("stabilize", vars(self).get("_stabilize"))
         super().__setstate__(state)
+        # Torch compares numbers of parameters only, and its fused kernel reads past the end of a shorter moment.
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            for name, x in self.state.get(parameter, {}).items():
+                if isinstance(x, Tensor) and x.ndim and x.shape != parameter.shape:
+                    raise ValueError(
+                        f"{name} must have the shape of its parameter, {tuple(parameter.shape)}, got {tuple(x.shape)}."
+                    )

@@ -108,7 +108,9 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     Raises:
         TypeError: if ``params`` is a module or a tensor, or a parameter is complex or what :func:`fully_shard` made of
             learned points.
-        ValueError: if an option is out of its range, or ``nesterov`` comes without momentum or with dampening.
+        ValueError: if an option is out of its range, ``nesterov`` comes without momentum or with dampening, or a group
+            asks for an option of torch's SGD that is not offered: ``maximize``, ``differentiable``, ``foreach``,
+            ``fused``.
 
     >>> manifold = geoopt.Lorentz()
     >>> point = geoopt.ManifoldParameter(manifold.origin(1, 3), manifold=manifold)
@@ -121,9 +123,9 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     [1.73, 1.0, 1.0]
     """
 
-    _not_offered = ("maximize",)
+    _not_offered = ("maximize", "differentiable", "foreach", "fused")
     _refused_in_states = ("maximize",)
-    _needed_in_states = ("lr", "momentum")
+    _needed_in_states = ("lr", "momentum", "dampening", "nesterov")
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     def _check_options(self, group: dict[str, Any]) -> None:
         check_learning_rate(group["lr"])
         for name in ("momentum", "weight_decay"):
-            checks.in_range(name, group[name], 0.0, math.inf)
+            checks.nonnegative(name, group[name])
         checks.in_range("dampening", group["dampening"], -math.inf, math.inf)
         checks.flags(nesterov=group["nesterov"])
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):

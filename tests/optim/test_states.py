@@ -1,0 +1,55 @@
+"""States of other optimizers and of other parameters: each loads and goes on, or is refused before anything moves."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from holonomy.optim import RiemannianAdam, RiemannianSGD
+
+
+def stepped(kind, shape=(3,), **options):
+    point = torch.nn.Parameter(torch.ones(shape))
+    point.grad = torch.ones(shape)
+    optimizer = kind([point], lr=0.1, **options)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("ours", [RiemannianAdam, RiemannianSGD])
+def test_what_is_no_state_of_adam_or_of_descent_is_refused(name, ours):
+    """NAdam and RAdam were taken for Adam, RMSprop for descent, and Adamax failed at the next step."""
+    optimizer = ours([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    with pytest.raises(ValueError, match=f"must be in each group of a state for {ours.__name__}"):
+        optimizer.load_state_dict(stepped(getattr(torch.optim, name)))
+
+
+def test_the_state_of_torchs_sparse_adam_loads():
+    table, ours = torch.nn.Parameter(torch.ones(4, 2)), torch.nn.Parameter(torch.ones(4, 2))
+    theirs = torch.optim.SparseAdam([table], lr=0.1)
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (4, 2), check_invariants=True)
+    theirs.step()
+    optimizer = RiemannianAdam([ours], lr=0.1)
+    optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    ours.data.copy_(table.data)
+    ours.grad = table.grad
+    theirs.step(), optimizer.step()
+    torch.testing.assert_close(ours.detach(), table.detach())
+
+
+@pytest.mark.parametrize(("ours", "options"), [(RiemannianAdam, {}), (RiemannianSGD, {"momentum": 0.9})])
+def test_a_state_of_another_shape_is_refused(ours, options):
+    """The fused kernel read what lies behind the shorter moments."""
+    optimizer = ours([torch.nn.Parameter(torch.ones(5))], lr=0.1, **options)
+    with pytest.raises(ValueError, match=r"must have the shape of its parameter, \(5,\), got \(3,\)"):
+        optimizer.load_state_dict(copy.deepcopy(stepped(ours, **options)))
+
+
+def test_groups_that_ask_for_what_is_ignored_are_refused():
+    optimizer = RiemannianSGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    for name in ("differentiable", "foreach", "fused"):
+        with pytest.raises(ValueError, match=f"{name} is not offered by RiemannianSGD"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], name: True})
