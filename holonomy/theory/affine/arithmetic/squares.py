@@ -47,7 +47,7 @@ def _pairs(size: int) -> tuple[Tensor, Tensor, Tensor]:
     return i, j, torch.full(i.shape, math.sqrt(0.5), dtype=torch.float64).masked_fill(i == j, 0.5)
 
 
-def products(one: Float[Tensor, "*batch first"], other: Float[Tensor, "*batch first"]) -> Float[Tensor, "*batch pair"]:
+def products(one: Float[Tensor, "*#batch first"], other: Float[Tensor, "*#batch first"]) -> Float[Tensor, "... pair"]:
     r"""The columns of :math:`(a \cdot d)(b \cdot d)`."""
     i, j, factor = _pairs(one.shape[-1])
     return (one[..., i] * other[..., j] + one[..., j] * other[..., i]) * factor
