@@ -43,7 +43,7 @@ class NodeCertificate:
         affine: the same without the cap, minus infinity where it has no bound.
         cap: the same with nothing known of the transformer but its last LayerNorm.
         layers: how much the remainders of each layer take from the least margin of ``affine``; ``"input"`` is the
-            linear part.
+            linear part, ``"second order"`` what is quadratic.
         threat: what moves, as :func:`certify_node` takes it.
 
     >>> certificate = NodeCertificate(0, 0, 0.1, 1, torch.tensor([0.5, torch.inf]), *2 * (torch.zeros(2),), {})
@@ -134,7 +134,7 @@ def certify_node(
     >>> model = Hypformer(3, 8, 2, layers=1, graph_encoder=None).eval()
     >>> certificate = certify_node(model, torch.randn(5, 3), None, 0, 0.001)
     >>> certificate.holds, list(certificate.layers)[:3]
-    (True, ['input', 'embedding', 'block0.position'])
+    (True, ['input', 'second order', 'embedding'])
     """
     enclosure, moves = enclosed(model, x, edge_index), threatened(threat)
     node = numbered("node", node, len(x), "nodes")
