@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,32 +14,44 @@ from examples.own_graph import main, read, tree
 def test_a_kept_model_predicts_what_the_trained_one_did(tmp_path):
     out = ["--out", str(tmp_path)]
     scores = main([*out, "--nodes", "120", "--epochs", "15"])
-    x, edge_index, y = tree(120, 0)
-    np.savez(tmp_path / "same.npz", x=x.numpy(), edge_index=edge_index.numpy(), y=y.numpy())
+    np.savez(tmp_path / "same.npz", **tree(120, 0))
     again = main([*out, "--graph", str(tmp_path / "same.npz"), "--predict"])
     assert again["nodes"] == 120
     assert again["right"] > 0.4  # a quarter by chance
-    assert np.load(tmp_path / "predicted.npy").shape == (120,)
+    assert np.load(tmp_path / "predicted.npz")["y"].shape == (120,)
     assert 0 <= scores["epoch"] < 15
 
 
 def test_training_stops_and_unknown_classes_are_left_out(tmp_path):
-    x, edge_index, y = tree(60, 1)
-    y[::2] = -1
-    np.savez(tmp_path / "some.npz", x=x.numpy(), edge_index=edge_index.numpy(), y=y.numpy())
+    graph = tree(60, 1)
+    graph["y"][::2] = -1
+    np.savez(tmp_path / "some.npz", **graph)
     scores = main(["--graph", str(tmp_path / "some.npz"), "--out", str(tmp_path), "--epochs", "30", "--patience", "2"])
     assert scores["epoch"] < 29
-    assert scores["sizes"]["out_features"] == 4
+    assert json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))["sizes"]["out_features"] == 4
+
+
+def test_several_graphs_train_and_are_predicted_together(tmp_path):
+    paths = [tmp_path / f"{seed}.npz" for seed in range(10)]
+    for seed, path in enumerate(paths):
+        np.savez(path, **tree(40 + seed, seed))
+    files = ["--graph", *map(str, paths)]
+    scores = main([*files, "--out", str(tmp_path), "--epochs", "12"])
+    found = main([*files, "--out", str(tmp_path), "--predict"])
+    assert found["nodes"] == 445
+    assert found["right"] > 0.45  # a quarter by chance
+    assert scores["test"] > 0.45
+    assert np.bincount(np.load(tmp_path / "predicted.npz")["graph"]).tolist() == list(range(40, 50))
 
 
 def test_a_file_with_pickled_objects_is_refused(tmp_path):
     np.savez(tmp_path / "bad.npz", x=np.array([{}], dtype=object), edge_index=np.zeros((2, 0)), y=np.zeros(1))
     with pytest.raises(ValueError, match="allow_pickle"):
-        read(tmp_path / "bad.npz", 1, 0)
+        read(tmp_path / "bad.npz")
 
 
 def test_a_tree_has_every_edge_twice():
-    _, edge_index, y = tree(50, 0)
+    _, edge_index, y = tree(50, 0).values()
     assert edge_index.shape == (2, 98)
     assert torch.equal(edge_index[:, :49], edge_index[:, 49:].flip(0))
     within = edge_index[:, (edge_index > 0).all(0)]  # the root's branches are told apart below it
