@@ -65,7 +65,9 @@ def test_every_example_is_short_is_run_and_is_shown() -> None:
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     options = ["--graphs", "60", "--epochs", "2", "--out", str(tmp_path)]
     one = importlib.import_module("examples.processes").main(options)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "examples.processes"]
+    # Alone: two runs of torchrun at once would share its default port.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "examples.processes"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, *options], check=True, cwd=HERE.parent, env=environment, capture_output=True)
     two = json.loads((tmp_path / "processes.json").read_text("utf-8"))

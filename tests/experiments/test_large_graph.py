@@ -42,7 +42,9 @@ def test_rows_chunks_and_processes_are_one_run(folder):
     rows, chunks = ran(folder, "rows"), ran(folder, "stream", "--chunk", "250")
     torch.testing.assert_close(losses(chunks), losses(rows), rtol=1e-5, atol=0)
     assert chunks["history"][-1]["accuracy"] == pytest.approx(rows["history"][-1]["accuracy"], abs=0.01)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "experiments.large_graph"]
+    # Alone: two runs of torchrun at once would share its default port.
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "experiments.large_graph"]
     options = ["--nodes", "600", "--epochs", "3", "--every", "3", "--out", str(folder), "--mode", "rows"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, *options], check=True, cwd=ROOT, env=environment, capture_output=True)
