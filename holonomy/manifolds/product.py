@@ -47,6 +47,7 @@ class Product(geoopt.ProductManifold):
         TypeError: if a factor is no such pair.
         ValueError: if there is none, or a number of coordinates is too small: hyperbolic factors and spheres need two.
 
+    >>> import math
     >>> m = Product((Lorentz(-1.0), 3), (geoopt.Euclidean(ndim=1), 1), (Sphere(4.0), 2))
     >>> x = m.lift(torch.tensor([0.0, 0.0, 3.0, 1.0, 0.0]))
     >>> x.tolist()

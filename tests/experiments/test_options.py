@@ -62,6 +62,7 @@ WIDE = sorted(
     COMMANDS.keys()
     - {
         "acquired_traits",
+        "certified_training",
         "hierarchy",
         "hypernymy",
         "label_trees",
