@@ -163,10 +163,9 @@ def simplicial(
     is_causal: bool = False,
     attn_mask: Tensor | None = None,
     memory: Tensor | None = None,
-    padding_attends: bool = False,
 ) -> Tensor:
     """``attn_mask`` ``(tokens, keys)`` is True where a query must not attend; keys and values are of ``memory`` if it
-    is there. Padding comes out as a token that attends to none, except along paths, whose first token is not masked."""
+    is there. Padding comes out as a token that attends to none."""
     if x.ndim == 3:
         paddings, memories = ([None] * len(x) if given is None else given for given in (padding, memory))
         how, graphs = {"is_causal": is_causal, "attn_mask": attn_mask}, zip(x, paddings, memories, strict=True)
@@ -194,7 +193,7 @@ def simplicial(
         for h in range(module.heads)
     ]
     mixed = torch.cat(heads, 1)
-    if memory is None and not padding_attends:
+    if memory is None:
         mixed = torch.where(hidden[:, None], 0.0, mixed)
     return stacked([affine(module.out, row.unbind()) for row in mixed])
 
@@ -229,7 +228,7 @@ def along_paths(
         path = (i, *simplex)
         return sum(score(before, after) for before, after in pairwise(path))
 
-    return simplicial(attention_module, x, padding, takes, bias, padding_attends=True)
+    return simplicial(attention_module, x, padding, takes, bias)
 
 
 def on_paths(outer: nn.Module, x: Tensor, padding: Tensor | None = None) -> Tensor:

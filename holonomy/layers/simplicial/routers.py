@@ -82,7 +82,7 @@ class PathRouter(nn.Module):
             x: ``(*batch, tokens, features)``, finite.
             query: ``(*batch, heads, tokens, dim)``.
             key: ``(*batch, heads, tokens, dim)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at tokens to which there is no step.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` at tokens from and to which there is no step.
 
         Returns:
             Steps ``(*batch, tokens, k)``, of equal ones those to the first tokens, -1 where there are fewer; and zeros
@@ -98,11 +98,13 @@ class PathRouter(nn.Module):
             checks.padding_mask("key_padding_mask", key_padding_mask, x.shape[:-1])
         # Only the gate learns by the choice; what it reads learns by the attention itself.
         x, query, key = x.detach(), query.detach(), key.detach()
-        gate = self.gate(x)
+        gate, hidden = self.gate(x), key_padding_mask
         if self.distinct:
             again = find_duplicates(x, key_padding_mask)
-            key_padding_mask = again if key_padding_mask is None else key_padding_mask | again
-        steps = best_neighbours(query, key, gate, self.k, causal=self.causal, key_padding_mask=key_padding_mask)
+            hidden = again if hidden is None else hidden | again
+        steps = best_neighbours(query, key, gate, self.k, causal=self.causal, key_padding_mask=hidden)
+        if key_padding_mask is not None:
+            steps = steps.masked_fill(key_padding_mask[..., None], -1)
         scores = step_scores(query, key, gate, steps)
         # Zero in value, so that logits stay those of the formula; the gradient is that of the scores.
         return steps, scores - scores.detach()
