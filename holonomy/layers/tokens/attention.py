@@ -249,7 +249,7 @@ class TokenAttention(nn.Module):
         """Averages with weights that are the softmax of logits; what torch's kernel skips by itself needs no mask."""
         keys, dropout = key.shape[-2], self.dropout if self.training else 0.0
         fused = is_causal and mask is None and attn_mask is None
-        if query.shape[-2] != keys:  # no operand of the above, which would be the compiler's symbol
+        if query.shape[-2] != keys:  # in the line above it would make `fused` a symbol of the compiler, no bool
             fused = False
         hidden, bias = pair_masks(query, keys, mask, attn_mask, is_causal=is_causal and not fused)
         allowed = None if hidden is None else ~hidden
