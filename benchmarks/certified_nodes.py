@@ -17,7 +17,6 @@ import argparse
 import copy
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from torch import Tensor
 
 from experiments import node_classification
 from experiments.data import datasets
+from experiments.engine.runs import command_line, commit
 from holonomy import numerics
 from holonomy.layers import HypLinearAttention
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
@@ -280,7 +280,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=120, help="of each attack (default 120)")
     parser.add_argument("--points", type=int, default=400, help="random points in each ball (default 400)")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write, and to go on from")
-    given = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    given = parser.parse_args(words)
     settings = node_classification.Settings(**json.loads((given.run / "results.json").read_text("utf-8"))["settings"])
     data = datasets.load(given.dataset, given.data, seed=0)
     data = datasets.prepared(data, settings.features, settings.scale)
@@ -288,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model.load_state_dict(torch.load(given.run / "part-seed-0.model.pt", weights_only=True))
     enclosure = Enclosure(model.eval(), data.x, data.edge_index)
     chosen = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[: given.nodes]]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    source = {"command": command_line("benchmarks.certified_nodes", words), "commit": commit()}
     records: dict[str, Any] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else {}
     off = rounding(enclosure)
     missing = torch.tensor([node for node in chosen.tolist() if str(node) not in records], dtype=torch.long)
@@ -299,10 +300,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         without = largest_radii(enclosure, nodes, classes, _FARTHEST, cap=False)
         for node, one, other in zip(nodes.tolist(), radii.tolist(), without.tolist(), strict=True):
             records[str(node)] = measured(enclosure, node, (one, other, seconds), given.steps, given.points)
-            content = {
+            content = source | {
                 "dataset": given.dataset,
                 "settings": dataclasses.asdict(settings),
-                "commit": commit.stdout.strip(),
                 "threads": torch.get_num_threads(),
                 "summary": summary(records),
                 "rounding": off,

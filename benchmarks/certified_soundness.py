@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.engine.runs import command_line, commit
 from holonomy.layers import GCN, Propagation
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
@@ -154,16 +154,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=int, default=28, help="how many models, each of its own seed (default 28)")
     parser.add_argument("--points", type=int, default=600, help="random points in each ball (default 600)")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write, and to go on from")
-    given = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    given = parser.parse_args(words)
     records: list[dict[str, Any]] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else []
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    source = {"command": command_line("benchmarks.certified_soundness", words), "commit": commit()}
     for seed in range(len(records), given.models):
         records.append(measured(OPTIONS[seed % len(OPTIONS)], seed, given.points))
-        content = {
-            "command": f"python -m benchmarks.certified_soundness --models {given.models} --points {given.points}",
-            "commit": commit.stdout.strip(), "threads": torch.get_num_threads(),
-            "summary": summary(records), "records": records,
-        }  # fmt: skip
+        measures = {"threads": torch.get_num_threads(), "summary": summary(records), "records": records}
+        content = source | measures
         given.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(records[-1], file=sys.stderr, flush=True)
     found = summary(records)
