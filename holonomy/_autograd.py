@@ -66,8 +66,11 @@ class InputsSaved(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
 
-def traced(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """The same in the older form, which dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
+def traceable(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """:func:`apply_function` of a class, which compiled takes the older form of it.
+
+    Dynamo traces into the older form whatever decorates what it calls; ``torch.func`` does not take it.
+    """
 
     class Traced(torch.autograd.Function):
         @staticmethod
@@ -78,7 +81,10 @@ def traced(function: type[torch.autograd.Function]) -> type[torch.autograd.Funct
 
         backward = staticmethod(function.backward)
 
-    return Traced
+    def call(*inputs: Any) -> Any:
+        return apply_function(Traced if torch.compiler.is_compiling() else function, *inputs)
+
+    return call
 
 
 class _Pushed(torch.autograd.Function):

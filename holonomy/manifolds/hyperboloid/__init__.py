@@ -61,12 +61,10 @@ def space(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
 def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
     r"""Time coordinate :math:`\sqrt{|x_s|^2 - 1/\kappa}` of points given by their space part."""
     radius = numerics.sums_saturate(kappa.reshape(()).to(space.dtype)).neg().rsqrt()
-    if not torch.compiler.is_compiling():
-        return _autograd.apply_function(_Time, space, radius)
     # Dynamo takes no autograd Function in a transformation, nor inside of another one, where nothing records.
-    if _autograd.transformed() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() and (_autograd.transformed() or not torch.is_grad_enabled()):
         return _radial_time(space, radius)
-    return _autograd.apply_function(_TracedTime, space, radius)
+    return _time(space, radius)
 
 
 def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
@@ -393,7 +391,7 @@ class _Time(torch.autograd.Function):
         return rate if wider is None else rate + radius / time * wider
 
 
-_TracedTime = _autograd.traced(_Time)
+_time = _autograd.traceable(_Time)
 
 
 def _radial_time(space: Tensor, radius: Tensor) -> Tensor:

@@ -42,22 +42,19 @@ from holonomy.manifolds.hyperboloid.views import (
 def frame_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Frame components of the tangent vectors at x that lead to y."""
     x, y = torch.broadcast_tensors(x, y)
-    function = _TracedFrameLogarithm if torch.compiler.is_compiling() else _FrameLogarithm
-    return _autograd.apply_function(function, x, y, scale)
+    return _frame_logarithm(x, y, scale)
 
 
 def frame_exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
     """Where the tangent vectors at x with frame components v lead; lengths beyond ``reach`` are held there."""
     x, v = torch.broadcast_tensors(x, v)
-    function = _TracedFrameExponential if torch.compiler.is_compiling() else _FrameExponential
-    return _autograd.apply_function(function, x, v, scale, reach)
+    return _frame_exponential(x, v, scale, reach)
 
 
 def ray_angle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """The angle at x between its ray, outwards, and the geodesic to y; a right one at the origin, zero at y."""
     x, y = torch.broadcast_tensors(x, y)
-    function = _TracedRayAngle if torch.compiler.is_compiling() else _RayAngle
-    return _autograd.apply_function(function, x, y, scale)
+    return _ray_angle(x, y, scale)
 
 
 def frame_view(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +87,7 @@ class _FrameLogarithm(_autograd.InputsSaved):
         return frame_logarithm_gradients(x, y, scale, grad_outputs[0])
 
 
-_TracedFrameLogarithm = _autograd.traced(_FrameLogarithm)
+_frame_logarithm = _autograd.traceable(_FrameLogarithm)
 
 
 class _FrameExponential(torch.autograd.Function):
@@ -130,7 +127,7 @@ class _FrameExponential(torch.autograd.Function):
         return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square()), None
 
 
-_TracedFrameExponential = _autograd.traced(_FrameExponential)
+_frame_exponential = _autograd.traceable(_FrameExponential)
 
 
 class _RayAngle(_autograd.InputsSaved):
@@ -156,7 +153,7 @@ class _RayAngle(_autograd.InputsSaved):
         return kept(g * scale * on_x), kept(g * scale * on_y), by_scale(kept(rate), scale)
 
 
-_TracedRayAngle = _autograd.traced(_RayAngle)
+_ray_angle = _autograd.traceable(_RayAngle)
 
 
 def _angle_on_start(ray: Ray, view: PolarView, side: Tensor) -> Tensor:

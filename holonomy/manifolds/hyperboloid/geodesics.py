@@ -55,8 +55,7 @@ from holonomy.manifolds.hyperboloid.views import (
 def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Geodesic distance, with zero gradients where the points coincide."""
     x, y = torch.broadcast_tensors(x, y)
-    function = _TracedDistance if torch.compiler.is_compiling() else _Distance
-    result: Tensor = _autograd.apply_function(function, x, y, scale)
+    result: Tensor = _distance(x, y, scale)
     return result.squeeze(-1)
 
 
@@ -116,8 +115,7 @@ def distance0(x: Tensor, scale: Tensor) -> Tensor:
 
 def logarithm0(x: Tensor, scale: Tensor) -> Tensor:
     r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`."""
-    function = _TracedLogarithm0 if torch.compiler.is_compiling() else _Logarithm0
-    return _autograd.apply_function(function, x, scale)
+    return _logarithm0(x, scale)
 
 
 def _length(x: Tensor, scale: Tensor) -> Tensor:
@@ -135,7 +133,7 @@ class _Distance(_autograd.InputsSaved):
         return distance_gradients(x, y, scale, grad_outputs[0])
 
 
-_TracedDistance = _autograd.traced(_Distance)
+_distance = _autograd.traceable(_Distance)
 
 
 class _Distance0(_autograd.InputsSaved):
@@ -174,7 +172,7 @@ class _Logarithm0(_autograd.InputsSaved):
         return kept(g * numerics.asinhc(ray.length) - shrink), -by_scale(kept(along * lag), scale.square())
 
 
-_TracedLogarithm0 = _autograd.traced(_Logarithm0)
+_logarithm0 = _autograd.traceable(_Logarithm0)
 
 
 class _Logarithm(_autograd.InputsSaved):

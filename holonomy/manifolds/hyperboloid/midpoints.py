@@ -24,24 +24,15 @@ if TYPE_CHECKING:
 
 def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
     """Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`."""
-    function = _TracedCentroid if torch.compiler.is_compiling() else _Centroid
-    middle: Tensor = _autograd.apply_function(function, x, weights, scale)
-    return middle
+    return _centroid(x, weights, scale)
 
 
-class _Centroid(torch.autograd.Function):
+class _Centroid(_autograd.InputsSaved):
     """Midpoints, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
         return _middle(numerics.finite(x * scale), _moderate(weights)[0])[1].points / scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -64,15 +55,7 @@ class _Centroid(torch.autograd.Function):
         return numerics.where_finite(grad_x, spoiled), numerics.where_finite(grad_weights, spoiled), grad_scale
 
 
-class _TracedCentroid(torch.autograd.Function):
-    """The same in the form that dynamo traces into whatever decorates what it calls; not for ``torch.func``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weights, scale)
-        return _middle(numerics.finite(x * scale), _moderate(weights)[0])[1].points / scale
-
-    backward = staticmethod(_Centroid.backward)
+_centroid = _autograd.traceable(_Centroid)
 
 
 # What a second derivative goes through has two forms: one smooth at the origin, where a point has no direction, and one
