@@ -90,14 +90,7 @@ class ProductLinear(nn.Module):
                 self.bias.uniform_(-bound, bound)
 
     def forward(self, x: Float[Tensor, "*batch ambient_in"]) -> Float[Tensor, "*batch ambient_out"]:
-        """Apply the map.
-
-        Args:
-            x: points of ``manifold_in``.
-
-        Returns:
-            Points of ``manifold_out``.
-        """
+        """Points of ``manifold_out``, from points of ``manifold_in``."""
         checks.last_axis("x", x, self.manifold_in.n_elements, "ambient", self)
         # Products of gradients with coordinates as long as the dtype allows leave the range.
         parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
@@ -267,11 +260,7 @@ class ProductAttention(nn.Module):
         return -numerics.bounded(_joint_squares, weight.to(wide), distances.to(wide))
 
     def extra_repr(self) -> str:
-        """The number of heads, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """The number of heads, for ``repr``."""
         return f"heads={self.heads}"
 
 

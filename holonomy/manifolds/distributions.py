@@ -114,17 +114,10 @@ class WrappedNormal(Distribution):
         return hyperboloid.expmap_frame(loc, v, self.manifold.curvature)
 
     def log_prob(self, value: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
-        """The logarithm of the density, with respect to the Riemannian volume.
+        """The logarithm ``(...)`` of the density with respect to the Riemannian volume, at points ``(..., d + 1)``.
 
-        Args:
-            value: points ``(..., d + 1)``, whose other axes broadcast with the batch; read by their space parts.
-
-        Returns:
-            ``(...)``.
-
-        Raises:
-            TypeError: if ``value`` is no floating-point tensor.
-            ValueError: if its shape does not fit.
+        Points are read by their space parts, and their other axes broadcast with the batch. What is no floating-point
+        tensor is a TypeError, another shape a ValueError.
         """
         checks.vectors(loc=self.loc, value=value)
         kappa = self.manifold.curvature

@@ -83,61 +83,25 @@ class Product(geoopt.ProductManifold):
         return [ambient - isinstance(factor, Lorentz) for factor, ambient in self.factors]
 
     def lift(self, coordinates: Float[Tensor, "... coordinates"]) -> Float[Tensor, "... ambient"]:
-        """The points with these coordinates.
-
-        Args:
-            coordinates: any numbers ``(..., sum(sizes))``.
-
-        Returns:
-            Points.
-        """
+        """The points ``(..., ambient)`` with any numbers ``(..., sum(sizes))`` as coordinates."""
         checks.last_axis("coordinates", coordinates, sum(self.sizes), "sum(sizes)")
         parts = coordinates.split(self.sizes, -1)
         return torch.cat([_lift(factor, part) for (factor, _), part in zip(self.factors, parts, strict=True)], -1)
 
     def coordinates(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... coordinates"]:
-        """The coordinates of points, the inverse of :meth:`lift`.
-
-        Args:
-            x: points.
-
-        Returns:
-            Numbers ``(..., sum(sizes))``.
-        """
+        """The coordinates ``(..., sum(sizes))`` of points, the inverse of :meth:`lift`."""
         return self.without_times(self.unit(x))
 
     def unit(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
-        """Points in units of the radii: those of the product with the curvatures -1, 0 and 1.
-
-        Args:
-            x: points.
-
-        Returns:
-            Points of that product.
-        """
+        """Points in units of the radii: those of the product with the curvatures -1, 0 and 1."""
         return torch.cat([_in_units(factor, part) for factor, part in self._parts("x", x)], -1)
 
     def without_times(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... coordinates"]:
-        """Ambient coordinates without the times of hyperbolic factors.
-
-        Args:
-            x: points.
-
-        Returns:
-            Numbers ``(..., sum(sizes))``.
-        """
+        """Ambient coordinates without the times of hyperbolic factors, ``(..., sum(sizes))``."""
         return torch.cat([part[..., isinstance(factor, Lorentz) :] for factor, part in self._parts("x", x)], -1)
 
     def factor_dist(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
-        """The distance in each factor.
-
-        Args:
-            x: points.
-            y: points.
-
-        Returns:
-            Distances ``(..., factors)``.
-        """
+        """The distance in each factor, ``(..., factors)``."""
         checks.vectors(x=x, y=y)
         each = zip(self._parts("x", x), self._parts("y", y), strict=True)
         return torch.stack([_dist(factor, left, right) for (factor, left), (_, right) in each], -1)
@@ -145,73 +109,35 @@ class Product(geoopt.ProductManifold):
     def dist(
         self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
     ) -> Float[Tensor, "..."]:
-        """Geodesic distance; zero gradients where the points coincide.
-
-        Args:
-            x: points.
-            y: points.
-            keepdim: keep the last axis with size one.
-
-        Returns:
-            Distances ``(...)``.
-        """
+        """Geodesic distances ``(...)``; zero gradients where the points coincide."""
         return numerics.norm(self.factor_dist(x, y), keepdim=keepdim)
 
     def dist2(
         self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
     ) -> Float[Tensor, "..."]:
-        """Squared geodesic distance.
-
-        Args:
-            x: points.
-            y: points.
-            keepdim: keep the last axis with size one.
-
-        Returns:
-            Numbers ``(...)``.
-        """
+        """Squared geodesic distances ``(...)``."""
         return numerics.finite(self.factor_dist(x, y).square().sum(-1, keepdim=keepdim))
 
     def factor_cdist(
         self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]
     ) -> Float[Tensor, "... n m factors"]:
-        """All distances between two sets of points, in each factor.
-
-        Args:
-            x: points ``(..., n, ambient)``.
-            y: points ``(..., m, ambient)``.
-
-        Returns:
-            Distances ``(..., n, m, factors)``.
-        """
+        """As :meth:`cdist`, in each factor: ``(..., n, m, factors)``."""
         checks.rows("x", x, self.n_elements, "ambient")
         checks.rows("y", y, self.n_elements, "ambient")
         each = zip(self._parts("x", x), self._parts("y", y), strict=True)
         return torch.stack([_cdist(factor, left, right) for (factor, left), (_, right) in each], -1)
 
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
-        """All distances between two sets of points.
-
-        Args:
-            x: points ``(..., n, ambient)``.
-            y: points ``(..., m, ambient)``.
-
-        Returns:
-            Distances ``(..., n, m)``.
-        """
+        """All distances ``(..., n, m)`` between points ``(..., n, ambient)`` and ``(..., m, ambient)``."""
         return numerics.norm(self.factor_cdist(x, y))
 
     def centroid(
         self, x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "... m n"]
     ) -> Float[Tensor, "... m ambient"]:
-        """Weighted means, in each factor: the Lorentzian midpoint, the mean, or the mean in space set on the sphere.
+        """Weighted means ``(..., m, ambient)`` of points ``(..., n, ambient)``, in each factor.
 
-        Args:
-            x: points ``(..., n, ambient)``.
-            weights: nonnegative weights ``(..., m, n)``; a row of zeros gives the origin.
-
-        Returns:
-            Points ``(..., m, ambient)``.
+        The Lorentzian midpoint, the mean, or the mean in space set on the sphere. Weights ``(..., m, n)`` are
+        nonnegative; a row of zeros gives the origin.
         """
         checks.rows("x", x, self.n_elements, "ambient")
         checks.rows("weights", weights, x.shape[-2], "n")
@@ -295,11 +221,7 @@ class ProductEmbedding(UnitPoints):
         return self.manifold.lift(self.manifold.without_times(unit))
 
     def extra_repr(self) -> str:
-        """The number of rows, for ``repr``.
-
-        Returns:
-            The line that ``repr`` shows.
-        """
+        """The number of rows, for ``repr``."""
         return f"{len(self.unit)}"
 
 

@@ -304,12 +304,9 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
 
     @torch.no_grad()
     def stabilize_group(self, group: dict[str, Any]) -> None:
-        """Project the points and momenta of a group to their manifolds.
+        """Project points and momenta of a group, one of ``param_groups``, to their manifolds.
 
         On the hyperboloid this makes the time coordinates anew from the space parts.
-
-        Args:
-            group: one of ``param_groups``.
         """
         for parameter in group["params"]:
             manifold, state = manifold_of(parameter), self.state.get(parameter)
@@ -348,11 +345,7 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
                         moments[name] = row.expand(parameter.shape)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in Geoopt's format, every tensor in the shape of its parameter.
-
-        Returns:
-            ``state`` and ``param_groups``, as in every optimizer of torch.
-        """
+        """The state in Geoopt's format, every tensor in the shape of its parameter."""
         result = super().state_dict()
         for index, moments in result["state"].items():
             result["state"][index] = {

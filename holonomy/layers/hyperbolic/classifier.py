@@ -84,14 +84,7 @@ class HypMLR(nn.Module):
         nn.init.zeros_(self.offset)
 
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch classes"]:
-        """The logits.
-
-        Args:
-            x: points ``(*batch, d + 1)``.
-
-        Returns:
-            Signed distances times lengths, ``(*batch, classes)``.
-        """
+        """Signed distances times lengths ``(*batch, classes)``, of points ``(*batch, d + 1)``."""
         checks.last_axis("x", x, self.features + 1, "features + 1")
         kappa = numerics.widen(self.manifold.curvature)
         root = kappa.neg().sqrt()
@@ -149,14 +142,7 @@ class HypPrototypes(nn.Module):
         self.log_scale = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch classes"]:
-        """The logits.
-
-        Args:
-            x: points ``(*batch, d + 1)``.
-
-        Returns:
-            Minus scaled squared distances ``(*batch, classes)``.
-        """
+        """Minus scaled squared distances ``(*batch, classes)``, of points ``(*batch, d + 1)``."""
         checks.last_axis("x", x, self.features + 1, "features + 1")
         distance = self.manifold.cdist(x.reshape(-1, x.shape[-1]), self.prototypes())
         logits = -numerics.exp(self.log_scale) * distance.square()

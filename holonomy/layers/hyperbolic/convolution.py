@@ -74,16 +74,16 @@ class _TangentConvolution(nn.Module):
         edge_index: Int[Tensor, "2 edges"] | Graph,
         edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes dim_out_plus_1"]:
-        """Convolve.
+        """Points ``(n, out_features + 1)`` of ``manifold_out``.
 
         Args:
-            x: points ``(n, in_features + 1)`` on ``manifold_in``.
+            x: points ``(n, in_features + 1)`` of ``manifold_in``.
             edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
             edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
                 among them, comes to the origin, or with ``aggregation="local"`` stays where it is.
 
         Returns:
-            Points ``(n, out_features + 1)`` on ``manifold_out``.
+            One point for each node.
         """
         _check(x, edge_index, edge_weight, self.linear.linear.in_features + 1, self.linear.linear)
         # h on manifold_in, its average in the tangent space at the origin, then sigma and the exponential map.

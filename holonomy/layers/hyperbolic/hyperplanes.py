@@ -104,14 +104,7 @@ class LorentzPLFC(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
-        """Apply the map.
-
-        Args:
-            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
-        """
+        """Map points ``(*batch, in_features + 1)`` to points ``(*batch, out_features + 1)`` of ``manifold_out``."""
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
         points = change_curvature(self._space(self.hyperplanes(x)), self.manifold_in, self.manifold_out)
         return points if self.bias is None else translated(points, self.bias, self.manifold_out)

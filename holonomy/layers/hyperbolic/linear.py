@@ -114,14 +114,9 @@ class HTC(nn.Module):
     def space(
         self, x: Float[Tensor, "*batch dim_in_plus_1"], factor: Float[Tensor, " 1"] | None = None
     ) -> Float[Tensor, "*batch dim_out"]:
-        """The space part of the output alone, for callers that do not need its time.
+        """The space parts ``(*batch, out_features)`` of the output, times ``factor``, a tensor of one number.
 
-        Args:
-            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
-            factor: one number to multiply the result with, as a tensor; 1 if ``None``.
-
-        Returns:
-            Space parts ``(*batch, out_features)`` on ``manifold_out``.
+        For callers that do not need the time. ``x`` is that of :meth:`forward`.
         """
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
         weight, bias = self.affine(factor)
@@ -130,14 +125,10 @@ class HTC(nn.Module):
     def affine(
         self, factor: Float[Tensor, " 1"] | None = None, ratio: Float[Tensor, " 1"] | None = None
     ) -> tuple[Float[Tensor, "dim_out dim_in_plus_1"], Float[Tensor, " dim_out"] | None]:
-        """The linear map from points of ``manifold_in`` to space parts on ``manifold_out``.
+        """Weight and bias from points of ``manifold_in`` to space parts on ``manifold_out``.
 
-        Args:
-            factor: one number to multiply it with, as a tensor; 1 if ``None``.
-            ratio: that of the change of curvature, where it is known already.
-
-        Returns:
-            Weight and bias, with the change of curvature.
+        They include the change of curvature, and are multiplied by ``factor``, a tensor of one number, if there is one;
+        ``ratio`` is the factor of the change of curvature, where it is known already.
         """
         # Numbers are multiplied into the weight, which is small where x is long.
         if self.manifold_in is not self.manifold_out:
@@ -149,14 +140,7 @@ class HTC(nn.Module):
         return self.weight * factor, None if self.bias is None else self.bias * factor
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
-        """Apply the map.
-
-        Args:
-            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
-        """
+        """Map points ``(*batch, in_features + 1)`` to points ``(*batch, out_features + 1)`` of ``manifold_out``."""
         return change_curvature(self.space(x), self.manifold_out, self.manifold_out)
 
     def extra_repr(self) -> str:
@@ -205,28 +189,16 @@ class ExpMapHTC(HTC):
     """
 
     def forward(self, x: Float[Tensor, "*batch dim_in"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
-        """Apply both maps.
+        """Points ``(*batch, out_features + 1)`` of ``manifold_out``, from raw features.
 
-        Args:
-            x: raw features, dense ``(*batch, in_features)`` or sparse ``(rows, in_features)``.
-
-        Returns:
-            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
+        These are dense, ``(*batch, in_features)``, or sparse, ``(rows, in_features)``.
         """
         return change_curvature(self.space(x), self.manifold_out, self.manifold_out)
 
     def space(
         self, x: Float[Tensor, "*batch dim_in"], factor: Float[Tensor, " 1"] | None = None
     ) -> Float[Tensor, "*batch dim_out"]:
-        """The space part of the output alone, for callers that do not need its time.
-
-        Args:
-            x: raw features, as above.
-            factor: one number to multiply the result with, as a tensor; 1 if ``None``.
-
-        Returns:
-            Space parts ``(*batch, out_features)`` on ``manifold_out``.
-        """
+        """As :meth:`HTC.space`, from raw features."""
         checks.last_axis("x", x, self.in_features, "in_features", self, sparse=True)
         weight, bias = self.affine(factor)
         sparse = is_sparse(x)
@@ -324,14 +296,7 @@ class TangentLinear(nn.Module):
         self.linear = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
-        """Apply the map.
-
-        Args:
-            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
-        """
+        """Map points ``(*batch, in_features + 1)`` to points ``(*batch, out_features + 1)`` of ``manifold_out``."""
         checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1", self.linear)
         if may_bypass(self.linear, nn.Linear):
             ends = self.manifold_in.curvature, self.manifold_out.curvature
@@ -397,14 +362,7 @@ class FullyLorentzLinear(nn.Module):
         self.log_scale = nn.Parameter(torch.full((1,), math.log(scale), device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
-        """Apply the map.
-
-        Args:
-            x: points ``(*batch, in_features + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, out_features + 1)`` on ``manifold_out``.
-        """
+        """Map points ``(*batch, in_features + 1)`` to points ``(*batch, out_features + 1)`` of ``manifold_out``."""
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self.direction)
         # Weights of any usual size cannot bring that share beyond the range.
         x = hyperboloid.held(x, 2.0**-24, torch.cat([self.direction.weight, self.length.weight]))

@@ -69,15 +69,7 @@ class FermiDiracDecoder(nn.Module):
         self.log_temperature = nn.Parameter(torch.full((1,), math.log(temperature), device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "... dim_plus_1"], y: Float[Tensor, "... dim_plus_1"]) -> Float[Tensor, "..."]:
-        """The logits.
-
-        Args:
-            x: points ``(..., d + 1)``.
-            y: points ``(..., d + 1)``.
-
-        Returns:
-            ``(...)``.
-        """
+        """The logits ``(...)`` of pairs of points ``(..., d + 1)``."""
         return (self.radius - self.manifold.dist(x, y).square()) * numerics.exp(-self.log_temperature)
 
 
@@ -121,29 +113,14 @@ class EntailmentCones(nn.Module):
         self.constant = checks.positive("constant", constant)
 
     def half_aperture(self, x: Float[Tensor, "... dim_plus_1"]) -> Float[Tensor, "..."]:
-        r"""The half apertures :math:`\psi`.
-
-        Args:
-            x: points ``(..., d + 1)``.
-
-        Returns:
-            Angles ``(...)`` up to :math:`\pi/2`.
-        """
+        r"""The half apertures :math:`\psi` of points ``(..., d + 1)``: angles ``(...)`` up to :math:`\pi/2`."""
         checks.vectors(x=x)
         return numerics.narrow(self._half_aperture(x), x.dtype)
 
     def energy(
         self, parent: Float[Tensor, "... dim_plus_1"], child: Float[Tensor, "... dim_plus_1"]
     ) -> Float[Tensor, "..."]:
-        """How far children lie outside of their parents' cones.
-
-        Args:
-            parent: points ``(..., d + 1)``.
-            child: points ``(..., d + 1)``.
-
-        Returns:
-            Angles ``(...)``, zero in cones.
-        """
+        """How far children ``(..., d + 1)`` lie outside of their parents' cones: angles ``(...)``, zero in cones."""
         checks.vectors(parent=parent, child=child)
         # Apertures are taken off before rounding: of thin cones nothing else would be left.
         angle = hyperboloid.ray_angle(numerics.widen(parent), numerics.widen(child), self.manifold.curvature)
@@ -153,15 +130,7 @@ class EntailmentCones(nn.Module):
     def forward(
         self, parent: Float[Tensor, "... dim_plus_1"], child: Float[Tensor, "... dim_plus_1"]
     ) -> Float[Tensor, "..."]:
-        """The energy, see :meth:`energy`.
-
-        Args:
-            parent: points ``(..., d + 1)``.
-            child: points ``(..., d + 1)``.
-
-        Returns:
-            Angles ``(...)``, zero in cones.
-        """
+        """The same as :meth:`energy`."""
         return self.energy(parent, child)
 
     def extra_repr(self) -> str:

@@ -91,14 +91,9 @@ class HypResidual(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch dim_plus_1"], branch: Float[Tensor, "*batch dim_plus_1"]
     ) -> Float[Tensor, "*batch dim_plus_1"]:
-        """Add the branch.
+        """Points ``(*batch, d + 1)`` of ``manifold_out``.
 
-        Args:
-            x: points ``(*batch, d + 1)`` on ``manifold_in``.
-            branch: points ``(*batch, d + 1)`` on ``manifold_branch``.
-
-        Returns:
-            Points ``(*batch, d + 1)`` on ``manifold_out``.
+        ``x`` are points ``(*batch, d + 1)`` of ``manifold_in``, ``branch`` of ``manifold_branch``.
         """
         checks.vectors(x=x)
         checks.last_axis("branch", branch, x.shape[-1], "features + 1")

@@ -49,14 +49,7 @@ class _RowNorm(HRC):
         self.features = features
 
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
-        """Normalise.
-
-        Args:
-            x: points ``(*batch, d + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, d + 1)`` on ``manifold_out``.
-        """
+        """Map points ``(*batch, d + 1)`` to points ``(*batch, d + 1)`` of ``manifold_out``."""
         checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
         return super().forward(x)
 
@@ -192,20 +185,11 @@ class HypBatchNorm(HRC):
     def forward(
         self, x: Float[Tensor, "*batch dim_plus_1"], *, group: Group | None = None
     ) -> Float[Tensor, "*batch dim_plus_1"]:
-        """Normalise.
+        """Map points ``(*batch, d + 1)`` to points ``(*batch, d + 1)`` of ``manifold_out``.
 
-        Args:
-            x: points ``(*batch, d + 1)`` on ``manifold_in``.
-            group: processes that share the points, of which ``x`` are those of this one: statistics of a batch are
-                those of all, two sums of d + 1 and d numbers.
-
-        Returns:
-            Points ``(*batch, d + 1)`` on ``manifold_out``.
-
-        Raises:
-            TypeError: if ``group`` is none.
-            ValueError: if running statistics were to be drawn towards those of a stream, whose chunks are computed
-                more than once.
+        A ``group`` of processes shares the points, of which ``x`` are those of this one: statistics of a batch are
+        those of all, two sums of d + 1 and d numbers. Another object is a TypeError; a stream is a ValueError where
+        running statistics were to be drawn towards its own, as its chunks are computed more than once.
         """
         rows = cast("_Rows", self.function)
         checks.last_axis("x", x, rows.norm.num_features + 1, "features + 1", rows.norm)

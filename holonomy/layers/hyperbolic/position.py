@@ -59,14 +59,7 @@ class HypPositionalEncoding(nn.Module):
         self.epsilon = checks.positive("epsilon", epsilon)
 
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
-        """Move each point towards its position.
-
-        Args:
-            x: points ``(*batch, d + 1)``.
-
-        Returns:
-            Points ``(*batch, d + 1)``.
-        """
+        """Points ``(*batch, d + 1)``, each moved towards its position."""
         checks.vectors(x=x)
         return lifted_midpoint(x, space_of(self.position, x), self.epsilon, self.manifold.curvature)
 

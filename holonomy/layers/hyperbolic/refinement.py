@@ -123,14 +123,7 @@ class HRC(nn.Module):
         self.function = function
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
-        """Apply the function.
-
-        Args:
-            x: points ``(*batch, d + 1)`` on ``manifold_in``.
-
-        Returns:
-            Points ``(*batch, d' + 1)`` on ``manifold_out``.
-        """
+        """Map points ``(*batch, d + 1)`` to points ``(*batch, d' + 1)`` of ``manifold_out``."""
         return change_curvature(self.function(self.manifold_in.space(x)), self.manifold_in, self.manifold_out)
 
 
@@ -191,17 +184,9 @@ class HypConcat(nn.Module):
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
 
     def forward(self, *points: Tensor) -> Tensor:
-        """Concatenate.
+        """Concatenate points ``(*batch, d_i + 1)`` to points ``(*batch, sum of d_i + 1)`` of ``manifold_out``.
 
-        Args:
-            *points: points ``(*batch, d_i + 1)`` on ``manifold_in``, one or more.
-
-        Returns:
-            Points ``(*batch, sum of d_i + 1)`` on ``manifold_out``.
-
-        Raises:
-            TypeError: if they are no tensors.
-            ValueError: if there are none, or their leading axes differ.
+        Other things than tensors are a TypeError; none at all, or other leading axes, a ValueError.
         """
         if not points:
             raise ValueError("points must be at least one tensor, got none.")
