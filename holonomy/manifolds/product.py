@@ -40,6 +40,9 @@ class Product(geoopt.ProductManifold):
     ambient coordinates of a spherical one, in units of the radius :math:`1/\sqrt{|\kappa|}`, and those of a flat one.
     Any numbers are coordinates of a point (:meth:`lift`), on the sphere of that in their direction.
 
+    In the methods ``x`` and ``y`` are points ``(..., ambient)``. ``keepdim`` keeps the last axis of a result with size
+    one.
+
     Args:
         *factors: pairs of a manifold and the number of its ambient coordinates.
 
