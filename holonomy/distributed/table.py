@@ -96,7 +96,7 @@ class ShardedLorentzEmbedding(LorentzPoints):
         group: dist.ProcessGroup | None = None,
         freeze: bool = True,
     ) -> ShardedLorentzEmbedding:
-        """A table of given points, of which each process copies its rows.
+        """A table of given points, of which each process copies its rows; in their dtype and on their device.
 
         Args:
             points: points ``(num, dim + 1)`` of the manifold, the same on every process; memory-mapped, say.
@@ -105,7 +105,7 @@ class ShardedLorentzEmbedding(LorentzPoints):
             freeze: leave the points where they are; they move with the curvature all the same.
 
         Returns:
-            The table, in the dtype and on the device of ``points``.
+            The table.
         """
         checks.matrix("points", points, "num", "dim + 1")
         like: dict[str, Any] = {"device": points.device, "dtype": points.dtype}
@@ -115,17 +115,10 @@ class ShardedLorentzEmbedding(LorentzPoints):
         return table
 
     def forward(self, index: Int[Tensor, "..."]) -> Float[Tensor, "... ambient"]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The rows with these indices, wherever they lie; every process must call it, with whatever indices.
+        """The points with these indices, wherever they lie, shaped as ``index`` with ``embedding_dim + 1`` coordinates.
 
-        Args:
-            index: integer indices of any shape into the whole table.
-
-        Returns:
-            Points, the shape of ``index`` followed by ``embedding_dim + 1``.
-
-        Raises:
-            TypeError: if ``index`` is not an integer tensor.
-            ValueError: if an index names no row.
+        Every process must call it, with whatever indices into the whole table. Anything but integers is a TypeError,
+        and an index that names no row a ValueError.
         """
         checks.codes("index", index, self.num_embeddings, "num_embeddings")
         world = self.group.size()

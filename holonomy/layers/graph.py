@@ -113,15 +113,11 @@ class GCN(nn.Module):
         edge_index: Int[Tensor, "2 edges"] | Graph,
         edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes dim_out"]:
-        """Convolve.
+        """The result ``(n, out_features)`` at each node.
 
-        Args:
-            x: node features ``(n, in_features)``, dense, CSR or COO.
-            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
-            edge_weight: ``(m,)``, beside an ``edge_index``; ones if left out.
-
-        Returns:
-            ``(n, out_features)``.
+        ``x`` are node features ``(n, in_features)``, dense, CSR or COO; ``edge_index`` is ``(2, m)``, both directions
+        listed, or a :class:`~holonomy.structures.Graph`; ``edge_weight`` ``(m,)``, beside an ``edge_index``, is ones if
+        left out.
         """
         check_graph(x, edge_index, edge_weight=edge_weight)
         first = cast("nn.Linear", self.convolutions[0])

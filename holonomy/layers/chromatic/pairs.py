@@ -68,18 +68,11 @@ class EdgeTypeEncoder(nn.Module):
         related: Bool[Tensor, "graphs n n"] | None = None,
         attributes: Float[Tensor, "graphs n n edge_features"] | None = None,
     ) -> Float[Tensor, "graphs n n features"]:
-        """Look up.
+        """Vectors ``(graphs, n, n, features)`` of the categories ``(graphs, n, n)`` of pairs.
 
-        Args:
-            categories: ``(graphs, n, n)`` as :func:`~holonomy.layers.edge_categories` numbers them.
-            related: ``(graphs, n, n)``, exactly where ``product`` is set.
-            attributes: ``(graphs, n, n, edge_features)``, zero where there is no edge; exactly where there are some.
-
-        Returns:
-            ``(graphs, n, n, features)``.
-
-        Raises:
-            ValueError: if an argument is missing, or one comes that nobody reads.
+        Categories are numbered as by :func:`~holonomy.layers.edge_categories`. ``related`` ``(graphs, n, n)`` goes with
+        ``product``; ``attributes`` ``(graphs, n, n, edge_features)``, zero where there is no edge, with
+        ``edge_features``. A missing argument, and one that has no use, is a ValueError.
         """
         count = self.types.num_embeddings // (2 if self.product else 1)
         checks.codes("categories", categories, count, "edge_types + 2")

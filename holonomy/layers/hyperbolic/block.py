@@ -218,18 +218,10 @@ class HypformerBlock(nn.Module):
         memory: Float[Tensor, "*batch keys ambient"] | None = None,
         memory_key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
     ) -> Float[Tensor, "*batch heads nodes keys"]:
-        """The weights of the attention, see :meth:`holonomy.layers.HypSoftmaxAttention.weights`.
+        """The weights of the attention, ``(*batch, heads, nodes, keys)``.
 
-        Args:
-            x: as in :meth:`forward`.
-            key_padding_mask: as in :meth:`forward`.
-            attn_mask: as in :meth:`forward`.
-            is_causal: as in :meth:`forward`.
-            memory: as in :meth:`forward`; with one, the weights are those of the attention to it.
-            memory_key_padding_mask: as in :meth:`forward`.
-
-        Returns:
-            ``(*batch, heads, nodes, keys)``: rows that sum to one, or zero where a node attends to none.
+        With ``manifold_memory`` and a memory they are those of the attention to it. Arguments are those of
+        :meth:`forward`, see :meth:`holonomy.layers.HypSoftmaxAttention.weights`.
         """
         checks.vectors(x=x)
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal}
@@ -252,24 +244,11 @@ class HypformerBlock(nn.Module):
         memory: Float[Tensor, "... keys ambient"] | None = None,
         memory_key_padding_mask: Bool[Tensor, "... keys"] | None = None,
     ) -> tuple[Float[Tensor, "... nodes ambient"], BlockState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.HypSoftmaxAttention.step`.
 
-        Hooks of this block and of its attention belong to ``forward`` and do not run.
-
-        Args:
-            x: points of ``manifold_in``, ``(*batch, nodes, d+1)``: one token, or several.
-            state: what the step before returned; ``None`` at the first.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
-            memory: points of ``manifold_memory`` where there is one, at the first step. The state holds their keys and
-                values; given again, they are computed anew.
-            memory_key_padding_mask: as in :meth:`forward`, beside ``memory``.
-
-        Returns:
-            Points of ``manifold_out``, and the state after them: that of the attention, or a :class:`DecoderState`.
-
-        Raises:
-            TypeError: if ``state`` is not one of this block.
-            ValueError: if it is of another batch or of other sizes, or no step had a memory.
+        The state is that of the attention, or a :class:`DecoderState`. With ``manifold_memory`` the first step takes a
+        ``memory``, whose keys and values the state holds; given again, they are computed anew. That no step had one is
+        a ValueError. Hooks of this block and of its attention belong to ``forward`` and do not run.
 
         >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
         >>> x = block.manifold_in.lift(torch.randn(6, 8))

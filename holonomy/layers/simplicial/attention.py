@@ -118,17 +118,10 @@ class SimplicialAttention(nn.Module):
     def projected(
         self, x: Float[Tensor, "*batch tokens features"], positions: Int[Tensor, "*#batch tokens"] | None = None
     ) -> tuple[list[Float[Tensor, "*batch heads tokens dim"]], list[Float[Tensor, "*batch heads tokens values"]]]:
-        r"""Queries and keys :math:`K_0, \dots, K_N`, and values :math:`V_1, \dots, V_N`.
+        r"""Queries and keys :math:`K_0, \dots, K_N` and values :math:`V_1, \dots, V_N` of ``x``, with an axis of heads.
 
-        Args:
-            x: ``(*batch, tokens, features)``.
-            positions: of the tokens, for ``rope``; 0 .. n - 1 if left out.
-
-        Returns:
-            N + 1 tensors ``(*batch, heads, tokens, dim)`` and N tensors ``(*batch, heads, tokens, values)``.
-
-        Raises:
-            ValueError: if there are positions without ``rope``, which they are for.
+        They are ``(*batch, heads, tokens, dim)`` and ``(*batch, heads, tokens, values)``. ``positions`` of the tokens
+        are for ``rope``, 0 .. n - 1 if left out; without ``rope`` they are a ValueError.
         """
         if positions is not None and not self.rope:
             raise ValueError("positions must be None without rope, which they are for.")
@@ -193,23 +186,9 @@ class SimplicialAttention(nn.Module):
         attn_mask: Bool[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """Attend, with what :meth:`projected` gave.
+        """Attend with the keys and values that :meth:`projected` gave.
 
-        Args:
-            keys: N + 1 tensors ``(*batch, heads, tokens, dim)``.
-            values: N tensors ``(*batch, heads, tokens, values)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
-            mask: as in :meth:`forward`.
-            pair_mask: as in :meth:`forward`.
-            attn_mask: as in :meth:`forward`.
-            is_causal: as in :meth:`forward`.
-
-        Returns:
-            ``(*batch, tokens, features)``.
-
-        Raises:
-            TypeError: if a mask is not boolean.
-            ValueError: if the shape of one does not fit.
+        The masks are those of :meth:`forward`, and so are result and errors.
         """
         masks = self._masks(keys, key_padding_mask, mask, pair_mask, attn_mask, is_causal=is_causal)
         return self._mixed(keys, values, key_padding_mask, **masks)
@@ -324,22 +303,13 @@ class SimplicialAttention(nn.Module):
         neighbours: Int[Tensor, "*#batch tokens k"],
         scores: Float[Tensor, "*#batch tokens k"] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """Attend along paths of neighbours only, in linear time (section 2.3).
+        """Attend along paths of neighbours only, in linear time (section 2.3): ``(*batch, tokens, features)``.
 
-        A :class:`~holonomy.layers.simplicial.routers.PathRouter` chooses them.
-
-        Args:
-            keys: N + 1 tensors ``(*batch, heads, tokens, dim)`` from :meth:`projected`.
-            values: N tensors ``(*batch, heads, tokens, values)``.
-            neighbours: ``(*batch, tokens, k)``; -1 is no neighbour. Neighbours that are never later than their token
-                make this causal.
-            scores: ``(*batch, tokens, k)``, added to the logits, one for each step of a path.
-
-        Returns:
-            ``(*batch, tokens, features)``; the bias of the last map at tokens from which no path starts.
-
-        Raises:
-            ValueError: if the layer mixes lower orders, whose paths have other lengths, or has a window.
+        ``keys`` and ``values`` are those of :meth:`projected`. ``neighbours`` ``(*batch, tokens, k)``, which a
+        :class:`~holonomy.layers.simplicial.routers.PathRouter` chooses, are tokens, or -1 for none; if none is later
+        than its token this is causal. ``scores`` ``(*batch, tokens, k)`` are added to the logits, one for each step of
+        a path. A token from which no path starts has the bias of the last map. With ``lower_orders``, whose paths have
+        other lengths, or a ``window`` it is a ValueError.
 
         >>> layer = SimplicialAttention(8, 2)
         >>> layer.along_paths(*layer.projected(torch.randn(5, 8)), torch.zeros(5, 1, dtype=torch.int64)).shape

@@ -160,20 +160,10 @@ class SimplicialEncoderLayer(PreNormLayer):
         pair_mask: Bool[Tensor, "*#batch #tokens tokens"] | None = None,
         previous: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Float[Tensor, "*batch tokens features"], tuple[Tensor, Tensor] | None]:
-        """Apply the layer, and hand on what the next one may choose its paths by.
+        """The result of :meth:`forward`, and what the next layer may choose its paths by.
 
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding.
-            pair_mask: ``(*batch, tokens, tokens)``, ``True`` where a token may attend to another.
-            previous: as in :meth:`forward`.
-
-        Returns:
-            ``(*batch, tokens, features)``, and queries and first keys of this layer, None where only some tokens
-            have any.
-
-        Raises:
-            ValueError: if ``previous`` is missing or without use, or there is a pair mask beside paths or a choice.
+        That are queries and first keys of this layer, ``(*batch, heads, tokens, dim)``; None where only some tokens
+        have any.
         """
         self._check_previous(x, previous)
         self._refuse_masks(pair_mask=pair_mask)
@@ -201,20 +191,10 @@ class SimplicialEncoderLayer(PreNormLayer):
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys features"] | None = None,
     ) -> Float[Tensor, "..."]:
-        """The weights of the attention, see :meth:`holonomy.layers.SimplicialAttention.weights`.
+        """The weights of the attention, ``(*batch, heads, tokens, keys, .., keys)`` with N axes of keys.
 
-        Args:
-            x: as in :meth:`forward`.
-            key_padding_mask: as in :meth:`forward`.
-            attn_mask: as in :meth:`forward`.
-            is_causal: as in :meth:`forward`.
-            memory: as in :meth:`forward`.
-
-        Returns:
-            ``(*batch, heads, tokens, keys, .., keys)``, N axes of keys.
-
-        Raises:
-            ValueError: with ``steps``, ``capacity`` or ``lower_orders``.
+        Arguments are those of :meth:`forward`, see :meth:`holonomy.layers.SimplicialAttention.weights`. With ``steps``,
+        ``capacity`` or ``lower_orders`` there are none, and a ValueError.
         """
         self._refuse_choice("weights")
         return super().weights(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory)
@@ -225,20 +205,10 @@ class SimplicialEncoderLayer(PreNormLayer):
         state: KeyValueState | None = None,
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
     ) -> tuple[Float[Tensor, "*batch tokens features"], KeyValueState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.SimplicialAttention.step`.
 
-        Hooks of this layer and of its attention belong to ``forward`` and do not run.
-
-        Args:
-            x: ``(*batch, tokens, features)``: one token, or several.
-            state: what the step before returned; ``None`` at the first.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            ``(*batch, tokens, features)``, and the state after them, that of the attention.
-
-        Raises:
-            ValueError: with ``steps`` or ``capacity``.
+        Hooks of this layer and of its attention belong to ``forward`` and do not run. With ``steps`` or ``capacity`` it
+        is a ValueError.
 
         >>> layer, x = SimplicialEncoderLayer(12, 2), torch.randn(6, 12)
         >>> first, state = layer.step(x[:5])

@@ -76,17 +76,11 @@ class PathRouter(nn.Module):
         key: Float[Tensor, "*batch heads tokens dim"],
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
     ) -> tuple[Int[Tensor, "*batch tokens k"], Float[Tensor, "*batch tokens k"]]:
-        """Choose.
+        """The steps of each token, and zeros of that shape that carry the gradient of the scores.
 
-        Args:
-            x: ``(*batch, tokens, features)``, finite.
-            query: ``(*batch, heads, tokens, dim)``.
-            key: ``(*batch, heads, tokens, dim)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at tokens from and to which there is no step.
-
-        Returns:
-            Steps ``(*batch, tokens, k)``, of equal ones those to the first tokens, -1 where there are fewer; and zeros
-            of that shape that carry the gradient of the scores.
+        They are ``(*batch, tokens, k)``: tokens, of equal ones the first, and -1 where there are fewer than k. ``x``
+        ``(*batch, tokens, features)`` is finite, ``query`` and ``key`` are ``(*batch, heads, tokens, dim)``, and
+        ``key_padding_mask`` ``(*batch, tokens)`` is ``True`` at tokens from and to which there is no step.
         """
         checks.rows("x", x, self.gate.in_features, "features", self.gate)
         handed = (*x.shape[:-2], self.gate.out_features, x.shape[-2])
@@ -158,14 +152,9 @@ class ExpertChoice(nn.Module):
         x: Float[Tensor, "*batch tokens features"],
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """Apply the inner layer to the chosen tokens.
+        """Apply the inner layer to the chosen tokens: ``(*batch, tokens, features)``, zero at padding.
 
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding, which is chosen last.
-
-        Returns:
-            ``(*batch, tokens, features)``; zero at padding.
+        ``key_padding_mask`` ``(*batch, tokens)`` is ``True`` at padding, which is chosen last.
         """
         checks.vectors(x=x)
         x = without_padding(x, key_padding_mask)
@@ -176,15 +165,7 @@ class ExpertChoice(nn.Module):
         x: Float[Tensor, "*batch tokens features"],
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """What is added: :math:`s_i f(X_S)_i` at the chosen tokens, zero at the others.
-
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding, which is chosen last.
-
-        Returns:
-            ``(*batch, tokens, features)``.
-        """
+        """What is added: :math:`s_i f(X_S)_i` at the chosen tokens, zero at the others."""
         checks.rows("x", x, self.features, "features", self.router)
         x = without_padding(x, key_padding_mask)
         scores = self.router(x).squeeze(-1)

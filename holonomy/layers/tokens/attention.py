@@ -105,11 +105,7 @@ class TokenAttention(nn.Module):
         self.redraw()
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw other random features; nothing where the kernel is ``"softmax"``.
-
-        Args:
-            generator: source of the random numbers, torch's seeded state if left out.
-        """
+        """Draw other random features, from torch's seeded state without a generator; none for kernel ``"softmax"``."""
         redraw(self.projection, generator)
 
     def forward(

@@ -73,17 +73,11 @@ class PreNormLayer(nn.Module):
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys features"] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """Apply the layer.
+        """The layer's result ``(*batch, tokens, features)``, finite at padding.
 
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
-            attn_mask: pairs that must not attend, see :class:`TokenAttention`.
-            is_causal: no token attends to later ones.
-            memory: ``(*batch, keys, features)``, to which x attends instead of to itself. It is not normalised.
-
-        Returns:
-            ``(*batch, tokens, features)``; finite at padding.
+        The arguments are those of :class:`TokenAttention`: ``x`` is ``(*batch, tokens, features)``,
+        ``key_padding_mask`` ``(*batch, tokens)`` with ``True`` at padding. A ``memory`` ``(*batch, keys, features)``,
+        to which x attends instead of to itself, is not normalised.
         """
         return self._around(x, key_padding_mask, memory=memory, attn_mask=attn_mask, is_causal=is_causal)
 
@@ -98,15 +92,7 @@ class PreNormLayer(nn.Module):
     ) -> Float[Tensor, "..."]:
         """The weights of the attention, with the arguments of :meth:`forward`.
 
-        Args:
-            x: as in :meth:`forward`.
-            key_padding_mask: as in :meth:`forward`.
-            attn_mask: as in :meth:`forward`.
-            is_causal: as in :meth:`forward`.
-            memory: as in :meth:`forward`.
-
-        Returns:
-            ``(*batch, heads, tokens, keys)``: rows that sum to one, or zero where a token attends to none.
+        They are ``(*batch, heads, tokens, keys)``: rows sum to one, or are zero where a token attends to none.
         """
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "memory": memory}
         x = self._given(x, key_padding_mask, memory)
@@ -118,17 +104,9 @@ class PreNormLayer(nn.Module):
         state: Any = None,
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
     ) -> tuple[Float[Tensor, "*batch tokens features"], Any]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`TokenAttention.step`.
 
         Hooks of this layer and of its attention belong to ``forward`` and do not run.
-
-        Args:
-            x: ``(*batch, tokens, features)``: one token, or several.
-            state: what the step before returned; ``None`` at the first.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            ``(*batch, tokens, features)``, and the state after them, that of the attention.
         """
         x = self._given(x, key_padding_mask, None)
         attended, after = cast("Any", self.attention).step(self.norm_attention(x), state, key_padding_mask)

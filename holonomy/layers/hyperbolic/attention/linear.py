@@ -217,14 +217,10 @@ class HypLinearAttention(nn.Module):
         memory: Float[Tensor, "*batch keys dim_plus_1"],
         key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
     ) -> LinearState:
-        """The sums over the keys and values of a memory, computed once for many calls of :meth:`recall`.
+        """The sums over keys and values of a memory, computed once for many calls of :meth:`recall`.
 
-        Args:
-            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``.
-            key_padding_mask: ``(*batch, keys)``, ``True`` at padding.
-
-        Returns:
-            A named tuple of tensors, batch axes first.
+        A named tuple, batch axes first. ``memory`` are points ``(*batch, keys, d + 1)`` of ``manifold_in``;
+        ``key_padding_mask`` ``(*batch, keys)`` is ``True`` at padding.
         """
         checks.rows("memory", memory, self.query.in_features + 1, "features + 1", self.query)
         return cast("LinearState", self._attend(memory, key_padding_mask, state=self._start(memory))[1])
@@ -234,16 +230,9 @@ class HypLinearAttention(nn.Module):
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
         """Attend to a memory, as ``forward`` with ``memory`` does.
 
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
-            state: what :meth:`remember` returned of a memory with the same batch axes.
-
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
+        ``x`` are points ``(*batch, nodes, d + 1)`` of ``manifold_in``, ``state`` what :meth:`remember` returned of a
+        memory with the same batch axes. A state of another layer is a TypeError, one of another batch or of other sizes
+        a ValueError.
 
         >>> from holonomy.manifolds import Lorentz
         >>> m = Lorentz(-1.0)

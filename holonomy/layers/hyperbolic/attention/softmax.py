@@ -201,12 +201,8 @@ class HypSoftmaxAttention(nn.Module):
     ) -> KeyValueState:
         """The keys and values of a memory, computed once for many calls of :meth:`recall`.
 
-        Args:
-            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``.
-            key_padding_mask: ``(*batch, keys)``, ``True`` at padding.
-
-        Returns:
-            A named tuple of tensors, batch axes first.
+        A named tuple, batch axes first. ``memory`` are points ``(*batch, keys, d + 1)`` of ``manifold_in``;
+        ``key_padding_mask`` ``(*batch, keys)`` is ``True`` at padding.
         """
         _, key, value = self._projected(memory, key_padding_mask, memory, is_causal=False)
         return extended(None, memory, key, value, key_padding_mask)
@@ -216,16 +212,9 @@ class HypSoftmaxAttention(nn.Module):
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
         """Attend to a memory, as ``forward`` with ``memory`` does.
 
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
-            state: what :meth:`remember` returned of a memory with the same batch axes.
-
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes, or with ``rope``.
+        ``x`` are points ``(*batch, nodes, d + 1)`` of ``manifold_in``, ``state`` what :meth:`remember` returned of a
+        memory with the same batch axes. A state of another layer is a TypeError, one of another batch or of other
+        sizes, or beside ``rope``, a ValueError.
 
         >>> from holonomy.manifolds import Lorentz
         >>> m = Lorentz(-1.0)
