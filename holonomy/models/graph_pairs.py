@@ -53,7 +53,7 @@ class GraphPairs(NamedTuple):
         shape = (nodes.shape[0], nodes.shape[1], nodes.shape[1])
         width = max(shape[1], 1)
         # Places in the flattened (graphs, n, n): the graph and node of the source, then the node of the target.
-        source, target = slots[edge_index]
+        source, target = slots[edge_index.long()]
         place = source * width + target % width
         types = torch.zeros_like(place) if edge_type is None else edge_type.long()
         # CSA eq. 8 of all graphs at once: 0 for no edge, 1 on the diagonal, 2 + type at edges, which stand above.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy import checks
+from holonomy import checks, numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -54,7 +54,8 @@ def split_mask(
     if attn_mask.dtype == torch.bool:
         return attn_mask, None
     hidden = attn_mask == -math.inf
-    return hidden, attn_mask.masked_fill(hidden, 0.0).to(like.dtype)
+    # A lowest number of a wider dtype would become an infinity, and a row of those nan.
+    return hidden, numerics.saturated(attn_mask.masked_fill(hidden, 0.0), like.dtype)
 
 
 def pair_masks(

@@ -24,7 +24,7 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             the first one has; it is concatenated along its first axis, numbers are stacked.
 
     Returns:
-        The same names, ``"edge_index"`` renumbered, and ``"batch"``, the graph of each node.
+        The same names, ``"edge_index"`` renumbered as int64, and ``"batch"``, the graph of each node.
 
     Raises:
         TypeError: if a graph is no mapping, or holds something else than tensors.
@@ -49,7 +49,7 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         every = [graph[name] for graph in graphs]
         if name == "edge_index":
             starts = accumulate(sizes[:-1], initial=0)
-            joined[name] = torch.cat([edges + start for edges, start in zip(every, starts, strict=True)], 1)
+            joined[name] = torch.cat([edges.long() + start for edges, start in zip(every, starts, strict=True)], 1)
         else:
             joined[name] = torch.cat(every) if first.ndim else torch.stack(every)
     each = torch.tensor(sizes, device=joined["x"].device)

@@ -67,7 +67,7 @@ def node_partitions(
     place = torch.empty_like(order)
     place[order] = torch.arange(num_nodes, device=order.device)
     starts = torch.arange(parts + 1, device=order.device) * num_nodes // parts
-    source, target = place[edge_index]
+    source, target = place[edge_index.long()]
     part = torch.bucketize(source, starts[1:], right=True)
     within = part == torch.bucketize(target, starts[1:], right=True)
     source, target, part = source[within], target[within], part[within]

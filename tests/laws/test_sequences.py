@@ -302,6 +302,20 @@ def test_masks_of_pairs_have_torchs_shapes_and_meaning(case, drawn, device):
         module(x, attn_mask=later.long())
 
 
+@cases_where(lambda case: crossing(case) and not sums(case) and not hasattr(attention_of(module_of(case)), "order"))
+def test_the_lowest_numbers_of_a_wider_dtype_hide_pairs(case, device):
+    """Where they hide all of a row its weights are alike: of float64 ones, and of float32 ones under autocast."""
+    _, module, (x,) = build(case, device, torch.float32)
+    for dtype, low in ((torch.float64, False), (torch.float32, True)):
+        numbers = torch.zeros(x.shape[-2], x.shape[-2], dtype=dtype, device=device)
+        numbers[1], numbers[2, 1:] = torch.finfo(dtype).min, torch.finfo(dtype).min
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=low):
+            assert module(x, attn_mask=numbers).isfinite().all()
+            weights = module.weights(x, attn_mask=numbers).float()
+        assert_near(weights[..., 1, :], torch.full_like(weights[..., 1, :], 1 / x.shape[-2]), 1e-2, "all hidden")
+        assert (weights[..., 2, 1:] == 0).all()
+
+
 @cases_where(lambda case: crossing(case) and not case.ordered and not sums(case))
 def test_a_token_that_may_attend_to_none_finds_what_no_memory_holds(case, device):
     _, module, (x,) = build(case, device, torch.float64)

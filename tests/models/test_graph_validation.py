@@ -29,10 +29,11 @@ BATCH = torch.tensor([0, 2, 0, 0, 2, 2])
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_indices_of_32_bits_are_indices(name):
+def test_indices_of_few_bits_are_indices(name):
     model, (x, edge_index, attr) = made(name), graph()
     expected = model(x, edge_index, BATCH, edge_attr=attr)
-    torch.testing.assert_close(model(x, edge_index.int(), BATCH.int(), edge_attr=attr), expected)
+    for kind in (torch.int32, torch.int16, torch.int8):
+        torch.testing.assert_close(model(x, edge_index.to(kind), BATCH.to(kind), edge_attr=attr), expected)
     if "CGT" not in name:
         of_edges = graphs.made(name, dtype=torch.float64, level="edge")
         found = of_edges(x, edge_index.int(), BATCH.int(), edge_attr=attr)

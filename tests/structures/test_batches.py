@@ -129,6 +129,13 @@ def test_rows_that_are_no_pairs_are_refused():
         layout.pairs(torch.ones(4))
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16])
+def test_numbers_of_joined_graphs_may_be_larger_than_those_of_each(kind):
+    path = torch.stack([torch.arange(99), torch.arange(1, 100)])
+    joined = join_graphs([{"x": torch.ones(100, 1), "edge_index": path.to(kind)}] * 400)["edge_index"]
+    assert torch.equal(joined.unflatten(1, (400, 99))[:, -1], path + 39900)
+
+
 def test_joined_graphs_keep_their_edges_and_numbers():
     edge = torch.tensor([[0, 1], [1, 0]])
     graphs = [

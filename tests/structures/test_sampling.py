@@ -33,6 +33,17 @@ def test_parts_have_every_node_once_and_all_edges_within_them(parts):
         assert pairs(part.nodes[part.edge_index]) == pairs(edge_index[:, inside])
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.int16, torch.int32])
+def test_parts_of_edges_of_few_bits(kind):
+    edge_index, seeded = graph_of(20, 90), torch.Generator()
+    parts = (
+        node_partitions(edges, 20, 3, generator=seeded.manual_seed(0)) for edges in (edge_index, edge_index.to(kind))
+    )
+    for expected, found in zip(*map(list, parts), strict=True):
+        assert torch.equal(found.nodes, expected.nodes)
+        assert torch.equal(found.edge_index, expected.edge_index)
+
+
 def test_a_batch_has_its_seeds_first_and_as_many_neighbours_as_asked():
     edge_index = graph_of(60, 400)
     graph, seeds = Graph(edge_index, 60), torch.arange(0, 60, 2)
