@@ -3,7 +3,7 @@ r"""Sums over rows of which only a part is at hand: the others lie on other proc
 A layer that mixes rows does so by a few sums over all of them, :math:`y = \sum_p x_p`, the parts p being processes
 (a ``torch.distributed.ProcessGroup``) or chunks of a stream (:class:`Parts`). The objective L is the sum of what the
 parts compute of y, :math:`L = \sum_q L_q`, so that the gradient of every :math:`x_p` is
-:math:`\sum_q \partial L_q / \partial y`: the same sum on the way back.
+:math:`\sum_q \partial L_q / \partial y`: the same sum in the backward pass.
 """
 
 from __future__ import annotations

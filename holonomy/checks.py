@@ -247,7 +247,7 @@ def vectors(least: int = 1, /, **named: Tensor) -> None:
 
 
 def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
-    """Refuse infinities, nan and numbers below a least one, where reading them makes nobody wait."""
+    """Refuse infinities, nan and numbers below a least one, where they can be read without waiting."""
     if x.numel() and costs_nothing_to_read(x):
         smallest, largest = (float(value) for value in x.detach().aminmax())
         if not (math.isfinite(smallest) and least <= smallest <= largest < math.inf):
@@ -256,13 +256,13 @@ def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
 
 
 def nonzero(name: str, x: Tensor) -> None:
-    """Refuse zero vectors, which have no direction, where reading them makes nobody wait."""
+    """Refuse zero vectors, which have no direction, where they can be read without waiting."""
     if x.numel() and costs_nothing_to_read(x) and not bool((x.detach() != 0).any(-1).all()):
         raise ValueError(f"{name} must have a direction, got a zero vector.")
 
 
 def above_zero(name: str, x: Tensor) -> None:
-    """Refuse infinities, nan, zero and negative numbers, where reading them makes nobody wait."""
+    """Refuse infinities, nan, zero and negative numbers, where they can be read without waiting."""
     if x.numel() and costs_nothing_to_read(x):
         smallest, largest = (float(value) for value in x.detach().aminmax())
         if not 0 < smallest <= largest < math.inf:
@@ -270,7 +270,7 @@ def above_zero(name: str, x: Tensor) -> None:
 
 
 def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
-    """Refuse points outside of the ball of radius ``1/sqrt(-curvature)``, where reading them makes nobody wait."""
+    """Refuse points outside of the ball of radius ``1/sqrt(-curvature)``, where they can be read without waiting."""
     if x.numel() and costs_nothing_to_read(x) and costs_nothing_to_read(curvature.detach()):
         radius = (-float(curvature.detach())) ** -0.5
         farthest = float(torch.linalg.vector_norm(x.detach().to(torch.float64), dim=-1).amax())
@@ -324,7 +324,7 @@ def on_device(device: torch.device, **named: Tensor) -> None:
 
 
 def codes(name: str, x: Tensor, count: int, meaning: str, least: int = 0) -> None:
-    """Refuse numbers that are looked up in a table and are not in it, where reading them makes nobody wait."""
+    """Refuse numbers that are looked up in a table and are not in it, where they can be read without waiting."""
     integers(name, x)
     if costs_nothing_to_read(x):
         outside = _outside(x, count, least)
@@ -387,7 +387,7 @@ def nodes(x: Tensor, batch: Tensor | None = None) -> None:
 def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch: Tensor | None = None) -> None:
     """Refuse nodes, edges, their features and the graphs of nodes that do not fit together.
 
-    Where edges end is read where that makes nobody wait.
+    The nodes that edges name are checked where they can be read without waiting.
     """
     nodes(x, batch)
     _edge_list(edge_index)

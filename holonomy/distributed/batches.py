@@ -76,7 +76,7 @@ class GraphBatchSampler(Sampler[list[int]]):
         for name, count in (("batch_size", batch_size), ("sizes", len(self.sizes))):
             if count < world:
                 raise ValueError(f"{name} must be at least {world}, a graph for each process, got {count}.")
-        self._batches()  # refuses what it can not cut
+        self._batches()  # refuses sizes that cannot be batched
 
     def set_epoch(self, epoch: int) -> None:
         """Say the number of the epoch that comes, on every process; without it each has the same batches."""
@@ -135,7 +135,7 @@ def mean_over_processes(
         One number, the same on every process; ``nan`` where all weights are zero.
 
     Raises:
-        TypeError: if ``group`` is none, or ``values`` is not a floating-point tensor.
+        TypeError: if ``group`` is not a process group, or ``values`` is not a floating-point tensor.
         ValueError: if ``weights`` has another shape than ``values``.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

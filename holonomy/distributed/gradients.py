@@ -26,7 +26,7 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
         group: the processes.
 
     Raises:
-        TypeError: if ``group`` is none.
+        TypeError: if ``group`` is not a process group.
         ValueError: if another gradient is sparse.
 
     >>> import torch.distributed as dist

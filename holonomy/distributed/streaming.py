@@ -97,7 +97,7 @@ class _Stream:
                 return None
             total = part if total is None else total.plus(part)
         if total is None:
-            raise ValueError("chunks must be at least one, with no rows where there are none, got none.")
+            raise ValueError("chunks must be at least one, which may have no rows, got none.")
         return total if self.group is None else _Sum(*_parts.scaled_total(*total, self.group))
 
 
@@ -123,7 +123,7 @@ def stream(
         The result of each chunk.
 
     Raises:
-        TypeError: if ``chunks`` can be iterated once only, or ``group`` is none.
+        TypeError: if ``chunks`` can be iterated once only, or ``group`` is not a process group.
         ValueError: if there is no chunk.
 
     >>> from holonomy.models import Hypformer
@@ -154,7 +154,7 @@ def stream_backward(
         The sum of the losses of the chunks of this process.
 
     Raises:
-        TypeError: if ``chunks`` can be iterated once only, or ``group`` is none.
+        TypeError: if ``chunks`` can be iterated once only, or ``group`` is not a process group.
         ValueError: if there is no chunk.
 
     >>> from holonomy.models import Hypformer

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class ShardedLorentzEmbedding(LorentzPoints):
     r"""A :class:`~holonomy.manifolds.LorentzEmbedding` whose row r lies on process r mod W, of W processes.
 
-    Every process looks up rows of the whole table, and all do so at once: the ids that a batch names, each once, go to
-    the processes that hold them, rows come back, and gradients go home on the way back. The gradient of ``unit`` is
-    sparse, and this library's optimizers step the rows that any process named, as they do for one process; memory and
-    work of a process are those of its rows. The bytes of a step grow with the batch, not with the table.
+    Every process looks up rows of the whole table, and all do so at once: the indices of a batch, each once, go to the
+    processes that hold their rows, and the rows come back; in the backward pass gradients go the other way. The
+    gradient of ``unit`` is sparse, and this library's optimizers step the rows that any process named, as they do for
+    one process; memory and work of a process are those of its rows. The bytes of a step grow with the batch, not with
+    the table.
 
     The objective is the sum of what the processes compute, see :func:`sum_gradients`, which adds up the gradients of a
     learned curvature and leaves the rows alone. ``DistributedDataParallel`` must not synchronise them either.
@@ -46,7 +47,7 @@ class ShardedLorentzEmbedding(LorentzPoints):
         num_embeddings: number of rows of the whole table.
 
     Raises:
-        TypeError: if a size is not an integer, or ``group`` is none.
+        TypeError: if a size is not an integer, or ``group`` is not a process group.
         ValueError: if a size is not positive, or there are more processes than rows.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -1,6 +1,6 @@
-r"""The wrapped normal distribution of Nagano et al. (2019), as torch knows distributions.
+r"""The wrapped normal distribution of Nagano et al. (2019), as a ``torch.distributions.Distribution``.
 
-A normal vector of the tangent space at the origin is carried to the mean and sent along its geodesic,
+A normal vector of the tangent space at the origin is transported to the mean and mapped by the exponential there,
 
 .. math:: z = \exp_\mu(P_{o \to \mu}\, v), \qquad v \sim N(0, \operatorname{diag} \sigma^2) .
 

@@ -357,7 +357,7 @@ class Lorentz(geoopt.Lorentz):
             Points ``(..., m, d+1)`` or ``(..., d+1)``.
 
         Raises:
-            TypeError: if the weights are not floating-point numbers, or ``group`` is none.
+            TypeError: if the weights are not floating-point numbers, or ``group`` is not a process group.
             ValueError: if a weight is negative or not finite. Weights on a GPU, under ``torch.compile`` or in a
                 transformation of ``torch.func`` are not read, and such ones give an undefined result.
 

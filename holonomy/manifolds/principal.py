@@ -24,10 +24,10 @@ def tangent_pca(
 ) -> Float[Tensor, "*batch n reduced"]:
     r"""Points in the ``dim`` directions from their mean in which they differ most (Fletcher et al. 2004).
 
-    With m the Frechet mean, the vectors :math:`\log_m x_i` are carried to the origin, their principal components are
-    kept, and the exponential map makes points of them. The mean comes to the origin. Distances from it are kept but for
-    the part in the directions that are left out, and points of a totally geodesic subspace of dimension ``dim`` keep
-    all distances. An isometry of x changes signs only, which are chosen such that the sum of the cubes of each
+    With m the Frechet mean, the vectors :math:`\log_m x_i` are transported to the origin, their principal components
+    are kept, and the exponential map makes points of them. The mean comes to the origin. Distances from it are kept but
+    for the part in the directions that are left out, and points of a totally geodesic subspace of dimension ``dim``
+    keep all distances. An isometry of x changes signs only, which are chosen such that the sum of the cubes of each
     coordinate is not negative.
 
     For a picture in the unit disk: ``manifold.to_poincare(tangent_pca(x, manifold)) * (-manifold.curvature).sqrt()``.

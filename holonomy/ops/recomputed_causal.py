@@ -1,4 +1,4 @@
-"""Causal attention by sums, some rows at a time, each computed again on the way back from the sums before it.
+"""Causal attention by sums, some rows at a time, each computed again in the backward pass from the sums before it.
 
 What is kept is the input, and the state at the beginning of each part: channels squared for each head. The way back
 goes from the last part to the first: a part takes the gradient of its result and of the sums after it, and gives that

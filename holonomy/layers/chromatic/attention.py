@@ -53,7 +53,7 @@ class EdgeProjection(nn.Module):
         dtype: of the parameters.
 
     Raises:
-        ValueError: if a size or choice is none of the allowed.
+        ValueError: if a size or choice is not allowed.
 
     >>> EdgeProjection(3, 8, 2, mode="mono")(torch.randn(1, 5, 5, 3)).bias.shape
     torch.Size([1, 5, 5, 2])
@@ -140,7 +140,7 @@ class ChromaticAttention(nn.Module):
 
     Raises:
         TypeError: if a size is not an integer, or the activation no function.
-        ValueError: if a size, probability or choice is none of the allowed, or an activation has no effect.
+        ValueError: if a size, probability or choice is not allowed, or an activation has no effect.
 
     >>> attention = ChromaticAttention(8, 2, 3)
     >>> attention(torch.randn(4, 5, 8), torch.randn(4, 5, 5, 3)).shape

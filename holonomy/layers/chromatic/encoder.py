@@ -119,7 +119,7 @@ class ChromaticEncoderLayer(nn.Module):
 
     Raises:
         TypeError: if a size is not an integer, or the activation no function.
-        ValueError: if a size, probability or choice is none of the allowed.
+        ValueError: if a size, probability or choice is not allowed.
 
     >>> layer = ChromaticEncoderLayer(8, 2, 3)
     >>> layer(torch.randn(4, 5, 8), torch.randn(4, 5, 5, 3)).shape

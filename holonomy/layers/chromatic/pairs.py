@@ -1,7 +1,7 @@
 r"""Encoders of pairs of nodes: what stands between i and j, as a vector (CSA sections 3.3 and 3.4).
 
 Axes: ``(graphs, i, j)`` and ``(graphs, i, j, features)``. What they read is made by :mod:`holonomy.layers.encodings`
-and :mod:`holonomy.layers.substructures`. They know no padding: a result that stands there is for nobody to read.
+and :mod:`holonomy.layers.substructures`. Padding is not treated: results at padded pairs have no meaning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EdgeTypeEncoder(nn.Module):
         dtype: of the parameters.
 
     Raises:
-        ValueError: if a size is none of the allowed.
+        ValueError: if a size is not allowed.
 
     >>> encoder = EdgeTypeEncoder(4, 8)
     >>> encoder(torch.tensor([[[1, 5], [5, 1]]])).shape  # edges of type 3 between two nodes
@@ -167,7 +167,7 @@ class PairEncoder(nn.Module):
         dtype: of the parameters.
 
     Raises:
-        ValueError: if a size or choice is none of the allowed.
+        ValueError: if a size or choice is not allowed.
 
     >>> encoder = PairEncoder(8, edge_types=4, steps=3)
     >>> categories, walks = torch.ones(1, 2, 2, dtype=torch.int64), torch.rand(1, 2, 2, 3)
@@ -231,7 +231,7 @@ class PairEncoder(nn.Module):
             ``(graphs, n, n, out_features)``.
 
         Raises:
-            ValueError: if an argument is missing, or one comes that nobody reads.
+            ValueError: if an argument is missing, or one has no use.
         """
         checks.integers("categories", categories)
         given = {"walks": walks, "distances": distances, "related": related, "attributes": attributes}
@@ -250,7 +250,7 @@ class PairEncoder(nn.Module):
 
 
 def check_encodings(encoder: PairEncoder, pairs: Sequence[int], **given: Tensor | None) -> None:
-    """Refuse encodings that are missing, that nobody reads, or that do not have the axes of the pairs."""
+    """Refuse encodings that are missing, that have no use, or that do not have the axes of the pairs."""
     wanted = {
         "walks": None if encoder.walks is None else (*pairs, encoder.walks.steps),
         "distances": None if encoder.distances is None else pairs,

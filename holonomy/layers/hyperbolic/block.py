@@ -86,7 +86,7 @@ class HypformerBlock(nn.Module):
         dtype: their dtype.
 
     Raises:
-        ValueError: if a choice is none of the allowed, or an option has no effect beside the others.
+        ValueError: if a choice is not allowed, or an option has no effect beside the others.
 
     >>> block = HypformerBlock(8, 2, Lorentz(-1.0))
     >>> block(block.manifold_in.lift(torch.zeros(5, 8))).shape
@@ -290,7 +290,7 @@ class HypformerBlock(nn.Module):
 
     def _placed(self, x: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None) -> Tensor:
         """Tokens with their positions; a mask may be that of the memory."""
-        # What padding holds goes nowhere, but it would come out again, and infinities are no points.
+        # Padding has no effect on other tokens, but the residual would pass it on, and it may be infinite.
         return self.position(without_padding(x, key_padding_mask) if memory is None else x)
 
     def _added(self, x: Tensor, attended: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class HypformerEncoder(nn.Module):
         """Where the blocks start."""
         if not may_bypass(self.refine, HRC):
             return self.refine(self.embedding(x))
-        # The time of the embedding is read by nobody.
+        # The time of the embedding has no use here.
         there = self.refine.manifold_out
         return change_curvature(self.refine.function(space_of(self.embedding, x)), self.refine.manifold_in, there)
 

@@ -48,7 +48,7 @@ class SimplicialEncoderLayer(PreNormLayer):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size, probability or choice is none of the allowed, or options exclude each other.
+        ValueError: if a size, probability or choice is not allowed, or options exclude each other.
 
     >>> SimplicialEncoderLayer(12, 2, causal=True)(torch.randn(3, 5, 12)).shape
     torch.Size([3, 5, 12])

@@ -55,7 +55,7 @@ class TokenAttention(nn.Module):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size or choice is none of the allowed, or an option has no effect beside the others.
+        ValueError: if a size or choice is not allowed, or an option has no effect beside the others.
 
     >>> TokenAttention(8, 2)(torch.randn(3, 5, 8)).shape
     torch.Size([3, 5, 8])
@@ -136,7 +136,7 @@ class TokenAttention(nn.Module):
             to none.
 
         Raises:
-            TypeError: if a mask is of another dtype, or ``group`` is none.
+            TypeError: if a mask is of another dtype, or ``group`` is not a process group.
             ValueError: if a shape does not fit, there is an ``attn_mask`` with kernel ``"performer"`` or a ``group``
                 with kernel ``"softmax"``, or for ``is_causal`` beside ``memory`` or ``group``.
         """

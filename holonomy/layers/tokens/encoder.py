@@ -128,7 +128,7 @@ class PreNormLayer(nn.Module):
         return self.fed_forward(x + self.branch(attended))
 
     def _given(self, x: Tensor, padding: Tensor | None, memory: Tensor | None) -> Tensor:
-        """Tokens without padding, which goes nowhere, but would come out again; a memory's padding is none of them."""
+        """Tokens, zero at padding, which the residual would pass on; with a memory padding is that of its tokens."""
         checks.rows("x", x, self.features, "features", self.norm_attention)
         return x if memory is not None else without_padding(x, padding)
 
@@ -156,7 +156,7 @@ class TokenEncoderLayer(PreNormLayer):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size, probability or choice is none of the allowed.
+        ValueError: if a size, probability or choice is not allowed.
 
     >>> layer = TokenEncoderLayer(8, 2, attention="performer")
     >>> layer(torch.randn(3, 5, 8)).shape

@@ -245,7 +245,7 @@ class GraphTokenizer(_Tokenizer):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size or choice is none of the allowed, or an option has no effect beside the others.
+        ValueError: if a size or choice is not allowed, or an option has no effect beside the others.
 
     >>> tokenizer = GraphTokenizer(3, 8, edge_features=2)
     >>> path = torch.tensor([[0, 1, 1, 2, 3, 4], [1, 0, 2, 1, 4, 3]])
@@ -347,7 +347,7 @@ class HyperedgeTokenizer(_Tokenizer):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size or choice is none of the allowed, or an option has no effect beside the others.
+        ValueError: if a size or choice is not allowed, or an option has no effect beside the others.
 
     >>> tokenizer = HyperedgeTokenizer(3, 2, 8)
     >>> tokenizer(torch.tensor([[0, 1, 2], [2, 2, 0]]), torch.ones(2, 2), 3).values.shape

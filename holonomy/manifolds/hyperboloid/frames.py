@@ -1,4 +1,4 @@
-r"""Logarithm and exponential with tangent vectors as components in the frame carried from the origin.
+r"""Logarithm and exponential with tangent vectors as components in the frame transported from the origin.
 
 A tangent vector far out has ambient coordinates :math:`X_t` times longer along the ray of its point than across it, and
 float32 keeps the longer part only. Its components in the frame that parallel transport carries from the origin along
@@ -7,7 +7,7 @@ the ray are as long as the vector itself. Here :math:`v = P_{x \to o}\, \log_x(y
 :mod:`holonomy.manifolds.hyperboloid.geodesics`.
 
 **Moving y** by frame components w moves :math:`v` by :math:`w_\parallel + w_\perp D/\sinh D`, parts along and across
-the geodesic (a Jacobi field that vanishes at x), w carried to x. **Moving x** by w moves it by
+the geodesic (a Jacobi field that vanishes at x), w transported to x. **Moving x** by w moves it by
 :math:`-w_\parallel - w_\perp D \coth D`, and the frame turns: with u the ray of x and :math:`w_u` the part of w across
 it, :math:`-\tanh(r/2)\,\big(\langle u, v\rangle\, w_u - \langle w_u, v\rangle\, u\big)`, r the rapidity of x.
 **Curvature**: with :math:`t = \tanh\tau` as in geodesics, all points moved along their rays move :math:`s v` by
@@ -134,7 +134,7 @@ class _RayAngle(_autograd.InputsSaved):
     r"""The angle :math:`\theta`, with :math:`N = u \cos\theta + a \sin\theta` and :math:`e = -\partial_\theta N`.
 
     Moving x by w adds :math:`\coth D\, \langle e, w\rangle - \coth r\, \langle a, w\rangle`, the turns of N and of the
-    ray; moving y adds :math:`-\langle e, w\rangle / \sinh D`, w carried to x.
+    ray; moving y adds :math:`-\langle e, w\rangle / \sinh D`, w transported to x.
     """
 
     @staticmethod

@@ -5,8 +5,8 @@ coordinates :math:`X = s x`. What automatic differentiation makes of a boost can
 its derivative, in quantities that do not:
 
 * **The view** of Y from X: distance D and unit direction N, kept as a part *along* the ray of X and a part *across* it,
-  in the frame carried from the origin. Then :math:`n_X = (N_\perp, N_\parallel / X_t)` is minus the derivative of D in
-  the space part of X. For float32 numbers the part across is right even where X and Y are parallel.
+  in the frame transported from the origin. Then :math:`n_X = (N_\perp, N_\parallel / X_t)` is minus the derivative of D
+  in the space part of X. For float32 numbers the part across is right even where X and Y are parallel.
 * **Curvature.** With :math:`\tau` the arc length from the foot of the perpendicular from the origin,
   :math:`t = \tanh\tau = N_\parallel X_n / X_t`, scaling all space parts changes D at the rate
   :math:`E = t_Y - t_X = \sinh D / (\cosh\tau_X \cosh\tau_Y)`, and :math:`D - E = \int \tanh^2\tau\, d\tau

@@ -87,7 +87,7 @@ def _klein_gap(x: Rays, y: Rays) -> Tensor:
 
 
 def _moderate(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of which no sum leaves float64, and what they are to be multiplied by: midpoints do not know it."""
+    """Weights over a factor, so that no sum of them overflows float64, and the factor; midpoints do not change."""
     if weights.shape[-1] == 0:
         return weights, weights.new_ones(())
     largest = weights.amax(-1, keepdim=True)

@@ -26,7 +26,7 @@ class Ray(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Of a vector in the frame carried from the origin to a point: the part across its ray, and the length along it."""
+    """A vector in the frame transported from the origin to a point: its part across the ray and its length along it."""
 
     across: Tensor
     along: Tensor

@@ -138,10 +138,9 @@ def linear_attention_block(
     the hyperboloid where a curvature is given. With ``is_causal`` a query attends to the keys up to its own row. Rows
     without weight are treated as in :func:`~holonomy.ops.linear_attention.reference.linear_attention`.
 
-    The fast form makes queries, keys and values of some rows at a time, and again on the way back. Gradients of
-    gradients are right: where autograd is asked for them, the plain definition is differentiated, at its price.
-    ``torch.func.grad`` works, ``vmap`` does not. The plain definition runs where nodes are few, below 2048, under
-    ``torch.compile``, under autocast, and in other dtypes than float32 and float64.
+    The fast form computes queries, keys and values of some rows at a time, and again in the backward pass. Second
+    derivatives are those of the reference, at its cost. ``torch.func.grad`` works, ``vmap`` does not. The reference
+    runs below 2048 nodes, under ``torch.compile``, under autocast, and in other dtypes than float32 and float64.
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
     if rows is None and not use_chunked(x, x.shape[-2]):

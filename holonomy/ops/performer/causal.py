@@ -10,9 +10,9 @@ all keys of one stretch of rows lie before all queries of another, with r the sc
 .. math:: e^{\ell_f(q_i) + \ell_f(k_j) - c_i} = e^{\ell_f(q_i) + r_f - c_i}\; e^{\ell_f(k_j) - r_f}, \qquad
     c_i = \max_f\, (\ell_f(q_i) + t_{if}),
 
-is a product of two factors of at most one. It serves the sums of earlier chunks, and within a chunk the first half
-and the second, halved again and again down to single rows. The denominator over :math:`e^{c_i}` is at least one, and
-no later key has a say. Time and memory are linear in the rows.
+is a product of two factors of at most one. It computes the sums over earlier chunks, and within a chunk those of the
+second half over the first, halved again and again down to single rows. The denominator over :math:`e^{c_i}` is at least
+one, and later keys have no effect. Time and memory are linear in the rows.
 """
 
 from __future__ import annotations

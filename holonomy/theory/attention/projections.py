@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NotCoveredError(ValueError):
-    """A theorem says nothing of this layer or input: never is a number made up in its place.
+    """The theorems do not cover this layer or input, and no number is made up in their place.
 
     >>> issubclass(NotCoveredError, ValueError)
     True

@@ -1,10 +1,11 @@
-r"""A search for the two inputs that a map moves apart the most.
+"""A search for the two inputs that a map moves apart the most.
 
 Pairs climb the ratio of their distances after and before the map, many at once. A pair is a point x and a tangent
-vector v at it, in the frame carried from the origin: steps are in the metric, as long far out as near the origin. Pairs
-start where constants tend to be attained: tokens on the rim and inside, alike, one against the others or independent;
-differences along few channels or all, of one token or all, short and long. The best of them climb again, with their
-differences and with ten and a hundred times shorter ones. What rounding can have added to a ratio is taken off it.
+vector v at it, in the frame transported from the origin: steps are in the metric, as long far out as near the origin.
+Pairs start where constants tend to be attained: tokens on the rim and inside, alike, one against the others or
+independent; differences along few channels or all, of one token or all, short and long. The best of them climb again,
+with their differences and with ten and a hundred times shorter ones. What rounding can have added to a ratio is
+subtracted.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Attack(NamedTuple):
 
 
 class _Space:
-    """Euclidean space (``None``) or a hyperboloid; vectors at a point are in the frame carried from the origin."""
+    """Euclidean space (``None``) or a hyperboloid; vectors at a point are in the frame transported from the origin."""
 
     def __init__(self, manifold: Lorentz | None) -> None:
         self.manifold = manifold
@@ -84,8 +85,8 @@ class _Space:
 
         Hyperbolic layers subtract the time coordinate from one of space (HypMLR), or from the length of space parts
         (midpoints): of two numbers of size :math:`e^\rho` there remains :math:`e^{-\rho}`, of which the last digit is
-        :math:`e^{2 \rho}` times as large. Images are stairs then, with steps wider than a few digits of x. A search
-        finds the two sides of a step, as far out as it may go.
+        :math:`e^{2 \rho}` times as large. In floating point such a map is a step function, with steps wider than a few
+        digits of x, and a search finds the two sides of a step.
         """
         digits = _DIGITS * torch.finfo(x.dtype).eps
         return digits * (

@@ -158,7 +158,7 @@ def climb(
         ratio = found.measured / found.bound
         best = _better(best, Comparison(*(part.detach() for part in found)))
         optimizer.zero_grad()
-        # A row whose bound says nothing climbs no more; singular values that meet have no derivative.
+        # A row whose bound is infinite stops; singular values that are equal have no derivative.
         torch.where(ratio.isfinite(), -ratio, 0.0).sum().backward()
         for move in moves.values():
             if move.grad is not None:

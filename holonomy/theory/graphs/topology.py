@@ -2,8 +2,8 @@ r"""Radius, diameter and spectrum of a graph: Simplicial section 3.1.
 
 Printed: :math:`\mathrm{rad} \le \mathrm{diam} \le 96 \log n / \lambda_2`, with a spectral value that the paper does not
 name. It holds for the normalised Laplacian of a connected undirected graph; for the combinatorial one it fails (the
-complete graph of 700 nodes). Of directed graphs, causal masks among them, it says nothing. Tight is Chung, Faber and
-Manteuffel's bound, with the eigenvalues of the combinatorial Laplacian.
+complete graph of 700 nodes). It does not cover directed graphs, such as causal masks. Chung, Faber and Manteuffel's
+bound, by the eigenvalues of the combinatorial Laplacian, is tight.
 
 Graphs are symmetric adjacency matrices without loops, ``(n, n)``.
 """

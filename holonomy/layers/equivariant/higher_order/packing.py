@@ -67,7 +67,7 @@ def class_blocks(
     sizes = torch.stack([torch.bincount(slot, minlength=len(distinct)) for slot in slots], 1)
     met = (sizes > 0).all(1)
     width = next((w for w in _WIDTHS if _heavy(sizes, met, w)[slots[1]].sum() <= _HEAVY_SHARE * len(queries)), 64)
-    # A slot that fills more than a block goes to tables; one without a key or without a query goes nowhere.
+    # A slot that fills more than a block goes to tables; one without a key or without a query is left out.
     heavy = _heavy(sizes, met, width)
     light = met & ~heavy
     blocks = torch.zeros_like(distinct)

@@ -141,7 +141,7 @@ class HypLinearAttention(nn.Module):
             Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding.
 
         Raises:
-            TypeError: if ``group`` is none.
+            TypeError: if ``group`` is not a process group.
             ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory`` or ``group``.
         """
         checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)

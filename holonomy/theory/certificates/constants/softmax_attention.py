@@ -141,7 +141,7 @@ def _logits(distance: Tensor, scale: float, similarity: Similarity) -> tuple[Ten
 
 
 def _directions(x: Tensor, y: Tensor) -> Tensor:
-    """Unit tangent vectors from x_i towards y_j in the frame carried from the origin, ``(i, j, d)``; zero if equal."""
+    """Unit tangent vectors from x_i to y_j in the frame transported from the origin, ``(i, j, d)``; zero if equal."""
     kappa = unit_curvature().to(x.device)
     log = hyperboloid.logmap(x[:, None].expand(-1, y.shape[0], -1), y[None].expand(x.shape[0], -1, -1), kappa)
     at = x[:, None, 1:]
