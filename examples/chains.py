@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
 
     torch.manual_seed(args.seed)
     models = {
-        "attention": HigherOrderTransformer(2, 32, 2, orders=(2, 2, 1), kernel="performer"),
+        "attention": HigherOrderTransformer(2, 32, 2, level="node", kernel="performer"),
         "message passing": HGCN(2, 32, 2, layers=4, level="node"),
     }
     test = {name: value.to(args.device) for name, value in chains(10, args.length).items()}

@@ -48,7 +48,7 @@ class ChromaticGraphTransformer(nn.Module):
         mode: ``"chromatic"``, ``"mono"`` or ``"additive"``, see :class:`~holonomy.layers.ChromaticAttention`.
         edge_values: whether pairs join the messages (CSA eq. 7).
         share_edges: whether layers share the maps of pairs to biases and values (CSA appendix A).
-        level: ``"graph"`` or ``"node"``: what the head reads.
+        level: what a row of the result belongs to, ``"graph"`` or ``"node"``.
         pooling: the ``"mean"`` or the ``"sum"`` of the nodes of a graph; at the level of nodes there is none.
         norm: ``"batch"`` or ``"layer"``.
         dropout: probability that an entry of what a layer adds, or between its linear maps, is dropped.

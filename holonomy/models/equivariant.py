@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,12 @@ from holonomy import checks
 from holonomy._autograd import eager
 from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.layers.equivariant.linear.sparse import targets
+from holonomy.models.levels import ORDER, Level
 from holonomy.structures import Hyperedges, on_features
 from holonomy.structures.plan import tuple_codes
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-
-Level = Literal["graph", "node", "edge"]
-_LAST: dict[Level, int] = {"graph": 0, "node": 1, "edge": 2}  # the order of the result
 
 
 class EquivariantModel(nn.Module):
@@ -49,17 +47,19 @@ class EquivariantModel(nn.Module):
         checks.floating_dtype(dtype)
         checks.positive_int("hidden_features", hidden_features)
         if level is not None:
-            checks.one_of("level", level, tuple(_LAST))
-        orders = (2, 2, _LAST[level or "graph"]) if orders is None else orders
+            checks.one_of("level", level, tuple(ORDER))
+        orders = (2, 2, ORDER[level or "graph"]) if orders is None else orders
         orders = [checks.nonnegative_int("orders", order) for order in checks.sequence("orders", orders, "integers")]
         if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
             raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")
-        if level is not None and orders[-1] != _LAST[level]:
-            raise ValueError(f"orders must end with {_LAST[level]} at the level {level!r}, got {tuple(orders)}.")
+        if level is not None and orders[-1] != ORDER[level]:
+            raise ValueError(f"orders must end with {ORDER[level]} at the level {level!r}, got {tuple(orders)}.")
         if level == "edge" and orders[0] != 2:
             raise ValueError(f"orders must begin with 2 at the level 'edge', got {tuple(orders)}.")
         if checks.nonnegative_int("edge_features", edge_features) and orders[0] != 2:
             raise ValueError(f"edge_features must be 0 unless the first order is 2, got {edge_features}.")
+        if level is None and orders[-1] < 2:  # from 2 on the result is hyperedges, which no level names
+            level = "node" if orders[-1] else "graph"
         self.level, self.orders, self.edge_features = level, tuple(orders), edge_features
         self.in_features = checks.positive_int("in_features", in_features)
         first, last = self.orders[0], self.orders[-1]
@@ -97,8 +97,8 @@ class EquivariantModel(nn.Module):
                 another; layers after that one stay on them. One that is listed twice counts once, and has two rows.
 
         Returns:
-            ``(graphs, out_features)`` if the last order is 0, ``(n, out_features)`` if it is 1, ``(m, out_features)``
-            at the level ``"edge"`` of a graph, else hyperedges.
+            ``(graphs, out_features)``, ``(n, out_features)`` at the level of nodes, or ``(m, out_features)`` of edges;
+            hyperedges of the last order where ``orders`` end with 2 or more and no level was given.
 
         Raises:
             ValueError: if an argument is missing, or one comes that this input does not have.

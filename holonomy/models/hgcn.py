@@ -15,8 +15,9 @@ from holonomy.layers import HGATConv, HGCNConv, HypDropout, LGCNConv
 from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.refinement import drop_some
 from holonomy.manifolds import Lorentz
+from holonomy.models.levels import centroids, level_of
 from holonomy.ops.propagation import check_graph
-from holonomy.structures import Graph, PaddedGraphs
+from holonomy.structures import Graph
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -48,8 +49,8 @@ class HGCN(nn.Module):
             second and later linear maps.
         curvature: the initial curvature of every manifold.
         learnable_curvature: whether the curvatures receive gradients.
-        level: what a row of the result belongs to, ``"graph"`` or ``"node"``; if left out, a graph where ``batch`` is
-            given, else a node.
+        level: what a row of the result belongs to, ``"node"`` (the default) or ``"graph"``. A model made without it and
+            called with ``batch`` returns graphs in this release, with a FutureWarning.
         decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` for hyperbolic multinomial logistic regression,
             or ``"prototypes"``: one learned point a class. With ``out_features`` only.
         device: where the parameters live.
@@ -100,7 +101,7 @@ class HGCN(nn.Module):
             raise ValueError(f"decoder must be left out without out_features, got {decoder!r}.")
         if level is not None:
             checks.one_of("level", level, ("graph", "node"))
-        self.level = level
+        self.level: Literal["graph", "node"] | None = level
         if checks.positive_int("heads", heads) != 1 and conv != "hgat":
             raise ValueError(f"heads must be 1 with conv {conv!r}, which has none, got {heads}.")
         if checks.one_of("linear", linear, ("lorentz", "htc", "tangent")) != "lorentz" and conv != "lgcn":
@@ -136,7 +137,7 @@ class HGCN(nn.Module):
         edge_weight: Float[Tensor, " edges"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
-        """Scores of every node, or of every graph where ``batch`` is given; points without ``out_features``.
+        """Scores of every node, or of every graph; points without ``out_features``.
 
         Args:
             x: node features ``(n, in_features)``.
@@ -157,10 +158,8 @@ class HGCN(nn.Module):
         checks.only_with_batch(num_graphs, batch)
         check_graph(x, edge_index, batch, edge_weight)
         points = self.embed(x, edge_index, edge_weight=edge_weight)
-        if self.level == "graph" or (self.level is None and batch is not None):
-            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
-            graphs = PaddedGraphs.of(points, batch, num_graphs)
-            points = self.manifold_out.centroid(graphs.values, (~graphs.padding).to(points.dtype))
+        if level_of(self, self.level, batch) == "graph":
+            points = centroids(points, self.manifold_out, batch, num_graphs)
         elif num_graphs is not None:
             checks.number_of_graphs(batch, num_graphs)
         return self.decoder(points if self.decodes_points else self.manifold_out.logmap0(points)[..., 1:])

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
-from holonomy.models.equivariant import EquivariantModel, Level
+from holonomy.models.equivariant import EquivariantModel
+from holonomy.models.levels import Level
 
 
 class HigherOrderTransformer(EquivariantModel):
@@ -25,9 +26,10 @@ class HigherOrderTransformer(EquivariantModel):
         in_features: features of a node, or of an entry of the tensor.
         hidden_features: width of the layers.
         out_features: width of the result.
-        level: what a row of the result belongs to: ``"graph"`` (which it is if left out), ``"node"`` or ``"edge"``.
-        orders: order of the input, then of each layer's result, of which only the last may be 0; ``(2, 2, last)`` if
-            left out, the last by the level: 0, 1 or 2.
+        level: what a row of the result belongs to, ``"graph"`` (the default), ``"node"`` or ``"edge"``.
+        orders: order of the input, then of each layer's result, one layer between each two; ``(2, 2, last)`` if left
+            out, with 0, 1 or 2 as the last for graphs, nodes or edges. Other orders must end with that of the level;
+            without a level their last is read, and from 2 on the result is hyperedges.
         heads: number of heads.
         feedforward: width inside the feed-forward maps, twice ``hidden_features`` if left out.
         kernel: see :class:`~holonomy.layers.HigherOrderAttention`.
@@ -45,7 +47,8 @@ class HigherOrderTransformer(EquivariantModel):
         dtype: of the parameters.
 
     Raises:
-        ValueError: if there are fewer than two orders or a number is out of range.
+        ValueError: if there are fewer than two orders, one before the last is 0, the last is not that of the level, or
+            a number is out of range.
 
     >>> model = HigherOrderTransformer(3, 8, 1, level="node", heads=2)
     >>> model(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]])).shape

@@ -21,7 +21,7 @@ from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.tokens.tokenizer import Identifiers, Tokens
 from holonomy.manifolds import Lorentz
-from holonomy.models.equivariant import Level
+from holonomy.models.levels import Level
 from holonomy.models.tokengt import read_at
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity
@@ -51,7 +51,7 @@ class HypTokenGT(nn.Module):
         similarity: what softmax attention compares, see :class:`~holonomy.layers.HypSoftmaxAttention`.
         power: the sharpening exponent p of linear attention.
         average: of linear attention: ``"space"`` parts as printed, or the ``"midpoint"``.
-        level: ``"graph"``, ``"node"`` or ``"edge"``: what the decoder reads.
+        level: what a row of the result belongs to, ``"graph"``, ``"node"`` or ``"edge"``.
         dropout: probability of dropping an entry of a token, or a space coordinate in the blocks.
         eigenvector_dropout: probability that a Laplacian eigenvector of a graph is dropped.
         activation: a function of space parts, after the first HTC and in the feed-forwards.

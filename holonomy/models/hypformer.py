@@ -20,6 +20,7 @@ from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.hyperbolic.refinement import from_tangent
 from holonomy.manifolds import Lorentz
+from holonomy.models.levels import centroids, level_of
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.propagation import check_graph
 from holonomy.ops.softmax_attention import Similarity
@@ -65,8 +66,8 @@ class Hypformer(nn.Module):
             given, that gives ``(n, hidden_features)``: a convolution of PyTorch Geometric, say; ``"gcn"`` for a
             :class:`~holonomy.layers.GCN` of two layers; ``None`` for no graph at all.
         graph_weight: the weight w of the graph encoder, where there is a transformer beside it.
-        level: what a row of the result belongs to, ``"graph"`` or ``"node"``; if left out, a graph where ``batch`` is
-            given, else a node.
+        level: what a row of the result belongs to, ``"node"`` (the default) or ``"graph"``. A model made without it and
+            called with ``batch`` returns graphs in this release, with a FutureWarning.
         decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` for hyperbolic multinomial logistic regression,
             or ``"prototypes"``: one learned point a class.
         device: where the parameters live.
@@ -135,7 +136,7 @@ class Hypformer(nn.Module):
         checks.one_of("decoder", decoder, ("linear", "mlr", "prototypes"))
         if level is not None:
             checks.one_of("level", level, ("graph", "node"))
-        self.level = level
+        self.level: Literal["graph", "node"] | None = level
         if isinstance(graph_encoder, str):
             checks.one_of("graph_encoder", graph_encoder, ("gcn",))
             graph_encoder = GCN(
@@ -189,7 +190,7 @@ class Hypformer(nn.Module):
         num_graphs: int | None = None,
         group: Group | None = None,
     ) -> Float[Tensor, "rows out"]:
-        """Scores of every node, or of every graph where ``batch`` is given.
+        """Scores of every node, or of every graph.
 
         Args:
             x: node features ``(n, in_features)``; sparse ones, CSR or COO, are multiplied sparsely.
@@ -214,13 +215,12 @@ class Hypformer(nn.Module):
         """
         checks.only_with_batch(num_graphs, batch)
         mixed = self._mix(x, edge_index, batch, edge_attr, edge_weight, group)
-        if self.level == "graph" and group is not None:
-            mixed = self._at_origin(self.manifold_out.centroid(self._points(mixed), group=group)[None])
-        elif self.level == "graph" or (self.level is None and batch is not None):
-            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
-            graphs = PaddedGraphs.of(self._points(mixed), batch, num_graphs)
-            pooled = self.manifold_out.centroid(graphs.values, (~graphs.padding).to(mixed.dtype))
-            mixed = self._at_origin(pooled)
+        if level_of(self, self.level, batch) == "graph":
+            mixed = self._at_origin(
+                centroids(self._points(mixed), self.manifold_out, batch, num_graphs)
+                if group is None
+                else self.manifold_out.centroid(self._points(mixed), group=group)[None]
+            )
         elif num_graphs is not None:
             checks.number_of_graphs(batch, num_graphs)
         return self.decoder(self._points(mixed) if self.decodes_points else mixed)

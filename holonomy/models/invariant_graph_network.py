@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers import EquivariantLinear
-from holonomy.models.equivariant import EquivariantModel, Level
+from holonomy.models.equivariant import EquivariantModel
+from holonomy.models.levels import Level
 from holonomy.structures import Hyperedges, on_features
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ class InvariantGraphNetwork(EquivariantModel):
         in_features: features of a node, or of an entry of the tensor.
         hidden_features: width of the layers.
         out_features: width of the result.
-        level: what a row of the result belongs to: ``"graph"`` (which it is if left out), ``"node"`` or ``"edge"``.
-        orders: order of the input, then of each layer's result, of which only the last may be 0; ``(2, 2, last)`` if
-            left out, the last by the level: 0, 1 or 2.
+        level: what a row of the result belongs to, ``"graph"`` (the default), ``"node"`` or ``"edge"``.
+        orders: order of the input, then of each layer's result, one layer between each two; ``(2, 2, last)`` if left
+            out, with 0, 1 or 2 as the last for graphs, nodes or edges. Other orders must end with that of the level;
+            without a level their last is read, and from 2 on the result is hyperedges.
         normalise: ``"counts"`` divides the sum of each class by its number of terms, which keeps activations apart
             from the number of nodes; by default sums are sums.
         activation: :math:`\sigma`.
@@ -60,7 +62,8 @@ class InvariantGraphNetwork(EquivariantModel):
         dtype: of the parameters.
 
     Raises:
-        ValueError: if there are fewer than two orders or a number is out of range.
+        ValueError: if there are fewer than two orders, one before the last is 0, the last is not that of the level, or
+            a number is out of range.
 
     >>> model = InvariantGraphNetwork(3, 8, 1, level="node")
     >>> model(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]])).shape

@@ -17,7 +17,7 @@ from holonomy import checks
 from holonomy.layers.tokens.basis_residual import basis_residual
 from holonomy.layers.tokens.encoder import TokenEncoderLayer
 from holonomy.layers.tokens.tokenizer import GraphTokenizer, Identifiers, Tokens
-from holonomy.models.equivariant import Level
+from holonomy.models.levels import Level
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -44,7 +44,7 @@ class TokenGT(nn.Module):
         type_features: :math:`d_e`, ``hidden_features`` if left out, 0 for no type identifiers.
         attention: ``"softmax"``, or ``"performer"``: linear in nodes and edges.
         random_features: of ``"performer"``, twice the width of a head if left out; :meth:`redraw` draws others.
-        level: ``"graph"``, ``"node"`` or ``"edge"``: what the head reads.
+        level: what a row of the result belongs to, ``"graph"``, ``"node"`` or ``"edge"``.
         basis_residual: add to each node the edges that leave it after every layer (appendix A.5, SEB).
         dropout: probability that an entry of the tokens, of what a layer adds, or of a hidden layer is dropped.
         attention_dropout: probability that a weight of softmax attention is dropped.

@@ -124,6 +124,7 @@ def judged(call: Call) -> Failure | None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"\w+ was made without level", FutureWarning)
             return _judged(call)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

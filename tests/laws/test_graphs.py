@@ -144,6 +144,34 @@ def test_a_result_has_a_row_for_each_graph_node_or_edge(name, level):
         torch.testing.assert_close(module(**moved), together[order] if level == "edge" else together)
 
 
+@pytest.mark.parametrize("model", OF_ANY_GRAPH)
+def test_a_model_made_without_a_level_says_which_it_has(model):
+    """The default is the constructor's; what ``batch`` decided before comes with a warning for one release."""
+    x, edge_index, batch = torch.randn(5, 3), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]), torch.tensor([0, 0, 1, 1, 2])
+    rows = {"node": 5, "graph": 3}
+    if model not in {models.Hypformer, models.HGCN}:
+        default = model(3, 8, 2)
+        assert default.level == "graph"
+        assert len(default(x, edge_index)) == 1
+        assert len(default(x, edge_index, batch)) == 3
+        return
+    default = model(3, 8, 2)
+    assert len(default(x, edge_index)) == 5
+    with pytest.warns(
+        FutureWarning,
+        match=rf"^{model.__name__} was made without level and is called with batch: it returns a row for each graph, "
+        r"and will return one for each node in the next release; pass level='graph' or level='node' to it\.$",
+    ):
+        result = default(x, edge_index, batch)
+    for level, count in rows.items():
+        asked = model(3, 8, 2, level=level)
+        asked.load_state_dict(default.state_dict())
+        assert len(asked(x, edge_index, batch)) == count
+        assert len(asked(x, edge_index)) == {"node": 5, "graph": 1}[level]
+        if level == "graph":
+            torch.testing.assert_close(result, asked(x, edge_index, batch), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", BATCHED)
 def test_a_number_of_graphs_that_does_not_fit_gets_one_sentence(name):
     module, given = made(name), arguments(name, 0)

@@ -79,7 +79,9 @@ def test_renaming_nodes_and_reordering_edges(kind, options, orders, seed, device
 def test_the_level_says_the_last_order(kind):
     for last, level in enumerate(("graph", "node", "edge")):
         assert kind(3, 8, 2, level=level).orders == kind(3, 8, 2, level=level, orders=(2, 2, last)).orders
+        assert kind(3, 8, 2, orders=(2, 1, last)).level == (None if level == "edge" else level)
     assert kind(3, 8, 2).orders == (2, 2, 0)
+    assert kind(3, 8, 2).level == "graph"
     with pytest.raises(ValueError, match=r"^orders must end with 1 at the level 'node', got \(2, 2, 0\)\.$"):
         kind(3, 8, 2, level="node", orders=(2, 2, 0))
     with pytest.raises(ValueError, match=r"^orders must begin with 2 at the level 'edge', got \(1, 2\)\.$"):

@@ -61,7 +61,8 @@ def test_sparse_features_give_what_dense_ones_give(features, layout):
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
 @pytest.mark.parametrize("decoder", ["linear", "mlr", "prototypes"])
 def test_a_graph_does_not_see_its_batch_mates(features, attention, decoder):
-    model = Hypformer(6, 8, 3, attention=attention, decoder=decoder, heads=2, dtype=torch.float64)
+    options = {"attention": attention, "decoder": decoder, "heads": 2, "level": "graph"}
+    model = Hypformer(6, 8, 3, **options, dtype=torch.float64)
     # Interleaved graphs of 5 and 4 nodes.
     batch = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 0])
     first, second = (batch == 0).nonzero()[:, 0], (batch == 1).nonzero()[:, 0]
@@ -78,7 +79,7 @@ def test_a_graph_does_not_see_its_batch_mates(features, attention, decoder):
 
 
 def test_pooling_is_the_centroid(features):
-    model = Hypformer(6, 8, 3, graph_encoder=None, dtype=torch.float64)
+    model = Hypformer(6, 8, 3, graph_encoder=None, level="graph", dtype=torch.float64)
     batch = torch.zeros(9, dtype=torch.int64)
     centre = model.manifold_out.centroid(model.embed(features, batch=batch))
     expected = model.decoder(model.manifold_out.logmap0(centre)[1:])
@@ -225,11 +226,12 @@ def test_refused_at_the_door():
 def test_another_module_may_stand_in_the_place_of_the_decoder(features, batch):
     """Whatever its class, it reads what the decoder read that the model was made with."""
     edges = ring(9) if batch is None else ring(3)
-    model = Hypformer(6, 8, 3, dtype=torch.float64)
+    level = "node" if batch is None else "graph"
+    model = Hypformer(6, 8, 3, level=level, dtype=torch.float64)
     expected = model(features, edges, batch)
     linear, model.decoder = model.decoder, nn.Identity()
     close(linear(model(features, edges, batch)), expected)
-    model = Hypformer(6, 8, 3, decoder="mlr", dtype=torch.float64)
+    model = Hypformer(6, 8, 3, decoder="mlr", level=level, dtype=torch.float64)
     model.decoder = nn.Identity()
     assert model.manifold_out.check_point_on_manifold(model(features, edges, batch))
 

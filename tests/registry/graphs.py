@@ -50,13 +50,17 @@ MODELS: dict[str, Make] = {
     "CGT": lambda **how: _CGT(3, 8, 2, heads=2, edge_features=2, **how),
     "CGT, mono": lambda **how: _CGT(3, 8, 2, heads=2, mode="mono", share_edges=True, edge_features=2, **how),
 }
-# What has no features at edges.
+# What has no features at edges; of graphs where no level is asked for.
 _WITHOUT: dict[str, Make] = {
-    "Hypformer": lambda **how: models.Hypformer(3, 8, 2, **how),
-    "HGCN": lambda **how: models.HGCN(3, 8, 2, **how),
-    "HGCN, attention": lambda **how: models.HGCN(3, 8, 2, conv="hgat", heads=2, decoder="mlr", **how),
-    "HGCN, Lorentzian": lambda **how: models.HGCN(3, 8, 2, conv="lgcn", **how),
-    "Hypformer, no GCN": lambda **how: models.Hypformer(3, 8, 2, graph_encoder=None, decoder="mlr", **how),
+    "Hypformer": lambda level="graph", **how: models.Hypformer(3, 8, 2, level=level, **how),
+    "HGCN": lambda level="graph", **how: models.HGCN(3, 8, 2, level=level, **how),
+    "HGCN, attention": lambda level="graph", **how: models.HGCN(
+        3, 8, 2, conv="hgat", heads=2, decoder="mlr", level=level, **how
+    ),
+    "HGCN, Lorentzian": lambda level="graph", **how: models.HGCN(3, 8, 2, conv="lgcn", level=level, **how),
+    "Hypformer, no GCN": lambda level="graph", **how: models.Hypformer(
+        3, 8, 2, graph_encoder=None, decoder="mlr", level=level, **how
+    ),
 }
 BATCHED = MODELS | _WITHOUT
 OF_GRAPHS = BATCHED | {
