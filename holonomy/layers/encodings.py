@@ -1,8 +1,9 @@
-r"""Encodings of graph structure, for pairs of nodes and for nodes, from ``edge_index`` (CSA sections 3.3 and 3.4).
+"""Encodings of graph structure, for pairs of nodes and for nodes, from ``edge_index`` (CSA sections 3.3 and 3.4).
 
-They are computed on the CPU, once for a data set, and come back on the device of ``edge_index``. Axis 0 of a pair
-encoding is the node i that attends, axis 1 the node j that it looks at; walks and paths lead from i to j along the
-edges, from the first row of ``edge_index`` to the second. List both directions for an undirected graph.
+``edge_index`` is ``(2, m)`` int64, sources and targets among n nodes; another shape, and a node that is not there, is a
+ValueError. Encodings are computed on the CPU, once for a data set, and come back on the device of ``edge_index``. Axis
+0 of a pair encoding is the node i that attends, axis 1 the node j that it looks at; walks and paths lead from i to j
+along the edges, from the first row of ``edge_index`` to the second. List both directions for an undirected graph.
 
 A walk takes an edge that is listed twice twice as often. A self-loop is a step that stays, for walks; paths do not see
 it. From an isolated node there is no step: its walks have probability zero.
@@ -35,20 +36,9 @@ def random_walk_encoding(
 ) -> Float[Tensor, "n n steps"]:
     r"""The first powers of the random walk, :math:`[\mathrm{RW}^1_{ij}, \dots, \mathrm{RW}^p_{ij}]`, CSA eq. 10.
 
-    :math:`\mathrm{RW} = D^{-1} A`, where A counts how often an edge is listed: entry (i, j, k - 1) is the probability
-    that k steps from i end at j. The cost is one product with the sparse matrix a power.
-
-    Args:
-        edge_index: ``(2, m)`` int64, sources and targets.
-        n: number of nodes.
-        steps: p.
-        dtype: of the result; powers are computed in float64.
-
-    Returns:
-        ``(n, n, steps)``.
-
-    Raises:
-        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+    :math:`\mathrm{RW} = D^{-1} A`, where A counts how often an edge is listed: entry (i, j, k - 1) of the result ``(n,
+    n, steps)`` is the probability that k steps from i end at j. Powers are computed in float64, one product with the
+    sparse matrix each.
 
     >>> edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     >>> random_walk_encoding(edge_index, 3, 2)[0]
@@ -72,19 +62,7 @@ def random_walk_node_encoding(
 ) -> Float[Tensor, "n steps"]:
     r"""Probabilities to be back after 1 .. p steps, :math:`\mathrm{RW}^k_{ii}`: the node form of RWSE (CSA 2.3).
 
-    The diagonal of :func:`random_walk_encoding` without the matrix: a block of nodes at a time.
-
-    Args:
-        edge_index: ``(2, m)`` int64, sources and targets.
-        n: number of nodes.
-        steps: p.
-        dtype: of the result.
-
-    Returns:
-        ``(n, steps)``.
-
-    Raises:
-        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+    The diagonal ``(n, steps)`` of :func:`random_walk_encoding` without the matrix: a block of nodes at a time.
 
     >>> random_walk_node_encoding(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3, 2)
     tensor([[0.0000, 0.5000],
@@ -109,16 +87,7 @@ def random_walk_node_encoding(
 def shortest_path_encoding(edge_index: Int[Tensor, "2 edges"], n: int, limit: int) -> Int[Tensor, "n n"]:
     r"""Lengths :math:`\phi(i, j)` of shortest paths up to a limit, CSA eq. 11.
 
-    Args:
-        edge_index: ``(2, m)`` int64, sources and targets.
-        n: number of nodes.
-        limit: the longest path that is told apart.
-
-    Returns:
-        ``(n, n)`` int64: 0 on the diagonal, 1 to ``limit``, and ``limit + 1`` where j is not reached within the limit.
-
-    Raises:
-        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+    ``(n, n)`` int64: 0 on the diagonal, 1 to ``limit``, and ``limit + 1`` where j is not reached within the limit.
 
     >>> shortest_path_encoding(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 4, 1)[0].tolist()
     [0, 1, 2, 2]
@@ -135,22 +104,11 @@ def shortest_path_encoding(edge_index: Int[Tensor, "2 edges"], n: int, limit: in
 def edge_categories(
     edge_index: Int[Tensor, "2 edges"], n: int, edge_type: Int[Tensor, " edges"] | None = None
 ) -> Int[Tensor, "n n"]:
-    """The relation of each pair of nodes as an integer: CSA eq. 8.
+    """The relation of each pair of nodes as an integer ``(n, n)``: CSA eq. 8.
 
     0 says that there is no edge, 1 that the nodes are one (i = j), 2 + t that there is an edge of type t. A self-loop
-    is an edge: it takes the place of the 1. Of an edge that is listed twice the largest type counts.
-
-    Args:
-        edge_index: ``(2, m)`` int64, sources and targets.
-        n: number of nodes.
-        edge_type: ``(m,)`` types numbered from zero; all zero if left out.
-
-    Returns:
-        ``(n, n)`` int64.
-
-    Raises:
-        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there, or ``edge_type`` is
-            not an integer from zero on for each edge.
+    is an edge: it takes the place of the 1. Of an edge that is listed twice the largest type counts. ``edge_type``
+    ``(m,)`` has integers from zero on, else it is a ValueError; all are zero if it is left out.
 
     >>> edge_categories(torch.tensor([[0, 1], [1, 0]]), 3, torch.tensor([4, 4]))
     tensor([[1, 6, 0],
@@ -171,14 +129,9 @@ def edge_categories(
 
 
 def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-    r"""The Cartesian product of a category and a relation, CSA section 3.4: as many categories again.
+    """The Cartesian product of a category and a relation, CSA section 3.4: ``2 * categories + related``.
 
-    Args:
-        categories: numbered from zero, as :func:`edge_categories` does.
-        related: whether a pair is related, as :func:`~holonomy.layers.ring_membership` says.
-
-    Returns:
-        ``2 * categories + related``.
+    Categories are those of :func:`edge_categories`, the relation is that of :func:`~holonomy.layers.ring_membership`.
 
     >>> category_product(torch.tensor([0, 1, 1]), torch.tensor([False, False, True]))
     tensor([0, 2, 3])

@@ -1,7 +1,8 @@
 r"""Which nodes of a graph share a substructure: rings, and any set of patterns (CSA section 3.4, definition 3.1).
 
-Nodes i and j are related, :math:`i \approx j`, if a subgraph that looks like one of the given structures contains
-both. The relation is symmetric, not transitive, and reflexive only at nodes that lie in such a subgraph. Graphs are
+Nodes i and j are related, :math:`i \approx j`, if a subgraph that looks like one of the given structures contains both.
+The relation is symmetric, not transitive, and reflexive only at nodes that lie in such a subgraph. Graphs are
+``edge_index`` ``(2, m)`` int64 among n nodes; another shape, and a node that is not there, is a ValueError. They are
 taken as undirected, whether one direction of an edge is listed or both; self-loops and repetitions do not count.
 Searched on the CPU, once for a data set; in the worst case the number of subgraphs grows exponentially.
 """
@@ -22,23 +23,10 @@ if TYPE_CHECKING:
 
 
 def ring_membership(edge_index: Int[Tensor, "2 edges"], n: int, max_length: int) -> Bool[Tensor, "n n"]:
-    """Which nodes share a ring, a cycle without chords, of at most ``max_length`` nodes.
+    """Which nodes share a ring, a cycle without chords, of at most ``max_length`` nodes: ``(n, n)``.
 
-    Chemists' rings (a smallest set of them) are fewer in cages: hand ``mol.GetRingInfo().AtomRings()`` of RDKit to
-    :func:`membership` for those.
-
-    Args:
-        edge_index: ``(2, m)`` int64.
-        n: number of nodes.
-        max_length: of a ring; 18 for ZINC, 6 for OGB in the paper.
-
-    Returns:
-        ``(n, n)``, ``True`` on the diagonal at nodes of a ring.
-
-    Raises:
-        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
-
-    A triangle with a tail:
+    The paper takes lengths up to 18 for ZINC and 6 for OGB. Chemists' rings (a smallest set of them) are fewer in
+    cages: hand ``mol.GetRingInfo().AtomRings()`` of RDKit to :func:`membership` for those. A triangle with a tail:
 
     >>> ring_membership(torch.tensor([[0, 1, 2, 2], [1, 2, 0, 3]]), 4, 6).long()
     tensor([[1, 1, 1, 0],
@@ -52,19 +40,10 @@ def ring_membership(edge_index: Int[Tensor, "2 edges"], n: int, max_length: int)
 def substructure_membership(
     edge_index: Int[Tensor, "2 edges"], n: int, patterns: Sequence[Int[Tensor, "2 _"]], *, induced: bool = False
 ) -> Bool[Tensor, "n n"]:
-    """Which nodes share a subgraph that is isomorphic to one of the patterns, CSA definition 3.1 and eq. 13.
+    """Which nodes share a subgraph that is isomorphic to one of the patterns, ``(n, n)``: CSA definition 3.1, eq. 13.
 
-    Args:
-        edge_index: ``(2, m)`` int64.
-        n: number of nodes.
-        patterns: the edges of each structure, its nodes numbered from zero without a gap.
-        induced: whether the subgraph must have no further edge among its nodes. Rings are the induced cycles.
-
-    Returns:
-        ``(n, n)``.
-
-    Raises:
-        ValueError: if an ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+    A pattern is the edges ``(2, k)`` of a structure, its nodes numbered from zero without a gap. An ``induced``
+    subgraph has no further edge among its nodes; rings are the induced cycles.
 
     >>> path = torch.tensor([[0, 1], [1, 2]])
     >>> substructure_membership(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, [path])[0]
@@ -81,17 +60,9 @@ def substructure_membership(
 
 
 def membership(groups: Iterable[Iterable[int]], n: int) -> Bool[Tensor, "n n"]:
-    """Which nodes share one of the given groups.
+    """Which nodes share one of the given groups, such as the rings that RDKit finds: ``(n, n)``.
 
-    Args:
-        groups: sets of nodes, for example the rings that RDKit finds.
-        n: number of nodes.
-
-    Returns:
-        ``(n, n)``.
-
-    Raises:
-        ValueError: if a group names a node that is not there.
+    A group that names a node that is not there is a ValueError.
 
     >>> membership([(0, 1), (2,)], 3).long()
     tensor([[1, 1, 0],
@@ -111,16 +82,7 @@ def membership(groups: Iterable[Iterable[int]], n: int) -> Bool[Tensor, "n n"]:
 def chordless_cycles(edge_index: Int[Tensor, "2 edges"], n: int, max_length: int) -> list[tuple[int, ...]]:
     """Every cycle without a chord, of 3 to ``max_length`` nodes, once.
 
-    Args:
-        edge_index: ``(2, m)`` int64.
-        n: number of nodes.
-        max_length: of a cycle.
-
-    Returns:
-        The nodes of each, beginning with the smallest, in the direction of its smaller neighbour.
-
-    Raises:
-        ValueError: if ``edge_index`` has no shape ``(2, m)`` or names a node that is not there.
+    Its nodes begin with the smallest, in the direction of its smaller neighbour.
 
     >>> chordless_cycles(torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]]), 4, 4)
     [(0, 1, 2), (0, 2, 3)]

@@ -108,14 +108,9 @@ class PaddedGraphs:
 
 
 def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]:
-    """Which tuples consist of nodes only.
+    """Which tuples of ``order`` axes consist of nodes only, by ``mask`` ``(*batch, n)``, ``True`` at nodes.
 
-    Args:
-        mask: ``(*batch, n)``, ``True`` at nodes.
-        order: k.
-
-    Returns:
-        ``(*batch, n, .., n)``, without a node axis for order 0.
+    The result is ``(*batch, n, .., n)``, without a node axis for order 0.
 
     >>> joint(torch.tensor([True, False]), 2).tolist()
     [[True, False], [False, False]]

@@ -260,44 +260,24 @@ class Draws:
         return {"dtype": self.dtype, "device": self.device}
 
     def rounds(self, count: int) -> range:
-        """How often to draw: ``count`` times the budget, at least once.
-
-        >>> len(Draws(budget=0.5).rounds(10))
-        5
-        """
+        """How often to draw: ``count`` times the budget, at least once."""
         return range(max(1, math.ceil(count * self.budget)))
 
     def normal(self, *shape: int) -> Tensor:
-        """Draw normal numbers of this dtype and device, in float64 first, so that every dtype sees the same ones.
-
-        >>> Draws().normal(2, 3).shape
-        torch.Size([2, 3])
-        """
+        """Draw normal numbers of this dtype and device, in float64 first, so that every dtype sees the same ones."""
         drawn = torch.randn(*shape, generator=self.generator, dtype=torch.float64)
         return drawn.to(self.device, self.dtype)
 
     def uniform(self, low: float, high: float) -> float:
-        """Draw a number between ``low`` and ``high``.
-
-        >>> 0 <= Draws().uniform(0.0, 1.0) <= 1
-        True
-        """
+        """Draw a number between ``low`` and ``high``."""
         return low + (high - low) * torch.rand((), generator=self.generator, dtype=torch.float64).item()
 
     def integer(self, low: int, high: int) -> int:
-        """Draw an integer from ``low`` to ``high``, both included.
-
-        >>> Draws().integer(3, 3)
-        3
-        """
+        """Draw an integer from ``low`` to ``high``, both included."""
         return int(torch.randint(low, high + 1, (), generator=self.generator))
 
     def logarithmic(self, low: float, high: float) -> float:
-        """Draw a number between ``low`` and ``high``, positive both, whose logarithm is uniform.
-
-        >>> 0.1 <= Draws().logarithmic(0.1, 10.0) <= 10
-        True
-        """
+        """Draw a number between ``low`` and ``high``, positive both, whose logarithm is uniform."""
         return math.exp(self.uniform(math.log(low), math.log(high)))
 
 
