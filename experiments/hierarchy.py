@@ -88,6 +88,7 @@ class Hierarchy:
         names: of the n nodes.
         closure: all pairs (2, p) of a node and an ancestor, ordered by node, then ancestor.
         ancestors: (n, most) ancestors of each node, -1 beyond their number.
+        keys: of each pair of the closure, n times the node plus the ancestor: ascending, to be searched.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Hierarchy:
     names: Sequence[str]
     closure: Tensor = dataclasses.field(init=False)
     ancestors: Tensor = dataclasses.field(init=False)
+    keys: Tensor = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         n = len(self.names)
@@ -121,10 +123,9 @@ class Hierarchy:
 
     def related(self, child: Tensor, other: Tensor) -> Tensor:
         """Tell where ``other`` is ``child`` itself or an ancestor of it; shapes broadcast."""
-        keys = self.closure[0] * self.num_nodes + self.closure[1]
         asked = child * self.num_nodes + other
-        found = torch.searchsorted(keys, asked).clamp(max=len(keys) - 1)
-        return (keys[found] == asked) | (child == other)
+        found = torch.searchsorted(self.keys, asked).clamp(max=len(self.keys) - 1)
+        return (self.keys[found] == asked) | (child == other)
 
 
 def _hold(hierarchy: Hierarchy, pairs: Tensor) -> None:
@@ -135,6 +136,7 @@ def _hold(hierarchy: Hierarchy, pairs: Tensor) -> None:
     table[pairs[0], place] = pairs[1]
     object.__setattr__(hierarchy, "closure", pairs)
     object.__setattr__(hierarchy, "ancestors", table)
+    object.__setattr__(hierarchy, "keys", pairs[0] * n + pairs[1])
 
 
 def transitive_closure(direct: Tensor, n: int) -> Tensor:
@@ -313,7 +315,10 @@ class Hyperbolic(nn.Module):
 
     def listed(self, rows: Tensor, others: Tensor) -> Tensor:
         """Distances (b, k)."""
-        return self.points.manifold.dist(self.points(rows)[:, None], self.points(others))
+        # Looked up together: gradients of a table that is read twice have to be merged.
+        points = self.points(torch.cat([rows, others.flatten()]))
+        ours, theirs = points.split([len(rows), others.numel()])
+        return self.points.manifold.dist(ours[:, None], theirs.unflatten(0, others.shape))
 
     def curvature(self) -> float:
         """Curvature now."""

@@ -479,19 +479,16 @@ def at_least_spacing(room: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Te
     return room.clamp(min=torch.finfo(dtype).eps / 4)
 
 
-def is_ordinary(stretch: Tensor, angle: Tensor, square: Tensor) -> bool:
-    """Whether a step on the hyperboloid may be computed in its inputs' own dtype, without :func:`widen`.
+def is_ordinary(
+    stretch: Float[Tensor, "..."], angle: Float[Tensor, "..."], square: Float[Tensor, "..."]
+) -> Bool[Tensor, "..."]:
+    """Where a step on the hyperboloid may be computed in its inputs' own dtype, without :func:`widen`.
 
     True if ``stretch <= 1/sqrt(eps)`` (rounding, which a point stretches, keeps half of the digits),
-    ``angle <= 1`` and ``square <= sqrt(max)`` (sums of such squares are finite). False where anything
-    is ``nan``. Reads numbers back: for tensors on the CPU.
+    ``angle <= 1`` and ``square <= sqrt(max)`` (sums of such squares are finite). False for ``nan``.
     """
     limits = torch.finfo(stretch.dtype)
-    return (
-        float(stretch.amax()) <= limits.eps**-0.5
-        and float(angle.amax()) <= 1
-        and float(square.amax()) <= limits.max**0.5
-    )
+    return (stretch <= limits.eps**-0.5) & (angle <= 1) & (square <= limits.max**0.5)
 
 
 def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

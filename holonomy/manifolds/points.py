@@ -7,6 +7,7 @@ never moves, and multiplied by :math:`1/\sqrt{-\kappa}` when it is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import geoopt
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks, numerics
+from holonomy import _autograd, checks, numerics
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 
@@ -114,8 +115,59 @@ class LorentzPoints(UnitPoints):
 
         Those beyond what the dtype can hold saturate along their ray.
         """
-        radius = self.manifold.curvature.to(unit.dtype).neg().rsqrt()
-        return self.manifold.lift(numerics.shrink(hyperboloid.space(unit) * radius, unit.dtype))
+        unit, curvature = unit.as_subclass(Tensor), self.manifold.curvature
+        readable = checks.costs_nothing_to_read(unit) and checks.costs_nothing_to_read(curvature)
+        if readable and _autograd.supports_custom_backward(unit, curvature):
+            return _autograd.apply_function(_Read, unit, curvature)
+        return _read_reference(unit, curvature)
+
+
+def _read_reference(unit: Float[Tensor, "... ambient"], curvature: Float[Tensor, " 1"]) -> Float[Tensor, "... ambient"]:
+    radius = curvature.to(unit.dtype).neg().rsqrt()
+    return hyperboloid.lift(numerics.shrink(hyperboloid.space(unit) * radius, unit.dtype), curvature)
+
+
+class _Read(torch.autograd.Function):
+    r"""The same in fewer passes, with its gradient in closed form.
+
+    With :math:`x_s = r u_s`, :math:`r = (-\kappa)^{-1/2}` and the gradients :math:`g` by the points, the total gradient
+    by their space parts is :math:`c = g_s + g_t\, x_s / x_t`, so that those by :math:`u_s` and :math:`\kappa` are
+
+    .. math:: r\, c \qquad\text{and}\qquad \tfrac{1}{-2\kappa} \sum (c \cdot x_s + g_t\, r^2 / x_t).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, unit: Tensor, curvature: Tensor) -> Tensor:
+        radius = curvature.neg().rsqrt()
+        points = unit * radius
+        length = torch.linalg.vector_norm(hyperboloid.space(points), dim=-1, keepdim=True)
+        # Not of nan, and not where the squares overflow: far from what shrinks, which is a quarter of the largest number.
+        ctx.ordinary = bool((length < math.inf).all())
+        if ctx.ordinary:
+            points[..., :1] = numerics.hypot(length, radius)
+        else:
+            points = _read_reference(unit, curvature)
+        ctx.save_for_backward(unit, curvature, points)
+        return points
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        unit, curvature, points = ctx.saved_tensors
+        (grad,) = grad_outputs
+        if ctx.ordinary and not torch.is_grad_enabled():
+            radius = curvature.neg().rsqrt()
+            slope = grad[..., :1] / points[..., :1]
+            on_unit = torch.addcmul(grad, points, slope).mul_(radius)
+            on_unit[..., 0] = 0
+            along = (on_unit * points).sum(dtype=torch.float64)
+            if bool(along.isfinite()):
+                on_curvature = None
+                if ctx.needs_input_grad[1]:
+                    radius = radius.double()
+                    rates = along / radius + slope.sum(dtype=torch.float64) * radius.square()
+                    on_curvature = numerics.narrow(rates / (-2 * curvature.double()), curvature.dtype)
+                return on_unit, on_curvature
+        return _autograd.by_definition(_read_reference, (unit, curvature), grad, tuple(ctx.needs_input_grad))
 
 
 class LorentzEmbedding(LorentzPoints):

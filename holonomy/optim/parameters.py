@@ -116,10 +116,17 @@ def entry_of(parameter: Tensor, grad: Tensor, state: dict[str, Any]) -> Entry:
     grad = grad.coalesce()
     rows = grad.indices()[0]
     own = {
-        name: value.index_select(0, rows) if isinstance(value, Tensor) and value.ndim else value
+        name: _taken(value, rows) if isinstance(value, Tensor) and value.ndim else value
         for name, value in state.items()
     }
-    return Entry(parameter.detach().as_subclass(Tensor).index_select(0, rows), grad.values(), own, rows)
+    return Entry(_taken(parameter.detach().as_subclass(Tensor), rows), grad.values(), own, rows)
+
+
+def _taken(table: Tensor, rows: Tensor) -> Tensor:
+    """Copies of some rows; one number a row that is seen in the shape of the table stays one."""
+    if table.ndim > 1 and not table.stride(-1):
+        return table[..., :1].index_select(0, rows).expand(len(rows), *table.shape[1:])
+    return table.index_select(0, rows)
 
 
 def by_factor(entry: Entry, manifold: geoopt.Manifold | None) -> list[tuple[Entry, geoopt.Manifold | None]]:
@@ -138,7 +145,7 @@ def write_back(parameter: Tensor, state: dict[str, Any], entry: Entry) -> None:
     """Put stepped copies back in their rows."""
     if entry.rows is None:
         return
-    parameter.index_copy_(0, entry.rows, entry.parameter)
+    parameter.detach().as_subclass(Tensor).index_copy_(0, entry.rows, entry.parameter)
     for name, value in entry.state.items():
         if isinstance(value, Tensor) and value.ndim:
             # Where one number a row is seen in the shape of the table, that column is all there is.

@@ -20,7 +20,7 @@ from torch import Tensor
 from holonomy import numerics
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 # Elements of one block on the CPU: its working copies, 2 MiB each in float32, stay in the last cache, and some sixty
 # operations are dispatched for each block. Elsewhere launches cost more than bandwidth.
@@ -54,43 +54,45 @@ def dot(a: Float[Tensor, "*rows d"], b: Float[Tensor, "*rows d"]) -> Float[Tenso
     return (a * b).sum(-1, keepdim=True)
 
 
-def _length(x: Float[Tensor, "rows d"]) -> Float[Tensor, "rows 1"]:
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambient"]) -> None:
+    """One step in the rows' own dtype and memory.
 
-
-def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most d"]) -> bool:
-    """One step in the rows' own dtype and memory; False, with nothing changed, where :func:`_step_reference` is needed.
-
-    That is where a row is too far out, or a gradient too long, for squares and rounding in this dtype. Fresh memory of
-    this size would cost more than the arithmetic, hence the scratch.
+    Rows too far out, or with a gradient or a step too long, for squares and rounding in this dtype go to
+    :func:`_step_reference`; the others do not. Fresh memory of this size would cost more than the arithmetic, hence the
+    scratch. Whole rows are multiplied, one stretch of memory, and the time is left out of the sums.
     """
     x, m, g, second, largest, radius = rows
     fresh = 1 - rule.beta1
-    space, momentum, covector = x[:, 1:], m[:, 1:], g[:, 1:]
     w, product = scratch[0, : x.shape[0]], scratch[1, : x.shape[0]]
-    time = torch.hypot(_length(space), radius)
+
+    def across(a: Tensor, b: Tensor) -> Tensor:
+        """Inner products of space parts."""
+        return torch.mul(a, b, out=product)[:, 1:].sum(-1, keepdim=True)
+
+    time = torch.hypot(across(x, x).sqrt_(), radius)
+    covector = g
     # The total derivative in the space chart, weight decay (of the ambient vector) included. It is
     # the gradient's space part itself for functions that read points by their space part.
     if rule.decay or bool(g[:, :1].any()):
-        torch.addcmul(covector, space, g[:, :1] / time + 2 * rule.decay, out=w)
+        torch.addcmul(g, x, g[:, :1] / time + 2 * rule.decay, out=w)
         covector = w
     # The length of the gradient: |w|^2 + (x_s . w)^2 / k.
-    radial = torch.mul(space, covector, out=product).sum(-1, keepdim=True) / radius
-    size2 = _length(covector).square_().addcmul_(radial, radial)
-    slope = torch.mul(space, momentum, out=product).sum(-1, keepdim=True) / time  # e . m
+    radial = across(x, covector) / radius
+    size2 = across(covector, covector).addcmul_(radial, radial)
+    slope = across(x, m) / time  # e . m
     # (1 - beta1) w = (1 - beta1) covector + beta1 (momentum, as a covector), and its part along x.
-    torch.add(covector, momentum, alpha=rule.beta1 / fresh, out=w)
+    torch.add(covector, m, alpha=rule.beta1 / fresh, out=w)
     slope = slope / time * (rule.beta1 / fresh)
-    w.addcmul_(space, slope, value=-1)
+    w.addcmul_(x, slope, value=-1)
     radial.addcmul_(slope, radius)
-    length = torch.hypot(_length(w), radial)
+    length = torch.hypot(across(w, w).sqrt_(), radial)
     new_second = torch.lerp(second, size2, 1 - rule.beta2)
     seen = new_second if largest is None else torch.maximum(largest, new_second)
     radial /= radius
     length /= radius
     angle = (length / seen.sqrt().add_(rule.eps)).mul_(rule.rate * fresh)
-    if not numerics.is_ordinary(time / radius, angle, size2):
-        return False
+    beyond = (~numerics.is_ordinary(time / radius, angle, size2)).squeeze(-1).nonzero().squeeze(-1)
+    others = _taken(rows, beyond) if beyond.numel() else None
     second.copy_(new_second)
     if largest is not None:
         largest.copy_(seen)
@@ -102,11 +104,15 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most d"]) -
     # cosh - 1 without cancellation: what a short step adds to x keeps its digits.
     along = (square / (cosh + 1)).addcmul_(pace, radial, value=-1)
     turn = radial.mul_(cosh).addcmul_(sinh, length, value=-1).mul_(fresh)
-    torch.mul(w, cosh.mul_(fresh), out=momentum).addcmul_(space, turn)
+    torch.mul(w, cosh.mul_(fresh), out=m).addcmul_(x, turn)
     torch.mul(turn, time, out=m[:, :1])
-    space.addcmul_(space, along).addcmul_(w, pace, value=-1)
-    torch.hypot(_length(space), radius, out=x[:, :1])
-    return True
+    x.addcmul_(x, along).addcmul_(w, pace, value=-1)
+    torch.hypot(across(x, x).sqrt_(), radius, out=x[:, :1])
+    if others is not None:
+        _step_reference(others, rule)
+        for table, stepped in zip(rows[:5], others[:5], strict=True):
+            if table is not None:
+                table[beyond] = stepped
 
 
 def _step_reference(rows: Rows, rule: Rule) -> None:
@@ -179,6 +185,12 @@ def _cut(table: Rows, cut: slice) -> Rows:
     return Rows(*(t[cut] for t in table[:4]), largest=largest, radius=table.radius)
 
 
+def _taken(rows: Rows, index: Int[Tensor, " some"]) -> Rows:
+    """Copies of some rows."""
+    tables = (None if x is None else x.index_select(0, index) for x in rows[:5])
+    return Rows(*tables, radius=rows.radius.expand(len(rows.point), 1).index_select(0, index))
+
+
 def _stacked(block: list[Rows]) -> Rows:
     points, momenta, grads, seconds, largest, radii = zip(*block, strict=True)
     radius = radii[0]
@@ -212,13 +224,15 @@ def step_tables(tables: list[Rows], rule: Rule) -> None:
     on_cpu = point.device.type == "cpu"
     most = max(1, (_BLOCK_ELEMENTS if on_cpu else _DEVICE_BLOCK_ELEMENTS) // point.shape[1])
     scratch = None
-    # Whether rows are ordinary is read back from the tensors: free on the CPU, a stall elsewhere.
+    # Which rows are ordinary is read back from the tensors: free on the CPU, a stall elsewhere.
     if on_cpu and point.dtype in {torch.float32, torch.float64}:
         height = min(most, sum(table.point.shape[0] for table in tables))
-        scratch = point.new_empty(2, height, point.shape[1] - 1)
+        scratch = point.new_empty(2, height, point.shape[1])
     for block in _blocks(tables, most):
         rows = block[0] if len(block) == 1 else _stacked(block)
-        if scratch is None or not _step_in_place(rows, rule, scratch):
+        if scratch is None:
             _step_reference(rows, rule)
+        else:
+            _step_in_place(rows, rule, scratch)
         if len(block) > 1:
             _unstack(rows, block)

@@ -209,9 +209,39 @@ def test_nan_gradients_are_not_hidden(dtype):
 
 def test_the_step_in_place_is_the_reference(monkeypatch):
     plain = train(RiemannianAdam(tables(), lr=0.1, weight_decay=0.1, amsgrad=True), 20)
-    monkeypatch.setattr(numerics, "is_ordinary", lambda *_: False)
+    monkeypatch.setattr(numerics, "is_ordinary", lambda x, *_: torch.zeros_like(x, dtype=torch.bool))
     careful = train(RiemannianAdam(tables(), lr=0.1, weight_decay=0.1, amsgrad=True), 20)
     assert 0 < deviation(plain, careful) <= 1e-12
+
+
+@pytest.mark.parametrize("wild", ["far", "steep"])
+def test_only_the_rows_that_need_float64_are_stepped_in_it(monkeypatch, wild):
+    """One such row once sent all others of its block there, at twice the price."""
+    draw = torch.Generator().manual_seed(0)
+    space, grad = normal(draw, 40, 5).float(), normal(draw, 40, 6).float()
+    (space if wild == "far" else grad)[7] *= 1e6 if wild == "far" else 1e30
+    careful, counts = optim_tables._step_reference, []
+
+    def counted(rows, rule):
+        counts.append(len(rows.point))
+        careful(rows, rule)
+
+    def stepped():
+        manifold = Lorentz(-1.0)
+        table = geoopt.ManifoldParameter(manifold.lift(space), manifold=manifold)
+        optimizer = RiemannianAdam([table], lr=0.01)
+        for _ in range(2):
+            table.grad = grad.clone()
+            optimizer.step()
+        return table.detach(), optimizer.state[table]["exp_avg"]
+
+    monkeypatch.setattr(optim_tables, "_step_reference", counted)
+    points, momenta = stepped()
+    assert counts == [1, 1]
+    monkeypatch.setattr(numerics, "is_ordinary", lambda x, *_: torch.zeros_like(x, dtype=torch.bool))
+    for mixed, widened in zip((points, momenta), stepped(), strict=True):
+        assert torch.equal(mixed[7], widened[7])
+        torch.testing.assert_close(mixed, widened, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("elements", [1, 40, 130, 2**17])
