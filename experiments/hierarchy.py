@@ -37,6 +37,7 @@ import copy
 import dataclasses
 import datetime as dt
 import io
+import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -633,6 +634,7 @@ def fit(
         "epochs": trained.epochs,
         "seconds": round(trained.seconds, 2),
         "processor_seconds": round(time.process_time() - processor, 2),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "history": trained.history,
     }
 

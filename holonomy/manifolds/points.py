@@ -141,7 +141,7 @@ class _Read(torch.autograd.Function):
         radius = curvature.neg().rsqrt()
         points = unit * radius
         length = torch.linalg.vector_norm(hyperboloid.space(points), dim=-1, keepdim=True)
-        # Not of nan, and not where the squares overflow: far from what shrinks, which is a quarter of the largest number.
+        # Not of nan, nor where squares overflow, which is long before anything shrinks.
         ctx.ordinary = bool((length < math.inf).all())
         if ctx.ordinary:
             points[..., :1] = numerics.hypot(length, radius)

@@ -187,8 +187,10 @@ def _cut(table: Rows, cut: slice) -> Rows:
 
 def _taken(rows: Rows, index: Int[Tensor, " some"]) -> Rows:
     """Copies of some rows."""
-    tables = (None if x is None else x.index_select(0, index) for x in rows[:5])
-    return Rows(*tables, radius=rows.radius.expand(len(rows.point), 1).index_select(0, index))
+    point, momentum, grad, second = (x.index_select(0, index) for x in rows[:4])
+    largest = None if rows.largest is None else rows.largest.index_select(0, index)
+    radius = rows.radius.expand(len(rows.point), 1).index_select(0, index)
+    return Rows(point, momentum, grad, second, largest, radius)
 
 
 def _stacked(block: list[Rows]) -> Rows:

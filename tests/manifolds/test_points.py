@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import geoopt
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from holonomy.manifolds import Lorentz, LorentzEmbedding, LorentzPoints
+from holonomy.manifolds import points as points_module
 from holonomy.optim import RiemannianAdam
 
 
@@ -250,3 +252,33 @@ def test_a_table_says_its_sizes() -> None:
     table = LorentzEmbedding(5, 3, Lorentz(-1.0), padding_idx=-1, sparse=True)
     assert (table.num_embeddings, table.embedding_dim) == (5, 3)
     assert "5, 3, padding_idx=4, sparse=True" in repr(table)
+
+
+@pytest.mark.parametrize("kappa", [-1.0, -1e-6, -1e6])
+@pytest.mark.parametrize("far", [None, 1e20, math.nan])
+def test_points_are_read_as_by_the_definition(dtype: torch.dtype, kappa: float, far: float | None) -> None:
+    """Points, gradients and second derivatives, also beside a row whose square overflows and one that is nan."""
+    draw = torch.Generator().manual_seed(0)
+    manifold = Lorentz(kappa, learnable=True, dtype=dtype)
+    points = LorentzPoints(6, 3, manifold, std=2.0, generator=draw, dtype=dtype)
+    with torch.no_grad():
+        if far is not None:
+            points.unit[2, 1:] = far * (1e140 if dtype == torch.float64 else 1.0)
+    unit = points.unit.detach().as_subclass(torch.Tensor).requires_grad_()
+    weights = torch.randn(6, 4, generator=draw, dtype=dtype)
+    kept = torch.arange(6) != 2
+
+    def derivatives(read: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        found, ratio = read(unit), manifold.curvature_parameter.log_ratio
+        first = torch.autograd.grad(found, [unit, ratio], weights, retain_graph=True)
+        again = torch.autograd.grad((found[kept] * weights[kept]).sum(), unit, create_graph=True)[0]
+        second = torch.autograd.grad((again[kept] * weights[kept]).sum(), [unit, ratio])
+        return [found, *first, again, second[0][kept], second[1]]
+
+    ours = derivatives(points.read)
+    expected = derivatives(lambda x: points_module._read_reference(x, manifold.curvature))
+    for one, other in zip(ours, expected, strict=True):
+        scale = other.abs().nan_to_num(0.0, 0.0).max().clamp(min=1.0)
+        torch.testing.assert_close(
+            one / scale, other / scale, rtol=1e-5, atol=4 * torch.finfo(dtype).eps, equal_nan=True
+        )
