@@ -400,6 +400,18 @@ def test_feature_map_gradients():
             assert torch.autograd.gradgradcheck(lambda s, p=power, u=unit: power_features(s, p, unit=u), (x,))
 
 
+def test_second_derivatives_of_features_do_not_depend_on_the_size_of_a_gradient(dtype):
+    """Not at entries that are not positive, where a quotient by the smallest number would leave the range."""
+    x = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 0.0, 1.0], [-1.0, -2.0, -3.0]], dtype=dtype, requires_grad=True)
+    found = []
+    for size in (1.0, 2.0**40):
+        out = power_features(x, 2.0)
+        (slope,) = torch.autograd.grad(out, x, size * torch.ones_like(out), create_graph=True)
+        found.append(torch.autograd.grad(slope.sum() * size, x)[0] / size**2)
+    torch.testing.assert_close(found[1], found[0])
+    assert (found[0][0, :2] != 0).any()
+
+
 @pytest.mark.parametrize("kappa", [-100.0, -1.0, -0.01])
 def test_midpoint_agrees_with_the_exact_centroid(kappa):
     m = Lorentz(kappa)

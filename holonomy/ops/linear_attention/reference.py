@@ -77,6 +77,8 @@ class _PowerFeatures(torch.autograd.Function):
         limits = torch.finfo(x.dtype)
         # Zero at entries that are not positive, by arithmetic: torch.where with a number is ten times slower.
         slope = features / positive.clamp(min=limits.tiny / SHARE)
+        if torch.is_grad_enabled():  # of that quotient the second derivative overflows at zeros
+            slope = numerics.safe_div(features, positive)
         if ctx.unit:
             radial = (grad * features).sum(-1, keepdim=True)
             inside = torch.addcmul(grad, radial, features, value=-1) * slope * ctx.power
