@@ -143,19 +143,9 @@ def stream_backward(
 
     The objective is the sum of the losses of the chunks: a mean over rows is a sum over those of a chunk divided by the
     number of all. Dropout drops the same entries in each pass over a chunk. With a group, call :func:`sum_gradients`
-    afterwards, as without chunks.
-
-    Args:
-        loss: of a chunk and a group that it hands to its layers, one number.
-        chunks: gives the chunks anew, in one order, whenever it is iterated.
-        group: processes that share the rows, of which the chunks hold those of this one.
-
-    Returns:
-        The sum of the losses of the chunks of this process.
-
-    Raises:
-        TypeError: if ``chunks`` can be iterated once only, or ``group`` is not a process group.
-        ValueError: if there is no chunk.
+    afterwards, as without chunks. ``loss`` takes a chunk and a group that it hands to its layers and gives one number;
+    the other arguments and errors are those of :func:`stream`. The result is the sum of the losses of the chunks of
+    this process.
 
     >>> from holonomy.models import Hypformer
     >>> model, x = Hypformer(3, 4, 2, graph_encoder=None), torch.randn(10, 3)

@@ -179,17 +179,10 @@ class Hyperedges:
 
     @staticmethod
     def from_dense(x: Float[Tensor, "graphs ..."], mask: Bool[Tensor, "graphs nodes"] | None = None) -> Hyperedges:
-        """Every tuple of nodes of dense tensors: the complete hypergraphs.
+        """Every tuple of nodes of dense tensors ``(graphs, n, .., n, features)``: the complete hypergraphs.
 
-        Args:
-            x: ``(graphs, n, .., n, features)``, at least one axis of nodes.
-            mask: ``(graphs, n)``, ``True`` at nodes; without one, everything is.
-
-        Returns:
-            Hyperedges in lexicographic order, nodes numbered through the graphs.
-
-        Raises:
-            ValueError: if shapes do not fit.
+        ``mask`` ``(graphs, n)`` is ``True`` at nodes; without one, everything is a node. Hyperedges come in
+        lexicographic order, nodes numbered through the graphs. Shapes that do not fit are a ValueError.
 
         >>> Hyperedges.from_dense(torch.zeros(2, 3, 3, 1)).indices.shape
         torch.Size([18, 2])

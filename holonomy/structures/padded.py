@@ -35,18 +35,10 @@ class PaddedGraphs:
 
     @staticmethod
     def of(x: Float[Tensor, "n features"], batch: Int[Tensor, " n"], num_graphs: int | None = None) -> PaddedGraphs:
-        """Lay the rows of ``x`` out by graph; nodes of one graph keep their order and need not be neighbours.
+        """Lay the rows of ``x`` ``(n, features)`` out by graph; nodes of one graph keep their order, and may be apart.
 
-        Args:
-            x: node features ``(n, features)``.
-            batch: the graph of each node ``(n,)``, numbered from zero, as in PyTorch Geometric.
-            num_graphs: their number, where some at the end have no node.
-
-        Returns:
-            The padded graphs; a number that no node bears is an empty graph.
-
-        Raises:
-            ValueError: if ``x`` is not a row a node, ``batch`` has not one entry a node, or numbers more graphs.
+        ``batch`` ``(n,)`` is the graph of each node, numbered from zero, as in PyTorch Geometric; a number that no node
+        has is an empty graph, and ``num_graphs`` counts those at the end, too. Shapes that do not fit are a ValueError.
 
         >>> graphs = PaddedGraphs.of(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 0]))
         >>> graphs.values.squeeze(-1).tolist(), graphs.padding.tolist()
@@ -82,17 +74,10 @@ class PaddedGraphs:
         return values.flatten(0, 1)[self.slots]
 
     def pairs(self, rows: Shaped[Tensor, " pairs *features"]) -> Shaped[Tensor, " graphs nodes nodes *features"]:
-        """Lay out what is known of each pair of nodes of a graph, with zeros where there is padding.
+        """Pairs of nodes ``(pairs, ...)`` laid out by graph, ``(graphs, nodes, nodes, ...)``, with zeros at padding.
 
-        Args:
-            rows: ``(pairs, ...)``: graph after graph, a row for each pair (i, j) of its nodes, j running faster. An
-                ``(n, n, ...)`` tensor of each graph, its first two axes flattened, concatenated.
-
-        Returns:
-            ``(graphs, nodes, nodes, ...)``.
-
-        Raises:
-            ValueError: if there is not one row a pair.
+        Rows come graph after graph, one for each pair (i, j) of its nodes, j running faster: an ``(n, n, ...)`` tensor
+        of each graph, its first two axes flattened, concatenated. Another number of rows is a ValueError.
 
         >>> graphs = PaddedGraphs.of(torch.ones(3, 1), torch.tensor([0, 1, 1]))
         >>> graphs.pairs(torch.arange(1, 6)).tolist()

@@ -133,16 +133,10 @@ class HyperedgePlan:
         return plan
 
     def projected(self, order: int) -> HyperedgePlan:
-        """The tuples of another order whose nodes all lie in one hyperedge: E' of HOT section 4.2.
+        """The plan of the tuples ``(m', l)`` of order l whose nodes all lie in one hyperedge: E' of HOT section 4.2.
 
-        Args:
-            order: l; the same order gives this plan, order 0 one empty tuple a graph.
-
-        Returns:
-            The plan of ``(m', l)`` tuples, none twice, in ascending order where they are new.
-
-        Raises:
-            ValueError: if hyperedges without nodes are projected to an order above 0.
+        None twice, in ascending order where they are new. The same order gives this plan, order 0 one empty tuple a
+        graph; hyperedges without nodes are not projected to an order above 0, which is a ValueError.
 
         >>> HyperedgePlan(torch.tensor([[0, 2]]), 3).projected(1).indices
         tensor([[0],
@@ -163,18 +157,10 @@ class HyperedgePlan:
 
     @eager
     def computed(self, key: Hashable, make: Callable[[], Any], other: HyperedgePlan | None = None) -> Any:
-        """What depends on these tuples, and on others, but not on features: computed once and kept.
+        """What ``make()`` gives, which depends on these tuples and not on features: computed once for a key and kept.
 
-        Args:
-            key: what it is.
-            make: a function without arguments that computes it.
-            other: the plan of other tuples that it also depends on; the result is kept as long as that plan lives.
-
-        Returns:
-            The result.
-
-        Raises:
-            ValueError: if ``indices`` or ``batch`` was changed in place since a plan was made of it.
+        Where it also depends on the tuples of an ``other`` plan, it is kept as long as that plan lives. It is a
+        ValueError if ``indices`` or ``batch`` was changed in place since a plan was made of it.
 
         >>> HyperedgePlan(torch.tensor([[0]]), 1).computed("answer", lambda: 42)
         42

@@ -17,14 +17,9 @@ def basis_residual(
 ) -> Float[Tensor, "graphs tokens features"]:
     r"""Add to each node the edges that leave it: :math:`X_{ii} \mapsto X_{ii} + \sum_{j \ne i} X_{ij}`, TokenGT A.5.
 
-    Edges, self-loops among them, and ``[graph]`` stay as they are. Linear in the edges.
-
-    Args:
-        values: what the tokens have become ``(graphs, tokens, features)``.
-        tokens: their layout, from :class:`~holonomy.layers.GraphTokenizer`.
-
-    Returns:
-        ``(graphs, tokens, features)``.
+    ``values`` ``(graphs, tokens, features)`` are what the tokens have become, ``tokens`` their layout, from
+    :class:`~holonomy.layers.GraphTokenizer`. Edges, self-loops among them, and ``[graph]`` stay as they are. Linear in
+    the edges.
 
     >>> import torch
     >>> indices = torch.tensor([[0, 0], [1, 1], [0, 1]])

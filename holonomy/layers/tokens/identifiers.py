@@ -1,10 +1,14 @@
 r"""Node identifiers: one vector a node, by which a transformer sees which tokens share a node (TokenGT section 2, A.3).
 
-Identifiers are the rows of a matrix P. Where the n nodes of a graph fit into the ``dim`` channels, the rows are
-orthonormal, :math:`P P^\top = I`, filled up with channels of zeros. Where n > dim, they cannot be: then the columns
-are orthogonal, of length :math:`\sqrt{n / \mathrm{dim}}` each, so that the squared lengths of the rows have mean
-one, and :math:`P P^\top` is :math:`n / \mathrm{dim}` times a projection of rank dim, the best of its rank.
-That rule holds for orthogonal and for Laplacian identifiers. Each graph of a batch has identifiers of its own.
+Identifiers are the rows of a matrix P, ``(n, dim)``. Where the n nodes of a graph fit into the ``dim`` channels, the
+rows are orthonormal, :math:`P P^\top = I`, filled up with channels of zeros. Where n > dim, they cannot be: then the
+columns are orthogonal, of length :math:`\sqrt{n / \mathrm{dim}}` each, so that the squared lengths of the rows have
+mean one, and :math:`P P^\top` is :math:`n / \mathrm{dim}` times a projection of rank dim, the best of its rank. That
+rule holds for orthogonal and for Laplacian identifiers. Each graph of a batch has identifiers of its own.
+
+``batch`` is the graph of each node ``(n,)``, one graph if left out; random numbers come from ``generator``, torch's
+seeded state if left out, and are the same for every dtype. A number that is no integer is a
+TypeError; one out of range, or a shape that does not fit, is a ValueError.
 """
 
 from __future__ import annotations
@@ -48,20 +52,7 @@ def orthogonal_identifiers(
 ) -> Float[Tensor, "nodes dim"]:
     """Rows of a uniformly random orthogonal matrix, one matrix a graph (TokenGT, orthogonal random features).
 
-    Args:
-        n: number of nodes.
-        dim: number of channels; see the head of this module for n > dim.
-        batch: the graph of each node ``(n,)``; one graph if left out.
-        generator: source of the random numbers, torch's seeded state if left out.
-        device: of the result; that of ``batch``, or the generator's, if left out.
-        dtype: of the result; the numbers are drawn in float64, the same for every dtype.
-
-    Returns:
-        ``(n, dim)``.
-
-    Raises:
-        TypeError: if ``dim`` is not an integer.
-        ValueError: if ``dim`` is not positive, or ``batch`` has not one entry a node.
+    The result lies on ``device``, or that of ``batch`` or the generator.
 
     >>> p = orthogonal_identifiers(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> torch.allclose(p @ p.mT, torch.eye(3, dtype=torch.float64))
@@ -88,22 +79,8 @@ def near_orthogonal_identifiers(
 ) -> Float[Tensor, "nodes dim"]:
     r"""Random signs over :math:`\sqrt{\mathrm{dim}}`: unit rows whose products are small for any number of nodes.
 
-    TokenGT A.5, "Near-ORF", whose entries are printed as :math:`\pm 1/d_p`; rows of length one need the root. A
-    product of two rows has mean 0 and variance 1/dim.
-
-    Args:
-        n: number of nodes, of one graph or many.
-        dim: number of channels.
-        generator: source of the random numbers, torch's seeded state if left out.
-        device: of the result; the generator's if left out.
-        dtype: of the result.
-
-    Returns:
-        ``(n, dim)``.
-
-    Raises:
-        TypeError: if ``dim`` is not an integer.
-        ValueError: if ``dim`` is not positive.
+    TokenGT A.5, "Near-ORF", whose entries are printed as :math:`\pm 1/d_p`; rows of length one need the root. A product
+    of two rows has mean 0 and variance 1/dim. The result lies on ``device``, or that of the generator.
 
     >>> near_orthogonal_identifiers(2, 4).abs()
     tensor([[0.5000, 0.5000, 0.5000, 0.5000],
@@ -186,19 +163,8 @@ def perturb_identifiers(
 ) -> Float[Tensor, "nodes dim"]:
     """Random signs of each graph's eigenvectors, and whole eigenvectors dropped: for training (TokenGT A.3).
 
-    Args:
-        identifiers: ``(n, dim)``, a column an eigenvector.
-        batch: the graph of each node ``(n,)``; one graph if left out.
-        sign_flip: multiply each column of each graph by 1 or -1.
-        dropout: probability that a column of a graph is zero; the others are divided by one minus it.
-        generator: source of the random numbers, torch's seeded state if left out.
-
-    Returns:
-        ``(n, dim)``.
-
-    Raises:
-        TypeError: if ``dropout`` is no number.
-        ValueError: if ``dropout`` is no probability, or ``batch`` has not one entry a node.
+    A column of ``identifiers`` is an eigenvector. ``sign_flip`` multiplies each column of each graph by 1 or -1; with
+    the probability ``dropout`` a column of a graph is zero, and the others are divided by one minus it.
 
     >>> _ = torch.manual_seed(0)
     >>> perturb_identifiers(torch.ones(2, 4))

@@ -218,25 +218,11 @@ def certified_accuracy(
     threat: str = "node",
     progress: Progress | None = None,
 ) -> Float[Tensor, " radii"]:
-    """The share of nodes that are classified as labelled, whatever features do within each radius.
+    """The share of ``nodes`` that are classified as labelled, whatever features do within each of the ``radii``.
 
-    Args:
-        model: in evaluation, see :func:`certify_node`.
-        x: node features ``(n, in_features)``.
-        edge_index: ``(2, m)`` or a graph.
-        nodes: which nodes.
-        labels: their classes.
-        radii: of the balls, in units of the features.
-        threat: what moves: the features of each node ``nodes`` itself, or of all, see :func:`certify_node`.
-        progress: called with the number of nodes done and of all.
-
-    Returns:
-        One share for each radius; it never increases with the radius.
-
-    Raises:
-        NotCoveredError: if a module of the model is not covered.
-        TypeError: if an argument is of another type than it says.
-        ValueError: if a node, label or radius is out of range, or there is no node.
+    ``model``, ``x``, ``edge_index``, ``nodes``, ``threat``, ``progress`` and errors are those of
+    :func:`certified_radius`; ``labels`` are the classes of the nodes. There is one share for each radius, and it never
+    increases with the radius.
 
     >>> from holonomy.models import Hypformer
     >>> _ = torch.manual_seed(0)

@@ -209,19 +209,9 @@ def _stack(layers: Sequence[Any], x: Tensor) -> list[Projections]:
 def measure_collapse(
     layers: Sequence[Any], x: Float[Tensor, "tokens d"], *, mask: Bool[Tensor, "..."] | None = None
 ) -> list[float]:
-    """Measure the diameter of the tokens after each layer of a stack.
+    """Measure the diameter of the tokens after each layer of a stack, with the arguments of :func:`collapse_bound`.
 
-    Args:
-        layers: what :func:`holonomy.theory.attention.projections.projections` reads, in order.
-        x: tokens ``(n, d)``.
-        mask: ``(n, ..., n)``, ``True`` at simplexes that count.
-
-    Returns:
-        The diameter after each layer; below about 1000 eps times the size of the tokens it is rounding.
-
-    Raises:
-        TypeError: if ``layers`` are no sequence, or ``x`` is no floating-point tensor.
-        ValueError: if a layer has no projections, or ``x`` not the shape that the first one takes.
+    Below about 1000 eps times the size of the tokens a diameter is rounding.
 
     >>> layer = Projections(torch.zeros(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
     >>> measure_collapse([layer], torch.eye(2))

@@ -55,16 +55,8 @@ def distance_scaling(
 ) -> DistanceScaling:
     """Measure ratios of distances before and after a map, and how many triples change their order.
 
-    Args:
-        layer: a map of points between hyperboloids.
-        x: at least three points, ``(n, d + 1)``.
-        ends: between which manifolds it maps; read off the layer if ``None``.
-
-    Returns:
-        The ratios and the share.
-
-    Raises:
-        ValueError: if there are fewer than three points, or an end is not a hyperboloid.
+    ``layer`` maps points between hyperboloids, the ``ends``, read off the layer if left out; ``x`` are at least three
+    points ``(n, d + 1)``. Fewer points, or an end that is no hyperboloid, are a ValueError.
 
     >>> from holonomy.layers import HRC
     >>> m, to = Lorentz(-1.0, dtype=torch.float64), Lorentz(-0.25, dtype=torch.float64)

@@ -156,17 +156,9 @@ def hyperbolic_collapse_bound(queries: float, keys: float, values: float, scale:
     .. math:: \tanh(\mathrm{diam}(out)/2) \le \tanh(\mathrm{diam}(V)/2)\,
         \tanh\big(s\, \mathrm{diam}(Q)\, \mathrm{diam}(K) / 2\big)
 
-    No radius, no number of tokens; its flat limit is Theorem RC's form ``pair`` at N = 1. One mask of keys shared by
-    all queries is covered, masks of their own are not.
-
-    Args:
-        queries: diameter of Q, in unit coordinates.
-        keys: diameter of K.
-        values: diameter of V.
-        scale: s.
-
-    Returns:
-        The largest diameter.
+    from those of queries, keys and values, in unit coordinates, and the scale s. No radius, no number of tokens; its
+    flat limit is Theorem RC's form ``pair`` at N = 1. One mask of keys shared by all queries is covered, masks of their
+    own are not.
 
     >>> hyperbolic_collapse_bound(0.0, 1.0, 5.0, 1.0)  # one query
     0.0
