@@ -115,19 +115,19 @@ def between(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
     .. math::
         z = \cosh D - 1 = \tfrac12 \big(|d|^2 - (x_t - y_t)^2\big), \qquad x_t - y_t = \frac{d \cdot (x + y)}{x_t + y_t}
     """
-    squares = x.new_empty((4, x.shape[0], 1), dtype=torch.float64)
+    products = x.new_empty((4, x.shape[0], 1), dtype=torch.float64)
+    ones = products.new_ones(x.shape[1], 1)
     for rows in row_chunks(x, torch.float64):
         a, b = x[rows].double(), y[rows].double()
-        gap = a - b
-        squares[0, rows] = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
-        squares[1, rows] = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
-        squares[2, rows] = torch.linalg.vector_norm(gap, dim=-1, keepdim=True)
-        squares[3, rows] = gap.mul_(a.add_(b)).sum(-1, keepdim=True)
-    x_length, y_length, gap, product = (*squares[:3].mul_(scale).unbind(), squares[3] * scale.square())
-    x_time, y_time = (numerics.hypot(length, torch.ones_like(length)) for length in (x_length, y_length))
+        gap, total = a - b, a + b
+        # A matrix product is the fastest sum over short rows.
+        for product, u, v in zip(products, (a, b, total, gap), (a, b, gap, gap), strict=True):
+            torch.mm(u.mul_(v), ones, out=product[rows])
+    x_square, y_square, product, gap_square = (products * scale.square()).unbind()
+    x_time, y_time = (x_square + 1).sqrt_(), (y_square + 1).sqrt_()
     rise = product / (x_time + y_time)
-    z = (gap.square() - rise.square()) / 2
-    kept = z >= numerics.PRODUCT_NEAR * gap.square()
+    z = (gap_square - rise.square()) / 2
+    kept = z >= numerics.PRODUCT_NEAR * gap_square
     z = z.clamp(min=0)
     rate = 2 * z - rise.square() / (x_time * y_time)
     return Between(x_time, y_time, rise, z, (z * (z + 2)).sqrt(), rate), ~kept
