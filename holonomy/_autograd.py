@@ -1,8 +1,8 @@
-"""Gradients written by hand: when they may stand in for those of a plain definition, and how they are called.
+"""Gradients written by hand: when they may replace those of a reference, and how they are called.
 
-Most fast forms of this library are autograd Functions beside a plain definition of the same signature. One rule,
-:func:`supports_custom_backward`, says when such a form stands in; :func:`apply_function` calls it, and gives it forward
-mode; :func:`by_definition` differentiates the definition in its place, where a gradient is itself to be differentiated
+Most fast forms of this library are autograd Functions beside a reference of the same signature. One rule,
+:func:`supports_custom_backward`, says when such a form runs; :func:`apply_function` calls it, and gives it forward
+mode; :func:`by_definition` differentiates the reference in its place, where a gradient is itself to be differentiated
 or rows lie where the direct formulas lose digits. What such a form must know of torch's modes stands here, too.
 """
 
@@ -150,7 +150,7 @@ def _states_forward_mode(function: type[torch.autograd.Function]) -> bool:
 
 
 def supports_custom_backward(*tensors: Tensor) -> bool:
-    """Whether a form with gradients written by hand may stand in for a plain definition of the same signature."""
+    """Whether a form with gradients written by hand may run in place of the reference of the same signature."""
     return (
         not torch.compiler.is_compiling()
         and not transformed()

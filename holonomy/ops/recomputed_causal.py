@@ -55,7 +55,7 @@ class RecomputedCausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate: part by part, or by the definition where the gradient itself will be differentiated."""
+        """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
         options, wanted = ctx.options, ctx.needs_input_grad[:-1]
         inputs, kept = ctx.saved_tensors[: len(wanted)], ctx.saved_tensors[len(wanted) :]
         x, mask, *maps = inputs

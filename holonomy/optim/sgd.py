@@ -45,7 +45,7 @@ def _gradient(entry: Entry, manifold: geoopt.Manifold | None, decay: float) -> T
 def _moved(
     x: Tensor, u: Tensor, along: Tensor | None, manifold: geoopt.Manifold | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The points that tangent vectors ``u`` lead to, and the momentum carried along."""
+    """The points that tangent vectors ``u`` lead to, and the momentum transported along."""
     if manifold is None:
         return x + u, along
     if is_hyperboloid(manifold):
@@ -53,8 +53,8 @@ def _moved(
         point = hyperboloid.expmap(x, u, kappa)
         return point, None if along is None else hyperboloid.transp(x, point, along, kappa)
     u = numerics.finite(u)
-    point, carried = (manifold.retr(x, u), None) if along is None else manifold.retr_transp(x, u, along)
-    return numerics.finite(point), carried
+    point, transported = (manifold.retr(x, u), None) if along is None else manifold.retr_transp(x, u, along)
+    return numerics.finite(point), transported
 
 
 def _step(entry: Entry, manifold: geoopt.Manifold | None, group: dict[str, Any], *, first: bool) -> None:
@@ -67,10 +67,10 @@ def _step(entry: Entry, manifold: geoopt.Manifold | None, group: dict[str, Any],
         buffer.mul_(momentum).add_(direction, alpha=1 - group["dampening"])
         numerics.finite_(buffer)
         direction = torch.add(direction, buffer, alpha=momentum) if group["nesterov"] else buffer
-    point, carried = _moved(entry.parameter, direction * -float(group["lr"]), buffer, manifold)
+    point, transported = _moved(entry.parameter, direction * -float(group["lr"]), buffer, manifold)
     entry.parameter.copy_(point)
-    if buffer is not None and carried is not None:
-        buffer.copy_(carried)
+    if buffer is not None and transported is not None:
+        buffer.copy_(transported)
 
 
 class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):

@@ -167,7 +167,7 @@ class SimplicialEncoderLayer(PreNormLayer):
         """
         self._check_previous(x, previous)
         self._refuse_masks(pair_mask=pair_mask)
-        x = self._given(x, key_padding_mask, None)
+        x = self._unpadded(x, key_padding_mask, None)
         # H = X + Attention(LN X); what padding holds after the norm is its bias, which keys must not see.
         normed, handed = without_padding(self.norm_attention(x), key_padding_mask), None
         if isinstance(self.attention, ExpertChoice):

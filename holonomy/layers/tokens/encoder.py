@@ -95,7 +95,7 @@ class PreNormLayer(nn.Module):
         They are ``(*batch, heads, tokens, keys)``: rows sum to one, or are zero where a token attends to none.
         """
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "memory": memory}
-        x = self._given(x, key_padding_mask, memory)
+        x = self._unpadded(x, key_padding_mask, memory)
         return cast("Any", self.attention).weights(self.norm_attention(x), key_padding_mask, **masks)
 
     def step(
@@ -108,7 +108,7 @@ class PreNormLayer(nn.Module):
 
         Hooks of this layer and of its attention belong to ``forward`` and do not run.
         """
-        x = self._given(x, key_padding_mask, None)
+        x = self._unpadded(x, key_padding_mask, None)
         attended, after = cast("Any", self.attention).step(self.norm_attention(x), state, key_padding_mask)
         return self.fed_forward(x + self.branch(attended)), after
 
@@ -123,11 +123,11 @@ class PreNormLayer(nn.Module):
         return stochastic_depth(self._dropped(x), self.stochastic_depth, training=self.training)
 
     def _around(self, x: Tensor, padding: Tensor | None, memory: Tensor | None, **masks: Any) -> Tensor:
-        x = self._given(x, padding, memory)
+        x = self._unpadded(x, padding, memory)
         attended = self.attention(self.norm_attention(x), padding, memory=memory, **masks)
         return self.fed_forward(x + self.branch(attended))
 
-    def _given(self, x: Tensor, padding: Tensor | None, memory: Tensor | None) -> Tensor:
+    def _unpadded(self, x: Tensor, padding: Tensor | None, memory: Tensor | None) -> Tensor:
         """Tokens, zero at padding, which the residual would pass on; with a memory padding is that of its tokens."""
         checks.rows("x", x, self.features, "features", self.norm_attention)
         return x if memory is not None else without_padding(x, padding)

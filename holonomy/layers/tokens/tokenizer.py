@@ -178,31 +178,32 @@ class _Tokenizer(nn.Module):
         self.embedding.reset_parameters()
         nn.init.normal_(self.graph_token)
 
-    def _given_or_drawn(
+    def _identifiers_of(
         self, given: Tensor | None, nodes: int, batch: Tensor | None, edge_index: Tensor | None
     ) -> Tensor | None:
-        if given is not None:
-            if self.identifiers is None:
+        """Those that are given, or new ones; eigenvectors are perturbed in training."""
+        if self.identifiers is None:
+            if given is not None:
                 raise ValueError(f"identifiers must be None for a tokenizer without, got {type(given).__name__}.")
-            checks.floating("identifiers", given)
-            if given.shape != (nodes, self.identifier_dim):
-                shape = f"(nodes = {nodes}, identifier_dim = {self.identifier_dim})"
-                raise ValueError(f"identifiers must have shape {shape}, got {tuple(given.shape)}.")
-            width = self.identifier_dim
-            checks.last_axis("identifiers", given, width, "identifier_dim", self.embedding.of_identifiers)
-        elif self.identifiers is None:
             return None
         like, dim = self.graph_token, self.identifier_dim
-        if given is None and self.identifiers == "near_orthogonal":
-            given = near_orthogonal_identifiers(nodes, dim, device=like.device, dtype=like.dtype)
-        elif given is None and edge_index is None:
-            given = orthogonal_identifiers(nodes, dim, batch=batch, device=like.device, dtype=like.dtype)
-        elif given is None and edge_index is not None:
+        if given is not None:
+            checks.floating("identifiers", given)
+            if given.shape != (nodes, dim):
+                shape = f"(nodes = {nodes}, identifier_dim = {dim})"
+                raise ValueError(f"identifiers must have shape {shape}, got {tuple(given.shape)}.")
+            checks.last_axis("identifiers", given, dim, "identifier_dim", self.embedding.of_identifiers)
+            made = given
+        elif self.identifiers == "near_orthogonal":
+            made = near_orthogonal_identifiers(nodes, dim, device=like.device, dtype=like.dtype)
+        elif edge_index is None:
+            made = orthogonal_identifiers(nodes, dim, batch=batch, device=like.device, dtype=like.dtype)
+        else:
             which = "both" if self.identifiers == "laplacian_both" else "lowest"
-            given = laplacian_identifiers(edge_index, nodes, dim, which=which, batch=batch, dtype=like.dtype)
-        if self.training and self.identifiers not in _RANDOM and given is not None:
-            return perturb_identifiers(given, batch=batch, dropout=self.eigenvector_dropout)
-        return given
+            made = laplacian_identifiers(edge_index, nodes, dim, which=which, batch=batch, dtype=like.dtype)
+        if self.training and self.identifiers not in _RANDOM:
+            return perturb_identifiers(made, batch=batch, dropout=self.eigenvector_dropout)
+        return made
 
     def _laid_out(
         self, rows: Tensor, indices: Tensor, batch: Tensor | None, nodes: int, num_graphs: int | None = None
@@ -315,7 +316,7 @@ class GraphTokenizer(_Tokenizer):
         checks.last_axis("x", x, self.in_features, "in_features", self.of_nodes)
         _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features, self.of_edges)
         spectral = edge_index if self.identifiers not in _RANDOM else None
-        identifiers = self._given_or_drawn(identifiers, nodes, batch, spectral)
+        identifiers = self._identifiers_of(identifiers, nodes, batch, spectral)
         loops = torch.arange(nodes, device=edge_index.device)
         indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.mT])
         of_nodes = self.graph_token.new_zeros(nodes, self.graph_token.shape[0])
@@ -416,7 +417,7 @@ class HyperedgeTokenizer(_Tokenizer):
         checks.on_device(values.device, indices=indices)
         if batch is not None:
             checks.membership(batch, num_nodes)
-        identifiers = self._given_or_drawn(identifiers, num_nodes, batch, None)
+        identifiers = self._identifiers_of(identifiers, num_nodes, batch, None)
         rows = self.graph_token.new_zeros(indices.shape[0], self.graph_token.shape[0])
         if self.of_hyperedges is not None:
             rows = self.of_hyperedges(values)

@@ -70,9 +70,9 @@ def _shares(weights: Tensor) -> tuple[Tensor, Tensor]:
         return weights, weights.new_zeros((*weights.shape[:-1], 1))
     # Divided by the largest first, for the sum to stay in the range.
     largest = weights.amax(-1, keepdim=True)
-    moderate = numerics.safe_div(weights, largest)
-    total = moderate.sum(-1, keepdim=True)
-    return numerics.safe_div(moderate, total), numerics.finite(total * largest)
+    rescaled = numerics.safe_div(weights, largest)
+    total = rescaled.sum(-1, keepdim=True)
+    return numerics.safe_div(rescaled, total), numerics.finite(total * largest)
 
 
 def _hessian(distance: Tensor, direction: Tensor, shares: Tensor) -> Tensor:

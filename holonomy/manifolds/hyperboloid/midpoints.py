@@ -32,7 +32,7 @@ class _Centroid(_autograd.InputsSaved):
 
     @staticmethod
     def forward(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-        return _middle(numerics.finite(x * scale), _moderate(weights)[0])[1].points / scale
+        return _middle(numerics.finite(x * scale), _rescaled(weights)[0])[1].points / scale
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -40,7 +40,7 @@ class _Centroid(_autograd.InputsSaved):
         x, weights, scale = ctx.saved_tensors
         (grad,) = grad_outputs
         spoiled = any_nan(x, weights, grad)
-        weights, unit = _moderate(weights)
+        weights, unit = _rescaled(weights)
         x, middle, length = _middle(numerics.finite(x * scale), weights)
         shares = numerics.safe_div(weights, length)
         radial = (grad * middle.points).sum(-1, keepdim=True)
@@ -86,7 +86,7 @@ def _klein_gap(x: Rays, y: Rays) -> Tensor:
     return torch.where(_near(x.length, y.length), plain, far)
 
 
-def _moderate(weights: Tensor) -> tuple[Tensor, Tensor]:
+def _rescaled(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weights over a factor, so that no sum of them overflows float64, and the factor; midpoints do not change."""
     if weights.shape[-1] == 0:
         return weights, weights.new_ones(())

@@ -1,8 +1,8 @@
-r"""What one point looks like from another, in quantities that do not cancel: the vocabulary of exact geodesics.
+r"""Distance and direction from one point to another, in quantities that do not cancel: what geodesics are made of.
 
 Space parts ``(..., d)`` are float64 and ``scale`` is :math:`s = \sqrt{-\kappa}`; capital letters are unit coordinates
-:math:`X = s x`. Directions have a part *along* the ray of X and a part *across* it, in the frame carried from the
-origin; :mod:`holonomy.manifolds.hyperboloid.geodesics` says how derivatives are made of them.
+:math:`X = s x`. Directions have a part *along* the ray of X and a part *across* it, in the frame transported from
+the origin; :mod:`holonomy.manifolds.hyperboloid.geodesics` says how derivatives are made of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""Hypformer's linear attention from points to points, with its projections: eqs. 14-19 in one function.
 
-Axes: ``(*batch, nodes, channels)``. A mask is boolean, ``True`` at padding, whose rows are zero. The plain definition
+Axes: ``(*batch, nodes, channels)``. A mask is boolean, ``True`` at padding, whose rows are zero. The reference
 is made of :mod:`~holonomy.ops.linear_attention.reference`; the fast form computes some rows at a time
 (:mod:`~holonomy.ops.linear_attention.chunked`) and keeps nothing that grows with the nodes but its result.
 """

@@ -249,7 +249,7 @@ class RecomputedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate: in parts, or by the definition where the gradient itself will be differentiated."""
+        """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
         *inputs, out, context, mass, largest = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _by_definition(tuple(inputs), ctx.options, grad_outputs[0], ctx.needs_input_grad)

@@ -173,7 +173,7 @@ class HypLinearAttention(nn.Module):
         attend = partial(
             linear_attention_block, mask=key_padding_mask, heads=self.heads, power=self.power, is_causal=is_causal
         )
-        return attend(*tensors) if _steepest(x) == math.inf else numerics.bounded(attend, *tensors)
+        return attend(*tensors) if _gradient_limit(x) == math.inf else numerics.bounded(attend, *tensors)
 
     def step(
         self,
@@ -275,7 +275,7 @@ class HypLinearAttention(nn.Module):
         return LinearState.empty(like, channels + midpoint)
 
     def _features(self, htc: HTC, x: Tensor, factor: Tensor | None = None) -> Float[Tensor, "*batch heads nodes dim"]:
-        limit = _steepest(x)
+        limit = _gradient_limit(x)
         space = space_of(htc, x, factor).unflatten(-1, (self.heads, -1))
         if limit == math.inf:
             found = power_features(space, self.power)
@@ -306,7 +306,7 @@ class HypLinearAttention(nn.Module):
         attend = partial(linear_average, mask=hidden, state=state, curvature=curvature, group=group)
         average, state = attend(query, key, value)
         # Processes would not agree on whether to compute the sums once more.
-        if group is None and min(_steepest(x), _steepest(keys)) < math.inf:
+        if group is None and min(_gradient_limit(x), _gradient_limit(keys)) < math.inf:
             average = numerics.bounded(lambda *each: attend(*each)[0], query, key, value)
         space = merge_heads(average) + self.residual(merge_heads(own))
         space = space if memory is not None else without_padding(space, mask)
@@ -317,11 +317,11 @@ class HypLinearAttention(nn.Module):
         return f"heads={self.heads}, power={self.power}, average={self.average!r}"
 
 
-def _steepest(x: Float[Tensor, "*batch nodes ambient"]) -> float:
-    """What gradients may be for their products with points beyond rapidity 22; infinite where none is there.
+def _gradient_limit(x: Float[Tensor, "*batch nodes ambient"]) -> float:
+    """The largest gradient whose product with points stays in range; infinite where none lies beyond rapidity 22.
 
-    Gradients of queries are as long as values are, and those of weights are sums of their products with points. On a
-    GPU, which would have to wait for the number, and under compilation none is looked for.
+    Gradients of queries are as long as values are, and those of weights are sums of their products with points. It is
+    infinite, too, on a GPU, which would have to wait for the number, and under compilation.
     """
     largest = torch.finfo(x.dtype).max
     farthest = float(x[..., 0].detach().amax()) if x.numel() and checks.costs_nothing_to_read(x) else 0.0

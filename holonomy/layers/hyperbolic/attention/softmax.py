@@ -142,7 +142,7 @@ class HypSoftmaxAttention(nn.Module):
                 "takes rows that processes share."
             )
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
-        query, key = self._turned(query, key)
+        query, key = self._rotated(query, key)
         space = merge_heads(
             hyperbolic_softmax_attention(
                 query,
@@ -189,7 +189,7 @@ class HypSoftmaxAttention(nn.Module):
         True
         """
         query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
-        query, key = self._turned(query, key, state.key.shape[-2] if isinstance(state, KeyValueState) else 0)
+        query, key = self._rotated(query, key, state.key.shape[-2] if isinstance(state, KeyValueState) else 0)
         after = extended(state, x, key, value, key_padding_mask)
         space = without_padding(self._mixed(query, after, is_causal=True), key_padding_mask)
         return change_curvature(space, self.manifold_hidden, self.manifold_out), after
@@ -250,7 +250,7 @@ class HypSoftmaxAttention(nn.Module):
 
         Arguments are those of :meth:`forward`. Rows sum to one, or are zero where a node may attend to none.
         """
-        query, key = self._turned(*self._projected(x, key_padding_mask, memory, is_causal=is_causal)[:2])
+        query, key = self._rotated(*self._projected(x, key_padding_mask, memory, is_causal=is_causal)[:2])
         mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
         found = hyperbolic_softmax_weights(query, key, mask, attn_mask=attn_mask, is_causal=is_causal, **self._how())
         return found if memory is not None else without_queries(found, key_padding_mask)
@@ -268,8 +268,8 @@ class HypSoftmaxAttention(nn.Module):
         query, key, value = (split_heads(space_of(htc, points), self.heads) for htc, points in each)
         return query, key, value
 
-    def _turned(self, query: Tensor, key: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Queries and keys of tokens from the first place on, each turned by its place."""
+    def _rotated(self, query: Tensor, key: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Queries and keys of tokens from the first place on, each rotated by its place."""
         if not self.rope:
             return query, key
         places = torch.arange(first, first + key.shape[-2], device=key.device)
