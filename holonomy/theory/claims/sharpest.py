@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from holonomy.theory.certificates.constants.linear_attention import (
     local_linear,
 )
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, stretch
-from holonomy.theory.claims.verdict import Draws, Trial
+from holonomy.theory.claims.verdict import Draws, Trial, filled
 
 Rows = Sequence[Sequence[float]]
 
@@ -56,16 +56,11 @@ def _on_a_line(manifold: Lorentz, *rapidities: float) -> Tensor:
     return _points(manifold, [[math.sinh(t)] for t in rapidities])
 
 
-def _set(layer: HTC, weight: Rows, bias: Sequence[float] | None = None) -> HTC:
-    with torch.no_grad():
-        layer.weight.copy_(layer.weight.new_tensor(weight))
-        if layer.bias is not None:
-            held = cast("Tensor", layer.bias)
-            held.copy_(torch.zeros_like(held) if bias is None else held.new_tensor(bias))
-    return layer
+def _set(layer: HTC, weight: Rows, bias: Sequence[float] = (0.0,)) -> HTC:
+    return filled(layer, weight=torch.tensor(weight, dtype=torch.float64), bias=torch.tensor(bias, dtype=torch.float64))
 
 
-def _htc(manifold: Lorentz, weight: Rows, bias: Sequence[float] | None = None) -> HTC:
+def _htc(manifold: Lorentz, weight: Rows, bias: Sequence[float] = (0.0,)) -> HTC:
     made = HTC(len(weight[0]) - 1, len(weight), manifold, dtype=manifold.dtype, device=manifold.curvature.device)
     return _set(made, weight, bias)
 
@@ -89,21 +84,14 @@ def refinements(draws: Draws) -> Iterator[Trial]:
     unit = _unit(draws)
     line = torch.linspace(-1, 1, 2001, **draws.factory_kwargs).sinh()[:, None]
     for bias in (0.0, 1.0):
-        linear = nn.Linear(1, 1, **draws.factory_kwargs)
-        with torch.no_grad():
-            linear.weight.fill_(2.0)
-            linear.bias.fill_(bias)
-        layer = HRC(linear, unit)
+        layer = HRC(filled(nn.Linear(1, 1, **draws.factory_kwargs), weight=2.0, bias=bias), unit)
         yield Trial(stretch(layer, unit.lift(line)).amax().item(), lipschitz_bound(layer, 1.0), at={"radius": 1.0})
 
 
 def classifiers(draws: Draws) -> Iterator[Trial]:
     """H13: on a line a signed distance has its slope everywhere."""
     unit = _unit(draws)
-    layer = HypMLR(1, 1, unit, **draws.factory_kwargs)
-    with torch.no_grad():
-        layer.weight.fill_(2.0)
-        layer.offset.fill_(0.0)
+    layer = filled(HypMLR(1, 1, unit, **draws.factory_kwargs), weight=2.0, offset=0.0)
     measured = stretch(layer, _on_a_line(unit, 0.5), ends=Ends(unit, None)).item()
     yield Trial(measured, lipschitz_bound(layer, 1.0), at={"radius": 1.0})
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holonomy import checks, numerics
 
@@ -24,6 +24,7 @@ Kind = Literal["exact", "lower", "upper", "equal"]
 """Whether a measured value is the quantity itself, certainly not above it, certainly not below it, or a difference of
 two quantities that are equal, whose bound is rounding."""
 
+_Layer = TypeVar("_Layer", bound=nn.Module)
 _Trials = TypeVar("_Trials", bound="Callable[..., Iterable[Trial]]")
 
 
@@ -279,6 +280,15 @@ class Draws:
     def logarithmic(self, low: float, high: float) -> float:
         """Draw a number between ``low`` and ``high``, positive both, whose logarithm is uniform."""
         return math.exp(self.uniform(math.log(low), math.log(high)))
+
+
+def filled(layer: _Layer, **parameters: Tensor | float | None) -> _Layer:
+    """The layer with these numbers in its parameters, broadcast; None leaves one as it is, ``__`` stands for a dot."""
+    with torch.no_grad():
+        for name, numbers in parameters.items():
+            if numbers is not None:
+                layer.get_parameter(name.replace("__", ".")).copy_(torch.as_tensor(numbers))
+    return layer
 
 
 @contextmanager

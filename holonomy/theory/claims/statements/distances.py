@@ -15,7 +15,7 @@ from holonomy.manifolds import Lorentz
 from holonomy.theory.certificates.distances import DistanceScaling, boost, distance_scaling, naive_change
 from holonomy.theory.certificates.stretching import Ends
 from holonomy.theory.claims.pictures import Picture, Trials
-from holonomy.theory.claims.verdict import Claims, Draws, Trial
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled
 
 CLAIMS = Claims()
 """Claims on distances and changes of curvature."""
@@ -49,8 +49,7 @@ def _closure(draws: Draws) -> Iterable[Trial]:
         x = _points(draws, source, 16, features, draws.logarithmic(0.01, 20.0))
         if index % 2:
             layer: nn.Module = HTC(features, features, source, target, **draws.factory_kwargs)
-            with torch.no_grad():
-                layer.get_parameter("weight").copy_(draws.normal(features, features + 1))
+            layer = filled(layer, weight=draws.normal(features, features + 1))
         else:
             layer = HRC(partial(nn.functional.linear, weight=draws.normal(features, features)), source, target)
         with torch.no_grad():
@@ -88,9 +87,7 @@ def _isometry(kind: int, draws: Draws, source: Lorentz, target: Lorentz, feature
         turn = torch.linalg.qr(draws.normal(features, features).double()).Q.to(draws.dtype)
         return HRC(partial(nn.functional.linear, weight=turn), source, target)
     layer = HTC(features, features, source, target, bias=False, **draws.factory_kwargs)
-    with torch.no_grad():
-        layer.weight.copy_(boost(0.5 * draws.normal(features)))
-    return layer
+    return filled(layer, weight=boost(0.5 * draws.normal(features)))
 
 
 def _seen(found: DistanceScaling) -> Mapping[str, Tensor]:
@@ -118,8 +115,7 @@ def _general(draws: Draws) -> Iterable[Trial]:
         ]
         layer = layers[index % 3]
         if isinstance(layer, HTC):
-            with torch.no_grad():
-                layer.weight.copy_(draws.normal(features, features + 1))
+            layer = filled(layer, weight=draws.normal(features, features + 1))
         found = distance_scaling(layer, x)
         note = f"{found.flipped:.1%} of the triples of 16 points change order"
         seen = _seen(found) if index < len(_GENERAL) else {}

@@ -22,7 +22,7 @@ from holonomy.theory.certificates.constants.midpoint import exponential_stretch,
 from holonomy.theory.certificates.regions import root
 from holonomy.theory.certificates.stretching import Ends, Metric, measure_stretch, stretch
 from holonomy.theory.claims import sharpest
-from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, rounding
 
 _OURS = "CERTIFICATES, "
 
@@ -96,21 +96,15 @@ def over_ball(
 
 def _linear(draws: Draws, sizes: tuple[int, int], *, bias: bool) -> nn.Linear:
     linear = nn.Linear(*sizes, bias=bias, **draws.factory_kwargs)
-    with torch.no_grad():
-        linear.weight.copy_(draws.normal(sizes[1], sizes[0]) * draws.logarithmic(0.1, 2.0))
-        if bias:
-            linear.bias.copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0))
-    return linear
+    weight = draws.normal(sizes[1], sizes[0]) * draws.logarithmic(0.1, 2.0)
+    return filled(linear, weight=weight, bias=draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0) if bias else None)
 
 
 def draw_transformation(draws: Draws, sizes: tuple[int, int], source: Lorentz, target: Lorentz, *, bias: bool) -> HTC:
     """HTC with normal weights, its time column included."""
     layer = HTC(*sizes, source, target, bias=bias, **draws.factory_kwargs)
-    with torch.no_grad():
-        layer.weight.copy_(draws.normal(sizes[1], sizes[0] + 1) * draws.logarithmic(0.1, 2.0))
-        if bias:
-            cast("Tensor", layer.bias).copy_(draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0))
-    return layer
+    weight = draws.normal(sizes[1], sizes[0] + 1) * draws.logarithmic(0.1, 2.0)
+    return filled(layer, weight=weight, bias=draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0) if bias else None)
 
 
 def _sizes(draws: Draws) -> tuple[int, int]:
@@ -387,9 +381,7 @@ def _classifiers(draws: Draws) -> Iterable[Trial]:
     for _ in draws.rounds(6):
         manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws)
         layer = HypMLR(features, draws.integer(1, 4), manifold, **draws.factory_kwargs)
-        with torch.no_grad():
-            layer.weight.copy_(draws.normal(*layer.weight.shape))
-            layer.offset.copy_(draws.normal(*layer.offset.shape))
+        layer = filled(layer, weight=draws.normal(*layer.weight.shape), offset=draws.normal(*layer.offset.shape))
         bound = lipschitz_bound(layer, radius / root(manifold))
         yield from over_ball(draws, layer, radius, features, bound, source=manifold, at={"radius": radius})
 

@@ -20,7 +20,7 @@ from holonomy.theory.certificates.far_out import (
 from holonomy.theory.certificates.regions import root
 from holonomy.theory.certificates.stretching import Ends, stretch
 from holonomy.theory.claims.statements.hyperbolic import draw_manifold, draw_radius, over_ball
-from holonomy.theory.claims.verdict import Claims, Draws, Trial, forked
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, forked
 
 _OURS = "LINEAR MAPS, "
 
@@ -69,10 +69,7 @@ def _transformation_law(draws: Draws) -> Iterable[Trial]:
         x = _at(manifold, _direction(draws), draws.uniform(0.5, 2.0))
         square = x.square().sum().item()
         rate = draws.uniform(0.15, 0.3) / (square + 1)
-        layer = HTC(_WIDE, _WIDE, manifold, **draws.factory_kwargs)
-        with torch.no_grad():
-            layer.weight.zero_()
-            layer.get_parameter("bias").copy_(ray * math.sinh(end - 1))
+        layer = filled(HTC(_WIDE, _WIDE, manifold, **draws.factory_kwargs), weight=0, bias=ray * math.sinh(end - 1))
         found = _steps(layer, x, _at(manifold, ray, end + 0.5), 0.5, rate, 1000)
         said = transformation_steps(end - 1, end, rate, square)
         yield Trial(abs(found - said), _WHOLE, at={"rapidity": end})
@@ -80,11 +77,10 @@ def _transformation_law(draws: Draws) -> Iterable[Trial]:
 
 def _axis_layer(draws: Draws, manifold: Lorentz, x: Tensor) -> LorentzPLFC:
     """One hyperplane at right angles to the input, the others where they give zero."""
+    weight = x.new_zeros(_WIDE, _WIDE)
+    weight[0] = nn.functional.normalize(x[1:], dim=-1)
     layer = LorentzPLFC(_WIDE, _WIDE, manifold, bias=False, **draws.factory_kwargs)
-    with torch.no_grad():
-        layer.hyperplanes.weight.zero_()
-        layer.hyperplanes.weight[0] = nn.functional.normalize(x[1:], dim=-1)
-    return layer
+    return filled(layer, hyperplanes__weight=weight)
 
 
 @CLAIMS.add(
@@ -166,8 +162,7 @@ def _not_lipschitz(draws: Draws) -> Iterable[Trial]:
     for _ in draws.rounds(6):
         size, radius = draws.uniform(1.2, 2.0), draw_radius(draws)
         layer = LorentzPLFC(2, 2, manifold, bias=False, **draws.factory_kwargs)
-        with torch.no_grad():
-            layer.hyperplanes.weight.copy_(size * torch.eye(2, dtype=torch.float64))
+        layer = filled(layer, hyperplanes__weight=size * torch.eye(2, dtype=torch.float64))
         x = _at(manifold, draws.normal(2).fill_(0.5**0.5), radius)
         found, said = stretch(layer, x[None]).item(), hyperplane_stretch(size, radius)
         yield Trial(found, said, at={"radius": radius})
@@ -176,11 +171,7 @@ def _not_lipschitz(draws: Draws) -> Iterable[Trial]:
 
 def _tangent_map(draws: Draws, weight: Tensor, bias: Tensor | None, ends: tuple[Lorentz, Lorentz]) -> TangentLinear:
     layer = TangentLinear(weight.shape[1], weight.shape[0], *ends, bias=bias is not None, **draws.factory_kwargs)
-    with torch.no_grad():
-        layer.linear.weight.copy_(weight)
-        if bias is not None:
-            layer.linear.bias.copy_(bias)
-    return layer
+    return filled(layer, linear__weight=weight, linear__bias=bias)
 
 
 def _sharpest_tangent_maps(draws: Draws) -> Iterable[Trial]:

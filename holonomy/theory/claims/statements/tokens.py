@@ -10,7 +10,7 @@ from torch import Tensor
 
 from holonomy.layers import EquivariantLinear, bell, orthogonal_identifiers
 from holonomy.theory.claims.pictures import Picture, Trials
-from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, rounding
 from holonomy.theory.expressivity.tokens_basis import (
     basis_approximation_error,
     basis_attention,
@@ -59,11 +59,7 @@ def _basis(draws: Draws) -> Iterator[Trial]:
 
 def _layer(draws: Draws, order: int, features: int, out: int) -> EquivariantLinear:
     layer = EquivariantLinear(order, order, features, out, **draws.factory_kwargs)
-    with torch.no_grad():
-        layer.weight.copy_(draws.normal(*layer.weight.shape))
-        if layer.bias is not None:
-            layer.bias.copy_(draws.normal(*layer.bias.shape))
-    return layer
+    return filled(layer, weight=draws.normal(*layer.weight.shape), bias=draws.normal(bell(order), out))
 
 
 def _size(values: Tensor) -> float:
