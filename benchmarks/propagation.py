@@ -14,6 +14,7 @@ from holonomy.structures import Graph
 __all__ = ["CASES"]
 
 DEGREE, WIDTH = 10, 64
+SIZES = 10_000, 100_000
 
 
 def csr(row: Tensor, column: Tensor, weight: Tensor, nodes: int) -> Tensor:
@@ -50,11 +51,11 @@ CASES = (
         name="propagation",
         title=f"one propagation, {DEGREE} edges a node, {WIDTH} channels, float32, forward and backward",
         unit="nodes",
-        sizes=(30_000,),
+        sizes=SIZES,
         contenders=contenders,
         lines=(
-            Line("Graph", "torch, sorted", {30_000: "<= 1.1"}),
-            Line("edge_index, kept", "torch, sorted", {30_000: "<= 1.1"}),
+            Line("Graph", "torch, sorted", dict.fromkeys(SIZES, "<= 1.1")),
+            Line("edge_index, kept", "torch, sorted", dict.fromkeys(SIZES, "<= 1.1")),
             Line("edge_index, new", "torch, sorted"),
         ),
         equal=(("torch, sorted", "Graph"), ("Graph", "edge_index, kept"), ("Graph", "edge_index, new")),

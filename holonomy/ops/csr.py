@@ -97,15 +97,21 @@ def multiply(
     """A CSR matrix times a dense one, in the dtype of the sparse one: autocast has no sparse bfloat16 on a CPU."""
     dense = dense.to(matrix.dtype)
     if torch.compiler.is_compiling():
-        return _product(matrix, dense)
+        return _product(matrix, dense, torch.sparse.mm)
     return _autograd.apply_function(_Multiply, dense, matrix, transpose or partial(_transposed, matrix))
 
 
-def _product(matrix: Tensor, dense: Tensor) -> Tensor:
+def _product(matrix: Tensor, dense: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     # On a CPU there are sparse products of float32 and float64 only.
     wide = torch.promote_types(matrix.dtype, torch.float32)
     with torch.autocast(matrix.device.type, enabled=False):
-        return torch.sparse.mm(matrix.to(wide), dense.to(wide)).to(matrix.dtype)
+        return product(matrix.to(wide), dense.to(wide)).to(matrix.dtype)
+
+
+def _written(matrix: Tensor, dense: Tensor) -> Tensor:
+    """The product, written once: ``torch.sparse.mm`` first fills its result with zeros, and copies them."""
+    result = dense.new_empty(matrix.shape[0], dense.shape[1])
+    return torch.addmm(result, matrix, dense, beta=0, out=result)  # with beta = 0 what it holds is not read
 
 
 def _transposed(matrix: Tensor) -> Tensor:
@@ -119,7 +125,7 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(dense: Tensor, matrix: Tensor, transpose: Callable[[], Tensor]) -> Tensor:
         del transpose
-        return _product(matrix, dense)
+        return _product(matrix, dense, _written)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Callable[[], Tensor]], output: Tensor) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from holonomy import _autograd, checks
 from holonomy._autograd import eager
@@ -24,6 +25,7 @@ from holonomy.layers.equivariant.basis.orbits import Orbit, OrbitGroup, OutputPa
 from holonomy.layers.equivariant.basis.partitions import bell, moebius_matrix, set_partitions
 from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.equivariant.linear import dense, sparse
+from holonomy.ops.csr import as_csr, multiply
 from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
@@ -36,6 +38,19 @@ _MOST_ORDERS = 8
 _NODES_AT_INIT = 500
 # A map to order 0 has nothing but sums; theirs is kept in the middle, on a logarithmic scale, of 5 .. 500.
 _NODES_AT_INIT_INVARIANT = 50
+
+# Classes from which on the matrix between the two bases is multiplied sparsely: of 203 x 203 entries 2,471 are not 0.
+# Forward and backward, a layer 3 -> 3 takes 0.8 of its time with a dense product at 8 nodes, 3 -> 4 at 6 nodes 0.5.
+_CLASSES_SPARSE = 100
+# Of each such matrix its transpose and itself in CSR, for as long as it lives.
+_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+def _in_csr(conversion: Float[Tensor, "1 classes diagrams"]) -> tuple[Tensor, Tensor]:
+    if conversion not in _known:
+        with torch.inference_mode(mode=False):  # the layer may train next
+            _known[conversion] = as_csr(conversion[0].t().to_sparse()), as_csr(conversion[0].to_sparse())
+    return _known[conversion]
 
 
 def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer: nn.Module | None = None) -> None:
@@ -135,10 +150,24 @@ class EquivariantMap(RecomputedBuffers):
 
     def _weights(self) -> list[Float[Tensor, "counts sources targets dim_in dim_out"]]:
         """The weights of the diagram basis, one tensor a group."""
-        diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
+        if self._sparse_conversion():
+            matrix, transposed = _in_csr(self.conversion)
+            diagram = multiply(matrix, self.weight.flatten(1), lambda: transposed).unflatten(1, self.weight.shape[1:])
+            diagram = diagram[None]
+        else:
+            diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
         shapes = [(len(group.inputs), len(group.outputs)) for group in self.groups]
         parts = diagram.split([math.prod(shape) for shape in shapes], 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _sparse_conversion(self) -> bool:
+        """Whether :meth:`_weights` reads only the entries of the conversion that are not zero."""
+        return (
+            self.normalise is None
+            and self.weight.shape[0] >= _CLASSES_SPARSE
+            and _autograd.supports_custom_backward(self.weight)
+            and self.weight.device.type == "cpu"
+        )
 
     def _multiply(
         self,
