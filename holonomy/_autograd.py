@@ -23,10 +23,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def eager(function: _Function) -> _Function:
-    """The same function, which ``torch.compile`` leaves as it is: one whose shapes depend on numbers, or not of torch.
+    """The same function, which ``torch.compile`` does not trace: its shapes depend on numbers, or it is not of torch.
 
-    The graph breaks there; with ``fullgraph=True`` torch says so. Its own decorator imports the compiler, which takes
-    seconds, when it is applied; here that is when a compiled function comes to it.
+    The graph breaks there; with ``fullgraph=True`` torch says so. Torch's own decorator imports the compiler, which
+    takes seconds, when it is applied; this one does so when a compiled function calls it.
     """
 
     @functools.wraps(function)
@@ -67,7 +67,7 @@ class InputsSaved(torch.autograd.Function):
 
 
 def traceable(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """:func:`apply_function` of a class, which compiled takes the older form of it.
+    """:func:`apply_function` of a class, in the older form of autograd Functions where it is compiled.
 
     Dynamo traces into the older form whatever decorates what it calls; ``torch.func`` does not take it.
     """

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Parts(ABC):
-    """Parts that are no processes."""
+    """The parts of a sum where they are no processes, such as chunks."""
 
     @abstractmethod
     def scaled_total(self, x: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
-        """What the function of this name computes."""
+        """As the function of this name."""
 
 
 Group = dist.ProcessGroup | Parts
@@ -72,7 +72,7 @@ class _AllReduce(torch.autograd.Function):
 
 
 def check_processes(group: object) -> dist.ProcessGroup:
-    """Refuse what is no group of processes."""
+    """Refuse anything but a group of processes."""
     if isinstance(group, dist.ProcessGroup):
         return group
     raise TypeError(

@@ -96,7 +96,7 @@ def nonnegative(name: str, value: float) -> float:
 
 
 def size(shape: Sequence[int]) -> None:
-    """Refuse what is no shape of points: integers, of which the last is at least 1."""
+    """Refuse anything but a shape of points: integers, of which the last is at least 1."""
     if not all(isinstance(entry, SupportsIndex) for entry in shape):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"size must be integers, got {tuple(shape)}.")
     if not shape or min(shape) < 0 or shape[-1] < 1:
@@ -111,7 +111,7 @@ def one_of(name: str, value: _Choice, choices: Collection[str]) -> _Choice:
 
 
 def sequence(name: str, values: object, meaning: str, kind: type | UnionType = object) -> list[Any]:
-    """The entries of a sequence, or of whatever else can be iterated over; a string and a mapping are none."""
+    """The entries of a sequence or another iterable; a string and a mapping are refused."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a sequence of {meaning}, got {values!r}.")
     entries = list(values)
@@ -122,7 +122,7 @@ def sequence(name: str, values: object, meaning: str, kind: type | UnionType = o
 
 
 def generator(value: torch.Generator | None) -> None:
-    """Refuse what is no source of random numbers."""
+    """Refuse anything but a source of random numbers."""
     if value is not None and not isinstance(value, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"generator must be a torch.Generator, got {value!r}.")
 
@@ -150,7 +150,7 @@ def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None 
 
 
 def matrix(name: str, x: Tensor, rows: str, columns: str, width: int | None = None) -> None:
-    """Refuse what is no dense floating-point matrix."""
+    """Refuse anything but a dense floating-point matrix."""
     floating(name, x)
     dense(name, x)
     if x.ndim != 2 or width not in (None, x.shape[1]):
@@ -195,7 +195,7 @@ def broadcasting(name: str, x: Tensor, shape: Sequence[int], axes: int, symbols:
 
 
 def shaped(name: str, x: Tensor, wanted: Sequence[int], symbols: str = "") -> None:
-    """Refuse what is no dense tensor of a shape."""
+    """Refuse anything but a dense tensor of a shape."""
     tensor(name, x)
     dense(name, x)
     if x.shape != torch.Size(wanted):
@@ -203,20 +203,20 @@ def shaped(name: str, x: Tensor, wanted: Sequence[int], symbols: str = "") -> No
 
 
 def function(name: str, value: object) -> None:
-    """Refuse what cannot be called, and a class, which makes something else of a tensor."""
+    """Refuse anything but a function; a class, too, which makes another object of a tensor."""
     if isinstance(value, type) or not callable(value):
         came = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name} must be callable, got {came}.")
 
 
 def tensor(name: str, x: object) -> None:
-    """Refuse what is no tensor."""
+    """Refuse anything but a tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
 
 
 def floating(name: str, x: Tensor) -> None:
-    """Refuse what is no tensor of real floating-point numbers."""
+    """Refuse anything but a tensor of real floating-point numbers."""
     tensor(name, x)
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}.")
@@ -230,7 +230,7 @@ def floating_dtype(dtype: torch.dtype | None, *, needed: bool = False) -> None:
 
 
 def vectors(least: int = 1, /, **named: Tensor) -> None:
-    """Refuse what are no dense floating-point vectors of one width, whose other axes broadcast."""
+    """Refuse anything but dense floating-point vectors of one width, whose other axes broadcast."""
     shapes: dict[str, torch.Size] = {}
     for name, x in named.items():
         floating(name, x)
@@ -247,7 +247,7 @@ def vectors(least: int = 1, /, **named: Tensor) -> None:
 
 
 def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
-    """Refuse infinities, nan and numbers below a least one, where they can be read without waiting."""
+    """Refuse infinities, nan and numbers below ``least``, where they can be read without waiting."""
     if x.numel() and costs_nothing_to_read(x):
         smallest, largest = (float(value) for value in x.detach().aminmax())
         if not (math.isfinite(smallest) and least <= smallest <= largest < math.inf):
@@ -279,14 +279,14 @@ def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
 
 
 def integers(name: str, x: Tensor) -> None:
-    """Refuse what is no tensor of integers. A boolean tensor is none: it may mean a mask."""
+    """Refuse anything but a tensor of integers, a boolean one too: it may mean a mask."""
     tensor(name, x)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {x.dtype}.")
 
 
 def array(name: str, x: object) -> None:
-    """Refuse what is neither a tensor nor a NumPy array, in memory or mapped to it."""
+    """Refuse anything but a tensor or a NumPy array, in memory or mapped to it."""
     if not isinstance(x, Tensor | np.ndarray):
         raise TypeError(f"{name} must be a tensor or a NumPy array, got {type(x).__name__}.")
 
@@ -311,7 +311,7 @@ def dense(name: str, x: Tensor) -> None:
 
 
 def device(name: str, value: torch.device | str) -> None:
-    """Refuse what names no device: a dtype, say, which ``torch.Tensor.to`` would take."""
+    """Refuse anything but a device: a dtype, say, which ``torch.Tensor.to`` would take."""
     if not isinstance(value, torch.device | str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be a torch.device or its name, got {value!r}.")
 
@@ -350,7 +350,7 @@ def edge_types(edge_attr: Tensor, count: int, edge_index: Tensor) -> None:
 
 
 def membership(batch: Tensor, nodes: int) -> None:
-    """Refuse what does not say the graph of each node. It reads the values, as those who lay graphs out do."""
+    """Refuse anything but the graph of each node. It reads the values, which layouts of graphs read anyway."""
     integers("batch", batch)
     if batch.shape != (nodes,):
         raise ValueError(f"batch must have shape (n = {nodes},), got {tuple(batch.shape)}.")
@@ -404,7 +404,7 @@ def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch:
 
 
 def edges(edge_index: Tensor, n: int, batch: Tensor | None = None, name: str = "edge_index") -> None:
-    """Refuse what is no list of edges between n nodes. It reads the values, so it is for what is computed once."""
+    """Refuse anything but a list of edges between n nodes. It reads the values: for what is computed once."""
     nonnegative_int("n", n)
     _edge_list(edge_index, name)
     if edge_index.is_meta:

@@ -79,7 +79,7 @@ class GraphBatchSampler(Sampler[list[int]]):
         self._batches()  # refuses sizes that cannot be batched
 
     def set_epoch(self, epoch: int) -> None:
-        """Say the number of the epoch that comes, on every process; without it each has the same batches."""
+        """Set the number of the next epoch, on every process; without it each epoch has the same batches."""
         self.epoch = checks.nonnegative_int("epoch", epoch)
 
     def __iter__(self) -> Iterator[list[int]]:

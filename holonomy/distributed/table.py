@@ -148,7 +148,7 @@ class ShardedLorentzEmbedding(LorentzPoints):
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows to the processes that asked for them: so many to each, so many from each."""
+    """Send rows to the processes that asked for them, so many to each, and receive so many from each."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, to: list[int], back: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -1,4 +1,4 @@
-"""The Lorentz manifold as Geoopt knows manifolds, with learnable curvature.
+"""The Lorentz manifold of Geoopt, with learnable curvature.
 
 The only file that says ``k = -1/kappa``: Geoopt names a hyperboloid by the square of its radius, the library by its
 sectional curvature. Geometry is :mod:`holonomy.manifolds.hyperboloid`; this class binds it to one curvature.

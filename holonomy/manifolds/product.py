@@ -38,7 +38,7 @@ class Product(geoopt.ProductManifold):
 
     **Coordinates** are what linear maps and attention compute with: the space part of a hyperbolic point and the
     ambient coordinates of a spherical one, in units of the radius :math:`1/\sqrt{|\kappa|}`, and those of a flat one.
-    Any numbers are coordinates of a point (:meth:`lift`), on the sphere of that in their direction.
+    Any numbers are coordinates of a point (:meth:`lift`); on a sphere it is the one in their direction.
 
     In the methods ``x`` and ``y`` are points ``(..., ambient)``. ``keepdim`` keeps the last axis of a result with size
     one.
@@ -139,8 +139,8 @@ class Product(geoopt.ProductManifold):
     ) -> Float[Tensor, "... m ambient"]:
         """Weighted means ``(..., m, ambient)`` of points ``(..., n, ambient)``, in each factor.
 
-        The Lorentzian midpoint, the mean, or the mean in space set on the sphere. Weights ``(..., m, n)`` are
-        nonnegative; a row of zeros gives the origin.
+        The Lorentzian midpoint, the mean, or the mean in ambient space projected to the sphere. Weights ``(..., m, n)``
+        are nonnegative; a row of zeros gives the origin.
         """
         checks.rows("x", x, self.n_elements, "ambient")
         checks.rows("weights", weights, x.shape[-2], "n")
@@ -155,7 +155,7 @@ class ProductEmbedding(UnitPoints):
     """A lookup table of learned points of a product, as :class:`~holonomy.manifolds.LorentzEmbedding` of one factor.
 
     The parameter lies on the product with the curvatures -1, 0 and 1, which never moves, and is multiplied by the radii
-    when it is read: Riemannian optimizers move it exactly, and learning curvatures strand no point.
+    when it is read: Riemannian optimizers move it exactly, and points follow curvatures that learn.
 
     Args:
         num_embeddings: number of rows.
@@ -205,17 +205,9 @@ class ProductEmbedding(UnitPoints):
         return Product(*((_of_unit_curvature(factor, where), ambient) for factor, ambient in self.manifold.factors))
 
     def forward(self, index: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... ambient"]:
-        """The rows with these indices.
+        """The points with integer indices ``(...)``, ``(..., ambient)``; all rows if the index is left out.
 
-        Args:
-            index: integer indices of any shape; all rows if left out.
-
-        Returns:
-            Points, the shape of ``index`` followed by the ambient coordinates.
-
-        Raises:
-            TypeError: if ``index`` is not an integer tensor.
-            ValueError: if an index names no row.
+        Anything but integers is a TypeError, and an index that names no row a ValueError.
         """
         unit: Tensor = self.unit
         if index is not None:

@@ -1,4 +1,4 @@
-r"""The sphere as Geoopt knows manifolds, with learnable curvature.
+r"""The sphere as a Geoopt manifold, with learnable curvature.
 
 A sphere of curvature :math:`\kappa > 0` has the radius :math:`1/\sqrt\kappa`, as the hyperboloid of curvature
 :math:`-\kappa` has. A point is its direction: whatever length it has, methods that make points give them the radius.
@@ -30,7 +30,7 @@ class Sphere(geoopt.Sphere):
     :class:`~holonomy.manifolds.Product`. Distances come from chords,
     :math:`2\, \mathrm{atan2}(|x-y|, |x+y|)/\sqrt\kappa`, and keep their digits between points that are near each other
     or nearly opposite; their gradient at coincident and at opposite points is zero. The curvature is that of a
-    :class:`~holonomy.manifolds.Curvature` with the sign turned. Names in the methods are those of
+    :class:`~holonomy.manifolds.Curvature` with the opposite sign. Names in the methods are those of
     :class:`~holonomy.manifolds.Lorentz`: ``x`` and ``y`` points, ``u`` and ``v`` tangent vectors at ``x``.
 
     Args:

@@ -37,7 +37,7 @@ def merge_heads(heads: Float[Tensor, "*batch heads nodes channels"]) -> Float[Te
 def without_padding(
     x: Float[Tensor, "*batch nodes dim"], mask: Bool[Tensor, "*batch nodes"] | None, name: str = "key_padding_mask"
 ) -> Float[Tensor, "*batch nodes dim"]:
-    """Zero where there is padding."""
+    """The tokens, with zeros at padding."""
     if mask is None:
         return x
     checks.padding_mask(name, mask, x.shape[:-1])
@@ -119,7 +119,7 @@ _GROW = (-2, -2, -1)
 
 
 def check_keys_and_values(state: KeyValueState, expected: KeyValueState) -> KeyValueState:
-    """The same for keys and values, of which there are as many."""
+    """:func:`check_state` of keys and values, of which there must be equally many."""
     keys, values, hidden = (
         part.shape[axis] for part, axis in zip(check_state(state, expected, _GROW), _GROW, strict=True)
     )

@@ -38,7 +38,7 @@ def later_keys(queries: int, keys: int, like: Tensor) -> Bool[Tensor, "queries k
 def split_mask(
     attn_mask: Tensor | None, shape: Sequence[int], like: Tensor
 ) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
-    """Of torch's ``attn_mask``, which pairs are hidden, and what is added to the logits of the others.
+    """Split torch's ``attn_mask`` into the pairs that it hides and what it adds to the logits of the others.
 
     A boolean mask is ``True`` at pairs that must not attend, a floating-point one is added to the logits. It broadcasts
     to ``shape``, ``(*batch, heads, queries, keys)``, or is ``(batch * heads, queries, keys)``.
@@ -94,7 +94,7 @@ def allowed_pairs(
     pair_mask: Bool[Tensor, "*#batch #query keys"] | None,
     attn_mask: Bool[Tensor, "..."] | None,
 ) -> Bool[Tensor, "..."] | None:
-    """Which pairs no boolean mask hides: of padding, of pairs that may attend, and of pairs that must not."""
+    """The pairs that no boolean mask hides: padding, pairs that may attend, and pairs that must not."""
     if attn_mask is not None:
         checks.boolean("attn_mask", attn_mask, None, "pairs that must not attend")
     hidden, _ = pair_masks(query, keys, None if padding is None else padding[..., None, :], attn_mask, is_causal=False)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CausalOptions(NamedTuple):
-    """What is no tensor."""
+    """The arguments that are no tensors."""
 
     rows: int  # how many are computed at once
     attend: Callable[..., tuple[Tensor, Any]]  # of rows, mask, state, maps: the result, the next state

@@ -42,7 +42,7 @@ _SCALE = 10.0
 
 
 class _TangentConvolution(nn.Module):
-    """What HGCN and HGAT share: the linear map, the bias as a translation, and the way out by another exponential."""
+    """What HGCN and HGAT share: the linear map, the bias as a translation, and the exponential map to the output."""
 
     def __init__(
         self,

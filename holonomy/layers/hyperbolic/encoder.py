@@ -81,7 +81,7 @@ class HypformerEncoder(nn.Module):
         self.drop = HypDropout(output_dropout, manifold_out)
 
     def points(self, x: Tensor) -> Float[Tensor, "*batch ambient"]:
-        """Where the blocks start."""
+        """The points that the first block takes."""
         if not may_bypass(self.refine, HRC):
             return self.refine(self.embedding(x))
         # The time of the embedding has no use here.
@@ -125,7 +125,7 @@ class HypformerEncoder(nn.Module):
         return own + crossed
 
     def _check_maps(self, x: Tensor, memory: Tensor | None) -> None:
-        """Refuse maps that no machine is meant to hold."""
+        """Refuse attention maps too large for the memory of any machine."""
         heads = getattr(cast("HypformerBlock", self.blocks[0]).attention, "heads", 1)
         keys = x.shape[-2] + (0 if memory is None else memory.shape[-2])
         count = len(self.blocks) * heads * x.shape[:-1].numel() * keys

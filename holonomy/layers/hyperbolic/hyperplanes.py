@@ -110,7 +110,7 @@ class LorentzPLFC(nn.Module):
         return points if self.bias is None else translated(points, self.bias, self.manifold_out)
 
     def _space(self, distance: Float[Tensor, "*batch dim_out"]) -> Float[Tensor, "*batch dim_out"]:
-        """Coordinates whose distances from the hyperplanes through the origin these are."""
+        """The space part whose coordinates have these signed distances from the coordinate hyperplanes."""
         root = self.manifold_in.curvature.neg().sqrt().to(distance.dtype)
         most = numerics.widest_rapidity(distance.dtype) - _ROOM + root.detach().log().clamp(max=0.0)
         return (distance * root).clamp(-most, most).sinh() / root

@@ -151,7 +151,7 @@ class HTC(nn.Module):
 def space_of(
     htc: HTC, x: Float[Tensor, "*batch dim_in_plus_1"], factor: Float[Tensor, " 1"] | None = None
 ) -> Float[Tensor, "*batch dim_out"]:
-    """The space part of ``htc(x)``, times a factor; its time is made only where the call may be seen."""
+    """The space part of ``htc(x)``, times a factor; the time is computed only where hooks or a subclass may see it."""
     if may_bypass(htc, ExpMapHTC if isinstance(htc, ExpMapHTC) else HTC):
         return htc.space(x, factor)
     space = htc(x)[..., 1:]

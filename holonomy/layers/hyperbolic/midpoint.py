@@ -30,7 +30,7 @@ def lifted_midpoint(
     epsilon: float,
     curvature: Float[Tensor, "*one"],
 ) -> Float[Tensor, "*batch ambient"]:
-    """The midpoint of ``x`` and ``epsilon * y``, two points of one manifold; of y the space part will do."""
+    """The midpoint of ``x`` and ``epsilon * y``, two points of one manifold; of y the space part is enough."""
     dim = x.shape[-1] - 1
     left, right = torch.broadcast_tensors(x[..., 1:], y[..., y.shape[-1] - dim :])
     found = midpoint(left.reshape(-1, dim), right.reshape(-1, dim), curvature, epsilon)

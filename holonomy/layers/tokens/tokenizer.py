@@ -54,7 +54,7 @@ class Tokens(NamedTuple):
     num_nodes: int = 0
 
     def rows(self, values: Float[Tensor, "graphs tokens dim"]) -> Float[Tensor, "listed dim"]:
-        """What tokens became, as rows in the order in which they came; nodes are the first ``num_nodes``."""
+        """The tokens' vectors as rows in the order in which they came; nodes are the first ``num_nodes``."""
         return values.flatten(0, 1)[self.slots]
 
 

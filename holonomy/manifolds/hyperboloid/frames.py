@@ -65,7 +65,7 @@ def frame_view(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def frame_logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the gradient of :func:`frame_logarithm` is; it can be differentiated again."""
+    """The gradients of :func:`frame_logarithm`; they can be differentiated again."""
     ray, view = ray_of(x, scale), polar_view(x, y, scale)
     slack, end = _slack_and_end(ray, view)
     along, across = dot(ray.unit, grad), dot(view.across, grad)
@@ -157,7 +157,7 @@ _ray_angle = _autograd.traceable(_RayAngle)
 
 
 def _angle_on_start(ray: Ray, view: PolarView, side: Tensor) -> Tensor:
-    """What moving x does to the angle, as a cotangent on the space part of x."""
+    """The derivative of the angle by x, as a cotangent on the space part of x."""
     steep = torch.tanh(view.distance)
     bend = numerics.safe_div(torch.ones_like(steep), steep)
     # coth r + N_along coth D, of which inwards nothing but the parts beyond one is left.
@@ -170,7 +170,7 @@ def _angle_on_start(ray: Ray, view: PolarView, side: Tensor) -> Tensor:
 
 
 def _angle_on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, side: Tensor) -> Tensor:
-    """What moving y does to the angle, as a cotangent on the space part of y."""
+    """The derivative of the angle by y, as a cotangent on the space part of y."""
     ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), polar_view(y, x, scale)
     turned = to_frame(y, ray_y, _transported(ray_x, view, side * view.along - ray_x.unit * _length(view)))
     split = _side_at_end(ray_x, ray_y, side) * -back.along - ray_y.unit * (_length(back) / ray_y.time)
@@ -185,7 +185,7 @@ def _length(view: PolarView) -> Tensor:
 
 
 def _side_at_end(ray_x: Ray, ray_y: Ray, side: Tensor) -> Tensor:
-    """The unit vector across the ray of y, in the plane of both rays: the turn that takes one ray to the other."""
+    """The unit vector across the ray of y, in the plane of both rays: rotated as one ray is to the other."""
     return side * dot(ray_x.unit, ray_y.unit) - ray_x.unit * dot(side, ray_y.unit)
 
 
@@ -207,10 +207,10 @@ def _exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
 
 
 def _on_start(x: Tensor, ray: Ray, view: PolarView, grad: Tensor) -> Tensor:
-    r"""What moving x does to the logarithm, transposed, as a cotangent on the space part of x.
+    r"""The derivative of the logarithm by x, transposed: a cotangent on the space part of x.
 
-    Far out a point moves across its ray and the direction back to the origin stays: :math:`D \coth D` and
-    :math:`D \tanh(r/2)\, N_\parallel` cancel, so their sum is one of positive terms.
+    Far out a point moves across its ray and the direction back to the origin stays: :math:`D \coth D` and :math:`D
+    \tanh(r/2)\, N_\parallel` cancel, so their sum is one of positive terms.
     """
     far, half, bend = view.distance, ray.length / (1 + ray.time), numerics.cothc(view.distance)
     along, across = dot(ray.unit, grad), part_across(x, ray.unit, grad)
@@ -224,7 +224,7 @@ def _on_start(x: Tensor, ray: Ray, view: PolarView, grad: Tensor) -> Tensor:
 
 
 def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, grad: Tensor) -> Tensor:
-    """What moving y does to the logarithm, transposed, as a cotangent on the space part of y."""
+    """The derivative of the logarithm by y, transposed: a cotangent on the space part of y."""
     ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), polar_view(y, x, scale)
     direction, stretch = _direction(ray_x, view), numerics.sinhc(view.distance)
     towards = direction * dot(direction, grad)
@@ -287,7 +287,7 @@ def _transported(ray: Ray, view: PolarView, held: Tensor) -> Tensor:
 
 
 def _skewed(ray: Ray, view: PolarView, v: Tensor) -> Tensor:
-    """The turn from the direction across the ray to the ray, times the sine between direction and ray."""
+    """The rotation from the direction across the ray to the ray, times the sine between direction and ray."""
     return ray.unit * dot(view.across, v) - view.across * dot(ray.unit, v)
 
 

@@ -60,7 +60,7 @@ def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
 
 
 def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the gradient of :func:`distance` is; it can be differentiated again."""
+    """The gradients of :func:`distance`; they can be differentiated again."""
     ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
     from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
     slack = slack_of(from_x.distance, foot_of(ray_x, from_x) * -foot_of(ray_y, from_y))
@@ -73,7 +73,7 @@ def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tup
 
 
 def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """The logarithm: what tangent vector at x leads to y."""
+    """The logarithm: the tangent vector at x that leads to y."""
     x, y = torch.broadcast_tensors(x, y)
     return _autograd.apply_function(_Logarithm, x, y, scale)
 

@@ -124,7 +124,7 @@ def _steps(mean: Tensor, x: Tensor, shares: Tensor, scale: Tensor) -> tuple[Tens
 
 
 def _matters(newton: Tensor, mean: Tensor, x: Tensor, shares: Tensor, scale: Tensor) -> Tensor:
-    """Whether a step is longer than what rounding leaves of it: of the points' distances, and of the mean's place."""
+    """Whether a step is longer than the rounding of the distances of points and of the place of the mean."""
     time = ray_of(mean, scale).time
     reach = (shares.unsqueeze(-1) * torch.asinh(ray_of(x, scale).length)).sum(-2)
     spacing = _ROUNDINGS * torch.finfo(newton.dtype).eps * (time + reach)

@@ -42,7 +42,7 @@ class _Gap(NamedTuple):
 
 
 class PolarView(NamedTuple):
-    """What Y looks like from X: distance, and the unit direction as parts across and along the ray of X."""
+    """Y as seen from X: its distance, and the unit direction to it as parts across and along the ray of X."""
 
     distance: Tensor
     across: Tensor
@@ -50,7 +50,7 @@ class PolarView(NamedTuple):
 
 
 def keeper(*inputs: Tensor) -> Callable[[Tensor], Tensor]:
-    """What makes of a gradient one without the entries that overflowed; see the head of this file."""
+    """A function that sets the entries of a gradient that overflowed to zero; see the head of this file."""
     # No function inside of this one: the compiler traces it, and in the suite each would be decorated while it does.
     spoiled = torch.stack([x.isnan().any(-1, keepdim=True) for x in inputs]).any(0)
     return partial(numerics.where_finite, spoiled=spoiled)
@@ -122,7 +122,7 @@ def _size_of(gap: _Gap) -> Tensor:
 
 
 def polar_view(x: Tensor, y: Tensor, scale: Tensor) -> PolarView:
-    """What y looks like from x."""
+    """Y as seen from X."""
     gap = _gap_of(x, y, scale)
     size = _size_of(gap)
     return PolarView(
@@ -191,7 +191,7 @@ def time_gap(x: Tensor, y: Tensor, scale: Tensor, ray_x: Ray, ray_y: Ray, unit: 
 
 
 def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Parts:
-    """Parts at y of the transported vector: turned in the frame.
+    """Parts at y of the transported vector: rotated in the frame.
 
     The part along the ray is that of v + tanh(D/2) <n_X, v> (X + Y), where this cancels less.
     """

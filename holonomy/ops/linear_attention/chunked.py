@@ -30,7 +30,7 @@ from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient
 
 
 class Options(NamedTuple):
-    """What is no tensor."""
+    """The arguments that are no tensors."""
 
     heads: int  # number of heads
     power: float  # the exponent of the feature map

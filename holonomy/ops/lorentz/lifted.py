@@ -45,12 +45,12 @@ def chunks(x: Float[torch.Tensor, "rows dim"]) -> list[slice]:
 
 
 def joined(parts: Iterable[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-    """Tables of all rows, from those of the chunks."""
+    """The tables of all rows, from those of the chunks."""
     return [each[0] if len(each) == 1 else torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def kept(*numbers: Float[torch.Tensor, "*shape"]) -> tuple[torch.Tensor, ...]:
-    """Numbers of rows or columns, which the compiler would make again for each entry."""
+    """Numbers of rows or columns that compiled code stores; it would compute them again for each entry."""
     return tuple(torch.stack(numbers).unbind()) if torch.compiler.is_compiling() else numbers
 
 

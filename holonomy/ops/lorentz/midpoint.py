@@ -107,7 +107,7 @@ def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[T
 
 
 def _near(scale: Tensor, *lengths: Tensor) -> bool:
-    """Whether float32 rows as long as these have float32 digits; lengths that can not be read are any."""
+    """Whether float32 keeps its digits for rows of these lengths; not where lengths cannot be read."""
     if scale.dtype != lengths[0].dtype and checks.costs_nothing_to_read(lengths[0]):
         ordinary = 1 / _ORDINARY < float(scale) < _ORDINARY
         return ordinary and all(bool((length * scale <= _NEAR).all()) for length in lengths)
@@ -173,7 +173,7 @@ def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
 
 
 def _across(rows: _Rows, on_x: Tensor, on_y: Tensor, along: Tensor) -> Tensor:
-    """p, or D, with zero, and its gradient, in place of entries that are rounding of what they are the rest of."""
+    """The part p, or D, zero with a zero gradient in entries that are mere rounding of what was subtracted."""
     if rows.x.dtype == torch.float32:
         return _with_sum(rows.x - rows.y, rows, -along)
     v = torch.addcmul(rows.x * on_x, rows.y, on_y)

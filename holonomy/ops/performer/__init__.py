@@ -126,7 +126,7 @@ def performer_attention(
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """All of them after no other, some rows at a time where they are many."""
+    """Causal attention among all rows, in chunks where they are many."""
     start, x = PerformerState.empty(value, projection), torch.cat([query, key, value], -1)
     if use_chunked(x, x.shape[-2]) and projection.dtype == x.dtype:
         how: dict[str, Any] = {"dim": query.shape[-1], "scale": scale}

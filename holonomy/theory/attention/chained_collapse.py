@@ -66,7 +66,7 @@ _STEP = 1 / 2000
 
 
 class Bracket(NamedTuple):
-    """What is proved of a constant: it is not below the one and not above the other."""
+    """A lower and an upper bound of a constant, both proved."""
 
     lower: float
     upper: float

@@ -42,7 +42,7 @@ class NotCoveredError(ValueError):
 
 
 def as_stated(layer: object, kind: type) -> None:
-    """Refuse a layer of a class of one's own that computes something else than the class that a theorem is on."""
+    """Refuse a layer of a user's class that computes something else than the class that a theorem is on."""
     kinds = type(layer).__mro__
     strangers = [own for own in kinds[: kinds.index(kind)] if not own.__module__.startswith("holonomy.")]
     if "forward" in vars(layer) or any({"forward", "space", "affine"} & vars(own).keys() for own in strangers):
@@ -154,7 +154,7 @@ class Heads(NamedTuple):
 
 
 def check_tokens(x: Float[Tensor, "tokens d"], layer: Projections | None = None) -> None:
-    """Refuse what are no finite tokens of a layer."""
+    """Refuse anything but finite tokens of a layer."""
     checks.matrix("x", x, "n", "d", None if layer is None else layer.keys.shape[2])
     checks.finite("x", x)
 

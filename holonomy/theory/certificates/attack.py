@@ -57,7 +57,7 @@ class _Space:
         self.unit = 1.0 if manifold is None else root(manifold)
 
     def move(self, x: Tensor, v: Tensor) -> Tensor:
-        """The exponential map at the origin, carried to x by a boost."""
+        """The exponential map at the origin, moved to x by a boost."""
         if self.manifold is None:
             return x + v
         length = _length(v * self.unit)

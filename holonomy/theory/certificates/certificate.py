@@ -280,7 +280,7 @@ def _units(model: nn.Module) -> tuple[float, float]:
 
 
 def features_of(model: nn.Module) -> int | None:
-    """The number of input features, of the first layer that knows it."""
+    """The number of input features, from the first layer that has one."""
     for module in model.modules():
         for name in ("in_features", "num_features", "normalized_shape"):
             size = getattr(module, name, None)

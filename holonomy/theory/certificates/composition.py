@@ -169,7 +169,7 @@ class Tape:
 
 
 def _farthest(*radii: float) -> float:
-    """The largest radius; what leaves for Euclidean space has none."""
+    """The largest finite radius; Euclidean outputs have none."""
     return max((radius for radius in radii if math.isfinite(radius)), default=math.inf)
 
 

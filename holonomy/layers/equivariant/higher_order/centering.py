@@ -65,7 +65,7 @@ def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partitio
 def of_classes(
     classes: Classes, maps: Maps, means: dict[Partition, Float[Tensor, "*graphs dim"]]
 ) -> dict[Orbit, Float[Tensor, "*graphs width"]]:
-    """What the keys of each class lose: their own mean, and that of the queries."""
+    """What is subtracted from the keys of each class: their own mean and that of the queries."""
     entry = {p: _mean_entries(classes, means, p) for p in classes.read}
     # Maps are linear: the mean of keys is the key of the mean entry. Keys have no bias, queries have.
     keys = by_class({p: entry[p] @ weight for p, weight in maps.keys.items()}, classes.by_input)
@@ -73,7 +73,7 @@ def of_classes(
     # Choromanski et al. 2021, lemma 2: counted from mean key + mean query, q + k has the mean zero.
     found = by_class(queries, classes.by_output)
     return {
-        orbit: key + at_most(found[orbit].unflatten(-1, (maps.heads, -1))).flatten(-2) for orbit, key in keys.items()
+        orbit: key + _shortened(found[orbit].unflatten(-1, (maps.heads, -1))).flatten(-2) for orbit, key in keys.items()
     }
 
 
@@ -83,6 +83,6 @@ def _mean_entries(classes: Classes, means: dict[Partition, Tensor], pattern: Par
     return torch.cat(parts, -1) if parts else torch.ones_like(means[classes.entries[0]][..., :1])
 
 
-def at_most(x: Float[Tensor, "*batch dim"], length: float = _FARTHEST) -> Float[Tensor, "*batch dim"]:
-    """Shorten vectors that are longer than that."""
-    return x * (length * x.square().sum(-1, keepdim=True).clamp_min(length**2).rsqrt())
+def _shortened(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """Vectors longer than the farthest mean shortened to that length."""
+    return x * (_FARTHEST * x.square().sum(-1, keepdim=True).clamp_min(_FARTHEST**2).rsqrt())

@@ -142,8 +142,8 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     """Positive features of queries and keys, ``(*batch, n, .., n, heads, features)``, those of absent keys zero.
 
-    Each feature of the keys is divided by its maximum in the graph, which the query's gets back: the factor cancels
-    in every quotient, and a query never meets features of which all keys have underflowed.
+    Each feature of the keys is divided by its maximum in the graph, and that of the query multiplied by it: the factor
+    cancels in every quotient, and no feature that a query has underflows at all keys.
     """
     root = projection.shape[1] ** -0.25
     log_q = log_features(query.unflatten(-1, (heads, -1)) * root, projection, of_query=True)
@@ -158,7 +158,7 @@ def _features(
 
 
 def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows values"]:
-    """Weighted sums over the sum of weights, which is the last entry; zero where rounding has eaten the weights.
+    """Weighted sums over the sum of weights, which is the last entry; zero where the weights are mere rounding.
 
     The weights must be more than 64 roundings of what they were taken from, and so large that their square does not
     underflow, which the gradient needs.

@@ -1,4 +1,4 @@
-"""What tuples of different nodes are made of: the hyperedges on their nodes, found once.
+"""The hyperedges on the nodes of each tuple of different nodes, found once.
 
 On these tuples a lightweight equivariant map reads nothing else. With the entries side by side, the queries of all
 classes of attention are one product, the keys another, and all classes whose weight is one a third.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """A stratum, and what its tuples are made of."""
+    """A stratum, and the hyperedges on the nodes of each of its tuples."""
 
     rows: Int[Tensor, " rows"]  # the tuples of the stratum, graph by graph
     tuples: HyperedgePlan  # the plan of their nodes

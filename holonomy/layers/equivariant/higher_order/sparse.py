@@ -138,7 +138,7 @@ def _term(
     group = OrbitGroup(len(term.kept), (source,), (target,), ((0,),))
     [planned] = sparse.group_plans(keys, queries, (group,))
     [ins], [outs] = planned.inputs, planned.outputs
-    # Sum phi(k) v^T by slot, then contract with phi(q). A key may meet no slot that a query asks for.
+    # Sum phi(k) v^T by slot, then contract with phi(q). A key may have a slot that no query has.
     if len(term.kept) < keys.order:
         table = outer_sum(ins.taken(phi_k), ins.taken(counted), ins.slots, planned.size)
         return contract(phi_q, table, outs.slots)
@@ -233,7 +233,7 @@ def _meetings(
 def _features(
     graphs_in: Tensor, graphs_out: Tensor, num_graphs: int, query: Tensor, key: Tensor, projection: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Positive features, those of the keys divided by their maximum in the graph, which the queries' get back."""
+    """Positive features, those of the keys divided by their maximum in the graph, those of queries multiplied by it."""
     root = projection.shape[1] ** -0.25
     log_q, log_k = log_features(query * root, projection, of_query=True), log_features(key * root, projection)
     if num_graphs == 1:

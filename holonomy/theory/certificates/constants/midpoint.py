@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def unit_curvature() -> Tensor:
-    """-1, where the functions of the hyperboloid want a tensor."""
+    """The curvature -1 as a tensor, for functions of the hyperboloid."""
     return torch.tensor(-1.0, dtype=torch.float64)
 
 
