@@ -26,7 +26,8 @@ def neighbour_graph(x: Tensor, k: int) -> Tensor:
     n = len(x)
     if not 1 <= k < n:
         raise RefusedError(f"k must lie between 1 and the {n - 1} other rows, got {k}")
-    # From differences, not from the Gram matrix: rows that are nearly equal decide here.
+    # From differences. scikit-learn's brute force subtracts squares, which loses rows that are nearly equal; its trees
+    # choose others among equally near rows, of which the digits have some, and so would change the recorded graphs.
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
     near = distances.topk(k, dim=1, largest=False).indices
     joined = torch.zeros(n, n, dtype=torch.bool).scatter_(1, near, value=True)

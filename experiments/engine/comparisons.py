@@ -135,7 +135,11 @@ class Question:
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
-    """Return the share of the largest learning rate at a step from 0: linear growth, then half a cosine to zero."""
+    """Return the share of the largest learning rate at a step from 0: linear growth, then half a cosine to zero.
+
+    Not one of torch's schedulers: those hold a count that a resumed run would have to restore, and want the number of
+    steps before the first epoch is cut into batches.
+    """
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise

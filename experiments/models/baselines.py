@@ -111,7 +111,7 @@ def nearest_neighbours(x: Tensor, y: Tensor, known: Tensor, asked: Tensor, *, k:
     if not 1 <= k <= len(known):
         raise RefusedError(f"k must lie between 1 and the {len(known)} known nodes, got {k}")
     x = x if x.layout == torch.strided else x.to_dense()
-    # From differences, not from the Gram matrix: rows that are nearly equal decide here.
+    # From differences, as in experiments/data/feature_graphs.py, which says why this is not scikit-learn's.
     distances = torch.cdist(x[asked], x[known], compute_mode="donot_use_mm_for_euclid_dist")
     place = distances.topk(k, dim=1, largest=False).indices
     votes = functional.one_hot(y[known][place], classes).to(x.dtype)
