@@ -57,7 +57,7 @@ def less(claim: str, function: Callable[..., object], *terms: str) -> list[Mutan
 def softmax(similarity: str) -> list[Mutant]:
     """The three terms of H8 over a ball, in both metrics, and at an input."""
     ball, here = softmax_attention.softmax_stretch, softmax_attention.local_softmax_stretch
-    terms = ("h / 2 * query", "_times(h, by_key)", "math.sqrt(columns)", "h * math.tanh(extent.values)")
+    terms = ("h / 2 * query", "times(h, by_key)", "math.sqrt(columns)", "h * math.tanh(extent.values)")
     return [
         *less(f"hyperbolic.softmax_{similarity}", ball, *terms),
         Mutant(f"hyperbolic.softmax_{similarity}", ball, "return value +", "return 0.9 * value +"),
@@ -148,9 +148,9 @@ MUTANTS = [
     Mutant("hyperbolic.linear_at", linear_attention.local_linear, "total * s_key", "total * 0.9 * s_key"),
     Mutant("hyperbolic.linear_at", linear_attention.local_linear, "2) * s_query", "2) * 0.9 * s_query"),
     # H12, products of constants
-    *less("hyperbolic.model", composition.Tape._multiply, "self.constant * constant"),
-    *less("hyperbolic.model_at", composition.Tape._multiply, "self.constant * constant"),
-    *less("hyperbolic.model_about", composition.Tape._multiply, "self.constant * constant"),
+    *less("hyperbolic.model", composition.Tape._multiply, "times(self.constant, constant)"),
+    *less("hyperbolic.model_at", composition.Tape._multiply, "times(self.constant, constant)"),
+    *less("hyperbolic.model_about", composition.Tape._multiply, "times(self.constant, constant)"),
     # Certified nodes
     Mutant("certified.sound", squares.quadratic_of, "form.center, gradient", "form.center, 0.9 * gradient"),
     *less("certified.cap", cap.farthest, "(k * radius).asinh()"),

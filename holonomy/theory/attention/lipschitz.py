@@ -37,7 +37,7 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy.theory.attention.projections import NotCoveredError, Projections, projections
-from holonomy.theory.attention.sizes import others, reach, spectral, through_heads
+from holonomy.theory.attention.sizes import others, reach, spectral, through_heads, times
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -102,7 +102,7 @@ def _of_stack(layers: Sequence[Any], radius: float, tokens: int | None, mask: Te
     total = 1.0
     for layer in layers:
         bound = lipschitz_bound(layer, radius, tokens=tokens, mask=mask, theorem=theorem)
-        total = 0.0 if 0.0 in {total, bound} else total * bound
+        total = times(total, bound)
         if math.isfinite(radius):
             radius = radius_after(projections(layer).to(torch.float64), radius).item()
     return total

@@ -45,6 +45,11 @@ def through_heads(layer: Projections, heads: Float[Tensor, " heads"]) -> Float[T
     return torch.minimum(spectral(layer.out) * whole, (each * heads).sum())
 
 
+def times(a: float, b: float) -> float:
+    """A product in which zero times infinity is zero: what does not move has no stretch."""
+    return 0.0 if 0.0 in {a, b} else a * b
+
+
 def diameter(points: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
     r"""Largest distance of two rows, :math:`\max_{ij} |x_i - x_j|_2`."""
     # Differences, not the product of matrices, which cancels: what collapses lies in the last digits.

@@ -21,7 +21,7 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.manifolds import Lorentz
 from holonomy.theory.certificates.regions import root, rounding
-from holonomy.theory.certificates.stretching import Ends, Metric, differential, top
+from holonomy.theory.certificates.stretching import Ends, Metric, differential, top, unit_time
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -62,7 +62,7 @@ class _Space:
             return x + v
         length = _length(v * self.unit)
         space = _boost(x[..., 1:] * self.unit, v * self.unit * (length.sinh() / length))
-        return torch.cat([_time(space), space], -1) / self.unit
+        return torch.cat([unit_time(space), space], -1) / self.unit
 
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """The vector that moves x to y; far out to fewer digits than a distance has, which a search does not need."""
@@ -99,13 +99,9 @@ def _length(v: Tensor) -> Tensor:
     return numerics.positive(v.square().sum(-1, keepdim=True)).sqrt()
 
 
-def _time(y: Tensor) -> Tensor:
-    return (1 + y.square().sum(-1, keepdim=True)).sqrt()
-
-
 def _boost(x: Tensor, y: Tensor) -> Tensor:
     """Space parts y moved by the boost that takes the origin to x, at curvature -1."""
-    return y + x * (_time(y) + (x * y).sum(-1, keepdim=True) / (1 + _time(x)))
+    return y + x * (unit_time(y) + (x * y).sum(-1, keepdim=True) / (1 + unit_time(x)))
 
 
 @dataclass(frozen=True)

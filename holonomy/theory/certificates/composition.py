@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holonomy.layers import HypLinearAttention, HypResidual, HypSoftmaxAttention
 from holonomy.theory.attention.projections import NotCoveredError
+from holonomy.theory.attention.sizes import times
 from holonomy.theory.certificates.constants.midpoint import midpoint_shares, residual_stretch
 from holonomy.theory.certificates.regions import Region, Setting, Step, follow, refuse_own, root, rounding, units_of
 from holonomy.theory.certificates.stretching import Ends, Metric, ends_of, stretch
@@ -115,8 +116,8 @@ class Tape:
         radius = step.region.radius
         if prior is not None:
             constant, radius = min(constant, prior.constant), min(radius, prior.region.radius)
-        spread = self.region.spread * constant if self.region.spread else 0.0
-        return replace(step, constant=constant, region=replace(step.region, radius=radius, spread=spread))
+        region = replace(step.region, radius=radius, spread=times(self.region.spread, constant))
+        return replace(step, constant=constant, region=region)
 
     def close(self) -> None:
         """End a run of layers: its stretch is taken as a whole, and never above the product."""
@@ -137,7 +138,7 @@ class Tape:
         self.run, self.start = [], None
 
     def _multiply(self, constant: float) -> None:
-        self.constant = 0.0 if 0.0 in {self.constant, constant} else self.constant * constant
+        self.constant = times(self.constant, constant)
 
     def residual(
         self,
@@ -163,8 +164,7 @@ class Tape:
             if start.spread == 0:
                 constant = _local_residual(layer, start.points, end.points, inner, self.setting.metric)
             points = layer(start.points, end.points).detach()
-            spread = start.spread * constant if start.spread else 0.0
-            step = Step(constant, Region.about(points, layer.manifold_out, spread), "H7")
+            step = Step(constant, Region.about(points, layer.manifold_out, times(start.spread, constant)), "H7")
         self.write(name, step, units_of(layer), function, ends_of(layer), prior)
 
 

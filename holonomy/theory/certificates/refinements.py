@@ -14,6 +14,7 @@ from holonomy.layers import HRC
 from holonomy.manifolds import Lorentz
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.attention.sizes import times
 from holonomy.theory.certificates.constants.affine import reach, transformation_stretch
 from holonomy.theory.certificates.constants.functions import (
     entrywise,
@@ -59,16 +60,12 @@ def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
     constant, theorems, here = 1.0, list[str](), region
     for function in parts(layer.function):
         step = _refine(function, here, layer.manifold_in)
-        constant = _product(constant, step.constant)
+        constant = times(constant, step.constant)
         # The next function meets balls that those before it have stretched.
-        here = replace(step.region, spread=_product(region.spread, constant))
+        here = replace(step.region, spread=times(region.spread, constant))
         theorems.append(step.theorem)
     theorem = ", ".join(dict.fromkeys(t for t in theorems if t)) or "identity"
     return Step(constant, outputs(layer, region, constant, here.radius, here.features), theorem)
-
-
-def _product(a: float, b: float) -> float:
-    return 0.0 if 0.0 in {a, b} else a * b
 
 
 def parts(function: object) -> list[object]:

@@ -21,6 +21,7 @@ from holonomy import checks
 from holonomy.layers import ExpMapHTC
 from holonomy.manifolds import Lorentz
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.attention.sizes import times
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_of, stretch
 
 
@@ -137,8 +138,7 @@ def outputs(layer: nn.Module, region: Region, constant: float, radius: float, fe
     points = points_out(layer, region)
     if points is None:
         return Region(radius, features)
-    spread = region.spread * constant if region.spread else 0.0
-    about = Region.about(points, ends_of(layer).target or Lorentz(), spread)
+    about = Region.about(points, ends_of(layer).target or Lorentz(), times(region.spread, constant))
     return replace(about, radius=min(about.radius, radius) if region.spread else about.radius)
 
 

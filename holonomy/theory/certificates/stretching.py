@@ -112,14 +112,14 @@ class _Germ(NamedTuple):
         # In space coordinates y the metric is I - y y^T / t^2, and E = I + y y^T / (1 + t) is an orthonormal frame. The
         # transpose is E_in^T J^T E_out^-T, with E^-1 = I - y y^T / (t (1 + t)).
         if self.after is not None:
-            time = _time(self.after)
+            time = unit_time(self.after)
             covector = covector - (covector * self.after).sum(-1, keepdim=True) * self.after / (time * (1 + time))
         (slope,) = torch.autograd.grad(
             self.outside, self.inside, covector, retain_graph=True, create_graph=create_graph
         )
         if self.before is None:
             return slope
-        return slope + (slope * self.before).sum(-1, keepdim=True) * self.before / (1 + _time(self.before))
+        return slope + (slope * self.before).sum(-1, keepdim=True) * self.before / (1 + unit_time(self.before))
 
 
 def differential(
@@ -168,7 +168,8 @@ def _unit(space: Tensor, manifold: Lorentz) -> Tensor:
     return space * manifold.curvature.detach().to(space.dtype).neg().sqrt()
 
 
-def _time(y: Tensor) -> Tensor:
+def unit_time(y: Tensor) -> Tensor:
+    """The time of points with these space parts, in unit coordinates."""
     return (1 + y.square().sum(-1, keepdim=True)).sqrt()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from holonomy import checks, numerics
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.softmax_attention import Similarity
+from holonomy.theory.attention.sizes import times
 from holonomy.theory.certificates.constants.midpoint import midpoint_shares, unit_curvature, weights_bound
 from holonomy.theory.certificates.stretching import Metric
 
@@ -74,20 +75,15 @@ def softmax_stretch(
     """
     towards, away, spread = _slopes(similarity, scale, extent)
     h = math.tanh(extent.values / 2)
-    by_query, by_key = _times(h / 2 * query, towards), _times(key, away)
+    by_query, by_key = times(h / 2 * query, towards), times(key, away)
     if metric == "sup":
-        return value + by_query + _times(h, by_key)
+        return value + by_query + times(h, by_key)
     if tokens is None:
         raise ValueError("tokens must be given in the l2 metric: the constant grows with their number.")
     # |p|_2^2 is at most the largest row sum of the shares, one, times the largest column sum, which C bounds.
     ratio = math.exp(-min(spread, 700.0)) / math.cosh(min(extent.values, 700.0))
     columns = float(tokens) if masked else tokens / (1 + (tokens - 1) * ratio)
-    return math.sqrt(columns) * value + by_query + _times(math.sqrt(h * math.tanh(extent.values) * columns), by_key)
-
-
-def _times(a: float, b: float) -> float:
-    """A product in which zero times infinity is zero: what does not move has no slope."""
-    return 0.0 if a == 0 or b == 0 else a * b
+    return math.sqrt(columns) * value + by_query + times(math.sqrt(h * math.tanh(extent.values) * columns), by_key)
 
 
 def local_softmax_stretch(
