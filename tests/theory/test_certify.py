@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from holonomy.layers import (
     HRC,
@@ -25,7 +26,7 @@ from holonomy.layers import (
 )
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer, HypformerBlock
-from holonomy.theory import certify, lipschitz_bound, stretch
+from holonomy.theory import certified_radius, certify, lipschitz_bound, stretch
 from holonomy.theory.attention.projections import NotCoveredError
 from holonomy.theory.certificates.stretching import Ends, ends_of
 from holonomy.theory.claims.verdict import Draws
@@ -372,3 +373,39 @@ def test_inputs_that_do_not_fit_get_one_sentence():
         certify(model, 1.0, features=0)
     with pytest.raises(ValueError, match="starts must be at least 0, got -1"):
         certify(model, 1.0, starts=-1)
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_what_a_hook_may_change_is_refused_wherever_it_is(register):
+    """Of certificates of a whole model, of a layer, of a node and of a Lipschitz constant."""
+    edges, x = torch.tensor([[0, 1], [1, 0]]), torch.randn(2, 3, **DOUBLE)
+    model = hypformer(layers=1, attention="linear", graph_encoder="gcn")
+    for part in model.modules():
+        hook = getattr(part, register)(lambda *_: None)
+        with pytest.raises(NotCoveredError, match=rf"no forward hooks.*, got some at {type(part).__name__}\.$"):
+            certified_radius(model, x, edges, [0])
+        hook.remove()
+    model = hypformer(layers=1)
+    multihead = nn.MultiheadAttention(4, 2, **DOUBLE)
+    for whole, bound in (
+        (model, lambda: certify(model, 1.0, starts=0)),
+        (multihead, lambda: lipschitz_bound(multihead, 1.0, tokens=3)),
+    ):
+        for part in whole.modules():
+            hook = getattr(part, register)(lambda *_: None)
+            with pytest.raises(NotCoveredError, match="no forward hooks"):
+                bound()
+            hook.remove()
+        bound()
+
+
+def test_weights_that_a_hook_computes_are_refused():
+    """The bound would read those of the last call."""
+    layer = HTC(3, 3, Lorentz(-1.0, **DOUBLE), **DOUBLE)
+    prune.l1_unstructured(layer, "weight", amount=0.5)
+    with torch.no_grad():
+        layer.weight_orig.mul_(100)
+    with pytest.raises(NotCoveredError, match="no forward hooks"):
+        certify(layer, 1.0)
+    prune.remove(layer, "weight")
+    assert certify(layer, 1.0, starts=0).constant > 10

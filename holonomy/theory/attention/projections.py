@@ -42,7 +42,13 @@ class NotCoveredError(ValueError):
 
 
 def as_stated(layer: object, kind: type) -> None:
-    """Refuse a layer of a user's class that computes something else than the class that a theorem is on."""
+    """Refuse a layer that computes something else than the class that a theorem is on: by its class, or by a hook."""
+    for part in layer.modules() if isinstance(layer, nn.Module) else ():
+        if any(getattr(part, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks")):
+            raise NotCoveredError(
+                "layer must have no forward hooks, by which it may compute something else, "
+                f"got some at {type(part).__name__}."
+            )
     kinds = type(layer).__mro__
     strangers = [own for own in kinds[: kinds.index(kind)] if not own.__module__.startswith("holonomy.")]
     if "forward" in vars(layer) or any({"forward", "space", "affine"} & vars(own).keys() for own in strangers):
