@@ -111,8 +111,8 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
     if others is not None:
         _step_reference(others, rule)
         for table, stepped in zip(rows[:5], others[:5], strict=True):
-            if table is not None:
-                table[beyond] = stepped
+            if table is not None and stepped is not None:
+                table.index_copy_(0, beyond, stepped)
 
 
 def _step_reference(rows: Rows, rule: Rule) -> None:
