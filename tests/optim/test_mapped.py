@@ -82,6 +82,24 @@ def test_a_table_in_files_is_one_in_memory_in_the_same_bits(kind, options, dtype
     assert (again.unit[touched] != start[touched]).any(-1).all()
 
 
+def test_a_table_and_its_moments_may_lie_side_by_side_in_one_file(dtype, tmp_path):
+    """Views of the columns of one matrix, whose rows are further apart than they are long."""
+    memory = LorentzEmbedding(ROWS, DIM, Lorentz(-0.7, learnable=True, dtype=dtype), sparse=True, dtype=dtype)
+    whole = mapped(tmp_path / "table", 2 * DIM + 3, dtype)
+    unit, first, second = whole.split([DIM + 1, DIM + 1, 1], dim=1)
+    unit.copy_(memory.unit.detach())
+    manifold = Lorentz(-0.7, learnable=True, dtype=dtype)
+    table = LorentzEmbedding(ROWS, DIM, manifold, sparse=True, device="meta")
+    table.load_state_dict({"unit": unit}, assign=True, strict=False)
+    beside, optimizer = RiemannianAdam(memory.parameters(), lr=0.05), RiemannianAdam(table.parameters(), lr=0.05)
+    optimizer.state[table.unit].update(step=0, exp_avg=first, exp_avg_sq=second.expand(unit.shape))
+    run(memory, beside, range(10))
+    run(table, optimizer, range(10))
+    again = mapped(tmp_path / "table", 2 * DIM + 3, dtype)
+    state = beside.state[memory.unit]
+    assert torch.equal(again, torch.cat([memory.unit.detach(), state["exp_avg"], state["exp_avg_sq"][:, :1]], 1))
+
+
 def test_a_killed_run_leaves_points_that_another_one_goes_on_with(tmp_path):
     """Wherever it was killed: a row that was half written is a point above its space part."""
     with subprocess.Popen([sys.executable, "-m", __name__, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
