@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holonomy.layers import PathRouter, SimplicialAttention, SimplicialEncoderLayer, simplicial_attention
 from holonomy.models import SimplicialTransformer
-from holonomy.ops.simplicial_attention.duplicates import find_duplicates
+from holonomy.ops.simplicial_attention.paths import find_duplicates
 
 
 @given(data=st.data())

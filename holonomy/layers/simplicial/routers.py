@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.ops.heads import without_padding
-from holonomy.ops.simplicial_attention.duplicates import find_duplicates
-from holonomy.ops.simplicial_attention.paths import best_neighbours, step_scores
+from holonomy.ops.simplicial_attention.paths import best_neighbours, find_duplicates, step_scores
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
