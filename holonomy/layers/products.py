@@ -186,21 +186,10 @@ class ProductAttention(nn.Module):
         state: KeyValueState | None = None,
         key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     ) -> tuple[Float[Tensor, "*batch nodes ambient"], KeyValueState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.HypSoftmaxAttention.step`.
 
-        Hooks of this layer belong to ``forward`` and do not run.
-
-        Args:
-            x: points ``(*batch, nodes, ambient)``: one token, or several.
-            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            Points ``(*batch, nodes, ambient)``, and the state after them: all keys and values.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
+        Points are ``(*batch, nodes, ambient)``, one or several. Hooks of this layer belong to ``forward`` and do not
+        run.
         """
         query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
         after = extended(state, x, key, value, key_padding_mask)

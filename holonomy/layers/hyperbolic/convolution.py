@@ -74,7 +74,7 @@ class _TangentConvolution(nn.Module):
         edge_index: Int[Tensor, "2 edges"] | Graph,
         edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes dim_out_plus_1"]:
-        """Points ``(n, out_features + 1)`` of ``manifold_out``.
+        """Points ``(n, out_features + 1)`` of ``manifold_out``, one for each node.
 
         Args:
             x: points ``(n, in_features + 1)`` of ``manifold_in``.
@@ -83,7 +83,7 @@ class _TangentConvolution(nn.Module):
                 among them, comes to the origin, or with ``aggregation="local"`` stays where it is.
 
         Returns:
-            One point for each node.
+            The points.
         """
         _check(x, edge_index, edge_weight, self.linear.linear.in_features + 1, self.linear.linear)
         # h on manifold_in, its average in the tangent space at the origin, then sigma and the exponential map.
@@ -341,16 +341,9 @@ class LGCNConv(nn.Module):
         edge_index: Int[Tensor, "2 edges"] | Graph,
         edge_weight: Float[Tensor, " edges"] | None = None,
     ) -> Float[Tensor, "nodes dim_out_plus_1"]:
-        """Convolve.
+        """Points ``(n, out_features + 1)`` of ``manifold_out``, with the arguments of :class:`HGCNConv`.
 
-        Args:
-            x: points ``(n, in_features + 1)`` on ``manifold_in``.
-            edge_index: ``(2, m)``, both directions listed, or a :class:`~holonomy.structures.Graph`.
-            edge_weight: nonnegative numbers ``(m,)``; ones if left out. A node whose weights are all zero, its loop's
-                among them, comes to the origin.
-
-        Returns:
-            Points ``(n, out_features + 1)`` on ``manifold_out``.
+        A node whose weights are all zero, its loop's among them, comes to the origin.
         """
         _check(x, edge_index, edge_weight, self.in_features + 1, self._weight())
         points = self.linear(x if self.activation is None else self.activation(x))

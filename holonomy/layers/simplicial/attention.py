@@ -199,21 +199,9 @@ class SimplicialAttention(nn.Module):
         state: KeyValueState | None = None,
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
     ) -> tuple[Float[Tensor, "*batch tokens features"], KeyValueState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.TokenAttention.step`.
 
-        Hooks of this layer belong to ``forward`` and do not run.
-
-        Args:
-            x: ``(*batch, tokens, features)``: one token, or several.
-            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            ``(*batch, tokens, features)``, and the state after them: all keys and values.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
+        The state holds all keys and values. Hooks of this layer belong to ``forward`` and do not run.
 
         >>> layer, x = SimplicialAttention(12, 2), torch.randn(6, 12)
         >>> first, state = layer.step(x[:5])

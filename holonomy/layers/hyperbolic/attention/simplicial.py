@@ -148,21 +148,9 @@ class HypSimplicialAttention(nn.Module):
         state: KeyValueState | None = None,
         key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.HypSoftmaxAttention.step`.
 
-        Hooks of this layer belong to ``forward`` and do not run.
-
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
-            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: all keys and values.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
+        The state holds all keys and values. Hooks of this layer belong to ``forward`` and do not run.
 
         >>> from holonomy.manifolds import Lorentz
         >>> m = Lorentz(-1.0)
