@@ -80,7 +80,7 @@ CASES = (
                 "IGN layer",
                 "ours",
                 {64: ">= 12"},
-                note="this IGN layer shares its sums, and at 64 nodes both fit a cache",
+                note="this IGN layer shares its sums, and takes 11.7 of our two products of 64 nodes alone",
             ),
             Line("over the basis", "ours", {64: ">= 169"}),
             Line("ours", "IGN layer", {256: "<= 0.15"}, of="memory"),
@@ -99,7 +99,7 @@ CASES = (
                 "over the basis",
                 "ours",
                 {8: ">= 100"},
-                note="the basis is one large product; half of our time turns 203 x d x d' weights to diagrams",
+                note="the basis is one large product; of our time, a third is products, the rest hundreds of calls",
             ),
         ),
         equal=(("over the basis", "ours"),),
@@ -119,6 +119,9 @@ CASES = (
         unit="hyperedges",
         sizes=(10_000, 100_000, 1_000_000),
         contenders=partial(attention, backward=True),
-        lines=(grows("decoupled", "most of the time of both passes is matrix products"), grows("coupled", COUPLED)),
+        lines=(
+            grows("decoupled", "products, gathers and scatter-adds alone take 0.79 of this time, of the coupled 0.63"),
+            grows("coupled", COUPLED),
+        ),
     ),
 )
