@@ -115,7 +115,10 @@ class LorentzPoints(UnitPoints):
 
         Those beyond what the dtype can hold saturate along their ray.
         """
-        unit, curvature = unit.as_subclass(Tensor), self.manifold.curvature
+        curvature = self.manifold.curvature
+        if torch.compiler.is_compiling():  # torch.export warns where a parameter is turned into a plain tensor
+            return _read_reference(unit, curvature)
+        unit = unit.as_subclass(Tensor)
         readable = checks.costs_nothing_to_read(unit) and checks.costs_nothing_to_read(curvature)
         if readable and _autograd.supports_custom_backward(unit, curvature):
             return _autograd.apply_function(_Read, unit, curvature)
