@@ -159,8 +159,3 @@ def degree(count: Callable[[int], int], least: int, most: int) -> int:
     while any(step := [after - before for before, after in pairwise(values)]):
         values, found = step, found + 1
     return found
-
-
-def growth(count: Callable[[int], int], size: int) -> float:
-    """The slope of the logarithm of a count between a size and its double."""
-    return math.log2(count(2 * size) / count(size))
