@@ -19,7 +19,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,92 +28,23 @@ from torch import Tensor
 
 from experiments import node_classification
 from experiments.data import datasets
+from experiments.engine.attacks import (
+    Logits,
+    followed_logits,
+    largest_gap,
+    own_logits,
+    random_directions,
+    smallest_attack,
+)
 from experiments.engine.runs import command_line, commit
-from holonomy import numerics
-from holonomy.layers import HypLinearAttention
-from holonomy.layers.hyperbolic.encoder import HypformerEncoder
-from holonomy.layers.hyperbolic.refinement import change_curvature
-from holonomy.models import Hypformer, HypformerBlock
-from holonomy.ops.linear_attention.reference import power_features
-from holonomy.theory.affine.attention.linear import crowd_of
+from holonomy.models import Hypformer
 from holonomy.theory.affine.enclosure import Enclosure
-from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated
 from holonomy.theory.affine.search import largest_radii
 
-Logits = Callable[[Tensor], Tensor]
-
 # Nodes whose radii are searched for side by side.
-_TOGETHER = 16
+_TOGETHER = 32
 # The largest radius that is tried.
 _FARTHEST = 100.0
-
-
-def own_logits(enclosure: Enclosure, node: int) -> Logits:
-    """A node's logits as a function of many changes ``(change, feature)`` of its features, through the model's layers.
-
-    Only attention is summed anew, as all other tokens stay; so thousands of changes cost what one forward pass does.
-    """
-    model, x = enclosure.model, enclosure.x
-    encoder = cast("HypformerEncoder", model.encoder)
-    block = cast("HypformerBlock", encoder.blocks[0])
-    attention = cast("HypLinearAttention", block.attention)
-    crowd = crowd_of(attention, block.position(enclosure.points).detach(), torch.tensor([node]))
-    manifold = model.manifold_out
-
-    def attend(point: Tensor) -> Tensor:
-        query, key, value = (
-            power_features(part.space(point).unflatten(-1, (attention.heads, -1)), attention.power)
-            for part in (attention.query, attention.key, attention.value)
-        )
-        value = value * (-attention.log_scale).exp()
-        overlap = (query * key).sum(-1, keepdim=True)
-        top = torch.einsum("nhk,hkv->nhv", query, crowd.products[0]) + overlap * value
-        weight = torch.einsum("nhk,hk->nh", query, crowd.keys[0])[..., None] + overlap
-        average = top * numerics.safe_div(torch.ones_like(weight), weight)
-        space = average.flatten(1) + attention.residual(value.flatten(1))
-        return change_curvature(space, attention.manifold_hidden, attention.manifold_out)
-
-    def logits(change: Tensor) -> Tensor:
-        point = block.position(encoder.points(x[node] + change))
-        point = block.norm_attention(block.residual(point, block.drop(attend(point))))
-        point = encoder.drop(block.norm_feedforward(block.residual(point, block.feedforward(point))))
-        mixed = manifold.space(manifold.logmap0(point))
-        if enclosure.graph is not None:
-            mixed = torch.lerp(mixed, _graph(enclosure.graph, node, change), model.graph_weight)
-        return model.decoder(
-            model.manifold_out.expmap0(torch.nn.functional.pad(mixed, (1, 0))) if model.decodes_points else mixed
-        )
-
-    return logits
-
-
-def followed_logits(enclosure: Enclosure, node: int) -> Logits:
-    """The same for any model, where all other tokens are as if the node did not move."""
-    model, x = enclosure.model, enclosure.x
-    encoder, manifold = cast("HypformerEncoder", model.encoder), model.manifold_out
-    blocks = [cast("HypformerBlock", block) for block in encoder.blocks]
-    places, points = list[Tensor](), enclosure.points
-    with torch.no_grad():
-        for block in blocks:
-            places.append(block.position(points))
-            points = block(points)
-
-    def logits(change: Tensor) -> Tensor:
-        point = encoder.points(x[node] + change)
-        for block, still in zip(blocks, places, strict=True):
-            own = block.position(point)[:, None]
-            memory = torch.where((torch.arange(len(x)) == node)[:, None], own, still)
-            found = block.drop(block.attention(own, memory=memory))
-            own = block.norm_attention(block.residual(own, found))
-            point = block.norm_feedforward(block.residual(own, block.feedforward(own)))[:, 0]
-        mixed = manifold.space(manifold.logmap0(encoder.drop(point)))
-        if enclosure.graph is not None:
-            mixed = torch.lerp(mixed, _graph(enclosure.graph, node, change), model.graph_weight)
-        return model.decoder(
-            manifold.expmap0(torch.nn.functional.pad(mixed, (1, 0))) if model.decodes_points else mixed
-        )
-
-    return logits
 
 
 def lengthened(enclosure: Enclosure, node: int, change: Tensor) -> float:
@@ -127,56 +58,6 @@ def lengthened(enclosure: Enclosure, node: int, change: Tensor) -> float:
     return torch.inf
 
 
-def _graph(branch: GraphBranch, node: int, change: Tensor) -> Tensor:
-    """What the graph encoder gives the node."""
-    if isinstance(branch, Propagated):
-        one = torch.tensor([node])
-        return branch.result[node] + branch.share(one, one) * (branch.mlp(branch.x[node] + change) - branch.start[node])
-    convolved = cast("Convolved", branch)
-    hidden, steps = change[:, None], convolved.steps(node, node) or []
-    for i, (layer, step) in enumerate(zip(convolved.layers, steps, strict=True)):
-        new = (step.shares @ hidden) @ layer.weight.T
-        if layer.skip is not None:
-            new = new + (hidden[:, step.kept.clamp(min=0)] * (step.kept >= 0)[:, None]) @ layer.skip.T
-        before = layer.before[step.rows]
-        hidden = new if i == len(steps) - 1 else torch.relu(before + new) - torch.relu(before)
-    return convolved.layers[-1].before[node] + hidden[:, 0]
-
-
-def smallest_attack(
-    logits: Logits, dim: int, target: int, steps: int, generator: torch.Generator, lines: int = 200
-) -> Tensor:
-    """The smallest change found that leaves the class: random lines, and minimal-norm descent."""
-    best = torch.full((dim,), torch.inf).double()
-    drawn = _units(lines, dim, generator)
-    for scale in torch.logspace(-3, 1.5, 40).tolist():
-        with torch.no_grad():
-            wrong = logits(drawn * scale).argmax(-1) != target
-        if bool(wrong.any()):
-            best = scale * drawn[wrong][0]
-            break
-    change = _units(6, dim, generator) * torch.tensor([1e-6, *[0.05] * 5]).double()[:, None]
-    length = torch.full((6,), torch.inf, dtype=torch.float64)
-    held = length.clone()
-    for step in range(steps):
-        share = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / steps)).item())
-        change = change.detach().requires_grad_()
-        gap = _gap(logits(change), target)
-        (grad,) = torch.autograd.grad(gap.sum(), change)
-        with torch.no_grad():
-            size, slope = change.norm(dim=-1), grad.norm(dim=-1).clamp(min=1e-12)
-            wrong = gap > 0
-            held = torch.where(wrong, torch.minimum(held, size), held)
-            shortest = torch.where(wrong, size, torch.inf).argmin()
-            if bool(wrong[shortest]) and size[shortest] < best.norm():
-                best = change.detach()[shortest].clone()
-            grown = torch.where(torch.isinf(held), size + gap.abs() / slope, length * (1 + 0.05 * share))
-            length = torch.where(wrong, torch.minimum(length, size) * (1 - 0.05 * share), grown)
-            change = change + (0.3 * share + 0.003) * length.clamp(max=3.0)[:, None] * grad / slope[:, None]
-            change = change * (length / change.norm(dim=-1).clamp(min=1e-12)).clamp(max=1.0)[:, None]
-    return best
-
-
 def violations(
     enclosure: Enclosure, logits: Logits, node: int, radius: float, points: int, generator: torch.Generator
 ) -> tuple[int, int]:
@@ -185,7 +66,7 @@ def violations(
     one = torch.tensor([node])
     found = enclosure.margins(one, one, torch.tensor([radius]).double(), target[None])
     dim, broken, tried = enclosure.x.shape[1], 0, 0
-    change = _units(points, dim, generator) * radius
+    change = random_directions(points, dim, generator) * radius
     for step in range(20):
         change = change.detach().requires_grad_()
         scores = logits(change)
@@ -194,21 +75,11 @@ def violations(
             below = (margins < bound).scatter(1, target.expand(len(margins), 1), value=False)
             broken += int(below.any(-1).sum())
         tried += len(change)
-        (grad,) = torch.autograd.grad(_gap(scores, int(target)).sum(), change)
+        (grad,) = torch.autograd.grad(largest_gap(scores, int(target)).sum(), change)
         pull = grad / grad.norm(dim=-1, keepdim=True).clamp(min=1e-30)
         change = change[: max(points // 20, 4)] + (0.5 if step < 10 else 0.1) * radius * pull[: max(points // 20, 4)]
         change = change * (radius / change.norm(dim=-1, keepdim=True)).clamp(max=1.0)
     return broken, tried
-
-
-def _units(count: int, dim: int, generator: torch.Generator) -> Tensor:
-    drawn = torch.randn(count, dim, generator=generator, dtype=torch.float64)
-    return drawn / drawn.norm(dim=-1, keepdim=True)
-
-
-def _gap(scores: Tensor, target: int) -> Tensor:
-    own = torch.nn.functional.one_hot(torch.tensor(target), scores.shape[1]).bool()
-    return scores.masked_fill(own, -torch.inf).amax(-1) - scores[:, target]
 
 
 def measured(
@@ -243,7 +114,7 @@ def rounding(enclosure: Enclosure, draws: int = 10) -> dict[str, float]:
     generator, found = torch.Generator().manual_seed(0), list[Tensor]()
     single = copy.deepcopy(enclosure.model).float()
     for _ in range(draws):
-        x = (enclosure.x + 0.3 * _units(len(enclosure.x), enclosure.x.shape[1], generator)).float()
+        x = (enclosure.x + 0.3 * random_directions(len(enclosure.x), enclosure.x.shape[1], generator)).float()
         with torch.no_grad():
             off = enclosure.model(x.double(), enclosure.edge_index) - single(x, enclosure.edge_index).double()
         found.append((off[:, :, None] - off[:, None]).abs().amax((1, 2)))

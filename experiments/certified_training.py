@@ -1,12 +1,13 @@
 """Does training with certificates help? What they prove beside attacks and randomized smoothing, over seeds.
 
-A small Hypformer learns the branches of a generated tree by cross-entropy alone, or with a hinge on the differentiable
-certificate of some nodes a step. For nodes that trained nothing, by radius: the share that is certified right for every
-change of the node's own features; the share that stays right under the smallest changes that an attack found; the share
-that randomized smoothing certifies (Cohen et al., ICML 2019, theorem 1), of another classifier, the majority of the
-model's answers under noise, with probability 0.999 for each node.
+The Hypformer of ``experiments.node_classification`` is trained by cross-entropy alone, or with a hinge on the
+differentiable certificate of some training nodes a step. For test nodes, by radius: the share that is certified right
+for every change of the node's own features; the share that stays right under the smallest changes that an attack found;
+the share that randomized smoothing certifies (Cohen et al., ICML 2019, theorem 1), of another classifier, the majority
+of the model's answers under noise, with probability 0.999 for each node.
 
     python -m experiments.certified_training
+    python -m experiments.certified_training --dataset cora --data ../shared/data
     python -m examples.certified_nodes       # the training loop, to read
 """
 
@@ -15,88 +16,108 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from scipy import stats
-from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
-from experiments.acquired_traits import attacked
-from experiments.engine import options, runs, tables
+from experiments import node_classification
+from experiments.data import datasets
+from experiments.data.datasets import NodeData
+from experiments.engine import options, plots, runs, tables
+from experiments.engine.attacks import Logits, own_logits, smallest_attack
 from holonomy import Hypformer
 from holonomy.theory import certified_accuracy, margin_bounds
+from holonomy.theory.affine.enclosure import Enclosure
 
-WAYS = {"cross-entropy": 0.0, "certificates too": 0.1}
-SHARES, SIGMAS, ALPHA, CLASSES, FEATURES = [0.01, 0.03, 0.1, 0.2], [0.25, 0.5], 0.001, 4, 8
-Data = tuple[Tensor, Tensor, Tensor]
-
-
-def tree(nodes: int, seed: int) -> Data:
-    """Return features that say something of the branch, edges in both directions, and the branch of each node."""
-    generator, child = torch.Generator().manual_seed(seed), torch.arange(CLASSES, nodes)
-    above = CLASSES * (1 + (torch.rand(len(child), generator=generator) * (child // CLASSES)).long())
-    down = torch.stack([torch.cat([torch.zeros(CLASSES - 1).long(), child - above]), torch.arange(1, nodes)])
-    y = torch.arange(nodes) % CLASSES
-    x = 1.5 * one_hot(y, FEATURES) + torch.randn(nodes, FEATURES, generator=generator)
-    return x, torch.cat([down, down.flip(0)], dim=1), y
+WAYS = ("cross-entropy", "certificates too")
+SHARES, SIGMAS, ALPHA = [0.01, 0.03, 0.1, 0.2], [0.25, 0.5], 0.001
+# Nodes whose certificates are trained, every so many steps, as they take most of the time; the margin asked of them.
+SOME, EVERY, MARGIN = 20, 3, 0.5
+# Steps of each attack.
+STEPS = 60
 
 
-def train(data: Data, learn: Tensor, radius: float, epochs: int, seed: int) -> Hypformer:
-    """A model; with a radius above zero, one that is trained to be certified within it."""
-    x, edges, y = data
+def train(data: NodeData, settings: node_classification.Settings, radius: float, seed: int, stream: Any) -> Hypformer:
+    """A model; with a radius above zero, one that is trained to be certified within it.
+
+    It is that of the best validation score; with certificates, once they are asked for within the whole radius.
+    """
     runs.seed_everything(seed)
-    model = Hypformer(FEATURES, 8, CLASSES, layers=1, level="node").eval()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for epoch in range(epochs):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(x, edges)[learn], y[learn])
+    model = cast("Hypformer", node_classification.build("hypformer", settings, data))
+    optimizer = node_classification.optimizer_for(model, settings)
+
+    def share(epoch: int) -> float:
         # The ball grows from a third of the epochs on: a bound on one that is far too large teaches a constant.
-        share = min(1.0, 2 * epoch / epochs - 0.6)
-        if radius and share > 0:
-            some = learn[torch.randperm(len(learn))[:20]]
-            bounds = margin_bounds(model, x, edges, some, share * radius, y[some])
-            loss = loss + torch.relu(0.5 - bounds.amin(-1)).mean()
+        return min(1.0, max(0.0, 2 * epoch / settings.epochs - 0.6)) if radius else 1.0
+
+    def step(epoch: int) -> float:
+        optimizer.zero_grad()
+        loss = cross_entropy(model.train()(data.x, data.edge_index)[data.train], data.y[data.train])
+        if radius and share(epoch) and epoch % EVERY == 0:
+            some = data.train[torch.randperm(len(data.train))[:SOME]]
+            bounds = margin_bounds(model.eval(), data.x, data.edge_index, some, share(epoch) * radius, data.y[some])
+            loss = loss + torch.relu(MARGIN - bounds.amin(-1)).mean()
         loss.backward()
         optimizer.step()
-    return model
+        return loss.item()
+
+    @torch.no_grad()
+    def evaluate(epoch: int) -> runs.Record:
+        logits = model.eval()(data.x, data.edge_index)
+        return {"val": data.score(logits, data.val) + share(epoch) - 1}
+
+    runs.train(model, optimizer, step, evaluate, epochs=settings.epochs, stream=stream)
+    return model.eval()
 
 
 @torch.no_grad()
-def smoothed(model: Hypformer, data: Data, nodes: Tensor, sigma: float, draws: int) -> Tensor:
-    """Radii of randomized smoothing (len(nodes),); below zero where it is wrong or unsure."""
-    x, edges, y = data
-    copies = torch.arange(draws)
-    many = (edges[:, None] + len(x) * copies[:, None]).flatten(1)
-    votes = []
-    for node in nodes.tolist():
-        places = copies * len(x) + node
-        noisy = x.repeat(draws, 1).index_add(0, places, sigma * torch.randn(draws, FEATURES))
-        answers = model(noisy, many, copies.repeat_interleave(len(x)))[places].argmax(-1)
-        votes.append(one_hot(answers, CLASSES).view(4, -1, CLASSES).sum(1))
+def smoothed(logits: Logits, dim: int, label: int, sigma: float, draws: int) -> float:
+    """The radius of randomized smoothing of one node; below zero where it is wrong or unsure."""
+    answers = logits(sigma * torch.randn(draws, dim, dtype=torch.float64)).argmax(-1)
     # A quarter of the draws names the class of the majority, the others bound its share, exactly binomially.
-    named, count = torch.stack(votes)[:, 0].argmax(-1), torch.stack(votes)[:, 1:].sum(1)
-    ayes = count.gather(1, named[:, None])[:, 0].numpy()
-    share = torch.from_numpy(stats.beta.ppf(ALPHA, ayes, 0.75 * draws - ayes + 1)).nan_to_num(0.0)
-    sure = (share > 0.5) & (named == y[nodes])
-    return torch.where(sure, sigma * torch.from_numpy(stats.norm.ppf(share.numpy())), -1.0)
+    named = int(answers[: draws // 4].bincount().argmax())
+    asked = draws - draws // 4
+    ayes = int((answers[draws // 4 :] == named).sum())
+    share = float(stats.beta.ppf(ALPHA, ayes, asked - ayes + 1)) if ayes else 0.0
+    return sigma * float(stats.norm.ppf(share)) if share > 0.5 and named == label else -1.0
 
 
 def measured(way: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train one model; shares of its test nodes by radius."""
-    data = x, edges, y = tree(arguments.nodes, seed)
-    order = torch.randperm(arguments.nodes, generator=torch.Generator().manual_seed(seed))
-    test, learn = order.split([arguments.nodes // 3, arguments.nodes - arguments.nodes // 3])
-    norm = x.norm(dim=-1).mean().item()
-    model, radii = train(data, learn, WAYS[way] * norm, arguments.epochs, seed), norm * torch.tensor(SHARES)
-    right = (model(x, edges).argmax(-1) == y)[test]
-    curves = {"certified": certified_accuracy(model, x, edges, test, y[test], radii)}
-    smallest = attacked(model, x, edges, test)
-    curves["attacked"] = (right & (smallest > radii[:, None])).float().mean(1)
-    for sigma in SIGMAS:
-        reached = smoothed(model, data, test, sigma, arguments.draws)
-        curves[f"smoothed {sigma:g}"] = (reached >= radii[:, None]).float().mean(1)
-    return {"norm": norm, "clean": right.float().mean().item()} | {name: row.tolist() for name, row in curves.items()}
+    """Train one model; shares of test nodes by radius."""
+    data, settings = asked(arguments, seed)
+    norm = data.x.norm(dim=-1).mean().item()
+    stream = None if arguments.quiet else sys.stderr
+    model = train(data, settings, 0.0 if way == WAYS[0] else arguments.train_share * norm, seed, stream)
+    order = torch.randperm(len(data.test), generator=torch.Generator().manual_seed(seed))
+    test, radii = data.test[order[: arguments.measured]], norm * torch.tensor(SHARES)
+    enclosure = Enclosure(model, data.x, data.edge_index)
+    right = enclosure.logits.argmax(-1) == data.y
+    curves = {"certified": certified_accuracy(model, data.x, data.edge_index, test, data.y[test], radii).float()}
+    reached: dict[str, list[float]] = {"attacked": [], **{f"smoothed {sigma:g}": [] for sigma in SIGMAS}}
+    for node in test.tolist():
+        logits, dim, label = own_logits(enclosure, node), data.num_features, int(data.y[node])
+        generator = torch.Generator().manual_seed(node)
+        attack = smallest_attack(logits, dim, label, STEPS, generator).norm().item() if right[node] else 0.0
+        reached["attacked"].append(attack)
+        for sigma in SIGMAS:
+            reached[f"smoothed {sigma:g}"].append(smoothed(logits, dim, label, sigma, arguments.draws))
+    curves |= {name: (torch.tensor(found) > radii[:, None]).float().mean(1) for name, found in reached.items()}
+    clean = {
+        "clean": right[test].float().mean().item(),
+        "clean of all test nodes": right[data.test].float().mean().item(),
+    }
+    return {"norm": norm} | clean | {name: row.tolist() for name, row in curves.items()}
+
+
+def asked(arguments: argparse.Namespace, seed: int) -> tuple[NodeData, node_classification.Settings]:
+    """The graph of a seed and the hyper-parameters."""
+    given = {"epochs": arguments.epochs} if arguments.epochs else {}
+    settings = node_classification.settings_for(arguments.dataset, "hypformer", given)
+    data = datasets.load(arguments.dataset, arguments.data, seed=seed)
+    return datasets.prepared(data, settings.features, settings.scale), settings
 
 
 def text(content: dict[str, Any]) -> str:
@@ -109,12 +130,33 @@ def text(content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def draw(ways: dict[str, Any], run: runs.Run, title: str) -> None:
+    """Shares by radius, one panel for each way to train."""
+    figure, panels = plots.figure_of(4.2, 3.2, len(ways))
+    for axes, (way, row) in zip(panels, ways.items(), strict=True):
+        for name, means in row["means"].items():
+            axes.plot([0, *SHARES], [row["clean"], *means], marker="o", markersize=3, label=name)
+        axes.set(title=f"{title}, {way}", xlabel="radius / mean norm of features", ylim=(0, 1))
+    panels[0].set_ylabel("share of test nodes")
+    panels[0].legend(fontsize="small")
+    plots.save(figure, run.own("curves.png"))
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give the parser what this script asks."""
     add = parser.add_argument
-    add("--seeds", type=int, default=3, metavar="N", help="trees and models 0 .. N-1 (default 3)")
-    add("--nodes", type=int, default=120, metavar="N", help="of a tree; a third is for the test (default 120)")
-    add("--epochs", type=int, default=120, metavar="N", help="steps of training (default 120)")
+    add("--dataset", choices=["tree", "cora"], default="tree", help="which graph (default tree, generated)")
+    add("--data", type=Path, metavar="FOLDER", help="folder of the npz files")
+    add("--seeds", type=int, default=3, metavar="N", help="splits and models 0 .. N-1 (default 3)")
+    add("--epochs", type=int, metavar="N", help="of training (default that of experiments.node_classification)")
+    add(
+        "--train-share",
+        type=float,
+        default=0.1,
+        metavar="X",
+        help="radius that is trained, over the norm (default 0.1)",
+    )
+    add("--measured", type=int, default=100, metavar="N", help="random test nodes that are measured (default 100)")
     add("--draws", type=int, default=320, metavar="N", help="of noise for each node, a multiple of 4 (default 320)")
 
 
@@ -122,23 +164,27 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells one run from another."""
     if arguments.draws % 4:
         raise options.RefusedError(f"--draws must be a multiple of 4, got {arguments.draws}")
-    return {name: getattr(arguments, name) for name in ("nodes", "epochs", "draws")}
+    if not arguments.train_share > 0:
+        raise options.RefusedError(f"--train-share must be above 0, got {arguments.train_share}")
+    return {name: getattr(arguments, name) for name in ("dataset", "epochs", "train_share", "measured", "draws")}
 
 
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     """Means over seeds for both ways to train."""
     found: dict[str, Any] = {}
+    pairs = [(seed, way) for seed in range(arguments.seeds) for way in WAYS]
+    parts = {
+        (seed, way): run.part(f"{way.replace(' ', '-')}-{seed}", lambda s=seed, w=way: measured(w, s, arguments))
+        for seed, way in pairs
+    }
     for way in WAYS:
-        seeds = []
-        for seed in range(arguments.seeds):
-            seeds.append(run.part(f"{way.replace(' ', '-')}-{seed}", lambda w=way, s=seed: measured(w, s, arguments)))
-            if not arguments.quiet:
-                print(f"{way}, seed {seed}: accuracy {seeds[-1]['clean']:.3f}", file=sys.stderr)
+        seeds = [parts[seed, way] for seed in range(arguments.seeds)]
         names = [name for name in seeds[0] if isinstance(seeds[0][name], list)]
         means = {name: torch.tensor([one[name] for one in seeds]).mean(0).tolist() for name in names}
         clean = runs.summary([one["clean"] for one in seeds])["mean"]
         found[way] = {"clean": clean, "means": means, "seeds": seeds}
-    return {"shares": SHARES, "ways": found}
+    draw(found, run, arguments.dataset)
+    return {"shares": SHARES, "settings": config(arguments), "ways": found}
 
 
 SCRIPT = tables.Script(
@@ -148,8 +194,8 @@ SCRIPT = tables.Script(
     config=config,
     compute=compute,
     text=text,
-    folder="runs/certified_training",
-    at_least_one=("seeds", "nodes", "epochs", "draws"),
+    folder="runs/certified_training-{dataset}",
+    at_least_one=("seeds", "measured", "draws"),
     cpu_only=True,
 )
 

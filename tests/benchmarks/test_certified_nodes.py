@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.certified_nodes import own_logits, smallest_attack, violations
+from benchmarks.certified_nodes import violations
+from experiments.engine.attacks import own_logits, smallest_attack
 from holonomy.layers import GCN
 from holonomy.models import Hypformer
 from holonomy.theory import certified_radius

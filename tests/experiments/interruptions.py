@@ -38,7 +38,7 @@ NODES = "--hidden 8 --feedforward 8 --graph-hidden 8 --graph-layers 2 --quiet --
 COMMANDS = {
     "attention_in_colors": f"{SMALL} {MOLECULES} --molecules 4 --channels 2 --checkpoint-every 1 --quiet --threads 1",
     "acquired_traits": "--seeds 1 --steps 3 --no-pictures --quiet --threads 1",
-    "certified_training": "--seeds 2 --nodes 12 --epochs 3 --draws 4 --quiet --threads 1",
+    "certified_training": "--seeds 1 --epochs 3 --measured 2 --draws 4 --quiet --threads 1",
     "characters": f"{USUAL} {SMALL} --texts 40 --tests 10 --length 8 --models hyperbolic flat-bfloat16",
     "digits": f"{USUAL} --hidden 4 --heads 1 --layers 1 --batch 100 --epochs 2 --lr 0.003 0.01",
     "equivariant_basis": f"{USUAL} --hidden 16 --head-features 4 --epochs 3 --graphs 8 --tests 4 --least 4 --most 5 "
