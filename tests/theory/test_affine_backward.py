@@ -115,10 +115,35 @@ def test_certificates_are_never_smaller_than_without(name: str) -> None:
     model = Hypformer(FEATURES, 8, 3, layers=1, graph_encoder=encoder, graph_weight=0.8).eval()
     x = torch.randn(NODES, FEATURES)
     enclosure = Enclosure(model, x, EDGES)
-    nodes, radius = torch.arange(NODES), torch.full((NODES,), 0.4).double()
-    target = enclosure.logits.argmax(-1)
-    enough = (torch.inf, -torch.inf)
-    with_it, without = (enclosure.margins(nodes, nodes, radius, target, enough=each) for each in enough)
-    for one, other in ((with_it.best, without.best), (with_it.affine, without.affine), (with_it.cap, without.cap)):
-        assert (one >= other).all()
-    assert (with_it.cap > without.cap + 1e-4).any()
+    nodes, target, gains = torch.arange(NODES), enclosure.logits.argmax(-1), list[torch.Tensor]()
+    for size in (0.1, 0.4):
+        radius = torch.full((NODES,), size).double()
+        enough = (torch.inf, -torch.inf)
+        with_it, without = (enclosure.margins(nodes, nodes, radius, target, enough=each) for each in enough)
+        for one, other in ((with_it.best, without.best), (with_it.affine, without.affine), (with_it.cap, without.cap)):
+            assert (one >= other).all()
+        assert (with_it.cap > without.cap + 1e-4).any()
+        gains.append(with_it.affine - without.affine)
+    assert (torch.stack(gains).nan_to_num(0.0) > 1e-4).any()
+
+
+@pytest.mark.parametrize("name", ["gcn", "propagation"])
+@torch.no_grad()
+def test_bounds_that_are_not_looked_for_decide_nothing(name: str) -> None:
+    """Whether all margins are above a number is the same where no better bounds are looked for beyond it."""
+    torch.manual_seed(0)
+    model = Hypformer(FEATURES, 8, 3, layers=1, graph_encoder=encoder_of(name, 8), graph_weight=0.8).eval()
+    enclosure = Enclosure(model, torch.randn(NODES, FEATURES), EDGES)
+    nodes, target, held = torch.arange(NODES), enclosure.logits.argmax(-1), list[bool]()
+    for size in torch.logspace(-1.5, 0.5, 3).tolist():
+        radius = torch.full((NODES,), size).double()
+        all_of, asked = (enclosure.margins(nodes, nodes, radius, target, enough=each) for each in (torch.inf, 0.0))
+        assert ((all_of.best > 0).all(-1) == (asked.best > 0).all(-1)).all()
+        held += (asked.best > 0).all(-1).tolist()
+        by_cap = enclosure.margins(nodes, nodes, radius, target, known="cap")
+        assert torch.isneginf(by_cap.affine.amin(-1)).all()
+        assert (all_of.cap >= by_cap.cap - 1e-9).all()
+        assert (all_of.best >= by_cap.best - 1e-9).all()
+        assert (all_of.steepest > 0).all()
+    assert any(held)
+    assert not all(held)

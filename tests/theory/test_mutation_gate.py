@@ -20,7 +20,7 @@ from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
 from holonomy.theory.affine import backward, cap, graph, points, whole_graph
 from holonomy.theory.affine.arithmetic import ellipsoids, entrywise, products, quadratics, squares
 from holonomy.theory.affine.attention import linear
-from holonomy.theory.affine.enclosure import Enclosure
+from holonomy.theory.affine.mixtures import Mixed, bounded
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
 from holonomy.theory.certificates import composition, far_out, layers, refinements
 from holonomy.theory.certificates.constants import (
@@ -171,7 +171,7 @@ MUTANTS = [
     *less("certified.bent", entrywise.parabola, "bend * rest.square() / 2"),
     *less("certified.backward", graph.Convolved.below, "asked.values[:, 0] @ last.basis"),
     *less("certified.backward", graph.Propagated.below, "asked.values[:, 0] @ columns"),
-    Mutant("certified.mixed", Enclosure._mixed, "amax(0)", "amin(0)"),
+    Mutant("certified.mixed", Mixed.margins, "bounds.amax(0)", "bounds.amin(0)"),
     # Graphs
     Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),
 ]
@@ -194,7 +194,7 @@ STATEMENTS = [
     Mutant("tokens.scoring", printed._scoring, "else -1", "else 0"),
     Mutant("hyperbolic.linear_time", printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
     Mutant("certified.first_order", certified_nodes._first_order, "larger.abs().item() / 3", "larger.abs().item() / 5"),
-    *less("certified.first_order_together", Enclosure._bound, "spread(form)"),
+    *less("certified.first_order_together", bounded, "spread(form)"),
     *less("certified.first_order_together", ellipsoids._tied, "along * (1 + _SLACK)"),
     Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
     Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),

@@ -155,12 +155,14 @@ def switched(switch: Switch, asked: Asked, bad: Float[Tensor, "row point first"]
     return found, Asked((a * slope).view_as(asked.values), (mass * slope).view_as(asked.mass), asked.unit)
 
 
-def improved(bound: Callable[[Tensor], Quadratic], other: Quadratic) -> Quadratic:
-    """The best of some rounds of bounds to which ``other`` is added, row by row."""
+def improved(bound: Callable[[Tensor], Quadratic], other: Quadratic, enough: Tensor | float = torch.inf) -> Quadratic:
+    """The best of some rounds of bounds to which ``other`` is added, row by row; fewer if all are above ``enough``."""
     bad = other.gradient.new_zeros(len(other.center), 0, other.gradient.shape[-1])
     found = bound(bad)
     low, where = found.plus(other).least()
     for _ in range(_ROUNDS):
+        if bool((low > enough).all()):
+            break
         bad = torch.cat([bad, where[:, None]], 1)
         new = bound(bad)
         value, where = new.plus(other).least()

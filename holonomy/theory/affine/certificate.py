@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-# Problems side by side; more of them do not fit the cache.
-_BATCH = 16
+# Problems side by side: more share what a call costs by itself, until they do not fit the cache.
+_BATCH = 32
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,8 @@
-r"""A whole Hypformer on a ball of features: lower bounds of the margins of a node's logits.
-
-A bound by the enclosure and one by the cap (:mod:`holonomy.theory.affine.cap`) are both bounds, and so is every mixture
-of them, whose linear parts may cancel better: the largest of a few is taken.
-"""
+"""A whole Hypformer on a ball of features, module by module, to the margins of a node's logits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +13,23 @@ from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
 from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
     Form,
     Noise,
     constant,
     linear,
     plus,
-    spread,
     times,
     with_ball,
 )
-from holonomy.theory.affine.arithmetic.quadratics import Quadratic
-from holonomy.theory.affine.arithmetic.squares import quadratic_of
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
-from holonomy.theory.affine.backward import improved
 from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import fed, logarithm, positioned
-from holonomy.theory.affine.cap import farthest, least_products
+from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.decoders import decoded, refuse_decoder
-from holonomy.theory.affine.graph import GraphBranch, graph_branch, reading
-from holonomy.theory.affine.points import Scaled, affine_of, bias_of, exponential, lifted, refined, settled, unscaled
+from holonomy.theory.affine.graph import graph_branch, reading
+from holonomy.theory.affine.mixtures import Margins, Mixed, bounded
+from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
@@ -49,33 +39,8 @@ if TYPE_CHECKING:
 
 # The most features whose products are kept (L16).
 _MOST_SQUARED = 16
-# Shares of the enclosure in its mixtures with the cap.
-_MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-@dataclass(frozen=True)
-class Margins:
-    """Lower bounds of target logit minus each other logit; infinite at the target itself.
-
-    Attributes:
-        affine: from the enclosure alone; minus infinity where it has none.
-        cap: with the transformer replaced by its cap.
-        best: the largest that is known.
-        layers: for the least margin of each problem, how much each layer's remainders take from ``affine``.
-    """
-
-    affine: Float[Tensor, "problem class"]
-    cap: Float[Tensor, "problem class"]
-    best: Float[Tensor, "problem class"]
-    layers: dict[str, Float[Tensor, " problem"]]
-
-    @classmethod
-    def together(cls, each: list[Margins]) -> Margins:
-        """Problems one after the other."""
-        names = dict.fromkeys(name for one in each for name in one.layers)
-        affine, cap, best = (torch.cat([getattr(one, part) for one in each]) for part in ("affine", "cap", "best"))
-        zero = affine.new_zeros(1)
-        return cls(affine, cap, best, {name: torch.cat([one.layers.get(name, zero) for one in each]) for name in names})
+# What the transformer is bounded by.
+Known = Literal["all", "first order", "cap"]
 
 
 class Enclosure:
@@ -139,27 +104,38 @@ class Enclosure:
         threat: Threat = "node",
         *,
         enough: float = torch.inf,
+        known: Known = "all",
     ) -> Margins:
         """Bound the margins of each victim while its moving node, or all nodes, keep within the radius.
 
-        Where all are above ``enough`` no better bounds are looked for.
+        Where all are above ``enough`` no better bounds are looked for. ``known`` is what the transformer is bounded by:
+        its enclosure and the cap, the enclosure without products of two features, or the cap alone.
         """
         with torch.set_grad_enabled(self.differentiable):
-            return self._margins(moving, victim, radius, target, threat, enough)
+            return self._margins(moving, victim, radius, target, threat, enough, known)
 
     def _margins(
-        self, moving: Tensor, victim: Tensor, radius: Tensor, target: Tensor, threat: Threat, enough: float
+        self,
+        moving: Tensor,
+        victim: Tensor,
+        radius: Tensor,
+        target: Tensor,
+        threat: Threat,
+        enough: float,
+        known: Known,
     ) -> Margins:
         if len(moving) > 1 and self.one_by_one(threat):
             each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
-            return Margins.together([self.margins(a, b, r, k, threat, enough=enough) for a, b, r, k in each])
+            return Margins.together(
+                [self.margins(a, b, r, k, threat, enough=enough, known=known) for a, b, r, k in each]
+            )
         basis = self._basis(self.x[moving])
-        noise = Noise.of(len(moving), basis.shape[-1], self.x, squares=self._squares(threat))
+        noise = Noise.of(len(moving), basis.shape[-1], self.x, squares=known != "first order" and self._squares(threat))
         if threat != "node":
             noise.tokens = victim
         parts: list[Form] = []
         transformer: Form | None = None
-        if self.model.encoder is not None:
+        if self.model.encoder is not None and known != "cap":
             found = self._transformer(self.model.encoder, noise, moving, victim, basis, radius, threat)
             transformer = times(found, self._share)
         noise.owner = "graph encoder"
@@ -170,11 +146,17 @@ class Enclosure:
             else:
                 found = enclose_all(self.graph, noise, int(victim), basis[0], radius.item(), threat)
             parts.append(times(found, share))
-        if transformer is None:
+        if self.model.encoder is None:
             return self._without_transformer(parts[0], target)
+        if transformer is None:
+            noise.fail(torch.ones_like(noise.failed))
+            transformer = constant(noise, torch.zeros_like(parts[0].center))
         if isinstance(self.model.decoder, nn.Linear):
+            zero = constant(noise, torch.zeros_like(transformer.center))
+            graph = self._differences(plus(zero, *parts), target)
             searched = threat == "node" and not self.differentiable
-            return self._mixed(transformer, parts, target, enough if searched else None)
+            mixed = Mixed.of(self.model, self.graph, transformer, graph, (victim, target))
+            return mixed.margins(enough if searched else None)
         return self._decoded(transformer, parts, target)
 
     def one_by_one(self, threat: Threat) -> bool:
@@ -192,69 +174,23 @@ class Enclosure:
 
     def _without_transformer(self, tangent: Form, target: Tensor) -> Margins:
         found = self._differences(tangent, target)
-        bound = self._bound(found, target)
-        return Margins(bound, bound, bound, _shares(found, bound))
+        bound = bounded(found, target)
+        return Margins.of(found, bound, bound, bound)
 
     def _decoded(self, transformer: Form, parts: list[Form], target: Tensor) -> Margins:
         """A decoder that is not linear, with the enclosure and with a ball in its place."""
         noise, size = transformer.noise, transformer.center.shape[-1]
         noise.owner = "decoder"
         found = self._differences(plus(transformer, *parts), target)
-        affine = self._bound(found, target, noise.failed)
+        affine = bounded(found, target, noise.failed)
         ball = (
             self._share
             * farthest(cast("HypformerEncoder", self.model.encoder))
             * torch.eye(size).double().expand(len(target), -1, -1)
         )
         anything = with_ball(constant(noise, torch.zeros_like(transformer.center)), ball)
-        cap = self._bound(self._differences(plus(anything, *parts), target), target)
-        return Margins(affine, cap, torch.maximum(affine, cap), _shares(found, affine))
-
-    def _mixed(self, transformer: Form, parts: list[Form], target: Tensor, enough: float | None) -> Margins:
-        """A linear decoder, with the cap in various shares."""
-        noise = transformer.noise
-        weight = cast("nn.Linear", self.model.decoder).weight.double()
-        rows = weight[target][:, None] - weight
-        zero = constant(noise, torch.zeros_like(transformer.center))
-        graph, whole = self._differences(plus(zero, *parts), target), linear(transformer, rows)
-        cap = least_products(cast("HypformerEncoder", self.model.encoder), rows * self._share)
-        found = []
-        for mixture in _MIXTURES:
-            form = plus(graph, times(whole, mixture)) if mixture else graph
-            extra = (1 - mixture) * cap if mixture < 1 else 0.0
-            found.append(self._bound(form, target, noise.failed & (mixture > 0), extra))
-        bounds = torch.stack(found)
-        if self.graph is not None and enough is not None:
-            top = bounds.max(0).values
-            low = (top <= enough) & (top < torch.inf)
-            for i in low.any(-1).nonzero().squeeze(1).tolist():
-                others = low[i].nonzero().squeeze(1)
-                rest = None if noise.failed[i] else quadratic_of(whole)[i, others]
-                better = self._from_below(self.graph, i, int(target[i]), others, rest, cap[i, others])
-                bounds[:, i, others] = torch.maximum(bounds[:, i, others], better)
-        return Margins(bounds[-1], bounds[0], bounds.amax(0), _shares(plus(graph, whole), found[-1]))
-
-    def _from_below(
-        self, graph: GraphBranch, problem: int, target: int, others: Tensor, rest: Quadratic | None, cap: Tensor
-    ) -> Float[Tensor, "mixture other"]:
-        """The same mixtures with the graph encoder from below (L15)."""
-        decoder = cast("nn.Linear", self.model.decoder)
-        weight, bias = decoder.weight.double(), bias_of(decoder)
-        dim = self.x.shape[1] if self.span is None else self.span.shape[1] + 1
-        zero = cap.new_zeros(len(others), dim)
-        shift, size = bias[target] - bias[others], bias[target].abs() + bias[others].abs()
-        alone = Quadratic.linear(shift, zero, ROUNDING * size)
-        bound = partial(graph.below, problem, (weight[target] - weight[others]) * self.model.graph_weight)
-        parts = [improved(bound, alone)]
-        if rest is not None and bool((rest.least()[0] > cap).any()):
-            parts.append(improved(bound, alone.plus(rest)))
-        found = torch.full((len(_MIXTURES), len(others)), -torch.inf).double()
-        for i, mixture in enumerate(_MIXTURES if rest is not None else _MIXTURES[:1]):
-            share = alone if rest is None or not mixture else alone.plus(rest.times(mixture))
-            value = torch.stack([part.plus(share).least()[0] for part in parts]).amax(0)
-            extra = (1 - mixture) * cap if mixture < 1 else torch.zeros_like(cap)
-            found[i] = value + extra - ROUNDING * (value.abs() + extra.abs())
-        return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+        cap = bounded(self._differences(plus(anything, *parts), target), target)
+        return Margins.of(found, affine, cap, torch.maximum(affine, cap))
 
     @property
     def _share(self) -> float:
@@ -266,19 +202,6 @@ class Enclosure:
         logits = decoded(self.model.decoder, tangent, self.model.manifold_out)
         eye = torch.eye(logits.center.shape[-1]).double()
         return linear(logits, eye[target][:, None] - eye)
-
-    @staticmethod
-    def _bound(
-        form: Form, target: Tensor, failed: Tensor | None = None, extra: Tensor | float = 0.0
-    ) -> Float[Tensor, "problem class"]:
-        low = quadratic_of(form).least()[0] if form.noise.squares else form.center - spread(form)
-        bound = low + extra
-        bound = bound - ROUNDING * (form.center.abs() + abs(extra))
-        unknown = ~torch.isfinite(bound)
-        if failed is not None:
-            unknown = unknown | failed[:, None]
-        own = torch.nn.functional.one_hot(target, bound.shape[1]).bool()
-        return bound.masked_fill(unknown, -torch.inf).masked_fill(own, torch.inf)
 
     def _transformer(
         self,
@@ -355,16 +278,3 @@ class Enclosure:
             each = self._embedded(encoder, noise, some, basis, radius.expand(len(some)))
             parts.append(merged(settled(each, manifold).space))
         return tokens_of(parts).with_token(own, settled(point, manifold).space)
-
-
-def _shares(form: Form, bound: Tensor) -> dict[str, Tensor]:
-    """What each owner's symbols take from the least margin."""
-    worst = bound.argmin(-1)[:, None]
-    found = {"input": form.gradient.norm(dim=-1).gather(1, worst).squeeze(1)}
-    for group in form.groups():
-        part = form.columns[..., group.start : group.stop]
-        sizes = part.norm(dim=-1) if group.ball else part.abs().sum(-1)
-        sizes = sizes.gather(1, worst).squeeze(1)
-        found[group.owner] = found[group.owner] + sizes if group.owner in found else sizes
-    found["rounding"] = form.box.gather(1, worst).squeeze(1)
-    return found

@@ -61,7 +61,9 @@ def _(encoder: Propagation) -> list[Tensor]:
 
 
 class GraphBranch(ABC):
-    """A graph encoder at one input: what it gives a node when another moves."""
+    """A graph encoder at one input: what it gives all nodes, and one when another moves."""
+
+    result: Float[Tensor, "node entry"]
 
     @abstractmethod
     def enclose(
@@ -191,11 +193,12 @@ class Convolved(GraphBranch):
                 before = before + hidden @ skip.T
             self.layers.append(_Layer(weight, skip, before))
             hidden = before if i == last else torch.relu(before)
+        self.result = hidden
         self.known: dict[tuple[int, int], list[_Step] | None] = {}
 
     def enclose(self, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor) -> Form:
         """Problem by problem, as each has rows of its own."""
-        output = self.layers[-1].before[victim]
+        output = self.result[victim]
         self.last: list[_Last] = []
         found = [
             self._one(a, v, basis[i] * radius[i], output.shape[1])
@@ -233,7 +236,7 @@ class Convolved(GraphBranch):
     def below(self, problem: int, rows: Tensor, bad: Tensor) -> Quadratic:
         """Layer by layer backwards over the rows that matter."""
         last = self.last[problem]
-        result = self.layers[-1].before[last.victim]
+        result = self.result[last.victim]
         terms = sum(sum(layer.weight.shape) + 16 for layer in self.layers)
         terms = terms + sum(sum(step.shares.shape) for step in last.steps)
         unit, zero = 2 * UNIT * terms, rows.new_zeros(len(rows), last.basis.shape[1])

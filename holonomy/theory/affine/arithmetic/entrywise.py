@@ -157,7 +157,10 @@ def positive_power(form: Form, power: float) -> Form:
 
 def inverse(form: Form, low: Tensor | float = -torch.inf) -> Form:
     """1/t, of entries known to be at least ``low``; where that leaves no positive bound, the problem has failed."""
-    known = torch.maximum(bounds(form)[0], torch.as_tensor(low, dtype=form.center.dtype))
+    least = bounds(form)[0]
+    steep = 1 - (least / torch.where(form.center > 0, form.center, 1.0)).amin(-1).detach()
+    form.noise.steepest = torch.maximum(steep, form.noise.steepest)
+    known = torch.maximum(least, torch.as_tensor(low, dtype=form.center.dtype))
     bad = (known <= 0).any(-1)
     form.noise.fail(bad)
     # Of what has failed the numbers are arbitrary, but finite.

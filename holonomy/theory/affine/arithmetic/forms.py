@@ -21,6 +21,7 @@ on the weights and constants that it is given; library functions (``exp``, ``asi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,8 @@ class Group:
 class Noise:
     """The groups of one computation, and the problems in which an operation found no finite bound.
 
-    Where all tokens move, ``tokens`` says whose perturbation the first group is, and ``frame`` is what of the others'
-    the tied groups are: orthonormal rows.
+    ``steepest`` is the most that a denominator moves relative to its centre. Where all tokens move, ``tokens`` says
+    whose perturbation the first group is, and ``frame`` is what of the others' the tied groups are: orthonormal rows.
     """
 
     groups: list[Group]
@@ -67,6 +68,11 @@ class Noise:
     blamed: dict[str, Bool[Tensor, " problem"]] = field(default_factory=dict[str, Tensor])
     tokens: Int[Tensor, " problem"] | None = None
     frame: Float[Tensor, "row others"] | None = None
+    steepest: Float[Tensor, " problem"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """No denominator is known yet."""
+        self.steepest = torch.zeros_like(self.failed, dtype=torch.float64)
 
     @classmethod
     def of(cls, problems: int, dim: int, like: Tensor, *, squares: bool = False) -> Noise:
@@ -145,7 +151,7 @@ def linear(form: Form, weight: Float[Tensor, "..."], bias: Tensor | float = 0.0)
     r""":math:`W y + b`, exact but for rounding; one W ``(out, in)`` or one a problem ``(problem, out, in)``."""
     size = weight.abs()
     terms = weight.shape[-1] + 2
-    mass = form.center.abs() + form.columns.abs().sum(-1) + form.box
+    mass = form.center.abs() + _mass(form)
     moved = (size @ mass[..., None]).squeeze(-1)
     loss = (moved + abs(bias)) * (terms * UNIT)
     center = (weight @ form.center[..., None]).squeeze(-1) + bias
@@ -197,9 +203,7 @@ def apart(form: Form, center: Tensor, radius: Tensor) -> Form:
     """The form plus intervals about ``center`` ``(problem, entry)``: one new symbol for each entry."""
     entries = radius.shape[-1]
     start = form.noise.new(entries, ball=False)
-    columns = torch.cat(
-        [_padded(form.columns, start), torch.diag_embed(radius).expand(*form.center.shape, entries)], dim=-1
-    )
+    columns = _beside(form.columns, start, torch.diag_embed(radius).expand(*form.center.shape, entries))
     middle = form.center + center
     return with_box(Form(form.noise, middle, columns, form.box), ROUNDING * (form.center.abs() + center.abs() + radius))
 
@@ -207,7 +211,7 @@ def apart(form: Form, center: Tensor, radius: Tensor) -> Form:
 def with_ball(form: Form, matrix: Float[Tensor, "problem entry column"]) -> Form:
     """The form plus the image of a new unit ball."""
     start = form.noise.new(matrix.shape[-1], ball=True)
-    return replace(form, columns=torch.cat([_padded(form.columns, start), matrix], dim=-1))
+    return replace(form, columns=_beside(form.columns, start, matrix))
 
 
 def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
@@ -267,13 +271,20 @@ def largest_singular_value(matrix: Float[Tensor, "problem entry column"]) -> Flo
 
 def eigenvalues(matrix: Float[Tensor, "problem entry entry"]) -> Float[Tensor, "problem entry"]:
     """Those of symmetric matrices, in ascending order; nan where a matrix is not finite."""
-    finite = torch.isfinite(matrix).all(-1).all(-1)
+    finite = torch.isfinite(matrix.sum((-2, -1)))
     found = torch.linalg.eigvalsh(torch.where(finite[:, None, None], matrix, 0.0))
     return torch.where(finite[:, None], found, torch.nan)
 
 
 def _mass(form: Form) -> Tensor:
-    return form.columns.abs().sum(-1) + form.box
+    """At least the sum of all absolute columns, and the box: by Cauchy-Schwarz, as a norm is faster to compute."""
+    return form.columns.norm(dim=-1) * math.sqrt(form.columns.shape[-1]) * (1 + ROUNDING) + form.box
+
+
+def _beside(columns: Tensor, start: int, more: Tensor) -> Tensor:
+    """The columns with others from ``start`` on."""
+    missing = columns.new_zeros(()).expand(*columns.shape[:-1], start - columns.shape[-1])
+    return torch.cat([columns, missing, more], dim=-1)
 
 
 def _padded(columns: Tensor, size: int) -> Tensor:

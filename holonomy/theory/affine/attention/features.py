@@ -46,5 +46,8 @@ def features(form: Form, power: float) -> Form:
     # An entry that stays negative gives zero.
     live = form.center + spread(form) > 0
     radius = radius * live.any(-1)
+    better = ~unbounded & (reach(parts) <= radius)
+    if bool(better.all()):
+        return parts
     ball = with_ball(middle, torch.diag_embed(radius[:, None] * live))
-    return select(~unbounded & (reach(parts) <= radius), parts, ball)
+    return select(better, parts, ball)
