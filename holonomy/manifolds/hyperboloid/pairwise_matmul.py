@@ -23,8 +23,8 @@ from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.pairwise import distance_gradients, distance_values
 from holonomy.manifolds.hyperboloid.rays import polar
 
-# Pairs of one chunk: 2 MiB of float64.
-_CHUNK = 2**18
+# Pairs of one chunk: 1 MiB of float64.
+_CHUNK = 2**17
 # With more near pairs than this share, differences of all are faster.
 _MANY = 1 / 16
 
