@@ -69,6 +69,7 @@ LEAST = {
     "test_no_memory_and_no_tokens": 28,
     "test_what_does_not_go_with_a_memory_is_refused": 36,
     "test_masks_of_pairs_have_torchs_shapes_and_meaning": 36,
+    "test_the_lowest_numbers_of_a_wider_dtype_hide_pairs": 12,
     "test_a_token_that_may_attend_to_none_finds_what_no_memory_holds": 21,
     "test_weights_sum_to_one_where_there_are_keys": 60,
     "test_weights_of_a_memory_have_its_columns": 28,
