@@ -158,23 +158,10 @@ class ProductAttention(nn.Module):
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys ambient"] | None = None,
     ) -> Float[Tensor, "*batch nodes ambient"]:
-        """Attend.
+        """Points ``(*batch, nodes, ambient)``; the origin where x is padding, and of a head that may attend to none.
 
-        Args:
-            x: points ``(*batch, nodes, ambient)``.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
-            attn_mask: as in :class:`torch.nn.MultiheadAttention`: boolean, ``True`` where a node must *not* attend to
-                another, or floating-point, added to the logits. ``(nodes, keys)``, ``(*batch, heads, nodes, keys)``,
-                what broadcasts to that, or ``(batch * heads, nodes, keys)``.
-            is_causal: no node attends to later ones.
-            memory: points ``(*batch, keys, ambient)``, to which x attends instead of to itself.
-
-        Returns:
-            Points ``(*batch, nodes, ambient)``; the origin where x is padding, and of a head that may attend to none.
-
-        Raises:
-            TypeError: if a mask is of another dtype.
-            ValueError: if a shape does not fit, or for ``is_causal`` beside ``memory``.
+        ``x`` and ``memory`` are points ``(*batch, nodes, ambient)`` and ``(*batch, keys, ambient)``; masks,
+        ``is_causal`` and errors are those of :meth:`holonomy.layers.HypSoftmaxAttention.forward`.
         """
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
         weights = self._weights(query, key, key_padding_mask, attn_mask, is_causal=is_causal)
