@@ -22,6 +22,7 @@ from holonomy.layers import (
     HypLayerNorm,
     HypLinearAttention,
     HypPositionalEncoding,
+    HypResidual,
     HypSoftmaxAttention,
 )
 from holonomy.manifolds import Lorentz
@@ -352,7 +353,7 @@ def test_layers_of_a_sequence_meet_in_one_curvature():
     """Points read in another curvature than they were made in are moved by that: the product says nothing of it."""
     a, b, c = (Lorentz(kappa, **DOUBLE) for kappa in (-1.0, -2.0, -5.0))
     first, second = HTC(3, 3, a, b, **DOUBLE), HTC(3, 3, c, **DOUBLE)
-    with pytest.raises(ValueError, match="got -2 out of its layer 0 and -5 into the next"):
+    with pytest.raises(ValueError, match=r"got -2 before 1\.0\.HTC, which takes points of -5"):
         certify(nn.Sequential(first, nn.Sequential(second)), 1.0)
     equal = HTC(3, 3, Lorentz(-2.0, **DOUBLE), c, **DOUBLE)
     assert certify(nn.Sequential(first, nn.Sequential(equal), second), 1.0, starts=0).constant > 0
@@ -373,6 +374,28 @@ def test_inputs_that_do_not_fit_get_one_sentence():
         certify(model, 1.0, features=0)
     with pytest.raises(ValueError, match="starts must be at least 0, got -1"):
         certify(model, 1.0, starts=-1)
+
+
+@pytest.mark.parametrize("name", ["position", "attention", "drop", "residual", "norm_attention", "feedforward"])
+def test_a_part_of_a_block_on_another_manifold_is_refused(name):
+    """It would read points of one curvature as points of another, which stretches by more than the part does."""
+    model, other = hypformer(layers=1), Lorentz(-50.0, **DOUBLE)
+    block = model.encoder.blocks[0]
+    if name == "feedforward":
+        block.feedforward[1] = HRC(nn.ReLU(), other)
+    else:
+        old = getattr(block, name)
+        new = {
+            "position": lambda: HypPositionalEncoding(4, other, **DOUBLE),
+            "attention": lambda: HypSoftmaxAttention(4, 1, other, **DOUBLE),
+            "drop": lambda: HypDropout(0.0, other),
+            "residual": lambda: HypResidual(other),
+            "norm_attention": lambda: HypLayerNorm(4, other, **DOUBLE),
+        }[name]().eval()
+        assert type(new) is type(old)
+        setattr(block, name, new)
+    with pytest.raises(ValueError, match=r"^model must hand points on in one curvature, got -.* before .*block0"):
+        certify(model, 0.5, starts=0)
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -77,13 +76,6 @@ def _compose(layer: Any, tape: Tape, prefix: str) -> None:
 @_compose.register
 def _(layer: nn.Sequential, tape: Tape, prefix: str) -> None:
     as_stated(layer, nn.Sequential)
-    for place, (one, other) in enumerate(pairwise(layer)):
-        left, right = ends_of_model(one).target, ends_of_model(other).source
-        if left is not None and right is not None and left.curvature.item() != right.curvature.item():
-            raise ValueError(
-                f"model must hand points on in one curvature, got {left.curvature.item():g} out of its layer {place} "
-                f"and {right.curvature.item():g} into the next."
-            )
     for index, inner in enumerate(layer):
         _compose(inner, tape, f"{prefix}{index}.")
 

@@ -57,6 +57,7 @@ class Tape:
         self.run: list[tuple[Callable[[Tensor], Tensor], Row, Ends, tuple[float, float]]] = []
         self.start: Region | None = None
         self.depth = 0
+        self.unit: float | None = None  # of length where the last layer ended
 
     @property
     def local(self) -> bool:
@@ -88,6 +89,7 @@ class Tape:
         ``function`` is what it does to each token, ``None`` if tokens influence each other; ``prior`` the step on the
         whole ball about the origin, which caps one at or about points.
         """
+        self._require_unit(name, units[0])
         if self.region.points is not None:
             step = self._capped(step, prior)
         row = Row(
@@ -108,7 +110,15 @@ class Tape:
                 self.close()
             self._multiply(step.constant)
             self.rows.append(row)
-        self.region = step.region
+        self.region, self.unit = step.region, units[1]
+
+    def _require_unit(self, name: str, unit: float) -> None:
+        """Refuse what reads points of another manifold than they lie on."""
+        if self.unit not in (None, unit):
+            raise ValueError(
+                f"model must hand points on in one curvature, got {-(self.unit**2):g} before {name}, "
+                f"which takes points of {-(unit**2):g}."
+            )
 
     def _capped(self, step: Step, prior: Step | None) -> Step:
         """Room for rounding, which only differences at a point need, and the cap of what holds on the whole ball."""
@@ -150,11 +160,12 @@ class Tape:
         """Follow a branch, then the midpoint of its end and its start; ``function`` as in :meth:`write`."""
         if function is None:
             self.close()
-        start, product = self.region, self.constant
+        start, product, unit = self.region, self.constant, self.unit
         self.constant, self.depth = 1.0, self.depth + 1
         branch(self)
+        self._require_unit(name, root(layer.manifold_branch))
         inner, end = self.constant, self.region
-        self.constant, self.region, self.depth = product, start, self.depth - 1
+        self.constant, self.region, self.depth, self.unit = product, start, self.depth - 1, unit
         prior = Step(
             residual_stretch(inner, layer.epsilon), Region(max(start.radius, end.radius), start.features), "H7"
         )
