@@ -398,6 +398,23 @@ def test_a_part_of_a_block_on_another_manifold_is_refused(name):
         certify(model, 0.5, starts=0)
 
 
+class Twice(nn.Sequential):
+    """Its layers, and then something else."""
+
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+def test_a_feed_forward_that_is_no_sequence_of_its_layers_is_refused():
+    model = hypformer(layers=1)
+    block = model.encoder.blocks[0]
+    for other in (HTC(4, 4, block.manifold_in, **DOUBLE), Twice(*block.feedforward)):
+        block.feedforward = other
+        assert model(torch.zeros(1, 3, **DOUBLE), None).isfinite().all()
+        with pytest.raises(NotCoveredError, match=rf"must .*, got {type(other).__name__}"):
+            certify(model, 1.0, starts=0)
+
+
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
 def test_what_a_hook_may_change_is_refused_wherever_it_is(register):
     """Of certificates of a whole model, of a layer, of a node and of a Lipschitz constant."""

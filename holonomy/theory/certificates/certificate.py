@@ -85,6 +85,9 @@ def _(layer: HypformerBlock, tape: Tape, prefix: str) -> None:
     as_stated(layer, HypformerBlock)
     if layer.cross_attention is not None:
         raise NotCoveredError(f"model must attend among its tokens: no theorem covers {prefix}cross_attention.")
+    if not isinstance(layer.feedforward, nn.Sequential):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotCoveredError(f"{prefix}feedforward must be layers in order, got {type(layer.feedforward).__name__}.")
+    as_stated(layer.feedforward, nn.Sequential)
     tape.take(prefix + "position", layer.position)
 
     def attention(branch: Tape) -> None:
