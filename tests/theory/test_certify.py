@@ -394,8 +394,12 @@ def test_a_part_of_a_block_on_another_manifold_is_refused(name):
         }[name]().eval()
         assert type(new) is type(old)
         setattr(block, name, new)
-    with pytest.raises(ValueError, match=r"^model must hand points on in one curvature, got -.* before .*block0"):
+    refused = pytest.raises(ValueError, match=r"^model must hand points on in one curvature, got -.* before .*block0")
+    with refused:
         certify(model, 0.5, starts=0)
+    if name in {"position", "residual", "norm_attention"}:  # the others are bounded as they are
+        with refused:
+            certified_radius(model, torch.zeros(2, 3, **DOUBLE), None, [0])
 
 
 class Twice(nn.Sequential):
@@ -406,13 +410,14 @@ class Twice(nn.Sequential):
 
 
 def test_a_feed_forward_that_is_no_sequence_of_its_layers_is_refused():
-    model = hypformer(layers=1)
+    model, x = hypformer(layers=1), torch.zeros(2, 3, **DOUBLE)
     block = model.encoder.blocks[0]
     for other in (HTC(4, 4, block.manifold_in, **DOUBLE), Twice(*block.feedforward)):
         block.feedforward = other
         assert model(torch.zeros(1, 3, **DOUBLE), None).isfinite().all()
-        with pytest.raises(NotCoveredError, match=rf"must .*, got {type(other).__name__}"):
-            certify(model, 1.0, starts=0)
+        for bound in (lambda: certify(model, 1.0, starts=0), lambda: certified_radius(model, x, None, [0])):
+            with pytest.raises(NotCoveredError, match=rf"must .*, got {type(other).__name__}"):
+                bound()
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
@@ -437,6 +442,22 @@ def test_what_a_hook_may_change_is_refused_wherever_it_is(register):
                 bound()
             hook.remove()
         bound()
+
+
+@pytest.mark.parametrize("register", ["register_module_forward_hook", "register_module_forward_pre_hook"])
+def test_hooks_of_all_modules_are_refused(register):
+    hook = getattr(nn.modules.module, register)(lambda *_: None)
+    with pytest.raises(NotCoveredError, match="no forward hooks"):
+        certify(HTC(3, 3, Lorentz(-1.0, **DOUBLE), **DOUBLE), 1.0)
+    hook.remove()
+
+
+@pytest.mark.parametrize("name", ["forward", "space"])
+def test_a_method_set_on_one_layer_is_refused(name):
+    layer = HTC(3, 3, Lorentz(-1.0, **DOUBLE), **DOUBLE)
+    setattr(layer, name, lambda x: x)
+    with pytest.raises(NotCoveredError, match="got HTC with a forward of its own"):
+        certify(layer, 1.0)
 
 
 def test_weights_that_a_hook_computes_are_refused():

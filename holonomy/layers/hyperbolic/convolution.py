@@ -192,7 +192,8 @@ class HGATConv(_TangentConvolution):
     the softmax of negative geodesic distances. Each head has a slice of the tangent vectors at the origin and computes
     the distances of their exponentials; the averages of all heads are concatenated.
 
-    Float32 points keep their digits up to rapidity 80 from the origin.
+    Float32 points keep their digits up to rapidity 80 from the origin. Second derivatives are nan, for each node
+    attends to itself, at distance 0.
 
     Args:
         in_features: dimension of the points that come in.

@@ -1,19 +1,29 @@
-"""The layers of a Hypformer block but its attention, and what stands before and after the blocks."""
+r"""The layers of a Hypformer block but its attention, and what stands before and after the blocks.
+
+Decoders take tangent vectors u at the origin. The point :math:`\exp_o(u)` has the space part
+:math:`u \sinh(k|u|)/(k|u|)` (L1 in :math:`|u|^2`, L2), and its time is a length (L3). Both hyperbolic decoders are then
+a function of one linear form for each class (L1).
+"""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
+import torch
 from torch import nn
 
-from holonomy.layers import HRC, HTC, HypDropout, HypPositionalEncoding, HypResidual
+from holonomy.layers import HRC, HTC, HypDropout, HypMLR, HypPositionalEncoding, HypPrototypes, HypResidual
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
+from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.manifolds import Lorentz
 from holonomy.models import HypformerBlock
-from holonomy.theory.affine.arithmetic.entrywise import asinhc_of_square
-from holonomy.theory.affine.arithmetic.forms import Form, times
+from holonomy.theory.affine.arithmetic.entrywise import arsinh, asinhc_of_square, minus_squared_arcosh, sinhc_of_square
+from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, times
+from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import scale, squared_length
 from holonomy.theory.affine.points import (
     Scaled,
+    bias_of,
     dropped,
     lifted,
     midpoint,
@@ -25,6 +35,34 @@ from holonomy.theory.affine.points import (
     within_sphere,
 )
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.certificates.regions import refuse_other_curvature
+from holonomy.theory.certificates.stretching import ends_of
+
+# What a block passes its points through, beside its attention and the layers of its feed-forward.
+_PARTS = ("position", "residual", "norm_attention", "norm_feedforward")
+_FEEDFORWARD = (HTC, HRC, HTC, HypDropout)
+# The farthest hyperplanes of HypMLR, in curvature radii.
+_FARTHEST = 300.0
+
+
+def refuse_jumps(encoder: HypformerEncoder) -> None:
+    """Refuse layers that read points of one curvature as points of another, and feed-forwards of other layers."""
+    before = encoder.embedding.manifold_out
+    layers: list[tuple[str, nn.Module]] = [("refine", encoder.refine)]
+    for number, module in enumerate(encoder.blocks):
+        block = cast("HypformerBlock", module)
+        _refuse_feedforward(f"block{number}.feedforward", block.feedforward)
+        layers += [(f"block{number}.{part}", getattr(block, part)) for part in _PARTS]
+    for name, layer in (*layers, ("drop", encoder.drop)):
+        source, target = ends_of(layer)
+        refuse_other_curvature(root(before).item(), root(cast("Lorentz", source)).item(), name)
+        before = cast("Lorentz", target)
+
+
+def _refuse_feedforward(name: str, layer: nn.Module) -> None:
+    if type(layer) not in (FeedForward, nn.Sequential) or len(cast("nn.Sequential", layer)) != len(_FEEDFORWARD):
+        kinds = ", ".join(kind.__name__ for kind in _FEEDFORWARD)
+        raise NotCoveredError(f"{name} must be an nn.Sequential of {kinds}, got {type(layer).__name__}.")
 
 
 def positioned(layer: nn.Module, point: Scaled) -> Scaled:
@@ -63,3 +101,46 @@ def logarithm(space: Form, manifold: Lorentz) -> Form:
     r"""The logarithm at the origin: :math:`y \operatorname{arsinh}(k |y|)/(k |y|)`."""
     k = root(manifold)
     return scale(asinhc_of_square(times(squared_length(space), k * k)), space)
+
+
+def refuse_decoder(decoder: nn.Module) -> None:
+    """Refuse a decoder that is not covered."""
+    for kind in (nn.Linear, HypMLR, HypPrototypes):
+        if isinstance(decoder, kind):
+            as_stated(decoder, kind)
+            return
+    raise NotCoveredError(f"decoder must be linear, HypMLR or HypPrototypes, got {type(decoder).__name__}.")
+
+
+def decoded(decoder: Any, tangent: Form, manifold: Lorentz) -> Form:
+    """The logits of a tangent vector."""
+    if isinstance(decoder, nn.Linear):
+        return linear(tangent, decoder.weight.double(), bias_of(decoder))
+    point = _exponential(tangent, manifold)
+    return _hyperplanes(decoder, point) if isinstance(decoder, HypMLR) else _prototypes(decoder, point)
+
+
+def _exponential(tangent: Form, manifold: Lorentz) -> Form:
+    k = root(manifold)
+    space = scale(sinhc_of_square(times(squared_length(tangent), k * k)), tangent)
+    radius = constant(space.noise, torch.ones_like(space.center[:, :1]) / k)
+    return join(length(join(space, radius)), space)
+
+
+def _hyperplanes(decoder: HypMLR, point: Form) -> Form:
+    weight, k = decoder.weight.double(), root(decoder.manifold)
+    size = weight.norm(dim=-1, keepdim=True)
+    normal = weight / torch.where(size > 0, size, 1.0)
+    shift = (k * decoder.offset.double()).clamp(-_FARTHEST, _FARTHEST)
+    plane = torch.cat([-shift.tanh()[:, None], normal], dim=-1)
+    return times(arsinh(times(linear(point, plane), k * shift.cosh())), size.squeeze(-1) / k)
+
+
+def _prototypes(decoder: HypPrototypes, point: Form) -> Form:
+    k = root(decoder.manifold)
+    points = decoder.prototypes().double()
+    rows = torch.cat([points[:, :1], -points[:, 1:]], dim=-1) * (k * k)
+    # -c <x, p> - 1 is cosh of the distance, less one.
+    apart = plus(linear(point, rows), constant(point.noise, -torch.ones_like(rows[:, 0]).expand(len(point.center), -1)))
+    strength = decoder.log_scale.double().exp()
+    return times(minus_squared_arcosh(apart), strength / (k * k))

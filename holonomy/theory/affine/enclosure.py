@@ -24,9 +24,8 @@ from holonomy.theory.affine.arithmetic.forms import (
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
 from holonomy.theory.affine.blocks import Stream, streamed
-from holonomy.theory.affine.branch import fed, logarithm, positioned
+from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
-from holonomy.theory.affine.decoders import decoded, refuse_decoder
 from holonomy.theory.affine.graph import graph_branch, reading
 from holonomy.theory.affine.mixtures import Margins, Mixed, bounded
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
@@ -73,6 +72,7 @@ class Enclosure:
         reads: list[Tensor] = []
         encoder = self.model.encoder
         if encoder is not None:
+            refuse_jumps(encoder)
             reads.append(affine_of(encoder.embedding)[0][:, 1:])
             self.points = encoder.points(self.x)
         if self.model.graph_encoder is not None:

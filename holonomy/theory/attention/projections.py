@@ -41,17 +41,22 @@ class NotCoveredError(ValueError):
     """
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
 def as_stated(layer: object, kind: type) -> None:
     """Refuse a layer that computes something else than the class that a theorem is on: by its class, or by a hook."""
+    everywhere = nn.modules.module
+    of_all = any(getattr(everywhere, f"_global{hooks}") for hooks in _HOOKS)
     for part in layer.modules() if isinstance(layer, nn.Module) else ():
-        if any(getattr(part, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks")):
+        if of_all or any(getattr(part, hooks) for hooks in _HOOKS):
             raise NotCoveredError(
                 "layer must have no forward hooks, by which it may compute something else, "
                 f"got some at {type(part).__name__}."
             )
     kinds = type(layer).__mro__
     strangers = [own for own in kinds[: kinds.index(kind)] if not own.__module__.startswith("holonomy.")]
-    if "forward" in vars(layer) or any({"forward", "space", "affine"} & vars(own).keys() for own in strangers):
+    if any(callable(vars(own).get(name)) for own in (layer, *strangers) for name in ("forward", "space", "affine")):
         raise NotCoveredError(
             f"layer must compute what {kind.__name__} does, got {type(layer).__name__} with a forward of its own."
         )

@@ -16,7 +16,17 @@ from holonomy.layers import HypLinearAttention, HypResidual, HypSoftmaxAttention
 from holonomy.theory.attention.projections import NotCoveredError
 from holonomy.theory.attention.sizes import times
 from holonomy.theory.certificates.constants.midpoint import midpoint_shares, residual_stretch
-from holonomy.theory.certificates.regions import Region, Setting, Step, follow, refuse_own, root, rounding, units_of
+from holonomy.theory.certificates.regions import (
+    Region,
+    Setting,
+    Step,
+    follow,
+    refuse_other_curvature,
+    refuse_own,
+    root,
+    rounding,
+    units_of,
+)
 from holonomy.theory.certificates.stretching import Ends, Metric, ends_of, stretch
 
 
@@ -113,12 +123,8 @@ class Tape:
         self.region, self.unit = step.region, units[1]
 
     def _require_unit(self, name: str, unit: float) -> None:
-        """Refuse what reads points of another manifold than they lie on."""
-        if self.unit not in (None, unit):
-            raise ValueError(
-                f"model must hand points on in one curvature, got {-(self.unit**2):g} before {name}, "
-                f"which takes points of {-(unit**2):g}."
-            )
+        if self.unit is not None:
+            refuse_other_curvature(self.unit, unit, name)
 
     def _capped(self, step: Step, prior: Step | None) -> Step:
         """Room for rounding, which only differences at a point need, and the cap of what holds on the whole ball."""

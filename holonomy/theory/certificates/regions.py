@@ -64,6 +64,15 @@ def root(manifold: Lorentz) -> float:
     return math.sqrt(-manifold.curvature.item())
 
 
+def refuse_other_curvature(unit: float, taken: float, name: str) -> None:
+    """Refuse what reads points of another manifold than they lie on, given the roots of both curvatures."""
+    if taken != unit:
+        raise ValueError(
+            f"model must hand points on in one curvature, got {-(unit**2):g} before {name}, "
+            f"which takes points of {-(taken**2):g}."
+        )
+
+
 def units_of(layer: object) -> tuple[float, float]:
     """What turns a layer's distances, before and after it, into unit coordinates; 1 in Euclidean space."""
     source, target = ends_of(layer)
