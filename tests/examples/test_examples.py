@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from examples.__main__ import scripts
+from tests.distributed.launch import launch
 
 
 def certified_below_attacked(found: dict) -> bool:
@@ -65,11 +63,7 @@ def test_every_example_is_short_is_run_and_is_shown() -> None:
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     options = ["--graphs", "60", "--epochs", "2", "--out", str(tmp_path)]
     one = importlib.import_module("examples.processes").main(options)
-    # Alone: two runs of torchrun at once would share its default port.
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "examples.processes"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *options], check=True, cwd=HERE.parent, env=environment, capture_output=True)
+    launch(2, "examples.processes", options)
     two = json.loads((tmp_path / "processes.json").read_text("utf-8"))
     assert (two["processes"], len(two["losses"])) == (2, 4)
     assert two["losses"] == pytest.approx(one["losses"], rel=0, abs=1e-10)

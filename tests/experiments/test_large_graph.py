@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +13,7 @@ from experiments.data.best_accuracy import beliefs, best_accuracies
 from experiments.data.large_graphs import ALIKE, CLASSES, RUN, Rows, generate
 from experiments.large_graph import main
 from experiments.models.at_scale import MODELS, SimpleAttention, build
-
-ROOT = Path(__file__).parents[2]
+from tests.distributed.launch import launch
 
 
 def ran(folder, mode, *more, epochs=3):
@@ -42,12 +37,8 @@ def test_rows_chunks_and_processes_are_one_run(folder):
     rows, chunks = ran(folder, "rows"), ran(folder, "stream", "--chunk", "250")
     torch.testing.assert_close(losses(chunks), losses(rows), rtol=1e-5, atol=0)
     assert chunks["history"][-1]["accuracy"] == pytest.approx(rows["history"][-1]["accuracy"], abs=0.01)
-    # Alone: two runs of torchrun at once would share its default port.
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "experiments.large_graph"]
     options = ["--nodes", "600", "--epochs", "3", "--every", "3", "--out", str(folder), "--mode", "rows"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *options], check=True, cwd=ROOT, env=environment, capture_output=True)
+    launch(2, "experiments.large_graph", options)
     two = json.loads((folder / "rows-2-600.json").read_text(encoding="utf-8"))
     torch.testing.assert_close(losses(two), losses(rows), rtol=1e-5, atol=0)
     assert all(epoch["bytes_sent"] > 0 for epoch in two["history"])
