@@ -83,8 +83,9 @@ class GCN(nn.Module):
         checks.flags(residual=residual)
         checks.floating_dtype(dtype)
         checks.positive_int("layers", layers)
+        self.in_features = checks.positive_int("in_features", in_features)
         widths = [
-            checks.positive_int("in_features", in_features),
+            in_features,
             *[checks.positive_int("hidden_features", hidden_features)] * (layers - 1),
             checks.positive_int("out_features", out_features),
         ]
@@ -120,8 +121,7 @@ class GCN(nn.Module):
         left out.
         """
         check_graph(x, edge_index, edge_weight=edge_weight)
-        first = cast("nn.Linear", self.convolutions[0])
-        checks.last_axis("x", x, first.in_features, "in_features", first, sparse=True)
+        checks.last_axis("x", x, self.in_features, "in_features", self.convolutions[0], sparse=True)
         propagate = propagation(edge_index, x.shape[0], x.dtype, edge_weight)
         last = len(self.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(self.convolutions, self.biases, strict=True)):
@@ -169,7 +169,7 @@ class Propagation(nn.Module):
     ) -> None:
         super().__init__()
         checks.floating_dtype(dtype)
-        checks.positive_int("in_features", in_features)
+        self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("hidden_features", hidden_features)
         checks.positive_int("out_features", out_features)
         self.steps = checks.positive_int("steps", steps)
@@ -189,7 +189,7 @@ class Propagation(nn.Module):
         Arguments and result are those of :meth:`holonomy.layers.GCN.forward`.
         """
         check_graph(x, edge_index, edge_weight=edge_weight)
-        checks.last_axis("x", x, self.first.in_features, "in_features", self.first, sparse=True)
+        checks.last_axis("x", x, self.in_features, "in_features", self.first, sparse=True)
         x = _dropped(x, self.dropout, training=self.training)
         inner = torch.relu(_product(x, self.first))
         start = self.second(functional.dropout(inner, self.dropout, self.training))

@@ -127,13 +127,14 @@ class RandomWalkNodeEncoder(nn.Module):
     ) -> None:
         super().__init__()
         checks.floating_dtype(dtype)
-        checks.positive_int("features", features)
-        self.linear = nn.Linear(checks.positive_int("steps", steps), features, device=device, dtype=dtype)
+        self.features = checks.positive_int("features", features)
+        self.steps = checks.positive_int("steps", steps)
+        self.linear = nn.Linear(steps, features, device=device, dtype=dtype)
 
     def encode(self, edge_index: Int[Tensor, "2 edges"], n: int) -> Float[Tensor, "n steps"]:
         """The probabilities ``(n, steps)`` of one graph, or of several, by its edges ``(2, m)``."""
-        steps, dtype = self.linear.in_features, self.linear.weight.dtype
-        return eager(random_walk_node_encoding)(edge_index, n, steps, dtype=dtype)
+        dtype = next(self.parameters()).dtype
+        return eager(random_walk_node_encoding)(edge_index, n, self.steps, dtype=dtype)
 
     def forward(
         self,
@@ -148,7 +149,7 @@ class RandomWalkNodeEncoder(nn.Module):
         ``batch`` is the graph of each node ``(n,)``; edges join nodes of one graph. ``encoding`` is what :meth:`encode`
         gave, computed here if left out. Shapes that do not fit are a ValueError.
         """
-        _check(self.linear, x, edge_index, batch, encoding, "steps")
+        _check(self, x, edge_index, batch, encoding, steps=self.steps)
         return x + self.linear(self.encode(edge_index, len(x)) if encoding is None else encoding)
 
 
@@ -187,8 +188,9 @@ class LaplacianNodeEncoder(nn.Module):
     ) -> None:
         super().__init__()
         checks.floating_dtype(dtype)
-        checks.positive_int("features", features)
-        self.linear = nn.Linear(checks.positive_int("count", count), features, device=device, dtype=dtype)
+        self.features = checks.positive_int("features", features)
+        self.count = checks.positive_int("count", count)
+        self.linear = nn.Linear(count, features, device=device, dtype=dtype)
 
     def encode(
         self, edge_index: Int[Tensor, "2 edges"], n: int, batch: Int[Tensor, " n"] | None = None
@@ -197,8 +199,8 @@ class LaplacianNodeEncoder(nn.Module):
 
         ``batch`` is the graph of each node ``(n,)``; one graph if left out.
         """
-        count, dtype = self.linear.in_features, self.linear.weight.dtype
-        return laplacian_identifiers(edge_index, n, count, batch=batch, dtype=dtype)
+        dtype = next(self.parameters()).dtype
+        return laplacian_identifiers(edge_index, n, self.count, batch=batch, dtype=dtype)
 
     def forward(
         self,
@@ -213,7 +215,7 @@ class LaplacianNodeEncoder(nn.Module):
         ``batch`` is the graph of each node ``(n,)``, numbered from zero; one graph if left out. ``encoding`` is what
         :meth:`encode` gave for each graph, computed here if left out. Shapes that do not fit are a ValueError.
         """
-        _check(self.linear, x, edge_index, batch, encoding, "count")
+        _check(self, x, edge_index, batch, encoding, count=self.count)
         encoding = self.encode(edge_index, len(x), batch) if encoding is None else encoding
         if self.training:
             encoding = perturb_identifiers(encoding, batch=batch)
@@ -221,12 +223,18 @@ class LaplacianNodeEncoder(nn.Module):
 
 
 def _check(
-    linear: nn.Linear, x: Tensor, edge_index: Tensor, batch: Tensor | None, encoding: Tensor | None, meaning: str
+    encoder: RandomWalkNodeEncoder | LaplacianNodeEncoder,
+    x: Tensor,
+    edge_index: Tensor,
+    batch: Tensor | None,
+    encoding: Tensor | None,
+    **width: int,
 ) -> None:
-    """Refuse a graph and an encoding that do not fit each other or the linear map."""
+    """Refuse a graph and an encoding that do not fit each other or the linear map, which reads ``width`` numbers."""
     checks.graph(x, edge_index, batch=batch)
-    checks.last_axis("x", x, linear.out_features, "features", linear)
+    checks.last_axis("x", x, encoder.features, "features", encoder.linear)
     if encoding is not None:
-        checks.shaped("encoding", encoding, (len(x), linear.in_features), f"(nodes, {meaning}) = ")
-        checks.last_axis("encoding", encoding, linear.in_features, meaning, linear)
+        ((meaning, count),) = width.items()
+        checks.shaped("encoding", encoding, (len(x), count), f"(nodes, {meaning}) = ")
+        checks.last_axis("encoding", encoding, count, meaning, encoder.linear)
         checks.on_device(x.device, encoding=encoding)

@@ -116,6 +116,7 @@ class SimplicialTransformer(nn.Module):
             )
             for order in orders
         )
+        self.features = features
         self.norm = nn.LayerNorm(features, device=device, dtype=dtype)
 
     def forward(
@@ -138,7 +139,7 @@ class SimplicialTransformer(nn.Module):
         Raises:
             TypeError: if a mask is not boolean.
         """
-        checks.rows("src", src, self.norm.normalized_shape[0], "features", self.norm)
+        checks.rows("src", src, self.features, "features", self.norm)
         if src_key_padding_mask is not None:
             checks.padding_mask("src_key_padding_mask", src_key_padding_mask, src.shape[:-1])
         if mask is not None:

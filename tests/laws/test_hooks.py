@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ from holonomy import Lorentz
 from holonomy.layers import GCN, HigherOrderAttention, HypLinearAttention
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Hyperedges
-from tests.laws.laws import build, every_case
+from tests.laws.laws import assert_near, build, cases_where, every_case, output, richest_of_its_class
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
 
@@ -56,6 +57,68 @@ def test_hooks_and_adapters_of_every_submodule_are_called(case):
     parts, by_hook, by_class = seen(module.eval(), inputs)
     assert by_hook == parts
     assert by_class == parts
+
+
+class Wrapped(nn.Module):
+    """Another module that calls the first, as adapters of low rank do, and has none of its attributes."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.calls = 0
+
+    def forward(self, *args, **kwargs):
+        self.calls += 1
+        return self.inner(*args, **kwargs)
+
+
+# Parts of which more is used than a call.
+_NOT_ONLY_CALLED = [
+    "HypformerEncoder",
+    "GraphTokenizer",
+    "TokenEmbedding",
+    "PairEncoder",
+    "EdgeTypeEncoder",
+    "RandomWalkEncoder",
+    "EdgeProjection",
+    "SimplicialEncoderLayer",
+    "ExpertChoice",
+    "LorentzEmbedding",
+    "EquivariantMap",
+    "Lorentz",
+    "Sphere",
+    "Euclidean",
+    "Product",
+    "Curvature",
+    "Identity",
+]
+
+
+def wrapped(module, kind):
+    """A copy of a module in which each part of a class is another module that calls it."""
+    twin, wrappers = copy.deepcopy(module), []
+    for name, part in list(twin.named_modules()):
+        if not name or type(part) is not kind:
+            continue
+        above, _, last = name.rpartition(".")
+        holder = twin.get_submodule(above)
+        if not type(holder).__module__.startswith("tests."):  # whose calls are of methods
+            wrappers.append(Wrapped(part))
+            holder._modules[last] = wrappers[-1]
+    return twin, wrappers
+
+
+@cases_where(richest_of_its_class)
+def test_another_module_may_stand_in_the_place_of_a_part(case):
+    """Such as an adapter, another dropout or another normalisation: a part is called, and its sizes are not read."""
+    _, module, inputs = build(case, torch.device("cpu"), torch.float64)
+    expected = output(module, inputs)
+    kinds = {type(part) for part in module.modules() if type(part).forward is not nn.Module.forward}
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
+        if kind.__name__ not in _NOT_ONLY_CALLED:
+            twin, wrappers = wrapped(module, kind)
+            assert_near(output(twin, inputs), expected, 1e-9, kind.__name__)
+            assert all(wrapper.calls for wrapper in wrappers), kind.__name__
 
 
 def test_so_are_those_where_rows_are_many():

@@ -55,7 +55,8 @@ class EdgeTypeEncoder(nn.Module):
         checks.floating_dtype(dtype)
         checks.positive_int("features", features)
         # CSA eq. 8: no edge and the node itself are types, too.
-        count = checks.positive_int("edge_types", edge_types) + 2
+        self.edge_types = checks.positive_int("edge_types", edge_types)
+        count = edge_types + 2
         self.edge_features, self.product = checks.nonnegative_int("edge_features", edge_features), product
         self.types = nn.Embedding(2 * count if product else count, features, device=device, dtype=dtype)
         self.attributes = None
@@ -74,8 +75,7 @@ class EdgeTypeEncoder(nn.Module):
         ``product``; ``attributes`` ``(graphs, n, n, edge_features)``, zero where there is no edge, with
         ``edge_features``. A missing argument, and one that has no use, is a ValueError.
         """
-        count = self.types.num_embeddings // (2 if self.product else 1)
-        checks.codes("categories", categories, count, "edge_types + 2")
+        checks.codes("categories", categories, self.edge_types + 2, "edge_types + 2")
         _check("related", related, categories.shape if self.product else None)
         _check("attributes", attributes, (*categories.shape, self.edge_features) if self.attributes else None)
         vectors = self.types(categories if related is None else category_product(categories, related))
@@ -140,12 +140,13 @@ class ShortestPathEncoder(nn.Module):
         super().__init__()
         checks.floating_dtype(dtype)
         checks.positive_int("features", features)
+        self.limit = checks.positive_int("limit", limit)
         # Lengths 0 .. limit, and one vector for whatever is further.
-        self.distances = nn.Embedding(checks.positive_int("limit", limit) + 2, features, device=device, dtype=dtype)
+        self.distances = nn.Embedding(limit + 2, features, device=device, dtype=dtype)
 
     def forward(self, distances: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
         """Look up distances ``(...)`` of :func:`~holonomy.layers.shortest_path_encoding` with the same limit."""
-        checks.codes("distances", distances, self.distances.num_embeddings, "limit + 2")
+        checks.codes("distances", distances, self.limit + 2, "limit + 2")
         return self.distances(distances)
 
 

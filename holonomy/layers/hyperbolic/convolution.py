@@ -59,7 +59,7 @@ class _TangentConvolution(nn.Module):
         super().__init__()
         checks.flags(bias=bias)
         checks.floating_dtype(dtype)
-        checks.positive_int("in_features", in_features)
+        self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         if activation is not None:
@@ -85,7 +85,7 @@ class _TangentConvolution(nn.Module):
         Returns:
             The points.
         """
-        _check(x, edge_index, edge_weight, self.linear.linear.in_features + 1, self.linear.linear)
+        _check(x, edge_index, edge_weight, self.in_features + 1, getattr(self.linear, "linear", None))
         # h on manifold_in, its average in the tangent space at the origin, then sigma and the exponential map.
         points = self.linear(x)
         points = points if self.bias is None else translated(points, self.bias, self.manifold_in)
@@ -357,12 +357,12 @@ class LGCNConv(nn.Module):
 
     def _weight(self) -> nn.Module:
         """What has a weight of the dtype that points must have."""
-        if isinstance(self.linear, HTC):
-            return self.linear
-        return self.linear.linear if isinstance(self.linear, TangentLinear) else self.linear.direction
+        if isinstance(self.linear, FullyLorentzLinear):
+            return self.linear.direction
+        return self.linear.linear if isinstance(self.linear, TangentLinear) else self.linear
 
 
-def _check(x: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None, ambient: int, layer: nn.Module) -> None:
+def _check(x: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None, ambient: int, layer: nn.Module | None) -> None:
     """Refuse arguments that do not fit together."""
     checks.last_axis("x", x, ambient, "in_features + 1", layer)
     check_graph(x, edges, edge_weight=edge_weight)

@@ -290,14 +290,14 @@ class TangentLinear(nn.Module):
         super().__init__()
         checks.flags(bias=bias)
         checks.floating_dtype(dtype)
-        checks.positive_int("in_features", in_features)
+        self.in_features = checks.positive_int("in_features", in_features)
         checks.positive_int("out_features", out_features)
         self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
         self.linear = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
         """Map points ``(*batch, in_features + 1)`` to points ``(*batch, out_features + 1)`` of ``manifold_out``."""
-        checks.last_axis("x", x, self.linear.in_features + 1, "in_features + 1", self.linear)
+        checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self.linear)
         if may_bypass(self.linear, nn.Linear):
             ends = self.manifold_in.curvature, self.manifold_out.curvature
             return tangent_map(x, self.linear.weight, self.linear.bias, *ends)
@@ -365,7 +365,9 @@ class FullyLorentzLinear(nn.Module):
         """Map points ``(*batch, in_features + 1)`` to points ``(*batch, out_features + 1)`` of ``manifold_out``."""
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self.direction)
         # Weights of any usual size cannot bring that share beyond the range.
-        x = hyperboloid.held(x, 2.0**-24, torch.cat([self.direction.weight, self.length.weight]))
+        both = self.direction, self.length
+        readable = [part.weight for part in both if isinstance(part, nn.Linear)]  # pyright: ignore[reportUnnecessaryIsInstance]
+        x = hyperboloid.held(x, 2.0**-24, torch.cat(readable) if readable else None)
         affine = self.direction(x if self.activation is None else self.activation(x))
         length = numerics.exp(self.log_scale) * torch.sigmoid(self.length(x))
         unit = numerics.unit_vector(affine, numerics.norm(affine, keepdim=True))

@@ -44,9 +44,11 @@ def add_and_norm(
     branch: Float[Tensor, "*batch ambient"],
 ) -> Float[Tensor, "*batch ambient"]:
     """``norm(residual(x, branch))``, on one manifold by the formula that needs no midpoint."""
+    if not (may_bypass(residual, HypResidual) and may_bypass_norm(norm)):
+        return norm(residual(x, branch))
     manifolds = (residual.manifold_in, residual.manifold_branch, norm.manifold_in)
-    one = all(manifold is residual.manifold_out for manifold in manifolds) and x.shape == branch.shape
-    if not (one and may_bypass(residual, HypResidual) and may_bypass_norm(norm) and x.shape[-1] == norm.features + 1):
+    one = all(manifold is residual.manifold_out for manifold in manifolds)
+    if not (one and x.shape == branch.shape and x.shape[-1] == norm.features + 1):
         return norm(residual(x, branch))
     gain, shift, here, last, eps = affine_of(norm, x)
     # A larger eps would show the rounding of what it is multiplied with.

@@ -50,7 +50,7 @@ class _RowNorm(HRC):
 
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
         """Map points ``(*batch, d + 1)`` to points ``(*batch, d + 1)`` of ``manifold_out``."""
-        checks.last_axis("x", x, self.features + 1, "features + 1", cast("_Bounded", self.function).norm)
+        checks.last_axis("x", x, self.features + 1, "features + 1", getattr(self.function, "norm", None))
         return super().forward(x)
 
 
@@ -106,13 +106,10 @@ class HypRMSNorm(_RowNorm):
 
 def may_bypass_norm(norm: HRC) -> TypeGuard[HypLayerNorm | HypRMSNorm]:
     """Whether this is a normalisation of rows whose parameters may be read in place of calling it."""
-    inner = norm.function
-    kinds = ((HypLayerNorm, nn.LayerNorm), (HypRMSNorm, nn.RMSNorm))
-    return (
-        isinstance(inner, _Bounded)
-        and may_bypass(inner, _Bounded)
-        and any(may_bypass(norm, kind) and may_bypass(inner.norm, torchs) for kind, torchs in kinds)
-    )
+    for kind, torchs in ((HypLayerNorm, nn.LayerNorm), (HypRMSNorm, nn.RMSNorm)):
+        if may_bypass(norm, kind) and isinstance(norm.function, _Bounded):
+            return may_bypass(norm.function, _Bounded) and may_bypass(norm.function.norm, torchs)
+    return False
 
 
 def affine_of(
@@ -180,6 +177,7 @@ class HypBatchNorm(HRC):
             dtype=dtype,
         )
         super().__init__(_Rows(norm), manifold_in, manifold_out)
+        self.features = features
         checks.flags(affine=affine, track_running_stats=track_running_stats)
 
     def forward(
@@ -192,7 +190,7 @@ class HypBatchNorm(HRC):
         running statistics were to be drawn towards its own, as its chunks are computed more than once.
         """
         rows = cast("_Rows", self.function)
-        checks.last_axis("x", x, rows.norm.num_features + 1, "features + 1", rows.norm)
+        checks.last_axis("x", x, self.features + 1, "features + 1", getattr(rows, "norm", None))
         if group is None or not rows.of_batch:
             return super().forward(x)
         space = rows.over(self.manifold_in.space(x), group)
@@ -212,7 +210,7 @@ class _Bounded(nn.Module):
     def forward(self, space: Tensor) -> Tensor:
         # The variance of so long a row is far from overflow, and any eps far below its last digit.
         bounded = numerics.within(space, torch.finfo(space.dtype).max ** 0.25)
-        weight = cast("Tensor | None", self.norm.weight)
+        weight: Tensor | None = getattr(self.norm, "weight", None)
         # Of two dtypes, as under autocast, torch has no fused RMS norm, and warns.
         return self.norm(bounded if weight is None else bounded.to(weight.dtype)).to(space.dtype)
 

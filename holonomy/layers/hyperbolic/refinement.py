@@ -144,12 +144,15 @@ class HypDropout(HRC):
         super().__init__(nn.Dropout(checks.in_range("p", p, 0.0, 1.0)), manifold_in, manifold_out)
 
 
-def drop_some(layer: HypDropout, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+def drop_some(layer: nn.Module, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
     """``layer(x)`` of a point that was just lifted: where nothing is dropped, the point itself."""
-    inner = cast("nn.Dropout", layer.function)
-    called = not (may_bypass(layer, HypDropout) and may_bypass(inner, nn.Dropout))
-    drops = inner.training and inner.p > 0
-    return layer(x) if called or drops or layer.manifold_in is not layer.manifold_out else x
+    if may_bypass(layer, HypDropout):
+        layer = cast("HypDropout", layer)
+        inner = cast("nn.Dropout", layer.function)
+        drops = not may_bypass(inner, nn.Dropout) or (inner.training and inner.p > 0)
+        if not drops and layer.manifold_in is layer.manifold_out:
+            return x
+    return layer(x)
 
 
 class HypActivation(HRC):

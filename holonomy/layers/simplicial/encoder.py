@@ -241,7 +241,7 @@ class SimplicialEncoderLayer(PreNormLayer):
             return
         if not isinstance(previous, tuple) or len(previous) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
             raise TypeError(f"previous must be a tuple of queries and keys, got {type(previous).__name__}.")
-        leading = (*x.shape[:-2], self.router.gate.out_features, x.shape[-2])
+        leading = (*x.shape[:-2], self.router.heads, x.shape[-2])
         for part in previous:
             checks.vectors(previous=part)
             checks.shaped("previous", part, (*leading, part.shape[-1]), "(*batch, heads, tokens, dim) as x has them, ")

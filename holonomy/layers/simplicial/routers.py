@@ -65,8 +65,9 @@ class PathRouter(nn.Module):
         checks.flags(causal=causal, distinct=distinct)
         checks.floating_dtype(dtype)
         self.k, self.causal, self.distinct = checks.positive_int("k", k), causal, distinct
-        checks.positive_int("features", features)
-        self.gate = nn.Linear(features, checks.positive_int("heads", heads), bias=False, device=device, dtype=dtype)
+        self.features = checks.positive_int("features", features)
+        self.heads = checks.positive_int("heads", heads)
+        self.gate = nn.Linear(features, heads, bias=False, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -81,8 +82,8 @@ class PathRouter(nn.Module):
         ``(*batch, tokens, features)`` is finite, ``query`` and ``key`` are ``(*batch, heads, tokens, dim)``, and
         ``key_padding_mask`` ``(*batch, tokens)`` is ``True`` at tokens from and to which there is no step.
         """
-        checks.rows("x", x, self.gate.in_features, "features", self.gate)
-        handed = (*x.shape[:-2], self.gate.out_features, x.shape[-2])
+        checks.rows("x", x, self.features, "features", self.gate)
+        handed = (*x.shape[:-2], self.heads, x.shape[-2])
         checks.vectors(query=query, key=key)
         for name, projected in (("query", query), ("key", key)):
             checks.rows(name, projected, query.shape[-1], "dim", self.gate)

@@ -77,7 +77,7 @@ class HigherOrderEncoderLayer(nn.Module):
         super().__init__()
         checks.flags(local=local, entrywise=entrywise)
         checks.floating_dtype(dtype)
-        self.order_in, self.order_out = order_in, order_out
+        self.order_in, self.order_out, self.features = order_in, order_out, features
         checks.function("activation", activation)
         self.activation = activation
         self.attention = HigherOrderAttention(
@@ -118,7 +118,7 @@ class HigherOrderEncoderLayer(nn.Module):
         if same and to is not None:
             raise ValueError("to must be None where the order stays the same: the result is added to the input.")
         if not isinstance(x, Hyperedges):
-            check_dense(x, self.order_in, self.attention.features, mask, self.norm_attention)
+            check_dense(x, self.order_in, self.features, mask, self.norm_attention)
             if mask is not None:
                 x = torch.where(joint(mask, self.order_in)[..., None], x, 0)
         mixed = on_features(self.dropout, self.attention(on_features(self.norm_attention, x), mask, to=to))

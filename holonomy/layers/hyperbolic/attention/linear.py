@@ -99,7 +99,7 @@ class HypLinearAttention(nn.Module):
     ) -> None:
         super().__init__()
         checks.floating_dtype(dtype)
-        self.heads = head_count(features, heads)
+        self.features, self.heads = features, head_count(features, heads)
         checks.in_range("power", power, -math.inf, math.inf)
         if not (math.isfinite(power) and power >= 1):
             raise ValueError(f"power must be finite and at least 1, got {power}.")
@@ -144,8 +144,8 @@ class HypLinearAttention(nn.Module):
             TypeError: if ``group`` is not a process group.
             ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory`` or ``group``.
         """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
-        check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
+        checks.rows("x", x, self.features + 1, "features + 1", self.query)
+        check_memory(x, memory, self.features + 1, is_causal=is_causal)
         refuse_pairs(attn_mask)
         if group is not None:
             refuse_shared_order(is_causal=is_causal)
@@ -207,7 +207,7 @@ class HypLinearAttention(nn.Module):
         >>> torch.allclose(torch.cat(y), layer(x, is_causal=True), atol=1e-4)
         True
         """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        checks.rows("x", x, self.features + 1, "features + 1", self.query)
         start = self._start(x)
         out, after = self._attend(x, key_padding_mask, state=start if state is None else check_state(state, start))
         return out, cast("LinearState", after)
@@ -222,7 +222,7 @@ class HypLinearAttention(nn.Module):
         A named tuple, batch axes first. ``memory`` are points ``(*batch, keys, d + 1)`` of ``manifold_in``;
         ``key_padding_mask`` ``(*batch, keys)`` is ``True`` at padding.
         """
-        checks.rows("memory", memory, self.query.in_features + 1, "features + 1", self.query)
+        checks.rows("memory", memory, self.features + 1, "features + 1", self.query)
         return cast("LinearState", self._attend(memory, key_padding_mask, state=self._start(memory))[1])
 
     def recall(
@@ -240,7 +240,7 @@ class HypLinearAttention(nn.Module):
         >>> torch.allclose(layer.recall(x, layer.remember(memory)), layer(x, memory=memory), atol=1e-4)
         True
         """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        checks.rows("x", x, self.features + 1, "features + 1", self.query)
         return self._attend(x, None, state=check_state(state, self._start(x)), recalled=True)[0]
 
     def weights(
@@ -257,9 +257,9 @@ class HypLinearAttention(nn.Module):
         Arguments are those of :meth:`forward`. Of ``(*batch, heads, nodes, keys)`` rows sum to one, or are zero where a
         query has no weight.
         """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        checks.rows("x", x, self.features + 1, "features + 1", self.query)
         refuse_pairs(attn_mask)
-        check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
+        check_memory(x, memory, self.features + 1, is_causal=is_causal)
         keys = without_padding(x if memory is None else memory, key_padding_mask)
         query = self._features(self.query, keys if memory is None else x)
         hidden = None if key_padding_mask is None else key_padding_mask[..., None, :]
@@ -268,7 +268,7 @@ class HypLinearAttention(nn.Module):
 
     def _start(self, x: Tensor) -> LinearState:
         """The state before the first token; midpoints are summed with their times, in float64."""
-        channels = self.query.out_features // self.heads
+        channels = self.features // self.heads
         midpoint = self.average == "midpoint"
         dtype = torch.float64 if midpoint else self.log_scale.dtype
         like = x.new_empty(*x.shape[:-2], self.heads, 0, channels, dtype=dtype)

@@ -93,7 +93,7 @@ class HypSoftmaxAttention(nn.Module):
         super().__init__()
         checks.flags(rope=rope)
         checks.floating_dtype(dtype)
-        self.heads = head_count(features, heads)
+        self.features, self.heads = features, head_count(features, heads)
         checks.one_of("similarity", similarity, SIMILARITIES)
         self.similarity: Similarity = similarity
         if rope and features < 2 * heads:
@@ -222,7 +222,7 @@ class HypSoftmaxAttention(nn.Module):
         >>> torch.allclose(layer.recall(x, layer.remember(memory)), layer(x, memory=memory), atol=1e-4)
         True
         """
-        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
+        checks.rows("x", x, self.features + 1, "features + 1", self.query)
         refuse_memory(rope=self.rope)
         query = split_heads(space_of(self.query, x), self.heads)
         check_keys_and_values(state, KeyValueState(query, query, x[..., 0] > 0))
@@ -259,8 +259,8 @@ class HypSoftmaxAttention(nn.Module):
         self, x: Tensor, mask: Tensor | None, memory: Tensor | None, *, is_causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x, keys and values of it or of the memory, with a head axis."""
-        checks.rows("x", x, self.query.in_features + 1, "features + 1", self.query)
-        check_memory(x, memory, self.query.in_features + 1, is_causal=is_causal)
+        checks.rows("x", x, self.features + 1, "features + 1", self.query)
+        check_memory(x, memory, self.features + 1, is_causal=is_causal)
         if memory is not None:
             refuse_memory(rope=self.rope)
         keys = without_padding(x if memory is None else memory, mask)
