@@ -316,6 +316,17 @@ def test_the_lowest_numbers_of_a_wider_dtype_hide_pairs(case, device):
         assert (weights[..., 2, 1:] == 0).all()
 
 
+@cases_where(lambda case: crossing(case) and not sums(case) and not hasattr(attention_of(module_of(case)), "order"))
+def test_nan_in_a_mask_is_not_hidden(case, device):
+    """As in torch: the token of that row is nan, in the result and in the weights. A midpoint gave the origin."""
+    _, module, (x,) = build(case, device, torch.float64)
+    numbers = torch.zeros(x.shape[-2], x.shape[-2], dtype=x.dtype, device=device)
+    numbers[1, 0] = torch.nan
+    alone = torch.arange(x.shape[-2], device=device) == 1
+    for result in (module(x, attn_mask=numbers), module.weights(x, attn_mask=numbers).amax(0)):
+        assert torch.equal(result.isnan().any(-1), alone)
+
+
 @cases_where(lambda case: crossing(case) and not case.ordered and not sums(case))
 def test_a_token_that_may_attend_to_none_finds_what_no_memory_holds(case, device):
     _, module, (x,) = build(case, device, torch.float64)

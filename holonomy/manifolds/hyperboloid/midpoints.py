@@ -145,14 +145,14 @@ def midpoint_of_sum(
     """Scale a weighted sum of points to the hyperboloid, the quotient of Hypformer eq. 4."""
     time, space = total[..., :1], total[..., 1:]
     length = numerics.norm(space, keepdim=True)
-    positive = mass > 0
-    high = torch.where(positive, time + length, 1.0)
+    empty = mass <= 0  # nan is neither, and stays
+    high = torch.where(empty, 1.0, time + length)
     scale = curvature.reshape(()).to(total.dtype).neg().sqrt()
     radius = mass / scale
-    low = torch.where(positive, time - length, 1.0)
+    low = torch.where(empty, 1.0, time - length)
     # -<s, s> = t^2 - |s|^2 = low * high >= mass^2 / |kappa| on the hyperboloid, with equality where all points
     # coincide. Where low is within rounding of zero, the bound replaces it: exact for coincident points at any radius.
     rounded = (low <= 4 * spacing * high) | (low * (high / 2) < radius * (radius / 2))
     norm = torch.where(rounded, 1.0, low).sqrt() * high.sqrt()
-    norm = torch.where(rounded, torch.where(positive, radius, 1.0), norm)
-    return torch.where(positive, space / (norm * scale), 0.0)
+    norm = torch.where(rounded, torch.where(empty, 1.0, radius), norm)
+    return torch.where(empty, 0.0, space / (norm * scale))
