@@ -94,7 +94,7 @@ def neighbour_batches(
     Args:
         graph: on the CPU; its incoming edges alone, as :func:`sort_edges` makes them, where not all of it fits in
             memory.
-        seeds: numbers of nodes, each once: an epoch goes through all of them.
+        seeds: numbers of nodes, each once: an epoch goes through all of them, and has no batch without any.
         sizes: how many neighbours in each step away from the seeds.
         batch_size: seeds of a batch; the last one has what is left.
         generator: source of the random numbers, on the CPU; torch's seeded state if left out.
@@ -121,6 +121,8 @@ def neighbour_batches(
     checks.generator(generator)
     counts = [checks.positive_int("sizes", size) for size in checks.sequence("sizes", sizes, "integers", int)]
     place = torch.full((num_nodes,), -1)
+    if not len(seeds):
+        return  # torch's split makes one part of nothing
     for batch in seeds[torch.randperm(len(seeds), generator=generator)].long().split(batch_size):
         nodes, edges = _neighbourhood(incoming, batch, counts, place, generator)
         place[nodes] = -1

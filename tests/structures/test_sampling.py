@@ -64,6 +64,11 @@ def test_a_batch_has_its_seeds_first_and_as_many_neighbours_as_asked():
     assert sorted(seen) == seeds.tolist()
 
 
+def test_no_seeds_make_no_batch():
+    """As an empty set with torch's DataLoader; there was one batch, without a node."""
+    assert not list(neighbour_batches(Graph(graph_of(5, 9), 5), torch.empty(0, dtype=torch.int64), [2], 3))
+
+
 def test_neighbours_are_drawn_evenly():
     star = torch.stack([torch.arange(1, 11), torch.zeros(10, dtype=torch.int64)])
     graph, counts = Graph(star, 11), torch.zeros(11)
