@@ -480,15 +480,15 @@ def at_least_spacing(room: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Te
 
 
 def is_ordinary(
-    stretch: Float[Tensor, "..."], angle: Float[Tensor, "..."], square: Float[Tensor, "..."]
+    stretch: Float[Tensor, "..."], angle: Float[Tensor, "..."], square: Float[Tensor, "..."], stored: torch.dtype
 ) -> Bool[Tensor, "..."]:
-    """Where a step on the hyperboloid may be computed in its inputs' own dtype, without :func:`widen`.
+    """Where a step on the hyperboloid may be computed in its inputs' own dtype and then stored in another.
 
     True if ``stretch <= 1/sqrt(eps)`` (rounding, which a point stretches, keeps half of the digits),
-    ``angle <= 1`` and ``square <= sqrt(max)`` (sums of such squares are finite). False for ``nan``.
+    ``angle <= 1`` and ``square <= sqrt(max)`` of what is stored (sums of such squares are finite). False for ``nan``.
     """
-    limits = torch.finfo(stretch.dtype)
-    return (stretch <= limits.eps**-0.5) & (angle <= 1) & (square <= limits.max**0.5)
+    eps, widest = torch.finfo(stretch.dtype).eps, torch.finfo(stored).max
+    return (stretch <= eps**-0.5) & (angle <= 1) & (square <= widest**0.5)
 
 
 def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -189,4 +189,4 @@ def test_what_is_ordinary(dtype: torch.dtype) -> None:
         for factor, expected in ((0.999, True), (1.001, False), (4.0, False), (float("nan"), False)):
             numbers = [one, one, one]
             numbers[place] = torch.stack([one[0], one[0] * (limit * factor)])
-            assert numerics.is_ordinary(*numbers).flatten().tolist() == [True, expected], (place, factor)
+            assert numerics.is_ordinary(*numbers, dtype).flatten().tolist() == [True, expected], (place, factor)

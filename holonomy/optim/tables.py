@@ -54,11 +54,11 @@ def dot(a: Float[Tensor, "*rows d"], b: Float[Tensor, "*rows d"]) -> Float[Tenso
     return (a * b).sum(-1, keepdim=True)
 
 
-def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambient"]) -> None:
+def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambient"], stored: torch.dtype) -> None:
     """One step in the rows' own dtype and memory.
 
     Rows too far out, or with a gradient or a step too long, for squares and rounding in this dtype go to
-    :func:`_step_reference`; the others do not. Fresh memory of this size would cost more than the arithmetic, hence the
+    :func:`_step_beyond`; the others do not. Fresh memory of this size would cost more than the arithmetic, hence the
     scratch. Whole rows are multiplied, one stretch of memory, and the time is left out of the sums.
     """
     x, m, g, second, largest, radius = rows
@@ -91,7 +91,7 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
     radial /= radius
     length /= radius
     angle = (length / seen.sqrt().add_(rule.eps)).mul_(rule.rate * fresh)
-    beyond = (~numerics.is_ordinary(time / radius, angle, size2)).squeeze(-1).nonzero().squeeze(-1)
+    beyond = (~numerics.is_ordinary(time / radius, angle, size2, stored)).squeeze(-1).nonzero().squeeze(-1)
     others = _taken(rows, beyond) if beyond.numel() else None
     second.copy_(new_second)
     if largest is not None:
@@ -109,15 +109,26 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
     x.addcmul_(x, along).addcmul_(w, pace, value=-1)
     torch.hypot(across(x, x).sqrt_(), radius, out=x[:, :1])
     if others is not None:
-        _step_reference(others, rule)
+        _step_beyond(others, rule, stored)
         for table, stepped in zip(rows[:5], others[:5], strict=True):
             if table is not None and stepped is not None:
                 table.index_copy_(0, beyond, stepped)
 
 
-def _step_reference(rows: Rows, rule: Rule) -> None:
-    """The step of :func:`_step_in_place` in float64, finite for whatever finite numbers come in."""
-    dtype = rows.point.dtype
+def _step_beyond(rows: Rows, rule: Rule, stored: torch.dtype) -> None:
+    """The step of float32 rows in float64, where most are in its reach; of those beyond, the definition's."""
+    if rows.point.dtype == torch.float64:
+        _step_reference(rows, rule, stored)
+        return
+    wide = Rows(*(None if table is None else numerics.widen(table) for table in rows))
+    _step_in_place(wide, rule, wide.point.new_empty(2, *wide.point.shape), stored)
+    for table, stepped in zip(rows[:5], wide[:5], strict=True):
+        if table is not None and stepped is not None:
+            table.copy_(numerics.narrow(stepped, stored))
+
+
+def _step_reference(rows: Rows, rule: Rule, dtype: torch.dtype) -> None:
+    """The step of :func:`_step_in_place` in float64, finite for whatever finite numbers of the stored dtype come in."""
     x, m, g, radius = map(numerics.widen, (rows.point, rows.momentum, rows.grad, rows.radius))
     space = x[:, 1:]
     time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
@@ -132,7 +143,7 @@ def _step_reference(rows: Rows, rule: Rule) -> None:
     longest = math.sqrt(torch.finfo(dtype).max)
     share = torch.where(size > longest, longest / size, 1.0)
     covector, radial, size = covector * share, radial * share, size * share
-    rows.second.lerp_(numerics.narrow(size.square(), dtype), 1 - rule.beta2)
+    rows.second.lerp_(numerics.narrow(size.square(), dtype).to(rows.second), 1 - rule.beta2)
     seen = rows.second
     if rows.largest is not None:
         seen = torch.maximum(rows.largest, seen, out=rows.largest)
@@ -233,8 +244,8 @@ def step_tables(tables: list[Rows], rule: Rule) -> None:
     for block in _blocks(tables, most):
         rows = block[0] if len(block) == 1 else _stacked(block)
         if scratch is None:
-            _step_reference(rows, rule)
+            _step_reference(rows, rule, point.dtype)
         else:
-            _step_in_place(rows, rule, scratch)
+            _step_in_place(rows, rule, scratch, point.dtype)
         if len(block) > 1:
             _unstack(rows, block)

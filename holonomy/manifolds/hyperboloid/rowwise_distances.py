@@ -2,8 +2,8 @@ r"""Distances of float32 points, row by row, as little arithmetic as keeps them 
 
 In units of the radius, with d = x - y and z of :func:`holonomy.manifolds.hyperboloid.rowwise.between`, the gradient in
 x is :math:`\big((y_t / x_t)\, d - ((x_t - y_t) / x_t)\, y\big) / \sinh D`. In float64 it and z are right to float32
-rounding where :math:`z \ge` 1e-8 :math:`|d|^2` and times are below 1e6 radii. Rows beyond, points far out on nearly one
-ray, go to :mod:`holonomy.manifolds.hyperboloid.geodesics`, which is right everywhere at ten times the price.
+rounding where :math:`z \ge` 1e-8 :math:`|d|^2`. Rows beyond, points far out on nearly one ray, go to
+:mod:`holonomy.manifolds.hyperboloid.geodesics`, which is right everywhere at ten times the price.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ def rowwise_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     return apply_rowwise(_DISTANCE, scale, x, y)
 
 
+# Gradients of points farther out, in radii, lie below the normal numbers of float32.
+_WIDEST = 1e34
+
+
 def _numbers(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
     numbers, lost = between(scale, x, y)
-    return numbers, lost | ~(torch.maximum(numbers.x_time, numbers.y_time) <= numerics.ROW_WIDEST)
+    return numbers, lost | ~(torch.maximum(numbers.x_time, numbers.y_time) <= _WIDEST)
 
 
 def _values(numbers: Between, scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
