@@ -13,19 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.manifolds import Lorentz, Product
 from holonomy.manifolds.product import require_product
-from holonomy.ops.heads import (
-    KeyValueState,
-    check_memory,
-    extended,
-    head_count,
-    hidden_keys,
-    merge_heads,
-    split_heads,
-    without_padding,
-    without_queries,
-)
+from holonomy.ops.heads import head_count, merge_heads, of_all_heads, split_heads, without_padding
 from holonomy.ops.masks import masked_softmax, pair_masks
 
 if TYPE_CHECKING:
@@ -97,7 +88,7 @@ class ProductLinear(nn.Module):
         return self.manifold_out.lift(numerics.bounded(nn.functional.linear, self.manifold_in.unit(x), *parameters))
 
 
-class ProductAttention(nn.Module):
+class ProductAttention(KeyValueAttention[ProductLinear]):
     r"""Softmax attention on a product: the weights come from all factors together, the values are averaged in each.
 
     .. math::
@@ -164,70 +155,28 @@ class ProductAttention(nn.Module):
         ``is_causal`` and errors are those of :meth:`holonomy.layers.HypSoftmaxAttention.forward`.
         """
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
-        weights = self._weights(query, key, key_padding_mask, attn_mask, is_causal=is_causal)
-        return self._averaged(weights, value, None if memory is not None else key_padding_mask)
+        attended = self._average(query, key, value, Masks(key_padding_mask, attn_mask, is_causal))
+        return self._result(attended, None if memory is not None else key_padding_mask)
 
-    def step(
-        self,
-        x: Float[Tensor, "*batch nodes ambient"],
-        state: KeyValueState | None = None,
-        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch nodes ambient"], KeyValueState]:
-        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.HypSoftmaxAttention.step`.
+    def _axis(self) -> tuple[int, str, nn.Module | None]:
+        return self.manifold.n_elements, "ambient", self.query
 
-        Points are ``(*batch, nodes, ambient)``, one or several. Hooks of this layer belong to ``forward`` and do not
-        run.
-        """
-        query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
-        after = extended(state, x, key, value, key_padding_mask)
-        weights = self._weights(query, after.key, hidden_keys(after), None, is_causal=True)
-        return self._averaged(weights, after.value, key_padding_mask), after
-
-    def weights(
-        self,
-        x: Float[Tensor, "*batch nodes ambient"],
-        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
-        *,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        memory: Float[Tensor, "*batch keys ambient"] | None = None,
-    ) -> Float[Tensor, "*batch heads nodes keys"]:
-        """The weights a, ``(*batch, heads, nodes, keys)``.
-
-        Arguments are those of :meth:`forward`. Rows sum to one, or are zero where a node may attend to none.
-        """
-        query, key, _ = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
-        found = self._weights(query, key, key_padding_mask, attn_mask, is_causal=is_causal)
-        return found if memory is not None else without_queries(found, key_padding_mask)
-
-    def _projected(
-        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, keys and values of it or of the memory, with a head axis."""
-        checks.rows("x", x, self.manifold.n_elements, "ambient", self.query)
-        check_memory(x, memory, self.manifold.n_elements, "ambient", is_causal=is_causal)
-        keys = without_padding(x if memory is None else memory, padding)
-        each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
-        query, key, value = (self._split(project(points)) for project, points in each)
-        return query, key, value
-
-    def _weights(
-        self, query: Tensor, key: Tensor, padding: Tensor | None, attn_mask: Tensor | None, *, is_causal: bool
-    ) -> Float[Tensor, "*batch heads nodes keys"]:
-        mask = None if padding is None else padding[..., None, :]
-        masks = pair_masks(query, key.shape[-2], mask, attn_mask, is_causal=is_causal)
-        return masked_softmax(self._logits(query, key), *masks)
-
-    def _averaged(self, weights: Tensor, value: Tensor, padding: Tensor | None) -> Tensor:
-        """The points for queries of which some are padding."""
-        middle = self.manifold_head.coordinates(self.manifold_head.centroid(value, weights))
-        merged = torch.cat([merge_heads(part) for part in middle.split(self.manifold_head.sizes, -1)], -1)
-        return self.manifold.lift(without_padding(merged, padding))
-
-    def _split(self, x: Tensor) -> Float[Tensor, "*batch heads nodes ambient"]:
+    def _split(self, project: ProductLinear, x: Tensor) -> Float[Tensor, "*batch heads nodes ambient"]:
         """Of each factor its share of the coordinates, as points of a head."""
-        parts = self.manifold.coordinates(x).split(self.manifold.sizes, -1)
+        parts = self.manifold.coordinates(project(x)).split(self.manifold.sizes, -1)
         return self.manifold_head.lift(torch.cat([split_heads(part, self.heads) for part in parts], -1))
+
+    def _weights(self, query: Tensor, key: Tensor, masks: Masks) -> Float[Tensor, "*batch heads nodes keys"]:
+        padding, attn_mask, is_causal = masks
+        hidden = pair_masks(query, key.shape[-2], of_all_heads(padding), attn_mask, is_causal=is_causal)
+        return masked_softmax(self._logits(query, key), *hidden)
+
+    def _average(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> Tensor:
+        return self.manifold_head.centroid(value, self._weights(query, key, masks))
+
+    def _result(self, attended: Tensor, padding: Tensor | None) -> Tensor:
+        parts = self.manifold_head.coordinates(attended).split(self.manifold_head.sizes, -1)
+        return self.manifold.lift(without_padding(torch.cat([merge_heads(part) for part in parts], -1), padding))
 
     def _logits(self, query: Tensor, key: Tensor) -> Float[Tensor, "*batch heads nodes keys"]:
         weight = numerics.exp(self.log_weight)[:, None, None, :] / math.sqrt(sum(self.manifold_head.sizes))

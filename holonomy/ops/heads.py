@@ -44,6 +44,11 @@ def without_padding(
     return x.masked_fill(mask[..., None], 0.0)
 
 
+def of_all_heads(mask: Bool[Tensor, "*batch nodes"] | None) -> Bool[Tensor, "*batch 1 nodes"] | None:
+    """A mask of tokens with an axis of heads."""
+    return None if mask is None else mask[..., None, :]
+
+
 def without_queries(
     weights: Float[Tensor, "..."], mask: Bool[Tensor, "*batch query"] | None, order: int = 1
 ) -> Float[Tensor, "..."]:

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.ops.heads import (
-    KeyValueState,
-    check_memory,
-    extended,
     head_count,
-    hidden_keys,
     merge_heads,
     refuse_memory,
     split_heads,
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-class SimplicialAttention(nn.Module):
+class SimplicialAttention(KeyValueAttention[nn.Linear]):
     r"""Multi-head N-simplicial self-attention, without the skip connection.
 
     .. math:: x'_i = W_O \bigoplus_h \sum_{k_1 .. k_N} A^h_{i k_1 .. k_N} \prod_{m=1}^N W^h_{V,m} x_{k_m}, \qquad
@@ -173,7 +170,8 @@ class SimplicialAttention(nn.Module):
         """
         keys, values = self._keys_and_values(x, key_padding_mask, memory, positions, is_causal=is_causal)
         masks = self._masks(keys, key_padding_mask, mask, pair_mask, attn_mask, is_causal=is_causal)
-        return self._mixed(keys, values, None if memory is not None else key_padding_mask, **masks)
+        attended = self._mixed(keys, values, **masks)
+        return self._result(attended, None if memory is not None else key_padding_mask)
 
     def attend(
         self,
@@ -191,34 +189,7 @@ class SimplicialAttention(nn.Module):
         The masks are those of :meth:`forward`, and so are result and errors.
         """
         masks = self._masks(keys, key_padding_mask, mask, pair_mask, attn_mask, is_causal=is_causal)
-        return self._mixed(keys, values, key_padding_mask, **masks)
-
-    def step(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        state: KeyValueState | None = None,
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch tokens features"], KeyValueState]:
-        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.TokenAttention.step`.
-
-        The state holds all keys and values. Hooks of this layer belong to ``forward`` and do not run.
-
-        >>> layer, x = SimplicialAttention(12, 2), torch.randn(6, 12)
-        >>> first, state = layer.step(x[:5])
-        >>> last, state = layer.step(x[5:], state)
-        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-5)
-        True
-        """
-        checks.rows("x", x, self.features, "features", self.key)
-        positions = None
-        if self.rope:
-            first = state.key.shape[-2] if isinstance(state, KeyValueState) else 0
-            positions = torch.arange(first, first + x.shape[-2], device=x.device)
-        (query, *key), value = self._keys_and_values(x, key_padding_mask, None, positions, is_causal=True)
-        after = extended(state, x, torch.stack(key, -3), torch.stack(value, -3), key_padding_mask)
-        keys, values = [query, *after.key.unbind(-3)], [*after.value.unbind(-3)]
-        masks = self._masks(keys, hidden_keys(after), None, None, None, is_causal=True)
-        return self._mixed(keys, values, key_padding_mask, **masks), after
+        return self._result(self._mixed(keys, values, **masks), key_padding_mask)
 
     def weights(
         self,
@@ -248,14 +219,13 @@ class SimplicialAttention(nn.Module):
         self, x: Tensor, padding: Tensor | None, memory: Tensor | None, positions: Tensor | None, *, is_causal: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
         """What :meth:`projected` gives: queries of x, keys and values of it or of the memory."""
-        checks.rows("x", x, self.features, "features", self.key)
-        check_memory(x, memory, self.features, "features", is_causal=self.causal or is_causal)
+        keys = self._keys_of(x, padding, memory, is_causal=self.causal or is_causal)
         if memory is None:
-            return self.projected(without_padding(x, padding), positions)
+            return self.projected(keys, positions)
         refuse_memory(rope=self.rope, window=self.window)
         (query, *_), _ = self.projected(x, positions)
-        (_, *keys), values = self.projected(without_padding(memory, padding))
-        return [query, *keys], values
+        (_, *others), values = self.projected(keys)
+        return [query, *others], values
 
     def _masks(
         self,
@@ -277,12 +247,28 @@ class SimplicialAttention(nn.Module):
         pairs = allowed_pairs(query, there, padding, pair_mask, attn_mask)
         return {"mask": mask, "pair_mask": pairs, "causal": self.causal or is_causal}
 
-    def _mixed(
-        self, keys: list[Tensor], values: list[Tensor], padding: Tensor | None, **masks: Any
-    ) -> Float[Tensor, "*batch tokens features"]:
-        """The result for queries of which some are padding."""
+    def _mixed(self, keys: list[Tensor], values: list[Tensor], **masks: Any) -> Tensor:
         how: dict[str, Any] = {"window": self.window, "form": self.form, "lower_orders": self.lower_orders}
-        return self.out(without_padding(merge_heads(simplicial_attention(keys, values, **masks, **how)), padding))
+        return simplicial_attention(keys, values, **masks, **how)
+
+    def _axis(self) -> tuple[int, str, nn.Module | None]:
+        return self.features, "features", self.key
+
+    def _projected(
+        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool, first: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, and keys and values of all N, on an axis of their own behind that of the heads."""
+        positions = torch.arange(first, first + x.shape[-2], device=x.device) if self.rope else None
+        (query, *key), value = self._keys_and_values(x, padding, memory, positions, is_causal=is_causal)
+        return query, torch.stack(key, -3), torch.stack(value, -3)
+
+    def _average(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> Tensor:
+        keys = [query, *key.unbind(-3)]
+        how = self._masks(keys, masks.padding, None, None, None, is_causal=masks.is_causal)
+        return self._mixed(keys, [*value.unbind(-3)], **how)
+
+    def _result(self, attended: Tensor, padding: Tensor | None) -> Tensor:
+        return self.out(without_padding(merge_heads(attended), padding))
 
     def along_paths(
         self,

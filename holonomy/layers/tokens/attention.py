@@ -14,19 +14,17 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._parts import Group
+from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.heads import (
     KeyValueState,
-    check_memory,
     check_state,
-    extended,
     head_count,
-    hidden_keys,
     merge_heads,
+    of_all_heads,
     refuse_shared_order,
     split_heads,
     without_padding,
-    without_queries,
 )
 from holonomy.ops.masks import masked_softmax, pair_masks, refuse_pairs
 from holonomy.ops.performer import orthogonal_projection, performer_attention, redraw
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
-class TokenAttention(nn.Module):
+class TokenAttention(KeyValueAttention[nn.Linear]):
     r"""Multi-head attention of tokens to each other, TokenGT eq. 6, or to those of a memory.
 
     .. math:: \sum_h \alpha^h X w_h^V w_h^O, \qquad
@@ -141,115 +139,66 @@ class TokenAttention(nn.Module):
                 with kernel ``"softmax"``, or for ``is_causal`` beside ``memory`` or ``group``.
         """
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
-        mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
         if self.projection is None:
             _refuse_group(group)
-            attended = self._average(query, key, value, mask, attn_mask, is_causal=is_causal)
+            attended = self._average(query, key, value, Masks(key_padding_mask, attn_mask, is_causal))
         else:
             refuse_pairs(attn_mask)
             if group is not None:
                 refuse_shared_order(is_causal=is_causal)
+            mask = of_all_heads(key_padding_mask)
             attended = performer_attention(query, key, value, self.projection, mask, is_causal=is_causal, group=group)
-        attended = merge_heads(attended)
-        return self.out(attended if memory is not None else without_padding(attended, key_padding_mask))
+        return self._result(attended, None if memory is not None else key_padding_mask)
 
-    def step(
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         x: Float[Tensor, "*batch tokens features"],
         state: KeyValueState | PerformerState | None = None,
         key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
     ) -> tuple[Float[Tensor, "*batch tokens features"], KeyValueState | PerformerState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.HypSoftmaxAttention.step`.
 
-        Hooks of this layer belong to ``forward`` and do not run.
-
-        Args:
-            x: ``(*batch, tokens, features)``: one token, or several.
-            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            ``(*batch, tokens, features)``, and the state after them: all keys and values, or with kernel
-            ``"performer"`` sums over keys, whose size does not depend on the number of tokens.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
-
-        >>> layer, x = TokenAttention(8, 2), torch.randn(6, 8)
-        >>> first, state = layer.step(x[:5])
-        >>> last, state = layer.step(x[5:], state)
-        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-5)
-        True
+        With kernel ``"performer"`` the state holds sums over keys, whose size does not depend on the number of tokens.
         """
-        query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
         if self.projection is None:
-            after = extended(cast("KeyValueState | None", state), x, key, value, key_padding_mask)
-            hidden = hidden_keys(after)
-            mask = None if hidden is None else hidden[..., None, :]
-            attended = self._average(query, after.key, after.value, mask, None, is_causal=True)
-        else:
-            start = PerformerState.empty(value, self.projection)
-            before = start if state is None else check_state(cast("PerformerState", state), start)
-            mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
-            attended, after = performer_attention_after(query, key, value, self.projection, mask, before)
-        return self.out(without_padding(merge_heads(attended), key_padding_mask)), after
+            return super().step(x, cast("KeyValueState | None", state), key_padding_mask)
+        query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
+        start = PerformerState.empty(value, self.projection)
+        before = start if state is None else check_state(cast("PerformerState", state), start)
+        mask = of_all_heads(key_padding_mask)
+        attended, after = performer_attention_after(query, key, value, self.projection, mask, before)
+        return self._result(attended, key_padding_mask), after
 
-    def weights(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
-        *,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        memory: Float[Tensor, "*batch keys features"] | None = None,
-    ) -> Float[Tensor, "*batch heads tokens keys"]:
-        r"""The attention matrices :math:`\alpha^h` themselves, without dropout.
+    def _axis(self) -> tuple[int, str, nn.Module | None]:
+        return self.features, "features", self.query
 
-        Arguments are those of :meth:`forward`. Of ``(*batch, heads, tokens, keys)`` rows sum to one, or are zero where
-        x is padding or a token may attend to none.
-        """
-        query, key, _ = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
-        mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
+    def _split(self, project: nn.Linear, x: Tensor) -> Float[Tensor, "*batch heads tokens channels"]:
+        return split_heads(project(x), self.heads)
+
+    def _weights(self, query: Tensor, key: Tensor, masks: Masks) -> Float[Tensor, "*batch heads tokens keys"]:
+        padding, attn_mask, is_causal = masks
+        mask = of_all_heads(padding)
         if self.projection is None:
             hidden, bias = pair_masks(query, key.shape[-2], mask, attn_mask, is_causal=is_causal)
-            found = masked_softmax(query @ key.mT / math.sqrt(query.shape[-1]), hidden, bias)
-        else:
-            refuse_pairs(attn_mask)
-            # The rows of the identity as values: the average of them is the row of weights.
-            every = torch.eye(key.shape[-2], device=x.device, dtype=query.dtype).expand(*key.shape[:-1], -1)
-            found = performer_attention(query, key, every, self.projection, mask, is_causal=is_causal)
-        return found if memory is not None else without_queries(found, key_padding_mask)
+            return masked_softmax(query @ key.mT / math.sqrt(query.shape[-1]), hidden, bias)
+        refuse_pairs(attn_mask)
+        # The rows of the identity as values: the average of them is the row of weights.
+        every = torch.eye(key.shape[-2], device=query.device, dtype=query.dtype).expand(*key.shape[:-1], -1)
+        return performer_attention(query, key, every, self.projection, mask, is_causal=is_causal)
 
-    def _projected(
-        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, keys and values of it or of the memory, with a head axis."""
-        checks.rows("x", x, self.features, "features", self.query)
-        check_memory(x, memory, self.features, "features", is_causal=is_causal)
-        keys = without_padding(x if memory is None else memory, padding)
-        each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
-        query, key, value = (split_heads(linear(tokens), self.heads) for linear, tokens in each)
-        return query, key, value
-
-    def _average(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        attn_mask: Tensor | None,
-        *,
-        is_causal: bool,
-    ) -> Tensor:
+    def _average(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> Tensor:
         """Averages with weights that are the softmax of logits; what torch's kernel skips by itself needs no mask."""
+        padding, attn_mask, is_causal = masks
         keys, dropout = key.shape[-2], self.dropout if self.training else 0.0
-        fused = is_causal and mask is None and attn_mask is None
+        fused = is_causal and padding is None and attn_mask is None
         if query.shape[-2] != keys:  # in the line above it would make `fused` a symbol of the compiler, no bool
             fused = False
-        hidden, bias = pair_masks(query, keys, mask, attn_mask, is_causal=is_causal and not fused)
+        hidden, bias = pair_masks(query, keys, of_all_heads(padding), attn_mask, is_causal=is_causal and not fused)
         allowed = None if hidden is None else ~hidden
         return dot_product_attention(query, key, value, allowed, bias=bias, is_causal=fused, dropout=dropout)
+
+    def _result(self, attended: Tensor, padding: Tensor | None) -> Tensor:
+        return self.out(without_padding(merge_heads(attended), padding))
 
 
 def _refuse_group(group: Group | None) -> None:

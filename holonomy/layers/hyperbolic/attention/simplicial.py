@@ -6,27 +6,17 @@ Euclidean kernel, and the time coordinate of the result is the one that its spac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz
-from holonomy.ops.heads import (
-    KeyValueState,
-    check_memory,
-    extended,
-    head_count,
-    hidden_keys,
-    merge_heads,
-    split_heads,
-    without_padding,
-    without_queries,
-)
+from holonomy.ops.heads import head_count, merge_heads, split_heads, without_padding, without_queries
 from holonomy.ops.masks import allowed_pairs
 from holonomy.ops.simplicial_attention import refuse_lower_orders, simplicial_attention, simplicial_weights
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks
@@ -35,7 +25,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
-class HypSimplicialAttention(nn.Module):
+class HypSimplicialAttention(KeyValueAttention[nn.Module]):
     r"""Multi-head N-simplicial attention between points of hyperbolic space.
 
     .. math::
@@ -137,35 +127,10 @@ class HypSimplicialAttention(nn.Module):
             TypeError: if a mask is not boolean.
             ValueError: if the shape of one does not fit, or for ``is_causal`` or ``causal`` beside ``memory``.
         """
-        keys, there = self._keys(x, key_padding_mask, memory, is_causal=is_causal)
-        pairs = allowed_pairs(keys[0], there.shape[-2], key_padding_mask, pair_mask, attn_mask)
-        padding = None if memory is not None else key_padding_mask
-        return self._mixed(keys, self._projected(self.values, there), pairs, padding, causal=self.causal or is_causal)
-
-    def step(
-        self,
-        x: Float[Tensor, "*batch nodes dim_plus_1"],
-        state: KeyValueState | None = None,
-        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
-        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.HypSoftmaxAttention.step`.
-
-        The state holds all keys and values. Hooks of this layer belong to ``forward`` and do not run.
-
-        >>> from holonomy.manifolds import Lorentz
-        >>> m = Lorentz(-1.0)
-        >>> layer, x = HypSimplicialAttention(8, 2, m), m.lift(torch.randn(6, 8))
-        >>> first, state = layer.step(x[:5])
-        >>> last, state = layer.step(x[5:], state)
-        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-4)
-        True
-        """
-        (query, *key), there = self._keys(x, key_padding_mask, None, is_causal=True)
-        value = torch.stack(self._projected(self.values, there), -3)
-        after = extended(state, x, torch.stack(key, -3), value, key_padding_mask)
-        pairs = allowed_pairs(query, after.key.shape[-2], hidden_keys(after), None, None)
-        keys, values = [query, *after.key.unbind(-3)], after.value.unbind(-3)
-        return self._mixed(keys, values, pairs, key_padding_mask, causal=True), after
+        query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        pairs = allowed_pairs(query, key.shape[-2], key_padding_mask, pair_mask, attn_mask)
+        attended = self._mixed(query, key, value, pairs, causal=self.causal or is_causal)
+        return self._result(attended, None if memory is not None else key_padding_mask)
 
     def weights(
         self,
@@ -179,38 +144,42 @@ class HypSimplicialAttention(nn.Module):
     ) -> Float[Tensor, "..."]:
         """The weights of all tuples of N keys, see :meth:`holonomy.layers.SimplicialAttention.weights`."""
         refuse_lower_orders(lower_orders=self.lower_orders)
-        keys, there = self._keys(x, key_padding_mask, memory, is_causal=is_causal)
-        pairs = allowed_pairs(keys[0], there.shape[-2], key_padding_mask, pair_mask, attn_mask)
-        found = simplicial_weights(keys, pair_mask=pairs, causal=self.causal or is_causal, form=self.form)
+        query, key, _ = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
+        pairs = allowed_pairs(query, key.shape[-2], key_padding_mask, pair_mask, attn_mask)
+        keys, causal = [query, *key.unbind(-3)], self.causal or is_causal
+        found = simplicial_weights(keys, pair_mask=pairs, causal=causal, form=self.form)
         return found if memory is not None else without_queries(found, key_padding_mask, self.order)
 
-    def _keys(
-        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool
-    ) -> tuple[list[Tensor], Tensor]:
-        """Queries of x, keys of it or of the memory; and the points that these are of."""
-        checks.rows("x", x, self.features + 1, "features + 1")
+    def _axis(self) -> tuple[int, str, nn.Module | None]:
+        return self.features + 1, "features + 1", None
+
+    def _projected(
+        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool, first: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, and keys and values of all N, on an axis of their own behind that of the heads."""
+        del first
         checks.flags(is_causal=is_causal)
-        check_memory(x, memory, self.features + 1, is_causal=self.causal or is_causal)
-        there = without_padding(x if memory is None else memory, padding)
-        query = self._projected(self.keys[:1], there if memory is None else x)
-        return query + self._projected(self.keys[1:], there), there
+        keys = self._keys_of(x, padding, memory, is_causal=self.causal or is_causal)
+        query = self._split(self.keys[0], keys if memory is None else x)
+        key, value = (
+            torch.stack([self._split(htc, keys) for htc in maps], -3) for maps in (self.keys[1:], self.values)
+        )
+        return query, key, value
 
-    def _projected(self, maps: Iterable[nn.Module], x: Tensor) -> list[Tensor]:
-        return [split_heads(space_of(cast("HTC", htc), x), self.heads) for htc in maps]
+    def _split(self, project: nn.Module, x: Tensor) -> Float[Tensor, "*batch heads nodes channels"]:
+        return split_heads(space_of(cast("HTC", project), x), self.heads)
 
-    def _mixed(
-        self,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        pair_mask: Tensor | None,
-        padding: Tensor | None,
-        *,
-        causal: bool,
-    ) -> Tensor:
-        """The points for queries of which some are padding."""
-        masks: dict[str, Any] = {"pair_mask": pair_mask, "causal": causal}
-        mixed = simplicial_attention(keys, values, **masks, form=self.form, lower_orders=self.lower_orders)
-        space = without_padding(merge_heads(mixed), padding)
+    def _average(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> Tensor:
+        pairs = allowed_pairs(query, key.shape[-2], masks.padding, None, None)
+        return self._mixed(query, key, value, pairs, causal=masks.is_causal)
+
+    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, pair_mask: Tensor | None, *, causal: bool) -> Tensor:
+        keys, values = [query, *key.unbind(-3)], value.unbind(-3)
+        how: dict[str, Any] = {"pair_mask": pair_mask, "form": self.form, "lower_orders": self.lower_orders}
+        return simplicial_attention(keys, values, causal=causal, **how)
+
+    def _result(self, attended: Tensor, padding: Tensor | None) -> Tensor:
+        space = without_padding(merge_heads(attended), padding)
         return change_curvature(space, self.manifold_hidden, self.manifold_out)
 
     def extra_repr(self) -> str:

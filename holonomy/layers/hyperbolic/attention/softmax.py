@@ -5,7 +5,6 @@ Points, padding, heads and curvatures are those of :mod:`holonomy.layers.hyperbo
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,21 +12,21 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._parts import Group
+from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.ops.heads import (
     KeyValueState,
     check_keys_and_values,
-    check_memory,
     extended,
     head_count,
     hidden_keys,
     merge_heads,
+    of_all_heads,
     refuse_memory,
     split_heads,
     without_padding,
-    without_queries,
 )
 from holonomy.ops.simplicial_attention.logits import rotary
 from holonomy.ops.softmax_attention import (
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
-class HypSoftmaxAttention(nn.Module):
+class HypSoftmaxAttention(KeyValueAttention[HTC]):
     r"""Softmax attention in hyperbolic space, Hypformer eqs. 3-5.
 
     Queries, keys and values are HTC of x; in each head the weights are
@@ -142,57 +141,8 @@ class HypSoftmaxAttention(nn.Module):
                 "takes rows that processes share."
             )
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
-        query, key = self._rotated(query, key)
-        space = merge_heads(
-            hyperbolic_softmax_attention(
-                query,
-                key,
-                value,
-                None if key_padding_mask is None else key_padding_mask[..., None, :],
-                attn_mask=attn_mask,
-                is_causal=is_causal,
-                dropout=self.dropout if self.training else 0.0,
-                **self._how(),
-            )
-        )
-        space = space if memory is not None else without_padding(space, key_padding_mask)
-        return change_curvature(space, self.manifold_hidden, self.manifold_out)
-
-    def step(
-        self,
-        x: Float[Tensor, "*batch nodes dim_plus_1"],
-        state: KeyValueState | None = None,
-        key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], KeyValueState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
-
-        Hooks of this layer belong to ``forward`` and do not run.
-
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
-            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: all keys and values.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
-
-        >>> from holonomy.manifolds import Lorentz
-        >>> m = Lorentz(-1.0)
-        >>> layer, x = HypSoftmaxAttention(8, 2, m), m.lift(torch.randn(6, 8))
-        >>> first, state = layer.step(x[:5])
-        >>> last, state = layer.step(x[5:], state)
-        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-4)
-        True
-        """
-        query, key, value = self._projected(x, key_padding_mask, None, is_causal=True)
-        query, key = self._rotated(query, key, state.key.shape[-2] if isinstance(state, KeyValueState) else 0)
-        after = extended(state, x, key, value, key_padding_mask)
-        space = without_padding(self._mixed(query, after, is_causal=True), key_padding_mask)
-        return change_curvature(space, self.manifold_hidden, self.manifold_out), after
+        attended = self._average(query, key, value, Masks(key_padding_mask, attn_mask, is_causal))
+        return self._result(attended, None if memory is not None else key_padding_mask)
 
     def remember(
         self,
@@ -224,59 +174,43 @@ class HypSoftmaxAttention(nn.Module):
         """
         checks.rows("x", x, self.features + 1, "features + 1", self.query)
         refuse_memory(rope=self.rope)
-        query = split_heads(space_of(self.query, x), self.heads)
+        query = self._split(self.query, x)
         check_keys_and_values(state, KeyValueState(query, query, x[..., 0] > 0))
-        return change_curvature(self._mixed(query, state), self.manifold_hidden, self.manifold_out)
+        return self._result(self._average(query, state.key, state.value, Masks(hidden_keys(state))), None)
 
-    def _mixed(
-        self, query: Tensor, state: KeyValueState, *, is_causal: bool = False
-    ) -> Float[Tensor, "*batch nodes dim"]:
-        """Space parts of midpoints of all values, or of those up to each query."""
-        hidden = hidden_keys(state)
-        mask = None if hidden is None else hidden[..., None, :]
-        attend = partial(hyperbolic_softmax_attention, query, state.key, state.value, mask, **self._how())
-        return merge_heads(attend(is_causal=is_causal, dropout=self.dropout if self.training else 0.0))
+    def _axis(self) -> tuple[int, str, nn.Module | None]:
+        return self.features + 1, "features + 1", self.query
 
-    def weights(
-        self,
-        x: Float[Tensor, "*batch nodes dim_plus_1"],
-        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
-        *,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
-    ) -> Float[Tensor, "*batch heads nodes keys"]:
-        """The weights of the midpoints, ``(*batch, heads, nodes, keys)``, of which none is dropped.
-
-        Arguments are those of :meth:`forward`. Rows sum to one, or are zero where a node may attend to none.
-        """
-        query, key = self._rotated(*self._projected(x, key_padding_mask, memory, is_causal=is_causal)[:2])
-        mask = None if key_padding_mask is None else key_padding_mask[..., None, :]
-        found = hyperbolic_softmax_weights(query, key, mask, attn_mask=attn_mask, is_causal=is_causal, **self._how())
-        return found if memory is not None else without_queries(found, key_padding_mask)
+    def _split(self, project: HTC, x: Tensor) -> Float[Tensor, "*batch heads nodes channels"]:
+        return split_heads(space_of(project, x), self.heads)
 
     def _projected(
-        self, x: Tensor, mask: Tensor | None, memory: Tensor | None, *, is_causal: bool
+        self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool, first: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, keys and values of it or of the memory, with a head axis."""
-        checks.rows("x", x, self.features + 1, "features + 1", self.query)
-        check_memory(x, memory, self.features + 1, is_causal=is_causal)
+        query, key, value = super()._projected(x, padding, memory, is_causal=is_causal)
+        if not self.rope:
+            return query, key, value
         if memory is not None:
             refuse_memory(rope=self.rope)
-        keys = without_padding(x if memory is None else memory, mask)
-        each = ((self.query, keys if memory is None else x), (self.key, keys), (self.value, keys))
-        query, key, value = (split_heads(space_of(htc, points), self.heads) for htc, points in each)
-        return query, key, value
-
-    def _rotated(self, query: Tensor, key: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Queries and keys of tokens from the first place on, each rotated by its place."""
-        if not self.rope:
-            return query, key
         places = torch.arange(first, first + key.shape[-2], device=key.device)
-        return rotary(query, places, size=2), rotary(key, places, size=2)
+        return rotary(query, places, size=2), rotary(key, places, size=2), value
 
-    def _how(self) -> dict[str, Any]:
-        return {"curvature": self.manifold_hidden.curvature, "similarity": self.similarity}
+    def _weights(self, query: Tensor, key: Tensor, masks: Masks) -> Float[Tensor, "*batch heads nodes keys"]:
+        return hyperbolic_softmax_weights(query, key, **self._how(masks))
+
+    def _average(self, query: Tensor, key: Tensor, value: Tensor, masks: Masks) -> Tensor:
+        """Space parts of midpoints of the values."""
+        dropout = self.dropout if self.training else 0.0
+        return hyperbolic_softmax_attention(query, key, value, dropout=dropout, **self._how(masks))
+
+    def _result(self, attended: Tensor, padding: Tensor | None) -> Tensor:
+        space = without_padding(merge_heads(attended), padding)
+        return change_curvature(space, self.manifold_hidden, self.manifold_out)
+
+    def _how(self, masks: Masks) -> dict[str, Any]:
+        padding, attn_mask, is_causal = masks
+        how = {"curvature": self.manifold_hidden.curvature, "similarity": self.similarity}
+        return {"mask": of_all_heads(padding), "attn_mask": attn_mask, "is_causal": is_causal, **how}
 
     def extra_repr(self) -> str:
         """Heads and similarity, for ``repr``."""
