@@ -54,7 +54,8 @@ from torch.nn import functional
 from experiments.engine import comparisons, plots, runs
 from experiments.engine.options import RefusedError, option
 from holonomy.layers import GraphTokenizer, HyperedgeTokenizer, TokenAttention, laplacian_identifiers, set_partitions
-from holonomy.layers.tokens.tokenizer import Tokens, equality_classes
+from holonomy.layers.equivariant.basis.partitions import equality_classes
+from holonomy.layers.tokens.tokenizer import Tokens
 
 HEADS = len(set_partitions(4))
 

@@ -309,7 +309,7 @@ def test_weights_of_many_classes_are_turned_by_the_entries_that_are_not_zero(ord
     with torch.inference_mode():
         layer(torch.randn(*[2] * orders[0], 2))
     moved = copy.deepcopy(layer).double()
-    assert moved._sparse_conversion()
+    assert moved._converts_sparsely()
     x = torch.randn(*[2] * orders[0], 2, dtype=torch.float64, requires_grad=True)
 
     def loss(x, weight):

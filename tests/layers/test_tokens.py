@@ -16,8 +16,9 @@ from holonomy.layers import (
     orthogonal_identifiers,
     set_partitions,
 )
+from holonomy.layers.equivariant.basis.partitions import equality_classes
 from holonomy.layers.tokens.encoder import stochastic_depth
-from holonomy.layers.tokens.tokenizer import Tokens, equality_classes
+from holonomy.layers.tokens.tokenizer import Tokens
 
 D = torch.float64
 # Two graphs, their nodes mixed, the second with a self-loop; a third without edges.

@@ -8,14 +8,13 @@ self-loop is an edge token, features and all, whose type is that of its pattern 
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy.layers.equivariant.basis.partitions import bell, set_partitions
+from holonomy.layers.equivariant.basis.partitions import bell, pattern_codes, set_partitions
 from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.tokens.identifiers import (
     laplacian_identifiers,
@@ -58,31 +57,10 @@ class Tokens(NamedTuple):
         return values.flatten(0, 1)[self.slots]
 
 
-def equality_classes(indices: Int[Tensor, "listed order"]) -> Int[Tensor, " listed"]:
-    r"""Which indices of each multi-index are equal: the class :math:`\gamma` of TokenGT section 3.3."""
-    return _looked_up(indices, _class_table(indices.shape[1]).to(indices.device))
-
-
-def _class_table(order: int) -> Tensor:
-    """The class of each set of equal pairs of indices, written as a binary number; 0 where there is none."""
-    pairs = list(combinations(range(order), 2))
-    table = [0] * 2 ** len(pairs)
-    for place, string in enumerate(set_partitions(order)):
-        table[sum(2**bit for bit, (a, b) in enumerate(pairs) if string[a] == string[b])] = place
-    return torch.tensor(table)
-
-
-def _looked_up(indices: Tensor, table: Tensor) -> Tensor:
-    code = torch.zeros_like(indices[:, 0])
-    for bit, (a, b) in enumerate(combinations(range(indices.shape[1]), 2)):
-        code = code + 2**bit * (indices[:, a] == indices[:, b])
-    return table[code]
-
-
 class TokenEmbedding(RecomputedBuffers):
     """What node and type identifiers add to a token: their rows of :math:`w^{in}` in TokenGT section 2."""
 
-    class_table: Tensor
+    pattern_codes: Tensor
 
     def __init__(
         self,
@@ -109,10 +87,10 @@ class TokenEmbedding(RecomputedBuffers):
             )
             self.of_types = _block(width, features, order, 1, device, dtype)
             # Made here, for the partitions are cached and torch.compile warns of caches.
-            self.register_buffer("class_table", _class_table(order).to(device), persistent=False)
+            self.register_buffer("pattern_codes", self._recomputed()["pattern_codes"].to(device), persistent=False)
 
     def _recomputed(self) -> dict[str, Tensor]:
-        return {"class_table": _class_table(self.order)}
+        return {"pattern_codes": pattern_codes(torch.tensor(set_partitions(self.order)))}
 
     def reset_parameters(self) -> None:
         """Draw everything anew."""
@@ -132,7 +110,8 @@ class TokenEmbedding(RecomputedBuffers):
         if self.of_identifiers is not None and identifiers is not None:
             projected = projected + self.of_identifiers(identifiers[indices].flatten(1))
         if self.of_types is not None:
-            projected = projected + self.of_types(self.type_identifiers)[_looked_up(indices, self.class_table)]
+            types = torch.searchsorted(self.pattern_codes, pattern_codes(indices))
+            projected = projected + self.of_types(self.type_identifiers)[types]
         return projected
 
 

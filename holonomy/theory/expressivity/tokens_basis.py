@@ -26,7 +26,7 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy.layers import EquivariantLinear, bell, orthogonal_identifiers, set_partitions
-from holonomy.layers.equivariant.basis.partitions import Partition, canonical
+from holonomy.layers.equivariant.basis.partitions import Partition, canonical, equality_classes
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -84,23 +84,9 @@ def _tuples(nodes: int, length: int, device: torch.device) -> Tensor:
     return torch.arange(nodes**length, device=device)[:, None] // places % nodes
 
 
-def _classes(tuples: Int[Tensor, "tuples length"]) -> Int[Tensor, " tuples"]:
-    """The equality pattern of each multi-index, by its number among the set partitions."""
-    length = tuples.shape[1]
-    first, second = torch.triu_indices(length, length, 1, device=tuples.device)
-    bits = 2 ** torch.arange(first.shape[0], device=tuples.device)
-    patterns = torch.tensor(set_partitions(length), device=tuples.device).reshape(-1, length)
-
-    def code(rows: Tensor) -> Tensor:
-        return ((rows[:, first] == rows[:, second]) * bits).sum(1)
-
-    known, number = code(patterns).sort()
-    return number[torch.searchsorted(known, code(tuples))]
-
-
 def equality_patterns(nodes: int, length: int, *, device: torch.device | str | None = None) -> Int[Tensor, " tuples"]:
     """The equality pattern of every multi-index, the last index running fastest."""
-    return _classes(_tuples(nodes, length, torch.device(device or "cpu")))
+    return equality_classes(_tuples(nodes, length, torch.device(device or "cpu")))
 
 
 def basis_tensors(
@@ -116,7 +102,7 @@ def token_identifiers(order: int, identifiers: Float[Tensor, "nodes dim"]) -> Fl
     """What TokenGT section 3.3 puts beside the features of each entry of an order-k tensor."""
     tuples = _tuples(identifiers.shape[0], order, identifiers.device)
     types = type_identifiers(order, device=identifiers.device, dtype=identifiers.dtype)
-    return torch.cat([identifiers[tuples].flatten(1), types[_classes(tuples)]], 1)
+    return torch.cat([identifiers[tuples].flatten(1), types[equality_classes(tuples)]], 1)
 
 
 def basis_head(

@@ -25,7 +25,7 @@ from torch import Tensor
 from holonomy import checks
 
 if TYPE_CHECKING:
-    from jaxtyping import Int64
+    from jaxtyping import Int, Int64
 
 Partition = tuple[int, ...]
 """A restricted growth string."""
@@ -85,6 +85,20 @@ def canonical(labels: tuple[int, ...]) -> Partition:
     """Renumber labels in the order in which they appear."""
     numbers: dict[int, int] = {}
     return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
+
+
+def pattern_codes(tuples: Int[Tensor, "tuples length"]) -> Int[Tensor, " tuples"]:
+    """A number for the equality pattern of each multi-index, which increases in the order of :func:`set_partitions`."""
+    # One digit a pair of positions, 1 where they differ; the first position at which two strings differ is decisive.
+    second, first = torch.tril_indices(tuples.shape[1], tuples.shape[1], -1, device=tuples.device)
+    digits = 2 ** torch.arange(len(first) - 1, -1, -1, device=tuples.device)
+    return ((tuples[:, first] != tuples[:, second]) * digits).sum(1)
+
+
+def equality_classes(tuples: Int[Tensor, "tuples length"]) -> Int[Tensor, " tuples"]:
+    """The equality pattern of each multi-index, by its number among the set partitions."""
+    every = torch.tensor(set_partitions(tuples.shape[1]), device=tuples.device)
+    return torch.searchsorted(pattern_codes(every), pattern_codes(tuples))
 
 
 def refines(fine: Partition, coarse: Partition) -> bool:

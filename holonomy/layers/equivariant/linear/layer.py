@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from holonomy import _autograd, checks
 from holonomy._autograd import eager
@@ -29,7 +29,7 @@ from holonomy.ops.csr import as_csr, multiply
 from holonomy.structures import Hyperedges, joint
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float, Int, Int64
 
 # Of orders 5 and 4 the matrix between the two bases has 3.6 GB, of 5 and 5 it has 100.
 _MOST_ORDERS = 8
@@ -42,15 +42,22 @@ _NODES_AT_INIT_INVARIANT = 50
 # Classes from which on the matrix between the two bases is multiplied sparsely: of 203 x 203 entries 2,471 are not 0.
 # Forward and backward, a layer 3 -> 3 takes 0.8 of its time with a dense product at 8 nodes, 3 -> 4 at 6 nodes 0.5.
 _CLASSES_SPARSE = 100
-# Of each such matrix its transpose and itself in CSR, for as long as it lives.
-_known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def _in_csr(conversion: Float[Tensor, "1 classes diagrams"]) -> tuple[Tensor, Tensor]:
-    if conversion not in _known:
-        with torch.inference_mode(mode=False):  # the layer may train next
-            _known[conversion] = as_csr(conversion[0].t().to_sparse()), as_csr(conversion[0].to_sparse())
-    return _known[conversion]
+def _conversion(order_in: int, order_out: int, chosen: tuple[int, ...]) -> Int64[Tensor, "classes diagrams"]:
+    """From the chosen classes to the diagrams that their weights go to, group by group."""
+    diagrams = [index for group in groups(order_in, order_out, chosen) for row in group.classes for index in row]
+    return moebius_matrix(order_in + order_out)[list(chosen)][:, diagrams]
+
+
+@lru_cache(maxsize=16)
+def _sparse_conversion(
+    order_in: int, order_out: int, chosen: tuple[int, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The transpose of :func:`_conversion` and itself, in CSR on the CPU."""
+    with torch.inference_mode(mode=False):  # the layer may train next
+        matrix = _conversion(order_in, order_out, chosen).to(dtype)
+        return as_csr(matrix.t().to_sparse()), as_csr(matrix.to_sparse())
 
 
 def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer: nn.Module | None = None) -> None:
@@ -96,7 +103,7 @@ class EquivariantMap(RecomputedBuffers):
         self.in_features = checks.positive_int("in_features", in_features)
         self.out_features = checks.positive_int("out_features", out_features)
         every = orbits(order_in, order_out)
-        chosen = tuple(index for index, orbit in enumerate(every) if choose(orbit))
+        self.chosen = chosen = tuple(index for index, orbit in enumerate(every) if choose(orbit))
         self.orbits = tuple(every[index] for index in chosen)
         self.groups: tuple[OrbitGroup, ...] = groups(order_in, order_out, chosen)
         reached = {orbit.writes.pattern for orbit in self.orbits}
@@ -116,10 +123,7 @@ class EquivariantMap(RecomputedBuffers):
 
     def _conversion(self) -> Tensor:
         """Classes with as many terms each; then the class, and the diagram that its weight goes to, group by group."""
-        every = {orbit: index for index, orbit in enumerate(orbits(self.order_in, self.order_out))}
-        chosen = [every[orbit] for orbit in self.orbits]
-        diagrams = [index for group in self.groups for row in group.classes for index in row]
-        matrix = moebius_matrix(self.order_in + self.order_out)[chosen][:, diagrams]
+        matrix = _conversion(self.order_in, self.order_out, self.chosen)
         if self.normalise is None:
             return matrix[None]
         of_pair = [_count_of(orbit) for orbit in self.orbits]
@@ -150,8 +154,9 @@ class EquivariantMap(RecomputedBuffers):
 
     def _weights(self) -> list[Float[Tensor, "counts sources targets dim_in dim_out"]]:
         """The weights of the diagram basis, one tensor a group."""
-        if self._sparse_conversion():
-            matrix, transposed = _in_csr(self.conversion)
+        if self._converts_sparsely():
+            orders = self.order_in, self.order_out
+            matrix, transposed = _sparse_conversion(*orders, self.chosen, self.conversion.dtype)
             diagram = multiply(matrix, self.weight.flatten(1), lambda: transposed).unflatten(1, self.weight.shape[1:])
             diagram = diagram[None]
         else:
@@ -160,7 +165,7 @@ class EquivariantMap(RecomputedBuffers):
         parts = diagram.split([math.prod(shape) for shape in shapes], 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _sparse_conversion(self) -> bool:
+    def _converts_sparsely(self) -> bool:
         """Whether :meth:`_weights` reads only the entries of the conversion that are not zero."""
         return (
             self.normalise is None
