@@ -14,8 +14,8 @@ of the model's answers under noise, with probability 0.999 for each node.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -199,11 +199,7 @@ SCRIPT = tables.Script(
     cpu_only=True,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return tables.main(SCRIPT, argv)
-
+main = functools.partial(tables.main, SCRIPT)
 
 if __name__ == "__main__":
     sys.exit(main())

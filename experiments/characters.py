@@ -12,11 +12,12 @@ against steps, and against seconds: the time of a step is measured in turns, in 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -151,11 +152,7 @@ QUESTION = comparisons.Question(
     optimizer=RiemannianAdam,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,8 +14,8 @@ coordinates, which the last LayerNorm keeps at one scale, where logarithms at th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -125,11 +125,7 @@ QUESTION = comparisons.Question(
     optimizer=RiemannianAdam,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -341,11 +341,7 @@ QUESTION = comparisons.Question(
     draw=draw,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0, 1 if training failed, 2 if what was asked cannot be done."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())

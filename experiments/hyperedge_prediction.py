@@ -395,11 +395,7 @@ QUESTION = comparisons.Question(
     },
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 import sys
@@ -379,11 +380,7 @@ SCRIPT = tables.Script(
     cpu_only=True,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return tables.main(SCRIPT, argv)
-
+main = functools.partial(tables.main, SCRIPT)
 
 if __name__ == "__main__":
     sys.exit(main())

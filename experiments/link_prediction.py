@@ -21,9 +21,10 @@ choose rate and dropout from one grid, those of each seed the epoch, and trainin
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -256,11 +257,7 @@ SCRIPT = tables.Script(
     cpu_only=True,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return tables.main(SCRIPT, argv)
-
+main = functools.partial(tables.main, SCRIPT)
 
 if __name__ == "__main__":
     sys.exit(main())

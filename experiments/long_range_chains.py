@@ -15,8 +15,9 @@ the global classes and for GCN, GIN, GAT and the invariant graph network.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -160,11 +161,7 @@ QUESTION = comparisons.Question(
     draw=draw,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())

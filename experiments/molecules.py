@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,11 +205,7 @@ QUESTION = comparisons.Question(
     usual=USUAL,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -142,11 +141,7 @@ QUESTION = comparisons.Question(
     defaults={"chameleon": {"features": "row", "scale": 200.0}},
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())

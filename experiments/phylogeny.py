@@ -333,11 +333,7 @@ SCRIPT = tables.Script(
     at_least_one=("trees", "sites", "steps"),
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return tables.main(SCRIPT, argv)
-
+main = functools.partial(tables.main, SCRIPT)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,7 +22,6 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -234,11 +233,7 @@ SCRIPT = tables.Script(
     at_least_one=("seeds", "steps"),
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return tables.main(SCRIPT, argv)
-
+main = functools.partial(tables.main, SCRIPT)
 
 if __name__ == "__main__":
     sys.exit(main())

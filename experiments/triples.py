@@ -21,9 +21,10 @@ and take no part in the question.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -241,11 +242,7 @@ QUESTION = comparisons.Question(
     draw=draw,
 )
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    return comparisons.main(QUESTION, argv)
-
+main = functools.partial(comparisons.main, QUESTION)
 
 if __name__ == "__main__":
     sys.exit(main())
