@@ -156,22 +156,9 @@ class HypTokenGT(nn.Module):
         identifiers: Float[Tensor, "nodes dim_p"] | None = None,
         num_graphs: int | None = None,
     ) -> Float[Tensor, "rows out"]:
-        """Scores of every graph, or of every node.
+        """Scores of every graph, node or edge, ``(rows, out_features)``.
 
-        Args:
-            x: node features ``(n, in_features)``.
-            edge_index: ``(2, m)``, each edge in both directions.
-            batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out.
-            edge_attr: edge features ``(m, edge_features)``.
-            edge_weight: is not read; a weight of an edge is one of its features.
-            identifiers: node identifiers ``(n, identifier_dim)``; made anew in each pass if left out.
-            num_graphs: their number, where some at the end have no node.
-
-        Returns:
-            ``(graphs, out_features)``, ``(n, out_features)`` at the level of nodes, or ``(m, out_features)`` of edges.
-
-        Raises:
-            ValueError: if a shape does not fit.
+        Arguments, result and errors are those of :meth:`holonomy.models.TokenGT.forward`.
         """
         checks.unread(self, "pass them as a column of edge_attr", edge_weight=edge_weight)
         read = self.embed(x, edge_index, batch, edge_attr=edge_attr, identifiers=identifiers, num_graphs=num_graphs)

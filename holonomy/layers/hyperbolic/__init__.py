@@ -8,9 +8,8 @@ from holonomy.layers.hyperbolic.convolution import HGATConv, HGCNConv, LGCNConv
 from holonomy.layers.hyperbolic.hyperplanes import LorentzPLFC
 from holonomy.layers.hyperbolic.linear import HTC, ExpMapHTC, FullyLorentzLinear, TangentLinear
 from holonomy.layers.hyperbolic.links import EntailmentCones, FermiDiracDecoder
-from holonomy.layers.hyperbolic.midpoint import HypResidual
+from holonomy.layers.hyperbolic.midpoint import HypPositionalEncoding, HypResidual
 from holonomy.layers.hyperbolic.norms import HypBatchNorm, HypLayerNorm, HypRMSNorm
-from holonomy.layers.hyperbolic.position import HypPositionalEncoding
 from holonomy.layers.hyperbolic.refinement import HRC, HypActivation, HypConcat, HypDropout
 
 __all__ = [

@@ -19,9 +19,8 @@ from holonomy.layers.hyperbolic.attention.linear import HypLinearAttention
 from holonomy.layers.hyperbolic.attention.softmax import HypSoftmaxAttention
 from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.layers.hyperbolic.linear import HTC
-from holonomy.layers.hyperbolic.midpoint import HypResidual, add_and_norm
+from holonomy.layers.hyperbolic.midpoint import HypPositionalEncoding, HypResidual, add_and_norm
 from holonomy.layers.hyperbolic.norms import HypLayerNorm, HypRMSNorm
-from holonomy.layers.hyperbolic.position import HypPositionalEncoding
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, drop_some, resolve
 from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz

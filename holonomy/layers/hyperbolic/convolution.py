@@ -46,27 +46,23 @@ class _TangentConvolution(nn.Module):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
-        manifold_in: Lorentz,
-        manifold_out: Lorentz | None = None,
+        sizes: tuple[int, int],
+        manifolds: tuple[Lorentz, Lorentz | None],
         *,
-        activation: Callable[[Tensor], Tensor] | None = None,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        activation: Callable[[Tensor], Tensor] | None,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         checks.flags(bias=bias)
-        checks.floating_dtype(dtype)
-        self.in_features = checks.positive_int("in_features", in_features)
-        checks.positive_int("out_features", out_features)
-        self.manifold_in, self.manifold_out = resolve(manifold_in, manifold_out)
+        self.in_features = sizes[0]
+        self.manifold_in, self.manifold_out = resolve(*manifolds)
         if activation is not None:
             checks.function("activation", activation)
         self.activation = activation
-        self.linear = TangentLinear(in_features, out_features, manifold_in, bias=False, device=device, dtype=dtype)
-        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        self.linear = TangentLinear(*sizes, self.manifold_in, bias=False, device=device, dtype=dtype)
+        self.bias = nn.Parameter(torch.zeros(sizes[1], device=device, dtype=dtype)) if bias else None
 
     def forward(
         self,
@@ -152,16 +148,8 @@ class HGCNConv(_TangentConvolution):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            manifold_in,
-            manifold_out,
-            activation=activation,
-            bias=bias,
-            device=device,
-            dtype=dtype,
-        )
+        sizes, spaces = (in_features, out_features), (manifold_in, manifold_out)
+        super().__init__(sizes, spaces, activation=activation, bias=bias, device=device, dtype=dtype)
         self.aggregation = checks.one_of("aggregation", aggregation, ("origin", "local"))
 
     def _mean(
@@ -230,16 +218,8 @@ class HGATConv(_TangentConvolution):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            manifold_in,
-            manifold_out,
-            activation=activation,
-            bias=bias,
-            device=device,
-            dtype=dtype,
-        )
+        sizes, spaces = (in_features, out_features), (manifold_in, manifold_out)
+        super().__init__(sizes, spaces, activation=activation, bias=bias, device=device, dtype=dtype)
         self.heads = head_count(out_features, heads, "out_features")
 
     def _mean(

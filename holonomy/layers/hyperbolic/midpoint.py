@@ -1,4 +1,4 @@
-r"""The Lorentzian midpoint of two points: the residual connection, and eq. 20's sum (Hypformer).
+r"""The Lorentzian midpoint of two points: the residual connection, and the position of a token (Hypformer eq. 20).
 
 .. math:: m = \frac{x + \epsilon y}{\sqrt{|\kappa|\,|\langle x + \epsilon y, x + \epsilon y\rangle|}}
 
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
+from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.norms import HypLayerNorm, affine_of, may_bypass_norm
 from holonomy.layers.hyperbolic.refinement import HRC, rescale_space, resolve
 from holonomy.manifolds import Lorentz
+from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.lorentz.midpoint import midpoint
 from holonomy.ops.lorentz.residual_norm import residual_norm
 
@@ -107,6 +109,53 @@ class HypResidual(nn.Module):
             self.epsilon,
             out.curvature,
         )
+
+    def extra_repr(self) -> str:
+        """The weight, for ``repr``."""
+        return f"epsilon={self.epsilon}"
+
+
+class HypPositionalEncoding(nn.Module):
+    r"""The Lorentzian midpoint of x and :math:`\epsilon\,\mathrm{HTC}(x)`, Hypformer eq. 20.
+
+    The position is computed from x itself, on the manifold of x.
+
+    Args:
+        features: d.
+        manifold: where input, position and output lie.
+        epsilon: the weight of the position.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    >>> from holonomy.manifolds import Lorentz
+    >>> m = Lorentz()
+    >>> layer = HypPositionalEncoding(1, m)
+    >>> _ = layer.position.weight.data.copy_(torch.tensor([[0.0, -1.0]]))
+    >>> _ = layer.position.bias.data.zero_()
+    >>> layer(m.lift(torch.tensor([2.0]))).detach()  # the midpoint of x and -x
+    tensor([1., 0.])
+    """
+
+    def __init__(
+        self,
+        features: int,
+        manifold: Lorentz,
+        *,
+        epsilon: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.positive_int("features", features)
+        require_lorentz("manifold", manifold)
+        self.position = HTC(features, features, manifold, device=device, dtype=dtype)
+        self.manifold = self.position.manifold_in
+        self.epsilon = checks.positive("epsilon", epsilon)
+
+    def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch dim_plus_1"]:
+        """Points ``(*batch, d + 1)``, each moved towards its position."""
+        checks.vectors(x=x)
+        return lifted_midpoint(x, space_of(self.position, x), self.epsilon, self.manifold.curvature)
 
     def extra_repr(self) -> str:
         """The weight, for ``repr``."""

@@ -89,9 +89,9 @@ def rows_at_once(x: Tensor, width: int, dtype: torch.dtype | None = None) -> int
     return max(256, size // (max(width, 1) * (dtype or x.dtype).itemsize))
 
 
-def row_chunks(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[slice]:
-    """Rows of a table in chunks that stay in the cache."""
-    size = rows_at_once(x, x.shape[1], dtype)
+def row_chunks(x: Tensor) -> Iterator[slice]:
+    """Rows of a table in chunks that stay in the cache in float64."""
+    size = rows_at_once(x, x.shape[1], torch.float64)
     for start in range(0, x.shape[0], size):
         yield slice(start, start + size)
 
@@ -117,7 +117,7 @@ def between(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
     """
     products = x.new_empty((4, x.shape[0], 1), dtype=torch.float64)
     ones = products.new_ones(x.shape[1], 1)
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         a, b = x[rows].double(), y[rows].double()
         gap, total = a - b, a + b
         # A matrix product is the fastest sum over short rows.

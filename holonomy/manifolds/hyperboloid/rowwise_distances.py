@@ -41,7 +41,7 @@ def _gradients(numbers: Between, grad: Tensor, scale: Tensor, x: Tensor, y: Tens
     on_x, on_y = torch.empty_like(x), torch.empty_like(y)
     of_x, of_y = weights * scale / x_time, weights * scale / y_time  # points come in lengths, not in radii
     first, second, to_y, to_x = of_x * y_time, -of_y * x_time, -of_x * rise, of_y * rise
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         a, b = x[rows].double(), y[rows].double()
         gap = a - b
         on_x[rows] = torch.addcmul(b.mul_(to_y[rows]), gap, first[rows])

@@ -61,7 +61,7 @@ class _Step(NamedTuple):
 
 def _exp_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
     squares = x.new_empty((3, x.shape[0], 1), dtype=torch.float64)
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         a, b = x[rows].double(), u[rows].double()
         squares[0, rows] = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
         squares[1, rows] = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
@@ -77,7 +77,7 @@ def _exp_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
 def _exp_values(numbers: _Step, scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
     del scale
     result = torch.empty_like(x)
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         along = x[rows] * numbers.cosh[rows]  # float64 from here on
         result[rows] = torch.addcmul(along, u[rows].double(), numbers.sinhc[rows])
     return result
@@ -86,7 +86,7 @@ def _exp_values(numbers: _Step, scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
 def _exp_gradients(numbers: _Step, grad: Tensor, scale: Tensor, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     w, length, cosh, sinhc, slope = numbers
     on_x, on_u, on_square = torch.empty_like(x), torch.empty_like(u), torch.empty_like(w)
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         a, b, g = x[rows].double(), u[rows].double(), grad[rows].double()
         by_cosh, by_sinhc = ((g * z).sum(-1, keepdim=True) for z in (a, b))
         # What the square of the length does, and u without its part along x: the square's own gradient.
@@ -114,7 +114,7 @@ def _log_values(numbers: Between, scale: Tensor, x: Tensor, y: Tensor) -> Tensor
     result = x.new_empty(x.shape[0], x.shape[1] + 1)
     result[:, :1] = shorter * (0.0 - rise - z * x_time) / scale
     along = 1 + z
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         result[rows, 1:] = torch.addcmul(y[rows].double(), x[rows].double(), -along[rows]).mul_(shorter[rows])
     return result
 
@@ -127,7 +127,7 @@ def _log_gradients(
     slope = -shorter.pow(3) * numerics.sinhc_slope(torch.log1p(z + sinh))
     on_x, on_y, on_z = torch.empty_like(x), torch.empty_like(y), torch.empty_like(z)
     square = scale.square()
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         a, b, g = x[rows].double(), y[rows].double(), grad[rows, 1:].double()
         gap = b - a
         on_point = (g * a).sum(-1, keepdim=True) + time[rows] * x_time[rows]
@@ -168,7 +168,7 @@ class Factor(NamedTuple):
 def _radial_values(numbers: Factor, scale: Tensor, x: Tensor) -> Tensor:
     del scale
     result = torch.empty_like(x)
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         result[rows] = x[rows] * numbers.value[rows]
     return result
 
@@ -176,7 +176,7 @@ def _radial_values(numbers: Factor, scale: Tensor, x: Tensor) -> Tensor:
 def _radial_gradients(numbers: Factor, grad: Tensor, scale: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     on_x, along = torch.empty_like(x), torch.empty_like(numbers.square)
     pull = numbers.slope * scale.square()
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         a, g = x[rows].double(), grad[rows].double()
         along[rows] = (g * a).sum(-1, keepdim=True)
         on_x[rows] = a.mul_(pull[rows] * along[rows]).addcmul_(g, numbers.value[rows])
@@ -220,7 +220,7 @@ def _log0_reference(scale: Tensor, x: Tensor) -> Tensor:
 
 def _length(scale: Tensor, x: Tensor) -> Tensor:
     length = x.new_empty((x.shape[0], 1), dtype=torch.float64)
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         length[rows] = torch.linalg.vector_norm(x[rows].double(), dim=-1, keepdim=True)
     return length.mul_(scale)
 

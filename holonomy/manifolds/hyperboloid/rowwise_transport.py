@@ -38,7 +38,7 @@ class _Numbers(NamedTuple):
 def _numbers(scale: Tensor, x: Tensor, y: Tensor, v: Tensor) -> tuple[_Numbers, Tensor]:
     pair, _ = between(scale, x, y)
     products = x.new_empty((2, x.shape[0], 1), dtype=torch.float64)
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         vector = v[rows].double()
         products[0, rows] = (x[rows] * vector).sum(-1, keepdim=True)
         products[1, rows] = vector.mul_(y[rows]).sum(-1, keepdim=True)
@@ -55,7 +55,7 @@ def _values(numbers: _Numbers, scale: Tensor, x: Tensor, y: Tensor, v: Tensor) -
     result = x.new_empty(x.shape[0], x.shape[1] + 1)
     result[:, :1] = time + c * (pair.x_time + pair.y_time)
     longer = c * scale
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         both = x[rows].double().add_(y[rows])
         result[rows, 1:] = both.mul_(longer[rows]).add_(v[rows])
     return result
@@ -65,7 +65,7 @@ def _gradients(numbers: _Numbers, grad: Tensor, scale: Tensor, x: Tensor, y: Ten
     (x_time, y_time, rise, z, _, rate), time, p, c = numbers
     g_time = grad[:, :1].double()
     on_x, on_y, on_v, on_p = (torch.empty_like(like) for like in (x, y, v, p))
-    for rows in row_chunks(x, torch.float64):
+    for rows in row_chunks(x):
         a, b, u, g = x[rows].double(), y[rows].double(), v[rows].double(), grad[rows, 1:].double()
         t, x_t, y_t, c_row = g_time[rows], x_time[rows], y_time[rows], c[rows]
         along = (g * (a + b)).sum(-1, keepdim=True) * scale + t * (x_t + y_t)

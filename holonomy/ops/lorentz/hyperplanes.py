@@ -53,7 +53,7 @@ class _Distances(torch.autograd.Function):
         products = plane.new_empty(space.shape[0], plane.shape[0])
         distances, times = torch.empty_like(products), plane.new_empty(space.shape[0], 1)
         radius = curvature.neg().rsqrt()
-        for rows in row_chunks(space, torch.float64):
+        for rows in row_chunks(space):
             wide = space[rows].double()
             times[rows] = time = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), radius)
             torch.addmm(time * plane[:, 0], wide, plane[:, 1:].t(), out=products[rows])
@@ -76,7 +76,7 @@ class _Distances(torch.autograd.Function):
         on_space, on_plane = torch.empty_like(space), torch.empty_like(plane)
         on_plane[:, :1] = slope.t() @ times
         on_plane[:, 1:] = 0.0
-        for rows in row_chunks(space, torch.float64):
+        for rows in row_chunks(space):
             wide = space[rows].double()
             on_plane[:, 1:].addmm_(slope[rows].t(), wide)
             on_space[rows] = numerics.saturated(wide.mul_(pull[rows]).addmm_(slope[rows], plane[:, 1:]), space.dtype)

@@ -30,6 +30,7 @@ from holonomy.ops.heads import (
     check_state,
     head_count,
     merge_heads,
+    of_all_heads,
     refuse_shared_order,
     without_padding,
     without_queries,
@@ -181,21 +182,9 @@ class HypLinearAttention(nn.Module):
         state: LinearState | None = None,
         key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
     ) -> tuple[Float[Tensor, "*batch nodes dim_plus_1"], LinearState]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them.
+        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.HypSoftmaxAttention.step`.
 
-        A step costs the same however many tokens came before. Hooks of this layer belong to ``forward`` and do not run.
-
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``: one token, or several.
-            state: what the step before returned; ``None`` at the first. A named tuple of tensors, batch axes first.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` where x is padding, to which no later step attends either.
-
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``, and the state after them: sums over keys.
-
-        Raises:
-            TypeError: if ``state`` is not one of this layer.
-            ValueError: if it is of another batch or of other sizes.
+        The state holds sums over keys: a step costs the same however many tokens came before.
 
         >>> from holonomy.manifolds import Lorentz
         >>> m = Lorentz(-1.0)
@@ -262,7 +251,7 @@ class HypLinearAttention(nn.Module):
         check_memory(x, memory, self.features + 1, is_causal=is_causal)
         keys = without_padding(x if memory is None else memory, key_padding_mask)
         query = self._features(self.query, keys if memory is None else x)
-        hidden = None if key_padding_mask is None else key_padding_mask[..., None, :]
+        hidden = of_all_heads(key_padding_mask)
         found = linear_attention_weights(query, self._features(self.key, keys), hidden, is_causal=is_causal)
         return found if memory is not None else without_queries(found, key_padding_mask)
 
@@ -301,7 +290,7 @@ class HypLinearAttention(nn.Module):
         value = self._features(self.value, keys, numerics.exp(-self.log_scale))
         own = value if memory is None else self._features(self.value, x, numerics.exp(-self.log_scale))
         absent = torch.ones_like(x[..., 0], dtype=torch.bool) if recalled else mask
-        hidden = None if absent is None else absent[..., None, :]
+        hidden = of_all_heads(absent)
         curvature = self.manifold_hidden.curvature if self.average == "midpoint" else None
         attend = partial(linear_average, mask=hidden, state=state, curvature=curvature, group=group)
         average, state = attend(query, key, value)

@@ -107,25 +107,10 @@ class HypSimplicialAttention(KeyValueAttention[nn.Module]):
         is_causal: bool = False,
         memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
-        """Attend.
+        """Points ``(*batch, nodes, d + 1)``; the origin where x is padding, and at nodes in no simplex.
 
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
-            pair_mask: ``(*batch, nodes, keys)``, ``True`` where a node may attend to another; a simplex needs it of
-                all its keys.
-            attn_mask: the same in torch's words, ``True`` where a node must *not* attend to another: ``(nodes, keys)``,
-                ``(*batch, heads, nodes, keys)``, what broadcasts to that, or ``(batch * heads, nodes, keys)``.
-            is_causal: keys later than the query take no part, as with ``causal``.
-            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``, of which all keys and values are.
-
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding, and at nodes in no
-            simplex.
-
-        Raises:
-            TypeError: if a mask is not boolean.
-            ValueError: if the shape of one does not fit, or for ``is_causal`` or ``causal`` beside ``memory``.
+        ``x`` and ``memory`` are points ``(*batch, nodes, d + 1)`` and ``(*batch, keys, d + 1)`` on ``manifold_in``;
+        masks, ``is_causal`` and errors are those of :meth:`holonomy.layers.SimplicialAttention.forward`.
         """
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
         pairs = allowed_pairs(query, key.shape[-2], key_padding_mask, pair_mask, attn_mask)
