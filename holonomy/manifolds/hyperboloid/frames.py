@@ -139,7 +139,8 @@ class _RayAngle(_autograd.InputsSaved):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        return _angle(x, y, scale)
+        view = polar_view(x, y, scale)
+        return torch.atan2(numerics.norm(view.across, keepdim=True), view.along)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,11 +188,6 @@ def _length(view: PolarView) -> Tensor:
 def _side_at_end(ray_x: Ray, ray_y: Ray, side: Tensor) -> Tensor:
     """The unit vector across the ray of y, in the plane of both rays: rotated as one ray is to the other."""
     return side * dot(ray_x.unit, ray_y.unit) - ray_x.unit * dot(side, ray_y.unit)
-
-
-def _angle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    view = polar_view(x, y, scale)
-    return torch.atan2(numerics.norm(view.across, keepdim=True), view.along)
 
 
 def _logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:

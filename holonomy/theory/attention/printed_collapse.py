@@ -88,11 +88,15 @@ def printed_collapse(x: Float[Tensor, "n d"], layer: Projections) -> Float[Tenso
     if not plain or layer.skip or layer.masks or layer.form != "product":
         raise NotCoveredError("layer must be in product form without biases, output matrix, mask and skip connection.")
     size, u = residual_upper(x)
+    return _printed(_larger_gamma(x, u, layer), [layer], mixed_norm(x)) * size**3
+
+
+def _larger_gamma(x: Tensor, u: Tensor, layer: Projections) -> Tensor:
+    """The larger of the two readings of gamma."""
     keys = x @ layer.keys
     kappa = reduce(lambda a, b: (a[:, :, None] * b[:, None]).flatten(1, 2), keys[1:].unbind())
     logits = layer.scale * keys[0] @ kappa.mT
-    gamma = torch.maximum(assumed_gamma(logits), assumed_gamma(logits - linear_logits(x, u, layer)))
-    return _printed(gamma, [layer], mixed_norm(x)) * size**3
+    return torch.maximum(assumed_gamma(logits), assumed_gamma(logits - linear_logits(x, u, layer)))
 
 
 def _printed(gamma: Tensor, layers: Sequence[Projections], size: Tensor) -> Tensor:
@@ -109,11 +113,7 @@ def printed_depth(x: Float[Tensor, "n d"], layers: Sequence[Projections]) -> lis
     gamma, largest = size.new_zeros(()), mixed_norm(x)
     found: list[tuple[float, float]] = []
     for depth, layer in enumerate(layers, 1):
-        keys = x @ layer.keys
-        kappa = reduce(lambda a, b: (a[:, :, None] * b[:, None]).flatten(1, 2), keys[1:].unbind())
-        logits = layer.scale * keys[0] @ kappa.mT
-        second = logits - linear_logits(x, residual_upper(x)[1], layer)
-        gamma = torch.stack([gamma, assumed_gamma(logits), assumed_gamma(second)]).amax()
+        gamma = torch.maximum(gamma, _larger_gamma(x, residual_upper(x)[1], layer))
         x = attend(x, layer)
         largest = torch.maximum(largest, mixed_norm(x))
         factor = _printed(gamma, layers[:depth], largest)

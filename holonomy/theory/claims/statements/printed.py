@@ -155,18 +155,15 @@ def _vanishing(draws: Draws) -> Iterator[Trial]:
 )
 def _tokens(draws: Draws) -> Iterator[Trial]:
     """The exponent of n between n and 4 n, of the printed bound and of L+ at large logits, against that of N = 1."""
+    layers = [_ones(draws, order, 1.0)[0] for order in (1, 2, 3)]
     slopes = {
-        name: [math.log(bound(layer, 5.0, 40_000) / bound(layer, 5.0, 10_000), 4) for layer in _by_order(draws)]
+        name: [math.log(bound(layer, 5.0, 40_000) / bound(layer, 5.0, 10_000), 4) for layer in layers]
         for name, bound in (("printed", printed_lipschitz), ("L+", plus_bound))
     }
     for (name, found), exponent in zip(slopes.items(), (1.5, 0.5), strict=True):
         for order, slope in enumerate(found, 1):
             note = f"{name} grows as n^{slope:.3g} at N = {order}"
             yield Trial(abs(slope - exponent), 0.01, at={"N": float(order)}, note=note)
-
-
-def _by_order(draws: Draws) -> list[Projections]:
-    return [_ones(draws, order, 1.0)[0] for order in (1, 2, 3)]
 
 
 @CLAIMS.add(
