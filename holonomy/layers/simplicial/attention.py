@@ -258,6 +258,7 @@ class SimplicialAttention(KeyValueAttention[nn.Linear]):
         self, x: Tensor, padding: Tensor | None, memory: Tensor | None, *, is_causal: bool, first: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, and keys and values of all N, on an axis of their own behind that of the heads."""
+        checks.rows("x", x, self.features, "features", self.key)
         positions = torch.arange(first, first + x.shape[-2], device=x.device) if self.rope else None
         (query, *key), value = self._keys_and_values(x, padding, memory, positions, is_causal=is_causal)
         return query, torch.stack(key, -3), torch.stack(value, -3)

@@ -123,24 +123,11 @@ class SimplicialEncoderLayer(PreNormLayer):
         memory: Float[Tensor, "*batch keys features"] | None = None,
         previous: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """Apply the layer.
+        """The layer's result ``(*batch, tokens, features)``, finite at padding.
 
-        Args:
-            x: ``(*batch, tokens, features)``.
-            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
-            pair_mask: ``(*batch, tokens, keys)``, ``True`` where a token may attend to another.
-            attn_mask: pairs that must not attend, see
-                :class:`~holonomy.layers.simplicial.attention.SimplicialAttention`.
-            is_causal: keys later than the query take no part, as with ``causal``.
-            memory: ``(*batch, keys, features)``, to which x attends instead of to itself. It is not normalised.
-            previous: with ``steps``: queries and first keys ``(*batch, heads, tokens, dim)`` of the layer before.
-
-        Returns:
-            ``(*batch, tokens, features)``; finite at padding.
-
-        Raises:
-            ValueError: if ``previous`` is missing or without use, or there is a mask of pairs, ``is_causal`` or a
-                memory beside ``steps`` or ``capacity``.
+        The arguments are those of :meth:`holonomy.layers.SimplicialAttention.forward`; a ``memory`` is not normalised.
+        ``previous``, exactly with ``steps``, are queries and first keys ``(*batch, heads, tokens, dim)`` of the layer
+        before. A mask of pairs, ``is_causal`` or a memory beside ``steps`` or ``capacity`` is a ValueError.
         """
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "memory": memory}
         if not self._chooses:

@@ -36,7 +36,11 @@ class RowwiseOp(NamedTuple):
     # Of the numbers, the gradient by the results, the scale and the tables, what each row adds to the gradient by the
     # scale, (n, 1) in float64, then the gradients by the tables.
     gradients: Callable[..., tuple[Tensor, ...]]
-    reference: Callable[..., Tensor]  # of the scale and the tables, the same by geodesics
+    exact: Callable[..., Tensor]  # of the tables in float64 and the scale, the same by geodesics
+
+    def reference(self, scale: Tensor, *tables: Tensor) -> Tensor:
+        """Of the scale and the tables, the same by geodesics."""
+        return numerics.narrow(self.exact(*map(numerics.widen, tables), scale), tables[0].dtype)
 
 
 def apply_rowwise(operation: RowwiseOp, scale: Tensor, *tables: Tensor) -> Tensor:

@@ -52,8 +52,4 @@ def _gradients(numbers: Between, grad: Tensor, scale: Tensor, x: Tensor, y: Tens
     return weights * lag / scale.square(), on_x, on_y
 
 
-def _reference(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return numerics.narrow(geodesics.distance(numerics.widen(x), numerics.widen(y), scale), x.dtype)
-
-
-_DISTANCE = RowwiseOp(_numbers, _values, _gradients, _reference)
+_DISTANCE = RowwiseOp(_numbers, _values, _gradients, geodesics.distance)

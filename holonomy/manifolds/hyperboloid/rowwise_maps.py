@@ -97,9 +97,8 @@ def _exp_gradients(numbers: _Step, grad: Tensor, scale: Tensor, x: Tensor, u: Te
     return on_square * (length.square() - w.square()) / (scale * scale.square()), on_x, on_u
 
 
-def _exp_reference(scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
-    wide = geodesics.expmap_exact(numerics.widen(x), numerics.widen(u), scale, reach_of(x.dtype))
-    return numerics.narrow(numerics.shrink(wide, x.dtype), x.dtype)
+def _exp_exact(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
+    return numerics.shrink(geodesics.expmap_exact(x, u, scale, reach_of(torch.float32)), torch.float32)
 
 
 def _log_numbers(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
@@ -146,10 +145,6 @@ def _log_gradients(
         on_y[rows] = second.addcmul_(b, of_time / y_time[rows])
     by_time = shorter * time * (z * y_time - rise) / (x_time * y_time)
     return (on_z * rate + by_time) / scale, on_x, on_y
-
-
-def _log_reference(scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return numerics.narrow(geodesics.logarithm(numerics.widen(x), numerics.widen(y), scale), x.dtype)
 
 
 def _shorter(numbers: Between) -> Tensor:
@@ -204,18 +199,13 @@ def _exp0_numbers(scale: Tensor, u: Tensor) -> tuple[Factor, Tensor]:
     return exponential_factor(length), ~(length <= numerics.widest_rapidity(u.dtype) / 2)
 
 
-def _exp0_reference(scale: Tensor, u: Tensor) -> Tensor:
-    wide = geodesics.expmap0_exact(numerics.widen(u), scale)
-    return numerics.narrow(numerics.shrink(wide, u.dtype), u.dtype)
+def _exp0_exact(u: Tensor, scale: Tensor) -> Tensor:
+    return numerics.shrink(geodesics.expmap0_exact(u, scale), torch.float32)
 
 
 def _log0_numbers(scale: Tensor, x: Tensor) -> tuple[Factor, Tensor]:
     length = _length(scale, x)
     return logarithm_factor(length), ~(length <= numerics.ROW_WIDEST)
-
-
-def _log0_reference(scale: Tensor, x: Tensor) -> Tensor:
-    return numerics.narrow(geodesics.logarithm0(numerics.widen(x), scale), x.dtype)
 
 
 def _length(scale: Tensor, x: Tensor) -> Tensor:
@@ -225,8 +215,8 @@ def _length(scale: Tensor, x: Tensor) -> Tensor:
     return length.mul_(scale)
 
 
-_EXPONENTIAL = RowwiseOp(_exp_numbers, _exp_values, _exp_gradients, _exp_reference)
-_LOGARITHM = RowwiseOp(_log_numbers, _log_values, _log_gradients, _log_reference)
+_EXPONENTIAL = RowwiseOp(_exp_numbers, _exp_values, _exp_gradients, _exp_exact)
+_LOGARITHM = RowwiseOp(_log_numbers, _log_values, _log_gradients, geodesics.logarithm)
 # Rows multiplied by a function of their length.
-_EXPONENTIAL_AT_ORIGIN = RowwiseOp(_exp0_numbers, _radial_values, _radial_gradients, _exp0_reference)
-_LOGARITHM_AT_ORIGIN = RowwiseOp(_log0_numbers, _radial_values, _radial_gradients, _log0_reference)
+_EXPONENTIAL_AT_ORIGIN = RowwiseOp(_exp0_numbers, _radial_values, _radial_gradients, _exp0_exact)
+_LOGARITHM_AT_ORIGIN = RowwiseOp(_log0_numbers, _radial_values, _radial_gradients, geodesics.logarithm0)

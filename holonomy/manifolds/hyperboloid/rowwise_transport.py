@@ -87,10 +87,4 @@ def _gradients(numbers: _Numbers, grad: Tensor, scale: Tensor, x: Tensor, y: Ten
     return rates / scale, on_x, on_y, on_v
 
 
-def _reference(scale: Tensor, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-    return numerics.narrow(
-        geodesics.transport_exact(numerics.widen(x), numerics.widen(y), numerics.widen(v), scale), x.dtype
-    )
-
-
-_TRANSPORT = RowwiseOp(_numbers, _values, _gradients, _reference)
+_TRANSPORT = RowwiseOp(_numbers, _values, _gradients, geodesics.transport_exact)

@@ -125,25 +125,17 @@ class HypLinearAttention(nn.Module):
         memory: Float[Tensor, "*batch keys dim_plus_1"] | None = None,
         group: Group | None = None,
     ) -> Float[Tensor, "*batch nodes dim_plus_1"]:
-        r"""Attend.
+        r"""Points ``(*batch, nodes, d + 1)``; the origin where x is padding.
 
-        Args:
-            x: points ``(*batch, nodes, d + 1)`` on ``manifold_in``.
-            key_padding_mask: ``(*batch, nodes)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
-            attn_mask: must be None: weights of single pairs are never made.
-            is_causal: no node attends to later ones. Still linear in time and memory.
-            memory: points ``(*batch, keys, d + 1)`` on ``manifold_in``, to which x attends instead of to itself. The
-                residual :math:`\psi(V_s)` is that of x.
-            group: processes that share the nodes: x, and ``memory`` if there is one, are the rows of this one. They
-                attend to the rows of all, by one sum over processes of heads times :math:`d_h (d_h + 1)` numbers. Far
-                out, where squares leave the range, gradients are not held within it.
+        ``x``, ``key_padding_mask``, ``is_causal``, ``memory`` and errors are those of
+        :meth:`holonomy.layers.HypSoftmaxAttention.forward`. Causal attention is still linear in time and memory, and
+        beside a memory the residual :math:`\psi(V_s)` is that of x. ``attn_mask`` must be None, for weights of single
+        pairs are never made.
 
-        Returns:
-            Points ``(*batch, nodes, d + 1)`` on ``manifold_out``; the origin where x is padding.
-
-        Raises:
-            TypeError: if ``group`` is not a process group.
-            ValueError: if there is an ``attn_mask``, or ``is_causal`` beside ``memory`` or ``group``.
+        ``group`` are processes that share the nodes: x, and ``memory`` if there is one, are the rows of this one. They
+        attend to the rows of all, by one sum over processes of heads times :math:`d_h (d_h + 1)` numbers. Far out,
+        where squares leave the range, gradients are not held within it. Another object is a TypeError, ``is_causal``
+        beside it a ValueError.
         """
         checks.rows("x", x, self.features + 1, "features + 1", self.query)
         check_memory(x, memory, self.features + 1, is_causal=is_causal)
