@@ -43,6 +43,7 @@ def linear_average(
     *,
     curvature: Float[Tensor, "*one"] | None = None,
     group: Group | None = None,
+    unit: bool = False,
 ) -> tuple[Float[Tensor, "*batch query values"], LinearState | None]:
     """Averages of the values with the weights of linear attention: of all keys, or with a state of those up to each.
 
@@ -55,7 +56,7 @@ def linear_average(
         query, key = numerics.widen(query), numerics.widen(key)
         value = hyperboloid.lift(numerics.widen(value), curvature)
     if state is None:
-        mean = linear_attention(query, key, value, mask, group)
+        mean = linear_attention(query, key, value, mask, group, unit=unit)
     else:
         mean, state = causal_linear_attention(query, key, value, mask, state)
     if curvature is None:
@@ -108,7 +109,8 @@ def linear_attention_block_after(
         power_features(functional.linear(x, w, b).unflatten(-1, (heads, -1)), power, unit=unit) for w, b, unit in maps
     )
     query, key, by_head = (part.transpose(-3, -2) for part in (query, key, value))
-    average, state = linear_average(query, key, by_head, None if mask is None else mask[..., None, :], state)
+    hidden = None if mask is None else mask[..., None, :]
+    average, state = linear_average(query, key, by_head, hidden, state, unit=True)
     space = merge_heads(average) + functional.linear(value.flatten(-2), residual_weight, residual_bias)
     space = without_padding(space, mask)
     return space if curvature is None else hyperboloid.lift(space, curvature), state

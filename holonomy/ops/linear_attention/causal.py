@@ -104,7 +104,7 @@ def linear_attention_weights(
     query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
     pairs = (query / (count * channels)) @ (held(key) / sizes).mT * (sizes.mT / largest)
     pairs = pairs.tril() if is_causal else pairs
-    return quotient(torch.cat([pairs, pairs.sum(-1, keepdim=True)], -1))
+    return quotient(pairs, pairs.sum(-1, keepdim=True))
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:
@@ -130,5 +130,5 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, state: Lin
     before = [x[..., :-1, :, None] for x in scales]
     inside = (query @ key.mT) * (sizes.mT / largest).tril()
     total = product(inside, value) + product(query, earlier) * (before[0] / largest * before[1])
-    mixed = quotient(total).flatten(-3, -2)
+    mixed = quotient(*total.tensor_split([-1], -1)).flatten(-3, -2)
     return mixed[..., :rows, :], LinearState(sums[..., -1, :, :], scales[0][..., -1:, :], scales[1][..., -1:, :])

@@ -44,11 +44,17 @@ def _power_features(x: Tensor, power: float, *, unit: bool) -> Tensor:
     positive = torch.relu(x)
     # Constant for autograd: a common factor changes no direction, and the largest entry has kinks. With it scaled to
     # one no power overflows, and both norms are at least one in live rows.
-    largest = positive.detach().amax(-1, keepdim=True)
-    scaled = positive / torch.where(largest > 0, largest, 1.0)
+    largest = numerics.positive(positive.detach().amax(-1, keepdim=True))
+    scaled = positive * largest.reciprocal()
     powered = scaled.pow(power)
-    length = torch.ones_like(largest) if unit else largest * torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return powered * numerics.safe_div(numerics.finite(length), torch.linalg.vector_norm(powered, dim=-1, keepdim=True))
+    length = torch.ones_like(largest) if unit else numerics.finite(largest * _length(scaled))
+    return powered * numerics.safe_div(length, _length(powered))
+
+
+def _length(x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():  # where the gradient of a norm divides every entry by it
+        return numerics.root(x.square().sum(-1, keepdim=True))
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
 
 
 class _PowerFeatures(torch.autograd.Function):
@@ -97,13 +103,16 @@ def linear_attention(
     value: Float[Tensor, "*batch key values"],
     mask: Bool[Tensor, "*#batch key"] | None = None,
     group: Group | None = None,
+    *,
+    unit: bool = False,
 ) -> Float[Tensor, "*batch query values"]:
     r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16.
 
     Row i is the average of the values with weights :math:`q_i \cdot k_j`. A row whose weights are
     all zero (zero query, orthogonal keys, every key masked) is zero, and so is its gradient; as zero counts what is
     less than 1e-19 in float32 (the root of the smallest number) of the largest query entry times the largest key entry
-    of all, divided by the number of key entries. With a group the keys and values are a part of all.
+    of all, divided by the number of key entries. With a group the keys and values are a part of all; ``unit`` says that
+    queries are of length one, or zero.
     """
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
@@ -120,11 +129,16 @@ def linear_attention(
     largest = numerics.positive(key.detach().abs().amax((-2, -1), keepdim=True))
     key = held(key) * (1 / (key.shape[-2] * key.shape[-1]) / largest)
     # So does one of each query, by a power of two, which rounds nothing.
-    query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
+    query = held(query)
+    if not unit:
+        query = query / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
+    if torch.compiler.is_compiling() and group is None:  # where a column of ones would be a copy of the values
+        weight = (query * key.sum(-2, keepdim=True)).sum(-1, keepdim=True)
+        return quotient(product(query, product(key.transpose(-2, -1), value)), weight)
     sums = product(key.transpose(-2, -1), functional.pad(value, (0, 1), value=1.0))
     if group is not None:
         sums = _parts.scaled_total(sums, largest.log() + math.log(key.shape[-2]), group)[0]
-    return quotient(product(query, sums))
+    return quotient(*product(query, sums).tensor_split([-1], -1))
 
 
 def held(features: Float[Tensor, "*batch rows channels"]) -> Float[Tensor, "*batch rows channels"]:
@@ -169,10 +183,12 @@ class _Product(torch.autograd.Function):
         return grad.clamp(-limit, limit) @ value.mT, of_value
 
 
-def quotient(total: Float[Tensor, "*batch query columns"]) -> Float[Tensor, "*batch query values"]:
-    """Averages from sums of values and, the last column, of weights; zero, with zero gradient, without a weight."""
+def quotient(
+    total: Float[Tensor, "*batch query values"], weight: Float[Tensor, "*batch query 1"]
+) -> Float[Tensor, "*batch query values"]:
+    """Averages from sums of values and of weights; zero, with zero gradient, without a weight."""
     limits = torch.finfo(total.dtype)
-    weight = numerics.gradient_within(total[..., -1:], limits.max / 4)
+    weight = numerics.gradient_within(weight, limits.max / 4)
     # The gradient has the square of the inverse, which must not overflow.
     weight = torch.where(weight > math.sqrt(limits.tiny), weight, 0)
-    return total[..., :-1] * numerics.safe_div(torch.ones_like(weight), weight)
+    return total * numerics.safe_div(torch.ones_like(weight), weight)
