@@ -34,7 +34,9 @@ def lifted_midpoint(
 ) -> Float[Tensor, "*batch ambient"]:
     """The midpoint of ``x`` and ``epsilon * y``, two points of one manifold; of y the space part is enough."""
     dim = x.shape[-1] - 1
-    left, right = torch.broadcast_tensors(x[..., 1:], y[..., y.shape[-1] - dim :])
+    # A slice's gradient is a table of zeros that is written into, that of a split one concatenation.
+    spaces = (z if z.shape[-1] == dim else z.split([1, dim], -1)[1] for z in (x, y))
+    left, right = torch.broadcast_tensors(*spaces)
     found = midpoint(left.reshape(-1, dim), right.reshape(-1, dim), curvature, epsilon)
     return found.view(*left.shape[:-1], dim + 1)
 
