@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class FeedForward(nn.Sequential):
     """HTC, HRC, HTC, HypDropout.
 
-    The wide hidden points are never put together: the second map takes time and space apart, which saves a fifth of the
-    time of forward and backward.
+    The wide hidden points are never put together: the second map takes time and space apart, which saves a third of the
+    time of forward and backward, and more than half of what is kept between them.
     """
 
     def forward(self, x: Float[Tensor, "*batch ambient"]) -> Float[Tensor, "*batch ambient_out"]:  # pyright: ignore[reportIncompatibleMethodOverride]
