@@ -288,6 +288,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("points", lambda: layers.HypConcat(M)([P, P])),
         ("epsilon", lambda: layers.HypResidual(M, epsilon=NAN)),
         ("branch", lambda: layers.HypResidual(M)(P, X)),
+        ("branch", lambda: layers.HypResidual(M)(P, P[:3])),
         ("x", lambda: layers.HypResidual(M)(P.numpy(), P)),
         ("epsilon", lambda: layers.HypPositionalEncoding(6, M, epsilon="one")),
         ("features", lambda: layers.HypPositionalEncoding(0, M)),

@@ -264,7 +264,9 @@ def check_encodings(encoder: PairEncoder, pairs: Sequence[int], **given: Tensor 
 
 def _check(name: str, value: Tensor | None, shape: Sequence[int] | None) -> None:
     if (value is not None) != (shape is not None):
-        raise ValueError(f"{name} must be given exactly if the encoder was made for it, got {type(value).__name__}.")
+        advice = "; ChromaticGraphTransformer.encode computes it" if value is None else ""
+        wanted = "given exactly if the encoder was made for it"
+        raise ValueError(f"{name} must be {wanted}, got {type(value).__name__}{advice}.")
     if value is None or shape is None:
         return
     if name == "related":
