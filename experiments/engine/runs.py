@@ -80,6 +80,7 @@ class Run:
         before = listed(self.folder)
         if before and resume:
             self._check_config(before["config"])
+            self._check_machine(before.get("machine"))
         elif before and (overwrite or _nothing_done(self.folder)):
             _remove(self.folder)
             before = None
@@ -103,6 +104,13 @@ class Run:
             said = "; ".join(f"{key} was {before.get(key)!r} and is now {self.config.get(key)!r}" for key in changed)
             raise StaleError(f"{self.folder} holds another run ({said}): resume it as it was, or choose another folder")
 
+    def _check_machine(self, before: Mapping[str, Any] | None) -> None:
+        """Refuse to compute the rest with other rounding; lists of earlier versions do not say how it began."""
+        if before is not None and before != machine():
+            changed = [name for name, now in machine().items() if before.get(name) != now]
+            said = ", ".join(f"--{name} was {before.get(name)} and is now {machine()[name]}" for name in changed)
+            raise StaleError(f"{self.folder} was computed differently ({said}): resume it as it was")
+
     def _refuse_foreign(self, path: Path) -> None:
         if path.name not in self.files and path not in _leftovers(self.folder, self.files):
             raise StaleError(f"{path} is there already, and not from this run: move it away, or choose another folder")
@@ -111,7 +119,8 @@ class Run:
         # Another process may be at work on other parts of the same run.
         there = listed(self.folder) or {"files": []}
         self.files = list(dict.fromkeys([*there["files"], *self.files]))
-        write_json(self.folder / LIST, {"config": self.config, "files": self.files, "finished": finished})
+        said = {"config": self.config, "machine": machine(), "files": self.files, "finished": finished}
+        write_json(self.folder / LIST, said)
 
     def own(self, name: str) -> Path:
         """Put a file or folder on the list of what the run writes, and return its path."""
@@ -191,6 +200,7 @@ def listed(folder: Path) -> dict[str, Any] | None:
         return None
     said = read_json(path)
     kinds = {"config": dict, "files": list, "finished": bool}
+    kinds |= {"machine": dict} if isinstance(said, dict) and "machine" in said else {}
     if not isinstance(said, dict) or {key: type(value) for key, value in said.items()} != kinds:
         raise StaleError(f"{path} is not the list of a run's files: move it away, or choose another folder")
     # A list that somebody changed must not lead out of the folder.
@@ -456,6 +466,15 @@ def train(
     return Trained(best_epoch, best, history, done, stopped, time.monotonic() - start)
 
 
+# Where models of this process are trained.
+_device = ["cpu"]
+
+
+def machine() -> dict[str, int | str]:
+    """What the bits of a result depend on beside its settings, by the names of the options."""
+    return {"threads": torch.get_num_threads(), "device": _device[0]}
+
+
 def use_machine(threads: int | None, device: str) -> None:
     """Set the number of threads, if one is given, and check that the device is there."""
     if threads is not None:
@@ -466,6 +485,7 @@ def use_machine(threads: int | None, device: str) -> None:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise RefusedError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
+    _device[0] = device
 
 
 def moved(thing: Any, device: str) -> Any:

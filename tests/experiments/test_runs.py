@@ -378,3 +378,21 @@ def test_the_commit_is_dirty_where_a_source_differs_and_not_where_a_result_does(
 def test_a_command_can_be_typed_again() -> None:
     words = ["--data", "tree x sphere", "--steps", "3"]
     assert shlex.split(runs.command_line("experiments.mixed_curvature", words))[3:] == words
+
+
+@pytest.mark.parametrize("how", ["threads", "device"])
+def test_a_run_is_not_resumed_with_other_rounding(tmp_path, monkeypatch, how):
+    """Half of the seeds on one thread and half on two, or on a GPU, were a mixture that nothing recorded."""
+    began = {"threads": 1, "device": "cpu"}
+    monkeypatch.setattr(runs, "machine", lambda: began)
+    runs.Run(tmp_path, {"task": "toy"}).write_json("results.json", {})
+    runs.Run(tmp_path, {"task": "toy"}, resume=True)
+    other = began | {how: {"threads": 2, "device": "cuda"}[how]}
+    monkeypatch.setattr(runs, "machine", lambda: other)
+    with pytest.raises(runs.StaleError, match=rf"--{how} was {began[how]} and is now {other[how]}"):
+        runs.Run(tmp_path, {"task": "toy"}, resume=True)
+    # Lists of earlier versions do not say.
+    said = runs.read_json(tmp_path / runs.LIST)
+    del said["machine"]
+    runs.write_json(tmp_path / runs.LIST, said)
+    runs.Run(tmp_path, {"task": "toy"}, resume=True)
