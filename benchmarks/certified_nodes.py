@@ -42,7 +42,7 @@ from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.affine.search import largest_radii
 
 # Nodes whose radii are searched for side by side.
-_TOGETHER = 32
+_TOGETHER = 64
 # The largest radius that is tried.
 _FARTHEST = 100.0
 

@@ -17,7 +17,7 @@ import pytest
 
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
-from holonomy.theory.affine import backward, cap, graph, points, whole_graph
+from holonomy.theory.affine import backward, cap, graph, points, ratios, whole_graph
 from holonomy.theory.affine.arithmetic import ellipsoids, entrywise, products, quadratics, squares
 from holonomy.theory.affine.attention import linear
 from holonomy.theory.affine.mixtures import Mixed, bounded
@@ -153,6 +153,9 @@ MUTANTS = [
     *less("hyperbolic.model_about", composition.Tape._multiply, "times(self.constant, constant)"),
     # Certified nodes
     Mutant("certified.sound", squares.quadratic_of, "form.center, gradient", "form.center, 0.9 * gradient"),
+    Mutant("certified.sound", Mixed.of, "rows), size)", "rows), 0.9 * size)"),
+    Mutant("certified.sound", Mixed._undone, "start + change", "start + 0.9 * change"),
+    *less("certified.stretch", ratios.lines_of_stretch, "tangent * mid", "(last - first) / 2"),
     *less("certified.cap", cap.farthest, "(k * radius).asinh()"),
     *less("certified.cap", cap.least_products, "(k * reach).asinh()", "root_size * turned.norm(dim=-1)"),
     Mutant("certified.quotients", products.quotient, "low), difference)", "low), times(difference, 0.9))"),

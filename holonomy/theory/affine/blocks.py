@@ -24,7 +24,8 @@ from holonomy.theory.affine.arithmetic.forms import Form
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import Heads, attended_among, chunks, heads_of
 from holonomy.theory.affine.branch import fed, positioned
-from holonomy.theory.affine.points import Scaled, settled, unscaled
+from holonomy.theory.affine.points import Scaled, settled, unscaled, within_sphere
+from holonomy.theory.affine.ratios import Ratio
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Stream:
     tokens: TokenForms
 
 
-def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat, others: list[TokenForms]) -> Form:
+def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat, others: list[TokenForms]) -> Ratio:
     """The space part of the victim after all blocks; ``others`` are the tokens after each block, made where missing."""
     blocks = [cast("HypformerBlock", each) for each in encoder.blocks]
     noise = stream.point.space.noise
@@ -47,17 +48,17 @@ def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Thr
         noise.owner = f"{name}.attention"
         heads = heads_of(layer.attention, placed.tokens)
         if number < len(blocks) - 1:
-            space = _own(layer, name, placed, scaled, heads, threat, last=False)
+            space = within_sphere(layer.norm_feedforward, _own(layer, name, placed, scaled, heads, threat).form())
             if len(others) == number:
                 others.append(_rest(layer, name, placed, heads, threat))
             tokens = others[number].with_token(stream.own, space)
             stream = Stream(stream.own, unscaled(space, layer.manifold_out), tokens)
         elif victim == stream.own:
-            return _own(layer, name, placed, scaled, heads, threat, last=True)
+            return _own(layer, name, placed, scaled, heads, threat)
         else:
             query = unscaled(placed.tokens.form(torch.tensor([victim]), noise), layer.manifold_in)
             found = attended_among(layer.attention, query, heads, threat)
-            return fed(layer, name, query, found, last=True)
+            return fed(layer, name, query, found)
     raise AssertionError
 
 
@@ -79,16 +80,14 @@ def _moved(layer: HypformerBlock, space: Form) -> Form:
     return settled(point, layer.manifold_in).space
 
 
-def _own(
-    layer: HypformerBlock, name: str, placed: Stream, scaled: Scaled, heads: Heads, threat: Threat, *, last: bool
-) -> Form:
+def _own(layer: HypformerBlock, name: str, placed: Stream, scaled: Scaled, heads: Heads, threat: Threat) -> Ratio:
     """The token that is followed."""
     if isinstance(layer.attention, HypLinearAttention) and not placed.tokens.everything:
         points = layer.manifold_in.lift(placed.tokens.center)
         crowd = crowd_of(layer.attention, points, torch.tensor([placed.own]))
-        return fed(layer, name, scaled, attended(layer.attention, scaled, scaled, crowd), last=last)
+        return fed(layer, name, scaled, attended(layer.attention, scaled, scaled, crowd))
     point = placed.point
-    return fed(layer, name, point, attended_among(layer.attention, point, heads, threat), last=last)
+    return fed(layer, name, point, attended_among(layer.attention, point, heads, threat))
 
 
 def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, threat: Threat) -> TokenForms:
@@ -97,5 +96,5 @@ def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, threat
     for some in chunks(len(placed.tokens.center)):
         query = unscaled(placed.tokens.form(some), layer.manifold_in)
         found = attended_among(layer.attention, query, heads, threat)
-        parts.append(merged(fed(layer, name, query, found, last=False)))
+        parts.append(merged(within_sphere(layer.norm_feedforward, fed(layer, name, query, found).form())))
     return tokens_of(parts)

@@ -31,9 +31,8 @@ from holonomy.theory.affine.points import (
     refined,
     root,
     transformed,
-    unscaled,
-    within_sphere,
 )
+from holonomy.theory.affine.ratios import Ratio
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.regions import refuse_other_curvature
 from holonomy.theory.certificates.stretching import ends_of
@@ -73,20 +72,19 @@ def positioned(layer: nn.Module, point: Scaled) -> Scaled:
     return midpoint(point, place, layer.epsilon, layer.manifold)
 
 
-def fed(layer: HypformerBlock, name: str, query: Scaled, found: Form, *, last: bool) -> Form:
+def fed(layer: HypformerBlock, name: str, query: Scaled, found: Form) -> Ratio:
     """One block after the attention, whose result comes times the query's scale: a space part on ``manifold_out``."""
     noise = query.space.noise
     noise.owner = f"{name}.norm_attention"
     found = dropped(layer.drop, found)
-    space = within_sphere(layer.norm_attention, normalised(layer.norm_attention, _added(layer.residual, query, found)))
+    scaled = normalised(layer.norm_attention, _added(layer.residual, query, found))
+    point = lifted(scaled.over, scaled.under, scaled.floor, layer.manifold_in)
     noise.owner = f"{name}.feedforward"
-    point = unscaled(space, layer.manifold_in)
     widen, refine, narrow, drop = cast("tuple[HTC, HRC, HTC, HypDropout]", tuple(layer.feedforward))
-    hidden = unscaled(refined(refine, transformed(widen, point)), refine.manifold_out)
+    hidden = lifted(refined(refine, transformed(widen, point)), point.scale, point.floor, refine.manifold_out)
     found = dropped(drop, transformed(narrow, hidden))
     noise.owner = f"{name}.norm_feedforward"
-    space = normalised(layer.norm_feedforward, _added(layer.residual, point, found))
-    return space if last else within_sphere(layer.norm_feedforward, space)
+    return normalised(layer.norm_feedforward, _added(layer.residual, point, found))
 
 
 def _added(layer: HypResidual, point: Scaled, branch: Form) -> Scaled:

@@ -29,13 +29,20 @@ if TYPE_CHECKING:
 
 def farthest(encoder: HypformerEncoder) -> Float[Tensor, ""]:
     """How long the logarithm of a result of the encoder is at most; infinite where no LayerNorm is last."""
+    norm, radius = _last_norm(encoder), longest(encoder)
+    if norm is None:
+        return radius
+    k = root(norm.manifold_out)
+    return (k * radius).asinh() / k * (1 + ROUNDING)
+
+
+def longest(encoder: HypformerEncoder) -> Float[Tensor, ""]:
+    """How long the space part of a result of the encoder is at most; infinite where no LayerNorm is last."""
     norm = _last_norm(encoder)
     if norm is None:
         return torch.tensor(torch.inf).double()
     gain, shift = gain_of(norm)
-    radius = (math.sqrt(norm.features) * gain.abs().amax() + shift.norm()) * (1 + ROUNDING)
-    k = root(norm.manifold_out)
-    return (k * radius).asinh() / k * (1 + ROUNDING)
+    return (math.sqrt(norm.features) * gain.abs().amax() + shift.norm()) * (1 + ROUNDING)
 
 
 def least_products(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-# Problems side by side: more share what a call costs by itself, until they do not fit the cache.
-_BATCH = 32
+# Problems side by side: they share what a call costs by itself, which is that of twenty problems.
+_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,7 @@ def certified_radius(
 ) -> Float[Tensor, " victims"]:
     """Find, for each node, a radius within which features do not change its prediction.
 
-    Each radius returned was certified itself, as by :func:`certify_node`; the search, a bisection, only decides which
-    ones are tried.
+    Each radius returned was certified itself, as by :func:`certify_node`; the search only decides which ones are tried.
 
     Args:
         model: in evaluation, see :func:`certify_node`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
@@ -29,6 +30,7 @@ from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.graph import graph_branch, reading
 from holonomy.theory.affine.mixtures import Margins, Mixed, bounded
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
+from holonomy.theory.affine.ratios import Ratio
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
@@ -133,12 +135,11 @@ class Enclosure:
         noise = Noise.of(len(moving), basis.shape[-1], self.x, squares=known != "first order" and self._squares(threat))
         if threat != "node":
             noise.tokens = victim
-        parts: list[Form] = []
-        transformer: Form | None = None
+        space: Ratio | None = None
         if self.model.encoder is not None and known != "cap":
-            found = self._transformer(self.model.encoder, noise, moving, victim, basis, radius, threat)
-            transformer = times(found, self._share)
+            space = self._transformer(self.model.encoder, noise, moving, victim, basis, radius, threat)
         noise.owner = "graph encoder"
+        parts: list[Form] = []
         if self.graph is not None:
             share = 1.0 if self.model.encoder is None else self.model.graph_weight
             if threat == "node":
@@ -148,16 +149,14 @@ class Enclosure:
             parts.append(times(found, share))
         if self.model.encoder is None:
             return self._without_transformer(parts[0], target)
-        if transformer is None:
-            noise.fail(torch.ones_like(noise.failed))
-            transformer = constant(noise, torch.zeros_like(parts[0].center))
+        noise.owner = "decoder"
         if isinstance(self.model.decoder, nn.Linear):
-            zero = constant(noise, torch.zeros_like(transformer.center))
+            zero = constant(noise, self.points.new_zeros(len(moving), self.model.decoder.in_features))
             graph = self._differences(plus(zero, *parts), target)
             searched = threat == "node" and not self.differentiable
-            mixed = Mixed.of(self.model, self.graph, transformer, graph, (victim, target))
+            mixed = Mixed.of(self.model, self.graph, space, graph, (victim, target))
             return mixed.margins(enough if searched else None)
-        return self._decoded(transformer, parts, target)
+        return self._decoded(noise, space, parts, target)
 
     def one_by_one(self, threat: Threat) -> bool:
         """Whether more tokens than the moving one are followed, which are a batch by themselves."""
@@ -177,10 +176,14 @@ class Enclosure:
         bound = bounded(found, target)
         return Margins.of(found, bound, bound, bound)
 
-    def _decoded(self, transformer: Form, parts: list[Form], target: Tensor) -> Margins:
+    def _decoded(self, noise: Noise, space: Ratio | None, parts: list[Form], target: Tensor) -> Margins:
         """A decoder that is not linear, with the enclosure and with a ball in its place."""
-        noise, size = transformer.noise, transformer.center.shape[-1]
-        noise.owner = "decoder"
+        size = self.points.shape[1] - 1
+        if space is None:
+            noise.fail(torch.ones_like(noise.failed))
+            transformer = constant(noise, self.x.new_zeros(len(target), size))
+        else:
+            transformer = times(logarithm(space.form(), self.model.manifold_out), self._share)
         found = self._differences(plus(transformer, *parts), target)
         affine = bounded(found, target, noise.failed)
         ball = (
@@ -212,8 +215,8 @@ class Enclosure:
         basis: Tensor,
         radius: Tensor,
         threat: Threat,
-    ) -> Form:
-        """The logarithm of the victim's point."""
+    ) -> Ratio:
+        """The space part of the victim's point."""
         itself = torch.equal(moving, victim)
         if not itself and bool((moving == victim).any()):
             raise ValueError("moving must be the victims themselves, or none of them.")
@@ -233,9 +236,9 @@ class Enclosure:
             crowd = crowd_of(attention, places, moving)
             stays = unscaled(constant(noise, places[victim, 1:]), layer.manifold_in)
             query = point if itself else stays
-            space = fed(layer, "block0", query, attended(attention, query, point, crowd), last=True)
+            space = fed(layer, "block0", query, attended(attention, query, point, crowd))
         noise.owner = "logarithm"
-        return logarithm(refined(encoder.drop, space), self.model.manifold_out)
+        return replace(space, over=refined(encoder.drop, space.over))
 
     def _others(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[TokenForms]:
         """The tokens that follow a moving one, on a ball of at most 16 times the radius, from an earlier bound."""

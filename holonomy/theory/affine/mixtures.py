@@ -1,8 +1,9 @@
 """Lower bounds of margins from the enclosure of a transformer, from its cap, and from mixtures of both.
 
 A bound by the enclosure and one by the cap (:mod:`holonomy.theory.affine.cap`) are both bounds, and so is every mixture
-of them, whose linear parts may cancel better: the largest of a few is taken. Where these are not enough, the graph
-encoder is bounded once more, from below (L15).
+of them, whose linear parts may cancel better: the largest of a few is taken. The enclosure is not divided by what the
+last LayerNorm and the logarithm divide by, as the sign of a margin does not depend on it (L17). Where all this is not
+enough, the graph encoder is bounded once more, from below (L15).
 """
 
 from __future__ import annotations
@@ -16,19 +17,32 @@ from torch import Tensor, nn
 
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, linear, plus, remainders, spread, times
+from holonomy.theory.affine.arithmetic.forms import (
+    ROUNDING,
+    Form,
+    constant,
+    linear,
+    plus,
+    remainders,
+    spread,
+    times,
+)
+from holonomy.theory.affine.arithmetic.products import scale
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
-from holonomy.theory.affine.arithmetic.squares import quadratic_of
+from holonomy.theory.affine.arithmetic.squares import bounds, quadratic_of
 from holonomy.theory.affine.backward import improved
-from holonomy.theory.affine.cap import least_products
+from holonomy.theory.affine.cap import least_products, longest
 from holonomy.theory.affine.graph import GraphBranch
-from holonomy.theory.affine.points import bias_of
+from holonomy.theory.affine.points import bias_of, root
+from holonomy.theory.affine.ratios import Ratio
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 # Shares of the enclosure.
 _MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# Where a divisor may be so small relative to its centre, a margin that is below a number has no bound.
+_LEAST = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -68,86 +82,173 @@ class Margins:
 
 @dataclass(frozen=True)
 class Mixed:
-    """What margins of a linear decoder are bounded from: forms, the cap's bounds, victims and targets.
+    r"""What margins of a linear decoder are bounded from: forms, the cap's bounds, victims and targets.
 
-    ``graph`` is what the graph encoder and the bias give, ``whole`` what the transformer does.
+    ``graph`` is what the graph encoder and the bias give, ``cap`` what the transformer gives at least. In units of a
+    number :math:`\varphi_0` (L17), ``forms`` are :math:`a \cdot Y`, :math:`\varphi - \varphi_0` from below and from
+    above, and their products with ``graph``; ``ends`` bound :math:`\varphi` and how far these are apart. Without them
+    nothing but the cap is known.
     """
 
     model: Hypformer
     branch: GraphBranch | None
     graph: Form
-    whole: Form
     cap: Float[Tensor, "problem class"]
     victim: Tensor
     target: Tensor
+    forms: tuple[Form, tuple[Form, Form], tuple[Form, Form]] | None = None
+    ends: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
     def of(
-        cls, model: Hypformer, branch: GraphBranch | None, transformer: Form, graph: Form, ends: tuple[Tensor, Tensor]
+        cls,
+        model: Hypformer,
+        branch: GraphBranch | None,
+        space: Ratio | None,
+        graph: Form,
+        asked: tuple[Tensor, Tensor],
     ) -> Mixed:
-        """From the transformer's share of the tangent vector, and the margins without it, of victims and targets."""
-        victim, target = ends
+        """From the victim's point and the margins without it, of victims and targets."""
+        victim, target = asked
         weight = cast("nn.Linear", model.decoder).weight.double()
-        rows = weight[target][:, None] - weight
         share = 1.0 if branch is None else 1 - model.graph_weight
-        cap = least_products(cast("HypformerEncoder", model.encoder), rows * share)
-        return cls(model, branch, graph, linear(transformer, rows), cap, victim, target)
+        rows = (weight[target][:, None] - weight) * share
+        encoder = cast("HypformerEncoder", model.encoder)
+        cap = least_products(encoder, rows)
+        if space is None:
+            return cls(model, branch, graph, cap, victim, target)
+        below, above = space.stretched(root(model.manifold_out), longest(encoder))
+        size = 1 / torch.where(below.center > 0, below.center, 1.0)
+        one = constant(graph.noise, -torch.ones_like(size))
+        rises = plus(times(below, size), one), plus(times(above, size), one)
+        forms = times(linear(space.over, rows), size), rises, (scale(rises[0], graph), scale(rises[1], graph))
+        least, most = 1 + bounds(rises[0])[0], 1 + bounds(rises[1])[1]
+        gap, least = (most - least) * (1 + ROUNDING), torch.maximum(least, space.floor * size) * (1 - ROUNDING)
+        ends = least, most * (1 + ROUNDING), gap
+        return cls(model, branch, graph, cap, victim, target, forms, ends)
 
     def margins(self, enough: float | None) -> Margins:
         """Bound them; from below those that are not above ``enough`` yet, none if that is None."""
-        failed, found = self.whole.noise.failed, list[Tensor]()
-        for mixture in _MIXTURES:
-            form = plus(self.graph, times(self.whole, mixture)) if mixture else self.graph
-            extra = (1 - mixture) * self.cap if mixture < 1 else 0.0
-            found.append(bounded(form, self.target, failed & (mixture > 0), extra))
-        bounds = torch.stack(found)
-        if self.branch is not None and enough is not None:
-            bounds = torch.maximum(bounds, self._from_below(self.branch, bounds, enough))
-        return Margins.of(plus(self.graph, self.whole), bounds[-1], bounds[0], bounds.amax(0))
+        enough, searched = torch.inf if enough is None else enough, enough is not None
+        # Margins are compared with zero, for their signs, and with their centre, for first order in the radius.
+        center = (self.graph if self.forms is None else plus(self.graph, self.forms[0])).center
+        start = torch.zeros_like(center) if enough > -torch.inf else center
+        bounds = self._bounds(start, enough, searched=searched)
+        if self.forms is not None and not bool((bounds.amax(0) > enough).all()):
+            start = center
+            bounds = torch.maximum(bounds, self._bounds(center, enough, searched=searched))
+        whole = self._parts(start)[-1][0]
+        return Margins.of(
+            self.graph if whole is None else plus(self.graph, whole), bounds[-1], bounds[0], bounds.amax(0)
+        )
+
+    def _parts(self, start: Tensor) -> list[tuple[Form | None, Tensor]]:
+        """What mixtures add to the graph encoder: the cap, and by L17.1, less ``start``, others; forms and numbers."""
+        parts: list[tuple[Form | None, Tensor]] = [(None, self.cap)]
+        low, high = bounds(self.graph)
+        for mixture in _MIXTURES[1:]:
+            extra = (1 - mixture) * self.cap - start if mixture < 1 else -start
+            if self.forms is None or self.ends is None:
+                parts.append((None, torch.full_like(extra, -torch.inf)))
+                continue
+            top, (rise, other), (bend, turn) = self.forms
+            below, above = (bend, linear(rise, extra[..., None])), (turn, linear(other, extra[..., None]))
+            # What is multiplied with a positive number is taken from below.
+            gap = self.ends[2]
+            losses = gap * torch.relu(-low - extra), gap * torch.relu(high + extra)
+            some = (losses[0] <= losses[1]).to(gap.dtype)
+            chosen = [times(part, some) for part in below] + [times(part, 1 - some) for part in above]
+            loss = torch.minimum(*losses)
+            parts.append((plus(times(top, mixture), *chosen), extra - loss * (1 + ROUNDING)))
+        return parts
+
+    def _bounds(self, start: Tensor, enough: float, *, searched: bool) -> Float[Tensor, "mixture problem class"]:
+        """By the cap, and by mixtures with numbers that margins are compared with."""
+        failed, parts, found = self.graph.noise.failed, self._parts(start), list[Tensor]()
+        for whole, extra in parts:
+            form = self.graph if whole is None else plus(self.graph, whole)
+            found.append(bounded(form, self.target, None if whole is None else failed, extra))
+        known = self._undone(torch.stack(found), start)
+        if self.branch is None or not searched:
+            return known
+        return torch.maximum(known, self._undone(self._from_below(self.branch, parts, known, start, enough), start))
+
+    def _undone(self, low: Float[Tensor, "mixture problem class"], start: Tensor) -> Tensor:
+        """Lower bounds of margins, from those by L17.1."""
+        if self.ends is None:
+            return low
+        known = torch.isfinite(low[1:]) & ((low[1:] > 0) | (self.ends[0] > _LEAST))
+        safe = torch.where(known, low[1:], 0.0)
+        change = safe / torch.where(safe < 0, self.ends[0].clamp(min=_LEAST), self.ends[1])
+        value = start + change - ROUNDING * (start.abs() + change.abs())
+        unknown = torch.where(low[1:] == torch.inf, torch.inf, -torch.inf)
+        return torch.cat([low[:1], torch.where(known, value, unknown)])
 
     def _from_below(
-        self, branch: GraphBranch, known: Float[Tensor, "mixture problem class"], enough: float
+        self,
+        branch: GraphBranch,
+        parts: list[tuple[Form | None, Tensor]],
+        known: Float[Tensor, "mixture problem class"],
+        start: Tensor,
+        enough: float,
     ) -> Float[Tensor, "mixture problem class"]:
         """The same mixtures with the graph encoder from below (L15), where that may help beyond what is known."""
         found, top = torch.full_like(known, -torch.inf), known.amax(0)
-        worth = self._most(branch) > (known if enough == torch.inf else known.clamp(min=enough))
+        most = self._undone(self._most(branch, parts), start)
+        worth = most > (known if enough == torch.inf else known.clamp(min=enough))
         low = (top <= enough) & (top < torch.inf) & worth.any(0)
         for i in low.any(-1).nonzero().squeeze(1).tolist():
             others = low[i].nonzero().squeeze(1)
-            found[:, i, others] = self._of_problem(branch, i, others, worth[:, i, others], enough)
+            found[:, i, others] = self._of_problem(branch, parts, (i, others), worth[:, i, others], start, enough)
         return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
 
-    def _most(self, branch: GraphBranch) -> Float[Tensor, "mixture problem class"]:
+    def _most(self, branch: GraphBranch, parts: list[tuple[Form | None, Tensor]]) -> Tensor:
         """What mixtures give where the perturbation is zero: no bound of the graph encoder from below gives more."""
         decoder = cast("nn.Linear", self.model.decoder)
         logits = self.model.graph_weight * (branch.result[self.victim] @ decoder.weight.double().T) + bias_of(decoder)
-        start = self.whole.center - remainders(self.whole)
-        start = start.masked_fill(self.whole.noise.failed[:, None], -torch.inf)
-        share = torch.tensor(_MIXTURES).double()[:, None, None]
-        most = torch.where(share > 0, share * start, 0.0) + torch.where(share < 1, (1 - share) * self.cap, 0.0)
-        return logits.gather(1, self.target[:, None]) - logits + most
+        found, failed = list[Tensor](), self.graph.noise.failed[:, None]
+        for whole, extra in parts:
+            value = extra if whole is None else extra + whole.center - remainders(whole)
+            found.append(value if whole is None else value.masked_fill(failed, -torch.inf))
+        return logits.gather(1, self.target[:, None]) - logits + torch.stack(found)
 
     def _of_problem(
-        self, branch: GraphBranch, problem: int, others: Tensor, worth: Tensor, enough: float
+        self,
+        branch: GraphBranch,
+        parts: list[tuple[Form | None, Tensor]],
+        asked: tuple[int, Tensor],
+        worth: Tensor,
+        start: Tensor,
+        enough: float,
     ) -> Float[Tensor, "mixture other"]:
         """Lines and parabolas of ReLUs are chosen for the graph encoder alone, with the whole enclosure, or both."""
-        decoder, target, cap = cast("nn.Linear", self.model.decoder), self.target[problem], self.cap[problem, others]
+        problem, others = asked
+        decoder, target = cast("nn.Linear", self.model.decoder), self.target[problem]
         weight, bias = decoder.weight.double(), bias_of(decoder)
-        rest = quadratic_of(self.whole)[problem, others]
-        size = bias[target].abs() + bias[others].abs()
-        alone = Quadratic.linear(bias[target] - bias[others], torch.zeros_like(rest.gradient), ROUNDING * size)
-        bound = partial(branch.below, problem, (weight[target] - weight[others]) * self.model.graph_weight)
-        parts, known = list[Quadratic](), bool(worth[1:].any())
+        size, cap = bias[target].abs() + bias[others].abs(), self.cap[problem, others]
+        rows = (weight[target] - weight[others]) * self.model.graph_weight
+        zero = rows.new_zeros(len(others), self.graph.noise.groups[0].stop)
+        alone = Quadratic.linear(bias[target] - bias[others], zero, ROUNDING * size)
+        wholes = [None if whole is None else quadratic_of(whole)[problem, others] for whole, _ in parts]
+        rests = [alone if whole is None else alone.plus(whole) for whole in wholes]
+        extras = torch.stack([extra[problem, others] for _, extra in parts])
+        # By L17.1 a margin is above enough where the rest is above this.
+        goals = torch.full_like(extras, enough)
+        if self.ends is not None:
+            goals[1:] = (enough - start[problem, others]) * self.ends[0][problem]
+        goals = goals - extras
+        bound = partial(branch.below, problem, rows)
+        lines = list[Quadratic]()
         if bool(worth[:-1].any()):
-            parts.append(improved(bound, alone, enough - cap))
-        if known and (not parts or bool((rest.least()[0] > cap).any())):
-            parts.append(improved(bound, alone.plus(rest), torch.full_like(cap, enough)))
-        found = torch.full((len(_MIXTURES), len(others)), -torch.inf).double()
-        for i, mixture in enumerate(_MIXTURES if known else _MIXTURES[:1]):
-            share = alone.plus(rest.times(mixture)) if mixture else alone
-            value = torch.stack([part.plus(share).least()[0] for part in parts]).amax(0)
-            extra = (1 - mixture) * cap if mixture < 1 else torch.zeros_like(cap)
-            found[i] = value + extra - ROUNDING * (value.abs() + extra.abs())
+            lines.append(improved(bound, rests[0], goals[0]))
+        whole = wholes[-1]
+        if bool(worth[1:].any()) and whole is not None and (not lines or bool((whole.least()[0] > cap).any())):
+            lines.append(improved(bound, rests[-1], goals[-1]))
+        found = torch.full((len(parts), len(others)), -torch.inf).double()
+        for i, (rest, extra) in enumerate(zip(rests, extras, strict=True)):
+            if lines and (i == 0 or bool(worth[1:].any())):
+                value = torch.stack([line.plus(rest).least()[0] for line in lines]).amax(0)
+                found[i] = value + extra - ROUNDING * (value.abs() + extra.abs())
         return found
 
 

@@ -1,13 +1,14 @@
 r"""Enclosures of points of the hyperboloid and of the layers of Hypformer that take one point at a time.
 
-**Scaled points (L6).** Every layer up to the first LayerNorm is positively homogeneous once the scale of a point is
+**Scaled points (L6).** Every layer of a block is positively homogeneous once the scale of a point is
 carried beside it: a point is held as (time, space)/scale with three forms, so that
 
 * the exponential map at the origin gives :math:`T\,(1, k \tanh(\rho)/\rho\; u)`, :math:`\rho = k |u|`, with
   scale :math:`1/T = k/\cosh \rho`: nothing of the size of :math:`e^\rho` occurs;
 * :math:`\mathrm{HTC}` reads W (time, space) + b scale;
 * the Lorentzian midpoint is the sum, with scale :math:`\sqrt c\, L`, L the Lorentz norm of the sum: no division;
-* LayerNorm divides by :math:`(\mathrm{var} + \epsilon\, \mathrm{scale}^2)^{1/2}`, the first division of a block.
+* LayerNorm divides by :math:`(\mathrm{var} + \epsilon\, \mathrm{scale}^2)^{1/2}`, which becomes the scale of the
+  feed-forward's points; where the decoder is linear, there is no division at all but that of attention (L17).
 
 The scale of a midpoint of x and :math:`\epsilon p` is at least :math:`1 + \epsilon` times theirs (reversed triangle
 inequality), so that a lower bound of the scale, ``floor``, is known all along.
@@ -43,6 +44,7 @@ from holonomy.theory.affine.arithmetic.forms import (
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
 from holonomy.theory.affine.arithmetic.squares import products, with_squares
+from holonomy.theory.affine.ratios import Ratio
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 if TYPE_CHECKING:
@@ -157,7 +159,7 @@ def midpoint(one: Scaled, other: Scaled, weight: float, manifold: Lorentz) -> Sc
     return Scaled(space, time, times(lorentz_norm(time, space, floor / k), k), floor)
 
 
-def normalised(layer: nn.Module, point: Scaled) -> Form:
+def normalised(layer: nn.Module, point: Scaled) -> Ratio:
     """Layer or batch normalisation of the space part (eq. 21), with the change of curvature."""
     if isinstance(layer, HypLayerNorm):
         as_stated(layer, HypLayerNorm)
@@ -166,9 +168,8 @@ def normalised(layer: nn.Module, point: Scaled) -> Form:
         gain, shift = gain_of(layer)
         centered = linear(point.space, torch.eye(size).double() - 1 / size)
         extra = math.sqrt(size * inner.eps)
-        divisor = length(join(centered, times(point.scale, extra)))
-        unit = quotient(centered, divisor, point.floor * (extra * _LESS))
-        return plus(times(unit, gain * math.sqrt(size)), constant(unit.noise, shift.expand_as(unit.center)))
+        divisor, floor = length(join(centered, times(point.scale, extra))), point.floor * (extra * _LESS)
+        return Ratio(plus(times(centered, gain * math.sqrt(size)), linear(divisor, shift[:, None])), divisor, floor)
     if isinstance(layer, HypBatchNorm):
         as_stated(layer, HypBatchNorm)
         inner = cast("nn.BatchNorm1d", cast("nn.Module", layer.function).norm)
@@ -177,11 +178,9 @@ def normalised(layer: nn.Module, point: Scaled) -> Form:
                 "model must be in evaluation, with running statistics: batch normalisation mixes rows."
             )
         gain, shift = _gain(inner.weight, inner.bias, inner.num_features, layer)
-        deviation = (inner.running_var.double() + inner.eps).sqrt()
-        unit = quotient(point.space, point.scale, point.floor)
-        gain = gain / deviation
+        gain = gain / (inner.running_var.double() + inner.eps).sqrt()
         shift = shift - gain * inner.running_mean.double()
-        return plus(times(unit, gain), constant(unit.noise, shift.expand_as(unit.center)))
+        return Ratio(plus(times(point.space, gain), linear(point.scale, shift[:, None])), point.scale, point.floor)
     raise NotCoveredError(f"model must normalise by HypLayerNorm or HypBatchNorm, got {type(layer).__name__}.")
 
 

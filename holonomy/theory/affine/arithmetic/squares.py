@@ -102,9 +102,10 @@ def bounds(form: Form) -> tuple[Float[Tensor, "problem entry"], Float[Tensor, "p
     if matrix_of(form) is None:
         radius = spread(form)
         return form.center - radius, form.center + radius
-    below = quadratic_of(form)
-    above = replace(below, center=-below.center, gradient=-below.gradient, matrix=-below.matrix)
-    return below.least()[0], -above.least()[0]
+    both = quadratic_of(form)
+    sides = {name: torch.stack([part, part if name == "loss" else -part]) for name, part in vars(both).items()}
+    below, above = Quadratic(**sides).least()[0]
+    return below, -above
 
 
 def quadratic_of(form: Form) -> Quadratic:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from holonomy.layers import HTC, HypLinearAttention
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, select, spread, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, join, linear, plus, select, spread, times
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import at_least, inner, quotient, scale
 from holonomy.theory.affine.arithmetic.squares import bounds
@@ -111,12 +111,14 @@ def _average(
     overlap = inner(q, k)
     noise.fail(alone & ~silent & (bounds(overlap)[0] <= 0).squeeze(-1))
     # Queries and keys have no negative entries.
-    least = moving.floor * bounds(weight)[0].clamp(min=0)
+    lower = torch.relu(asks.center - spread(asks)).pow(layer.power)
+    low = torch.maximum(bounds(weight)[0], (sums * lower).sum(-1, keepdim=True) * (1 - ROUNDING * (2 + sums.shape[-1])))
+    least = moving.floor * low
     share = quotient(overlap, plus(scale(moving.scale, weight), overlap), at_least(weight, least))
     # A value is a multiple of its point's scale, the result one of the query's.
     if query is not moving:
         value = scale(query.scale, quotient(value, moving.scale, moving.floor))
-    others = scale(query.scale, quotient(linear(q, products.mT), weight))
+    others = scale(query.scale, quotient(linear(q, products.mT), weight, low))
     change = plus(value, times(others, -1.0))
     average = select(alone, value, plus(others, scale(share, change)))
     if layer.average == "midpoint":

@@ -1,4 +1,4 @@
-r"""Claims on the lemmas L5 to L8 and L10 to L16 of :mod:`holonomy.theory.affine`.
+r"""Claims on the lemmas L5 to L8 and L10 to L17 of :mod:`holonomy.theory.affine`.
 
 Where a lemma encloses what a layer gives, the ball is small and the change goes where the linear part is steepest: an
 enclosure that is exact to first order is attained there.
@@ -28,6 +28,7 @@ from holonomy.theory.affine.backward import above, below, improved
 from holonomy.theory.affine.branch import positioned
 from holonomy.theory.affine.graph import graph_branch
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
+from holonomy.theory.affine.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers, ring
 from holonomy.theory.claims.verdict import Claims, Draws, Trial
@@ -368,6 +369,23 @@ def _bent(draws: Draws) -> Iterable[Trial]:
         left = function(y) - s * y - q * x.square() - m
         yield Trial(left.amax().item(), h.item(), floor=_TOLERANCE)
         yield Trial(-left.amin().item(), h.item(), floor=_TOLERANCE)
+
+
+@CLAIMS.add(
+    "certified.stretch",
+    "L17",
+    "lines are below and above x/arsinh(x) on an interval; attained at its ends or in its middle",
+    "lower",
+)
+def _stretch(draws: Draws) -> Iterable[Trial]:
+    """L17.2 on intervals where the function is convex, where it is concave, and on long ones across both."""
+    for index in draws.rounds(60):
+        low = (0.9, 2.4, 0.0)[index % 3] + draws.uniform(0.0, 0.7)
+        ends = torch.tensor([[low], [low + draws.uniform(0.1, 0.7) + 8 * (index % 3 == 2)]], dtype=torch.float64)
+        below, above = lines_of_stretch(*ends)
+        x = torch.linspace(*ends.flatten().tolist(), 257, dtype=torch.float64)
+        yield Trial(((below[0] * x + below[1]) / stretch(x)).amax().item(), 1.0, floor=_TOLERANCE)
+        yield Trial((stretch(x) / (above[0] * x + above[1])).amax().item(), 1.0, floor=_TOLERANCE)
 
 
 @CLAIMS.add(
