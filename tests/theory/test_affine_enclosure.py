@@ -157,7 +157,7 @@ def test_batch_normalisation_is_a_map_of_each_row() -> None:
     cast("Tensor", norm.running_var).uniform_(0.5, 2.0)
     center, columns = torch.randn(2, 3).double(), torch.randn(2, 3, 2).double()
     point = points.unscaled(Form(Noise.of(2, 2, center), center, columns, torch.zeros_like(center)), layer.manifold_in)
-    found = points.normalised(layer, point)
+    found = points.normalised(layer, point).form()
     for turn in torch.eye(2).double():
         truth = layer(layer.manifold_in.lift(center + columns @ turn))[:, 1:]
         torch.testing.assert_close(found.center + found.columns[..., :2] @ turn, truth)

@@ -153,7 +153,7 @@ MUTANTS = [
     *less("hyperbolic.model_about", composition.Tape._multiply, "times(self.constant, constant)"),
     # Certified nodes
     Mutant("certified.sound", squares.quadratic_of, "form.center, gradient", "form.center, 0.9 * gradient"),
-    Mutant("certified.sound", Mixed.of, "rows), size)", "rows), 0.9 * size)"),
+    Mutant("certified.sound", Mixed.of, "rows), size)", "rows), 1.1 * size)"),
     Mutant("certified.sound", Mixed._undone, "start + change", "start + 0.9 * change"),
     *less("certified.stretch", ratios.lines_of_stretch, "tangent * mid", "(last - first) / 2"),
     *less("certified.cap", cap.farthest, "(k * radius).asinh()"),

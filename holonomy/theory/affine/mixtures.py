@@ -134,7 +134,7 @@ class Mixed:
         center = (self.graph if self.forms is None else plus(self.graph, self.forms[0])).center
         start = torch.zeros_like(center) if enough > -torch.inf else center
         bounds = self._bounds(start, enough, searched=searched)
-        if self.forms is not None and not bool((bounds.amax(0) > enough).all()):
+        if self.forms is not None and not bool((bounds > enough).any(0).all()):
             start = center
             bounds = torch.maximum(bounds, self._bounds(center, enough, searched=searched))
         whole = self._parts(start)[-1][0]
