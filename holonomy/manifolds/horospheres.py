@@ -34,7 +34,7 @@ def busemann(
     ``direction``. Its level sets are the horospheres about the ideal point, its gradient has length one everywhere.
 
     Accurate for float32 points up to rapidity 86, also exactly on the ray of the ideal point. For float64 points the
-    angle to that ray is rounded as they are: near it results are off by 1e-9 at rapidity 30, and by 1 at 60.
+    angle to that ray is rounded as they are: near it results are off by up to 1e-7 at rapidity 30, and by 1 at 60.
 
     Args:
         x: points ``(..., d + 1)``.
