@@ -120,7 +120,9 @@ def _step_beyond(rows: Rows, rule: Rule, stored: torch.dtype) -> None:
     if rows.point.dtype == torch.float64:
         _step_reference(rows, rule, stored)
         return
-    wide = Rows(*(None if table is None else numerics.widen(table) for table in rows))
+    *tables, largest, radius = rows
+    largest = None if largest is None else numerics.widen(largest)
+    wide = Rows(*map(numerics.widen, tables), largest=largest, radius=numerics.widen(radius))
     _step_in_place(wide, rule, wide.point.new_empty(2, *wide.point.shape), stored)
     for table, stepped in zip(rows[:5], wide[:5], strict=True):
         if table is not None and stepped is not None:

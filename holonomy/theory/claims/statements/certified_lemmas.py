@@ -383,7 +383,7 @@ def _stretch(draws: Draws) -> Iterable[Trial]:
         low = (0.9, 2.4, 0.0)[index % 3] + draws.uniform(0.0, 0.7)
         ends = torch.tensor([[low], [low + draws.uniform(0.1, 0.7) + 8 * (index % 3 == 2)]], dtype=torch.float64)
         below, above = lines_of_stretch(*ends)
-        x = torch.linspace(*ends.flatten().tolist(), 257, dtype=torch.float64)
+        x = torch.lerp(ends[0], ends[1], torch.linspace(0, 1, 257, dtype=torch.float64))
         yield Trial(((below[0] * x + below[1]) / stretch(x)).amax().item(), 1.0, floor=_TOLERANCE)
         yield Trial((stretch(x) / (above[0] * x + above[1])).amax().item(), 1.0, floor=_TOLERANCE)
 
