@@ -56,7 +56,8 @@ def test_functional_call_computes_with_other_values_and_leaves_the_module_as_it_
         module.train(training)
         held, before, values = tensors_of(module), copy.deepcopy(module.state_dict()), other_values(module)
         expected = output(loaded(module, values), inputs)
-        assert torch.equal(called(module, values, inputs), expected)
+        # To rounding: some processors sum in another order where values need no gradient.
+        torch.testing.assert_close(called(module, values, inputs), expected.detach(), rtol=1e-12, atol=1e-12)
         assert all(x is held[name] for name, x in tensors_of(module).items())
         assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
         assert all(isinstance(x, nn.Parameter) for x in module.parameters())

@@ -110,7 +110,7 @@ class TokenEmbedding(RecomputedBuffers):
         if self.of_identifiers is not None and identifiers is not None:
             projected = projected + self.of_identifiers(identifiers[indices].flatten(1))
         if self.of_types is not None:
-            types = torch.searchsorted(self.pattern_codes, pattern_codes(indices))
+            types = (pattern_codes(indices)[:, None] > self.pattern_codes).sum(1)  # ascending, one a pattern
             projected = projected + self.of_types(self.type_identifiers)[types]
         return projected
 
