@@ -17,8 +17,8 @@ import pytest
 
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
-from holonomy.theory.affine import backward, cap, graph, points, ratios, whole_graph
-from holonomy.theory.affine.arithmetic import ellipsoids, entrywise, products, quadratics, squares
+from holonomy.theory.affine import backward, cap, graph, points, whole_graph
+from holonomy.theory.affine.arithmetic import ellipsoids, entrywise, products, quadratics, ratios, squares
 from holonomy.theory.affine.attention import linear
 from holonomy.theory.affine.mixtures import Mixed, bounded
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes

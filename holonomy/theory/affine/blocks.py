@@ -21,11 +21,11 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import HypformerBlock
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
 from holonomy.theory.affine.arithmetic.forms import Form
+from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import Heads, attended_among, chunks, heads_of
 from holonomy.theory.affine.branch import fed, positioned
 from holonomy.theory.affine.points import Scaled, settled, unscaled, within_sphere
-from holonomy.theory.affine.ratios import Ratio
 
 
 @dataclass(frozen=True)

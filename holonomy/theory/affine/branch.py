@@ -21,6 +21,7 @@ from holonomy.theory.affine.arithmetic.entrywise import arsinh, asinhc_of_square
 from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, times
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import scale, squared_length
+from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.points import (
     Scaled,
     bias_of,
@@ -32,7 +33,6 @@ from holonomy.theory.affine.points import (
     root,
     transformed,
 )
-from holonomy.theory.affine.ratios import Ratio
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.regions import refuse_other_curvature
 from holonomy.theory.certificates.stretching import ends_of

@@ -22,6 +22,7 @@ from holonomy.theory.affine.arithmetic.forms import (
     times,
     with_ball,
 )
+from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
 from holonomy.theory.affine.blocks import Stream, streamed
@@ -30,7 +31,6 @@ from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.graph import graph_branch, reading
 from holonomy.theory.affine.mixtures import Margins, Mixed, bounded
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
-from holonomy.theory.affine.ratios import Ratio
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened

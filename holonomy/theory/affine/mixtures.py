@@ -29,12 +29,12 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.arithmetic.products import scale
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
+from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds, quadratic_of
 from holonomy.theory.affine.backward import improved
 from holonomy.theory.affine.cap import least_products, longest
 from holonomy.theory.affine.graph import GraphBranch
 from holonomy.theory.affine.points import bias_of, root
-from holonomy.theory.affine.ratios import Ratio
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -43,8 +43,8 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
+from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import products, with_squares
-from holonomy.theory.affine.ratios import Ratio
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from holonomy.theory.affine.arithmetic.entrywise import parabola
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, spread
 from holonomy.theory.affine.arithmetic.products import quotient
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
+from holonomy.theory.affine.arithmetic.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, symmetric
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.backward import above, below, improved
 from holonomy.theory.affine.branch import positioned
 from holonomy.theory.affine.graph import graph_branch
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
-from holonomy.theory.affine.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers, ring
 from holonomy.theory.claims.verdict import Claims, Draws, Trial
