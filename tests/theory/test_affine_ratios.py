@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine import ratios
+from holonomy.theory.affine.arithmetic import ratios
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.arithmetic.squares import bounds
 
