@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from experiments import molecules
 from experiments.data import encoded_graphs
+from experiments.engine import comparisons
 from experiments.molecules import MODELS, OPTIONS, QUESTION, Settings, build, errors, load, main
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -109,9 +110,7 @@ def test_the_command_line_answers_and_goes_on(tmp_path: Path) -> None:
         return molecules.validate(network, data)
 
     words += ["--epochs", "3", "--no-pictures", "--checkpoint-every", "1", "--out", str(tmp_path / "halves")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(molecules, "QUESTION", dataclasses.replace(QUESTION, validate=stop))
-        assert main(words) == 130
+    assert comparisons.main(dataclasses.replace(QUESTION, validate=stop), words) == 130
     assert main([*words, "--resume"]) == 0
     resumed = json.loads((tmp_path / "halves" / "table.json").read_text())
     for model, row in content["models"].items():
