@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from holonomy.layers import HypResidual, products
-from holonomy.layers.hyperbolic.attention import simplicial as hyp_simplicial
+from holonomy.layers import HypResidual, attention
 from holonomy.layers.simplicial import attention as simplicial
 from holonomy.layers.tokens import attention as tokens
 from holonomy.ops import masks
@@ -454,12 +453,12 @@ def from_the_start(x, _, *, size):
 OF_STEPS, OF_PADDING = test_steps_of_any_length_are_the_causal_pass, test_steps_with_padding_are_the_pass_with_padding
 PLANTED = (
     ("TokenAttention", {"kernel": "softmax"}, masks, "later_keys", lambda *_: None, OF_STEPS),
-    ("TokenAttention", {"kernel": "softmax"}, tokens, "hidden_keys", lambda _: None, OF_PADDING),
+    ("TokenAttention", {"kernel": "softmax"}, attention, "hidden_keys", lambda _: None, OF_PADDING),
     ("TokenAttention", {"kernel": "performer"}, tokens, "performer_attention_after", forgetful, OF_STEPS),
     ("SimplicialAttention", {"window": 2}, simplicial, "simplicial_attention", without_window, OF_STEPS),
     ("SimplicialAttention", {"rope": True, "order": 1}, simplicial, "rotary", from_the_start, OF_STEPS),
-    ("HypSimplicialAttention", {"order": 2}, hyp_simplicial, "hidden_keys", lambda _: None, OF_PADDING),
-    ("ProductAttention", {"heads": 2}, products, "hidden_keys", lambda _: None, OF_PADDING),
+    ("HypSimplicialAttention", {"order": 2}, attention, "hidden_keys", lambda _: None, OF_PADDING),
+    ("ProductAttention", {"heads": 2}, attention, "hidden_keys", lambda _: None, OF_PADDING),
 )
 
 

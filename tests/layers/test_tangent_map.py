@@ -38,7 +38,10 @@ def results(layer: TangentLinear, space: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kappas", [(-1.0, -1.0), (-4.0, -0.3)])
 @pytest.mark.parametrize("rapidity", [1e-3, 1.0, 5.0, 13.0, 20.0, 60.0])
 def test_float32_agrees_with_the_definition_in_float64(rapidity, kappas, chunk, monkeypatch):
-    """Row by row; the last rapidities are those of rows that leave the formula."""
+    """Row by row; the last rapidities are those of rows that leave the formula.
+
+    Gradients of curvatures are sums over all rows with terms that cancel, and processors differ in how they add.
+    """
     monkeypatch.setattr(lifted, "_CHUNK", chunk)
     layer, space = problem(rapidity, kappas, length=min(1.5, 80.0 / rapidity))
     ours = results(layer, space)
@@ -46,7 +49,7 @@ def test_float32_agrees_with_the_definition_in_float64(rapidity, kappas, chunk, 
     theirs = results(layer.double(), space.double())
     for name, mine, exact in zip(NAMES, ours, theirs, strict=True):
         gap = ((mine - exact).norm(dim=-1) / exact.norm(dim=-1)).max().item()
-        assert gap < 5e-6, (name, gap)
+        assert gap < (1e-5 if "curvature" in name else 5e-6), (name, gap)
 
 
 def test_it_is_computed_in_one_formula():
