@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments import acquired_traits
 from experiments.acquired_traits import CHOSEN, GRID, TITLES, attacked, main
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -51,7 +53,10 @@ def test_the_attack_finds_the_nearest_border_of_a_linear_model() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_tables_and_pictures_and_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_leaves_tables_and_pictures_and_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquired_traits, "attacked", partial(attacked, starts=1, steps=8))
     words = ["--seeds", "1", "--steps", "2", "--threads", "1", "--quiet", "--out", str(tmp_path / "run")]
     assert main([*words, "--json", str(tmp_path / "result.json")]) == 0
     said = capsys.readouterr().out

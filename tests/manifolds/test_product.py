@@ -98,14 +98,15 @@ def test_learned_points_stay_while_curvatures_learn() -> None:
     wanted = truth.cdist(*[truth.lift(torch.randn(12, 8))] * 2)
     optimizer = RiemannianAdam(table.parameters(), lr=0.05)
     losses = []
-    for _ in range(400):
+    for step in range(200):
         optimizer.zero_grad()
         loss = (space.cdist(table(), table()) - wanted).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        assert space.check_point_on_manifold(table())
-        assert table.unit.manifold.check_point_on_manifold(table.unit)
+        if step % 10 == 9:
+            assert space.check_point_on_manifold(table())
+            assert table.unit.manifold.check_point_on_manifold(table.unit)
     assert losses[-1] < losses[0] / 50
     assert abs(space.manifolds[0].curvature.item() + 0.5) > 0.01
     assert abs(space.manifolds[2].curvature.item() - 2.0) > 0.01
