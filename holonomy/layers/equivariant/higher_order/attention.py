@@ -257,7 +257,9 @@ class HigherOrderAttention(nn.Module):
         check_dense(x, self.order_in, self.features, mask, next(iter(self.key.values()), None))
         nodes, batch = x.shape[-2], x.shape[: x.ndim - 1 - self.order_in]
         if nodes == 0:
-            return x.new_zeros(*batch, *[0] * self.order_out, self.features)
+            # No key and no row, or rows of zeros; the sum of nothing gives every parameter a gradient, zero.
+            nothing = x.sum() + sum(parameter[:0].sum() for parameter in self.parameters())
+            return x.new_zeros(*batch, *[0] * self.order_out, self.features) + nothing
         present = None if mask is None else joint(mask, self.order_in)
         if support is not None:
             present = support if present is None else present & support

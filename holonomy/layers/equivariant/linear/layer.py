@@ -268,7 +268,7 @@ class EquivariantMap(RecomputedBuffers):
         scale = self._scale(x.new_full(batch, nodes, dtype=torch.int64) if mask is None else mask.sum(-1))
         for group, weight in zip(self.groups, self._weights(), strict=True):
             table = torch.stack(dense.reduce(x, group.inputs), -2)
-            broadcast = None if scale is None else scale.reshape(*batch, *[1] * group.order, -1)
+            broadcast = None if scale is None else scale.reshape(*batch, *[1] * group.order, scale.shape[-1])
             product = self._multiply(table, weight, broadcast)
             parts += zip(group.outputs, product.unbind(-2), strict=True)
         for index, row in self._biases():
