@@ -15,7 +15,7 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
-from holonomy.theory.affine import mixtures, points
+from holonomy.theory.affine import margins, points
 from holonomy.theory.affine.arithmetic import forms
 from holonomy.theory.affine.arithmetic.ellipsoids import TokenForms
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
@@ -44,7 +44,7 @@ def model_of(name: str) -> tuple[Hypformer, Tensor]:
     return Hypformer(FEATURES, 4, 3, **options).double().eval(), torch.randn(NODES, FEATURES).double()
 
 
-def bounds(name: str, radius: float, moving: list[int], victim: list[int]) -> tuple[mixtures.Margins, Tensor]:
+def bounds(name: str, radius: float, moving: list[int], victim: list[int]) -> tuple[margins.Margins, Tensor]:
     """Bounds of a batch of problems, and the margins of the victims' logits against the first class."""
     model, x = model_of(name)
     held = Enclosure(model, x, EDGES)
@@ -115,7 +115,7 @@ def test_what_the_layers_take_is_what_is_taken() -> None:
     noise.owner = "a layer"
     form = forms.with_ball(form, torch.tensor([[[0.0], [2.0]]], dtype=torch.float64))
     form = forms.apart(form, torch.zeros(1, 2).double(), torch.tensor([[1.0, 0.5]], dtype=torch.float64))
-    found = mixtures._shares(form, form.center)
+    found = margins._layers(form, form.center)
     assert {name: pytest.approx(value.item(), abs=1e-12) for name, value in found.items()} == {
         "input": 5.0, "a layer": 2.5, "rounding": 0.0
     }  # fmt: skip

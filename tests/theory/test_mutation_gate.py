@@ -20,7 +20,9 @@ from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
 from holonomy.theory.affine import backward, cap, graph, points, whole_graph
 from holonomy.theory.affine.arithmetic import ellipsoids, entrywise, products, quadratics, ratios, squares
 from holonomy.theory.affine.attention import linear
-from holonomy.theory.affine.mixtures import Mixed, bounded
+from holonomy.theory.affine.margins import bounded
+from holonomy.theory.affine.mixtures import Mixtures
+from holonomy.theory.affine.undivided import Undivided
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
 from holonomy.theory.certificates import composition, far_out, layers, refinements
 from holonomy.theory.certificates.constants import (
@@ -153,8 +155,8 @@ MUTANTS = [
     *less("hyperbolic.model_about", composition.Tape._multiply, "times(self.constant, constant)"),
     # Certified nodes
     Mutant("certified.sound", squares.quadratic_of, "form.center, gradient", "form.center, 0.9 * gradient"),
-    Mutant("certified.sound", Mixed.of, "rows), size)", "rows), 1.1 * size)"),
-    Mutant("certified.sound", Mixed._undone, "start + change", "start + 0.9 * change"),
+    Mutant("certified.sound", Undivided.of, "rows), unit)", "rows), 1.1 * unit)"),
+    Mutant("certified.sound", Undivided.margins, "start + change", "start + 0.9 * change"),
     *less("certified.stretch", ratios.lines_of_stretch, "tangent * mid", "(last - first) / 2"),
     *less("certified.cap", cap.farthest, "(k * radius).asinh()"),
     *less("certified.cap", cap.least_products, "(k * reach).asinh()", "root_size * turned.norm(dim=-1)"),
@@ -174,7 +176,7 @@ MUTANTS = [
     *less("certified.bent", entrywise.parabola, "bend * rest.square() / 2"),
     *less("certified.backward", graph.Convolved.below, "asked.values[:, 0] @ last.basis"),
     *less("certified.backward", graph.Propagated.below, "asked.values[:, 0] @ columns"),
-    Mutant("certified.mixed", Mixed.margins, "bounds.amax(0)", "bounds.amin(0)"),
+    Mutant("certified.mixed", Mixtures.margins, "found.amax(0)", "found.amin(0)"),
     # Graphs
     Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),
 ]

@@ -29,7 +29,8 @@ from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.graph import graph_branch, reading
-from holonomy.theory.affine.mixtures import Margins, Mixed, bounded
+from holonomy.theory.affine.margins import Margins, bounded
+from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
@@ -154,8 +155,8 @@ class Enclosure:
             zero = constant(noise, self.points.new_zeros(len(moving), self.model.decoder.in_features))
             graph = self._differences(plus(zero, *parts), target)
             searched = threat == "node" and not self.differentiable
-            mixed = Mixed.of(self.model, self.graph, space, graph, (victim, target))
-            return mixed.margins(enough if searched else None)
+            mixtures = Mixtures.of(self.model, self.graph, space, graph, (victim, target))
+            return mixtures.margins(enough if searched else None)
         return self._decoded(noise, space, parts, target)
 
     def one_by_one(self, threat: Threat) -> bool:

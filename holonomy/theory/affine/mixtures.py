@@ -1,9 +1,25 @@
-"""Lower bounds of margins from the enclosure of a transformer, from its cap, and from mixtures of both.
+r"""Margins of a model with a linear decoder: by the enclosure of its transformer, by its cap, and by mixtures of both.
 
-A bound by the enclosure and one by the cap (:mod:`holonomy.theory.affine.cap`) are both bounds, and so is every mixture
-of them, whose linear parts may cancel better: the largest of a few is taken. The enclosure is not divided by what the
-last LayerNorm and the logarithm divide by, as the sign of a margin does not depend on it (L17). Where all this is not
-enough, the graph encoder is bounded once more, from below (L15).
+Write the margin of the target against another class as
+
+.. math:: m = \frac{a \cdot Y}{\varphi} + G .
+
+The first term is the transformer's: a is the difference of two rows of the decoder, times the transformer's share; Y is
+the enclosed space part of the victim's point before the last division, and :math:`\varphi` what it is divided by (L17).
+G is what the graph encoder and the bias of the decoder give. The cap (L9) is a number C that the first term is never
+below.
+
+**Mixtures.** For every :math:`\lambda` from 0 to 1,
+
+.. math:: m \ge m_\lambda = \lambda\, \frac{a \cdot Y}{\varphi} + (1 - \lambda)\, C + G .
+
+The bound by the cap alone is that of :math:`\lambda = 0`, the bound by the enclosure alone that of 1. Between them the
+linear parts of Y and G may cancel better. The largest bound of a few :math:`\lambda` is taken. How
+:math:`m_\lambda` is bounded without a division, by a form :math:`\eta`, is in
+:mod:`holonomy.theory.affine.undivided`.
+
+**The graph encoder from below.** Where the largest bound is not enough, G is bounded once more, from below and for one
+margin at a time (L15).
 """
 
 from __future__ import annotations
@@ -17,87 +33,45 @@ from torch import Tensor, nn
 
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    Form,
-    constant,
-    linear,
-    plus,
-    remainders,
-    spread,
-    times,
-)
-from holonomy.theory.affine.arithmetic.products import scale
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, plus, remainders
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds, quadratic_of
 from holonomy.theory.affine.backward import improved
-from holonomy.theory.affine.cap import least_products, longest
+from holonomy.theory.affine.cap import least_products
 from holonomy.theory.affine.graph import GraphBranch
-from holonomy.theory.affine.points import bias_of, root
+from holonomy.theory.affine.margins import Margins, bounded
+from holonomy.theory.affine.points import bias_of
+from holonomy.theory.affine.undivided import Term, Undivided
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-# Shares of the enclosure.
-_MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
-# Where a divisor may be so small relative to its centre, a margin that is below a number has no bound.
-_LEAST = 2.0**-10
+# The lambdas that are tried: that of the cap alone comes first, that of the enclosure alone last.
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Margins:
-    """Lower bounds of target logit minus each other logit; infinite at the target itself.
+class Mixtures:
+    """All that the margins of some problems are bounded from.
 
     Attributes:
-        affine: from the enclosure alone; minus infinity where it has none.
-        cap: with the transformer replaced by its cap.
-        best: the largest that is known.
-        layers: for the least margin of each problem, how much each layer's remainders take from ``affine``.
-        steepest: how far a denominator moves from its centre at most, relative to it.
-    """
-
-    affine: Float[Tensor, "problem class"]
-    cap: Float[Tensor, "problem class"]
-    best: Float[Tensor, "problem class"]
-    layers: dict[str, Float[Tensor, " problem"]]
-    steepest: Float[Tensor, " problem"]
-
-    @classmethod
-    def together(cls, each: list[Margins]) -> Margins:
-        """Problems one after the other."""
-        names = dict.fromkeys(name for one in each for name in one.layers)
-        affine, cap, best, steepest = (
-            torch.cat([getattr(one, part) for one in each]) for part in ("affine", "cap", "best", "steepest")
-        )
-        zero = affine.new_zeros(1)
-        layers = {name: torch.cat([one.layers.get(name, zero) for one in each]) for name in names}
-        return cls(affine, cap, best, layers, steepest)
-
-    @classmethod
-    def of(cls, found: Form, affine: Tensor, cap: Tensor, best: Tensor) -> Margins:
-        """Bounds, and what the form of the margins says of its remainders."""
-        return cls(affine, cap, best, _shares(found, affine), found.noise.steepest)
-
-
-@dataclass(frozen=True)
-class Mixed:
-    r"""What margins of a linear decoder are bounded from: forms, the cap's bounds, victims and targets.
-
-    ``graph`` is what the graph encoder and the bias give, ``cap`` what the transformer gives at least. In units of a
-    number :math:`\varphi_0` (L17), ``forms`` are :math:`a \cdot Y`, :math:`\varphi - \varphi_0` from below and from
-    above, and their products with ``graph``; ``ends`` bound :math:`\varphi` and how far these are apart. Without them
-    nothing but the cap is known.
+        model: whose decoder is linear.
+        branch: its graph encoder, if it has one.
+        graph: G, an entry for each class.
+        cap: C.
+        transformer: its enclosure; without it nothing but the cap is known.
+        victim: whose margins they are.
+        target: the classes that are to stay.
     """
 
     model: Hypformer
     branch: GraphBranch | None
     graph: Form
     cap: Float[Tensor, "problem class"]
+    transformer: Undivided | None
     victim: Tensor
     target: Tensor
-    forms: tuple[Form, tuple[Form, Form], tuple[Form, Form]] | None = None
-    ends: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
     def of(
@@ -107,173 +81,149 @@ class Mixed:
         space: Ratio | None,
         graph: Form,
         asked: tuple[Tensor, Tensor],
-    ) -> Mixed:
-        """From the victim's point and the margins without it, of victims and targets."""
+    ) -> Mixtures:
+        """From the victim's point, if it is enclosed, and G; ``asked`` are victims and targets."""
         victim, target = asked
         weight = cast("nn.Linear", model.decoder).weight.double()
-        share = 1.0 if branch is None else 1 - model.graph_weight
-        rows = (weight[target][:, None] - weight) * share
-        encoder = cast("HypformerEncoder", model.encoder)
-        cap = least_products(encoder, rows)
-        if space is None:
-            return cls(model, branch, graph, cap, victim, target)
-        below, above = space.stretched(root(model.manifold_out), longest(encoder))
-        size = 1 / torch.where(below.center > 0, below.center, 1.0)
-        one = constant(graph.noise, -torch.ones_like(size))
-        rises = plus(times(below, size), one), plus(times(above, size), one)
-        forms = times(linear(space.over, rows), size), rises, (scale(rises[0], graph), scale(rises[1], graph))
-        least, most = 1 + bounds(rises[0])[0], 1 + bounds(rises[1])[1]
-        gap, least = (most - least) * (1 + ROUNDING), torch.maximum(least, space.floor * size) * (1 - ROUNDING)
-        ends = least, most * (1 + ROUNDING), gap
-        return cls(model, branch, graph, cap, victim, target, forms, ends)
+        rows = (weight[target][:, None] - weight) * (1.0 if branch is None else 1 - model.graph_weight)
+        cap = least_products(cast("HypformerEncoder", model.encoder), rows)
+        transformer = None if space is None else Undivided.of(model, space, rows, graph)
+        return cls(model, branch, graph, cap, transformer, victim, target)
 
     def margins(self, enough: float | None) -> Margins:
-        """Bound them; from below those that are not above ``enough`` yet, none if that is None."""
-        enough, searched = torch.inf if enough is None else enough, enough is not None
-        # Margins are compared with zero, for their signs, and with their centre, for first order in the radius.
-        center = (self.graph if self.forms is None else plus(self.graph, self.forms[0])).center
-        start = torch.zeros_like(center) if enough > -torch.inf else center
-        bounds = self._bounds(start, enough, searched=searched)
-        if self.forms is not None and not bool((bounds > enough).any(0).all()):
-            start = center
-            bounds = torch.maximum(bounds, self._bounds(center, enough, searched=searched))
-        whole = self._parts(start)[-1][0]
-        return Margins.of(
-            self.graph if whole is None else plus(self.graph, whole), bounds[-1], bounds[0], bounds.amax(0)
-        )
+        """Bound them; those that are not above ``enough`` also by L15, none if that is None."""
+        goal = torch.inf if enough is None else enough
+        branch = None if enough is None else self.branch
+        center = self.graph.center
+        if self.transformer is not None:
+            center = center + self.transformer.product.center
+        start = torch.zeros_like(center) if goal > -torch.inf else center
+        terms = self._terms(start)
+        found = self._bounds(terms, start, goal, branch)
+        if self.transformer is not None and not bool((found > goal).any(0).all()):
+            terms = self._terms(center)
+            found = torch.maximum(found, self._bounds(terms, center, goal, branch))
+        affine = bounded(self.graph, self.target, number=-torch.inf) if self.transformer is None else found[-1]
+        return Margins.of(self._with_graph(terms[-1]), affine, found[0], found.amax(0))
 
-    def _parts(self, start: Tensor) -> list[tuple[Form | None, Tensor]]:
-        """What mixtures add to the graph encoder: the cap, and by L17.1, less ``start``, others; forms and numbers."""
-        parts: list[tuple[Form | None, Tensor]] = [(None, self.cap)]
-        low, high = bounds(self.graph)
-        for mixture in _MIXTURES[1:]:
-            extra = (1 - mixture) * self.cap - start if mixture < 1 else -start
-            if self.forms is None or self.ends is None:
-                parts.append((None, torch.full_like(extra, -torch.inf)))
-                continue
-            top, (rise, other), (bend, turn) = self.forms
-            below, above = (bend, linear(rise, extra[..., None])), (turn, linear(other, extra[..., None]))
-            # What is multiplied with a positive number is taken from below.
-            gap = self.ends[2]
-            losses = gap * torch.relu(-low - extra), gap * torch.relu(high + extra)
-            some = (losses[0] <= losses[1]).to(gap.dtype)
-            chosen = [times(part, some) for part in below] + [times(part, 1 - some) for part in above]
-            loss = torch.minimum(*losses)
-            parts.append((plus(times(top, mixture), *chosen), extra - loss * (1 + ROUNDING)))
-        return parts
+    def _terms(self, start: Tensor) -> list[Term]:
+        """One for each share; t is ``start``, and zero for the cap alone."""
+        terms = [Term(None, self.cap)]
+        if self.transformer is not None:
+            graph = bounds(self.graph)
+            for share in _SHARES[1:]:
+                number = (1 - share) * self.cap - start if share < 1 else -start
+                terms.append(self.transformer.term(share, number, graph))
+        return terms
 
-    def _bounds(self, start: Tensor, enough: float, *, searched: bool) -> Float[Tensor, "mixture problem class"]:
-        """By the cap, and by mixtures with numbers that margins are compared with."""
-        failed, parts, found = self.graph.noise.failed, self._parts(start), list[Tensor]()
-        for whole, extra in parts:
-            form = self.graph if whole is None else plus(self.graph, whole)
-            found.append(bounded(form, self.target, None if whole is None else failed, extra))
-        known = self._undone(torch.stack(found), start)
-        if self.branch is None or not searched:
-            return known
-        return torch.maximum(known, self._undone(self._from_below(self.branch, parts, known, start, enough), start))
+    def _with_graph(self, term: Term) -> Form:
+        """The form of eta, but for the numbers of the term."""
+        return self.graph if term.form is None else plus(self.graph, term.form)
 
-    def _undone(self, low: Float[Tensor, "mixture problem class"], start: Tensor) -> Tensor:
-        """Lower bounds of margins, from those by L17.1."""
-        if self.ends is None:
-            return low
-        known = torch.isfinite(low[1:]) & ((low[1:] > 0) | (self.ends[0] > _LEAST))
-        safe = torch.where(known, low[1:], 0.0)
-        change = safe / torch.where(safe < 0, self.ends[0].clamp(min=_LEAST), self.ends[1])
-        value = start + change - ROUNDING * (start.abs() + change.abs())
-        unknown = torch.where(low[1:] == torch.inf, torch.inf, -torch.inf)
-        return torch.cat([low[:1], torch.where(known, value, unknown)])
+    def _bounds(
+        self, terms: list[Term], start: Tensor, goal: float, branch: GraphBranch | None
+    ) -> Float[Tensor, "share problem class"]:
+        """Of each share, with G from its form and, where that is not above the goal, from below."""
+        failed = self.graph.noise.failed
+        eta = [
+            bounded(self._with_graph(term), self.target, None if term.form is None else failed, term.number)
+            for term in terms
+        ]
+        known = self._divided(torch.stack(eta), start)
+        return known if branch is None else torch.maximum(known, self._from_below(branch, terms, known, start, goal))
+
+    def _divided(self, eta: Float[Tensor, "share problem class"], start: Tensor) -> Tensor:
+        """Lower bounds of margins from those of eta, which for the cap alone is the margin."""
+        if self.transformer is None:
+            return eta
+        return torch.cat([eta[:1], self.transformer.margins(eta[1:], start)])
 
     def _from_below(
         self,
         branch: GraphBranch,
-        parts: list[tuple[Form | None, Tensor]],
-        known: Float[Tensor, "mixture problem class"],
+        terms: list[Term],
+        known: Float[Tensor, "share problem class"],
         start: Tensor,
-        enough: float,
-    ) -> Float[Tensor, "mixture problem class"]:
-        """The same mixtures with the graph encoder from below (L15), where that may help beyond what is known."""
-        found, top = torch.full_like(known, -torch.inf), known.amax(0)
-        most = self._undone(self._most(branch, parts), start)
-        worth = most > (known if enough == torch.inf else known.clamp(min=enough))
-        low = (top <= enough) & (top < torch.inf) & worth.any(0)
-        for i in low.any(-1).nonzero().squeeze(1).tolist():
-            others = low[i].nonzero().squeeze(1)
-            found[:, i, others] = self._of_problem(branch, parts, (i, others), worth[:, i, others], start, enough)
-        return found.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
+        goal: float,
+    ) -> Float[Tensor, "share problem class"]:
+        """The margins with G from below (L15), where that may help beyond what is known."""
+        eta, best = torch.full_like(known, -torch.inf), known.amax(0)
+        limit = self._divided(self._limits(branch, terms), start)
+        worth = limit > (known if goal == torch.inf else known.clamp(min=goal))
+        asked = (best <= goal) & (best < torch.inf) & worth.any(0)
+        for i in asked.any(-1).nonzero().squeeze(1).tolist():
+            others = asked[i].nonzero().squeeze(1)
+            problem = OneProblem.of(self, branch, terms, (i, others))
+            eta[:, i, others] = problem.bounds(worth[:, i, others], self._goals(problem, start, goal))
+        return self._divided(eta.nan_to_num(-torch.inf, -torch.inf, -torch.inf), start)
 
-    def _most(self, branch: GraphBranch, parts: list[tuple[Form | None, Tensor]]) -> Tensor:
-        """What mixtures give where the perturbation is zero: no bound of the graph encoder from below gives more."""
+    def _limits(self, branch: GraphBranch, terms: list[Term]) -> Float[Tensor, "share problem class"]:
+        """Eta where the perturbation is zero: no bound of G from below gives more."""
         decoder = cast("nn.Linear", self.model.decoder)
         logits = self.model.graph_weight * (branch.result[self.victim] @ decoder.weight.double().T) + bias_of(decoder)
         found, failed = list[Tensor](), self.graph.noise.failed[:, None]
-        for whole, extra in parts:
-            value = extra if whole is None else extra + whole.center - remainders(whole)
-            found.append(value if whole is None else value.masked_fill(failed, -torch.inf))
+        for term in terms:
+            value = term.number
+            if term.form is not None:
+                value = (value + term.form.center - remainders(term.form)).masked_fill(failed, -torch.inf)
+            found.append(value)
         return logits.gather(1, self.target[:, None]) - logits + torch.stack(found)
 
-    def _of_problem(
-        self,
-        branch: GraphBranch,
-        parts: list[tuple[Form | None, Tensor]],
-        asked: tuple[int, Tensor],
-        worth: Tensor,
-        start: Tensor,
-        enough: float,
-    ) -> Float[Tensor, "mixture other"]:
-        """Lines and parabolas of ReLUs are chosen for the graph encoder alone, with the whole enclosure, or both."""
-        problem, others = asked
-        decoder, target = cast("nn.Linear", self.model.decoder), self.target[problem]
+    def _goals(self, problem: OneProblem, start: Tensor, goal: float) -> Float[Tensor, "share other"]:
+        """What eta, less the numbers of the terms, has to exceed for the margin to exceed the goal (L17.1)."""
+        goals = torch.full_like(problem.numbers, goal)
+        if self.transformer is not None:
+            goals[1:] = (goal - start[problem.index]) * self.transformer.least[problem.index[0]]
+        return goals - problem.numbers
+
+
+@dataclass(frozen=True)
+class OneProblem:
+    """Some margins of one problem, whose graph encoder is bounded from below.
+
+    Attributes:
+        index: the problem, and the other classes.
+        below: lower bounds of the graph encoder's part of G, for points where they are to be good (L15).
+        terms: what is added to them, for each share, as quadratic functions: the bias, and the form of the term.
+        numbers: the numbers of the terms.
+        cap: C plus the bias.
+    """
+
+    index: tuple[int, Tensor]
+    below: partial[Quadratic]
+    terms: list[Quadratic]
+    numbers: Float[Tensor, "share other"]
+    cap: Float[Tensor, " other"]
+
+    @classmethod
+    def of(cls, mixtures: Mixtures, branch: GraphBranch, terms: list[Term], index: tuple[int, Tensor]) -> OneProblem:
+        """Of all that is known, the part of some margins of a problem."""
+        problem, others = index
+        decoder, target = cast("nn.Linear", mixtures.model.decoder), mixtures.target[problem]
         weight, bias = decoder.weight.double(), bias_of(decoder)
-        size, cap = bias[target].abs() + bias[others].abs(), self.cap[problem, others]
-        rows = (weight[target] - weight[others]) * self.model.graph_weight
-        zero = rows.new_zeros(len(others), self.graph.noise.groups[0].stop)
-        alone = Quadratic.linear(bias[target] - bias[others], zero, ROUNDING * size)
-        wholes = [None if whole is None else quadratic_of(whole)[problem, others] for whole, _ in parts]
-        rests = [alone if whole is None else alone.plus(whole) for whole in wholes]
-        extras = torch.stack([extra[problem, others] for _, extra in parts])
-        # By L17.1 a margin is above enough where the rest is above this.
-        goals = torch.full_like(extras, enough)
-        if self.ends is not None:
-            goals[1:] = (enough - start[problem, others]) * self.ends[0][problem]
-        goals = goals - extras
-        bound = partial(branch.below, problem, rows)
-        lines = list[Quadratic]()
-        if bool(worth[:-1].any()):
-            lines.append(improved(bound, rests[0], goals[0]))
-        whole = wholes[-1]
-        if bool(worth[1:].any()) and whole is not None and (not lines or bool((whole.least()[0] > cap).any())):
-            lines.append(improved(bound, rests[-1], goals[-1]))
-        found = torch.full((len(parts), len(others)), -torch.inf).double()
-        for i, (rest, extra) in enumerate(zip(rests, extras, strict=True)):
-            if lines and (i == 0 or bool(worth[1:].any())):
-                value = torch.stack([line.plus(rest).least()[0] for line in lines]).amax(0)
-                found[i] = value + extra - ROUNDING * (value.abs() + extra.abs())
+        rows = (weight[target] - weight[others]) * mixtures.model.graph_weight
+        zero = rows.new_zeros(len(others), mixtures.graph.noise.groups[0].stop)
+        loss = ROUNDING * (bias[target].abs() + bias[others].abs())
+        biases = Quadratic.linear(bias[target] - bias[others], zero, loss)
+        added = [biases if term.form is None else biases.plus(quadratic_of(term.form)[index]) for term in terms]
+        numbers = torch.stack([term.number[index] for term in terms])
+        return cls(index, partial(branch.below, problem, rows), added, numbers, mixtures.cap[index] + biases.center)
+
+    def bounds(
+        self, worth: Float[Tensor, "share other"], goals: Float[Tensor, "share other"]
+    ) -> Float[Tensor, "share other"]:
+        """Bounds of eta; ``worth`` is where they may help.
+
+        Lines and parabolas of ReLUs are chosen for the graph encoder alone, for it and the whole enclosure, or both.
+        """
+        graphs = list[Quadratic]()
+        some = bool(worth[1:].any())
+        if bool(worth[: len(_SHARES) - 1].any()):
+            graphs.append(improved(self.below, self.terms[0], goals[0]))
+        if some and (not graphs or bool((self.terms[-1].least()[0] > self.cap).any())):
+            graphs.append(improved(self.below, self.terms[-1], goals[-1]))
+        found = torch.full_like(self.numbers, -torch.inf)
+        for i in range(len(self.terms) if some else 1):
+            value = torch.stack([graph.plus(self.terms[i]).least()[0] for graph in graphs]).amax(0)
+            found[i] = value + self.numbers[i] - ROUNDING * (value.abs() + self.numbers[i].abs())
         return found
-
-
-def bounded(
-    form: Form, target: Tensor, failed: Tensor | None = None, extra: Tensor | float = 0.0
-) -> Float[Tensor, "problem class"]:
-    """Lower bounds of forms of margins plus known numbers; minus infinity where there is none."""
-    low = quadratic_of(form).least()[0] if form.noise.squares else form.center - spread(form)
-    bound = low + extra
-    bound = bound - ROUNDING * (form.center.abs() + abs(extra))
-    unknown = ~torch.isfinite(bound)
-    if failed is not None:
-        unknown = unknown | failed[:, None]
-    own = torch.nn.functional.one_hot(target, bound.shape[1]).bool()
-    return bound.masked_fill(unknown, -torch.inf).masked_fill(own, torch.inf)
-
-
-def _shares(form: Form, bound: Tensor) -> dict[str, Tensor]:
-    """What each owner's symbols take from the least margin."""
-    worst = bound.argmin(-1)[:, None]
-    found = {"input": form.gradient.norm(dim=-1).gather(1, worst).squeeze(1)}
-    for group in form.groups():
-        part = form.columns[..., group.start : group.stop]
-        sizes = part.norm(dim=-1) if group.ball else part.abs().sum(-1)
-        sizes = sizes.gather(1, worst).squeeze(1)
-        found[group.owner] = found[group.owner] + sizes if group.owner in found else sizes
-    found["rounding"] = form.box.gather(1, worst).squeeze(1)
-    return found

@@ -1,0 +1,113 @@
+r"""The margins of a linear decoder times a positive number, so that nothing is divided.
+
+As in :mod:`holonomy.theory.affine.mixtures` let
+
+.. math:: m_\lambda = \lambda\, \frac{a \cdot Y}{\varphi} + (1 - \lambda)\, C + G, \qquad
+    \varphi = \varphi_0\, (1 + \delta) > 0,
+
+with a number :math:`\varphi_0 > 0`. For every number t,
+
+.. math:: m_\lambda = t + \frac{\eta}{1 + \delta}, \qquad
+    \eta = \lambda\, \frac{a \cdot Y}{\varphi_0} + (1 + \delta)(G + e), \qquad e = (1 - \lambda)\, C - t .
+
+A lower bound of :math:`\eta` gives one of :math:`m_\lambda`: it is divided by the largest :math:`1 + \delta` if it is
+positive, by the least if not (L17.1). With t = 0 nothing is lost of the sign of the margin. With t the margin at the
+centre, nothing is lost to first order in the radius.
+
+:math:`\delta` is known between two forms :math:`\delta_- \le \delta \le \delta_+` (L17.3), which are nowhere farther
+apart than a number g. So :math:`\delta\, (G + e)` is at least each of
+
+.. math:: \delta_-\, (G + e) - g \max(0, -(G + e)), \qquad \delta_+\, (G + e) - g \max(0, G + e) .
+
+For each class the one that loses less is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
+from holonomy.models import Hypformer
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.products import scale
+from holonomy.theory.affine.arithmetic.ratios import Ratio
+from holonomy.theory.affine.arithmetic.squares import bounds
+from holonomy.theory.affine.cap import longest
+from holonomy.theory.affine.points import root
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+# Where 1 + delta may be smaller than this, a bound of eta that is negative says nothing of the margin.
+_LEAST = 2.0**-10
+
+
+@dataclass(frozen=True)
+class Term:
+    r"""What is added to G to make :math:`\eta`, for one :math:`\lambda`: numbers, and a form but for the cap alone."""
+
+    form: Form | None
+    number: Float[Tensor, "problem class"]
+
+
+@dataclass(frozen=True)
+class Undivided:
+    r"""The enclosure of the transformer without its divisor, in units of :math:`\varphi_0`.
+
+    Attributes:
+        product: :math:`a \cdot Y/\varphi_0`, an entry for each class.
+        rises: :math:`\delta_-` and :math:`\delta_+`, of one entry.
+        bends: :math:`\delta_- G` and :math:`\delta_+ G`.
+        least: a lower bound of :math:`1 + \delta`.
+        most: an upper one.
+        gap: g.
+    """
+
+    product: Form
+    rises: tuple[Form, Form]
+    bends: tuple[Form, Form]
+    least: Float[Tensor, "problem 1"]
+    most: Float[Tensor, "problem 1"]
+    gap: Float[Tensor, "problem 1"]
+
+    @classmethod
+    def of(cls, model: Hypformer, space: Ratio, rows: Float[Tensor, "problem class dim"], graph: Form) -> Undivided:
+        """From the victim's point, the rows a, and G."""
+        encoder = cast("HypformerEncoder", model.encoder)
+        below, above = space.stretched(root(model.manifold_out), longest(encoder))
+        unit = 1 / torch.where(below.center > 0, below.center, 1.0)
+        minus_one = constant(graph.noise, -torch.ones_like(unit))
+        rises = plus(times(below, unit), minus_one), plus(times(above, unit), minus_one)
+        least, most = 1 + bounds(rises[0])[0], 1 + bounds(rises[1])[1]
+        return cls(
+            times(linear(space.over, rows), unit),
+            rises,
+            (scale(rises[0], graph), scale(rises[1], graph)),
+            torch.maximum(least, space.floor * unit) * (1 - ROUNDING),
+            most * (1 + ROUNDING),
+            (most - least) * (1 + ROUNDING),
+        )
+
+    def term(self, share: float, number: Tensor, graph: tuple[Tensor, Tensor]) -> Term:
+        r"""The part of :math:`\eta` for a share :math:`\lambda` and numbers e, with bounds of G."""
+        low, high = graph
+        losses = self.gap * torch.relu(-low - number), self.gap * torch.relu(high + number)
+        by_lower = (losses[0] <= losses[1]).to(number.dtype)
+        parts = [times(self.product, share)]
+        for rise, bend, chosen in zip(self.rises, self.bends, (by_lower, 1 - by_lower), strict=True):
+            parts += [times(bend, chosen), times(linear(rise, number[..., None]), chosen)]
+        return Term(plus(*parts), number - torch.minimum(*losses) * (1 + ROUNDING))
+
+    def margins(
+        self, eta: Float[Tensor, "share problem class"], start: Float[Tensor, "problem class"]
+    ) -> Float[Tensor, "share problem class"]:
+        r"""Lower bounds :math:`t + \eta/(1 + \delta)`, from those of :math:`\eta`."""
+        known = torch.isfinite(eta) & ((eta > 0) | (self.least > _LEAST))
+        safe = torch.where(known, eta, 0.0)
+        change = safe / torch.where(safe < 0, self.least.clamp(min=_LEAST), self.most)
+        value = start + change - ROUNDING * (start.abs() + change.abs())
+        return torch.where(known, value, torch.where(eta == torch.inf, torch.inf, -torch.inf))
