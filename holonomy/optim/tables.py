@@ -156,8 +156,7 @@ def _step_reference(rows: Rows, rule: Rule, dtype: torch.dtype) -> None:
     # The new point is (cosh - p sinh) x - radius sinh q, a unit vector of the momentum (p, q).
     p, q = numerics.safe_div(radial, length), numerics.safe_div(w, length)
     pace = numerics.safe_div(
-        torch.as_tensor(rule.rate, dtype=x.dtype, device=x.device),
-        numerics.widen(seen).sqrt() + rule.eps,
+        torch.as_tensor(rule.rate, dtype=x.dtype, device=x.device), numerics.widen(seen).sqrt() + rule.eps
     )
     room = numerics.widest_rapidity(x.dtype) - time.log()
     room = room.clamp(min=1.0, max=numerics.widest_rapidity(dtype))

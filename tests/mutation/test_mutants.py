@@ -46,10 +46,11 @@ def test_every_mutant_of_a_file_differs_from_the_source() -> None:
 
 
 def test_names_are_unique_and_reasons_are_sentences() -> None:
-    names = [m.name for m in all_mutants()]
-    assert len(set(names)) == len(names)
+    mutants = all_mutants()
+    assert len({m.name for m in mutants}) == len(mutants)
     reasons = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     assert all(reason.endswith(".") for reason in reasons.values())
+    assert {name.split(": ")[0] for name in reasons} <= {f"{m.path} {m.function}" for m in mutants}
 
 
 def test_a_sample_is_spread_evenly_and_repeats() -> None:

@@ -42,10 +42,7 @@ def lifted_midpoint(
 
 
 def add_and_norm(
-    residual: HypResidual,
-    norm: HRC,
-    x: Float[Tensor, "*batch ambient"],
-    branch: Float[Tensor, "*batch ambient"],
+    residual: HypResidual, norm: HRC, x: Float[Tensor, "*batch ambient"], branch: Float[Tensor, "*batch ambient"]
 ) -> Float[Tensor, "*batch ambient"]:
     """``norm(residual(x, branch))``, on one manifold by the formula that needs no midpoint."""
     if not (may_bypass(residual, HypResidual) and may_bypass_norm(norm)):

@@ -112,10 +112,7 @@ class HRC(nn.Module):
     """
 
     def __init__(
-        self,
-        function: Callable[[Tensor], Tensor],
-        manifold_in: Lorentz,
-        manifold_out: Lorentz | None = None,
+        self, function: Callable[[Tensor], Tensor], manifold_in: Lorentz, manifold_out: Lorentz | None = None
     ) -> None:
         super().__init__()
         checks.function("function", function)

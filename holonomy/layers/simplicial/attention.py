@@ -16,14 +16,7 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy.layers.attention import KeyValueAttention, Masks
-from holonomy.ops.heads import (
-    head_count,
-    merge_heads,
-    refuse_memory,
-    split_heads,
-    without_padding,
-    without_queries,
-)
+from holonomy.ops.heads import head_count, merge_heads, refuse_memory, split_heads, without_padding, without_queries
 from holonomy.ops.masks import allowed_pairs
 from holonomy.ops.simplicial_attention import (
     check_window,

@@ -13,7 +13,7 @@ from holonomy import checks
 from holonomy.layers.simplicial.attention import SimplicialAttention
 from holonomy.layers.simplicial.routers import ExpertChoice, PathRouter
 from holonomy.layers.tokens.encoder import PreNormLayer
-from holonomy.ops.heads import KeyValueState, without_padding
+from holonomy.ops.heads import without_padding
 from holonomy.ops.simplicial_attention.logits import Form
 
 if TYPE_CHECKING:
@@ -48,10 +48,14 @@ class SimplicialEncoderLayer(PreNormLayer):
 
     Raises:
         TypeError: if a size is not an integer.
-        ValueError: if a size, probability or choice is not allowed, or options exclude each other.
+        ValueError: if a size, probability or choice is not allowed, or options exclude each other; from ``weights`` and
+            ``step`` with ``steps`` or ``capacity``, which have none.
 
-    >>> SimplicialEncoderLayer(12, 2, causal=True)(torch.randn(3, 5, 12)).shape
-    torch.Size([3, 5, 12])
+    >>> layer, x = SimplicialEncoderLayer(12, 2), torch.randn(6, 12)
+    >>> first, state = layer.step(x[:5])
+    >>> last, state = layer.step(x[5:], state)
+    >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-5)
+    True
     """
 
     attention: SimplicialAttention | ExpertChoice
@@ -169,49 +173,12 @@ class SimplicialEncoderLayer(PreNormLayer):
                 attended = self.attention.along_paths(keys, values, neighbours, scores)
         return self.fed_forward(x + self.branch(attended)), handed
 
-    def weights(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
-        *,
-        attn_mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        memory: Float[Tensor, "*batch keys features"] | None = None,
-    ) -> Float[Tensor, "..."]:
-        """The weights of the attention, ``(*batch, heads, tokens, keys, .., keys)`` with N axes of keys.
-
-        Arguments are those of :meth:`forward`, see :meth:`holonomy.layers.SimplicialAttention.weights`. With ``steps``,
-        ``capacity`` or ``lower_orders`` there are none, and a ValueError.
-        """
-        self._refuse_choice("weights")
-        return super().weights(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, memory=memory)
-
-    def step(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        state: KeyValueState | None = None,
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
-    ) -> tuple[Float[Tensor, "*batch tokens features"], KeyValueState]:
-        """The next tokens of a sequence and the state after them, see :meth:`holonomy.layers.SimplicialAttention.step`.
-
-        Hooks of this layer and of its attention belong to ``forward`` and do not run. With ``steps`` or ``capacity`` it
-        is a ValueError.
-
-        >>> layer, x = SimplicialEncoderLayer(12, 2), torch.randn(6, 12)
-        >>> first, state = layer.step(x[:5])
-        >>> last, state = layer.step(x[5:], state)
-        >>> torch.allclose(torch.cat([first, last]), layer(x, is_causal=True), atol=1e-5)
-        True
-        """
-        self._refuse_choice("step")
-        return super().step(x, state, key_padding_mask)
-
     @property
     def _chooses(self) -> bool:
         """Whether ``steps`` or ``capacity`` choose among the simplexes."""
         return self.router is not None or isinstance(self.attention, ExpertChoice)
 
-    def _refuse_choice(self, method: str) -> None:
+    def _refuse(self, method: str) -> None:
         if self._chooses:
             raise ValueError(f"steps and capacity must be None for {method}, which chooses no simplexes.")
 

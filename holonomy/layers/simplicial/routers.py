@@ -148,9 +148,7 @@ class ExpertChoice(nn.Module):
         self.inner = inner
 
     def forward(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        self, x: Float[Tensor, "*batch tokens features"], key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None
     ) -> Float[Tensor, "*batch tokens features"]:
         """Apply the inner layer to the chosen tokens: ``(*batch, tokens, features)``, zero at padding.
 
@@ -161,9 +159,7 @@ class ExpertChoice(nn.Module):
         return x + self.weighted(x, key_padding_mask)
 
     def weighted(
-        self,
-        x: Float[Tensor, "*batch tokens features"],
-        key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        self, x: Float[Tensor, "*batch tokens features"], key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None
     ) -> Float[Tensor, "*batch tokens features"]:
         """What is added: :math:`s_i f(X_S)_i` at the chosen tokens, zero at the others."""
         checks.rows("x", x, self.features, "features", self.router)

@@ -92,8 +92,10 @@ class PreNormLayer(nn.Module):
     ) -> Float[Tensor, "..."]:
         """The weights of the attention, with the arguments of :meth:`forward`.
 
-        They are ``(*batch, heads, tokens, keys)``: rows sum to one, or are zero where a token attends to none.
+        They are ``(*batch, heads, tokens, keys)``, or with N axes of keys where ``attention`` has them: rows sum to
+        one, or are zero where a token attends to none.
         """
+        self._refuse("weights")
         masks: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "memory": memory}
         x = self._unpadded(x, key_padding_mask, memory)
         return cast("Any", self.attention).weights(self.norm_attention(x), key_padding_mask, **masks)
@@ -108,6 +110,7 @@ class PreNormLayer(nn.Module):
 
         Hooks of this layer and of its attention belong to ``forward`` and do not run.
         """
+        self._refuse("step")
         x = self._unpadded(x, key_padding_mask, None)
         attended, after = cast("Any", self.attention).step(self.norm_attention(x), state, key_padding_mask)
         return self.fed_forward(x + self.branch(attended)), after
@@ -121,6 +124,9 @@ class PreNormLayer(nn.Module):
     def branch(self, x: Float[Tensor, "*batch tokens features"]) -> Float[Tensor, "*batch tokens features"]:
         """What a block adds, after dropout and stochastic depth."""
         return stochastic_depth(self._dropped(x), self.stochastic_depth, training=self.training)
+
+    def _refuse(self, method: str) -> None:
+        """A ValueError where the attention, as it is set, has no such method; here it has them all."""
 
     def _around(self, x: Tensor, padding: Tensor | None, memory: Tensor | None, **masks: Any) -> Tensor:
         x = self._unpadded(x, padding, memory)

@@ -143,12 +143,7 @@ class _Tokenizer(nn.Module):
             width = _IDENTIFIER_DIM if identifier_dim is None else identifier_dim
             self.identifier_dim = checks.positive_int("identifier_dim", width)
         self.embedding = TokenEmbedding(
-            order,
-            features,
-            identifier_dim=self.identifier_dim,
-            type_features=type_features,
-            device=device,
-            dtype=dtype,
+            order, features, identifier_dim=self.identifier_dim, type_features=type_features, device=device, dtype=dtype
         )
         self.graph_token = nn.Parameter(torch.randn(features, device=device, dtype=dtype))
 
@@ -404,12 +399,7 @@ class HyperedgeTokenizer(_Tokenizer):
 
 
 def _block(
-    width: int,
-    features: int,
-    order: int,
-    square: int,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
+    width: int, features: int, order: int, square: int, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Linear:
     """Rows of :math:`w^{in}`: k + 2 parts of one variance, this one of vectors of squared length ``square``."""
     linear = nn.Linear(width, features, bias=False, device=device, dtype=dtype)

@@ -13,15 +13,7 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
-from holonomy.theory.affine.arithmetic.forms import (
-    Form,
-    Noise,
-    constant,
-    linear,
-    plus,
-    times,
-    with_ball,
-)
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, linear, plus, times, with_ball
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks

@@ -23,16 +23,7 @@ from torch import Tensor
 
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, merged, weighted, with_first
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    Form,
-    Noise,
-    constant,
-    linear,
-    spread,
-    with_ball,
-    with_box,
-)
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, linear, spread, with_ball, with_box
 from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
 

@@ -173,10 +173,7 @@ def with_first(form: Form, images: Float[Tensor, "query token entry first"], thr
 
 
 def with_bounded(
-    form: Form,
-    bounds: Float[Tensor, "query token"],
-    images: Float[Tensor, "#query token entry column"],
-    threat: Threat,
+    form: Form, bounds: Float[Tensor, "query token"], images: Float[Tensor, "#query token entry column"], threat: Threat
 ) -> Form:
     """The form plus the sum over tokens of unknown numbers, within bounds, times images of what moves each token.
 

@@ -119,11 +119,7 @@ def _cells(lower: Tensor, upper: Tensor, kink: float | None) -> Float[Tensor, "*
 
 
 def chord(
-    lower: Tensor,
-    upper: Tensor,
-    function: Scalar,
-    slope: Scalar,
-    touch: Callable[[Tensor, Tensor, Tensor], Tensor],
+    lower: Tensor, upper: Tensor, function: Scalar, slope: Scalar, touch: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """L1 for numbers in [lower, upper]: slope s, middle m and h, so that f(t) is within h of s t + m."""
     below, above = function(lower), function(upper)

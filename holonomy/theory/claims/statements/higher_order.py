@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer, bell
 from holonomy.models import HigherOrderTransformer
@@ -142,22 +142,28 @@ def _ring(_: int, nodes: int) -> Hyperedges:
     return Hyperedges.from_graph(torch.ones(nodes, 4), edge_index, torch.ones(2 * nodes, 0))
 
 
-def _dense(order: int, nodes: int) -> Tensor:
+def dense(order: int, nodes: int) -> Tensor:
+    """Ones on all multi-indices."""
     return torch.ones(*[nodes] * order, 4)
 
 
-def _growth(
-    module: nn.Module, order: int, given: Callable[[int, int], Tensor | Hyperedges], least: int, exponent: int
+def growth(
+    function: Callable[..., object],
+    order: int,
+    given: Callable[[int, int], object],
+    least: int,
+    exponent: int,
+    note: str = "",
 ) -> Trial:
-    """The degree of what is counted, beside the printed exponent."""
+    """The degree of the operations of a function in the size of what it is given, beside the printed exponent."""
 
     def count(nodes: int) -> int:
         x = given(order, nodes)
-        return operations(lambda: module(x))
+        return operations(lambda: function(x))
 
     found = degree(count, least, exponent + 1)
-    name, size = type(module).__name__, "n" if given is _dense else "m"
-    return Trial(float(found), float(exponent), note=f"{name}, order {order}: as {size}^{found}")
+    note = note or f"{type(function).__name__}, order {order}"
+    return Trial(float(found), float(exponent), note=f"{note}: as {'m' if given is _ring else 'n'}^{found}")
 
 
 @CLAIMS.add(
@@ -169,8 +175,8 @@ def _growth(
 def _property_1(draws: Draws) -> Iterator[Trial]:
     del draws
     for k, to in _ORDERS:
-        yield _growth(EquivariantLinear(k, to, 4, 4), k, _dense, 3, k + to)
-        yield _growth(HigherOrderEncoderLayer(k, to, 4, 1, 4), k, _dense, 3, max(k + to, 2 * k, 2 * to))
+        yield growth(EquivariantLinear(k, to, 4, 4), k, dense, 3, k + to)
+        yield growth(HigherOrderEncoderLayer(k, to, 4, 1, 4), k, dense, 3, max(k + to, 2 * k, 2 * to))
 
 
 @CLAIMS.add(
@@ -181,18 +187,18 @@ def _property_1(draws: Draws) -> Iterator[Trial]:
 )
 def _property_2(draws: Draws) -> Iterator[Trial]:
     del draws
-    yield _growth(EquivariantLinear(2, 2, 4, 4), 2, _ring, 8, 1)
-    yield _growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4), 2, _ring, 8, 2)
-    yield _growth(HigherOrderAttention(2, 2, 4, 1), 2, _ring, 8, 2)
+    yield growth(EquivariantLinear(2, 2, 4, 4), 2, _ring, 8, 1)
+    yield growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4), 2, _ring, 8, 2)
+    yield growth(HigherOrderAttention(2, 2, 4, 1), 2, _ring, 8, 2)
 
 
 def _property_3(draws: Draws, sums: Literal["decoupled", "coupled"]) -> Iterator[Trial]:
     del draws
     for k, to in _ORDERS:
         encoder = HigherOrderEncoderLayer(k, to, 4, 1, 4, kernel="performer", sums=sums)
-        yield _growth(encoder, k, _dense, 3, max(k, to))
+        yield growth(encoder, k, dense, 3, max(k, to))
     # Hyperedges go into blocks of 16: the count takes a step between 8 and 9 nodes, and between 16 and 17.
-    yield _growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4, kernel="performer", sums=sums), 2, _ring, 9, 1)
+    yield growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4, kernel="performer", sums=sums), 2, _ring, 9, 1)
 
 
 for sums, more in (("decoupled", ""), ("coupled", ", without the approximation")):

@@ -21,13 +21,7 @@ from holonomy.theory.certificates.regions import root
 from holonomy.theory.certificates.stretching import METRICS, Metric
 from holonomy.theory.claims import sharpest as sharpest_inputs
 from holonomy.theory.claims.pictures import Picture
-from holonomy.theory.claims.statements.hyperbolic import (
-    draw_manifold,
-    draw_points,
-    draw_radius,
-    over_ball,
-    worst,
-)
+from holonomy.theory.claims.statements.hyperbolic import draw_manifold, draw_points, draw_radius, over_ball, worst
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, forked, rounding
 
 _OURS = "CERTIFICATES, "

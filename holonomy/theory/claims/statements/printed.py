@@ -28,10 +28,10 @@ from holonomy.theory.attention.projections import Projections, as_function
 from holonomy.theory.attention.sizes import spectral
 from holonomy.theory.claims.search import Comparison, draw_layer, on_a_line, search
 from holonomy.theory.claims.separation import missed, seeded
+from holonomy.theory.claims.statements.higher_order import dense, growth
 from holonomy.theory.claims.statements.lipschitz import stretch_through
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
-from holonomy.theory.expressivity.higher_order import degree, operations
 
 CLAIMS = Claims()
 """Claims of several families."""
@@ -204,21 +204,6 @@ def _columns(layer: EquivariantLinear, x: Tensor, at: tuple[Tensor, ...]) -> Ten
     return torch.stack(found, 1)
 
 
-def _degree(function: Callable[[Tensor], object], given: Callable[[int], Tensor], exponent: int, note: str) -> Trial:
-    """The degree of the operations of a function in the size of what it is given, beside the printed one."""
-
-    def count(nodes: int) -> int:
-        x = given(nodes)
-        return operations(lambda: function(x))
-
-    found = degree(count, 4, exponent + 1)
-    return Trial(float(found), float(exponent), note=f"{note}: as n^{found}")
-
-
-def _cube(order: int, nodes: int) -> Tensor:
-    return torch.ones(*[nodes] * order, 4)
-
-
 def _by_diagonal(x: Tensor, order: int, order_out: int) -> Tensor:
     """The classes whose inputs all equal the first output index: a diagonal, which is read as it lies."""
     for _ in range(order - 1):
@@ -231,7 +216,7 @@ def _by_diagonal(x: Tensor, order: int, order_out: int) -> Tensor:
 def _proposition_2(draws: Draws) -> Iterator[Trial]:
     """Of the classes of a diagonal: no more operations than n^l, and that they are classes of L_{k -> l}."""
     for k, to in ((1, 1), (1, 2), (2, 1), (2, 2)):
-        yield _degree(partial(_by_diagonal, order=k, order_out=to), partial(_cube, k), to, f"{k} -> {to}")
+        yield growth(partial(_by_diagonal, order=k, order_out=to), k, dense, 4, to, f"{k} -> {to}")
         layer = EquivariantLinear(k, to, 2, 2, bias=False, **draws.factory_kwargs)
         x = draws.normal(*[4] * k, 2)
         with torch.no_grad():
@@ -247,11 +232,11 @@ def _hypformer(draws: Draws) -> Iterator[Trial]:
     del draws
     manifold = Lorentz(-1.0)
 
-    def points(nodes: int) -> Tensor:
-        return manifold.lift(torch.ones(nodes, 4))
+    def points(order: int, nodes: int) -> Tensor:
+        return manifold.lift(dense(order, nodes))
 
-    yield _degree(HypLinearAttention(4, 1, manifold), points, 1, "linear attention")
-    softmax = _degree(HypSoftmaxAttention(4, 1, manifold), points, 2, "softmax attention")
+    yield growth(HypLinearAttention(4, 1, manifold), 1, points, 4, 1, "linear attention")
+    softmax = growth(HypSoftmaxAttention(4, 1, manifold), 1, points, 4, 2, "softmax attention")
     yield Trial(softmax.bound, softmax.measured, note=softmax.note)
 
 
