@@ -371,11 +371,9 @@ def log_sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`\log(\sinh(x)/x)` for :math:`x \ge 0`, finite far out; a series below 0.2, where it would cancel."""
     small = x < _TANH_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
-    series = torch.zeros_like(s)
-    for coefficient in reversed(_LOG_SINHC):
-        series = coefficient - s * series
+    series = s * _alternating(_LOG_SINHC, s)
     large = torch.where(small, 1.0, x)
-    return torch.where(small, s * series, large - torch.log(2 * large) + torch.log1p(-torch.exp(-2 * large)))
+    return torch.where(small, series, large - torch.log(2 * large) + torch.log1p(-torch.exp(-2 * large)))
 
 
 def asinh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -448,10 +446,15 @@ def minus_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`x - \tanh x`; a series below 0.2, where the difference cancels."""
     small = x < _TANH_SERIES_BELOW
     s = torch.where(small, x, 0.0).square()
+    return torch.where(small, x * s * _alternating(_MINUS_TANH, s), x - torch.tanh(x))
+
+
+def _alternating(coefficients: tuple[float, ...], s: Tensor) -> Tensor:
+    """The series ``c_0 - c_1 s + c_2 s**2 - ..``, summed from its last term."""
     series = torch.zeros_like(s)
-    for coefficient in reversed(_MINUS_TANH):
+    for coefficient in reversed(coefficients):
         series = coefficient - s * series
-    return torch.where(small, x * s * series, x - torch.tanh(x))
+    return series
 
 
 def widest_rapidity(dtype: torch.dtype) -> float:

@@ -179,6 +179,10 @@ class _Tokenizer(nn.Module):
             return perturb_identifiers(made, batch=batch, dropout=self.eigenvector_dropout)
         return made
 
+    def _projected(self, linear: nn.Linear | None, features: Tensor | None, listed: int) -> Tensor:
+        """Rows of :math:`w^{in}` times features, zero where there are none."""
+        return self.graph_token.new_zeros(listed, len(self.graph_token)) if linear is None else linear(features)
+
     def _laid_out(
         self, rows: Tensor, indices: Tensor, batch: Tensor | None, nodes: int, num_graphs: int | None = None
     ) -> Tokens:
@@ -293,13 +297,11 @@ class GraphTokenizer(_Tokenizer):
         identifiers = self._identifiers_of(identifiers, nodes, batch, spectral)
         loops = torch.arange(nodes, device=edge_index.device)
         indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.mT])
-        of_nodes = self.graph_token.new_zeros(nodes, self.graph_token.shape[0])
-        of_edges = self.graph_token.new_zeros(edge_index.shape[1], self.graph_token.shape[0])
-        if self.of_nodes is not None:
-            of_nodes = self.of_nodes(x)
-        if self.of_edges is not None:
-            of_edges = self.of_edges(edge_attr)
-        rows = self.embedding(torch.cat([of_nodes, of_edges]), indices, identifiers)
+        projected = (
+            self._projected(self.of_nodes, x, nodes),
+            self._projected(self.of_edges, edge_attr, edge_index.shape[1]),
+        )
+        rows = self.embedding(torch.cat(projected), indices, identifiers)
         return self._laid_out(rows, indices, batch, nodes, num_graphs)
 
 
@@ -392,9 +394,7 @@ class HyperedgeTokenizer(_Tokenizer):
         if batch is not None:
             checks.membership(batch, num_nodes)
         identifiers = self._identifiers_of(identifiers, num_nodes, batch, None)
-        rows = self.graph_token.new_zeros(indices.shape[0], self.graph_token.shape[0])
-        if self.of_hyperedges is not None:
-            rows = self.of_hyperedges(values)
+        rows = self._projected(self.of_hyperedges, values, len(indices))
         return self._laid_out(self.embedding(rows, indices, identifiers), indices, batch, 0)
 
 
@@ -414,11 +414,11 @@ def _draw(linear: nn.Linear, order: int, square: int) -> None:
 def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int, layer: nn.Module | None) -> None:
     if edge_attr is not None:
         checks.floating("edge_attr", edge_attr)
-    wanted = (edges, edge_features) if edge_features else None
-    came = None if edge_attr is None else tuple(edge_attr.shape)
-    if came != wanted:
-        if (came is None) != (wanted is None):
-            raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {edge_features} here.")
-        raise ValueError(f"edge_attr must have shape (edges, edge_features) = {wanted}, got {came}.")
-    if edge_attr is not None:
-        checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)
+    if (edge_attr is None) != (edge_features == 0):
+        raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {edge_features} here.")
+    if edge_attr is None:
+        return
+    wanted, shape = (edges, edge_features), tuple(edge_attr.shape)
+    if shape != wanted:
+        raise ValueError(f"edge_attr must have shape (edges, edge_features) = {wanted}, got {shape}.")
+    checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)

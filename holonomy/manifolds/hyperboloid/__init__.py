@@ -125,7 +125,7 @@ def tangent(
     x: Float[Tensor, "... ambient"], vector: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]
 ) -> Float[Tensor, "... ambient"]:
     r"""The tangent vector at ``x`` with the given space part: :math:`u_t = x_s \cdot u_s / x_t`."""
-    return _narrow(_tangent(_unit(kappa, x), numerics.widen(vector)), x, vector)
+    return _narrow(_tangent(numerics.finite(_wide(x) * _scale(kappa)), numerics.widen(vector)), x, vector)
 
 
 def expmap(
@@ -182,9 +182,10 @@ def geodesic(
 def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
     """Logarithm at the origin: the inverse of :func:`expmap0`."""
     scale = _scale(kappa)
-    if use_rowwise(x):
-        return torch.nn.functional.pad(rowwise_logarithm0(space(x), scale), (1, 0))
-    return torch.nn.functional.pad(_narrow(geodesics.logarithm0(_wide(x), scale), x), (1, 0))
+    tangent = (
+        rowwise_logarithm0(space(x), scale) if use_rowwise(x) else _narrow(geodesics.logarithm0(_wide(x), scale), x)
+    )
+    return functional.pad(tangent, (1, 0))
 
 
 def logmap_frame(
@@ -242,7 +243,7 @@ def transp0back(
 ) -> Float[Tensor, "... ambient"]:
     """Parallel transport of ``v`` from ``x`` to the origin: the inverse of :func:`transp0`."""
     space = _narrow(geodesics.transport_to_origin(_wide(x), _wide(v), _scale(kappa)), x, v)
-    return torch.nn.functional.pad(space, (1, 0))
+    return functional.pad(space, (1, 0))
 
 
 def inner(
@@ -432,11 +433,6 @@ def _scale(kappa: Float[Tensor, "..."]) -> Tensor:
 def _wide(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
     """The space part in float64."""
     return numerics.widen(space(x))
-
-
-def _unit(kappa: Float[Tensor, "..."], x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
-    """The space part in unit coordinates, float64."""
-    return numerics.finite(_wide(x) * _scale(kappa))
 
 
 def _dtype(*tensors: Tensor) -> torch.dtype:

@@ -46,16 +46,6 @@ class _Chunk(NamedTuple):
     rows: slice
 
 
-def _chunks(graphs: int, nodes: int, channels: int, entries: int) -> Iterator[_Chunk]:
-    """Chunks of at most so many entries, or of one row where a row has more."""
-    row = nodes * channels
-    together = max(1, entries // (row * nodes))
-    rows = nodes if entries >= row * nodes else max(1, entries // row)
-    for graph in range(0, graphs, together):
-        for start in range(0, nodes, rows):
-            yield _Chunk(slice(graph, min(graph + together, graphs)), slice(start, min(start + rows, nodes)))
-
-
 class _Workspace:
     """The tensors of a call, and the buffers that its chunks share."""
 
@@ -74,13 +64,8 @@ class _Workspace:
     ) -> None:
         self.dtype = query.dtype
         self.wide = torch.promote_types(query.dtype, torch.float32)
-        self.bias_edges, self.value_edges, self.mask, self.keep, self.options = (
-            bias_edges,
-            value_edges,
-            mask,
-            keep,
-            options,
-        )
+        self.bias_edges, self.value_edges, self.mask, self.keep = bias_edges, value_edges, mask, keep
+        self.options = options
         self.maps = tuple(None if m is None else m.to(self.dtype) for m in (bias_map, value_map))
         self.shape = query.shape
         self.scale = 1 / math.sqrt(query.shape[-1] // options.heads)
@@ -94,8 +79,14 @@ class _Workspace:
         self.buffers: dict[str, Tensor] = {}
 
     def chunks(self) -> Iterator[_Chunk]:
+        """Chunks of at most ``options.chunk`` entries, or of one row where a row has more."""
         graphs, nodes, channels = self.shape
-        return _chunks(graphs, nodes, channels, self.options.chunk)
+        row, entries = nodes * channels, self.options.chunk
+        together = max(1, entries // (row * nodes))
+        rows = nodes if entries >= row * nodes else max(1, entries // row)
+        for graph in range(0, graphs, together):
+            for start in range(0, nodes, rows):
+                yield _Chunk(slice(graph, min(graph + together, graphs)), slice(start, min(start + rows, nodes)))
 
     def buffer(self, name: str, like: Tensor, width: int) -> Tensor:
         """A buffer with a row for each row of ``like``; it is allocated for the first chunk, which is the largest."""
@@ -165,6 +156,13 @@ class _Workspace:
         """View (pairs, c) as (queries, keys, c)."""
         return x.view(-1, self.shape[1], x.shape[-1])
 
+    def by_channel(self, filters: Tensor, row_sum: Tensor) -> tuple[Tensor, Tensor]:
+        """Filters (queries, keys, channels) and their sums; what is one number for each head is repeated."""
+        if self.channelwise:
+            return self.by_row(filters), row_sum
+        repeated = torch.mm(filters, self.spread, out=self.buffer("spread", filters, self.shape[2]))
+        return self.by_row(repeated), row_sum @ self.spread
+
     def kept(self, chunk: _Chunk) -> Tensor | None:
         """The factors k_ij of a chunk (queries, keys, 1)."""
         if self.keep is None:
@@ -186,16 +184,13 @@ def _attend(work: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
         filters = work.by_row(logits)
         # Hidden keys have half of the lowest number, forbidden pairs -inf: at a quarter of it, a row of them has A = 0.
         top = filters.amax(1).clamp_(min=torch.finfo(work.wide).min / 4)
-        filters = torch.exp(filters.sub_(top[:, None]), out=filters)
+        torch.exp(filters.sub_(top[:, None]), out=filters)  # over the logits
         row_sum = filters.sum(1)
         row_sum = row_sum.masked_fill(row_sum == 0, 1.0)
         where = (chunk.graphs, chunk.rows)
         largest[where], total[where] = top.view_as(largest[where]), row_sum.view_as(total[where])
-        messages = work.by_row(work.messages(rows, chunk))
-        keep = work.kept(chunk)
-        if not work.channelwise:  # one number for each head: repeat it over the channels
-            filters = work.by_row(torch.mm(logits, work.spread, out=work.buffer("spread", rows, work.shape[2])))
-            row_sum = row_sum @ work.spread
+        filters, row_sum = work.by_channel(logits, row_sum)
+        messages, keep = work.by_row(work.messages(rows, chunk)), work.kept(chunk)
         if keep is not None:
             messages = messages.mul_(keep)
         out[where] = (messages.mul_(filters).sum(1) / row_sum).view_as(out[where])
@@ -249,11 +244,8 @@ def _backward(
         rows = work.pairs(work.bias_edges, chunk)
         logits, summed = work.logits(rows, chunk)
         filters = work.by_row(logits)
-        filters = torch.exp(filters.sub_(largest[where].flatten(0, 1)[:, None]), out=filters)
-        row_sum = total[where].flatten(0, 1)
-        if not work.channelwise:  # one number for each head: repeat it over the channels
-            filters = work.by_row(torch.mm(logits, work.spread, out=work.buffer("spread", rows, work.shape[2])))
-            row_sum = row_sum @ work.spread
+        torch.exp(filters.sub_(largest[where].flatten(0, 1)[:, None]), out=filters)  # over the logits
+        filters, row_sum = work.by_channel(logits, total[where].flatten(0, 1))
         # Equation 2: B = A * G / S.
         scaled_grad = grad[where].flatten(0, 1).to(work.wide) / row_sum
         base = filters.mul_(scaled_grad[:, None])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -146,9 +148,7 @@ def _diagonal(draws: Draws) -> Iterator[Trial]:
 def _sharpest_depth(draws: Draws) -> Iterator[Trial]:
     layers, x = _two_tokens(draws, 0.5, 1.0)
     pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
-    floor = rounding(draws.dtype)
-    for depth, (measured, bound) in enumerate(pairs, 1):
-        yield Trial(measured, bound, floor=floor, at={"N": 1.0, "n": 2.0, "depth": float(depth)})
+    yield from _by_depth(pairs, repeat(rounding(draws.dtype)), N=1, n=2)
 
 
 @CLAIMS.add(
@@ -162,21 +162,28 @@ def _depth(draws: Draws) -> Iterator[Trial]:
         heads = 1 if plain else draws.integer(1, 2)
         layers = [draw_layer(draws, order, features, heads=heads, plain=plain) for _ in range(4)]
         x = draw_input(draws, tokens, features)
-        bounds = collapse_bound(layers, x)
-        for depth, (measured, bound) in enumerate(zip(measure_collapse(layers, x), bounds, strict=True), 1):
-            size = _size_after(layers[:depth], x)
-            at = {"N": float(order), "n": float(tokens), "depth": float(depth)}
-            # Products of values grow beyond what a dtype holds: of nan and infinity the theorem says nothing.
-            yield Trial(measured, bound, math.isfinite(size), rounding(draws.dtype) * size, at)
+        pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
+        yield from _by_depth(pairs, _floors(layers, x), N=order, n=tokens)
 
 
-def _size_after(layers: list[Projections], x: Tensor) -> float:
+def _by_depth(
+    pairs: Iterable[tuple[float, float]], floors: Iterable[float], *, known: float = 1.0, **at: float
+) -> Iterator[Trial]:
+    """A trial for each depth of a stack: the diameter or residual, its bound, and the floor of its rounding."""
+    for depth, ((measured, bound), floor) in enumerate(zip(pairs, floors, strict=False), 1):
+        # Products of values grow beyond what a dtype holds: of nan and infinity the theorem says nothing.
+        met, place = math.isfinite(floor) and not math.isnan(bound), {**at, "depth": depth}
+        yield Trial(measured, bound, met, floor, {name: float(x) for name, x in place.items()}, known=known)
+
+
+def _floors(layers: list[Projections], x: Tensor) -> Iterator[float]:
+    """What is rounding after each layer, relative to the largest number so far."""
     largest = 0.0
     for layer in layers:
         x = attend(x, layer)
         size = x.abs().amax().item()
         largest = max(largest, size) if math.isfinite(size) else math.inf
-    return largest
+        yield rounding(x.dtype) * largest
 
 
 @CLAIMS.add("collapse.decay", "Theorem RC", "the same on equal layers, beside Corollary 3.2", axis="depth")
@@ -188,11 +195,10 @@ def _decay(draws: Draws) -> Iterator[Trial]:
         x = draws.normal(4, 2)
         x = x / x.norm(dim=1).amax()
         layers = [layer] * 5
-        printed = printed_depth(x, layers)
-        bounds = collapse_bound(layers, x)
-        for depth, (measured, bound) in enumerate(zip(measure_collapse(layers, x), bounds, strict=True), 1):
-            at = {"N": float(order), "depth": float(depth), "printed": printed[depth - 1][1]}
-            yield Trial(measured, bound, floor=rounding(draws.dtype) * _size_after(layers[:depth], x), at=at)
+        pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
+        trials = _by_depth(pairs, _floors(layers, x), N=order)
+        for trial, (_, printed) in zip(trials, printed_depth(x, layers), strict=True):
+            yield replace(trial, at={**trial.at, "printed": printed})
 
 
 @CLAIMS.add(
@@ -235,9 +241,8 @@ def _corollary(draws: Draws) -> Iterator[Trial]:
         # Heads side by side are as many features again: the stack keeps one head unless it is the last.
         layers = [Projections(layer.keys[:, :1], layer.values[:, :1]) for layer in drawn[:-1]] + drawn[-1:]
         x = draw_input(draws, tokens, features)
-        for depth, (measured, bound) in enumerate(printed_depth(x, layers), 1):
-            floor = rounding(draws.dtype) * _size_after(layers[:depth], x) * features * tokens
-            yield Trial(measured, bound, floor=floor, at={"N": float(order), "depth": float(depth)})
+        floors = (floor * features * tokens for floor in _floors(layers, x))
+        yield from _by_depth(printed_depth(x, layers), floors, N=order)
     yield from _split()
 
 
@@ -316,8 +321,7 @@ def _sharpest_34(draws: Draws) -> Iterator[Trial]:
     """The second of two tokens sees both alike: the range halves; the residual is it over the root of two."""
     layers, x = _two_tokens(draws, 0.0, 1.0)
     causal = torch.ones(2, 2, dtype=torch.bool, device=x.device).tril()
-    for depth, (measured, bound) in enumerate(printed_masked_collapse(layers, x, causal), 1):
-        yield Trial(measured, bound, at={"N": 1.0, "depth": float(depth), "radius": 1.0}, known=0.70711)
+    yield from _by_depth(printed_masked_collapse(layers, x, causal), repeat(0.0), known=0.70711, N=1, radius=1)
 
 
 @CLAIMS.add(
@@ -331,10 +335,8 @@ def _theorem_34(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(30):
         layers, x, mask = _masked_stack(draws, small=True)
         floor = rounding(draws.dtype) * x.abs().amax().item()
-        radius = centre_radius(mask)
-        for depth, (measured, bound) in enumerate(printed_masked_collapse(layers, x, mask), 1):
-            at = {"N": 1.0, "depth": float(depth), "radius": float(radius or math.nan)}
-            yield Trial(measured, bound, not math.isnan(bound), floor, at)
+        radius = centre_radius(mask) or math.nan
+        yield from _by_depth(printed_masked_collapse(layers, x, mask), repeat(floor), N=1, radius=radius)
 
 
 def _two_tokens(draws: Draws, key: float, value: float) -> tuple[list[Projections], Tensor]:
@@ -344,9 +346,7 @@ def _two_tokens(draws: Draws, key: float, value: float) -> tuple[list[Projection
 
 
 def _sharpest_dobrushin(draws: Draws) -> Iterator[Trial]:
-    floor = rounding(draws.dtype)
-    for depth, (measured, bound) in enumerate(masked_collapse(*_two_tokens(draws, 0.5, 0.7)), 1):
-        yield Trial(measured, bound, floor=floor, at={"N": 1.0, "depth": float(depth)})
+    yield from _by_depth(masked_collapse(*_two_tokens(draws, 0.5, 0.7)), repeat(rounding(draws.dtype)), N=1)
 
 
 @CLAIMS.add(
@@ -359,10 +359,8 @@ def _sharpest_dobrushin(draws: Draws) -> Iterator[Trial]:
 def _dobrushin(draws: Draws) -> Iterator[Trial]:
     for _ in draws.rounds(30):
         layers, x, mask = _masked_stack(draws, small=False)
-        size = x.abs().amax().item()
-        for depth, (measured, bound) in enumerate(masked_collapse(layers, x, mask), 1):
-            size = max(size, _size_after(layers[:depth], x))
-            yield Trial(measured, bound, floor=rounding(draws.dtype) * size, at={"N": 1.0, "depth": float(depth)})
+        first = rounding(draws.dtype) * x.abs().amax().item()
+        yield from _by_depth(masked_collapse(layers, x, mask), (max(first, f) for f in _floors(layers, x)), N=1)
 
 
 @CLAIMS.add(
