@@ -194,8 +194,11 @@ def by_definition(
     """Gradients of another function of the same inputs; differentiable again where autograd is recording."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        if not again:
-            inputs = tuple(x.detach().requires_grad_() if w else x for x, w in zip(inputs, wanted, strict=True))
+        # Views: where one input was computed from another, the path between them is not of this function.
+        inputs = tuple(
+            (x.view_as(x) if again else x.detach().requires_grad_()) if w else x
+            for x, w in zip(inputs, wanted, strict=True)
+        )
         chosen = [x for x, asked in zip(inputs, wanted, strict=True) if asked]
         grads = iter(torch.autograd.grad(definition(*inputs), chosen, grad, create_graph=again, materialize_grads=True))
     return tuple(next(grads) if asked else None for asked in wanted)

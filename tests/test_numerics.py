@@ -190,3 +190,12 @@ def test_what_is_ordinary(dtype: torch.dtype) -> None:
             numbers = [one, one, one]
             numbers[place] = torch.stack([one[0], one[0] * (limit * factor)])
             assert numerics.is_ordinary(*numbers, dtype).flatten().tolist() == [True, expected], (place, factor)
+
+
+def test_a_gradient_that_is_differentiated_again_takes_no_path_between_the_inputs() -> None:
+    """Where one was computed from the other, that path was counted twice."""
+    x = torch.tensor([0.5, -2.0], dtype=torch.float64, requires_grad=True)
+    for again in (False, True):
+        y = x.sin()
+        (grad,) = torch.autograd.grad(numerics.bounded(torch.mul, x, y).sum(), x, create_graph=again)
+        torch.testing.assert_close(grad.detach(), (x.sin() + x * x.cos()).detach())

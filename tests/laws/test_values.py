@@ -6,7 +6,10 @@ import copy
 from contextlib import nullcontext
 
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from holonomy import layers
 from tests.laws.dropout import decided_dropout
 from tests.laws.laws import (
     assert_near,
@@ -133,3 +136,37 @@ def test_forward_mode_agrees_with_backward_mode(case, device):
     assert_near(value, result, 1e-10, "result")
     pulled = sum((grads[name] * tangents[name]).sum() for name in named)
     assert_near((cotangent(result) * pushed).sum(), pulled, 1e-8, "derivative")
+
+
+def straight_through(case):
+    """Whether a gradient is stated, not derived: that of the scores by which tokens are chosen."""
+    return any(isinstance(part, layers.PathRouter) for part in module_of(case).modules())
+
+
+@cases_where(lambda case: not straight_through(case))
+def test_second_derivatives_agree_with_differences_of_the_first(case, device):
+    """Along a random direction, of a module as it was made, whose biases are zero; the first are what they were."""
+    setting, _, inputs = build(case, device, torch.float64)
+    module, inputs = case.make(setting, case.options).to(device).eval(), differentiable(inputs)
+    named = {name: x for name, x in leaves(module, inputs).items() if x.numel()}
+    along = [torch.randn_like(x.detach().as_subclass(torch.Tensor)) for x in named.values()]
+
+    def slope(*, again: bool) -> Tensor:
+        torch.manual_seed(1)
+        with sdpa_kernel(SDPBackend.MATH):  # torch's fast forms of its own attention have no second derivative
+            result = module(*inputs)
+            total = (result * cotangent(result)).sum()
+            grads = torch.autograd.grad(total, list(named.values()), create_graph=again, materialize_grads=True)
+        return torch.stack([(grad * cotangent(grad)).sum() for grad in grads]).sum()
+
+    first = slope(again=True)
+    floor = first.abs().item()
+    assert_near(first, slope(again=False), 1e-9, "first derivative", floor=floor)
+    second = torch.autograd.grad(first, list(named.values()), materialize_grads=True) if first.requires_grad else ()
+    ours = sum(((grad * direction).sum() for grad, direction in zip(second, along, strict=False)), torch.zeros(()))
+    ends = []
+    for step in (1e-6, -2e-6):
+        for x, direction in zip(named.values(), along, strict=True):
+            x.data += step * direction
+        ends.append(slope(again=False))
+    assert_near(ours, (ends[0] - ends[1]) / 2e-6, 1e-3, "second derivative", floor=1e-3 * floor)

@@ -39,6 +39,43 @@ def test_geodesics(name: str) -> None:
     assert gradgradcheck(BINARY[name], (x, y, u, kappa))
 
 
+SMOOTH = {
+    "expmap": lambda x, _, u, k: hyperboloid.expmap(ambient(x), ambient(u), k),
+    "expmap_frame": lambda x, _, u, k: hyperboloid.expmap_frame(ambient(x), u, k),
+    "logmap": lambda x, y, _, k: hyperboloid.logmap(ambient(x), ambient(y), k),
+    "logmap_frame": lambda x, y, _, k: hyperboloid.logmap_frame(ambient(x), ambient(y), k),
+}
+
+
+@pytest.mark.parametrize("reach", [0.0, 0.5, 5.0])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_no_step_and_equal_points(name: str, reach: float) -> None:
+    """There the direction of a geodesic has no derivative, but these maps have; other rows are as they were."""
+    x = torch.randn(3, 3, dtype=torch.float64) * reach
+    y, u = x.clone(), torch.zeros(3, 3, dtype=torch.float64)
+    if reach:
+        y[0] += 0.3
+        u[0] += 0.3
+    inputs = tuple(t.requires_grad_() for t in (x, y, u, torch.tensor([-0.7], dtype=torch.float64)))
+    assert gradgradcheck(SMOOTH[name], inputs, eps=1e-5, atol=1e-4, rtol=1e-4)
+    once = torch.autograd.grad(SMOOTH[name](*inputs).sin().sum(), inputs, allow_unused=True)
+    again = torch.autograd.grad(SMOOTH[name](*inputs).sin().sum(), inputs, allow_unused=True, create_graph=True)
+    torch.testing.assert_close(again, once, rtol=1e-12, atol=1e-12)
+
+
+def test_the_hessian_of_a_squared_length_is_the_metric() -> None:
+    """At equal points far out, where the metric is 1 across the ray and 1 / x_t^2 along it."""
+    space = torch.tensor([30.0, 40.0], dtype=torch.float64)
+    here, kappa = hyperboloid.lift(space, torch.tensor([-1.0], dtype=torch.float64)), torch.tensor([-1.0]).double()
+
+    def half(y: Tensor) -> Tensor:
+        return hyperboloid.logmap_frame(here, ambient(y), kappa).square().sum() / 2
+
+    for hessian in (torch.autograd.functional.hessian(half, space), torch.func.hessian(half)(space)):
+        expected = torch.eye(2, dtype=torch.float64) - torch.outer(space, space) / 2501
+        torch.testing.assert_close(hessian, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("kappa", [-0.01, -1.0, -100.0])
 def test_time_at_the_origin(kappa: float) -> None:
     """There |x| has no derivative, but the time coordinate has two: zero, and the identity times sqrt(-kappa)."""

@@ -180,8 +180,8 @@ class HGATConv(_TangentConvolution):
     the softmax of negative geodesic distances. Each head has a slice of the tangent vectors at the origin and computes
     the distances of their exponentials; the averages of all heads are concatenated.
 
-    Float32 points keep their digits up to rapidity 80 from the origin. Second derivatives are nan, for each node
-    attends to itself, at distance 0.
+    Float32 points keep their digits up to rapidity 80 from the origin. Where two neighbours coincide the distance has
+    no derivative: the first counts as zero, the second is nan.
 
     Args:
         in_features: dimension of the points that come in.
@@ -230,7 +230,11 @@ class HGATConv(_TangentConvolution):
         tangent = self.manifold_in.logmap0(points)[..., 1:].unflatten(-1, (self.heads, -1))
         # Of one head the points are there already.
         by_head = points[:, None] if self.heads == 1 else self.manifold_in.expmap0(functional.pad(tangent, (1, 0)))
-        distances = self.manifold_in.dist(by_head[target], by_head[source])
+        # A loop has length 0 and no gradient of any order: it is measured between two constant points instead.
+        loop, shape = source == target, by_head.shape[1:]
+        ends = torch.cat([by_head, by_head.new_zeros(1, *shape), by_head.new_ones(1, *shape)])
+        first, second = (torch.where(loop, nodes + i, end) for i, end in enumerate((target, source)))
+        distances = torch.where(loop[:, None], 0.0, self.manifold_in.dist(ends[first], ends[second]))
         shares = _softmax(-distances, weight.to(distances.dtype)[:, None], target, nodes)
         messages = tangent[source] * shares[..., None]
         return tangent.new_zeros(tangent.shape).index_add(0, target, messages.to(tangent.dtype)).flatten(-2)

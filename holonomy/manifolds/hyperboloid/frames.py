@@ -17,6 +17,7 @@ it, :math:`-\tanh(r/2)\,\big(\langle u, v\rangle\, w_u - \langle w_u, v\rangle\,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +34,11 @@ from holonomy.manifolds.hyperboloid.views import (
     polar_view,
     radial_of,
     ray_of,
+    short_exponential,
+    short_logarithm,
     slack_of,
     to_frame,
+    twice,
     velocity_of,
 )
 
@@ -84,7 +88,14 @@ class _FrameLogarithm(_autograd.InputsSaved):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y, scale = ctx.saved_tensors
-        return frame_logarithm_gradients(x, y, scale, grad_outputs[0])
+        still = (x == y).all(-1, keepdim=True)
+        return twice(frame_logarithm_gradients, _short_logarithm, (x, y, scale), grad_outputs[0], still)
+
+
+def _short_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    ray, space = ray_of(x, scale), short_logarithm(x, y, scale)
+    shorter = dot(x, space) * (scale.square() / (ray.time * (1 + ray.time)))
+    return torch.where(ray.length < 1, space - shorter * x, to_frame(x, ray, space))
 
 
 _frame_logarithm = _autograd.traceable(_FrameLogarithm)
@@ -105,26 +116,38 @@ class _FrameExponential(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, v, scale, z = ctx.saved_tensors
-        (g,) = grad_outputs
-        ray, step = ray_of(x, scale), _step(ray_of(x, scale), v, scale, ctx.reach)
-        length, across, along = step
-        half, cosh, sinh = ray.length / (1 + ray.time), torch.cosh(length), torch.sinh(length)
-        g_along, g_across = dot(ray.unit, g), part_across(x, ray.unit, g)
-        beside, wide = dot(across, g), _wide(step)
-        # z = sinh(D) v/|v| + u (cosh(D) X_n + sinh(D) N_along (X_t - 1)), u the unit vector along x.
-        stiffness = torch.where(along < 0, _inward(ray, step, sinh, torch.exp(-length)), cosh + half * along * sinh)
-        on_x = g_across * stiffness + across * (half * sinh * g_along)
-        on_x = on_x + ray.unit * (ray_of(z, scale).time / ray.time * g_along)
-        # A Jacobi field that vanishes at x: the geodesic's velocity, and sinh(D)/D of what is at right angles to it.
-        on_velocity = cosh * beside + velocity_of(ray, step) * g_along
-        bent = wide * ray.time * g_along - along * beside
-        stretch = numerics.sinhc(length)
-        on_v = across * on_velocity + stretch * (g_across - across * (beside + along * ray.time * g_along))
-        on_v = on_v + ray.unit * (along * on_velocity + stretch * bent)
-        slack, end = _slack_and_end(ray, step)
-        rate = on_velocity * slack + bent * end * (ray.length / ray.time) * sinh
-        kept = keeper(x, v, g)
-        return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square()), None
+        gradients = partial(_exponential_gradients, z=z, reach=ctx.reach)
+        still = (v == 0).all(-1, keepdim=True)
+        return *twice(gradients, _short_exponential, (x, v, scale), grad_outputs[0], still), None
+
+
+def _exponential_gradients(
+    x: Tensor, v: Tensor, scale: Tensor, g: Tensor, *, z: Tensor, reach: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    ray, step = ray_of(x, scale), _step(ray_of(x, scale), v, scale, reach)
+    length, across, along = step
+    half, cosh, sinh = ray.length / (1 + ray.time), torch.cosh(length), torch.sinh(length)
+    g_along, g_across = dot(ray.unit, g), part_across(x, ray.unit, g)
+    beside, wide = dot(across, g), _wide(step)
+    # z = sinh(D) v/|v| + u (cosh(D) X_n + sinh(D) N_along (X_t - 1)), u the unit vector along x.
+    stiffness = torch.where(along < 0, _inward(ray, step, sinh, torch.exp(-length)), cosh + half * along * sinh)
+    on_x = g_across * stiffness + across * (half * sinh * g_along)
+    on_x = on_x + ray.unit * (ray_of(z, scale).time / ray.time * g_along)
+    # A Jacobi field that vanishes at x: the geodesic's velocity, and sinh(D)/D of what is at right angles to it.
+    on_velocity = cosh * beside + velocity_of(ray, step) * g_along
+    bent = wide * ray.time * g_along - along * beside
+    stretch = numerics.sinhc(length)
+    on_v = across * on_velocity + stretch * (g_across - across * (beside + along * ray.time * g_along))
+    on_v = on_v + ray.unit * (along * on_velocity + stretch * bent)
+    slack, end = _slack_and_end(ray, step)
+    rate = on_velocity * slack + bent * end * (ray.length / ray.time) * sinh
+    kept = keeper(x, v, g)
+    return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square())
+
+
+def _short_exponential(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    longer = dot(x, v) * (scale.square() / (1 + ray_of(x, scale).time))
+    return short_exponential(x, v + longer * x, dot(v, v) * scale.square())
 
 
 _frame_exponential = _autograd.traceable(_FrameExponential)

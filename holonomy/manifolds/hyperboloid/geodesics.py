@@ -22,6 +22,7 @@ those of the logarithm and of transport right.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,12 +43,15 @@ from holonomy.manifolds.hyperboloid.views import (
     radial_of,
     rate_of,
     ray_of,
+    short_exponential,
+    short_logarithm,
     slack_of,
     tangent_view,
     time_gap,
     to_frame,
     transport_covector,
     transport_of,
+    twice,
     velocity_of,
 )
 
@@ -186,34 +190,44 @@ class _Logarithm(_autograd.InputsSaved):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y, scale = ctx.saved_tensors
-        g_time, g = grad_outputs[0][..., :1], grad_outputs[0][..., 1:]
-        ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
-        from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
-        far, across, along = from_x
-        g_along = dot(ray_x.unit, g)
-        on_point = g_time * ray_x.time + ray_x.length * g_along
-        on_direction = dot(across, g) + along * (g_time * ray_x.length + ray_x.time * g_along)
-        bend = numerics.cothc(far)  # D coth D
-        pull = far * on_point + (bend - 1) * on_direction
-        grad_x = pull * covector_of(ray_x, from_x) - bend * chart_covector(ray_x, g_time, g)
-        grad_y = pull * covector_of(ray_y, from_y) + chart_covector(ray_y, g_time, g) / numerics.sinhc(far)
+        still = (x == y).all(-1, keepdim=True)
+        return twice(_logarithm_gradients, _short_logarithm, (x, y, scale), grad_outputs[0], still)
 
-        foot_x, foot_y = foot_of(ray_x, from_x), -foot_of(ray_y, from_y)
-        rate = rate_of(ray_x, ray_y, from_x)
-        wide = across.square().sum(-1, keepdim=True)
-        # Two ways to write one number, each where it does not cancel.
-        radial = torch.where(
-            ray_x.length > 1,
-            rate * ray_x.time - far / ray_x.time,
-            far * (ray_x.length / ray_x.time) * ray_x.length - slack_of(far, foot_x * foot_y) * ray_x.time,
-        )
-        spread = far * foot_y * ray_x.length * wide
-        d_across = across * (far * foot_x * foot_y - slack_of(far, foot_x * foot_y))
-        d_along = along * radial - spread
-        d_time = ray_x.length * along * rate - spread * (ray_x.length / ray_x.time)
-        d_scale = dot(g, d_across) + g_along * d_along + g_time * d_time
-        kept = keeper(x, y, grad_outputs[0])
-        return kept(grad_x), kept(grad_y), by_scale(kept(d_scale), scale.square())
+
+def _logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    g_time, g = grad[..., :1], grad[..., 1:]
+    ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
+    from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
+    far, across, along = from_x
+    g_along = dot(ray_x.unit, g)
+    on_point = g_time * ray_x.time + ray_x.length * g_along
+    on_direction = dot(across, g) + along * (g_time * ray_x.length + ray_x.time * g_along)
+    bend = numerics.cothc(far)  # D coth D
+    pull = far * on_point + (bend - 1) * on_direction
+    grad_x = pull * covector_of(ray_x, from_x) - bend * chart_covector(ray_x, g_time, g)
+    grad_y = pull * covector_of(ray_y, from_y) + chart_covector(ray_y, g_time, g) / numerics.sinhc(far)
+
+    foot_x, foot_y = foot_of(ray_x, from_x), -foot_of(ray_y, from_y)
+    rate = rate_of(ray_x, ray_y, from_x)
+    wide = across.square().sum(-1, keepdim=True)
+    # Two ways to write one number, each where it does not cancel.
+    radial = torch.where(
+        ray_x.length > 1,
+        rate * ray_x.time - far / ray_x.time,
+        far * (ray_x.length / ray_x.time) * ray_x.length - slack_of(far, foot_x * foot_y) * ray_x.time,
+    )
+    spread = far * foot_y * ray_x.length * wide
+    d_across = across * (far * foot_x * foot_y - slack_of(far, foot_x * foot_y))
+    d_along = along * radial - spread
+    d_time = ray_x.length * along * rate - spread * (ray_x.length / ray_x.time)
+    d_scale = dot(g, d_across) + g_along * d_along + g_time * d_time
+    kept = keeper(x, y, grad)
+    return kept(grad_x), kept(grad_y), by_scale(kept(d_scale), scale.square())
+
+
+def _short_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    space = short_logarithm(x, y, scale)
+    return torch.cat([dot(x, space) * (scale / ray_of(x, scale).time), space], -1)
 
 
 class _Exponential(torch.autograd.Function):
@@ -233,37 +247,49 @@ class _Exponential(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, u, scale, z = ctx.saved_tensors
-        (g,) = grad_outputs
-        ray, step = ray_of(x, scale), tangent_view(x, u, scale, ctx.reach)
-        length, across, along = step
-        z_time = ray_of(z, scale).time
-        cosh, sinh = torch.cosh(length), torch.sinh(length)
-        wide = torch.where(length == 0, 1.0, across.square().sum(-1, keepdim=True))
-        g_along = dot(ray.unit, g)
-        g_across = dot(across, g)
-        on_direction = g_across + along * ray.time * g_along
-        # The part of the cotangent at right angles to the geodesic, across and along the ray.
-        rest = g - ray.unit * g_along - across * on_direction
-        rest_along = ray.time * g_along * wide - along * g_across
-        velocity = velocity_of(ray, step)
-        on_velocity = cosh * g_across + velocity * g_along
-        foot = foot_of(ray, step)
+        gradients = partial(_exponential_gradients, z=z, reach=ctx.reach)
+        still = (u == 0).all(-1, keepdim=True)
+        return *twice(gradients, _short_exponential, (x, u, scale), grad_outputs[0], still), None
 
-        def chart(factor: Tensor, direction: Tensor) -> Tensor:
-            inside = (factor * rest_along + direction * along) / ray.time
-            return factor * rest + direction * across + ray.unit * inside
 
-        grad_u = chart(numerics.sinhc(length), on_velocity)
-        grad_x = chart(cosh, on_direction * (z_time / ray.time) - length * foot * on_velocity)
+def _exponential_gradients(
+    x: Tensor, u: Tensor, scale: Tensor, g: Tensor, *, z: Tensor, reach: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    ray, step = ray_of(x, scale), tangent_view(x, u, scale, reach)
+    length, across, along = step
+    z_time = ray_of(z, scale).time
+    cosh, sinh = torch.cosh(length), torch.sinh(length)
+    wide = torch.where(length == 0, 1.0, across.square().sum(-1, keepdim=True))
+    g_along = dot(ray.unit, g)
+    g_across = dot(across, g)
+    on_direction = g_across + along * ray.time * g_along
+    # The part of the cotangent at right angles to the geodesic, across and along the ray.
+    rest = g - ray.unit * g_along - across * on_direction
+    rest_along = ray.time * g_along * wide - along * g_across
+    velocity = velocity_of(ray, step)
+    on_velocity = cosh * g_across + velocity * g_along
+    foot = foot_of(ray, step)
 
-        narrow = 1 / ray.time.square() + (ray.length / ray.time).square() * across.square().sum(-1, keepdim=True)
-        tanh = torch.tanh(length)
-        ahead = narrow * (numerics.minus_tanh(length) + length * foot * tanh) * (ray.time * cosh / z_time)
-        aside = sinh * narrow * (sinh * ray.time / z_time)
-        d_across = g_across * (ahead * cosh - aside * foot)
-        d_along = g_along * (ahead * velocity + aside * ray.length * across.square().sum(-1, keepdim=True))
-        kept = keeper(x, u, g)
-        return kept(grad_x), kept(grad_u), by_scale(kept(d_across + d_along), scale.square()), None
+    def chart(factor: Tensor, direction: Tensor) -> Tensor:
+        inside = (factor * rest_along + direction * along) / ray.time
+        return factor * rest + direction * across + ray.unit * inside
+
+    grad_u = chart(numerics.sinhc(length), on_velocity)
+    grad_x = chart(cosh, on_direction * (z_time / ray.time) - length * foot * on_velocity)
+
+    narrow = 1 / ray.time.square() + (ray.length / ray.time).square() * across.square().sum(-1, keepdim=True)
+    tanh = torch.tanh(length)
+    ahead = narrow * (numerics.minus_tanh(length) + length * foot * tanh) * (ray.time * cosh / z_time)
+    aside = sinh * narrow * (sinh * ray.time / z_time)
+    d_across = g_across * (ahead * cosh - aside * foot)
+    d_along = g_along * (ahead * velocity + aside * ray.length * across.square().sum(-1, keepdim=True))
+    kept = keeper(x, u, g)
+    return kept(grad_x), kept(grad_u), by_scale(kept(d_across + d_along), scale.square())
+
+
+def _short_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
+    across, along = parts_of(x.detach(), ray_of(x.detach(), scale), u * scale)
+    return short_exponential(x, u, dot(across, across) + along.square())
 
 
 class _Transport(_autograd.InputsSaved):

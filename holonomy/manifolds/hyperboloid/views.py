@@ -61,6 +61,54 @@ def by_scale(rates: Tensor, power: Tensor) -> Tensor:
     return numerics.finite(numerics.total(rates) / power)
 
 
+def twice(
+    gradients: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    smooth: Callable[[Tensor, Tensor, Tensor], Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    still: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in two tables of rows and the scale, right when they are differentiated again.
+
+    ``gradients(*inputs, grad)`` are made of a direction, which rows that are ``still`` do not have: they are right
+    there, and their derivatives are not. Those rows get the gradients of ``smooth``, whose formula has no direction and
+    the same second derivatives there.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return gradients(*inputs, grad)
+    first, second, scale = inputs
+    moving = gradients(
+        torch.where(still, 0.0, first), torch.where(still, 1.0, second), scale, torch.where(still, 0, grad)
+    )
+    resting = torch.where(still, first, 0.0), torch.where(still, second, 0.0), scale
+    at_rest = torch.func.vjp(smooth, *resting)[1](torch.where(still, grad, 0.0))
+    on_first, on_second, on_scale = (a + b for a, b in zip(moving, at_rest, strict=True))
+    return on_first, on_second, on_scale
+
+
+def short_exponential(x: Tensor, u: Tensor, square: Tensor) -> Tensor:
+    """The space part of the exponential of a tangent vector, a series in its squared length in radii."""
+    return x * (1 + square / 2 * (1 + square / 12)) + u * (1 + square / 6 * (1 + square / 20))
+
+
+def short_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    r"""The space part of the logarithm of a near point, a series in :math:`q = \langle X - Y, X - Y\rangle`.
+
+    With d = Y - X, and p its part across X + Y, :math:`q = (4 |d|^2 + |X + Y|^2 |p|^2) / (T^2 - |d|^2)`, T the sum of
+    the times; the logarithm is :math:`(D / \sinh D)(Y - \cosh(D) X)` with :math:`q = 4 \sinh^2(D/2) = 2 \cosh D - 2`.
+    """
+    # Second derivatives of a square at zero are those with constant factors.
+    times = (ray_of(x, scale).time + ray_of(y, scale).time).detach()
+    middle = ray_of((x + y).detach(), scale.detach())
+    apart = (y - x) * (scale / times)
+    across = part_across((x + y).detach(), middle.unit, apart) * middle.length
+    size = dot(apart, apart)
+    square = (4 * size + dot(across, across)) / (1 - size)
+    quarter = square / 4
+    factor = (1 - quarter / 6 * (1 - quarter * (9 / 20))) / (1 + quarter).sqrt()
+    return factor * (y - x - square / 2 * x)
+
+
 def dot(x: Tensor, y: Tensor) -> Tensor:
     """The Euclidean product of the last axes, which is kept."""
     return (x * y).sum(-1, keepdim=True)
