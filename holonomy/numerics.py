@@ -37,25 +37,25 @@ CHECK_TOLERANCE = 1e-5
 """Default ``atol`` and ``rtol`` of the question whether a point lies on a manifold, as in Geoopt."""
 
 PRODUCT_NEAR = 1e-8
-"""What a sum of products of float64 numbers up to one must be at least to have float32 digits left."""
+"""The least sum of products of float64 numbers up to one that still has float32's digits."""
 
 PRODUCT_APART = 5e-3
-"""The same for sums of float32 products, of which the square root is taken."""
+"""The least sum of products of float32 numbers up to one whose square root still has float32's digits."""
 
 PRODUCT_WIDEST = 1e18
-"""What can be squared in float32."""
+"""The largest number whose square fits float32."""
 
 ROW_WIDEST = 1e6
 """Lengths whose float32 digits survive a product with half of float64's."""
 
 ROOM = 2.0**-32
-"""What vectors and numbers are multiplied by for no sum over one axis to leave the range."""
+"""The factor by which numbers are scaled before they are summed over an axis, so that no partial sum overflows."""
 
 ROW_STEEPEST = 1e4
-"""What terms may be beside their sum, for gradients that cancel by its square to keep float32 digits in float64."""
+"""The largest ratio of terms to their sum whose square, by which gradients cancel, leaves float64 float32's digits."""
 
 LONG = 2.0**20
-"""Of longer rows neither cubes nor their reciprocals fit float32."""
+"""The length of a row beyond which neither its cube nor the reciprocal of that fits float32."""
 
 # Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
 _SINHC_SERIES_BELOW = 0.1

@@ -37,7 +37,7 @@ from holonomy.structures import Graph
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-# Of the fully Lorentz linear map at first.
+# The initial lambda of FullyLorentzLinear.
 _SCALE = 10.0
 
 
@@ -252,8 +252,8 @@ class LGCNConv(nn.Module):
         y_i = \frac{\sum_j w_{ij} h_j}{\sqrt{|\kappa_2|}\, \big|\sum_j w_{ij} h_j\big|_{\mathcal L}}
 
     (Zhang et al. 2021, *Lorentzian Graph Convolutional Networks*; Chen et al. 2022, *Fully Hyperbolic Neural Networks*;
-    as Hypformer prints them, eqs. 7 and 4). No tangent space is used: with the linear map left
-    out, any isometry of hyperbolic space commutes with it.
+    as Hypformer prints them, eqs. 7 and 4). No tangent space is used: with the linear map left out, any isometry of
+    hyperbolic space commutes with it.
 
     The average is accurate to 1e-6 for points up to rapidity 11, and for coincident points anywhere. The space part of
     the linear map's result has at most length :math:`\lambda`, at first 10, which is rapidity 3 at curvature -1. With
@@ -335,6 +335,7 @@ class LGCNConv(nn.Module):
         curvature = self.manifold_out.curvature
         wide = hyperboloid.lift(numerics.widen(hyperboloid.space(points)), curvature)
         average = averaging(edge_index, x.shape[0], wide.dtype, edge_weight)
+        # Eq. 4 by two sums over j at each node: of w_ij h_j, and of w_ij.
         total = average(functional.pad(wide, (0, 1), value=1.0))
         space = midpoint_of_sum(total[:, :-1], total[:, -1:], curvature, torch.finfo(wide.dtype).eps)
         return change_curvature(numerics.narrow(space, points.dtype), self.manifold_out, self.manifold_out)

@@ -170,7 +170,7 @@ class _Tokenizer(nn.Module):
             made = given
         elif self.identifiers == "near_orthogonal":
             made = near_orthogonal_identifiers(nodes, dim, device=like.device, dtype=like.dtype)
-        elif edge_index is None:
+        elif self.identifiers == "orthogonal" or edge_index is None:
             made = orthogonal_identifiers(nodes, dim, batch=batch, device=like.device, dtype=like.dtype)
         else:
             which = "both" if self.identifiers == "laplacian_both" else "lowest"
@@ -293,8 +293,7 @@ class GraphTokenizer(_Tokenizer):
         nodes = x.shape[0]
         checks.last_axis("x", x, self.in_features, "in_features", self.of_nodes)
         _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features, self.of_edges)
-        spectral = edge_index if self.identifiers not in _RANDOM else None
-        identifiers = self._identifiers_of(identifiers, nodes, batch, spectral)
+        identifiers = self._identifiers_of(identifiers, nodes, batch, edge_index)
         loops = torch.arange(nodes, device=edge_index.device)
         indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.mT])
         projected = (
@@ -401,13 +400,14 @@ class HyperedgeTokenizer(_Tokenizer):
 def _block(
     width: int, features: int, order: int, square: int, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Linear:
-    """Rows of :math:`w^{in}`: k + 2 parts of one variance, this one of vectors of squared length ``square``."""
+    """The columns of :math:`w^{in}` for one part of a token, of vectors of squared length ``square``."""
     linear = nn.Linear(width, features, bias=False, device=device, dtype=dtype)
     _draw(linear, order, square)
     return linear
 
 
 def _draw(linear: nn.Linear, order: int, square: int) -> None:
+    """Draw weights of variance ``1 / ((k + 2) square)``, with which the k + 2 parts of a token sum to variance one."""
     nn.init.normal_(linear.weight, std=((order + 2) * square) ** -0.5)
 
 

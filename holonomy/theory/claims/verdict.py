@@ -77,7 +77,7 @@ class Trial:
         if kind == "upper" or not self.assumption_met or math.isnan(self.bound):
             return False
         slack = max(tolerance * abs(self.bound), self.floor)
-        return not self.measured <= self.bound + slack
+        return not self.measured <= self.bound + slack  # a measured nan does
 
 
 @dataclass(frozen=True)
@@ -181,15 +181,15 @@ def judge(
     counted = [trial for trial in results if trial.counts]
     ratios = [trial.ratio for trial in counted]
     if against:
-        decisive, holds, reason = max(against, key=_size), False, "violated"
+        decisive, holds, reason = max(against, key=_ratio), False, "violated"
     elif not counted:
         decisive, holds, reason = results[0], None, _why_undecided(results)
     elif kind == "upper":
-        decisive = max(counted, key=_size)
+        decisive = max(counted, key=_ratio)
         holds = True if decisive.ratio <= 1 + tolerance else None
         reason = "the measured value is an upper bound" if holds is None else ""
     else:
-        decisive, holds, reason = max(counted, key=_size), True, ""
+        decisive, holds, reason = max(counted, key=_ratio), True, ""
     return Verdict(
         claim=claim,
         source=source,
@@ -210,7 +210,8 @@ def judge(
     )
 
 
-def _size(trial: Trial) -> float:
+def _ratio(trial: Trial) -> float:
+    """The ratio, where nan, of which nothing is known, is the worst."""
     return math.inf if math.isnan(trial.ratio) else trial.ratio
 
 

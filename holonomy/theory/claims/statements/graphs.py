@@ -14,7 +14,7 @@ from holonomy.theory.attention.determinants import determinant_logits, mixture_o
 from holonomy.theory.attention.projections import Projections, attend
 from holonomy.theory.claims.molecules import draw_molecules, shares_of
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
-from holonomy.theory.graphs.curvature import FORMANS, Forman, Shares, curvature_shares, incidence
+from holonomy.theory.graphs.curvature import FORMANS, Forman, curvature_shares, incidence
 from holonomy.theory.graphs.topology import chung_bound, radius_and_diameter, spectral_diameter_bound
 
 _SECTION = "Simplicial section 2.4"
@@ -88,11 +88,7 @@ def _chung(draws: Draws) -> Iterator[Trial]:
         yield Trial(diameter, chung_bound(adjacency), at={"n": float(adjacency.shape[0])})
 
 
-@cache
-def _shares_once(
-    molecules: tuple[tuple[Tensor, int], ...], form: Forman, dtype: torch.dtype, device: torch.device | str
-) -> Shares:
-    return shares_of(molecules, form, dtype, device)
+_shares_once = cache(shares_of)
 
 
 def _judged_on(draws: Draws) -> str:
