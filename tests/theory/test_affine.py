@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from holonomy.manifolds import Lorentz
 from holonomy.ops.linear_attention.reference import power_features
+from holonomy.theory.affine import points
 from holonomy.theory.affine.arithmetic import entrywise, forms, lengths, products
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.arithmetic.squares import products as squared
@@ -244,8 +246,8 @@ def test_nine_tenths_of_the_lorentz_norm_is_noticed() -> None:
     form = sharp([2.0, 0.5, 0.0], [[0.0], [0.0], [0.1]], [[]] * 3)
     grid = torch.linspace(-1, 1, 41).double()[:, None, None]
     truth = lorentz(values(form, grid))
-    # 3.75 - 0.01 is the least square of the norm on this family.
-    found = lengths.lorentz_norm(form[:1], form[1:], 3.74**0.5)
+    # About 3.75 - 0.01 is the least square of the norm on this family.
+    found = lengths.lorentz_norm(form[:1], form[1:], 3.7399**0.5)
     generator = torch.Generator().manual_seed(1)
     assert use(found, 1, truth, grid, generator) <= 1
     assert use(weakened(found, 1), 1, truth, grid, generator) > 1
@@ -293,6 +295,46 @@ def test_enclosures_have_gradients_where_nothing_moves(name: str) -> None:
     total = found.center.sum() + forms.spread(found).sum()
     for grad in torch.autograd.grad(total, [*parts, *columns]):
         assert grad.isfinite().all()
+
+
+def midpoint_of(form: Form, weight: float, manifold: Lorentz) -> tuple[Form, Form]:
+    """The scale of a midpoint, and with it its space part, of two space parts over a scale that moves."""
+    scale = forms.plus(forms.times(form[:1], 0.05), forms.constant(form.noise, 0.6 - 0.05 * form.center[:, :1]))
+    least = torch.full_like(scale.center, 0.3)
+    one, other = (points.lifted(space, scale, least, manifold) for space in (form[1:4], form[4:]))
+    found = points.midpoint(one, other, weight, manifold)
+    return found.scale, found.space
+
+
+def use_of_midpoint(weight: float, size: float, *, squares: bool) -> float:
+    """Of the scale of a midpoint; its space part is a sum."""
+    generator, manifold = torch.Generator().manual_seed(11), Lorentz(-0.7)
+    (form,) = random_forms((7,), generator, size, squares=squares)
+    noise = draw(form.noise, 200, generator)
+    y, old = values(form, noise), form.noise.size
+    scale = 0.05 * y[..., :1] + 0.6 - 0.05 * form.center[:, :1]
+    x, p = (manifold.lift(part / scale) * scale for part in (y[..., 1:4], y[..., 4:]))
+    found, space = midpoint_of(form, weight, manifold)
+    torch.testing.assert_close(values(space, noise), (x + weight * p)[..., 1:])
+    assert (scale > 0.3).all()
+    return use(found, old, lorentz(x + weight * p) * 0.7**0.5, noise, generator)
+
+
+@pytest.mark.parametrize("squares", [False, True])
+@pytest.mark.parametrize("weight", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("size", [0.01, 0.3])
+def test_midpoints_enclose(weight: float, size: float, *, squares: bool) -> None:
+    assert use_of_midpoint(weight, size, squares=squares) <= 1
+
+
+@pytest.mark.parametrize("part", ["time", "space"])
+def test_nine_tenths_of_a_difference_in_a_midpoint_is_noticed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = {"time": (0.9, 1.0), "space": (1.0, 0.9)}[part]
+    exact = points.lorentz_norm
+    monkeypatch.setattr(
+        points, "lorentz_norm", lambda t, y, low: exact(forms.times(t, factors[0]), forms.times(y, factors[1]), 0.1)
+    )
+    assert use_of_midpoint(1.0, 0.01, squares=False) > 1
 
 
 def test_features_of_entries_that_may_all_vanish_move_by_their_slope() -> None:

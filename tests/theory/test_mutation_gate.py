@@ -19,7 +19,7 @@ from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
 from holonomy.theory.affine import backward, cap, graph, points, whole_graph
 from holonomy.theory.affine.arithmetic import ellipsoids, entrywise, products, quadratics, ratios, squares
-from holonomy.theory.affine.attention import linear
+from holonomy.theory.affine.attention import features, linear
 from holonomy.theory.affine.margins import bounded
 from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.undivided import Undivided
@@ -162,6 +162,8 @@ MUTANTS = [
     *less("certified.cap", cap.least_products, "(k * reach).asinh()", "root_size * turned.norm(dim=-1)"),
     Mutant("certified.quotients", products.quotient, "low), difference)", "low), times(difference, 0.9))"),
     *less("certified.points", points.exponential, "2 * along[:, None]"),
+    Mutant("certified.points", points.midpoint, "(1 + weight) / k", "0.9 * (1 + weight) / k"),
+    Mutant("certified.attention", features.features, "scale(size, ", "scale(times(size, 0.9), "),
     Mutant("certified.attention", linear._average, "scale(share, change)", "scale(share, times(change, 0.9))"),
     *less("certified.graph", graph._convolve, "layer.weight @ mixed(columns)"),
     *less("certified.ellipsoids", ellipsoids.weighted, "(weights * sizes).sum(-1)"),

@@ -10,8 +10,18 @@ carried beside it: a point is held as (time, space)/scale with three forms, so t
 * LayerNorm divides by :math:`(\mathrm{var} + \epsilon\, \mathrm{scale}^2)^{1/2}`, which becomes the scale of the
   feed-forward's points; where the decoder is linear, there is no division at all but that of attention (L17).
 
-The scale of a midpoint of x and :math:`\epsilon p` is at least :math:`1 + \epsilon` times theirs (reversed triangle
-inequality), so that a lower bound of the scale, ``floor``, is known all along.
+**Midpoints.** For points X = (t, x) and P = (s, p) of one scale :math:`\sigma`, the Lorentz norm L of
+:math:`X + \epsilon P` has
+
+.. math:: L^2 = (1 + \epsilon)^2 \sigma^2/c + \epsilon\, (|x - p|^2 - (t - s)^2) .
+
+*Proof.* :math:`\langle X, X\rangle = \langle P, P\rangle = -\sigma^2/c`, so that :math:`2 \langle X, P\rangle =
+-2\sigma^2/c - \langle X - P, X - P\rangle`, in :math:`-L^2 = \langle X, X\rangle + 2 \epsilon \langle X, P\rangle +
+\epsilon^2 \langle P, P\rangle`. QED
+So L is the norm (L4) of a vector with the time :math:`|(\sqrt\epsilon\,(x - p), (1 + \epsilon)\, \sigma/\sqrt c)|`
+(L3) and the one space entry :math:`\sqrt\epsilon\,(t - s)`: differences of two points are shorter than sums, and less
+cancels. The brackets are not negative (reversed Cauchy-Schwarz), so that the midpoint's scale :math:`\sqrt c\, L` is at
+least :math:`1 + \epsilon` times theirs; a lower bound of the scale, ``floor``, is known all along.
 """
 
 from __future__ import annotations
@@ -44,7 +54,7 @@ from holonomy.theory.affine.arithmetic.forms import (
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
 from holonomy.theory.affine.arithmetic.ratios import Ratio
-from holonomy.theory.affine.arithmetic.squares import products, with_squares
+from holonomy.theory.affine.arithmetic.squares import bounds, products, with_squares
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 if TYPE_CHECKING:
@@ -152,11 +162,12 @@ def exponential(
 
 def midpoint(one: Scaled, other: Scaled, weight: float, manifold: Lorentz) -> Scaled:
     """The Lorentzian midpoint of a point and ``weight`` times another, which has the same scale; its norm is L4."""
-    k = root(manifold)
-    time = plus(one.time, times(other.time, weight))
-    space = plus(one.space, times(other.space, weight))
-    floor = one.floor * (1 + weight)
-    return Scaled(space, time, times(lorentz_norm(time, space, floor / k), k), floor)
+    k, share = root(manifold), math.sqrt(weight)
+    space, time = (plus(a, times(b, weight)) for a, b in ((one.space, other.space), (one.time, other.time)))
+    x, t = (times(plus(a, times(b, -1.0)), share) for a, b in ((one.space, other.space), (one.time, other.time)))
+    floor = torch.maximum(one.floor, bounds(one.scale)[0] * _LESS) * (1 + weight)
+    norm = lorentz_norm(length(join(x, times(one.scale, (1 + weight) / k))), t, floor / k)
+    return Scaled(space, time, times(norm, k), floor)
 
 
 def normalised(layer: nn.Module, point: Scaled) -> Ratio:

@@ -89,7 +89,7 @@ def lorentz_norm(time: Form, space: Form, low: Tensor | float) -> Form:
     least = torch.maximum(numerics.root(((lower - far) * (lower + far)).clamp(min=0)) * (1 - ROUNDING), floor)
     # The norm of u is one up to rounding of the squares of its entries.
     loss = ROUNDING * 2 * ut.square() * (first.center.abs() + spread(first))
-    return _with_square(first, across, (lower + least, 2 * upper), -1, torch.inf, loss)
+    return _with_square(first, across, (lower + least, 2 * upper), -1, (upper - floor).clamp(min=0), loss)
 
 
 def _with_square(

@@ -2,12 +2,14 @@ r"""The feature map of linear attention, :math:`\phi(e) = |e| / |e^p| \; e^p`, o
 
 Two enclosures are made and, problem by problem, the one of smaller reach is kept.
 
-**By parts**, where some entry stays positive: :math:`e^p` and e by L1, lengths by L3, the direction
-:math:`e^p/|e^p|` by L5, times :math:`|e|` by L2. The length is at least that of the least entries.
+**By direction**, where e has a positive length: :math:`u = e/|e|` by L3 and L5, then :math:`u^p` by L1,
+:math:`u^p/|u^p|` by L3 and L5, and times :math:`|e|` by L2. The length of e is at least that of the least entries, and
+at least that at the centre less what moves entries that may be positive. As |u| is one, :math:`|u^p|` is at least
+:math:`k^{(1-p)/2}`, k the number of entries that may be positive (means of powers): of the two divisors only
+the first, which is of degree one in e, may come near zero.
 
 **By its slope**, everywhere: :math:`\phi` is Lipschitz on the positive orthant with constant
-:math:`p\, k^{(p-1)/(2p)}`, k the number of entries; so
-:math:`\phi(e) \in \phi(e_0) + \mathrm{Lip}\,|e - e_0|\,\mathrm{Ball}`.
+:math:`p\, k^{(p-1)/(2p)}`, so :math:`\phi(e) \in \phi(e_0) + \mathrm{Lip}\,|e - e_0|\,\mathrm{Ball}`.
 
 *Proof.* With :math:`u = e/|e|` and :math:`w = u^p/|u^p|`, the radial derivative is the unit vector w, and the
 tangential one is :math:`p\, (I - w w^\top)\, \mathrm{diag}(w/u)`, orthogonal to w. So the Jacobian's norm is at most
@@ -23,31 +25,31 @@ import torch
 
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import Form, constant, reach, select, spread, with_ball
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, reach, select, spread, times, with_ball
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import at_least, quotient, scale
 
 
 def features(form: Form, power: float) -> Form:
     """Enclose the features of a vector, negative entries counting as zero."""
+    positive = positive_power(form, 1.0)
     if power == 1:
-        return positive_power(form, 1.0)
-    positive, powered = positive_power(form, 1.0), positive_power(form, power)
-    before = form.noise.failed
-    least = torch.relu(form.center - spread(form)).pow(power).norm(dim=-1, keepdim=True)
-    direction = quotient(powered, length(powered), at_least(powered, least))
-    parts = scale(length(positive), direction)
+        return positive
+    before, lower = form.noise.failed, torch.relu(form.center - spread(form))
+    # An entry that stays negative gives zero.
+    live = (form.center + spread(form) > 0).to(lower.dtype)
+    entries, moved = live.sum(-1, keepdim=True), reach(times(form, live))[:, None] * (1 + ROUNDING)
+    size = length(positive)
+    least = torch.maximum(lower.norm(dim=-1, keepdim=True), torch.relu(form.center).norm(dim=-1, keepdim=True) - moved)
+    unit = quotient(positive, size, at_least(positive, least))
+    powered = positive_power(unit, power)
+    parts = scale(size, quotient(powered, length(powered), entries.clamp(min=1) ** ((1 - power) / 2) * (1 - ROUNDING)))
     unbounded = form.noise.failed & ~before
     form.noise.forgive(before)
-    entries = form.center.shape[-1]
-    slope = power * entries ** ((power - 1) / (2 * power))
     middle = constant(form.noise, power_features(form.center, power))
-    radius = slope * reach(form)
-    # An entry that stays negative gives zero.
-    live = form.center + spread(form) > 0
-    radius = radius * live.any(-1)
-    better = ~unbounded & (reach(parts) <= radius)
+    radius = power * entries ** ((power - 1) / (2 * power)) * moved
+    better = ~unbounded & (reach(parts) <= radius.squeeze(1))
     if bool(better.all()):
         return parts
-    ball = with_ball(middle, torch.diag_embed(radius[:, None] * live))
+    ball = with_ball(middle, torch.diag_embed(radius * live))
     return select(better, parts, ball)
