@@ -88,7 +88,7 @@ def test_features_wider_than_what_is_read_have_the_gradient_of_the_whole() -> No
 def taught(share: float) -> list[float]:
     """The accuracy of a small model, and what is certified of it, trained with a share of the bound in its loss."""
     torch.manual_seed(1)
-    labels, radius = torch.arange(NODES) % 3, 0.2
+    labels, radius = torch.arange(NODES) % 3, 0.4
     x = 2 * nn.functional.one_hot(labels, FEATURES).double() + 0.3 * torch.randn(NODES, FEATURES).double()
     model = Hypformer(FEATURES, 4, 3, layers=1, graph_encoder=None).double().eval()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
@@ -105,9 +105,9 @@ def taught(share: float) -> list[float]:
 
 
 def test_training_with_a_bound_certifies_more() -> None:
-    without, with_it = taught(0.0), taught(0.3)
+    without, with_it = taught(0.0), taught(1.0)
     assert with_it[0] >= without[0]
-    assert with_it[1] >= without[1] + 0.1
+    assert with_it[1] >= without[1] + 0.2
 
 
 def test_what_is_not_covered_is_refused() -> None:

@@ -5,8 +5,8 @@ Two enclosures are made and, problem by problem, the one of smaller reach is kep
 **By direction**, where e has a positive length: :math:`u = e/|e|` by L3 and L5, then :math:`u^p` by L1,
 :math:`u^p/|u^p|` by L3 and L5, and times :math:`|e|` by L2. The length of e is at least that of the least entries, and
 at least that at the centre less what moves entries that may be positive. As |u| is one, :math:`|u^p|` is at least
-:math:`k^{(1-p)/2}`, k the number of entries that may be positive (means of powers): of the two divisors only
-the first, which is of degree one in e, may come near zero.
+:math:`k^{(1-p)/2}`, k the number of entries that may be positive (means of powers): of the two divisors only the
+first, which is of degree one in e, may come near zero.
 
 **By its slope**, everywhere: :math:`\phi` is Lipschitz on the positive orthant with constant
 :math:`p\, k^{(p-1)/(2p)}`, so :math:`\phi(e) \in \phi(e_0) + \mathrm{Lip}\,|e - e_0|\,\mathrm{Ball}`.
@@ -39,11 +39,11 @@ def features(form: Form, power: float) -> Form:
     # An entry that stays negative gives zero.
     live = (form.center + spread(form) > 0).to(lower.dtype)
     entries, moved = live.sum(-1, keepdim=True), reach(times(form, live))[:, None] * (1 + ROUNDING)
-    size = length(positive)
-    least = torch.maximum(lower.norm(dim=-1, keepdim=True), torch.relu(form.center).norm(dim=-1, keepdim=True) - moved)
-    unit = quotient(positive, size, at_least(positive, least))
-    powered = positive_power(unit, power)
-    parts = scale(size, quotient(powered, length(powered), entries.clamp(min=1) ** ((1 - power) / 2) * (1 - ROUNDING)))
+    size, center = length(positive), torch.relu(form.center).norm(dim=-1, keepdim=True)
+    least = torch.maximum(lower.norm(dim=-1, keepdim=True), center - moved)
+    powered = positive_power(quotient(positive, size, at_least(positive, least)), power)
+    low = entries.clamp(min=1) ** ((1 - power) / 2) * (1 - ROUNDING)
+    parts = scale(size, quotient(powered, length(powered), low))
     unbounded = form.noise.failed & ~before
     form.noise.forgive(before)
     middle = constant(form.noise, power_features(form.center, power))
