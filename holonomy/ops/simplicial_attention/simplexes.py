@@ -187,7 +187,7 @@ def _block(simplexes: Simplexes, mask: Tensor, tile: Tile, sizes: tuple[int, ...
     """The tile's batch entries and queries of a mask that broadcasts; the rest of it is not expanded."""
     axes = len(sizes)
     mask = mask[(None,) * max(0, len(simplexes.batch) + axes - mask.dim())]
-    mask = mask.expand(*mask.shape[:-axes], *sizes).narrow(-axes, tile.queries.start, _length(tile.queries))
+    mask = mask.expand(*mask.shape[:-axes], *sizes)[(..., tile.queries, *[slice(None)] * (axes - 1))]
     if mask.dim() == axes:
         return mask[None]
     left = torch.arange(tile.batch.start, tile.batch.stop, device=mask.device)
@@ -196,7 +196,3 @@ def _block(simplexes: Simplexes, mask: Tensor, tile: Tile, sizes: tuple[int, ...
         index.insert(0, left % size if own > 1 else torch.zeros_like(left))
         left = left // size
     return mask[tuple(index)]
-
-
-def _length(part: slice) -> int:
-    return part.stop - part.start

@@ -146,9 +146,8 @@ class Projections:
         at = torch.arange(tokens, device=self.keys.device)
         places = [axis.reshape(-1) for axis in torch.meshgrid(*[at] * self.order, indexing="ij")]
         for key, place in enumerate(places):
-            near = (
-                torch.ones_like(at[:, None] == place) if self.window is None else _within(at, place, self.window[key])
-            )
+            apart = (at[:, None] - place).abs()
+            near = apart >= 0 if self.window is None else apart < self.window[key]
             seen = near & (place <= at[:, None]) if self.causal else near
             allowed = seen if allowed is None else allowed & seen
         return allowed
@@ -287,10 +286,6 @@ def _of_simplicial(layer: SimplicialAttention) -> Projections:
         window=layer.window,
         form=layer.form,
     )
-
-
-def _within(at: Tensor, place: Tensor, window: int) -> Tensor:
-    return (at[:, None] - place).abs() < window
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
