@@ -134,14 +134,15 @@ def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
         model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=together)
         zero, each = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
-        for share in (2.0**-40, 2.0**-12, 2.0**-14):
+        for share in (2.0**-28, 2.0**-12, 2.0**-14):
             radius = share * x[rows].norm().item()
             found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
             values = {other: margin(zero) for other, margin in margins.items()}
             slopes = [torch.autograd.grad(value, zero)[0].norm() for value in values.values()]
             taken = torch.stack([value - found.affine[other] for other, value in values.items()])
             each.append(torch.stack([taken, radius * torch.stack(slopes)]).detach())
-        (rounding, _), *balls = each  # in so small a ball nothing else is left
+        (all_of_it, first), *balls = each
+        rounding = all_of_it - first  # in so small a ball nothing else is left
         for larger, smaller in zip(*((taken - rounding) / linear - 1 for taken, linear in balls), strict=True):
             yield Trial(smaller.item(), larger.abs().item() / 3, floor=1000 * _TOLERANCE)
 
