@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from holonomy.layers import GCN, Propagation
 from holonomy.models import Hypformer
-from holonomy.theory.affine import backward
+from holonomy.theory.affine.arithmetic import backward
 from holonomy.theory.affine.arithmetic.forms import Noise
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
 from holonomy.theory.affine.enclosure import Enclosure

@@ -15,8 +15,8 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
-from holonomy.theory.affine import margins, points
-from holonomy.theory.affine.arithmetic import forms
+from holonomy.theory.affine import points
+from holonomy.theory.affine.arithmetic import forms, margins
 from holonomy.theory.affine.arithmetic.ellipsoids import TokenForms
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.attention.mixing import heads_of

@@ -14,6 +14,7 @@ from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, linear, plus, times, with_ball
+from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
@@ -21,7 +22,6 @@ from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.graph import graph_branch, reading
-from holonomy.theory.affine.margins import Margins, bounded
 from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
 from holonomy.theory.affine.whole_graph import enclose_all

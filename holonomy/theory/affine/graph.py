@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from holonomy.layers import GCN, Propagation
 from holonomy.ops.propagation import edge_list, normalised_edges, propagation
 from holonomy.structures import Graph
+from holonomy.theory.affine.arithmetic.backward import Asked, Switch, switched
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, linear, plus, times
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
-from holonomy.theory.affine.backward import Asked, Switch, switched
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 

@@ -33,14 +33,14 @@ from torch import Tensor, nn
 
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
+from holonomy.theory.affine.arithmetic.backward import improved
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, plus, remainders
+from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds, quadratic_of
-from holonomy.theory.affine.backward import improved
 from holonomy.theory.affine.cap import least_products
 from holonomy.theory.affine.graph import GraphBranch
-from holonomy.theory.affine.margins import Margins, bounded
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.affine.undivided import Term, Undivided
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
+from holonomy.theory.affine.arithmetic.margins import Margins
 from holonomy.theory.affine.enclosure import Enclosure, Known
-from holonomy.theory.affine.margins import Margins
 
 # The search for a radius ends where it is known to this factor, or after so many bounds.
 _NARROW, _MOST = 1.05, 16

@@ -17,6 +17,7 @@ from holonomy.layers import GCN, HypLinearAttention, Propagation
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import HypformerBlock
 from holonomy.ops.linear_attention.reference import power_features
+from holonomy.theory.affine.arithmetic.backward import above, below, improved
 from holonomy.theory.affine.arithmetic.ellipsoids import weighted, with_bounded
 from holonomy.theory.affine.arithmetic.entrywise import parabola
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, spread
@@ -25,7 +26,6 @@ from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
 from holonomy.theory.affine.arithmetic.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, symmetric
 from holonomy.theory.affine.attention.linear import attended, crowd_of
-from holonomy.theory.affine.backward import above, below, improved
 from holonomy.theory.affine.branch import positioned
 from holonomy.theory.affine.graph import graph_branch
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
