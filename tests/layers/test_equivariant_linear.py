@@ -302,6 +302,27 @@ def test_the_way_back_is_that_of_the_plain_form(order_in, order_out, lightweight
     torch.testing.assert_close(torch.autograd.grad(layer(x.detach()).mul_(2).square().sum(), layer.weight)[0], expected)
 
 
+@every_order
+@pytest.mark.parametrize("lightweight", [False, True])
+@pytest.mark.parametrize("batch", [(), (2, 1)], ids=str)
+def test_gradients_written_by_hand_are_those_of_the_definition(order_in, order_out, lightweight, batch, device):
+    """Of every tensor by name, and of a result that is then changed in place."""
+    if not order_in or (lightweight and not order_out):
+        return
+    layer = layer_of(order_in, order_out, device, lightweight=lightweight)
+    x = torch.randn(*batch, *[3] * order_in, 2, dtype=torch.float64, device=device)
+    leaves = {"x": x, **dict(layer.named_parameters())}
+
+    def loss(leaves):
+        parameters = {name: value for name, value in leaves.items() if name != "x"}
+        return torch.func.functional_call(layer, parameters, leaves["x"]).mul_(2).sin().sum()
+
+    expected = torch.func.grad(loss)({name: value.detach() for name, value in leaves.items()})  # takes the definition
+    found = torch.autograd.grad(loss(leaves | {"x": x.requires_grad_()}), list(leaves.values()))
+    for name, grad in zip(leaves, found, strict=True):
+        torch.testing.assert_close(grad, expected[name], msg=lambda m, name=name: f"{name}: {m}")
+
+
 @pytest.mark.parametrize("orders", [(3, 3), (3, 4)], ids=str)
 def test_weights_of_many_classes_are_turned_by_the_entries_that_are_not_zero(orders):
     """Values and gradients of the dense product, in the dtype that the layer was moved to after it was used."""
