@@ -21,9 +21,16 @@ rim.
 Without a network stand the distance of Jukes and Cantor with the true shape of the gamma distribution, and that formula
 with shape and scale fitted to the known distances.
 
+With ``--genes`` a species has several genes, and with ``--transfers`` they are passed between species, so that the
+distances of single genes mislead. Every gene of every species is then a token, with its letters in columns of its own.
+The body gives each token coordinates and a logit; those of the species are the mean over its tokens, weighted by the
+softmax of their logits. Transformers attend from all tokens to all. The formulas read all genes as one sequence; beside
+them stands the median over the genes of their distances, which a few transferred genes do not change.
+
     python -m experiments.phylogeny
     python -m experiments.phylogeny --trees 2 --dims 2 3 --steps 100
     python -m experiments.phylogeny --bodies hypformer euclidean --hypformer-dims 3
+    python -m experiments.phylogeny --species 64 --sites 100 --genes 6 --transfers 0.4
 """
 
 from __future__ import annotations
@@ -32,6 +39,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,11 +78,11 @@ class Task:
     branches: Branches
 
     @classmethod
-    def of(cls, seed: int, species: int, sites: int) -> Task:
+    def of(cls, seed: int, species: int, sites: int, genes: int = 1, transfers: float = 0.0) -> Task:
         """Draw a tree; a sixth of the species chooses, a sixth measures."""
-        tree = phylogeny(seed, species=species, sites=sites, shape=SHAPE)
+        tree = phylogeny(seed, species=species, sites=sites, genes=genes, transfers=transfers, shape=SHAPE)
         known, val, test = np.split(np.arange(species), [species - 2 * (species // 6), species - species // 6])
-        letters = nn.functional.one_hot(torch.from_numpy(tree.sequences), LETTERS).float().flatten(1)
+        letters = nn.functional.one_hot(torch.from_numpy(tree.sequences), LETTERS).float().flatten(2)
         distances = torch.from_numpy(tree.distances).float()
         scale = UNIT / distances[: len(known), : len(known)].sum() * (len(known) * (len(known) - 1))
         return cls(tree, (known, val, test), letters, distances * scale, Branches.of(tree, known))
@@ -102,19 +110,20 @@ class Task:
 class Places(nn.Module):
     """Species as points: a body that gives coordinates, and a metric."""
 
-    def __init__(self, body: str, metric: str, features: int, dim: int) -> None:
+    def __init__(self, body: str, metric: str, features: int, dim: int, genes: int = 1) -> None:
         super().__init__()
-        self.metric, self.hide = metric, nn.Dropout(HIDE)
+        self.metric, self.genes, self.hide = metric, genes, nn.Dropout(HIDE)
+        sizes = (features * genes, WIDTH if body == "mlp" else WIDTH // 2, dim + (genes > 1))
         if body == "mlp":
-            self.body: nn.Module = MLP(features, WIDTH, dim)
+            self.body: nn.Module = MLP(*sizes)
         else:
             kind = Hypformer if body == "hypformer" else EuclideanFormer
-            self.body = kind(features, WIDTH // 2, dim, layers=1, heads=4, graph_encoder=None)
+            self.body = kind(*sizes, layers=1, heads=4, graph_encoder=None)
         self.manifold = Lorentz(-1.0, learnable=metric == "hyperbolic")
         self.log_unit = nn.Parameter(torch.zeros(()), requires_grad=metric != "hyperbolic")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Distances (n, n) of species with these letters."""
+        """Distances (n, n) of species with these letters (n, genes, features)."""
         found = self.coordinates(x)
         i, j = torch.triu_indices(len(x), len(x), 1, device=x.device)
         if self.metric == "hyperbolic":
@@ -131,15 +140,22 @@ class Places(nn.Module):
         return upper + upper.T
 
     def coordinates(self, x: Tensor) -> Tensor:
-        """What the body says of each species, (n, dim)."""
-        return self.body(self.hide(x))
+        """What the body says of each species, (n, dim): the mean of its genes, by the weights that it gives them."""
+        found = self.body(self.tokens(x).flatten(0, 1)).unflatten(0, x.shape[:2])
+        return found[:, 0] if self.genes == 1 else (found[..., 1:] * found[..., :1].softmax(1)).sum(1)
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """Letters in the columns of their gene, zeros in the others; as long as all genes together, (n, genes, -1)."""
+        columns = torch.eye(self.genes, device=x.device) * self.genes**0.5
+        return torch.einsum("ngf,gh->nghf", self.hide(x), columns).flatten(2)
 
 
 def trained(task: Task, body: str, metric: str, dim: int, rate: float, steps: int, seed: int) -> Places:
     """Train on the known species."""
     runs.seed_everything(seed)
     known = torch.from_numpy(task.parts[0])
-    model = Places(body, metric, task.x.shape[1], dim).to(task.x.device)
+    _, genes, features = task.x.shape
+    model = Places(body, metric, features, dim, genes).to(task.x.device)
     optimizer = RiemannianAdam([p for p in model.parameters() if p.requires_grad], lr=rate)
     fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     i, j = torch.triu_indices(len(known), len(known), 1)
@@ -178,22 +194,26 @@ def best(task: Task, body: str, metric: str, dim: int, steps: int, seed: int) ->
     return min(found, key=lambda record: record["val"])
 
 
-def without_network(task: Task, *, fitted: bool) -> dict[str, Any]:
-    """Jukes and Cantor's distance with the true shape, or with shape and scale fitted to the known species."""
-    share, (known, _, test) = differing(task.tree.sequences), task.parts
+def without_network(task: Task, sequences: Sequence[np.ndarray] | np.ndarray, *, fitted: bool) -> dict[str, Any]:
+    """Jukes and Cantor's distance, with the true shape, or with shape and scale fitted to the known species.
+
+    It is the median over some sequences of each species, (n, ...) each.
+    """
+    shares = np.stack([differing(letters.reshape(len(letters), -1)) for letters in sequences])
+    known, _, test = task.parts
     if not fitted:
-        return task.measured(jukes_cantor(share, SHAPE), test)
+        return task.measured(np.median(jukes_cantor(shares, SHAPE), 0), test)
     i, j = np.triu_indices(len(known), 1)
     truth = task.tree.distances[i, j]
 
-    def curve(numbers: np.ndarray, share: np.ndarray) -> np.ndarray:
-        return np.exp(numbers[1]) * jukes_cantor(share, float(np.exp(numbers[0])))
+    def curve(numbers: np.ndarray, shares: np.ndarray) -> np.ndarray:
+        return np.exp(numbers[1]) * np.median(jukes_cantor(shares, float(np.exp(numbers[0]))), 0)
 
     def off(numbers: np.ndarray) -> np.ndarray:
-        return curve(numbers, share[i, j]) / truth - 1
+        return curve(numbers, shares[:, i, j]) / truth - 1
 
     found = optimize.least_squares(off, [0.0, 0.0])
-    return task.measured(curve(found.x, share), test)
+    return task.measured(curve(found.x, shares), test)
 
 
 def text(rows: Sequence[dict[str, Any]], trees: int) -> str:
@@ -218,7 +238,7 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> Path:
                 label = f"{TITLES[body]}, {metric}"
                 if chosen:
                     axes.errorbar(dims, mean, std, label=label, color=colour, linestyle=dashes, capsize=4, marker="o")
-        for row, dashes in zip((row for row in rows if not row["dim"]), ("-.", ":"), strict=False):
+        for row, dashes in zip((row for row in rows if not row["dim"]), ("-.", ":", "--"), strict=False):
             axes.axhline(_mean(row), color="#777777", linestyle=dashes, label=row["metric"])
         axes.set(xscale="log", xlabel="numbers a species", ylabel="error of distances, %", ylim=(0, None))
         axes.set_xticks(sorted({row["dim"] for row in rows if row["dim"]}), minor=False)
@@ -266,7 +286,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--trees", type=int, default=10, metavar="N", help="trees 0 .. N-1 (default 10)")
     add("--species", type=int, default=96, metavar="N", help="of each tree (default 96)")
-    add("--sites", type=int, default=600, metavar="N", help="letters of a sequence (default 600)")
+    add("--sites", type=int, default=600, metavar="N", help="letters of a gene (default 600)")
+    add("--genes", type=int, default=1, metavar="N", help="of each species (default 1)")
+    add("--transfers", type=float, default=0.0, metavar="T", help="a gene between root and leaf (default 0)")
     add("--dims", type=int, nargs="+", default=[2, 3, 5, 8, 16, 32], metavar="D", help="(default 2 3 5 8 16 32)")
     add("--bodies", nargs="+", choices=list(TITLES), default=["mlp", "hypformer"], help="(default mlp hypformer)")
     add("--hypformer-dims", type=int, nargs="*", default=[2, 3, 5], metavar="D", help="(default 2 3 5; slower)")
@@ -277,13 +299,17 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells one run from another."""
     if min(arguments.dims + arguments.hypformer_dims) < 2 or arguments.species < 12:
         raise options.RefusedError("--dims must be at least 2 and --species at least 12")
-    return {"species": arguments.species, "sites": arguments.sites, "steps": arguments.steps}
+    if not 0 <= arguments.transfers < math.inf:
+        raise options.RefusedError(f"--transfers must be finite and at least 0, got {arguments.transfers:g}")
+    return {name: getattr(arguments, name) for name in ("species", "sites", "genes", "transfers", "steps")}
 
 
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     """A row for each body, metric and dimension, and a picture of all."""
     tasks = [
-        runs.moved(Task.of(seed, arguments.species, arguments.sites), arguments.device)
+        runs.moved(
+            Task.of(seed, arguments.species, arguments.sites, arguments.genes, arguments.transfers), arguments.device
+        )
         for seed in range(arguments.trees)
     ]
     asked = [
@@ -300,7 +326,10 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
             print(text(rows[-1:], arguments.trees).splitlines()[1], file=sys.stderr, flush=True)
 
     for fitted, name in ((False, "Jukes-Cantor, true rates"), (True, "Jukes-Cantor, fitted")):
-        add("none", name, 0, [without_network(task, fitted=fitted) for task in tasks])
+        add("none", name, 0, [without_network(task, [task.tree.sequences], fitted=fitted) for task in tasks])
+    if arguments.genes > 1:
+        each = [without_network(task, task.tree.sequences.swapaxes(0, 1), fitted=True) for task in tasks]
+        add("none", "Jukes-Cantor, median of genes", 0, each)
     for body, metric, dim in asked:
         records = [
             run.part(
@@ -330,7 +359,7 @@ SCRIPT = tables.Script(
     compute=compute,
     text=lambda content: text(content["rows"], content["trees"]),
     folder="runs/phylogeny",
-    at_least_one=("trees", "sites", "steps"),
+    at_least_one=("trees", "sites", "genes", "steps"),
 )
 
 main = functools.partial(tables.main, SCRIPT)

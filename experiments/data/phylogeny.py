@@ -3,6 +3,13 @@
 A Yule tree splits one of its lineages at a time, each as likely as the others. Along its branches a sequence evolves by
 the model of Jukes and Cantor (1969), every site at a rate of its own drawn from a gamma distribution (Yang 1994). The
 distance of two species is the length of the way between them, in expected substitutions a site.
+
+Genes can be transferred. Along every lineage, and for every gene apart, transfers are a Poisson process with the
+expected number ``transfers`` between the root and a leaf. The donor is one of the other lineages that live at that
+moment, each as likely, and its copy of the gene replaces that of the receiver. All descendants of the receiver inherit
+it. With probability ``exp(-transfers)`` no transfer replaced a gene between the root and a species. At 0.4, the value
+of the experiment, the distance of two species along a gene's tree differs from that along theirs for about 35 % of the
+pairs of 64 species.
 """
 
 from __future__ import annotations
@@ -22,13 +29,15 @@ class Phylogeny:
         parent: of each node, (2n - 1,); -1 at the root, node 0. A parent has a smaller number than its children.
         between: the length of the way between any two nodes, (2n - 1, 2n - 1).
         leaves: the nodes that are species, (n,), in random order.
-        sequences: letters 0..3 of each species, (n, sites).
+        sequences: letters 0..3 of each species, (n, genes, sites).
+        gene_distances: between species along the tree of each gene, (genes, n, n).
     """
 
     parent: np.ndarray
     between: np.ndarray
     leaves: np.ndarray
     sequences: np.ndarray
+    gene_distances: np.ndarray
 
     @property
     def distances(self) -> np.ndarray:
@@ -72,6 +81,59 @@ def yule(rng: np.random.Generator, species: int, height: float) -> tuple[np.ndar
     return np.array(parent), np.array(length) * height / (now - first)
 
 
+def ways(parent: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Measure the way between any two nodes of a tree, (nodes, nodes)."""
+    between = np.zeros((len(parent), len(parent)))
+    for node in range(1, len(parent)):
+        between[node, :node] = between[:node, node] = between[parent[node], :node] + length[node]
+    return between
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfers:
+    """Transfers of one gene: the time of each since the root, and the branches that give and receive it, (events,).
+
+    A branch has the number of the node at its lower end.
+    """
+
+    time: np.ndarray
+    donor: np.ndarray
+    receiver: np.ndarray
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, parent: np.ndarray, length: np.ndarray, rate: float) -> Transfers:
+        """Draw them, ``rate`` of them in a unit of length on average."""
+        ends = ways(parent, length)[0]
+        receiver = np.repeat(np.arange(len(parent)), rng.poisson(rate * length))
+        time = ends[receiver] - length[receiver] * rng.random(len(receiver))
+        alive = (ends - length < time[:, None]) & (time[:, None] < ends) & (np.arange(len(parent)) != receiver[:, None])
+        donor = np.array([rng.choice(np.flatnonzero(others)) for others in alive], dtype=np.int64)
+        return cls(time, donor, receiver)
+
+    def gene_tree(self, parent: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Find the tree of the gene: parents, lengths of the branches above, and places of the nodes of the species.
+
+        Each transfer adds a node on the donor's branch. Nodes are numbered in the order in which their branches begin,
+        as those of the species are: without transfers both trees are one, and the random numbers that follow too.
+        """
+        nodes = len(parent)
+        times = np.concatenate([ways(parent, length)[0], self.time])
+        # The last node on the way of each lineage's gene, which is where the branch begins until a transfer touches it.
+        latest, above = parent.copy(), np.full(len(times), -1)
+        for node in np.argsort(times, kind="stable"):
+            if node < nodes:
+                above[node] = latest[node]
+            else:
+                donor, receiver = self.donor[node - nodes], self.receiver[node - nodes]
+                above[node] = latest[donor]
+                latest[donor] = latest[receiver] = node
+        since = np.where(above < 0, -np.inf, times[above])
+        order = np.argsort(since, kind="stable")
+        place = np.argsort(order)
+        found = np.where(above < 0, -1, place[above])[order]
+        return found, np.where(above < 0, 0.0, times - since)[order], place[:nodes]
+
+
 def evolved(
     rng: np.random.Generator, parent: np.ndarray, length: np.ndarray, sites: int, shape: float | None
 ) -> np.ndarray:
@@ -87,24 +149,37 @@ def evolved(
 
 
 def phylogeny(
-    seed: int, *, species: int = 96, sites: int = 600, height: float = 0.5, shape: float | None = 0.5
+    seed: int,
+    *,
+    species: int = 96,
+    sites: int = 600,
+    genes: int = 1,
+    transfers: float = 0.0,
+    height: float = 0.5,
+    shape: float | None = 0.5,
 ) -> Phylogeny:
     """Draw a tree with the sequences of its species.
 
     Args:
         seed: of the random numbers.
         species: number of leaves.
-        sites: length of the sequences.
+        sites: length of the sequence of a gene.
+        genes: number of genes, each with a sequence of its own.
+        transfers: how often each lineage receives each gene from another between the root and a leaf, on average.
         height: from the root to every leaf, in expected substitutions a site.
         shape: of the gamma distribution of rates, whose mean is 1; None for equal rates.
     """
     rng = np.random.default_rng(seed)
     parent, length = yule(rng, species, height)
-    between = np.zeros((len(parent), len(parent)))
-    for node in range(1, len(parent)):
-        between[node, :node] = between[:node, node] = between[parent[node], :node] + length[node]
     leaves = rng.permutation(np.setdiff1d(np.arange(len(parent)), parent))
-    return Phylogeny(parent, between, leaves, evolved(rng, parent, length, sites, shape)[leaves])
+    sequences: list[np.ndarray] = []
+    distances: list[np.ndarray] = []
+    for _ in range(genes):
+        drawn = Transfers.drawn(rng, parent, length, transfers / height)
+        above, lengths, place = drawn.gene_tree(parent, length)
+        sequences.append(evolved(rng, above, lengths, sites, shape)[place[leaves]])
+        distances.append(ways(above, lengths)[np.ix_(place[leaves], place[leaves])])
+    return Phylogeny(parent, ways(parent, length), leaves, np.stack(sequences, 1), np.stack(distances))
 
 
 def differing(sequences: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.data.phylogeny import Branches, differing, evolved, jukes_cantor, phylogeny
-from experiments.phylogeny import Places, Task, fit, main, map_points, trained
+from experiments.data.phylogeny import Branches, Phylogeny, Transfers, differing, evolved, jukes_cantor, phylogeny, ways
+from experiments.phylogeny import Places, Task, fit, main, map_points, trained, without_network
 
 
 def test_all_species_are_equally_deep_and_every_node_splits_in_two() -> None:
@@ -30,6 +31,88 @@ def test_sequences_differ_as_far_as_the_species_are_apart(shape: float) -> None:
         assert jukes_cantor(share, shape)[0, 1] == pytest.approx(length, rel=0.02)
     # Equal rates would have shown more of them.
     assert share[0, 1] < 0.75 * (1 - np.exp(-4 / 3)) - 0.005
+
+
+def test_without_transfers_every_gene_has_the_species_tree() -> None:
+    tree = phylogeny(4, species=20, sites=7, genes=3)
+    assert tree.sequences.shape == (20, 3, 7)
+    np.testing.assert_allclose(tree.gene_distances, np.broadcast_to(tree.distances, (3, 20, 20)), atol=1e-12)
+    # The first gene is the sequence that a tree of one gene has.
+    np.testing.assert_array_equal(tree.sequences[:, :1], phylogeny(4, species=20, sites=7).sequences)
+
+
+def test_a_clade_that_received_a_gene_has_the_distances_of_the_donor() -> None:
+    # Nodes 1 and 2 split at 0.5 and 0.3; at 0.6 the branch of leaf 4 receives the gene from that of leaf 5.
+    parent, length = np.array([-1, 0, 0, 1, 1, 2, 2]), np.array([0.0, 0.5, 0.3, 0.5, 0.5, 0.7, 0.7])
+    *tree, place = Transfers(np.array([0.6]), np.array([5]), np.array([4])).gene_tree(parent, length)
+    found, true = (
+        between[np.ix_(at, at)] for between, at in ((ways(*tree), place[3:]), (ways(parent, length), [3, 4, 5, 6]))
+    )
+    np.testing.assert_allclose(found[1, [0, 3]], true[2, [0, 3]])
+    assert found[1, 2] == pytest.approx(2 * (1 - 0.6))
+    np.testing.assert_allclose(found[np.ix_([0, 2, 3], [0, 2, 3])], true[np.ix_([0, 2, 3], [0, 2, 3])])
+    # A whole clade: the branch of node 1 receives at 0.4 from that of leaf 6; a second transfer hands it on.
+    *tree, place = Transfers(np.array([0.9, 0.4]), np.array([3, 6]), np.array([5, 1])).gene_tree(parent, length)
+    found = ways(*tree)[np.ix_(place[3:], place[3:])]
+    assert found[0, 1] == pytest.approx(true[0, 1])
+    np.testing.assert_allclose(found[:3, 3], 1.2)
+    assert found[0, 2] == pytest.approx(0.2)
+    assert (tree[0][1:] < np.arange(1, len(tree[0]))).all()
+
+
+def followed(transfers: Transfers, tree: Phylogeny, leaf: int) -> list[tuple[int, float, float]]:
+    """Follow a gene back from a leaf: each branch on which it was, with the times from and until."""
+    way, branch, until = [], leaf, tree.between[0, leaf]
+    while branch >= 0:
+        since = tree.between[0, tree.parent[branch]] if branch else -1.0
+        events = zip(transfers.time, transfers.donor, transfers.receiver, strict=True)
+        came = [(time, donor) for time, donor, to in events if to == branch and since < time < until]
+        since, source = max(came) if came else (since, tree.parent[branch])
+        way.append((branch, since, until))
+        branch, until = source, since
+    return way
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_genes_meet_where_following_them_back_says(seed: int) -> None:
+    tree = phylogeny(seed, species=12, sites=1, height=0.5)
+    length = np.array([0.0, *tree.between[np.arange(1, 23), tree.parent[1:]]])
+    transfers = Transfers.drawn(np.random.default_rng(seed), tree.parent, length, 3.0)
+    assert len(transfers.time) > 3
+    *gene, place = transfers.gene_tree(tree.parent, length)
+    found = ways(*gene)[np.ix_(place[tree.leaves], place[tree.leaves])]
+    back = [followed(transfers, tree, int(leaf)) for leaf in tree.leaves]
+    for (i, one), (j, other) in itertools.product(enumerate(back), repeat=2):
+        met = [
+            min(until, then)
+            for (a, since, until), (b, before, then) in itertools.product(one, other)
+            if a == b and min(until, then) > max(since, before)
+        ]
+        assert found[i, j] == pytest.approx(2 * (0.5 - max(met)), abs=1e-9)
+
+
+def test_transfers_lead_from_a_lineage_of_their_time_and_are_as_many_as_is_said() -> None:
+    tree = phylogeny(5, species=24, sites=1)
+    length = np.array([0.0, *tree.between[np.arange(1, 47), tree.parent[1:]]])
+    rng, below, kept = np.random.default_rng(0), tree.below(np.arange(24)), []
+    for _ in range(400):
+        drawn = Transfers.drawn(rng, tree.parent, length, 0.4 / 0.5)
+        kept.append(1 - below[drawn.receiver].any(0).mean())
+        assert (drawn.donor != drawn.receiver).all()
+        for end in (drawn.donor, drawn.receiver):
+            assert (tree.between[0, tree.parent[end]] < drawn.time).all()
+            assert (drawn.time < tree.between[0, end]).all()
+    assert np.mean(kept) == pytest.approx(np.exp(-0.4), abs=0.03)
+
+
+def test_transfers_mislead_a_third_of_the_pairs_as_the_module_says() -> None:
+    drawn = [phylogeny(seed, species=64, sites=1, genes=6, transfers=0.4) for seed in range(10)]
+    np.testing.assert_array_equal(
+        drawn[3].sequences, phylogeny(3, species=64, sites=1, genes=6, transfers=0.4).sequences
+    )
+    pairs = np.triu_indices(64, 1)
+    misled = [~np.isclose(tree.gene_distances, tree.distances)[:, *pairs] for tree in drawn]
+    assert np.mean(misled) == pytest.approx(0.35, abs=0.05)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -69,6 +152,33 @@ def test_the_flat_twin_has_hypformers_sizes_and_learns_as_it_does(tmp_path: Path
     assert all(row["error"]["mean"] < 0.8 for row in found)
 
 
+def test_a_token_shows_one_gene_and_only_transformers_look_at_other_species() -> None:
+    task = Task.of(0, 24, 5, 3, 0.4)
+    other = task.x.clone()
+    other[2, 1] = 1 - other[2, 1]
+    for body in ("mlp", "hypformer", "euclidean"):
+        torch.manual_seed(0)
+        model = Places(body, "flat", 20, 3, 3).eval()
+        tokens = model.tokens(task.x)
+        torch.testing.assert_close(tokens.sum(1), 3**0.5 * task.x.flatten(1))
+        assert (model.tokens(other) != tokens).any(-1).nonzero().tolist() == [[2, 1]]
+        changed = (model.coordinates(other) - model.coordinates(task.x)).abs().amax(1) > 1e-7
+        assert changed.tolist() == [body != "mlp" or species == 2 for species in range(24)]
+        # The mean lies between the tokens, in every coordinate.
+        found, each = model.coordinates(task.x), model.body(tokens.flatten(0, 1)).unflatten(0, (24, 3))[..., 1:]
+        assert ((each.amin(1) - 1e-6 <= found) & (found <= each.amax(1) + 1e-6)).all()
+
+
+def test_the_median_of_genes_withstands_transfers_that_mislead_the_formula() -> None:
+    errors = []
+    for seed in range(4):
+        task = Task.of(seed, 36, 2000, 7, 0.2)
+        letters = task.tree.sequences
+        errors.append([without_network(task, x, fitted=True)["error"] for x in ([letters], letters.swapaxes(0, 1))])
+    pooled, median = np.mean(errors, axis=0)
+    assert median < 0.7 * pooled
+
+
 def test_a_run_says_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--trees", "2", "--species", "24", "--sites", "100", "--dims", "2", "--hypformer-dims"]
     words += ["--steps", "60", "--quiet", "--threads", "1"]
@@ -85,6 +195,19 @@ def test_a_run_says_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "2 trees" in capsys.readouterr().out
     assert main(["--dims", "1", "--out", str(tmp_path / "other")]) == 2
     assert "--dims must be at least 2" in capsys.readouterr().err
+
+
+def test_a_run_with_genes_learns_and_names_the_median(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trees", "1", "--species", "24", "--sites", "40", "--genes", "3", "--transfers", "0.3", "--dims", "2"]
+    words += ["--bodies", "mlp", "euclidean", "--hypformer-dims", "2", "--quiet", "--threads", "1"]
+    assert main([*words, "--steps", "80", "--out", str(tmp_path / "run")]) == 0
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
+    assert [row["metric"] for row in found[:3]][2] == "Jukes-Cantor, median of genes"
+    assert len(found) == 3 + 6
+    assert all(row["error"]["mean"] < 0.8 for row in found)
+    assert (tmp_path / "run" / "map.png").stat().st_size > 1000
+    assert main([*words, "--transfers", "-1", "--out", str(tmp_path / "other")]) == 2
+    assert "--transfers must be" in capsys.readouterr().err
 
 
 def test_clades_are_the_branches_of_an_early_time() -> None:
