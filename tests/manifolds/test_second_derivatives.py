@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import pytest
@@ -39,28 +40,59 @@ def test_geodesics(name: str) -> None:
     assert gradgradcheck(BINARY[name], (x, y, u, kappa))
 
 
-SMOOTH = {
-    "expmap": lambda x, _, u, k: hyperboloid.expmap(ambient(x), ambient(u), k),
+MAPS = BINARY | {
     "expmap_frame": lambda x, _, u, k: hyperboloid.expmap_frame(ambient(x), u, k),
-    "logmap": lambda x, y, _, k: hyperboloid.logmap(ambient(x), ambient(y), k),
     "logmap_frame": lambda x, y, _, k: hyperboloid.logmap_frame(ambient(x), ambient(y), k),
+    "inner": lambda x, y, u, k: hyperboloid.inner(ambient(x), ambient(u), ambient(y), k),
+    "frechet_mean": lambda x, y, u, k: hyperboloid.frechet_mean(
+        ambient(torch.stack([x, y, u], -2)), torch.ones(3, dtype=torch.float64), k
+    ),
 }
+# Which of x, y and u are zero, or x, or on its ray: directions have no derivative there, but these maps have.
+PLACES = {
+    "x at the origin": (0, 1, 1),
+    "y at the origin": (1, 0, 1),
+    "no step": (1, 1, 0),
+    "both at the origin": (0, 0, 1),
+    "all zero": (0, 0, 0),
+    "equal": (1, "x", 1),
+    "a radius out": ("out", "out", 1),
+    "on one ray": (1, "2x", 1),
+}
+EQUAL = {"both at the origin", "all zero", "equal", "a radius out"}
+ROWS = [(m, p) for m, p in itertools.product(MAPS, PLACES) if not (m.endswith("dist") and p in EQUAL)]
 
 
-@pytest.mark.parametrize("reach", [0.0, 0.5, 5.0])
-@pytest.mark.parametrize("name", SMOOTH)
-def test_no_step_and_equal_points(name: str, reach: float) -> None:
-    """There the direction of a geodesic has no derivative, but these maps have; other rows are as they were."""
-    x = torch.randn(3, 3, dtype=torch.float64) * reach
-    y, u = x.clone(), torch.zeros(3, 3, dtype=torch.float64)
-    if reach:
-        y[0] += 0.3
-        u[0] += 0.3
-    inputs = tuple(t.requires_grad_() for t in (x, y, u, torch.tensor([-0.7], dtype=torch.float64)))
-    assert gradgradcheck(SMOOTH[name], inputs, eps=1e-5, atol=1e-4, rtol=1e-4)
-    once = torch.autograd.grad(SMOOTH[name](*inputs).sin().sum(), inputs, allow_unused=True)
-    again = torch.autograd.grad(SMOOTH[name](*inputs).sin().sum(), inputs, allow_unused=True, create_graph=True)
-    torch.testing.assert_close(again, once, rtol=1e-12, atol=1e-12)
+def weighted(x: Tensor) -> Tensor:
+    """A sum of all entries, each with another weight."""
+    return (x * torch.arange(x.numel()).add(0.5).cos().view_as(x)).sum()
+
+
+@pytest.mark.parametrize(("name", "place"), ROWS)
+def test_rows_without_a_direction(name: str, place: str) -> None:
+    """One row is there and the other is not; first derivatives are the same as when nobody asks for second ones."""
+    x, y, u = (torch.randn(2, 3, dtype=torch.float64) for _ in range(3))
+    out = torch.tensor([-(0.7**-0.5), 0.0, 0.0], dtype=torch.float64)
+    factors = {0: 0.0 * x[0], "x": x[0], "2x": 2 * x[0], "out": out}
+    for tensor, factor in zip((x, y, u), PLACES[place], strict=True):
+        tensor[0] = factors.get(factor, tensor[0])
+    inputs = [t.requires_grad_() for t in (x, y, u, torch.tensor([-0.7], dtype=torch.float64))]
+
+    def slope(inputs: list[Tensor], *, again: bool = False) -> Tensor:
+        grads = torch.autograd.grad(weighted(MAPS[name](*inputs)), inputs, create_graph=again, materialize_grads=True)
+        return torch.stack([weighted(grad) for grad in grads]).sum()
+
+    first = slope(inputs, again=True)
+    torch.testing.assert_close(first, slope(inputs), rtol=1e-12, atol=1e-12)
+    for number, ours in enumerate(torch.autograd.grad(first, inputs, materialize_grads=True)):
+        along = torch.randn_like(inputs[number])
+
+        def beside(step: float, number: int = number, along: Tensor = along) -> Tensor:
+            near = [t + step * along if i == number else t for i, t in enumerate(inputs)]
+            return slope([t.detach().requires_grad_() for t in near])
+
+        theirs = (beside(1e-4) - beside(-1e-4)) / 2e-4
+        torch.testing.assert_close((ours * along).sum(), theirs, rtol=1e-6, atol=1e-6 * (1 + abs(first.item())))
 
 
 def test_the_hessian_of_a_squared_length_is_the_metric() -> None:

@@ -17,6 +17,7 @@ it, :math:`-\tanh(r/2)\,\big(\langle u, v\rangle\, w_u - \langle w_u, v\rangle\,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,18 +28,18 @@ from holonomy import _autograd, numerics
 from holonomy.manifolds.hyperboloid.views import (
     PolarView,
     Ray,
+    both_off_origin,
     by_scale,
+    differentiable,
     dot,
     keeper,
+    off_ray,
     part_across,
     polar_view,
     radial_of,
     ray_of,
-    short_exponential,
-    short_logarithm,
     slack_of,
     to_frame,
-    twice,
     velocity_of,
 )
 
@@ -86,16 +87,9 @@ class _FrameLogarithm(_autograd.InputsSaved):
         return _logarithm(x, y, scale)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         x, y, scale = ctx.saved_tensors
-        still = (x == y).all(-1, keepdim=True)
-        return twice(frame_logarithm_gradients, _short_logarithm, (x, y, scale), grad_outputs[0], still)
-
-
-def _short_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    ray, space = ray_of(x, scale), short_logarithm(x, y, scale)
-    shorter = dot(x, space) * (scale.square() / (ray.time * (1 + ray.time)))
-    return torch.where(ray.length < 1, space - shorter * x, to_frame(x, ray, space))
+        return differentiable(frame_logarithm_gradients, (x, y, scale), grad_outputs[0], off_ray)
 
 
 _frame_logarithm = _autograd.traceable(_FrameLogarithm)
@@ -114,15 +108,19 @@ class _FrameExponential(torch.autograd.Function):
         ctx.save_for_backward(*tensors, output)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, v, scale, z = ctx.saved_tensors
-        gradients = partial(_exponential_gradients, z=z, reach=ctx.reach)
-        still = (v == 0).all(-1, keepdim=True)
-        return *twice(gradients, _short_exponential, (x, v, scale), grad_outputs[0], still), None
+        gradients: Callable[..., tuple[Tensor, ...]] = partial(_exponential_gradients, reach=ctx.reach)
+
+        def beside(x: Tensor, v: Tensor, scale: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+            x, v, scale = both_off_origin(x, v, scale)
+            return x, v, scale, frame_exponential(x, v, scale, ctx.reach)
+
+        return *differentiable(gradients, (x, v, scale, z), grad_outputs[0], beside), None
 
 
 def _exponential_gradients(
-    x: Tensor, v: Tensor, scale: Tensor, g: Tensor, *, z: Tensor, reach: float
+    x: Tensor, v: Tensor, scale: Tensor, z: Tensor, g: Tensor, *, reach: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     ray, step = ray_of(x, scale), _step(ray_of(x, scale), v, scale, reach)
     length, across, along = step
@@ -143,11 +141,6 @@ def _exponential_gradients(
     rate = on_velocity * slack + bent * end * (ray.length / ray.time) * sinh
     kept = keeper(x, v, g)
     return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square())
-
-
-def _short_exponential(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    longer = dot(x, v) * (scale.square() / (1 + ray_of(x, scale).time))
-    return short_exponential(x, v + longer * x, dot(v, v) * scale.square())
 
 
 _frame_exponential = _autograd.traceable(_FrameExponential)

@@ -22,6 +22,7 @@ those of the logarithm and of transport right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,28 +32,30 @@ from torch import Tensor
 from holonomy import _autograd, numerics
 from holonomy.manifolds.hyperboloid.views import (
     Parts,
+    apart,
+    both_off_origin,
     by_scale,
     chart_covector,
     covector_of,
+    differentiable,
     dot,
     foot_of,
     keeper,
+    off_origin,
     part_across,
     parts_of,
     polar_view,
     radial_of,
     rate_of,
     ray_of,
-    short_exponential,
-    short_logarithm,
     slack_of,
     tangent_view,
     time_gap,
     to_frame,
     transport_covector,
     transport_of,
-    twice,
     velocity_of,
+    with_step,
 )
 
 
@@ -132,9 +135,9 @@ class _Distance(_autograd.InputsSaved):
         return polar_view(x, y, scale).distance / scale
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         x, y, scale = ctx.saved_tensors
-        return distance_gradients(x, y, scale, grad_outputs[0])
+        return differentiable(distance_gradients, (x, y, scale), grad_outputs[0], both_off_origin)
 
 
 _distance = _autograd.traceable(_Distance)
@@ -188,10 +191,9 @@ class _Logarithm(_autograd.InputsSaved):
         return torch.cat([time, length * (view.across + ray.unit * (view.along * ray.time))], -1)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         x, y, scale = ctx.saved_tensors
-        still = (x == y).all(-1, keepdim=True)
-        return twice(_logarithm_gradients, _short_logarithm, (x, y, scale), grad_outputs[0], still)
+        return differentiable(_logarithm_gradients, (x, y, scale), grad_outputs[0], apart)
 
 
 def _logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,11 +227,6 @@ def _logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> t
     return kept(grad_x), kept(grad_y), by_scale(kept(d_scale), scale.square())
 
 
-def _short_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    space = short_logarithm(x, y, scale)
-    return torch.cat([dot(x, space) * (scale / ray_of(x, scale).time), space], -1)
-
-
 class _Exponential(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -245,15 +242,19 @@ class _Exponential(torch.autograd.Function):
         ctx.save_for_backward(*tensors, output)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, u, scale, z = ctx.saved_tensors
-        gradients = partial(_exponential_gradients, z=z, reach=ctx.reach)
-        still = (u == 0).all(-1, keepdim=True)
-        return *twice(gradients, _short_exponential, (x, u, scale), grad_outputs[0], still), None
+        gradients: Callable[..., tuple[Tensor, ...]] = partial(_exponential_gradients, reach=ctx.reach)
+
+        def beside(x: Tensor, u: Tensor, scale: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+            x, u, scale = with_step(x, u, scale)
+            return x, u, scale, expmap_exact(x, u, scale, ctx.reach)
+
+        return *differentiable(gradients, (x, u, scale, z), grad_outputs[0], beside), None
 
 
 def _exponential_gradients(
-    x: Tensor, u: Tensor, scale: Tensor, g: Tensor, *, z: Tensor, reach: float
+    x: Tensor, u: Tensor, scale: Tensor, z: Tensor, g: Tensor, *, reach: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     ray, step = ray_of(x, scale), tangent_view(x, u, scale, reach)
     length, across, along = step
@@ -287,11 +288,6 @@ def _exponential_gradients(
     return kept(grad_x), kept(grad_u), by_scale(kept(d_across + d_along), scale.square())
 
 
-def _short_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
-    across, along = parts_of(x.detach(), ray_of(x.detach(), scale), u * scale)
-    return short_exponential(x, u, dot(across, across) + along.square())
-
-
 class _Transport(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
@@ -301,50 +297,54 @@ class _Transport(_autograd.InputsSaved):
         return torch.cat([numerics.finite(along * ray.length), numerics.finite(across + longer)], -1)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         x, y, v, scale = ctx.saved_tensors
-        g_time = grad_outputs[0][..., :1]
-        ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
-        from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
-        chart = chart_covector(ray_y, g_time, grad_outputs[0][..., 1:])
-        g = Parts(part_across(y, ray_y.unit, chart), dot(ray_y.unit, chart) * ray_y.time)
-        v, w, back = parts_of(x, ray_x, v), transport_of(x, y, v, scale), transport_covector(x, y, chart, scale)
-        half, turn = from_x.distance / 2, torch.tanh(from_x.distance / 2)
-        cosh = torch.cosh(half)
+        return differentiable(_transport_gradients, (x, y, v, scale), grad_outputs[0], apart)
 
-        out_y, out_x = radial_of(ray_y, from_y, half) / cosh, radial_of(ray_x, from_x, half) / cosh
-        on_y = turn * dot(from_y.across, g.across) + (out_y * g.along + g_time) / ray_y.time
-        on_x = turn * dot(from_x.across, back.across) + out_x * back.along / ray_x.time
-        with_y = turn * (dot(from_y.across, w.across) + from_y.along * w.along)
-        with_x = turn * (dot(from_x.across, v.across) + from_x.along * v.along)
-        grad_y = covector_of(ray_y, Parts(on_y * w.across - with_y * g.across, on_y * w.along - with_y * g.along))
-        grad_x = covector_of(ray_x, Parts(with_x * back.across - on_x * v.across, with_x * back.along - on_x * v.along))
 
-        # Curvature: frame components at x, as parts across and along the ray of x.
-        foot_x, foot_y = foot_of(ray_x, from_x), -foot_of(ray_y, from_y)
-        wide = from_x.across.square().sum(-1, keepdim=True)
+def _transport_gradients(x: Tensor, y: Tensor, vector: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    g_time = grad[..., :1]
+    ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
+    from_x, from_y = polar_view(x, y, scale), polar_view(y, x, scale)
+    chart = chart_covector(ray_y, g_time, grad[..., 1:])
+    g = Parts(part_across(y, ray_y.unit, chart), dot(ray_y.unit, chart) * ray_y.time)
+    v, w, back = parts_of(x, ray_x, vector), transport_of(x, y, vector, scale), transport_covector(x, y, chart, scale)
+    half, turn = from_x.distance / 2, torch.tanh(from_x.distance / 2)
+    cosh = torch.cosh(half)
 
-        def frame(across: Tensor, along: Tensor) -> Tensor:
-            return dot(across, v.across) + along * v.along
+    out_y, out_x = radial_of(ray_y, from_y, half) / cosh, radial_of(ray_x, from_x, half) / cosh
+    on_y = turn * dot(from_y.across, g.across) + (out_y * g.along + g_time) / ray_y.time
+    on_x = turn * dot(from_x.across, back.across) + out_x * back.along / ray_x.time
+    with_y = turn * (dot(from_y.across, w.across) + from_y.along * w.along)
+    with_x = turn * (dot(from_x.across, v.across) + from_x.along * v.along)
+    grad_y = covector_of(ray_y, Parts(on_y * w.across - with_y * g.across, on_y * w.along - with_y * g.along))
+    grad_x = covector_of(ray_x, Parts(with_x * back.across - on_x * v.across, with_x * back.along - on_x * v.along))
 
-        def pull(across: Tensor, along: Tensor) -> Tensor:
-            return dot(across, back.across) + along * back.along
+    # Curvature: frame components at x, as parts across and along the ray of x.
+    foot_x, foot_y = foot_of(ray_x, from_x), -foot_of(ray_y, from_y)
+    wide = from_x.across.square().sum(-1, keepdim=True)
 
-        slope = ray_x.length / ray_x.time
-        side = -from_x.across * foot_x, slope * wide
-        ratio = ray_x.time / ray_y.time
-        longer = time_gap(x, y, scale, ray_x, ray_y, ray_y.time)  # X_t/Y_t - 1
-        rate = rate_of(ray_x, ray_y, from_x)
-        here = torch.zeros_like(x), slope
-        change = rate * from_x.across + longer * side[0], rate * from_x.along + longer * side[1]
-        there = foot_y * from_x.across + ratio * side[0], foot_y * from_x.along + ratio * side[1]
-        direction = from_x.across, from_x.along
-        spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
-        d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
-        d_scale = d_scale + g_time * (w.along * ray_y.length) / ray_y.time.square()
-        kept = keeper(x, y, ctx.saved_tensors[2], grad_outputs[0])
-        grad_v = covector_of(ray_x, back)
-        return kept(grad_x * scale), kept(grad_y * scale), kept(grad_v), by_scale(kept(d_scale), scale)
+    def frame(across: Tensor, along: Tensor) -> Tensor:
+        return dot(across, v.across) + along * v.along
+
+    def pull(across: Tensor, along: Tensor) -> Tensor:
+        return dot(across, back.across) + along * back.along
+
+    slope = ray_x.length / ray_x.time
+    side = -from_x.across * foot_x, slope * wide
+    ratio = ray_x.time / ray_y.time
+    longer = time_gap(x, y, scale, ray_x, ray_y, ray_y.time)  # X_t/Y_t - 1
+    rate = rate_of(ray_x, ray_y, from_x)
+    here = torch.zeros_like(x), slope
+    change = rate * from_x.across + longer * side[0], rate * from_x.along + longer * side[1]
+    there = foot_y * from_x.across + ratio * side[0], foot_y * from_x.along + ratio * side[1]
+    direction = from_x.across, from_x.along
+    spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
+    d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
+    d_scale = d_scale + g_time * (w.along * ray_y.length) / ray_y.time.square()
+    kept = keeper(x, y, vector, grad)
+    grad_v = covector_of(ray_x, back)
+    return kept(grad_x * scale), kept(grad_y * scale), kept(grad_v), by_scale(kept(d_scale), scale)
 
 
 class _TransportToOrigin(_autograd.InputsSaved):
@@ -353,17 +353,20 @@ class _TransportToOrigin(_autograd.InputsSaved):
         return to_frame(x, ray_of(x, scale), v)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         x, v, scale = ctx.saved_tensors
-        (g,) = grad_outputs
-        ray = ray_of(x, scale)
-        slope = ray.length / ray.time
-        along, g_along = dot(ray.unit, v), dot(ray.unit, g)
-        inward = slope * (along / ray.time) * (g_along / ray.time)  # minus the derivative of 1 / X_t, paired
-        turned = along * part_across(x, ray.unit, g) + g_along * part_across(x, ray.unit, v)
-        grad_x = -slope / (1 + ray.time) * turned - ray.unit * inward
-        kept = keeper(x, v, g)
-        return kept(scale * grad_x), kept(to_frame(x, ray, g)), -by_scale(kept(inward * ray.length), scale)
+        return differentiable(_to_origin_gradients, (x, v, scale), grad_outputs[0], off_origin)
+
+
+def _to_origin_gradients(x: Tensor, v: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    ray = ray_of(x, scale)
+    slope = ray.length / ray.time
+    along, g_along = dot(ray.unit, v), dot(ray.unit, g)
+    inward = slope * (along / ray.time) * (g_along / ray.time)  # minus the derivative of 1 / X_t, paired
+    turned = along * part_across(x, ray.unit, g) + g_along * part_across(x, ray.unit, v)
+    grad_x = -slope / (1 + ray.time) * turned - ray.unit * inward
+    kept = keeper(x, v, g)
+    return kept(scale * grad_x), kept(to_frame(x, ray, g)), -by_scale(kept(inward * ray.length), scale)
 
 
 class _Inner(_autograd.InputsSaved):
@@ -377,18 +380,21 @@ class _Inner(_autograd.InputsSaved):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
         x, u, v, scale = ctx.saved_tensors
-        (grad,) = grad_outputs
-        ray = ray_of(x, scale)
-        u_across, v_across = part_across(x, ray.unit, u), part_across(x, ray.unit, v)
-        # Along the ray, in the frame.
-        u_along, v_along = dot(ray.unit, u) / ray.time, dot(ray.unit, v) / ray.time
-        slope = ray.length / ray.time
-        inward = 2 * slope * u_along * (v_along / ray.time)
-        grad_x = -slope * (v_along * u_across + u_along * v_across) - ray.unit * inward
-        kept = keeper(x, u, v, grad)
-        return (
-            kept(scale * grad * grad_x),
-            kept(grad * (v_across + ray.unit * (v_along / ray.time))),
-            kept(grad * (u_across + ray.unit * (u_along / ray.time))),
-            -by_scale(kept(grad * (inward * ray.length)), scale),
-        )
+        return differentiable(_inner_gradients, (x, u, v, scale), grad_outputs[0], off_origin)
+
+
+def _inner_gradients(x: Tensor, u: Tensor, v: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    ray = ray_of(x, scale)
+    u_across, v_across = part_across(x, ray.unit, u), part_across(x, ray.unit, v)
+    # Along the ray, in the frame.
+    u_along, v_along = dot(ray.unit, u) / ray.time, dot(ray.unit, v) / ray.time
+    slope = ray.length / ray.time
+    inward = 2 * slope * u_along * (v_along / ray.time)
+    grad_x = -slope * (v_along * u_across + u_along * v_across) - ray.unit * inward
+    kept = keeper(x, u, v, grad)
+    return (
+        kept(scale * grad * grad_x),
+        kept(grad * (v_across + ray.unit * (v_along / ray.time))),
+        kept(grad * (u_across + ray.unit * (u_along / ray.time))),
+        -by_scale(kept(grad * (inward * ray.length)), scale),
+    )

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds.hyperboloid.frames import frame_exponential, frame_logarithm_gradients, frame_view
-from holonomy.manifolds.hyperboloid.views import dot, from_frame, ray_of
+from holonomy.manifolds.hyperboloid.views import differentiable, dot, from_frame, off_ray, ray_of
 
 # Points up to rapidity 5 take six, points up to 86 some sixty.
 _STEPS = 200
@@ -52,16 +52,24 @@ class _FrechetMean(torch.autograd.Function):
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weights, scale, mean = ctx.saved_tensors
-        shares, mass = _shares(weights)
-        distance, direction = frame_view(mean.unsqueeze(-2), x, scale)
-        cotangent = from_frame(ray_of(mean, scale), grad_outputs[0])
-        pulled = torch.linalg.solve(_hessian(distance, direction, shares), cotangent.unsqueeze(-1)).mT
-        there = mean.unsqueeze(-2).expand_as(x)
-        _, on_x, on_scale = frame_logarithm_gradients(there, x, scale, shares.unsqueeze(-1) * pulled)
-        on_weights = numerics.safe_div(dot(direction * (distance / scale), pulled).squeeze(-1), mass)
-        return on_x, numerics.finite(on_weights), on_scale
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        return differentiable(_gradients, ctx.saved_tensors, grad_outputs[0], _beside)
+
+
+def _gradients(x: Tensor, weights: Tensor, scale: Tensor, mean: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    shares, mass = _shares(weights)
+    distance, direction = frame_view(mean.unsqueeze(-2), x, scale)
+    cotangent = from_frame(ray_of(mean, scale), grad)
+    pulled = torch.linalg.solve(_hessian(distance, direction, shares), cotangent.unsqueeze(-1)).mT
+    there = mean.unsqueeze(-2).expand_as(x)
+    _, on_x, on_scale = frame_logarithm_gradients(there, x, scale, shares.unsqueeze(-1) * pulled)
+    on_weights = numerics.safe_div(dot(direction * (distance / scale), pulled).squeeze(-1), mass)
+    return on_x, numerics.finite(on_weights), on_scale
+
+
+def _beside(x: Tensor, weights: Tensor, scale: Tensor, mean: Tensor) -> tuple[Tensor, ...]:
+    mean, x, _ = off_ray(mean.unsqueeze(-2), x, scale)
+    return x, weights, scale, mean.squeeze(-2)
 
 
 def _shares(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd
-from holonomy.manifolds.hyperboloid import geodesics
+from holonomy.manifolds.hyperboloid import geodesics, views
 from holonomy.manifolds.hyperboloid.pairwise import distance_gradients, distance_values
 from holonomy.manifolds.hyperboloid.pairwise_matmul import Chunk, product_gradients, product_values
 from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
@@ -24,7 +25,7 @@ from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
 # Below so many pairs the bookkeeping of products costs more than differences do.
 FEWEST_PAIRS = 2**15
 
-_Gradients = tuple[Tensor, Tensor, Tensor | None]
+_Gradients = tuple[Tensor | None, ...]
 
 
 def use_products(x: Tensor, y: Tensor) -> bool:
@@ -57,6 +58,8 @@ class _Differences(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> _Gradients:
         x, y, scale, distances = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable(x, y, scale, distances, grad_outputs[0])
         return distance_gradients(x, y, scale, distances, grad_outputs[0], of_scale=ctx.needs_input_grad[2])
 
 
@@ -74,9 +77,18 @@ class _Products(torch.autograd.Function):
         x, y, scale, distances = ctx.saved_tensors
         grad, of_scale = grad_outputs[0], ctx.needs_input_grad[2]
         if torch.is_grad_enabled():
-            exact = pairwise_distance(x, y, scale, products=False)
-            return distance_gradients(x, y, scale, exact, grad.double(), of_scale=of_scale)
+            return _differentiable(x, y, scale, pairwise_distance(x, y, scale, products=False), grad.double())
         return _gradients(x, y, scale, distances, grad, ctx.chunks, of_scale=of_scale)
+
+
+def _differentiable(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    gradients: Any = functools.partial(distance_gradients, of_scale=True)
+    return views.differentiable(gradients, (x, y, scale, distances), grad, _off_origin)
+
+
+def _off_origin(x: Tensor, y: Tensor, scale: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+    x, y, scale = views.both_off_origin(x, y, scale)
+    return x, y, scale, pairwise_distance(x, y, scale, products=False)
 
 
 def _sets(x: Tensor) -> Tensor:

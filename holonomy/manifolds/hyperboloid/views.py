@@ -16,6 +16,9 @@ from torch import Tensor
 
 from holonomy import numerics
 
+# Of a radius: the root of the rounding of float64.
+_BESIDE = 2.0**-27
+
 
 class Ray(NamedTuple):
     """A point in polar form: unit vector (zero at the origin), length and time of its unit coordinates."""
@@ -61,52 +64,63 @@ def by_scale(rates: Tensor, power: Tensor) -> Tensor:
     return numerics.finite(numerics.total(rates) / power)
 
 
-def twice(
-    gradients: Callable[..., tuple[Tensor, Tensor, Tensor]],
-    smooth: Callable[[Tensor, Tensor, Tensor], Tensor],
-    inputs: tuple[Tensor, Tensor, Tensor],
+def differentiable(
+    gradients: Callable[..., tuple[Tensor, ...]],
+    inputs: tuple[Tensor, ...],
     grad: Tensor,
-    still: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in two tables of rows and the scale, right when they are differentiated again.
+    beside: Callable[..., tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Gradients ``gradients(*inputs, grad)``, which are right when they are differentiated again.
 
-    ``gradients(*inputs, grad)`` are made of a direction, which rows that are ``still`` do not have: they are right
-    there, and their derivatives are not. Those rows get the gradients of ``smooth``, whose formula has no direction and
-    the same second derivatives there.
+    They are made of directions. Rows without one, from the origin or between equal points, have no derivative of it:
+    they get the derivatives at the inputs that ``beside`` gives, a hundred-millionth of a radius away.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gradients(*inputs, grad)
-    first, second, scale = inputs
-    moving = gradients(
-        torch.where(still, 0.0, first), torch.where(still, 1.0, second), scale, torch.where(still, 0, grad)
-    )
-    resting = torch.where(still, first, 0.0), torch.where(still, second, 0.0), scale
-    at_rest = torch.func.vjp(smooth, *resting)[1](torch.where(still, grad, 0.0))
-    on_first, on_second, on_scale = (a + b for a, b in zip(moving, at_rest, strict=True))
-    return on_first, on_second, on_scale
+    moved = beside(*inputs)
+    moving = gradients(*moved, grad)
+    exact, near = (gradients(*(x.detach() for x in tensors), grad) for tensors in (inputs, moved))
+    return tuple(x + (y - z) for x, y, z in zip(moving, exact, near, strict=True))
 
 
-def short_exponential(x: Tensor, u: Tensor, square: Tensor) -> Tensor:
-    """The space part of the exponential of a tangent vector, a series in its squared length in radii."""
-    return x * (1 + square / 2 * (1 + square / 12)) + u * (1 + square / 6 * (1 + square / 20))
+def off_origin(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Points, none at the origin. The scale comes last, here and below."""
+    return _moved(x, torch.zeros_like(x), torch.zeros_like(x), others[-1]), *others
 
 
-def short_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    r"""The space part of the logarithm of a near point, a series in :math:`q = \langle X - Y, X - Y\rangle`.
+def both_off_origin(x: Tensor, y: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Two sets of points, none at the origin."""
+    return off_origin(x, others[-1])[0], *off_origin(y, *others)
 
-    With d = Y - X, and p its part across X + Y, :math:`q = (4 |d|^2 + |X + Y|^2 |p|^2) / (T^2 - |d|^2)`, T the sum of
-    the times; the logarithm is :math:`(D / \sinh D)(Y - \cosh(D) X)` with :math:`q = 4 \sinh^2(D/2) = 2 \cosh D - 2`.
-    """
-    # Second derivatives of a square at zero are those with constant factors.
-    times = (ray_of(x, scale).time + ray_of(y, scale).time).detach()
-    middle = ray_of((x + y).detach(), scale.detach())
-    apart = (y - x) * (scale / times)
-    across = part_across((x + y).detach(), middle.unit, apart) * middle.length
-    size = dot(apart, apart)
-    square = (4 * size + dot(across, across)) / (1 - size)
-    quarter = square / 4
-    factor = (1 - quarter / 6 * (1 - quarter * (9 / 20))) / (1 + quarter).sqrt()
-    return factor * (y - x - square / 2 * x)
+
+def apart(x: Tensor, y: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Pairs of points, none at the origin and none equal."""
+    x, y = off_origin(x, others[-1])[0], off_origin(y, others[-1])[0]
+    return x, _moved(y, x, x, others[-1]), *others
+
+
+def off_ray(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of points apart, of which none lie on one ray from the origin."""
+    x, y, scale = apart(x, y, scale)
+    unit, length = ray_of(x.detach(), scale).unit, numerics.norm(y, keepdim=True)
+    near = numerics.norm(part_across(x, unit, y), keepdim=True) <= _BESIDE * length
+    side = torch.zeros_like(x).scatter(-1, x.abs().argmin(-1, keepdim=True), 1.0)
+    side = side - unit * dot(unit, side)
+    return x, y + torch.where(near, 2 * _BESIDE * length * side, 0.0).detach(), scale
+
+
+def with_step(x: Tensor, u: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Points off the origin and tangent vectors, none of which is zero."""
+    return off_origin(x, scale)[0], _moved(u, torch.zeros_like(u), x, scale), scale
+
+
+def _moved(x: Tensor, place: Tensor, along: Tensor, scale: Tensor) -> Tensor:
+    """Rows no farther from a place than a step, moved by two; ``along`` makes it longer far out."""
+    first = along[..., :1]
+    first = torch.copysign(torch.ones_like(first), first) / scale
+    step = _BESIDE * (along + torch.cat([first, torch.zeros_like(along[..., 1:])], -1))
+    near = numerics.norm(x - place, keepdim=True) <= numerics.norm(step, keepdim=True)
+    return x + torch.where(near, 2 * step, 0.0).detach()
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
