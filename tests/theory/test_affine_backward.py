@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from holonomy.theory.affine.arithmetic import backward
 from holonomy.theory.affine.arithmetic.forms import Noise
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
 from holonomy.theory.affine.enclosure import Enclosure
-from holonomy.theory.affine.graph import graph_branch
+from holonomy.theory.affine.graph import Convolved, graph_branch
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
@@ -104,6 +106,40 @@ def test_graph_encoders_are_above_the_quadratic_at_every_point(name: str, victim
         assert (values(found, points) - found.loss <= truth @ rows.T).all()
         assert (found.loss < 1e-8 * (1 + truth.abs().amax())).all()
         assert (found.least()[0] <= (truth @ rows.T).amin(0)).all()
+
+
+@pytest.mark.parametrize("radius", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("residual", [True, False])
+@torch.no_grad()
+def test_values_before_relus_stay_where_they_are_sharper(radius: float, *, residual: bool) -> None:
+    """At random points and where values move farthest; where many units switch, some are enclosed better."""
+    torch.manual_seed(5)
+    encoder = GCN(FEATURES, 7, 3, layers=4, residual=residual).double().eval()
+    for parameter in encoder.parameters():
+        parameter.mul_(1.5).add_(0.1 * torch.randn_like(parameter))
+    x, node = torch.randn(NODES, FEATURES).double(), torch.tensor([0])
+    branch = cast("Convolved", graph_branch(encoder, x, EDGES))
+    branch.enclose(Noise.of(1, FEATURES, x), node, node, torch.eye(FEATURES).double()[None], x.new_tensor([radius]))
+    wide, rows = branch.last[0].switches, [step.rows for step in branch.last[0].steps]
+    rest = x.new_zeros(1, 0, FEATURES)
+    before = branch.below(0, torch.ones(1, 3).double(), rest).least()[0]
+    branch.sharpen(0)
+    assert branch.last[0].sharp
+    assert (branch.below(0, torch.ones(1, 3).double(), rest).least()[0] > before - 1e-9).all()
+    sharp, narrower = branch.last[0].switches, 0
+    directions = [normalize(torch.randn(40, FEATURES).double(), dim=-1)]
+    directions += [sign * normalize(each.gradient[:8], dim=-1) for each in wide for sign in (1, -1)]
+    points = torch.cat([size * each for each in directions for size in (0.5, 1.0)])
+    for d in points:
+        moved = cast("Convolved", graph_branch(encoder, x.index_add(0, node, radius * d[None]), EDGES))
+        for number, (one, other) in enumerate(zip(wide, sharp, strict=True)):
+            value = moved.layers[number].before[rows[number]].flatten()
+            off = value[other.entries] - other.gradient @ d - other.center
+            assert (off.abs() <= other.rest + 1e-12).all()
+            still = torch.ones(len(value)).bool().index_fill(0, other.entries, value=False)
+            assert ((value > 0) == other.on.flatten())[still].all()
+            narrower += int(other.rest.sum() < one.rest.sum() * (1 - 1e-6))
+    assert narrower > 0 or radius < 1 or not residual
 
 
 @pytest.mark.parametrize("name", ["gcn", "residual", "propagation"])

@@ -176,7 +176,10 @@ MUTANTS = [
     *less("certified.squares", squares.products, "one[..., i] * other[..., j] + one[..., j] * other[..., i]"),
     *less("certified.bent", entrywise.parabola, "(above - below) / 2", "2 * bend * reached * rest"),
     *less("certified.bent", entrywise.parabola, "bend * rest.square() / 2"),
-    *less("certified.backward", graph.Convolved.below, "asked.values[:, 0] @ last.basis"),
+    *less("certified.backward", graph.Convolved._backwards, "asked.values[:, 0] @ last.basis"),
+    *less("certified.sharpened", backward.Switch.within, "((high - low) / 2).clamp(min=0)"),
+    Mutant("certified.sharpened", backward.Switch.within, "self.center - self.rest", "self.center - 0.9 * self.rest"),
+    Mutant("certified.sharpened", graph.Convolved._sharpened, "within(low, -high)", "within(low, -0.9 * high)"),
     *less("certified.backward", graph.Propagated.below, "asked.values[:, 0] @ columns"),
     Mutant("certified.mixed", Mixtures.margins, "found.amax(0)", "found.amin(0)"),
     # Graphs

@@ -13,7 +13,7 @@ mixes them. Symbols of different problems have nothing to do with each other, so
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +33,10 @@ from holonomy.theory.attention.projections import NotCoveredError, as_stated
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+
+# The most ReLUs of a layer that are bounded backwards, one by one.
+_MOST_SHARPENED = 256
 
 
 def weight_of(layer: nn.Module) -> Tensor:
@@ -81,6 +85,10 @@ class GraphBranch(ABC):
         self, problem: int, rows: Float[Tensor, "class entry"], bad: Float[Tensor, "class point first"]
     ) -> Quadratic:
         """Rows times the output of a problem of the last enclosure, from below (L15), chosen for some points d."""
+
+    @abstractmethod
+    def sharpen(self, problem: int) -> None:
+        """Enclose the ReLUs of a problem of the last enclosure better, if that is possible."""
 
 
 @singledispatch
@@ -141,6 +149,10 @@ class Propagated(GraphBranch):
         size = rows.abs() @ result.abs() + asked.mass[:, 0] @ columns.abs().sum(-1)
         return found.plus(Quadratic.linear(rows @ result, asked.values[:, 0] @ columns, asked.unit * size))
 
+    def sharpen(self, problem: int) -> None:
+        """Nothing: what enters the one layer of ReLUs is linear."""
+        del problem
+
 
 @graph_branch.register
 def _(encoder: Propagation, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
@@ -167,12 +179,17 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Last:
-    """One problem of an enclosure: its victim, its perturbation, its rows, and its values before each ReLU."""
+    """One problem of an enclosure: its victim, perturbation and rows, and its values before each ReLU.
+
+    ``unit`` is the rounding of a backward bound, relative to the absolute terms; ``sharp`` says that L15.3 was used.
+    """
 
     victim: int
     basis: Tensor
     steps: list[_Step]
     switches: list[Switch]
+    unit: float
+    sharp: bool = False
 
 
 class Convolved(GraphBranch):
@@ -216,7 +233,9 @@ class Convolved(GraphBranch):
     def _one(self, moving: int, victim: int, basis: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
         steps = self.steps(moving, victim)
         first = basis.shape[1]
-        last = _Last(victim, basis, steps or [], [])
+        terms = sum(sum(layer.weight.shape) + 16 for layer in self.layers)
+        terms = terms + sum(sum(step.shares.shape) for step in steps or [])
+        last = _Last(victim, basis, steps or [], [], 2 * UNIT * terms)
         self.last.append(last)
         if steps is None:
             zero = basis.new_zeros(entries)
@@ -237,20 +256,52 @@ class Convolved(GraphBranch):
         """Layer by layer backwards over the rows that matter."""
         last = self.last[problem]
         result = self.result[last.victim]
-        terms = sum(sum(layer.weight.shape) + 16 for layer in self.layers)
-        terms = terms + sum(sum(step.shares.shape) for step in last.steps)
-        unit, zero = 2 * UNIT * terms, rows.new_zeros(len(rows), last.basis.shape[1])
-        found = Quadratic.linear(rows @ result, zero, unit * (rows.abs() @ result.abs()))
+        zero = rows.new_zeros(len(rows), last.basis.shape[1])
+        found = Quadratic.linear(rows @ result, zero, last.unit * (rows.abs() @ result.abs()))
         if not last.steps:
             return found
-        asked = Asked(rows[:, None], rows[:, None].abs(), unit)
-        for i in reversed(range(len(self.layers))):
+        asked = Asked(rows[:, None], rows[:, None].abs(), last.unit)
+        return found.plus(self._backwards(last, len(self.layers) - 1, asked, bad))
+
+    def _backwards(self, last: _Last, layer: int, asked: Asked, bad: Tensor) -> Quadratic:
+        """What is asked of the change of a layer's values before its ReLU, from below."""
+        found: Quadratic | None = None
+        for i in reversed(range(layer + 1)):
             asked = _asked(self.layers[i], last.steps[i], asked)
             if i:
                 part, asked = switched(last.switches[i - 1], asked, bad)
-                found = found.plus(part)
+                found = part if found is None else found.plus(part)
         size = (asked.mass[:, 0] @ last.basis.abs()).sum(-1)
-        return found.plus(Quadratic.linear(0 * size, asked.values[:, 0] @ last.basis, unit * size))
+        start = Quadratic.linear(0 * size, asked.values[:, 0] @ last.basis, asked.unit * size)
+        return start if found is None else found.plus(start)
+
+    def sharpen(self, problem: int) -> None:
+        """From the second layer on each ReLU that may switch is bounded backwards, too (L15.3), once."""
+        last = self.last[problem]
+        units = [len(switch.entries) for switch in last.switches[1:]]
+        if last.sharp or not 0 < max(units, default=0) <= _MOST_SHARPENED:
+            return
+        switches = last.switches[:1]
+        for number, switch in enumerate(last.switches[1:], 1):
+            switches.append(self._sharpened(replace(last, switches=switches), number, switch))
+        self.last[problem] = replace(last, switches=switches, sharp=True)
+
+    def _sharpened(self, last: _Last, layer: int, switch: Switch) -> Switch:
+        """The values before a layer's ReLU and their negatives from below, less what they are to first order."""
+        count, before = len(switch.entries), switch.before.flatten()
+        if not count:
+            return switch
+        signs = before.new_tensor((1.0, -1.0)).repeat_interleave(count)
+        rows = before.new_zeros(2 * count, len(before))
+        rows[torch.arange(2 * count), switch.entries.repeat(2)] = signs
+        rows = rows.unflatten(1, switch.before.shape)
+        gradient, nominal = switch.gradient.repeat(2, 1) * signs[:, None], before[switch.entries].repeat(2) * signs
+        loss = last.unit * (nominal.abs() + switch.reached.repeat(2))
+        found = self._backwards(
+            last, layer, Asked(rows, rows.abs(), last.unit), gradient.new_zeros(2 * count, 0, gradient.shape[1])
+        )
+        low, high = found.plus(Quadratic.linear(nominal, -gradient, loss)).least()[0].chunk(2)
+        return switch.within(low, -high)
 
     def steps(self, moving: int, victim: int) -> list[_Step] | None:
         """The rows that matter layer by layer; None where the victim is too far away."""

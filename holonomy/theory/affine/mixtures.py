@@ -34,11 +34,11 @@ from torch import Tensor, nn
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.backward import improved
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, plus, remainders
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, plus
 from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
-from holonomy.theory.affine.arithmetic.squares import bounds, quadratic_of
+from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.cap import least_products
 from holonomy.theory.affine.graph import GraphBranch
 from holonomy.theory.affine.points import bias_of
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 # The lambdas that are tried: that of the cap alone comes first, that of the enclosure alone last.
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# The part of what a graph encoder's bound has lost that sharper ReLUs and more rounds may bring back.
+_REGAINED = 0.25
+# Rounds in which lines and parabolas are chosen anew, where little is missing.
+_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class Mixtures:
         found = self._bounds(terms, start, goal, branch)
         if self.transformer is not None and not bool((found > goal).any(0).all()):
             terms = self._terms(center)
-            found = torch.maximum(found, self._bounds(terms, center, goal, branch))
+            # A sign is proved with t = 0 or not at all, mostly: the other t is for the size, without the longer way.
+            found = torch.maximum(found, self._bounds(terms, center, goal, branch if goal == torch.inf else None))
         affine = bounded(self.graph, self.target, number=-torch.inf) if self.transformer is None else found[-1]
         return Margins.of(self._with_graph(terms[-1]), affine, found[0], found.amax(0))
 
@@ -164,8 +169,8 @@ class Mixtures:
         found, failed = list[Tensor](), self.graph.noise.failed[:, None]
         for term in terms:
             value = term.number
-            if term.form is not None:
-                value = (value + term.form.center - remainders(term.form)).masked_fill(failed, -torch.inf)
+            if term.below is not None:
+                value = (value + term.below.center - term.below.loss).masked_fill(failed, -torch.inf)
             found.append(value)
         return logits.gather(1, self.target[:, None]) - logits + torch.stack(found)
 
@@ -187,6 +192,8 @@ class OneProblem:
         terms: what is added to them, for each share, as quadratic functions: the bias, and the form of the term.
         numbers: the numbers of the terms.
         cap: C plus the bias.
+        nominal: the graph encoder's part where nothing moves.
+        sharpen: make ``below`` better, if that is possible.
     """
 
     index: tuple[int, Tensor]
@@ -194,6 +201,8 @@ class OneProblem:
     terms: list[Quadratic]
     numbers: Float[Tensor, "share other"]
     cap: Float[Tensor, " other"]
+    nominal: Float[Tensor, " other"]
+    sharpen: partial[None]
 
     @classmethod
     def of(cls, mixtures: Mixtures, branch: GraphBranch, terms: list[Term], index: tuple[int, Tensor]) -> OneProblem:
@@ -205,9 +214,11 @@ class OneProblem:
         zero = rows.new_zeros(len(others), mixtures.graph.noise.groups[0].stop)
         loss = ROUNDING * (bias[target].abs() + bias[others].abs())
         biases = Quadratic.linear(bias[target] - bias[others], zero, loss)
-        added = [biases if term.form is None else biases.plus(quadratic_of(term.form)[index]) for term in terms]
+        added = [biases if term.below is None else biases.plus(term.below[index]) for term in terms]
         numbers = torch.stack([term.number[index] for term in terms])
-        return cls(index, partial(branch.below, problem, rows), added, numbers, mixtures.cap[index] + biases.center)
+        below, sharpen = partial(branch.below, problem, rows), partial(branch.sharpen, problem)
+        nominal = rows @ branch.result[mixtures.victim[problem]]
+        return cls(index, below, added, numbers, mixtures.cap[index] + biases.center, nominal, sharpen)
 
     def bounds(
         self, worth: Float[Tensor, "share other"], goals: Float[Tensor, "share other"]
@@ -215,15 +226,28 @@ class OneProblem:
         """Bounds of eta; ``worth`` is where they may help.
 
         Lines and parabolas of ReLUs are chosen for the graph encoder alone, for it and the whole enclosure, or both.
+        Where little is missing, the ReLUs are enclosed better, too.
         """
+        found, lost = self._bounds(worth, goals, 1)
+        short = goals + self.numbers - found
+        near = (short >= 0) & ((short <= _REGAINED * lost) | torch.isinf(goals)) & worth
+        if bool(near.any()):
+            self.sharpen()
+            found = torch.maximum(found, self._bounds(worth, goals, _ROUNDS)[0])
+        return found
+
+    def _bounds(
+        self, worth: Tensor, goals: Tensor, rounds: int
+    ) -> tuple[Float[Tensor, "share other"], Float[Tensor, " other"]]:
+        """Bounds of eta, and what the best bound of the graph encoder alone loses from its value at the centre."""
         graphs = list[Quadratic]()
         some = bool(worth[1:].any())
         if bool(worth[: len(_SHARES) - 1].any()):
-            graphs.append(improved(self.below, self.terms[0], goals[0]))
+            graphs.append(improved(self.below, self.terms[0], goals[0], rounds))
         if some and (not graphs or bool((self.terms[-1].least()[0] > self.cap).any())):
-            graphs.append(improved(self.below, self.terms[-1], goals[-1]))
+            graphs.append(improved(self.below, self.terms[-1], goals[-1], rounds))
         found = torch.full_like(self.numbers, -torch.inf)
         for i in range(len(self.terms) if some else 1):
             value = torch.stack([graph.plus(self.terms[i]).least()[0] for graph in graphs]).amax(0)
             found[i] = value + self.numbers[i] - ROUNDING * (value.abs() + self.numbers[i].abs())
-        return found
+        return found, self.nominal - torch.stack([graph.least()[0] for graph in graphs]).amax(0)

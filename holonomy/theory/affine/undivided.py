@@ -25,6 +25,7 @@ For each class the one that loses less is taken.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -34,8 +35,9 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, linear, plus, times
 from holonomy.theory.affine.arithmetic.products import scale
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
-from holonomy.theory.affine.arithmetic.squares import bounds
+from holonomy.theory.affine.arithmetic.squares import bounds, quadratic_of
 from holonomy.theory.affine.cap import longest
 from holonomy.theory.affine.points import root
 
@@ -52,6 +54,11 @@ class Term:
 
     form: Form | None
     number: Float[Tensor, "problem class"]
+
+    @cached_property
+    def below(self) -> Quadratic | None:
+        """The form from below, for all problems at once."""
+        return None if self.form is None else quadratic_of(self.form)
 
 
 @dataclass(frozen=True)

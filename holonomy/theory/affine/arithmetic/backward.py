@@ -15,10 +15,14 @@ that no d makes extreme for all of them.
 2. :math:`\mathrm{ReLU}(z) \ge s z + q x^2 + m` for :math:`q \ge 0` and m the least of :math:`\varphi(x) - q x^2` at
    :math:`x = \pm\gamma` and at :math:`-c \pm \rho` moved into :math:`[-\gamma, \gamma]`, where :math:`\varphi(x) =
    \max(0,\; (1-s)(c + x - \rho),\; -s (c + x + \rho))`.
+3. Let quadratic functions :math:`u(d) \le z \le v(d)` come from going backwards from z itself. Then :math:`z - x` is in
+   :math:`[\min_d (u(d) - g \cdot d),\; \max_d (v(d) - g \cdot d)]` as well as in :math:`[c - \rho, c + \rho]`: middle
+   and half of what both have in common may take the place of c and :math:`\rho`.
 
 *Proof.* :math:`\mathrm{ReLU}(z) - s z = \max(-s z, (1-s) z) \ge 0`. 1: :math:`-s (c + x + \omega) - q x^2 \le -s (c -
 \rho) + s^2/(4q)`, and likewise with 1-s. 2: the difference is at least :math:`\varphi(x) - q x^2`. :math:`\varphi` is
-linear but at :math:`-c \pm \rho`, so between these points that is concave, and least at their ends. QED
+linear but at :math:`-c \pm \rho`, so between these points that is concave, and least at their ends. 3: z - x is in both
+intervals at every d of the ball. QED
 
 For q = 0 the upper bound is the chord (L1). All s and q are sound. They are chosen unit by unit as those with the best
 mean on some d: first on all directions alike, then also on the worst d of the rounds before.
@@ -42,8 +46,8 @@ if TYPE_CHECKING:
 
 # Curvatures that are tried, times the reach of x.
 _BENDS = (0.125, 0.25, 0.375, 0.5)
-# Mean square of x over that of its reach, before directions are known; rounds after the first.
-_SHARE, _ROUNDS = 0.3, 3
+# Mean square of x over that of its reach, before directions are known.
+_SHARE = 0.3
 
 # Candidates (s, q, m), axes (candidate, unit).
 Lines = tuple[Tensor, Tensor, Tensor]
@@ -100,6 +104,15 @@ class Switch:
         parts = (part.flatten(0, 1)[entries] for part in (center, gradient, rest))
         return cls(before, center > 0, entries, *parts)
 
+    def within(self, low: Float[Tensor, " unit"], high: Float[Tensor, " unit"]) -> Switch:
+        r"""The same where :math:`z - g \cdot d` is known to be in these intervals, too (L15.3)."""
+        low, high = torch.maximum(low, self.center - self.rest), torch.minimum(high, self.center + self.rest)
+        center, half = (low + high) / 2, ((high - low) / 2).clamp(min=0)
+        rest = half * (1 + ROUNDING) + ROUNDING * (low.abs() + high.abs())
+        some = center.abs() < self.reached + rest
+        on = self.on.flatten().index_copy(0, self.entries, center > 0).view_as(self.on)
+        return Switch(self.before, on, self.entries[some], center[some], self.gradient[some], rest[some])
+
     @cached_property
     def reached(self) -> Float[Tensor, " unit"]:
         """The reach of x."""
@@ -155,12 +168,14 @@ def switched(switch: Switch, asked: Asked, bad: Float[Tensor, "row point first"]
     return found, Asked((a * slope).view_as(asked.values), (mass * slope).view_as(asked.mass), asked.unit)
 
 
-def improved(bound: Callable[[Tensor], Quadratic], other: Quadratic, enough: Tensor | float = torch.inf) -> Quadratic:
+def improved(
+    bound: Callable[[Tensor], Quadratic], other: Quadratic, enough: Tensor | float = torch.inf, rounds: int = 3
+) -> Quadratic:
     """The best of some rounds of bounds to which ``other`` is added, row by row; fewer if all are above ``enough``."""
     bad = other.gradient.new_zeros(len(other.center), 0, other.gradient.shape[-1])
     found = bound(bad)
     low, where = found.plus(other).least()
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         if bool((low > enough).all()):
             break
         bad = torch.cat([bad, where[:, None]], 1)

@@ -227,15 +227,10 @@ def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
 
 def remainders(form: Form) -> Float[Tensor, "problem entry"]:
     """How far each entry is moved at most by all groups but the gradient and the squares."""
-    total, intervals = form.box, list[Tensor]()
-    for group in form.groups():
-        part = form.columns[..., group.start : group.stop]
-        if group.ball and not group.squares:
-            total = total + part.norm(dim=-1)
-        elif not group.ball:
-            intervals.append(part)
-    if intervals:
-        total = total + torch.cat(intervals, -1).abs().sum(-1)
+    balls, intervals = _parts(form, squares=False)
+    total = form.box + intervals.abs().sum(-1)
+    for part in balls:
+        total = total + part.norm(dim=-1).sum(0)
     return total * (1 + ROUNDING)
 
 
@@ -245,20 +240,31 @@ def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
     The sum over balls of :math:`|A_g|_2`, and for all interval columns B together the length of the row sums
     :math:`\sum_j |b_{kj}|`, which is at most :math:`\sum_j |b_j|`. ``rest`` leaves the gradient out.
     """
-    total = form.box.norm(dim=-1)
+    balls, intervals = _parts(form, squares=True)
+    total = form.box.norm(dim=-1) + intervals.abs().sum(-1).norm(dim=-1)
     if not rest and form.columns.shape[-1]:
         total = total + largest_singular_value(form.gradient)
-    groups = form.groups()
-    for group in groups:
-        if group.ball:
-            total = total + largest_singular_value(form.columns[..., group.start : group.stop])
-    boxes = [form.columns[..., group.start : group.stop] for group in groups if not group.ball]
-    if boxes:
-        total = total + torch.cat(boxes, -1).abs().sum(-1).norm(dim=-1)
+    for part in balls:
+        total = total + largest_singular_value(part).sum(0)
     return total * (1 + ROUNDING)
 
 
-def largest_singular_value(matrix: Float[Tensor, "problem entry column"]) -> Float[Tensor, " problem"]:
+def _parts(form: Form, *, squares: bool) -> tuple[list[Tensor], Tensor]:
+    """The columns of balls but the gradient, those of one width together, axes (ball, problem, entry, column); others.
+
+    ``squares`` counts the squares as a ball. Each is one operation on many groups, of which there are about a hundred.
+    """
+    balls, intervals = dict[int, list[Tensor]](), [form.columns[..., :0]]
+    for group in form.groups():
+        part = form.columns[..., group.start : group.stop]
+        if not group.ball:
+            intervals.append(part)
+        elif squares or not group.squares:
+            balls.setdefault(group.stop - group.start, []).append(part)
+    return [torch.stack(parts) for parts in balls.values()], torch.cat(intervals, -1)
+
+
+def largest_singular_value(matrix: Float[Tensor, "*problem entry column"]) -> Float[Tensor, "*problem"]:
     """The spectral norm, from the smaller Gram matrix."""
     matrix = matrix if matrix.shape[-1] <= matrix.shape[-2] else matrix.mT
     if min(matrix.shape[-2:]) <= 1:
@@ -269,11 +275,11 @@ def largest_singular_value(matrix: Float[Tensor, "problem entry column"]) -> Flo
     return numerics.root(top + ROUNDING * gram.diagonal(dim1=-2, dim2=-1).sum(-1))
 
 
-def eigenvalues(matrix: Float[Tensor, "problem entry entry"]) -> Float[Tensor, "problem entry"]:
+def eigenvalues(matrix: Float[Tensor, "*problem entry entry"]) -> Float[Tensor, "*problem entry"]:
     """Those of symmetric matrices, in ascending order; nan where a matrix is not finite."""
     finite = torch.isfinite(matrix.sum((-2, -1)))
-    found = torch.linalg.eigvalsh(torch.where(finite[:, None, None], matrix, 0.0))
-    return torch.where(finite[:, None], found, torch.nan)
+    found = torch.linalg.eigvalsh(torch.where(finite[..., None, None], matrix, 0.0))
+    return torch.where(finite[..., None], found, torch.nan)
 
 
 def _mass(form: Form) -> Tensor:

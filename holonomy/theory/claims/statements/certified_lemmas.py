@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holonomy import numerics
 from holonomy.layers import GCN, HypLinearAttention, Propagation
@@ -27,7 +27,7 @@ from holonomy.theory.affine.arithmetic.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, symmetric
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.branch import positioned
-from holonomy.theory.affine.graph import graph_branch
+from holonomy.theory.affine.graph import Convolved, graph_branch
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers, ring
@@ -416,3 +416,30 @@ def _backward(draws: Draws) -> Iterable[Trial]:
             start = output(zero)
             lower = start - output(-size * torch.nn.functional.normalize(slope, dim=0))
         yield Trial(lower.item(), (start - bound[0]).item(), floor=_TOLERANCE * size)
+
+
+@CLAIMS.add(
+    "certified.sharpened",
+    "L15",
+    "values before a GCN's second ReLU, less what they are to first order, are within L15.3; attained with one unit",
+    "lower",
+)
+def _sharpened(draws: Draws) -> Iterable[Trial]:
+    """L15.3: a node alone with one unit a layer, of which both first ReLUs switch, on a grid of all perturbations."""
+    alone, node, grid = torch.empty(2, 0, dtype=torch.int64), torch.tensor([0]), torch.linspace(-1, 1, 257).double()
+    for _ in draws.rounds(30):
+        encoder, x = GCN(1, 1, 1, layers=3).double(), random_numbers(draws, 1, 1)
+        with torch.no_grad():
+            weights = [cast("nn.Linear", each).weight for each in encoder.convolutions]
+            for each in weights:
+                each.fill_(draws.uniform(0.5, 2.0) * (1 if draws.uniform(0.0, 1.0) < 0.5 else -1))
+            first, second = weights[0].item(), weights[1].item()
+            encoder.biases[0].fill_(draws.uniform(-0.3, 0.3) * abs(first) - first * x.item())
+            encoder.biases[1].fill_(-draws.uniform(0.2, 0.6) * second * abs(first))
+            branch = cast("Convolved", graph_branch(encoder, x, alone))
+            branch.enclose(_ball(1), node, node, torch.ones(1, 1, 1).double(), x.new_ones(1))
+            branch.sharpen(0)
+            moved = cast("Convolved", graph_branch(encoder, x + grid[:, None], alone)).layers[1].before.squeeze(1)
+            switch = branch.last[0].switches[1]
+            off = (moved - grid * switch.gradient.squeeze() - switch.center).abs().amax()
+        yield Trial(off.item(), switch.rest.item(), floor=_TOLERANCE)
