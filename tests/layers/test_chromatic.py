@@ -204,6 +204,18 @@ def test_the_query_cancels_in_the_additive_form_as_printed():
         assert torch.allclose(layer(x, edges), before) != matters
 
 
+@pytest.mark.parametrize("maps", [None, "two tensors"])
+@pytest.mark.parametrize("name", ["relu_", "tanh_", "celu_"])
+def test_an_activation_may_work_in_place(name, maps):
+    """The backward pass reads what it was applied to, which forwards nothing else does."""
+    tensors, named = problem("additive", maps, values=True)
+    leaves, found = leaves_of(tensors, named), []
+    for activation in (getattr(torch, name), getattr(torch, name[:-1])):
+        out = chromatic_attention(*tensors, MASK, **named | {"activation": activation}, chunk=70)
+        found.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
+    torch.testing.assert_close(*found)
+
+
 def test_the_number_of_heads_has_no_effect_on_the_additive_form():
     one, three = (ChromaticAttention(6, heads, 4, mode="additive", dtype=D) for heads in (1, 3))
     three.load_state_dict(one.state_dict())

@@ -112,8 +112,13 @@ class _Workspace:
             return torch.mm(rows, weight.t(), out=out), out
         return out.copy_(rows.to(self.dtype) @ weight.t()), out
 
-    def logits(self, rows: Tensor, chunk: _Chunk) -> tuple[Tensor, Tensor | None]:
-        """Logits of a chunk (pairs, channels or heads), and in the additive form the argument of the activation."""
+    def logits(
+        self, rows: Tensor, chunk: _Chunk, *, record: bool = False
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Logits of a chunk (pairs, channels or heads); of the additive form also what autograd records of it.
+
+        That is argument and result of the activation. It may work in place, and logits are overwritten: both are copied.
+        """
         graphs, nodes, channels = chunk.graphs, self.shape[1], self.shape[2]
         biases, out = self.mapped("bias", rows, self.maps[0])
         query, key = self.query[graphs, chunk.rows], self.key[graphs]
@@ -131,10 +136,17 @@ class _Workspace:
         # The additive form, Q_i + K_j + E_ij.
         shape = (*query.shape[:2], nodes, channels)
         summed = torch.add(biases.view(shape), query[:, :, None], out=out.view(shape)).add_(key[:, None]).view_as(out)
-        logits = self.options.activation(summed)
+        recorded = None
+        if record:
+            with torch.enable_grad():
+                argument = summed.detach().requires_grad_()
+                recorded = argument, self.options.activation(argument.clone())
+            logits = recorded[1].detach().clone()
+        else:
+            logits = self.options.activation(summed)
         if hidden is not None:
             logits = logits.view(shape).masked_fill(hidden[:, None, :, None], -math.inf).view_as(logits)
-        return logits, summed
+        return logits, recorded
 
     def messages(self, rows: Tensor, chunk: _Chunk) -> Tensor:
         """Messages U_ij = V_j + E^val_ij of a chunk (pairs, channels)."""
@@ -242,7 +254,7 @@ def _backward(
     for chunk in work.chunks():
         where = (chunk.graphs, chunk.rows)
         rows = work.pairs(work.bias_edges, chunk)
-        logits, summed = work.logits(rows, chunk)
+        logits, recorded = work.logits(rows, chunk, record=True)
         filters = work.by_row(logits)
         torch.exp(filters.sub_(largest[where].flatten(0, 1)[:, None]), out=filters)  # over the logits
         filters, row_sum = work.by_channel(logits, total[where].flatten(0, 1))
@@ -256,7 +268,7 @@ def _backward(
         grad_logits = messages.sub_(out[where].flatten(0, 1)[:, None]).mul_(base).flatten(0, 1)
         grad_messages = base if keep is None else base.mul_(keep)
         _backward_messages(work, grads, chunk, rows, grad_messages)
-        _backward_logits(work, grads, chunk, rows, grad_logits, summed)
+        _backward_logits(work, grads, chunk, rows, grad_logits, recorded)
     return grads
 
 
@@ -276,15 +288,19 @@ def _backward_messages(work: _Workspace, grads: _Gradients, chunk: _Chunk, rows:
 
 
 def _backward_logits(
-    work: _Workspace, grads: _Gradients, chunk: _Chunk, rows: Tensor, gradient: Tensor, summed: Tensor | None
+    work: _Workspace,
+    grads: _Gradients,
+    chunk: _Chunk,
+    rows: Tensor,
+    gradient: Tensor,
+    recorded: tuple[Tensor, Tensor] | None,
 ) -> None:
     """From the logits to queries, keys and biases."""
     graphs, nodes, channels = chunk.graphs, work.shape[1], work.shape[2]
-    activation, heads = work.options.activation, work.options.heads
-    if activation is not None and summed is not None:
-        with torch.enable_grad():
-            summed = summed.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(activation(summed), summed, gradient)
+    heads = work.options.heads
+    if recorded is not None:
+        argument, activated = recorded
+        (gradient,) = torch.autograd.grad(activated, argument, gradient)
         # Q_i is a term for all j, K_j for all i.
         by_pair = gradient.view(graphs.stop - graphs.start, -1, nodes, channels)
         grads.query[graphs, chunk.rows] += by_pair.sum(2)
