@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import pytest
@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "two blocks": {"layers": 2},
     "softmax": {"attention": "softmax", "curvature": -0.6},
     "prototypes": {"decoder": "prototypes", "curvature": -0.5},
-    "graph": {"graph_encoder": GCN(FEATURES, 4, 4, layers=2)},
+    "graph": {"graph_encoder": partial(GCN, FEATURES, 4, 4, layers=2)},
     "hyperplanes": {"decoder": "mlr"},
 }
 
@@ -40,7 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
 @cache
 def model_of(name: str) -> tuple[Hypformer, Tensor]:
     torch.manual_seed(0)
-    options = {"layers": 1, "graph_encoder": None, **MODELS[name]}
+    options = {"layers": 1, "graph_encoder": lambda: None, **MODELS[name]}
+    options["graph_encoder"] = options["graph_encoder"]()
     return Hypformer(FEATURES, 4, 3, **options).double().eval(), torch.randn(NODES, FEATURES).double()
 
 

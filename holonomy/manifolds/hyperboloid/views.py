@@ -174,22 +174,12 @@ def _gap_of(x: Tensor, y: Tensor, scale: Tensor) -> _Gap:
     return _Gap(ray, other, across, numerics.finite(torch.where(ray.length > 1, far, inside)))
 
 
-def _sinh_of(gap: _Gap) -> Tensor:
-    """The hyperbolic sine of the distance."""
-    return numerics.finite(_size_of(gap) * gap.other.time)
-
-
-def _size_of(gap: _Gap) -> Tensor:
-    return numerics.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
-
-
 def polar_view(x: Tensor, y: Tensor, scale: Tensor) -> PolarView:
     """Y as seen from X."""
     gap = _gap_of(x, y, scale)
-    size = _size_of(gap)
-    return PolarView(
-        torch.asinh(_sinh_of(gap)), numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size)
-    )
+    size = numerics.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
+    distance = torch.asinh(numerics.finite(size * gap.other.time))
+    return PolarView(distance, numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size))
 
 
 def tangent_view(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> PolarView:

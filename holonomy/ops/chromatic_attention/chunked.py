@@ -117,7 +117,7 @@ class _Workspace:
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Logits of a chunk (pairs, channels or heads); of the additive form also what autograd records of it.
 
-        That is argument and result of the activation. It may work in place, and logits are overwritten: both are copied.
+        That is argument and result of the activation. It may work in place, and logits are overwritten: both copied.
         """
         graphs, nodes, channels = chunk.graphs, self.shape[1], self.shape[2]
         biases, out = self.mapped("bias", rows, self.maps[0])
