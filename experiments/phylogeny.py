@@ -38,7 +38,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -291,6 +290,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--transfers", type=float, default=0.0, metavar="T", help="a gene between root and leaf (default 0)")
     add("--dims", type=int, nargs="+", default=[2, 3, 5, 8, 16, 32], metavar="D", help="(default 2 3 5 8 16 32)")
     add("--bodies", nargs="+", choices=list(TITLES), default=["mlp", "hypformer"], help="(default mlp hypformer)")
+    add("--metrics", nargs="+", choices=METRICS, default=list(METRICS), help="of points (default all)")
     add("--hypformer-dims", type=int, nargs="*", default=[2, 3, 5], metavar="D", help="(default 2 3 5; slower)")
     add("--steps", type=int, default=600, metavar="N", help="of training (default 600)")
 
@@ -315,7 +315,8 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     asked = [
         (body, metric, dim)
         for body in arguments.bodies
-        for dim, metric in itertools.product(arguments.dims if body == "mlp" else arguments.hypformer_dims, METRICS)
+        for dim in (arguments.dims if body == "mlp" else arguments.hypformer_dims)
+        for metric in arguments.metrics
     ]
     rows: list[dict[str, Any]] = []
 

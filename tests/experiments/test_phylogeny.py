@@ -146,9 +146,11 @@ def test_the_flat_twin_has_hypformers_sizes_and_learns_as_it_does(tmp_path: Path
     ]
     assert sizes[1] < sizes[0] < 1.2 * sizes[1]
     words = ["--trees", "1", "--species", "24", "--sites", "100", "--bodies", "euclidean", "--hypformer-dims", "2"]
+    words += ["--metrics", "flat", "flat with heights"]
     assert main([*words, "--steps", "60", "--quiet", "--threads", "1", "--out", str(tmp_path / "run")]) == 0
     found = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
-    assert [row["body"] for row in found] == ["none"] * 2 + ["euclidean"] * 3
+    assert [row["body"] for row in found] == ["none"] * 2 + ["euclidean"] * 2
+    assert [row["metric"] for row in found[2:]] == ["flat", "flat with heights"]
     assert all(row["error"]["mean"] < 0.8 for row in found)
 
 
