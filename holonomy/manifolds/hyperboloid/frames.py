@@ -17,7 +17,6 @@ it, :math:`-\tanh(r/2)\,\big(\langle u, v\rangle\, w_u - \langle w_u, v\rangle\,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,6 +32,7 @@ from holonomy.manifolds.hyperboloid.views import (
     differentiable,
     dot,
     keeper,
+    moved_to,
     off_ray,
     part_across,
     polar_view,
@@ -110,13 +110,13 @@ class _FrameExponential(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, v, scale, z = ctx.saved_tensors
-        gradients: Callable[..., tuple[Tensor, ...]] = partial(_exponential_gradients, reach=ctx.reach)
-
-        def beside(x: Tensor, v: Tensor, scale: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-            x, v, scale = both_off_origin(x, v, scale)
-            return x, v, scale, frame_exponential(x, v, scale, ctx.reach)
-
+        gradients, beside = (partial(form, reach=ctx.reach) for form in (_exponential_gradients, _with_step))
         return *differentiable(gradients, (x, v, scale, z), grad_outputs[0], beside), None
+
+
+def _with_step(x: Tensor, v: Tensor, scale: Tensor, z: Tensor, *, reach: float) -> tuple[Tensor, ...]:
+    x, v, scale = both_off_origin(x, v, scale)
+    return x, v, scale, moved_to(z, _exponential(x.detach(), v.detach(), scale.detach(), reach))
 
 
 def _exponential_gradients(

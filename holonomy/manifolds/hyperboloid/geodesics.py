@@ -22,7 +22,6 @@ those of the logarithm and of transport right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,6 +40,7 @@ from holonomy.manifolds.hyperboloid.views import (
     dot,
     foot_of,
     keeper,
+    moved_to,
     off_origin,
     part_across,
     parts_of,
@@ -244,13 +244,13 @@ class _Exponential(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, u, scale, z = ctx.saved_tensors
-        gradients: Callable[..., tuple[Tensor, ...]] = partial(_exponential_gradients, reach=ctx.reach)
-
-        def beside(x: Tensor, u: Tensor, scale: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-            x, u, scale = with_step(x, u, scale)
-            return x, u, scale, expmap_exact(x, u, scale, ctx.reach)
-
+        gradients, beside = (partial(form, reach=ctx.reach) for form in (_exponential_gradients, _with_step))
         return *differentiable(gradients, (x, u, scale, z), grad_outputs[0], beside), None
+
+
+def _with_step(x: Tensor, u: Tensor, scale: Tensor, z: Tensor, *, reach: float) -> tuple[Tensor, ...]:
+    x, u, scale = with_step(x, u, scale)
+    return x, u, scale, moved_to(z, _Exponential.forward(x.detach(), u.detach(), scale.detach(), reach))
 
 
 def _exponential_gradients(

@@ -86,9 +86,9 @@ def _differentiable(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor, grad
     return views.differentiable(gradients, (x, y, scale, distances), grad, _off_origin)
 
 
-def _off_origin(x: Tensor, y: Tensor, scale: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+def _off_origin(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> tuple[Tensor, ...]:
     x, y, scale = views.both_off_origin(x, y, scale)
-    return x, y, scale, pairwise_distance(x, y, scale, products=False)
+    return x, y, scale, views.moved_to(distances, distance_values(x.detach(), y.detach(), scale.detach()))
 
 
 def _sets(x: Tensor) -> Tensor:

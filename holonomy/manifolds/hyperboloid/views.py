@@ -83,6 +83,11 @@ def differentiable(
     return tuple(x + (y - z) for x, y, z in zip(moving, exact, near, strict=True))
 
 
+def moved_to(x: Tensor, value: Tensor) -> Tensor:
+    """Another value with the derivatives of x, for a result that belongs to inputs that were moved."""
+    return x + (value - x).detach()
+
+
 def off_origin(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """Points, none at the origin. The scale comes last, here and below."""
     return _moved(x, torch.zeros_like(x), torch.zeros_like(x), others[-1]), *others
