@@ -63,7 +63,7 @@ class Case(NamedTuple):
     """What takes turns.
 
     ``contenders`` makes the seeded problem of one size on a device, and may leave a contender out where it cannot run;
-    the steps of each group of names in ``equal`` return the same tensors, to ``tolerance`` times the largest entry. The
+    the steps of each group of names in ``equal`` return the same tensors, to ``tolerance`` times their length. The
     suite runs them at the size ``small``.
     """
 
