@@ -4,11 +4,11 @@
     python -m benchmarks.certified_nodes --run runs/tree --nodes 50 --out tree.json
     python -m benchmarks.certified_nodes --run runs/cora --dataset cora --data ../shared/data --out cora.json
 
-The model is that of seed 0 of a run of ``experiments.node_classification``. With more than one block, or softmax
-attention, attacks are searched for on a copy in which all other tokens stay after the first block, and then lengthened
-until the model itself changes its class; points that break a bound are looked for by
-``python -m benchmarks.certified_soundness``. The file is written after each node; called again, the benchmark goes on
-where it was.
+The model is that of seed 0 of a run of ``experiments.node_classification``. With ``--threat frobenius`` the features of
+all nodes move together. With more than one block, or softmax attention, attacks are searched for on a copy in which all
+other tokens stay after the first block, and then lengthened until the model itself changes its class; points that break
+a bound are looked for by ``python -m benchmarks.certified_soundness``. The file is written after each node; called
+again, the benchmark goes on where it was.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from experiments.engine.attacks import (
     own_logits,
     random_directions,
     smallest_attack,
+    whole_logits,
 )
 from experiments.engine.runs import command_line, commit
 from holonomy.models import Hypformer
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.affine.search import largest_radii
 
@@ -59,13 +61,19 @@ def lengthened(enclosure: Enclosure, node: int, change: Tensor) -> float:
 
 
 def violations(
-    enclosure: Enclosure, logits: Logits, node: int, radius: float, points: int, generator: torch.Generator
+    enclosure: Enclosure,
+    logits: Logits,
+    node: int,
+    radius: float,
+    points: int,
+    generator: torch.Generator,
+    threat: Threat = "node",
 ) -> tuple[int, int]:
     """How many random and ascended points of a ball are below the bound of a margin, and how many were tried."""
     target = enclosure.logits[node].argmax()
     one = torch.tensor([node])
-    found = enclosure.margins(one, one, torch.tensor([radius]).double(), target[None])
-    dim, broken, tried = enclosure.x.shape[1], 0, 0
+    found = enclosure.margins(one, one, torch.tensor([radius]).double(), target[None], threat)
+    dim, broken, tried = moved(enclosure, threat), 0, 0
     change = random_directions(points, dim, generator) * radius
     for step in range(20):
         change = change.detach().requires_grad_()
@@ -82,27 +90,33 @@ def violations(
     return broken, tried
 
 
+def moved(enclosure: Enclosure, threat: Threat) -> int:
+    """How many numbers move."""
+    return enclosure.x.shape[1] if threat == "node" else enclosure.x.numel()
+
+
 def measured(
-    enclosure: Enclosure, node: int, found: tuple[float, float, float], steps: int, points: int
+    enclosure: Enclosure, node: int, found: tuple[float, float, float], steps: int, points: int, threat: Threat = "node"
 ) -> dict[str, Any]:
     """The record of one node, from its radius, the one without the cap, and the time of the first."""
     generator = torch.Generator().manual_seed(node)
     x, (radius, without, seconds) = enclosure.x, found
     target = int(enclosure.logits[node].argmax())
     one = torch.tensor([node])
-    bounds = enclosure.margins(one, one, torch.tensor([radius]).double(), torch.tensor([target])).best
+    bounds = enclosure.margins(one, one, torch.tensor([radius]).double(), torch.tensor([target]), threat).best
     record = {"radius": radius, "without_cap": without, "cpu_seconds": seconds, "violations": 0, "points": 0}
     record["margin"] = bounds.amin().item()
-    if enclosure.one_by_one("node"):
+    if threat == "node" and enclosure.one_by_one("node"):
         change = smallest_attack(followed_logits(enclosure, node), x.shape[1], target, steps, generator, lines=20)
         return record | {"attack": lengthened(enclosure, node, change)}
-    logits = own_logits(enclosure, node)
-    off = (logits(torch.zeros_like(x[:1]))[0] - enclosure.logits[node]).abs().amax().item()
+    logits, dim = (own_logits if threat == "node" else whole_logits)(enclosure, node), moved(enclosure, threat)
+    off = (logits(x.new_zeros(1, dim))[0] - enclosure.logits[node]).abs().amax().item()
     for ball in (radius, without, 0.01 * x[node].norm().item(), 0.1 * x[node].norm().item()):
-        broken, tried = violations(enclosure, logits, node, ball, points, generator)
+        broken, tried = violations(enclosure, logits, node, ball, points, generator, threat)
         record["violations"] += broken
         record["points"] += tried
-    attack = smallest_attack(logits, x.shape[1], target, steps, generator).norm().item()
+    lines = 200 if threat == "node" else 4
+    attack = smallest_attack(logits, dim, target, steps, generator, lines).norm().item()
     return record | {"attack": attack, "off": off}
 
 
@@ -147,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True, help="folder of a run of experiments.node_classification")
     parser.add_argument("--dataset", default="tree", help="what it was trained on (default tree)")
     parser.add_argument("--data", type=Path, help="folder of the npz files")
+    parser.add_argument("--threat", choices=("node", "frobenius"), default="node", help="what moves (default node)")
     parser.add_argument("--nodes", type=int, default=50, help="random test nodes (default 50)")
     parser.add_argument("--steps", type=int, default=120, help="of each attack (default 120)")
     parser.add_argument("--points", type=int, default=400, help="random points in each ball (default 400)")
@@ -164,15 +179,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     records: dict[str, Any] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else {}
     off = rounding(enclosure)
     missing = torch.tensor([node for node in chosen.tolist() if str(node) not in records], dtype=torch.long)
-    for nodes in missing.split(1 if enclosure.one_by_one("node") else _TOGETHER):
+    for nodes in missing.split(1 if enclosure.one_by_one(given.threat) else _TOGETHER):
         began, classes = time.process_time(), enclosure.logits[nodes].argmax(-1)
-        radii = largest_radii(enclosure, nodes, classes, _FARTHEST)
+        radii = largest_radii(enclosure, nodes, classes, _FARTHEST, given.threat)
         seconds = (time.process_time() - began) / len(nodes)
-        without = largest_radii(enclosure, nodes, classes, _FARTHEST, cap=False)
+        without = largest_radii(enclosure, nodes, classes, _FARTHEST, given.threat, cap=False)
         for node, one, other in zip(nodes.tolist(), radii.tolist(), without.tolist(), strict=True):
-            records[str(node)] = measured(enclosure, node, (one, other, seconds), given.steps, given.points)
+            records[str(node)] = measured(
+                enclosure, node, (one, other, seconds), given.steps, given.points, given.threat
+            )
             content = source | {
                 "dataset": given.dataset,
+                "threat": given.threat,
                 "settings": dataclasses.asdict(settings),
                 "threads": torch.get_num_threads(),
                 "summary": summary(records),

@@ -92,6 +92,16 @@ def followed_logits(enclosure: Enclosure, node: int) -> Logits:
     return logits
 
 
+def whole_logits(enclosure: Enclosure, node: int) -> Logits:
+    """A node's logits as a function of changes of all features, ``(change, nodes * feature)``: one pass for each."""
+    x = enclosure.x
+
+    def logits(change: Tensor) -> Tensor:
+        return torch.stack([enclosure.model(x + one.view_as(x), enclosure.edge_index)[node] for one in change])
+
+    return logits
+
+
 def _graph(branch: GraphBranch, node: int, change: Tensor) -> Tensor:
     """What the graph encoder gives the node."""
     if isinstance(branch, Propagated):

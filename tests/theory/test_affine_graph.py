@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from holonomy.layers import GCN, Propagation
+from holonomy.theory.affine import whole_graph
 from holonomy.theory.affine.arithmetic import forms
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
-from holonomy.theory.affine.graph import GraphBranch, graph_branch
+from holonomy.theory.affine.graph import Convolved, GraphBranch, graph_branch
 from holonomy.theory.affine.whole_graph import enclose_all
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -143,3 +144,32 @@ def test_a_unit_moves_as_far_as_its_own_row_says(threat: Threat, *, residual: bo
     found = enclosed(graph_branch(encoder, x, ALONE), x, 0, 1.0, threat)
     assert found.center.item() == pytest.approx(2.0)
     assert forms.spread(found).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("threat", ["frobenius", "each"])
+@torch.no_grad()
+def test_values_before_a_relu_stay_in_their_range(threat: Threat, *, residual: bool) -> None:
+    """Of every node and layer; of the first layer, which is linear, the range is attained."""
+    torch.manual_seed(3)
+    edges, radius = torch.tensor([[0, 1, 1, 2, 2, 3, 4, 0], [1, 0, 2, 1, 3, 2, 0, 4]]), 0.7
+    encoder, x = GCN(2, 5, 3, layers=4, residual=residual).double(), torch.randn(5, 2).double()
+    branch, everyone = graph_branch(encoder, x, edges), torch.arange(5)
+    assert isinstance(branch, Convolved)
+    units = whole_graph._units(branch, everyone, radius, threat)
+    axes = -1 if threat == "each" else (-2, -1)
+    for number, layer in enumerate(branch.layers[:-1]):
+
+        def before(change: Tensor, number: int = number) -> Tensor:
+            moved = graph_branch(encoder, x + change, edges)
+            assert isinstance(moved, Convolved)
+            return moved.layers[number].before
+
+        with torch.enable_grad():
+            slopes = torch.autograd.functional.jacobian(before, torch.zeros_like(x)).flatten(0, 1)
+        changes = torch.cat([torch.randn(200, 5, 2).double(), slopes, -slopes])
+        changes = changes * radius / changes.norm(dim=axes, keepdim=True).clamp(min=1e-30)
+        middle, reach = whole_graph._range(branch, number, everyone, units, radius, threat)
+        used = ((torch.stack([before(change) for change in changes]) - layer.before - middle).abs() / reach).amax(0)
+        assert (used <= 1 + 1e-9).all()
+        assert number or (used >= 1 - 1e-9).all()

@@ -168,7 +168,7 @@ MUTANTS = [
     *less("certified.graph", graph._convolve, "layer.weight @ mixed(columns)"),
     *less("certified.ellipsoids", ellipsoids.weighted, "(weights * sizes).sum(-1)"),
     *less("certified.ellipsoids", ellipsoids.with_bounded, "bounds.square()"),
-    *less("certified.graph_together", whole_graph._before, "weight[some][:, None, None]"),
+    *less("certified.graph_together", whole_graph._before, "weight[edge][:, None, None]"),
     *less("certified.quadratics", quadratics.least, "(turned * point).sum(-1)"),
     Mutant("certified.parabolas", backward.above, "torch.maximum(s * s", "0.9 * torch.maximum(s * s"),
     *less("certified.parabolas", backward.below, "q * x * x"),

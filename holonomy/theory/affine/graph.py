@@ -197,7 +197,11 @@ class Convolved(GraphBranch):
 
     def __init__(self, encoder: GCN, x: Tensor, edge_index: Tensor | Graph) -> None:
         self.x = x
-        self.edges = normalised_edges(edge_list(edge_index), len(x), x.dtype)
+        self.edges = source, target, weight = normalised_edges(edge_list(edge_index), len(x), x.dtype)
+        order = target.argsort(stable=True)
+        start = torch.nn.functional.pad(target.bincount(minlength=len(x)).cumsum(0), (1, 0))
+        # The edges into each node, one node after the other.
+        self.into = start, source[order], weight[order]
         propagate = propagation(edge_index, len(x), x.dtype)
         self.layers: list[_Layer] = []
         hidden, last = x, len(encoder.convolutions) - 1

@@ -7,20 +7,20 @@ r"""The graph branch when the features of all nodes move: L13.
 :math:`s z + m + [-h, h]` of their pre-activations z (L1), which are linear in the hidden values before, and so on down
 to the features. What is left is exact for the units whose sign is known, and one symbol for each other unit.
 
-The range of a pre-activation comes from norms: if row u of layer l moves by at most :math:`\sum_j N^l_{uj} |\delta_j|`,
-row u of the next by at most :math:`\sum_j (|W|\, |\hat A| N^l + |V| N^l)_{uj} |\delta_j|`, V the skip, as ReLU is
-1-Lipschitz, and unit k before its ReLU by the same with the k-th rows of W and V.
+The range of each pre-activation that matters is found in the same way, layer by layer from the first on, backwards
+from its own node: it depends on nodes within as many edges as there are layers below.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy import numerics
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, merged, weighted, with_first
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, linear, spread, with_ball, with_box
@@ -28,10 +28,12 @@ from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated, wei
 from holonomy.theory.affine.points import bias_of
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 # Relative; more than rounding takes from sums over all rows.
 _SLACK = 2.0**-40
+# Nodes whose ranges are looked for side by side.
+_TOGETHER = 16
 
 
 @singledispatch
@@ -70,68 +72,119 @@ class _Units:
     half: Tensor
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """How values of some nodes depend on changes of others: one row for each pair; sums of absolute terms beside it."""
+
+    owner: Int[Tensor, " pair"]
+    node: Int[Tensor, " pair"]
+    values: Float[Tensor, "pair value entry"]
+    mass: Float[Tensor, "pair value entry"]
+
+    def total(self, part: Float[Tensor, "pair value"], owners: int) -> Float[Tensor, "owner value"]:
+        """Sums over the pairs of each owner."""
+        return part.new_zeros(owners, part.shape[1]).index_add(0, self.owner, part)
+
+
 @enclose_all.register
 def _(branch: Convolved, noise: Noise, victim: int, basis: Tensor, radius: float, threat: Threat) -> Form:
-    units = _units(branch, radius, threat)
-    output = branch.layers[-1].before[victim]
-    # How the victim's output depends on the values of each row, (row, output, unit).
-    back = output.new_zeros(len(branch.x), len(output), len(output))
-    back[victim] = torch.eye(len(output)).double()
-    middle, symbols = output.clone(), [output.new_zeros(len(output), 0)]
-    for number in reversed(range(len(branch.layers))):
-        back = _before(branch, number, back)
-        if number:
-            unit = units[number - 1]
-            middle = middle + torch.einsum("nou,nu->o", back, unit.middle)
-            some = (unit.half > 0) & (back.abs().amax(1) > 0)
-            symbols.append((back.transpose(1, 2)[some] * unit.half[some][:, None]).T)
-            back = back * unit.slope[:, None]
-    form = with_first(constant(noise, middle[None]), (back @ basis * radius)[None], threat)
-    extra = torch.cat(symbols, -1)
+    output, rows = branch.layers[-1].before[victim], torch.tensor([victim])
+    units = _units(branch, rows, radius, threat)
+    asked, middle, parts = _backwards(branch, len(branch.layers) - 1, rows, units)
+    images = output.new_zeros(len(branch.x), *asked.values.shape[1:]).index_copy(0, asked.node, asked.values)
+    form = with_first(constant(noise, output[None] + middle), (images @ basis * radius)[None], threat)
+    symbols = [part.values.transpose(1, 2)[part.values.abs().amax(1) > 0].T for part in parts]
+    extra = torch.cat([output.new_zeros(len(output), 0), *symbols], -1)
     start = noise.new(extra.shape[1], ball=False)
     wide = torch.nn.functional.pad(form.columns, (0, start - form.columns.shape[-1]))
     form = Form(noise, form.center, torch.cat([wide, extra[None]], -1), form.box)
-    return with_box(form, _SLACK * (output.abs() + spread(form)))
+    return with_box(form, output.abs() * _SLACK + _rounding(asked, parts, radius, 1))
 
 
-def _before(branch: Convolved, number: int, back: Tensor) -> Tensor:
+def _backwards(
+    branch: Convolved, number: int, rows: Int[Tensor, " owner"], units: list[_Units]
+) -> tuple[_Asked, Float[Tensor, "owner value"], list[_Asked]]:
+    """The values of some rows before a layer's ReLU: what they ask of features, a number, and of each unit's half."""
+    eye, parts = torch.eye(branch.layers[number].before.shape[1]).double(), list[_Asked]()
+    asked = _Asked(torch.arange(len(rows)), rows, eye.expand(len(rows), -1, -1), eye.expand(len(rows), -1, -1))
+    middle = eye.new_zeros(len(rows), len(eye))
+    for below in reversed(range(number + 1)):
+        asked = _before(branch, below, asked)
+        if below:
+            slope, center, half = (part[asked.node][:, None] for part in vars(units[below - 1]).values())
+            middle = middle + asked.total((asked.values * center).sum(-1), len(rows))
+            parts.append(replace(asked, values=asked.values * half, mass=asked.mass * (center.abs() + half)))
+            asked = replace(asked, values=asked.values * slope, mass=asked.mass * slope)
+    return asked, middle, parts
+
+
+def _before(branch: Convolved, number: int, asked: _Asked) -> _Asked:
     """Through a convolution, from its output to its input."""
-    layer, (source, target, weight) = branch.layers[number], branch.edges
-    live = back.abs().amax((1, 2)) > 0
-    some = live[target]
-    through = back @ layer.weight
-    found = torch.zeros_like(through).index_add(0, source[some], weight[some][:, None, None] * through[target[some]])
-    return found if layer.skip is None else found + back @ layer.skip
+    layer, (start, source, weight) = branch.layers[number], branch.into
+    count = start[asked.node + 1] - start[asked.node]
+    pair = torch.arange(len(count)).repeat_interleave(count)
+    edge = torch.arange(len(pair)) + (start[asked.node] - count.cumsum(0) + count).repeat_interleave(count)
+    owner, node, share = asked.owner[pair], source[edge], weight[edge][:, None, None]
+    if layer.skip is not None:
+        owner, node = torch.cat([owner, asked.owner]), torch.cat([node, asked.node])
+    places, place = torch.unique(owner * len(branch.x) + node, return_inverse=True)
+
+    def back(part: Tensor, share: Tensor, weight: Tensor, skip: Tensor | None) -> Tensor:
+        found = part.new_zeros(len(places), part.shape[1], weight.shape[1])
+        found = found.index_add(0, place[: len(pair)], share * (part @ weight)[pair])
+        return found if skip is None else found.index_add(0, place[len(pair) :], part @ skip)
+
+    skip = None if layer.skip is None else layer.skip.abs()
+    mass = back(asked.mass, share.abs(), layer.weight.abs(), skip)
+    values = back(asked.values, share, layer.weight, layer.skip)
+    return _Asked(places // len(branch.x), places % len(branch.x), values, mass)
 
 
-def _units(branch: Convolved, radius: float, threat: Threat) -> list[_Units]:
-    source, target, weight = branch.edges
-    count = len(branch.x)
-    adjacency = torch.zeros(count, count).double().index_put((target, source), weight.abs(), accumulate=True)
-    norms, found = torch.eye(count).double(), []
-    for layer in branch.layers[:-1]:
-        mixed = adjacency @ norms
-        size = layer.weight.norm(dim=1) * _pooled(mixed, threat)
-        if layer.skip is not None:
-            size = size + layer.skip.norm(dim=1) * _pooled(norms, threat)
-        found.append(_relaxed(layer.before, size * (radius * (1 + ROUNDING))))
-        norms = mixed * torch.linalg.matrix_norm(layer.weight, 2) + (
-            0.0 if layer.skip is None else norms * torch.linalg.matrix_norm(layer.skip, 2)
+def _units(branch: Convolved, rows: Tensor, radius: float, threat: Threat) -> list[_Units]:
+    """Those of all rows that the given ones depend on."""
+    start, source, _ = branch.into
+    target = torch.arange(len(branch.x)).repeat_interleave(start.diff())
+    live = torch.zeros(len(branch.x), dtype=torch.bool).index_fill(0, rows, value=True)
+    needed = list[Tensor]()
+    for _ in branch.layers[1:]:
+        live = live.index_fill(0, source[live[target]], value=True)
+        needed.append(live.nonzero().squeeze(1))
+    found = list[_Units]()
+    for number, some in enumerate(reversed(needed)):
+        before = branch.layers[number].before
+        ranges = [_range(branch, number, each, found, radius, threat) for each in some.split(_TOGETHER)]
+        middle, reach = (
+            torch.zeros_like(before).index_copy(0, some, torch.cat(part)) for part in zip(*ranges, strict=True)
         )
+        found.append(_relaxed(before, before + middle, reach))
     return found
 
 
-def _pooled(norms: Tensor, threat: Threat) -> Tensor:
-    """The largest sum of norms times changes of rows, for changes of length one in all or one each."""
-    return (norms.norm(dim=1) if threat == "frobenius" else norms.sum(1))[:, None] * (1 + _SLACK)
+def _range(
+    branch: Convolved, number: int, rows: Tensor, units: list[_Units], radius: float, threat: Threat
+) -> tuple[Float[Tensor, "owner value"], Float[Tensor, "owner value"]]:
+    """Middle and reach of the changes of some rows before a layer's ReLU."""
+    asked, middle, parts = _backwards(branch, number, rows, units)
+    sizes = asked.values.norm(dim=-1)
+    if threat == "frobenius":
+        moved = numerics.root(asked.total(sizes.square(), len(rows)))
+    else:
+        moved = asked.total(sizes, len(rows))
+    moved = moved * (radius * (1 + _SLACK)) + _rounding(asked, parts, radius, len(rows))
+    return middle, sum((part.total(part.values.abs().sum(-1), len(rows)) for part in parts), moved)
 
 
-def _relaxed(center: Tensor, radius: Tensor) -> _Units:
-    """L1 for ReLU, as a change of its value at the centre."""
+def _rounding(asked: _Asked, parts: list[_Asked], radius: float, owners: int) -> Float[Tensor, "owner value"]:
+    """What sums over all pairs may lose."""
+    size = asked.total(asked.mass.sum(-1), owners) * radius
+    return _SLACK * sum((part.total(part.mass.sum(-1), owners) for part in parts), size)
+
+
+def _relaxed(nominal: Tensor, center: Tensor, radius: Tensor) -> _Units:
+    """L1 for ReLU, as a change of its nominal value."""
     lower, upper = center - radius, center + radius
     crossing = (lower < 0) & (upper > 0)
     slope = torch.where(crossing, upper / torch.where(crossing, upper - lower, 1.0), (upper > 0).double()).clamp(0, 1)
     half = torch.where(crossing, torch.maximum(-slope * lower, (1 - slope) * upper) / 2, 0.0)
-    middle = slope * center + half - torch.relu(center)
-    loss = torch.where(crossing, ROUNDING * (center.abs() + radius), 0.0)
-    return _Units(slope, torch.where(crossing, middle, 0.0), half + loss)
+    middle = slope * nominal + half - torch.relu(nominal)
+    return _Units(slope, middle, half + torch.where(crossing, ROUNDING * (center.abs() + radius), 0.0))
