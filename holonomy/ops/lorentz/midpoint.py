@@ -23,15 +23,9 @@ midpoint of points whose separation differs from the given one by at most an ulp
 such points are within 1e-8; from rapidity 37 on neighbouring numbers lie apart, and the midpoint of parallel rows that
 were rounded is that of their common ray.
 
-Float32 points up to rapidity 3.5 are computed in float32, with x - y in the place of p:
-
-.. math::
-    \nu_1^2 = 4 + c\,(|x - y|^2 - (X - Y)^2), \quad X - Y = \frac{(x - y) \cdot s}{S}, \qquad
-    D = \frac{S}{2}\,(x - y) - \frac{X - Y}{2}\, s .
-
-Rounding, which differences stretch by the square of the time coordinate, stays below 1e-5. Other points are computed in
-float64. A compiled graph cannot look: there all is float64, of which it keeps numbers of rows for the way back, and no
-table of entries.
+Float32 points up to rapidity 3.5 are computed in float32, others in float64: rounding, which gradients stretch by the
+square of the time coordinate, stays below 1e-5. A compiled graph cannot look: there all is float64, of which it keeps
+numbers of rows for the way back, and no table of entries.
 """
 
 from __future__ import annotations
@@ -102,12 +96,8 @@ def _scale(curvature: Tensor) -> Tensor:
 
 def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Numbers]:
     scale, dtype = _scale(curvature), torch.promote_types(x.dtype, y.dtype)
-    near = torch.float64 not in (x.dtype, y.dtype) and _may_be_near(x, scale)
-    rows = _rows(x, y, scale, near=near)
+    rows = _rows(x, y, scale, near=_near(scale, *(_length(z.detach()) for z in (x, y))))
     numbers = _numbers(rows, epsilon)
-    if near and not bool((torch.maximum(numbers.x_time, numbers.y_time) <= _NEAR * rows.radius).all()):
-        rows = _rows(x, y, scale, near=False)
-        numbers = _numbers(rows, epsilon)
     share = numbers.inverse / rows.factor
     time = torch.add(numbers.x_time, numbers.y_time, alpha=epsilon) * share
     parts = time.to(rows.x.dtype), _total(rows, epsilon) * share
@@ -116,9 +106,12 @@ def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[T
     return torch.cat(parts, -1), numbers
 
 
-def _may_be_near(x: Tensor, scale: Tensor) -> bool:
-    """Whether lengths of rows can be read, and squares of those of near points fit."""
-    return checks.costs_nothing_to_read(x) and 1 / _ORDINARY < float(scale) < _ORDINARY
+def _near(scale: Tensor, *lengths: Tensor) -> bool:
+    """Whether float32 keeps its digits for rows of these lengths; not where lengths cannot be read."""
+    if scale.dtype != lengths[0].dtype and checks.costs_nothing_to_read(lengths[0]):
+        ordinary = 1 / _ORDINARY < float(scale) < _ORDINARY
+        return ordinary and all(bool((length * scale <= _NEAR).all()) for length in lengths)
+    return False
 
 
 def _rows(x: Tensor, y: Tensor, scale: Tensor, *, near: bool) -> _Rows:
@@ -142,35 +135,22 @@ def _total(rows: _Rows, epsilon: float) -> Tensor:
     return rows.sum if epsilon == 1 else torch.add(rows.x, rows.y, alpha=epsilon)
 
 
-def _near_numbers(rows: _Rows, epsilon: float) -> _Numbers:
-    """Those of near points, in whose D the place of p is taken by x - y."""
-    x, y, s, _, radius = rows
-    x_time, y_time, d = torch.hypot(_length(x), radius), torch.hypot(_length(y), radius), x - y
-    total = x_time + y_time
-    rise = numerics.row_sum(d * s) / total  # X - Y
-    square = ((_length(d) / radius).square() - (rise / radius).square()).clamp(min=0)
-    inverse = ((1 - epsilon) ** 2 + epsilon * (square + 4)).rsqrt()
-    half, one = (inverse / radius).square() / 2, torch.ones_like(total)
-    rate = (square - rise.square() / (x_time * y_time)) * inverse.square()
-    return _Numbers(x_time, y_time, inverse, one, -one, torch.zeros_like(one), total * half, -rise * half, rate)
-
-
 def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
-    if rows.x.dtype == torch.float32:
-        return _near_numbers(rows, epsilon)
     x, y, s, _, radius = rows
     x_length, y_length, product = _length(x), _length(y), numerics.row_sum(x * y)
     x_square, y_square, acute = x_length.square(), y_length.square(), product > 0
     x_time, y_time = torch.hypot(x_length, radius), torch.hypot(y_length, radius)
     total, times = x_time + y_time, x_time * y_time
     on_s = numerics.row_sum((x - y) * s)
-    square = torch.where(acute, x_square + y_square + 2 * product, 1.0)
-    # The shortest of x - y, 2x and -2y: they differ by multiples of s, and so have the same p.
-    near = x_square + y_square - 2 * product <= 4 * torch.minimum(x_square, y_square)
-    shortest = torch.where(near, 1.0, torch.where(x_length < y_length, 2.0, 0.0).to(x.dtype))
-    on_s = torch.where(near, on_s, shortest * (x_square + product) + (shortest - 2) * (y_square + product))
-    along = torch.where(acute, numerics.safe_div(on_s, square), 0.0)
-    on_x, on_y = torch.where(acute, shortest, y_time), torch.where(acute, shortest - 2, -x_time)
+    if x.dtype == torch.float32:  # near points are short, and all take one form
+        form, shortest, square = torch.ones_like(acute), torch.ones_like(product), _length(s).square()
+    else:  # the shortest of x - y, 2x and -2y: they differ by multiples of s, and so have the same p
+        form, square = acute, torch.where(acute, x_square + y_square + 2 * product, 1.0)
+        near = x_square + y_square - 2 * product <= 4 * torch.minimum(x_square, y_square)
+        shortest = torch.where(near, 1.0, torch.where(x_length < y_length, 2.0, 0.0).to(x.dtype))
+        on_s = torch.where(near, on_s, shortest * (x_square + product) + (shortest - 2) * (y_square + product))
+    along = torch.where(form, numerics.safe_div(on_s, square), 0.0)
+    on_x, on_y = torch.where(form, shortest, y_time), torch.where(form, shortest - 2, -x_time)
     on_x, on_y, along = kept(on_x, on_y, along)
     p = _across(rows, on_x, on_y, along)
     across, left = _length(p), numerics.row_sum(p * s)
@@ -183,19 +163,19 @@ def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
     inverse = norm.reciprocal()
     ratio, root, share = (one * inverse).square(), inverse / radius, along + 1 - shortest
     # Where this leaves the range p is rounding.
-    on_p = torch.where(acute, torch.where(root.square().isfinite(), total / 2, 0.0), 1.0) * root * root
+    on_p = torch.where(form, torch.where(root.square().isfinite(), total / 2, 0.0), 1.0) * root * root
     # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
-    on_sum = torch.where(acute, share * ratio / (2 * total) - on_p * numerics.safe_div(left, square), 0.0)
+    on_sum = torch.where(form, share * ratio / (2 * total) - on_p * numerics.safe_div(left, square), 0.0)
     straight = ratio * ((width / widest).square() + (share * radius * one / widest / total).square() * square / times)
     bent = root.square() * (x_time / y_time * y_square + y_time / x_time * x_square - 2 * product)
-    rate = torch.where(acute, straight, bent)
+    rate = torch.where(form, straight, bent)
     return _Numbers(*kept(x_time, y_time, inverse, on_x, on_y, along, on_p, on_sum, rate))
 
 
 def _across(rows: _Rows, on_x: Tensor, on_y: Tensor, along: Tensor) -> Tensor:
     """The part p, or D, zero with a zero gradient in entries that are mere rounding of what was subtracted."""
     if rows.x.dtype == torch.float32:
-        return rows.x - rows.y
+        return _with_sum(rows.x - rows.y, rows, -along)
     v = torch.addcmul(rows.x * on_x, rows.y, on_y)
     p, much = _with_sum(v, rows, -along), v * 16
     return torch.where(p + much == much, p - p.detach() if torch.is_grad_enabled() else 0.0, p)
@@ -243,7 +223,7 @@ class _Midpoint(torch.autograd.Function):
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         for r in chunks(x):
             kept = _Numbers(*(each[r] for each in numbers))
-            rows = _rows(x[r], y[r], scale, near=kept.x_time.dtype == torch.float32)
+            rows = _rows(x[r], y[r], scale, near=_near(scale, kept.x_time, kept.y_time))
             of_point, point = grad[r].to(rows.x.dtype), out[r].to(rows.x.dtype)
             g = torch.addcmul(of_point[:, 1:], point[:, 1:], of_point[:, :1] / point[:, :1])
             *gradients, rate = _gradients(g, rows, scale, _numbers(rows, epsilon) if again else kept, epsilon)
