@@ -31,7 +31,6 @@ from experiments.data import datasets
 from experiments.engine.attacks import (
     Logits,
     followed_logits,
-    largest_gap,
     own_logits,
     random_directions,
     smallest_attack,
@@ -45,6 +44,8 @@ from holonomy.theory.affine.search import largest_radii
 
 # Nodes whose radii are searched for side by side.
 _TOGETHER = 64
+# A change that is certified over the largest one found, in balls of such a part of a node's norm.
+_CHANGES = ("change at 1%", "change at 10%")
 # The largest radius that is tried.
 _FARTHEST = 100.0
 
@@ -60,7 +61,7 @@ def lengthened(enclosure: Enclosure, node: int, change: Tensor) -> float:
     return torch.inf
 
 
-def violations(
+def searched(
     enclosure: Enclosure,
     logits: Logits,
     node: int,
@@ -68,12 +69,17 @@ def violations(
     points: int,
     generator: torch.Generator,
     threat: Threat = "node",
-) -> tuple[int, int]:
-    """How many random and ascended points of a ball are below the bound of a margin, and how many were tried."""
+) -> dict[str, Any]:
+    """Random and ascended points of a ball: how many are below the bound of a margin, and how many were tried.
+
+    ``change`` is what the certificate says the least margin may lose, over the most that it lost at a point.
+    """
     target = enclosure.logits[node].argmax()
     one = torch.tensor([node])
     found = enclosure.margins(one, one, torch.tensor([radius]).double(), target[None], threat)
-    dim, broken, tried = moved(enclosure, threat), 0, 0
+    dim, broken, tried, worst = moved(enclosure, threat), 0, 0, found.best[0].argmin()
+    nominal = enclosure.logits[node, target] - enclosure.logits[node, worst]
+    least = nominal
     change = random_directions(points, dim, generator) * radius
     for step in range(20):
         change = change.detach().requires_grad_()
@@ -83,11 +89,13 @@ def violations(
             below = (margins < bound).scatter(1, target.expand(len(margins), 1), value=False)
             broken += int(below.any(-1).sum())
         tried += len(change)
-        (grad,) = torch.autograd.grad(largest_gap(scores, int(target)).sum(), change)
+        least = torch.minimum(least, margins.detach()[:, worst].amin())
+        (grad,) = torch.autograd.grad(margins[:, worst].sum(), change)
         pull = grad / grad.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-        change = change[: max(points // 20, 4)] + (0.5 if step < 10 else 0.1) * radius * pull[: max(points // 20, 4)]
+        change = change[: max(points // 20, 4)] - (0.5 if step < 10 else 0.1) * radius * pull[: max(points // 20, 4)]
         change = change * (radius / change.norm(dim=-1, keepdim=True)).clamp(max=1.0)
-    return broken, tried
+    lost = (nominal - found.best[0, worst]) / (nominal - least)
+    return {"violations": broken, "points": tried, "change": lost.item()}
 
 
 def moved(enclosure: Enclosure, threat: Threat) -> int:
@@ -111,10 +119,13 @@ def measured(
         return record | {"attack": lengthened(enclosure, node, change)}
     logits, dim = (own_logits if threat == "node" else whole_logits)(enclosure, node), moved(enclosure, threat)
     off = (logits(x.new_zeros(1, dim))[0] - enclosure.logits[node]).abs().amax().item()
-    for ball in (radius, without, 0.01 * x[node].norm().item(), 0.1 * x[node].norm().item()):
-        broken, tried = violations(enclosure, logits, node, ball, points, generator, threat)
-        record["violations"] += broken
-        record["points"] += tried
+    size = x[node].norm().item()
+    for name, ball in (("", radius), ("", without), (" at 1%", 0.01 * size), (" at 10%", 0.1 * size)):
+        tried = searched(enclosure, logits, node, ball, points, generator, threat)
+        record["violations"] += tried["violations"]
+        record["points"] += tried["points"]
+        if name:
+            record["change" + name] = tried["change"]
     lines = 200 if threat == "node" else 4
     attack = smallest_attack(logits, dim, target, steps, generator, lines).norm().item()
     return record | {"attack": attack, "off": off}
@@ -136,13 +147,15 @@ def rounding(enclosure: Enclosure, draws: int = 10) -> dict[str, float]:
     return {"points": len(off), "median": off.median().item(), "largest": off.max().item()}
 
 
-def summary(records: dict[str, dict[str, Any]]) -> dict[str, float]:
+def summary(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Medians over nodes, and sums."""
 
     def median(values: list[float]) -> float:
         return torch.tensor(values, dtype=torch.float64).median().item()
 
     rows = list(records.values())
+    changes = {name: torch.tensor([row[name] for row in rows if name in row]).double() for name in _CHANGES}
+    shares = torch.tensor([0.5, 0.9, 1.0]).double()
     return {
         "nodes": len(rows),
         "median ratio": median([row["radius"] / row["attack"] for row in rows]),
@@ -152,7 +165,7 @@ def summary(records: dict[str, dict[str, Any]]) -> dict[str, float]:
         "median CPU seconds": median([row["cpu_seconds"] for row in rows]),
         "points": sum(row["points"] for row in rows),
         "violations": sum(row["violations"] for row in rows),
-    }
+    } | {f"{name}, median, 90%, all": part.quantile(shares).tolist() for name, part in changes.items() if len(part)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

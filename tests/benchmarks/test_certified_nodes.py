@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.certified_nodes import violations
+from benchmarks.certified_nodes import searched
 from experiments.engine.attacks import own_logits, smallest_attack
 from holonomy.layers import GCN
 from holonomy.models import Hypformer
@@ -27,4 +27,8 @@ def test_attacks_stay_outside_certified_balls() -> None:
     radius = certified_radius(model, x, edges, torch.tensor([node])).item()
     attack = smallest_attack(logits, 3, int(enclosure.logits[node].argmax()), 12, generator).norm()
     assert 0 < radius < attack
-    assert violations(enclosure, logits, node, radius, 40, generator) == (0, 40 + 19 * 4)
+    found = searched(enclosure, logits, node, radius, 40, generator)
+    assert (found["violations"], found["points"]) == (0, 40 + 19 * 4)
+    assert found["change"] >= 1
+    # To first order both changes are one.
+    assert searched(enclosure, logits, node, 1e-5, 40, generator)["change"] < 1.01

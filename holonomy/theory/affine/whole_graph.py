@@ -23,7 +23,17 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, merged, weighted, with_first
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, linear, spread, with_ball, with_box
+from holonomy.theory.affine.arithmetic.forms import (
+    ROUNDING,
+    UNIT,
+    Form,
+    Noise,
+    constant,
+    linear,
+    spread,
+    with_ball,
+    with_box,
+)
 from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
 
@@ -98,7 +108,7 @@ def _(branch: Convolved, noise: Noise, victim: int, basis: Tensor, radius: float
     start = noise.new(extra.shape[1], ball=False)
     wide = torch.nn.functional.pad(form.columns, (0, start - form.columns.shape[-1]))
     form = Form(noise, form.center, torch.cat([wide, extra[None]], -1), form.box)
-    return with_box(form, output.abs() * _SLACK + _rounding(asked, parts, radius, 1))
+    return with_box(form, output.abs() * _unit(branch) + _rounding(branch, asked, parts, radius))
 
 
 def _backwards(
@@ -170,14 +180,23 @@ def _range(
         moved = numerics.root(asked.total(sizes.square(), len(rows)))
     else:
         moved = asked.total(sizes, len(rows))
-    moved = moved * (radius * (1 + _SLACK)) + _rounding(asked, parts, radius, len(rows))
+    moved = moved * (radius * (1 + _unit(branch))) + _rounding(branch, asked, parts, radius, len(rows))
     return middle, sum((part.total(part.values.abs().sum(-1), len(rows)) for part in parts), moved)
 
 
-def _rounding(asked: _Asked, parts: list[_Asked], radius: float, owners: int) -> Float[Tensor, "owner value"]:
+def _rounding(
+    branch: Convolved, asked: _Asked, parts: list[_Asked], radius: float, owners: int = 1
+) -> Float[Tensor, "owner value"]:
     """What sums over all pairs may lose."""
     size = asked.total(asked.mass.sum(-1), owners) * radius
-    return _SLACK * sum((part.total(part.mass.sum(-1), owners) for part in parts), size)
+    return _unit(branch) * sum((part.total(part.mass.sum(-1), owners) for part in parts), size)
+
+
+def _unit(branch: Convolved) -> float:
+    """The rounding of a backward bound and of a sum over all nodes, relative to the absolute terms."""
+    degree = int(branch.into[0].diff().max())
+    terms = sum(sum(layer.weight.shape) + degree + 16 for layer in branch.layers)
+    return 2 * UNIT * (terms + len(branch.x))
 
 
 def _relaxed(nominal: Tensor, center: Tensor, radius: Tensor) -> _Units:
