@@ -189,7 +189,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     enclosure = Enclosure(model.eval(), data.x, data.edge_index)
     chosen = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[: given.nodes]]
     source = {"command": command_line("benchmarks.certified_nodes", words), "commit": commit()}
-    records: dict[str, Any] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else {}
+    before: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
+    if before and (before["dataset"], before.get("threat", "node")) != (given.dataset, given.threat):
+        parser.error(f"--out must be a file of the same dataset and threat, or a new one, got {given.out}.")
+    records: dict[str, Any] = before.get("records", {})
     off = rounding(enclosure)
     missing = torch.tensor([node for node in chosen.tolist() if str(node) not in records], dtype=torch.long)
     for nodes in missing.split(1 if enclosure.one_by_one(given.threat) else _TOGETHER):
