@@ -88,7 +88,7 @@ def smoothed(logits: Logits, dim: int, label: int, sigma: float, draws: int) -> 
 def measured(way: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train one model; shares of test nodes by radius."""
     data, settings = asked(arguments, seed)
-    norm = data.x.norm(dim=-1).mean().item()
+    norm = data.x.to_dense().norm(dim=-1).mean().item()
     stream = None if arguments.quiet else sys.stderr
     model = train(data, settings, 0.0 if way == WAYS[0] else arguments.train_share * norm, seed, stream)
     order = torch.randperm(len(data.test), generator=torch.Generator().manual_seed(seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from scipy import stats
 
 from experiments.certified_training import ALPHA, main, smoothed
+from experiments.data import datasets
 
 
 def test_smoothing_of_a_half_space_is_as_known() -> None:
@@ -42,3 +44,14 @@ def test_a_run_certifies_less_than_attacks_leave_and_is_resumed(
     assert capsys.readouterr().out == said
     assert main(["--draws", "30", "--out", str(tmp_path / "other")]) == 2
     assert main(["--train-share", "0", "--out", str(tmp_path / "other")]) == 2
+
+
+def test_a_run_takes_sparse_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = datasets.prepared
+    monkeypatch.setattr(datasets, "prepared", lambda *given: _sparse(dense(*given)))
+    words = ["--seeds", "1", "--epochs", "3", "--measured", "1", "--draws", "8", "--quiet", "--out", str(tmp_path)]
+    assert main(words) == 0
+
+
+def _sparse(data: datasets.NodeData) -> datasets.NodeData:
+    return replace(data, x=data.x.to_sparse_csr())
