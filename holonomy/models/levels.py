@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor, nn
 
 from holonomy.manifolds import Lorentz
@@ -40,7 +39,8 @@ def centroids(
     batch: Int[Tensor, " nodes"] | None,
     num_graphs: int | None,
 ) -> Float[Tensor, "graphs ambient"]:
-    """The Lorentzian centroid of the nodes of each graph."""
-    batch = torch.zeros(points.shape[0], dtype=torch.int64, device=points.device) if batch is None else batch
+    """The Lorentzian centroid of the nodes of each graph; without ``batch`` no number is read, for the compiler."""
+    if batch is None:
+        return manifold.centroid(points[None])
     graphs = PaddedGraphs.of(points, batch, num_graphs)
     return manifold.centroid(graphs.values, (~graphs.padding).to(points.dtype))

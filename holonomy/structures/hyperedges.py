@@ -215,7 +215,7 @@ class Hyperedges:
         """
         batch = self.batch
         sizes = torch.bincount(batch, minlength=self.num_graphs)
-        width = int(sizes.max())
+        width = int(sizes.max()) if len(sizes) else 0
         place = place_in_graph(batch, sizes)
         mask = torch.arange(width, device=place.device) < sizes[:, None]
         dense = self.values.new_zeros(self.num_graphs, *[width] * self.order, self.values.shape[1])

@@ -38,7 +38,7 @@ class HyperedgePlan:
         indices: as given.
         num_nodes: as given.
         batch: ``(n,)``, zeros where none was given.
-        num_graphs: at least 1.
+        num_graphs: as given, or as many as ``batch`` numbers.
 
     Raises:
         TypeError: if indices are not int64.
@@ -62,7 +62,7 @@ class HyperedgePlan:
         if batch is not None:
             checks.membership(batch, num_nodes)
             checks.on_device(indices.device, batch=batch)
-        graphs = max(checks.number_of_graphs(batch, num_graphs or None), 1)
+        graphs = checks.number_of_graphs(batch, num_graphs or None)
         batch = indices.new_zeros(num_nodes) if batch is None else batch.long()
         _check_indices(indices, num_nodes, batch, graphs)
         self._hold(indices, num_nodes, batch, graphs)

@@ -10,9 +10,7 @@ import torch
 from holonomy.models import ChromaticGraphTransformer, Hypformer
 from holonomy.models.graph_pairs import GraphPairs
 from tests.registry import graphs
-from tests.registry.graphs import MODELS
-
-TOKENS = [name for name in MODELS if "Token" in name]
+from tests.registry.graphs import BATCHED, MODELS
 
 
 def made(name):
@@ -60,10 +58,22 @@ def test_an_empty_graph_has_a_finite_row(name):
     torch.testing.assert_close(result[[0, 2]], without)
 
 
-@pytest.mark.parametrize("name", [*TOKENS, "CGT", "CGT, mono"])
-def test_a_batch_of_no_graphs_has_no_rows(name):
+@pytest.mark.parametrize("name", BATCHED)
+def test_without_nodes_there_is_one_graph_and_in_an_empty_batch_none(name):
     model, (x, edge_index, attr) = made(name), graph()
-    assert model(x[:0], edge_index[:, :0], BATCH[:0], edge_attr=attr[:0]).shape == (0, 2)
+    given = {"x": x[:0], "edge_index": edge_index[:, :0]} | ({"edge_attr": attr[:0]} if name in MODELS else {})
+    alone = model(**given)
+    assert alone.shape == (1, 2)
+    assert alone.isfinite().all()
+    assert model(**given, batch=BATCH[:0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", [name for name in BATCHED if name.startswith(("HGCN", "Hypformer", "CGT"))])
+def test_without_a_batch_no_number_is_read(name):
+    """On the meta device there is none. The table of the page of models has these models compiled whole."""
+    model, (x, edge_index, attr) = made(name).to("meta"), graph()
+    given = {"x": x, "edge_index": edge_index} | ({"edge_attr": attr} if name in MODELS else {})
+    assert model(**{key: value.to("meta") for key, value in given.items()}).shape == (1, 2)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -121,6 +121,7 @@ def test_dense_and_back(order, device):
         expected = expected.index_select(axis, kept)
     assert torch.equal(back[0], x[0])
     assert torch.equal(back[1][tuple([slice(2)] * order)], expected)
+    assert Hyperedges.from_dense(x[:0]).to_dense()[0].shape == (0, *[0] * order, 2)
 
 
 def test_a_graph_has_nodes_at_loops_and_edges_beside_them(device):

@@ -322,7 +322,7 @@ class HigherOrderAttention(nn.Module):
         """All classes together: the keys of a pattern are one product, and so are its queries."""
         maps, ends = self.maps(), batched.both_ends(self.classes, x, wanted)
         decoupled = self.sums == "decoupled"
-        many = max(x.indices.shape[0], ends.rows) >= self.together_from * x.num_graphs
+        many = x.num_graphs > 0 and max(x.indices.shape[0], ends.rows) >= self.together_from * x.num_graphs
         by_weight = all(may_bypass(end, EquivariantMap) for end in (*self.query.values(), *self.key.values()))
         if decoupled and many and by_weight:
             return batched.pooled(self.classes, maps, x, ends)
