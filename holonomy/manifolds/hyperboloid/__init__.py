@@ -17,9 +17,9 @@ that is as right and far shorter. With float32 input, float64 inside, results ar
 up to rapidity :math:`\sqrt{-\kappa}\, d = 86` from the origin, where float32 ends; beyond, they saturate and stay
 finite. So are gradients, but for those of :func:`expmap`, right up to 44: beyond they are finite.
 
-**Second derivatives** of points, time coordinates and midpoints are right everywhere. Those of distance, logarithm,
-exponential and transport are right away from three places: a point at the origin, two points that coincide, a tangent
-vector of length zero. There the first derivative is right and the second may be wrong or ``nan``.
+**Second derivatives** of points, time coordinates and midpoints are right everywhere. Those of the other maps are
+computed a hundred-millionth of a curvature radius away where a direction has none: at the origin, between equal points,
+of a tangent vector of length zero. A distance has none between equal points.
 """
 
 from __future__ import annotations
