@@ -54,6 +54,11 @@ def dot(a: Float[Tensor, "*rows d"], b: Float[Tensor, "*rows d"]) -> Float[Tenso
     return (a * b).sum(-1, keepdim=True)
 
 
+def _length(a: Float[Tensor, "rows ambient"]) -> Float[Tensor, "rows 1"]:
+    """Lengths of space parts, for which no product is written down."""
+    return torch.linalg.vector_norm(a[:, 1:], dim=-1, keepdim=True)
+
+
 def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambient"], stored: torch.dtype) -> None:
     """One step in the rows' own dtype and memory.
 
@@ -69,7 +74,7 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
         """Inner products of space parts."""
         return torch.mul(a, b, out=product)[:, 1:].sum(-1, keepdim=True)
 
-    time = torch.hypot(across(x, x).sqrt_(), radius)
+    time = torch.hypot(_length(x), radius)
     covector = g
     # The total derivative in the space chart, weight decay (of the ambient vector) included. It is
     # the gradient's space part itself for functions that read points by their space part.
@@ -78,14 +83,14 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
         covector = w
     # The length of the gradient: |w|^2 + (x_s . w)^2 / k.
     radial = across(x, covector) / radius
-    size2 = across(covector, covector).addcmul_(radial, radial)
+    size2 = _length(covector).square_().addcmul_(radial, radial)
     slope = across(x, m) / time  # e . m
     # (1 - beta1) w = (1 - beta1) covector + beta1 (momentum, as a covector), and its part along x.
     torch.add(covector, m, alpha=rule.beta1 / fresh, out=w)
     slope = slope / time * (rule.beta1 / fresh)
     w.addcmul_(x, slope, value=-1)
     radial.addcmul_(slope, radius)
-    length = torch.hypot(across(w, w).sqrt_(), radial)
+    length = torch.hypot(_length(w), radial)
     new_second = torch.lerp(second, size2, 1 - rule.beta2)
     seen = new_second if largest is None else torch.maximum(largest, new_second)
     radial /= radius
@@ -107,7 +112,7 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
     torch.mul(w, cosh.mul_(fresh), out=m).addcmul_(x, turn)
     torch.mul(turn, time, out=m[:, :1])
     x.addcmul_(x, along).addcmul_(w, pace, value=-1)
-    torch.hypot(across(x, x).sqrt_(), radius, out=x[:, :1])
+    torch.hypot(_length(x), radius, out=x[:, :1])
     if others is not None:
         _step_beyond(others, rule, stored)
         for table, stepped in zip(rows[:5], others[:5], strict=True):
