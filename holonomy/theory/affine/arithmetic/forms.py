@@ -132,9 +132,14 @@ class Form:
         wide = _padded(self.columns, max(tied[-1].stop, self.columns.shape[-1]))
         return torch.cat([wide[..., group.start : group.stop] for group in tied], -1)
 
-    def groups(self) -> list[Group]:
-        """The groups that the form has columns of, but those of the gradient."""
-        return [group for group in self.noise.groups if group.stop <= self.columns.shape[-1] and not group.tied]
+    def parts(self) -> list[tuple[Group, Float[Tensor, "problem entry column"]]]:
+        """The groups that the form has columns of, but those of the gradient, and these columns.
+
+        All are cut at once: on the way back each slice would make a table of all columns.
+        """
+        groups = [group for group in self.noise.groups if group.stop <= self.columns.shape[-1]]
+        cut = self.columns.split([group.stop - group.start for group in groups], -1)
+        return [(group, part) for group, part in zip(groups, cut, strict=True) if not group.tied]
 
 
 def constant(noise: Noise, value: Float[Tensor, "problem entry"]) -> Form:
@@ -255,8 +260,7 @@ def _parts(form: Form, *, squares: bool) -> tuple[list[Tensor], Tensor]:
     ``squares`` counts the squares as a ball. Each is one operation on many groups, of which there are about a hundred.
     """
     balls, intervals = dict[int, list[Tensor]](), [form.columns[..., :0]]
-    for group in form.groups():
-        part = form.columns[..., group.start : group.stop]
+    for group, part in form.parts():
         if not group.ball:
             intervals.append(part)
         elif squares or not group.squares:

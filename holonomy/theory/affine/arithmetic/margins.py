@@ -68,8 +68,7 @@ def _layers(form: Form, bound: Tensor) -> dict[str, Tensor]:
     """What the remainders of each layer take from the least margin."""
     worst = bound.argmin(-1)[:, None]
     found = {"input": form.gradient.norm(dim=-1).gather(1, worst).squeeze(1)}
-    for group in form.groups():
-        part = form.columns[..., group.start : group.stop]
+    for group, part in form.parts():
         sizes = part.norm(dim=-1) if group.ball else part.abs().sum(-1)
         sizes = sizes.gather(1, worst).squeeze(1)
         found[group.owner] = found[group.owner] + sizes if group.owner in found else sizes

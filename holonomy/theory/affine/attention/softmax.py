@@ -122,8 +122,8 @@ def _support(query: Form, along: Tensor, own: Tensor, threat: Threat) -> Tensor:
         total = (by_query + own).norm(dim=-1)
     else:
         total = by_query.norm(dim=-1) + own.norm(dim=-1)
-    for group in query.groups():
-        part = along @ query.columns[..., group.start : group.stop]
+    for group, columns in query.parts():
+        part = along @ columns
         total = total + (part.norm(dim=-1) if group.ball else part.abs().sum(-1))
     return (total + (along.abs() @ query.box[..., None]).squeeze(-1)) * (1 + ROUNDING)
 
