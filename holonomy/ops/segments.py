@@ -18,7 +18,8 @@ Equation 2 is the gradient of equation 1 and the other way round:
 
 The outer products and the gathered tables of all rows are never stored: rows are processed in chunks, forwards and
 backwards, and memory is that of rows and table. Where a segment has few rows, no table is needed: :func:`block_sum`
-multiplies queries with keys, in blocks of a few segments.
+multiplies queries with keys, in blocks of a few segments. Transformations of ``torch.func`` take the definitions, with
+whatever they store.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def outer_sum(
     r"""Sum the outer products :math:`a_r b_r^\top` of the rows of each slot."""
     if size == 1:
         return torch.einsum("rha,rhb->hab", a, b)[None]
+    if _autograd.transformed():
+        return a.new_zeros(size, *a.shape[1:], b.shape[2]).index_add(0, slots, a[..., None] * b[:, :, None])
     return _autograd.apply_function(_OuterSum, a, b, slots, size)
 
 
@@ -58,6 +61,8 @@ def contract(
     r"""Multiply each row with the matrix in its slot, :math:`a_r^\top T_{s_r}`."""
     if table.shape[0] == 1:
         return torch.einsum("rha,hab->rhb", a, table[0])
+    if _autograd.transformed():
+        return torch.einsum("rha,rhab->rhb", a, table.index_select(0, slots))
     return _autograd.apply_function(_Contract, a, table, slots)
 
 
@@ -71,6 +76,8 @@ def block_sum(
     dtype: torch.dtype,
 ) -> Float[Tensor, "queries heads values"]:
     r"""Sum :math:`(q_j \cdot k_i)\, v_i` over the keys i in the block of the query j, where the mask allows it."""
+    if _autograd.transformed():
+        return _block_sum_reference(query, key, value, query_rows, key_rows, mask, dtype)
     return _autograd.apply_function(_BlockSum, query, key, value, query_rows, key_rows, mask, dtype)
 
 

@@ -20,6 +20,7 @@ from tests.laws.laws import (
     output,
     richest_of_its_class,
 )
+from tests.registry.graphs import OF_GRAPHS, OF_HYPEREDGES, drawn_graph, drawn_hyperedges, made
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
 
@@ -95,8 +96,31 @@ def test_an_ensemble_by_vmap_agrees_with_its_members(case, device):
         assert_near(result, called(module, values, inputs), 1e-10, "member")
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", [*OF_GRAPHS, *(f"of hyperedges: {name}" for name in OF_HYPEREDGES)])
+def test_transformations_take_what_is_called_with_graphs_and_hyperedges(name):
+    module = made(name, dtype=torch.float64)
+    if name in OF_GRAPHS:
+        given = drawn_graph(4, nodes=8, dtype=torch.float64).arguments(name)
+        x, rest = given.pop("x"), given
+    else:
+        edges = drawn_hyperedges(4, dtype=torch.float64)
+        x, rest = edges.values, {}
+
+    def result(x):
+        y = module(x if name in OF_GRAPHS else edges.with_values(x), **rest)
+        return y if isinstance(y, torch.Tensor) else y.values
+
+    weights = torch.randn_like(result(x))
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((result(leaf) * weights).sum(), leaf)
+    assert_near(torch.func.grad(lambda x: (result(x) * weights).sum())(x), expected, 1e-8, "gradient")
+    for member, y in zip((x, 2 * x), torch.func.vmap(result)(torch.stack([x, 2 * x])), strict=True):
+        assert_near(y, result(member), 1e-8, "member")
+
+
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 0], [1, 0, 2, 1, 3, 2, 0, 3]])
-OF_GRAPHS = {
+ENCODINGS = {
     "laplacian_identifiers": lambda: layers.laplacian_identifiers(EDGES, 5, 3, batch=torch.tensor([0, 0, 0, 0, 1])),
     "random_walk_encoding": lambda: layers.random_walk_encoding(EDGES, 5, 3),
     "random_walk_node_encoding": lambda: layers.random_walk_node_encoding(EDGES, 5, 3),
@@ -105,14 +129,14 @@ OF_GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", OF_GRAPHS)
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_what_numpy_computes_of_a_graph_is_there_in_a_transformation(name):
     """Models compute it in their forward pass."""
-    expected, x = OF_GRAPHS[name]().double(), torch.ones((), dtype=torch.float64)
+    expected, x = ENCODINGS[name]().double(), torch.ones((), dtype=torch.float64)
     weights = torch.rand(expected.shape, dtype=torch.float64)
 
     def weighed(x):
-        return x * (OF_GRAPHS[name]().double() * weights).sum()
+        return x * (ENCODINGS[name]().double() * weights).sum()
 
     for transformation in (torch.func.grad, torch.func.jacfwd):
         assert_near(transformation(weighed)(x), (expected * weights).sum(), 1e-12, "slope")
