@@ -412,24 +412,38 @@ class Biased(nn.Module):
 
 
 class KnownEdges:
-    """No map: the number of steps along known pairs, and infinity where they do not lead."""
+    """No map: the number of steps along known pairs, and infinity where they do not lead.
+
+    Numbers are kept of pairs that are joined alone: a table of all pairs of nouns takes 50 GiB.
+    """
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         n, (child, parent) = hierarchy.num_nodes, hierarchy.closure.numpy()
-        step = scipy.sparse.csr_array((np.ones(len(child)), (child, parent)), shape=(n, n))
-        self.steps = torch.from_numpy(scipy.sparse.csgraph.shortest_path(step, unweighted=True))
+        step = scipy.sparse.csr_array((np.ones(len(child), bool), (child, parent)), shape=(n, n))
+        # The number of nodes on the way, its ends too: sparse arrays hold no zeros.
+        last = scipy.sparse.csr_array(scipy.sparse.eye_array(n, dtype=bool))
+        self.passed = last.astype(np.int32)
+        while last.nnz:
+            last = (last @ step) > (self.passed > 0)
+            self.passed = self.passed + (self.passed.max() + 1) * last.astype(np.int32)
 
     def pairwise(self, rows: Tensor) -> Tensor:
         """Steps (b, n)."""
-        return self.steps[rows]
+        return _steps(self.passed[rows.numpy()])
 
     def listed(self, rows: Tensor, others: Tensor) -> Tensor:
         """Steps (b, k)."""
-        return self.steps[rows[:, None], others]
+        # Copies: scipy sets flags of what it is given, which numpy refuses for memory of torch.
+        return _steps(self.passed[rows.numpy().copy()[:, None], others.numpy().copy()])
 
     def curvature(self) -> float:
         """Curvature: none."""
         return 0.0
+
+
+def _steps(passed: Any) -> Tensor:
+    nodes = torch.from_numpy(passed.toarray()).double()
+    return torch.where(nodes > 0, nodes - 1, torch.inf)
 
 
 def build(model: str, n: int, settings: Settings, device: str = "cpu") -> tuple[Any, Optimizer]:
@@ -648,11 +662,11 @@ def measured_links(space: Space, hierarchy: Hierarchy, links: Links) -> dict[str
     return {"val_mrr": val, **measure_links(space, hierarchy, links.test)}
 
 
-def along_edges(hierarchy: Hierarchy, links: Links | None) -> dict[str, Any]:
+def along_edges(hierarchy: Hierarchy, links: Links | None, sample: int = 0) -> dict[str, Any]:
     """The row of the answer that follows the known pairs: nothing is trained."""
     known = hierarchy if links is None else links.known
     space = KnownEdges(known)
-    record = measure(space, known) | ({} if links is None else measured_links(space, hierarchy, links))
+    record = measure(space, known, sample) | ({} if links is None else measured_links(space, hierarchy, links))
     return {"model": "edges", "settings": {"dim": 0}, "summary": summary_of([record]), "seeds": [record]}
 
 
@@ -804,7 +818,7 @@ def draw_comparison(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str
         for axes, (score, label) in zip(panels, shown.items(), strict=True):
             for place, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
                 mine = [row for row in rows if row["model"] == model]
-                look: dict[str, Any] = {"color": plots.PALETTE[place], "label": TITLES[model]}
+                look: dict[str, Any] = {"color": plots.PALETTE[place % 8], "label": TITLES[model]}
                 values = [row["summary"][score] for row in mine]
                 if model == "edges":
                     axes.axhline(values[0]["mean"], linestyle="--", **look)
@@ -813,7 +827,7 @@ def draw_comparison(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str
                     [row["settings"]["dim"] for row in mine],
                     [value["mean"] for value in values],
                     yerr=[value["std"] for value in values],
-                    marker=plots.MARKERS[place],
+                    marker=plots.MARKERS[place % 8],
                     markersize=9,
                     capsize=5,
                     **look,
@@ -836,8 +850,10 @@ def report(content: Mapping[str, Any]) -> str:
     ]
     for row in content["rows"]:
         score, rank, seeds = row["summary"]["map"], row["summary"]["mean_rank"], row["seeds"]
-        curvature = np.mean([record.get("curvature", np.nan) for record in seeds])
-        seconds = np.mean([record.get("seconds", np.nan) for record in seeds])
+        curvature, seconds = (
+            f"{np.mean(known):.{digits}f}" if (known := [record[key] for record in seeds if key in record]) else ""
+            for key, digits in (("curvature", 3), ("seconds", 1))
+        )
         broken = sum("failed" in record for record in seeds)
         held = row["summary"]
         shown = (
@@ -847,7 +863,7 @@ def report(content: Mapping[str, Any]) -> str:
         )
         lines.append(
             f"{TITLES[row['model']]:31s}{row['settings']['dim']:4d}{score['mean']:9.4f} ± {score['std']:.3f}"
-            f"{rank['mean']:10.2f} ± {rank['std']:5.2f}{curvature:11.3f}{seconds:8.1f}"
+            f"{rank['mean']:10.2f} ± {rank['std']:5.2f}{curvature:>11s}{seconds:>8s}"
             + shown
             + (f"  {broken} of {len(seeds)} broke (nan); scores from the last checkpoint" if broken else "")
         )
@@ -974,8 +990,11 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
         "versions": runs.versions(),
         "known": arguments.known,
         "rule": f"measured after the last epoch; of several learning rates the one with the best {chooser} of seed 0",
-        "rows": [along_edges(hierarchy, links)] if "edges" in models else [],
+        "rows": [],
     }
+    if "edges" in models:
+        content["rows"].append(along_edges(hierarchy, links, settings_of[dims[0]].sample))
+        base.write_json("table.json", content)
     models = [model for model in models if model != "edges"]
     for dim, settings in settings_of.items():
         for model in models:

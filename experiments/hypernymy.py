@@ -262,8 +262,9 @@ def train(
 
 def edges(task: Task) -> float:
     """F1 of the answer that follows the known pairs: nothing is trained, and no threshold is chosen."""
-    reached = hierarchy.KnownEdges(task.known).steps.isfinite()
-    return scores.detection(reached[*task.test[0]], task.test[1])["f1"]
+    (child, parent), true = task.test
+    reached = hierarchy.KnownEdges(task.known).listed(child.flatten(), parent.reshape(-1, 1)).isfinite()
+    return scores.detection(reached.view_as(true), true)["f1"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -288,10 +288,43 @@ def test_known_edges_lead_to_every_ancestor() -> None:
     tree = random_tree(50, seed=5)
     row = along_edges(tree, held_out(tree, 0.2))
     assert row["summary"]["mrr"]["mean"] == row["summary"]["hits10"]["mean"] == 1.0
-    steps = KnownEdges(held_out(tree, 0.0).known).steps
+    steps = KnownEdges(held_out(tree, 0.0).known).pairwise(torch.arange(50))
     deep = int((tree.ancestors >= 0).sum(1).argmax())
     # Through parents alone, ancestors come one after the other.
     assert sorted(steps[deep][tree.ancestors[deep]].tolist()) == list(range(1, tree.ancestors.shape[1] + 1))
+
+
+def test_known_edges_are_counted_along_the_shortest_way() -> None:
+    known = held_out(random_tree(40, seed=6), 0.3).known
+    space, rows, others = KnownEdges(known), torch.randint(40, (7,)), torch.randint(40, (7, 3))
+    steps = torch.full((40, 40), torch.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    steps[*known.closure] = 1.0
+    for between in range(40):
+        steps = torch.minimum(steps, steps[:, between, None] + steps[between])
+    torch.testing.assert_close(space.pairwise(rows), steps[rows], rtol=0, atol=0)
+    torch.testing.assert_close(space.listed(rows, others), steps[rows[:, None], others], rtol=0, atol=0)
+
+
+def test_known_edges_of_many_nodes_need_no_table_of_all_pairs() -> None:
+    n = 200_000
+    pairs = torch.stack([torch.arange(1, n), torch.arange(1, n) // 50])
+    space = KnownEdges(Hierarchy("wide", pairs, [""] * n))
+    assert space.listed(torch.tensor([n - 1]), torch.tensor([[0, n - 1, 1]])).tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_every_model_stands_in_one_table_and_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [*MODELS, "edges"]
+    assert main([*QUICK, "--epochs", "1", "--models", *models, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "nan" not in said
+    assert all(example.TITLES[model] in said for model in models)
+    assert (tmp_path / "run" / "table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_known_edges_alone_leave_a_table(tmp_path: Path) -> None:
+    assert main([*QUICK, "--models", "edges", "--out", str(tmp_path / "run")]) == 0
+    content = json.loads((tmp_path / "run" / "table.json").read_text())
+    assert [row["model"] for row in content["rows"]] == ["edges"]
 
 
 def test_a_bias_is_added_to_the_node_that_is_ranked() -> None:
