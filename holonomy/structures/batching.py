@@ -28,7 +28,8 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     Raises:
         TypeError: if a graph is no mapping, or holds something else than tensors.
-        ValueError: if there is no graph, or one lacks what the first one has.
+        ValueError: if there is no graph, one lacks what the first one has or has it in another shape, or an edge (on a
+            CPU) names a node that its graph does not have.
 
     >>> edge = torch.tensor([[0, 1], [1, 0]])
     >>> batch = join_graphs([{"x": torch.ones(2, 1), "edge_index": edge}] * 2)
@@ -43,11 +44,18 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for graph in graphs:
         for name in graphs[0]:
             checks.tensor(name, graph[name])
+            if graph[name].shape[1:] != graphs[0][name].shape[1:] and name != "edge_index":
+                shapes = [tuple(graph[name].shape) for graph in (graphs[0], graph)]
+                raise ValueError(f"{name} must have one shape in all graphs but for its first axis, got {shapes}.")
     sizes = [graph["x"].shape[0] for graph in graphs]
     joined: dict[str, Tensor] = {}
     for name, first in graphs[0].items():
         every = [graph[name] for graph in graphs]
         if name == "edge_index":
+            # Here: once the graphs are one, it would be an edge to a node of another.
+            for edges, size in zip(every, sizes, strict=True):
+                if checks.costs_nothing_to_read(edges):
+                    checks.edges(edges, size)
             starts = accumulate(sizes[:-1], initial=0)
             joined[name] = torch.cat([edges.long() + start for edges, start in zip(every, starts, strict=True)], 1)
         else:

@@ -221,6 +221,8 @@ def _holds(dtype: torch.dtype, largest: int) -> bool:
 
 def incoming_of(graph: Graph | Neighbours) -> Neighbours:
     """The sources of the edges to each node."""
+    if not isinstance(graph, Graph | Neighbours):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"graph must be a Graph or Neighbours, got {type(graph).__name__}.")
     return graph.incoming if isinstance(graph, Graph) else graph
 
 
