@@ -193,7 +193,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
     """Build the model, untrained; return it with its settings, its molecules and the name of their set."""
     if arguments.run is None:
         settings = molecules.QUESTION.settings_for("generated", options.given_settings(arguments, molecules.Settings))
-        options.positive(settings, "hidden", "layers", "heads", "lr", "clip", "batch", "epochs")
+        options.check(settings, "lr", "clip")
         data = molecules.load("generated", None, settings, 0)
         return comparisons.built(molecules.QUESTION, "csa-rings", settings, data)[0], settings, data, "generated"
     path = arguments.run / "part-seed-0.model.pt"

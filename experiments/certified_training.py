@@ -151,7 +151,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=int, metavar="N", help="of training (default that of experiments.node_classification)")
     add(
         "--train-share",
-        type=float,
+        type=options.number,
         default=0.1,
         metavar="X",
         help="radius that is trained, over the norm (default 0.1)",

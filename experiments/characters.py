@@ -48,7 +48,7 @@ class Settings(comparisons.Settings):
     lr: float = option("largest learning rate", default=0.003)
     weight_decay: float = option("weight decay", default=0.0)
     batch: int = option("texts of a step", default=16)
-    length: int = option("characters of a text", default=32)
+    length: int = option("characters of a text", default=32, least=2)
     texts: int = option("to train on", default=8000)
     tests: int = option("texts to validate, and as many to test", default=1000)
 

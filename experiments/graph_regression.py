@@ -66,8 +66,8 @@ class Settings(comparisons.Settings):
     layers: int = option("layers", default=3)
     epochs: int = option("epochs", default=20)
     identifier: int = option("width of TokenGT's node identifiers", default=16)
-    train: int = option("training molecules, the first ones; 0 takes all", default=1000)
-    tests: int = option("molecules to validate with, and as many to test; 0 takes all", default=500)
+    train: int = option("training molecules, the first ones; 0 takes all", default=1000, least=0)
+    tests: int = option("molecules to validate with, and as many to test; 0 takes all", default=500, least=0)
 
 
 @functools.lru_cache(maxsize=1)

@@ -886,9 +886,20 @@ def parser() -> argparse.ArgumentParser:
     )
     choices = [*MODELS, "edges"]
     add("--models", nargs="+", choices=choices, metavar="MODEL", help=f"run these instead, of {', '.join(choices)}")
-    add("--known", type=float, metavar="X", help="share of the ancestors beyond parents to learn from (default all)")
+    add(
+        "--known",
+        type=options.number,
+        metavar="X",
+        help="share of the ancestors beyond parents to learn from (default all)",
+    )
     add("--seeds", type=int, default=1, metavar="N", help="run seeds 0 .. N-1 (default 1)")
-    add("--lrs", type=float, nargs="+", metavar="X", help="several learning rates: the best MAP of seed 0 is taken")
+    add(
+        "--lrs",
+        type=options.number,
+        nargs="+",
+        metavar="X",
+        help="several learning rates: the best MAP of seed 0 is taken",
+    )
     options.add_folder(out, "runs/hierarchy-DATASET-MODEL", checkpoint_every=None)
     add("--json", type=Path, metavar="FILE", help="at the end also write the table there, without the histories")
     add("--checkpoint-every", type=int, metavar="K", help="epochs between checkpoints (default 10; nouns 1)")
@@ -903,13 +914,13 @@ def parser() -> argparse.ArgumentParser:
         if field.name in {"dim", "temperature", "sparse"}:
             continue
         kind = type(field.default)
-        flag = f"--{field.name.replace('_', '-')}"
-        group.add_argument(flag, type=kind, metavar="X", help=f"default {field.default}")
+        flag, text = f"--{field.name.replace('_', '-')}", f"default {field.default}"
+        group.add_argument(flag, type=options.number if kind is float else kind, metavar="X", help=text)
     about = "move only the points that a batch names, of hyperbolic models with sampled negatives"
     group.add_argument("--sparse", action="store_true", default=None, help=about)
     group.add_argument(
         "--temperature",
-        type=float,
+        type=options.number,
         nargs=2,
         metavar=("T0", "T1"),
         help=f"default {' '.join(map(str, Settings().temperature))}",

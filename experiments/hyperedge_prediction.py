@@ -55,7 +55,7 @@ class Settings(comparisons.Settings):
     dropout: float = option("dropout of the nodes' embeddings", default=0.1)
     batch: int = option("positives in a batch", default=256)
     epochs: int = option("epochs", default=30)
-    head: int = option("hidden layers of the MLP on what a triple has become", default=1)
+    head: int = option("hidden layers of the MLP on what a triple has become", default=1, least=0)
     sums: Literal["coupled", "decoupled"] = option(
         "kernel attention: exact classes, or HOT eq. 21", default="decoupled"
     )

@@ -338,7 +338,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, default=300, metavar="N", help="size of the generated tree (default 300)")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL", help=f"of {', '.join(MODELS)}")
     add(
-        "--shares", type=float, nargs="+", default=list(SHARES), metavar="X", help="of the other pairs known, up to 0.5"
+        "--shares",
+        type=options.number,
+        nargs="+",
+        default=list(SHARES),
+        metavar="X",
+        help="of the other pairs known, up to 0.5",
     )
     add("--dims", type=int, nargs="+", default=[2, 5, 10], metavar="D", help="numbers a node (default 2 5 10)")
     add("--seeds", type=int, default=3, metavar="N", help="seeds 0 .. N-1 (default 3)")

@@ -48,8 +48,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from experiments.data.best_accuracy import LEAST, best_accuracies
 from experiments.data.large_graphs import STEPS, TEST, TRAIN, VALID, About, Rows, generate
 from experiments.data.ogb import convert, source_of
+from experiments.engine import options
 from experiments.engine.options import RefusedError, guarded
-from experiments.engine.runs import commit
+from experiments.engine.runs import StaleError, commit, use_machine
 from experiments.engine.scores import roc_auc
 from experiments.models.at_scale import MODELS, OF_ROWS, TRANSFORMERS, build, files_of, parameters
 from holonomy.distributed import stream, stream_backward, sum_gradients
@@ -130,8 +131,9 @@ class Work:
         files = files_of(args.model, STEPS, graph=of_graph)
         torch.manual_seed(args.seed)
         sizes = self.about.features * len(files), args.hidden, self.about.outputs, args.layers
-        self.model = build(args.model, *sizes, graph=of_graph).to(args.device)
-        self.optimizer = RiemannianAdam(self.model.parameters(), lr=lr)
+        with options.of_the_command():
+            self.model = build(args.model, *sizes, graph=of_graph).to(args.device)
+            self.optimizer = RiemannianAdam(self.model.parameters(), lr=lr)
         self.chunks = Rows(folder, files, rows, args.chunk if args.mode in FROM_FILES else len(rows), args.device)
         whole = self.about.mapped(folder, "labels", "r"), self.about.mapped(folder, "split", "r")
         self.known = int((whole[0][whole[1] == TRAIN] >= 0).sum())
@@ -261,8 +263,11 @@ def train(work: Work, name: str, group: dist.ProcessGroup | None) -> list[dict[s
     checkpoint, history = args.out / f"{name}.pt", []
     if args.resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
-        work.model.load_state_dict(state["model"])
-        work.optimizer.load_state_dict(state["optimizer"])
+        try:
+            work.model.load_state_dict(state["model"])
+            work.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise StaleError(f"{checkpoint} does not fit this model ({str(error).splitlines()[0]})") from None
         torch.set_rng_state(state["random"])
         history = state["history"]
     for epoch in range(len(history), args.epochs):
@@ -328,7 +333,7 @@ def known(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Parse the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options.parser("experiments.large_graph", __doc__ or "")
     add = parser.add_argument
     add("--mode", choices=MODES, default="whole", help="default %(default)s")
     add("--model", choices=MODELS, default="hypformer", help="default %(default)s")
@@ -351,7 +356,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     add("--split", metavar="NAME", help="which of the splits in that folder, if it has several")
     add("--neighbours", type=int, nargs="+", default=[10, 5], metavar="N", help="drawn in each step (default 10 5)")
-    add("--lr", type=float, nargs="+", default=[0.01], metavar="X", help="learning rates to try (default 0.01)")
+    add(
+        "--lr", type=options.number, nargs="+", default=[0.01], metavar="X", help="learning rates to try (default 0.01)"
+    )
     add("--device", default="cpu", help="cpu, cuda, cuda:1 (default cpu)")
     add("--out", type=Path, default=Path("runs/large_graph"), metavar="FOLDER", help="data, checkpoints, results")
     add("--resume", action="store_true", help="go on where a run of this mode and size stopped")
@@ -369,6 +376,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         parser.error(f"--mode must be rows, stream or batches for {args.model}, which reads no edges, got {args.mode}")
     if args.model == "gcn" and args.mode not in OF_GRAPHS:
         parser.error(f"--mode must be whole, partitions or neighbours for gcn, which reads edges, got {args.mode}")
+    options.at_least_one(args, "nodes", "epochs", "every", "parts", "batch", "chunk", "hidden", "layers")
+    if min(args.neighbours) < 1:
+        raise RefusedError(f"--neighbours must be at least 1, got {args.neighbours}")
+    use_machine(None, args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.mode == "bayes":
         return known(args)

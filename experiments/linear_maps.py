@@ -29,7 +29,7 @@ import matplotlib as mpl
 import torch
 from torch import Tensor, nn
 
-from experiments.engine import plots, runs, tables
+from experiments.engine import options, plots, runs, tables
 from experiments.engine.options import RefusedError
 from holonomy.layers import HTC, LorentzPLFC, TangentLinear
 from holonomy.manifolds import Lorentz
@@ -212,10 +212,23 @@ def _cell(cell: dict[str, Any], content: dict[str, Any]) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give the parser what this script asks."""
     add = parser.add_argument
-    add("--rapidities", type=float, nargs="+", default=[2, 3, 4, 5, 6], metavar="R", help="of targets (2 3 4 5 6)")
+    add(
+        "--rapidities",
+        type=options.number,
+        nargs="+",
+        default=[2, 3, 4, 5, 6],
+        metavar="R",
+        help="of targets (2 3 4 5 6)",
+    )
     add("--problems", type=int, default=10, metavar="N", help="points and targets (default 10)")
     add("--most", type=int, default=2000, metavar="N", help="steps of a problem (default 2000)")
-    add("--rates-at", type=float, default=3, metavar="R", help="rapidity at which rates are compared (default 3)")
+    add(
+        "--rates-at",
+        type=options.number,
+        default=3,
+        metavar="R",
+        help="rapidity at which rates are compared (default 3)",
+    )
 
 
 def config(arguments: argparse.Namespace) -> dict[str, Any]:

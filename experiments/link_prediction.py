@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.data import datasets, transfers
-from experiments.engine import runs, tables
+from experiments.engine import options, runs, tables
 from experiments.engine.scores import average_precision, roc_auc
 from experiments.models.baselines import MLP
 from experiments.models.message_passing import Kind, MessagePassing
@@ -234,8 +234,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=3, metavar="N", help="seeds 0 .. N-1 (default 3)")
     add("--epochs", type=int, default=500, metavar="N", help="at most (default 500)")
     add("--patience", type=int, default=100, metavar="N", help="epochs without improvement (default 100)")
-    add("--rates", type=float, nargs="+", default=list(RATES), metavar="X", help=f"searched (default {RATES})")
-    add("--dropouts", type=float, nargs="+", default=list(DROPOUTS), metavar="X", help=f"(default {DROPOUTS})")
+    add("--rates", type=options.number, nargs="+", default=list(RATES), metavar="X", help=f"searched (default {RATES})")
+    add("--dropouts", type=options.number, nargs="+", default=list(DROPOUTS), metavar="X", help=f"(default {DROPOUTS})")
 
 
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:

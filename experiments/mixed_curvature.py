@@ -221,7 +221,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--points", type=int, default=16, metavar="N", help="of each data set (default 16)")
     add(
         "--noises",
-        type=float,
+        type=options.number,
         nargs="+",
         default=[0.05],
         metavar="X",

@@ -80,10 +80,10 @@ class Settings(encoded_graphs.Settings):
     layers: int = option("layers", default=3)
     lr: float = option("largest learning rate", default=0.002)
     weight_decay: float = option("weight decay of AdamW", default=0.00001)
-    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=30000)
+    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=30000, least=0)
     epochs: int = option("epochs", default=10)
-    train: int = option("training molecules, the first ones; 0 takes all", default=500)
-    tests: int = option("molecules to validate with, and as many to test; 0 takes all", default=200)
+    train: int = option("training molecules, the first ones; 0 takes all", default=500, least=0)
+    tests: int = option("molecules to validate with, and as many to test; 0 takes all", default=200, least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def load(dataset: str, folder: Path | None, settings: Settings, seed: int) -> Da
     encoded, splits = _encoded(dataset, folder, settings.train, settings.tests, settings.steps)
     train, val, test = splits[seed % len(splits)]
     y = encoded.graphs.y.double()
-    mean, deviation = float(y[train].mean()), float(y[train].std())
+    mean, deviation = graph_sets.moments(y[train])
     scaled = dataclasses.replace(encoded.graphs, y=((y - mean) / deviation).float())
     metric = "RMSE" if dataset == "esol" else "MAE"
     return Data(dataclasses.replace(encoded, graphs=scaled), train, val, test, mean, deviation, metric)

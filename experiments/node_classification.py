@@ -141,8 +141,7 @@ def settings_for(dataset: str, model: str, given: Mapping[str, Any] | None = Non
     table = DEFAULTS.get(dataset, {})
     own = table.get("gcn" if model in OF_NEIGHBOURS else model, {})
     settings = Settings(**{**table.get("all", {}), **own, **(given or {})})
-    options.positive(settings, "hidden", "layers", "heads", "feedforward", "graph_layers", "graph_hidden", "neighbours")
-    options.positive(settings, "lr", "epochs", "patience")
+    options.check(settings, "lr")
     return settings
 
 

@@ -287,7 +287,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--species", type=int, default=96, metavar="N", help="of each tree (default 96)")
     add("--sites", type=int, default=600, metavar="N", help="letters of a gene (default 600)")
     add("--genes", type=int, default=1, metavar="N", help="of each species (default 1)")
-    add("--transfers", type=float, default=0.0, metavar="T", help="a gene between root and leaf (default 0)")
+    add("--transfers", type=options.number, default=0.0, metavar="T", help="a gene between root and leaf (default 0)")
     add("--dims", type=int, nargs="+", default=[2, 3, 5, 8, 16, 32], metavar="D", help="(default 2 3 5 8 16 32)")
     add("--bodies", nargs="+", choices=list(TITLES), default=["mlp", "hypformer"], help="(default mlp hypformer)")
     add("--metrics", nargs="+", choices=METRICS, default=list(METRICS), help="of points (default all)")

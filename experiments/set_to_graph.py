@@ -44,7 +44,7 @@ from torch.nn import functional
 from experiments.data import jets
 from experiments.data.datasets import both_directions
 from experiments.engine import comparisons, plots, runs
-from experiments.engine.options import option
+from experiments.engine.options import RefusedError, option
 from experiments.engine.scores import best_f1, detection
 from experiments.models.message_passing import MessagePassing, mlp
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork
@@ -65,7 +65,7 @@ class Settings(comparisons.Settings):
     layers: int = option("layers; the last one goes from points to pairs", default=3)
     batch: int = option("sets in a batch", default=8)
     epochs: int = option("epochs", default=20)
-    train: int = option("training sets; of jets 0 takes all", default=500)
+    train: int = option("training sets; of jets 0 takes all", default=500, least=0)
     tests: int = option("sets to validate with, and as many to test", default=100)
     random_features: int = option("random features a head of kernel attention has", default=64)
     sums: Literal["coupled", "decoupled"] = option(
@@ -145,11 +145,15 @@ def _jets(folder: Path | None, train: int, tests: int) -> Data:
         )
         for seed, (part, most) in enumerate(sizes.items())
     }
+    if not (whole["test"].flavour == 5).any():
+        raise RefusedError(f"--tests must be so many that a jet of a bottom quark is among them, got {tests}")
     return Data(**{part: PointSets(*jets.scaled(one, like=whole["train"])) for part, one in whole.items()})
 
 
 def load(dataset: str, folder: Path | None, settings: Settings, _: int) -> Data:
     """Draw the point sets, or read the jets."""
+    if dataset != "jets" and not settings.train:
+        raise RefusedError(f"--train must be at least 1 for {dataset}, got 0")
     if dataset.startswith("jets"):
         if dataset == "jets" and folder is None:
             raise FileNotFoundError(f"jets are read from {jets.FILES['train']}: say where it lies with --data FOLDER")

@@ -182,7 +182,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--nodes", type=int, nargs="+", default=[48], metavar="N", help="nodes of the tree (default 48)")
     add("--dims", type=int, nargs="+", default=[2, 3, 5], metavar="D", help="numbers a node (default 2 3 5)")
-    add("--shares", type=float, nargs="+", default=[1.0, 0.5], metavar="X", help="of the pairs known (default 1 0.5)")
+    add(
+        "--shares",
+        type=options.number,
+        nargs="+",
+        default=[1.0, 0.5],
+        metavar="X",
+        help="of the pairs known (default 1 0.5)",
+    )
     add("--seeds", type=int, default=3, metavar="N", help="trees 0 .. N-1 (default 3)")
     add("--steps", type=int, default=400, metavar="N", help="of training (default 400)")
 

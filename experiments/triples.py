@@ -59,7 +59,9 @@ class Settings(comparisons.Settings):
     steps: int = option("k, the steps from a token of path sparse attention", default=8)
     tokens: int = option("tokens of a sequence", default=12)
     modulus: int = option("m, the number of residues", default=29)
-    blanks: int = option("tokens of a sequence that carry no residue and have no label, at random places", default=0)
+    blanks: int = option(
+        "tokens of a sequence that carry no residue and have no label, at random places", default=0, least=0
+    )
     pool: int = option("different residues that a sequence is drawn from", default=6)
     sequences: int = option("training sequences", default=16000)
     tests: int = option("sequences to validate, and as many to test", default=1000)

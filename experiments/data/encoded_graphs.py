@@ -27,8 +27,8 @@ from holonomy.structures import batches_by_size
 class Settings(comparisons.Settings):
     """Hyper-parameters of a comparison of models of one size."""
 
-    steps: int = option("steps of the random walks", default=20)
-    walk_features: int = option("channels of a node for the walks that return to it", default=16)
+    steps: int = option("steps of the random walks", default=20, least=0)
+    walk_features: int = option("channels of a node for the walks that return to it", default=16, least=0)
     attention_dropout: float = option("share of pairs dropped from the attention", default=0.0)
     share_edges: bool = option("one map of pairs for all layers", default=True)
 

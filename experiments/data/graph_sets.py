@@ -228,11 +228,16 @@ class Parts:
     @classmethod
     def cut(cls, graphs: GraphSet, parts: Sequence[Tensor], identifier: int) -> Parts:
         """Cut, standardise, and give the nodes identifiers of this width."""
-        y = graphs.y[parts[0]].double()
-        mean, deviation = float(y.mean()), float(y.std())
+        mean, deviation = moments(graphs.y[parts[0]])
         scaled = dataclasses.replace(graphs, y=((graphs.y.double() - mean) / deviation).float())
         train, val, test = (scaled.subset(part).identified(identifier) for part in parts)
         return cls(train, val, test, mean, deviation)
+
+
+def moments(y: Tensor) -> tuple[float, float]:
+    """Return mean and standard deviation of a property; 1 for the deviation where there is none to divide by."""
+    y = y.double()
+    return float(y.mean()), (float(y.std()) if len(y) > 1 else 0.0) or 1.0
 
 
 def read_molecules(dataset: str, folder: Path | None, train: int, tests: int) -> tuple[GraphSet, list[list[Tensor]]]:

@@ -52,7 +52,7 @@ class Settings:
     clip: float = option("largest norm of the gradient", default=1.0)
     batch: int = option("examples in a batch", default=32)
     epochs: int = option("epochs", default=20)
-    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=0)
+    budget: int = option("parameters of every model, none has more; 0 gives all --hidden", default=0, least=0)
 
 
 SEARCHED = tuple(field.name for field in dataclasses.fields(Settings) if field.name != "budget")
@@ -431,7 +431,7 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
         for values in itertools.product(*several.values())
     ]
     for settings in tried:
-        options.positive(settings, "hidden", "layers", "heads", "lr", "clip", "batch", "epochs")
+        options.check(settings, "lr", "clip")
         if not 0 <= settings.dropout <= 1:
             raise RefusedError(f"--dropout must lie in [0, 1], got {settings.dropout}")
     runs.check_result(arguments.json, overwrite=arguments.overwrite)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import sys
 import traceback
 import typing
@@ -21,9 +22,17 @@ class RefusedError(ValueError):
     """What was asked for cannot be done; the message is one sentence for whoever typed the command."""
 
 
-def option(text: str, *, default: Any) -> Any:
-    """Return a dataclass field that is also a command-line option."""
-    return dataclasses.field(default=default, metadata={"help": text})
+def option(text: str, *, default: Any, least: int = 1) -> Any:
+    """Return a dataclass field that is also a command-line option; ``least`` is the smallest of whole numbers."""
+    return dataclasses.field(default=default, metadata={"help": text, "least": least})
+
+
+def number(word: str) -> float:
+    """Read a number; JSON, in which every run says what it is, has none for infinity and nan."""
+    value = float(word)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be finite, got {word}")
+    return value
 
 
 def add_settings(
@@ -49,7 +58,7 @@ def add_settings(
             group.add_argument(flag, choices=typing.get_args(kind), help=text)
         else:
             metavar, nargs = "N" if kind is int else "X", "+" if field.name in several else None
-            group.add_argument(flag, type=kind, nargs=nargs, metavar=metavar, help=text)
+            group.add_argument(flag, type=number if kind is float else kind, nargs=nargs, metavar=metavar, help=text)
 
 
 def parser(module: str, about: str, more: str = "") -> argparse.ArgumentParser:
@@ -98,8 +107,13 @@ def at_least_one(arguments: argparse.Namespace, *names: str) -> None:
             raise RefusedError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
-def positive(settings: object, *names: str) -> None:
-    """Refuse hyper-parameters of these names that are not above 0."""
+def check(settings: Any, *names: str) -> None:
+    """Refuse hyper-parameters of these names that are not above 0, and whole numbers below their least."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if type(value) is int and value < field.metadata["least"]:
+            flag = field.name.replace("_", "-")
+            raise RefusedError(f"--{flag} must be at least {field.metadata['least']}, got {value}")
     for name in names:
         if not getattr(settings, name) > 0:
             raise RefusedError(f"--{name.replace('_', '-')} must be positive, got {getattr(settings, name)}")
@@ -110,7 +124,7 @@ def of_the_command() -> Iterator[None]:
     """Refuse hyper-parameters that a constructor of this library or of torch refuses; other errors pass."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:  # torch's own attention asserts
         raised_in = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
         if raised_in.partition(".")[0] in {"holonomy", "torch"}:
             raise RefusedError(str(error)) from error

@@ -283,7 +283,7 @@ def test_a_run_stopped_within_a_seed_goes_on_in_the_same_bits(tmp_path: Path) ->
     [
         (["--dataset", "absent"], 2, "there is no file absent.npz"),
         (["--seeds", "0"], 2, "--seeds must be at least 1, got 0"),
-        (["--epochs", "0"], 2, "--epochs must be positive, got 0"),
+        (["--epochs", "0"], 2, "--epochs must be at least 1, got 0"),
         (["--lr", "-1"], 2, "--lr must be positive, got -1.0"),
         (["--models", "broken"], 1, "the loss is nan at epoch 1"),
     ],

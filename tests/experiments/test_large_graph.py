@@ -11,6 +11,7 @@ import torch
 
 from experiments.data.best_accuracy import beliefs, best_accuracies
 from experiments.data.large_graphs import ALIKE, CLASSES, RUN, Rows, generate
+from experiments.engine.options import RefusedError
 from experiments.large_graph import main
 from experiments.models.at_scale import MODELS, SimpleAttention, build
 from tests.distributed.launch import launch
@@ -149,3 +150,25 @@ def test_what_a_model_does_not_read_is_no_mode_of_it(model, mode, said, capsys):
     with pytest.raises(SystemExit):
         main(["--mode", mode, "--model", model])
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *((f"--{name} 0", f"--{name} must be at least 1, got 0") for name in ("nodes", "epochs", "every", "parts")),
+        *((f"--{name} 0", f"--{name} must be at least 1, got 0") for name in ("batch", "chunk", "hidden", "layers")),
+        ("--mode neighbours --neighbours 3 0", r"--neighbours must be at least 1, got \[3, 0\]"),
+        ("--lr -1", "lr must be finite and not negative"),
+        ("--hidden 3", "features must be a multiple of heads"),
+        ("--device nowhere", "--device nowhere cannot be used here"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(folder, words, said):
+    with pytest.raises(RefusedError, match=said):
+        main(["--nodes", "600", "--out", str(folder), *words.split()])
+
+
+def test_a_checkpoint_of_another_width_is_refused(folder):
+    ran(folder, "whole", epochs=1)
+    with pytest.raises(RefusedError, match=r"whole-600\.pt does not fit this model"):
+        ran(folder, "whole", "--hidden", "16", "--resume", epochs=2)

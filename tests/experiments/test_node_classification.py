@@ -387,7 +387,7 @@ def test_every_ablation_runs(tmp_path: Path, ablation: str) -> None:
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--ablate", "softmax", "--baseline", "gcn"], "leave --baseline out"),
         (["--curvature", "1.0"], "curvature"),
-        (["--epochs", "0"], "--epochs must be positive, got 0"),
+        (["--epochs", "0"], "--epochs must be at least 1, got 0"),
         (["--ablate", "no-graph", "no-transformer"], "graph_encoder"),
         (["--hidden", "8", "--heads", "3"], "heads"),
         (["--average", "1"], "average must lie in [0, 1), got 1.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 from pathlib import Path
@@ -81,7 +82,63 @@ def test_a_width_of_zero_is_refused_by_the_name_of_the_option(
 ) -> None:
     main = importlib.import_module(f"experiments.{name}").main
     assert main([*COMMANDS[name].split(), "--hidden", "0", "--out", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == "error: --hidden must be positive, got 0\n"
+    assert capsys.readouterr().err == "error: --hidden must be at least 1, got 0\n"
+
+
+QUESTIONS = {
+    name: module.QUESTION
+    for name in SHARED
+    if hasattr(module := importlib.import_module(f"experiments.{name}"), "QUESTION")
+}
+COUNTS = [
+    (name, field.name.replace("_", "-"), field.metadata["least"])
+    for name, question in QUESTIONS.items()
+    for field in dataclasses.fields(question.settings)
+    if isinstance(field.default, int) and not isinstance(field.default, bool)
+]
+
+
+@pytest.mark.parametrize(("name", "flag", "least"), COUNTS)
+def test_a_count_below_its_least_is_refused_by_the_name_of_the_option(
+    name: str, flag: str, least: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*COMMANDS[name].split(), f"--{flag}", str(least - 1), "--out", str(tmp_path / "run")]
+    assert comparisons.main(QUESTIONS[name], words) == 2
+    assert capsys.readouterr().err == f"error: --{flag} must be at least {least}, got {least - 1}\n"
+
+
+COMMON = {field.name for field in dataclasses.fields(comparisons.Settings)}
+
+
+@pytest.mark.parametrize(("name", "flag", "least"), [row for row in COUNTS if row[1].replace("-", "_") not in COMMON])
+def test_a_count_at_its_least_is_trained_with_or_refused(
+    name: str, flag: str, least: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*COMMANDS[name].split(), "--seeds", "1", "--epochs", "1", f"--{flag}"]
+    # Of molecules 0 takes all.
+    words.append(str(1 if flag in {"train", "tests"} else least))
+    code = comparisons.main(QUESTIONS[name], [*words, "--out", str(tmp_path / "run")])
+    said = capsys.readouterr().err
+    assert (code, said) == (0, "") or (code == 2 and said.count("\n") == 1)
+
+
+class ShownError(Exception):
+    """The parser of a script, instead of what it parses."""
+
+
+@pytest.mark.parametrize("name", [*SHARED, "large_graph"])
+def test_no_option_takes_a_number_that_json_does_not_have(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def show(parser: argparse.ArgumentParser, *_: object) -> None:
+        raise ShownError(parser)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", show)
+    with pytest.raises(ShownError) as caught:
+        importlib.import_module(f"experiments.{name}").main([])
+    for action in caught.value.args[0]._actions:
+        if action.type is not None and isinstance(action.type("1"), float):
+            for word in ("nan", "inf", "-inf"):
+                with pytest.raises(argparse.ArgumentTypeError, match="must be finite"):
+                    action.type(word)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +146,8 @@ def test_a_width_of_zero_is_refused_by_the_name_of_the_option(
     [
         ("long_range_chains", ["--weight-decay", "-1"]),
         ("long_range_chains", ["--hidden", "7"]),
+        ("digits", ["--models", "flat", "--hidden", "6", "--heads", "4"]),
+        ("set_to_graph", ["--dataset", "jets-generated", "--tests", "1"]),
         ("node_classification", ["--dropout", "2"]),
         ("node_classification", ["--average", "1"]),
         ("node_classification", ["--baseline", "knn", "--neighbours", "1000"]),
