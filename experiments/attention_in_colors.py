@@ -42,6 +42,7 @@ from holonomy.models import ChromaticGraphTransformer
 ATOMS: dict[str, tuple[str, ...]] = {
     "zinc": ("C", "O", "N", "F", "C", "S", "Cl", "O⁻", "N⁺", "Br", "N⁺", "N⁺", "N⁺", "N⁻", "S⁻", "I", "P", "O⁺", "N⁻",
              "O⁺", "S⁺", "P", "P", "C⁻", "P⁺", "S⁺", "C⁻", "P⁺"),
+    "qm9": ("C", "N", "O", "F"),
     "esol": ("C", "N", "O", "F", "P", "S", "Cl", "Br", "I"),
     "generated": ("A", "B", "C", "D"),
 }  # fmt: skip

@@ -94,6 +94,10 @@ def test_maps_are_distributions_of_the_molecule_that_is_asked_for() -> None:
     assert not torch.allclose(seen.maps, attention(network, data, 2, 0).maps)
 
 
+def test_atoms_of_every_set_of_molecules_have_names() -> None:
+    assert ATOMS.keys() == molecules.QUESTION.datasets.keys()
+
+
 def test_a_small_model_is_trained_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--out", str(tmp_path), "--channels", "2"]) == 0
     with Image.open(tmp_path / "channels.png") as picture:
