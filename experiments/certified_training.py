@@ -195,7 +195,7 @@ SCRIPT = tables.Script(
     compute=compute,
     text=text,
     folder="runs/certified_training-{dataset}",
-    at_least_one=("seeds", "measured", "draws"),
+    at_least_one=("seeds", "epochs", "measured", "draws"),
     cpu_only=True,
 )
 

@@ -938,7 +938,7 @@ def settings_for(arguments: argparse.Namespace, dim: int) -> Settings:
     settings = Settings(**chosen)
     positive = {"dims": dim, "epochs": settings.epochs, "batch": settings.batch, "lr": settings.lr}
     positive |= {"std": settings.std, "temperature": min(settings.temperature)}
-    positive |= {"evaluate-every": settings.evaluate_every}
+    positive |= {"evaluate-every": settings.evaluate_every, "lrs": min(arguments.lrs or [settings.lr])}
     for name, value in positive.items():
         if not value > 0:
             raise RefusedError(f"--{name} must be positive, got {value}")

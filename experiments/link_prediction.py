@@ -238,6 +238,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--dropouts", type=options.number, nargs="+", default=list(DROPOUTS), metavar="X", help=f"(default {DROPOUTS})")
 
 
+def config(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tells one run from another."""
+    if not min(arguments.rates) > 0:
+        raise options.RefusedError(f"--rates must be positive, got {arguments.rates}")
+    if not all(0 <= dropout <= 1 for dropout in arguments.dropouts):
+        raise options.RefusedError(f"--dropouts must lie in [0, 1], got {arguments.dropouts}")
+    return {name: getattr(arguments, name) for name in ("dataset", "epochs", "patience")}
+
+
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     """A row for each model."""
     x, edges = load(arguments.dataset, arguments.data)
@@ -249,7 +258,7 @@ SCRIPT = tables.Script(
     module="experiments.link_prediction",
     about=__doc__ or "",
     options=add_options,
-    config=lambda arguments: {name: getattr(arguments, name) for name in ("dataset", "epochs", "patience")},
+    config=config,
     compute=compute,
     text=text,
     folder="runs/links-{dataset}",

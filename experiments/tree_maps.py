@@ -162,7 +162,10 @@ def paths(pairs: Pairs) -> float:
     ways[*pairs.known] = ways[*pairs.known.flip(0)] = pairs.hops[*pairs.known]
     for middle in range(len(ways)):
         ways = torch.minimum(ways, ways[:, middle, None] + ways[middle])
-    return float(pairs.errors(ways[*pairs.test], pairs.test).mean())
+    error = float(pairs.errors(ways[*pairs.test], pairs.test).mean())
+    if not math.isfinite(error):
+        raise options.RefusedError("--shares must be so large that known pairs join all nodes, in every tree")
+    return error
 
 
 def text(content: dict[str, Any]) -> str:
@@ -211,10 +214,13 @@ def row(nodes: int, share: float, dim: int, kind: str, errors: list[float], **mo
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     """A row for the shortest ways over known pairs, and one for each map of so many numbers a node."""
     rows: list[dict[str, Any]] = []
+    cases = list[tuple[int, float, list[Pairs], list[float]]]()
     for nodes, share in itertools.product(arguments.nodes, arguments.shares):
         grown = [transfers.hops(transfers.grown(np.random.default_rng(seed), nodes)) for seed in range(arguments.seeds)]
         lists = [runs.moved(Pairs.of(hops, seed, share), arguments.device) for seed, hops in enumerate(grown)]
-        rows.append(row(nodes, share, 0, "paths", [paths(pairs) for pairs in lists]))
+        cases.append((nodes, share, lists, [paths(pairs) for pairs in lists]))
+    for nodes, share, lists, ways in cases:
+        rows.append(row(nodes, share, 0, "paths", ways))
         for dim, kind in itertools.product(arguments.dims, MAPS):
             records = [
                 run.part(

@@ -44,6 +44,7 @@ def test_a_run_certifies_less_than_attacks_leave_and_is_resumed(
     assert capsys.readouterr().out == said
     assert main(["--draws", "30", "--out", str(tmp_path / "other")]) == 2
     assert main(["--train-share", "0", "--out", str(tmp_path / "other")]) == 2
+    assert main(["--epochs", "0", "--out", str(tmp_path / "other")]) == 2
 
 
 def test_a_run_takes_sparse_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

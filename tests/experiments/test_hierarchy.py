@@ -226,6 +226,7 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
         (["--dataset", "mammals", "--data", str(tmp_path)], "no file wordnet_mammals.npz"),
         (["--dims", "0"], "--dims must be positive"),
         (["--lr", "-1"], "--lr must be positive"),
+        (["--lrs", "0.1", "-1"], "--lrs must be positive"),
         (["--models", "fixed", "--baseline", "all"], "--models"),
         (["--sparse"], "--sparse needs --negatives"),
         (["--sparse", "--negatives", "5", "--models", "euclidean"], "got euclidean"),

@@ -77,3 +77,5 @@ def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.Ca
     assert {"commit", "threads"} <= content["versions"].keys()
     assert main([*words, "--dims", "1", "--overwrite"]) == 2
     assert "--dims must be at least 2" in capsys.readouterr().err
+    assert main([*words, "--shares", "0.01", "--overwrite"]) == 2
+    assert "--shares must be so large that known pairs join all nodes" in capsys.readouterr().err
