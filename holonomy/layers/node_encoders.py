@@ -83,7 +83,7 @@ class DegreeNodeEncoder(nn.Module):
         """
         checks.graph(x, edge_index, batch=batch)
         checks.last_axis("x", x, self.features, "features", self)
-        leaving, arriving = (self._degrees(end, len(x)) for end in edge_index)
+        leaving, arriving = (self._degrees(end, x.shape[0]) for end in edge_index)
         return x + self.incoming[arriving] + self.outgoing[leaving]
 
     def _degrees(self, end: Tensor, nodes: int) -> Tensor:
@@ -150,7 +150,7 @@ class RandomWalkNodeEncoder(nn.Module):
         gave, computed here if left out. Shapes that do not fit are a ValueError.
         """
         _check(self, x, edge_index, batch, encoding, steps=self.steps)
-        return x + self.linear(self.encode(edge_index, len(x)) if encoding is None else encoding)
+        return x + self.linear(self.encode(edge_index, x.shape[0]) if encoding is None else encoding)
 
 
 class LaplacianNodeEncoder(nn.Module):
@@ -216,7 +216,7 @@ class LaplacianNodeEncoder(nn.Module):
         :meth:`encode` gave for each graph, computed here if left out. Shapes that do not fit are a ValueError.
         """
         _check(self, x, edge_index, batch, encoding, count=self.count)
-        encoding = self.encode(edge_index, len(x), batch) if encoding is None else encoding
+        encoding = self.encode(edge_index, x.shape[0], batch) if encoding is None else encoding
         if self.training:
             encoding = perturb_identifiers(encoding, batch=batch)
         return x + self.linear(encoding)
@@ -235,6 +235,6 @@ def _check(
     checks.last_axis("x", x, encoder.features, "features", encoder.linear)
     if encoding is not None:
         ((meaning, count),) = width.items()
-        checks.shaped("encoding", encoding, (len(x), count), f"(nodes, {meaning}) = ")
+        checks.shaped("encoding", encoding, (x.shape[0], count), f"(nodes, {meaning}) = ")
         checks.last_axis("encoding", encoding, count, meaning, encoder.linear)
         checks.on_device(x.device, encoding=encoding)

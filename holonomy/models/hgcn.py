@@ -48,7 +48,10 @@ class HGCN(nn.Module):
         activation: between convolutions: a function of tangent vectors, or with ``"lgcn"`` of the points that enter the
             second and later linear maps.
         curvature: the initial curvature of every manifold.
-        learnable_curvature: whether the curvatures receive gradients.
+        learnable_curvature: whether the curvatures receive gradients. Where a logarithm at the origin follows an
+            exponential map there, the curvature has no effect, and its gradient is rounding: the last one with
+            ``"hgcn"`` and ``"hgat"``, ``level="node"`` and the linear decoder, the first one with
+            ``linear="tangent"``.
         level: what a row of the result belongs to, ``"node"`` (the default) or ``"graph"``. A model made without it and
             called with ``batch`` returns graphs in this release, with a FutureWarning.
         decoder: ``"linear"`` on the logarithm at the origin, ``"mlr"`` for hyperbolic multinomial logistic regression,

@@ -14,7 +14,17 @@ from torch.overrides import TorchFunctionMode
 from holonomy import layers, models
 from holonomy.layers import HigherOrderEncoderLayer
 from holonomy.structures import Hyperedges
-from tests.registry.graphs import BATCHED, MODELS, OF_GRAPHS, OF_HYPEREDGES, Graph, drawn_graph, drawn_hyperedges, made
+from tests.registry.graphs import (
+    BATCHED,
+    MODELS,
+    OF_GRAPHS,
+    OF_HYPEREDGES,
+    WITHOUT_FEATURES,
+    Graph,
+    drawn_graph,
+    drawn_hyperedges,
+    made,
+)
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")  # tests/laws/test_values.py runs with them
 
@@ -270,3 +280,24 @@ def test_a_compiled_module_is_the_eager_one_where_sizes_depend_on_numbers(call):
         for theirs, ours in zip(*grads, strict=True):
             assert (ours is None) == (theirs is None)
             torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WITHOUT_FEATURES, "GCN", "Propagation", "DegreeNodeEncoder", "CGT", "CGT, mono"])
+def test_an_exported_module_takes_graphs_of_other_sizes(name):
+    """Also larger ones, for which other formulas run: an exported program has one."""
+    module = made(name, **({"layers": 1} if "Hyp" in name else {}))
+    given, other = (
+        {key: x for key, x in graph_of(nodes).arguments(name).items() if x is not None} for nodes in (6, 200)
+    )
+    nodes, edges = torch.export.Dim("nodes", min=2), torch.export.Dim("edges", min=2)
+    sizes = {"x": {0: nodes}, "edge_index": {1: edges}, "edge_attr": {0: edges}}
+    sizes = {key: sizes[key] for key in given}
+    program = torch.export.export(module, (), given, dynamic_shapes=sizes, strict=False)
+    torch.testing.assert_close(program.module()(**other), module(**other), rtol=1e-4, atol=1e-5)
+
+
+def graph_of(nodes):
+    """A graph with twice as many edges as nodes."""
+    edges = torch.randint(nodes, (2, 2 * nodes))
+    return Graph(torch.randn(nodes, 3), edges, torch.randn(2 * nodes, 2), None)

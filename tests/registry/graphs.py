@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from holonomy import layers, models
 from holonomy.structures import Hyperedges
 
-__all__ = ["BATCHED", "MODELS", "OF_GRAPHS", "OF_HYPEREDGES", "Graph", "drawn_graph", "drawn_hyperedges", "made"]
+__all__ = [
+    "BATCHED",
+    "MODELS",
+    "OF_GRAPHS",
+    "OF_HYPEREDGES",
+    "WITHOUT_FEATURES",
+    "Graph",
+    "drawn_graph",
+    "drawn_hyperedges",
+    "made",
+]
 
 FEATURES, EDGE_FEATURES = 3, 2
 
@@ -51,7 +61,7 @@ MODELS: dict[str, Make] = {
     "CGT, mono": lambda **how: _CGT(3, 8, 2, heads=2, mode="mono", share_edges=True, edge_features=2, **how),
 }
 # What has no features at edges; of graphs where no level is asked for.
-_WITHOUT: dict[str, Make] = {
+WITHOUT_FEATURES: dict[str, Make] = {
     "Hypformer": lambda level="graph", **how: models.Hypformer(3, 8, 2, level=level, **how),
     "HGCN": lambda level="graph", **how: models.HGCN(3, 8, 2, level=level, **how),
     "HGCN, attention": lambda level="graph", **how: models.HGCN(
@@ -62,7 +72,7 @@ _WITHOUT: dict[str, Make] = {
         3, 8, 2, graph_encoder=None, decoder="mlr", level=level, **how
     ),
 }
-BATCHED = MODELS | _WITHOUT
+BATCHED = MODELS | WITHOUT_FEATURES
 OF_GRAPHS = BATCHED | {
     "GCN": lambda **how: layers.GCN(3, 8, 2, **how),
     "Propagation": lambda **how: layers.Propagation(3, 8, 2, **how),

@@ -155,7 +155,7 @@ class HGCNConv(_TangentConvolution):
     def _mean(
         self, points: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None
     ) -> Float[Tensor, "nodes dim_out"]:
-        manifold, nodes = self.manifold_in, len(points)
+        manifold, nodes = self.manifold_in, points.shape[0]
         if self.aggregation == "origin":
             return averaging(edges, nodes, points.dtype, edge_weight)(manifold.logmap0(points)[..., 1:])
         source, target, weight = looped_edges(edge_list(edges), nodes, points.dtype, edge_weight)
@@ -225,7 +225,7 @@ class HGATConv(_TangentConvolution):
     def _mean(
         self, points: Tensor, edges: Tensor | Graph, edge_weight: Tensor | None
     ) -> Float[Tensor, "nodes dim_out"]:
-        nodes = len(points)
+        nodes = points.shape[0]
         source, target, weight = looped_edges(edge_list(edges), nodes, points.dtype, edge_weight)
         tangent = self.manifold_in.logmap0(points)[..., 1:].unflatten(-1, (self.heads, -1))
         # Of one head the points are there already.

@@ -109,7 +109,8 @@ def _heaviest(x: Tensor, mass: Tensor) -> Tensor:
         return x.new_zeros((*x.shape[:-2], 1, x.shape[-1]))
     # Weights may have more axes than points.
     x = x.detach().expand(*torch.broadcast_shapes(x.shape[:-2], mass.shape[:-2]), *x.shape[-2:])
-    return x.take_along_dim(mass.detach().argmax(-2, keepdim=True), -2)
+    first = mass.detach().argmax(-2, keepdim=True)
+    return x.gather(-2, first.expand(*x.shape[:-2], 1, x.shape[-1]))  # not take_along_dim, which reads symbols
 
 
 def _middle(x: Tensor, weights: Tensor) -> tuple[Rays, Rays, Tensor]:

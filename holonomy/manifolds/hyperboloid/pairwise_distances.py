@@ -30,7 +30,9 @@ _Gradients = tuple[Tensor | None, ...]
 
 def use_products(x: Tensor, y: Tensor) -> bool:
     """The rule: large sets of points, none of float64."""
-    large = x.shape[-2] * y.shape[-2] >= FEWEST_PAIRS
+    pairs = x.shape[-2] * y.shape[-2]
+    # A symbol of torch.export is not compared: the program would take sets of one side of the rule only.
+    large = not isinstance(pairs, torch.SymInt) and pairs >= FEWEST_PAIRS
     return large and torch.float64 not in {x.dtype, y.dtype}
 
 
