@@ -7,8 +7,8 @@
 The model is that of seed 0 of a run of ``experiments.node_classification``. With ``--threat frobenius`` the features of
 all nodes move together. With more than one block, or softmax attention, attacks are searched for on a copy in which all
 other tokens stay after the first block, and then lengthened until the model itself changes its class; points that break
-a bound are looked for by ``python -m benchmarks.certified_soundness``. The file is written after each node; called
-again, the benchmark goes on where it was.
+a bound are looked for by ``python -m benchmarks.certified_soundness --out FILE``. The file is written after each node;
+called again, the benchmark goes on where it was.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from experiments.engine.attacks import (
     smallest_attack,
     whole_logits,
 )
-from experiments.engine.runs import command_line, commit
+from experiments.engine.options import RefusedError, guarded
+from experiments.engine.runs import command_line, commit, read_json
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.enclosure import Enclosure
@@ -181,8 +182,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write, and to go on from")
     words = sys.argv[1:] if argv is None else argv
     given = parser.parse_args(words)
-    settings = node_classification.Settings(**json.loads((given.run / "results.json").read_text("utf-8"))["settings"])
-    data = datasets.load(given.dataset, given.data, seed=0)
+    about = read_json(given.run / "results.json")
+    name, _, protocol = about["dataset"].partition("/")
+    if (about["model"], name) != ("hypformer", given.dataset):
+        raise RefusedError(f"--run must be of hypformer on {given.dataset}, got {about['model']} on {name}")
+    settings = node_classification.Settings(**about["settings"])
+    data = datasets.load(name, given.data, protocol=protocol or None, seed=0)
     data = datasets.prepared(data, settings.features, settings.scale)
     model = cast("Hypformer", node_classification.build("hypformer", settings, data))
     model.load_state_dict(torch.load(given.run / "part-seed-0.model.pt", weights_only=True))
@@ -221,4 +226,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main, "the same command goes on"))

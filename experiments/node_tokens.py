@@ -50,7 +50,9 @@ class Settings(comparisons.Settings):
     dropout: float = option("dropout", default=0.5)
     epochs: int = option("epochs; one step each", default=100)
     identifier: int = option("width of the node identifiers", default=64)
-    features: Literal["raw", "row", "standard"] = option("features as they are, or rows to sum 1", default="raw")
+    features: Literal["raw", "row", "standard"] = option(
+        "raw, rows to sum 1, or measured columns standardised", default="raw"
+    )
     scale: float = option("factor on the features", default=1.0)
 
 

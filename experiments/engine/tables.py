@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def parser(script: Script) -> argparse.ArgumentParser:
     """Return the command line."""
     out = options.parser(script.module, script.about)
     script.options(out)
-    options.add_folder(out, script.folder.replace("{", "").replace("}", "").upper(), checkpoint_every=None)
+    options.add_folder(out, re.sub(r"\{(.*?)\}", lambda name: name[1].upper(), script.folder), checkpoint_every=None)
     out.add_argument("--json", type=Path, metavar="FILE", help="at the end also write the result there")
     options.add_machine(out)
     out.add_argument("--quiet", action="store_true", help="no progress lines")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
-from benchmarks.certified_nodes import searched
+from benchmarks.certified_nodes import main, searched
+from experiments.data import datasets
 from experiments.engine.attacks import own_logits, smallest_attack
+from experiments.engine.options import RefusedError
 from holonomy.layers import GCN
 from holonomy.models import Hypformer
 from holonomy.theory import certified_radius
@@ -32,3 +39,21 @@ def test_attacks_stay_outside_certified_balls() -> None:
     assert found["change"] >= 1
     # To first order both changes are one.
     assert searched(enclosure, logits, node, 1e-5, 40, generator)["change"] < 1.01
+
+
+@pytest.mark.parametrize(("model", "dataset"), [("gcn", "tree"), ("hypformer", "cora/public")])
+def test_a_run_of_another_model_or_graph_is_refused(model: str, dataset: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"model": model, "dataset": dataset, "settings": {}}))
+    with pytest.raises(RefusedError, match=f"--run must be of hypformer on tree, got {model}"):
+        main(["--run", str(tmp_path), "--out", str(tmp_path / "out.json")])
+
+
+def test_nodes_are_those_of_the_split_that_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str, folder: Path, **more: Any) -> None:
+        raise RefusedError(f"{name} {more['protocol']}")
+
+    monkeypatch.setattr(datasets, "load", load)
+    said = {"model": "hypformer", "dataset": "cora/public", "settings": {}}
+    (tmp_path / "results.json").write_text(json.dumps(said))
+    with pytest.raises(RefusedError, match="cora public"):
+        main(["--run", str(tmp_path), "--dataset", "cora", "--out", str(tmp_path / "out.json")])

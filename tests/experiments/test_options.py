@@ -179,6 +179,13 @@ def test_every_script_takes_a_device_and_refuses_one_that_is_not_there(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", SHARED)
+def test_the_help_names_the_folder_that_a_run_gets(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"experiments.{name}").main(["--help"])
+    assert "default RUNS" not in " ".join(capsys.readouterr().out.split())
+
+
 def test_data_move_to_a_device_as_a_whole() -> None:
     data = node_classification.datasets.load("tree")
     there = runs.moved({"graphs": [chains(2, 5, seed=0)], "tree": data, "other": 3}, "meta")
