@@ -149,8 +149,8 @@ class Hypformer(nn.Module):
         self.graph_weight = checks.in_range("graph_weight", graph_weight, 0.0, 1.0)
         self.graph_encoder = graph_encoder
 
-        # With neither a transformer nor a hyperbolic decoder nothing would move this curvature.
-        moved = learnable_curvature and (transformer or decoder != "linear")
+        # With neither a transformer, midpoints of graphs nor a hyperbolic decoder nothing would move this curvature.
+        moved = learnable_curvature and (transformer or level == "graph" or decoder != "linear")
         self.manifold_out = Lorentz(curvature, learnable=moved, device=device, dtype=dtype)
         # Where it is left out it takes no memory and no random numbers, and wrong options are refused all the same.
         encoder = HypformerEncoder(

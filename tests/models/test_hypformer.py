@@ -119,6 +119,19 @@ def test_every_layer_has_a_curvature_of_its_own_that_moves(features):
     assert len(set(after)) == len(after)
 
 
+@pytest.mark.parametrize("level", ["node", "graph"])
+@pytest.mark.parametrize("decoder", ["linear", "mlr"])
+def test_without_a_transformer_the_curvature_learns_where_it_matters(features, level, decoder):
+    options = {"transformer": False, "level": level, "decoder": decoder, "dtype": torch.float64}
+    models = [Hypformer(6, 8, 3, curvature=curvature, **options) for curvature in (-1.0, -0.1)]
+    weights = {name: x for name, x in models[0].state_dict().items() if "curvature_parameter" not in name}
+    models[1].load_state_dict(weights, strict=False)
+    results = [model(features, ring(9)) for model in models]
+    results[0].square().sum().backward()
+    learns = all(p.requires_grad and p.grad.abs() > 1e-9 for p in models[0].manifold_out.parameters())
+    assert learns == (not torch.allclose(*results, rtol=1e-9, atol=1e-12))
+
+
 def test_a_fixed_curvature_stays_and_matters(features):
     models = [Hypformer(6, 8, 3, curvature=c, learnable_curvature=False, dtype=torch.float64) for c in (-1.0, -0.01)]
     state = {k: v for k, v in models[0].state_dict().items() if "curvature_parameter" not in k}
