@@ -31,7 +31,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", type=_device, default="cpu")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="float64")
     parser.add_argument("--budget", type=_positive, default=1.0, help="multiplies the number of draws")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=_seed, default=0)
     parser.add_argument("--data", type=_qm9, metavar="FOLDER", help="with qm9_graphs.npz, for the claims on molecules")
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write theory.json and theory.html there")
     options = parser.parse_args(arguments)
@@ -63,6 +63,13 @@ def _positive(text: str) -> float:
     value = float(text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
     return value
 
 

@@ -63,6 +63,7 @@ def test_command_lists_and_refuses(capsys):
         (["--budget", "0"], "must be positive and finite, got 0"),
         (["--budget", "nan"], "must be positive and finite, got nan"),
         (["--budget", "inf"], "must be positive and finite, got inf"),
+        (["--seed", "-1"], "must be at least 0, got -1"),
         (["--out", __file__], "argument --out"),
         (["--data", "nowhere"], "must be a folder with qm9_graphs.npz, got nowhere"),
     ],
