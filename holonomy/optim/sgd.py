@@ -83,8 +83,9 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
         m \leftarrow \mu m + (1 - \tau) g, \qquad u = -\mathrm{lr}\, m, \qquad x \leftarrow \exp_x(u),
 
     and :math:`m` is transported along; with ``nesterov`` :math:`u = -\mathrm{lr}\, (g + \mu m)`, without momentum
-    :math:`u = -\mathrm{lr}\, g`. As in Geoopt, :math:`m` is :math:`g` before the first step. ``weight_decay`` times the
-    (ambient) parameter is added to the gradient first.
+    :math:`u = -\mathrm{lr}\, g`. As in Geoopt, :math:`m` is :math:`g` before the first step, so that
+    :math:`m = (1 + \mu - \tau)\, g` in it; in torch's SGD it is :math:`g`, also for parameters that are no points.
+    ``weight_decay`` times the (ambient) parameter is added to the gradient first.
 
     Parameters on a ``geoopt.Lorentz`` are moved by this library's exponential map and transport, which are accurate far
     from the origin and for steps of any length; points of a :class:`holonomy.manifolds.Product` in each factor as
