@@ -76,6 +76,6 @@ def check_processes(group: object) -> dist.ProcessGroup:
     if isinstance(group, dist.ProcessGroup):
         return group
     raise TypeError(
-        f"group must be a torch.distributed.ProcessGroup or None, got {type(group).__name__}; the group of all "
-        "processes is torch.distributed.group.WORLD, after init_process_group."
+        f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}; the group of all processes is "
+        "torch.distributed.group.WORLD, which is None before init_process_group."
     )

@@ -72,8 +72,10 @@ def test_what_is_no_sum_over_rows_is_refused(world):
 
 def test_what_is_no_group_is_refused(without_shape_checks):
     layer = HypLinearAttention(4, 2, Lorentz(-1.0))
-    with pytest.raises(TypeError, match=r"must be .*ProcessGroup or None, got str"):
+    with pytest.raises(TypeError, match=r"must be .*ProcessGroup, got str"):
         layer(layer.manifold_in.lift(torch.randn(5, 4)), group="all")
+    with pytest.raises(TypeError, match=r"ProcessGroup, got NoneType; .* which is None before init_process_group\."):
+        sum_gradients(layer, None)
 
 
 def test_a_table_is_copied_with_the_processes_it_lies_on(world):
