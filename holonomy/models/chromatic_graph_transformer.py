@@ -18,6 +18,7 @@ from holonomy.layers.chromatic.pairs import PairEncoder, RandomWalkEncoder, chec
 from holonomy.layers.encodings import random_walk_encoding, shortest_path_encoding
 from holonomy.layers.substructures import ring_membership
 from holonomy.models.graph_pairs import GraphPairs, without_padding
+from holonomy.ops.heads import head_count
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -119,7 +120,7 @@ class ChromaticGraphTransformer(nn.Module):
         checks.flags(edge_values=edge_values, share_edges=share_edges)
         checks.positive_int("layers", layers)
         self.in_features = checks.positive_int("in_features", in_features)
-        checks.positive_int("hidden_features", hidden_features)
+        head_count(hidden_features, heads, "hidden_features")
         checks.positive_int("out_features", out_features)
         checks.floating_dtype(dtype)
         checks.positive_int("edge_types", edge_types)

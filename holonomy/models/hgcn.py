@@ -16,6 +16,7 @@ from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.refinement import drop_some
 from holonomy.manifolds import Lorentz
 from holonomy.models.levels import centroids, level_of
+from holonomy.ops.heads import head_count
 from holonomy.ops.propagation import check_graph
 from holonomy.structures import Graph
 
@@ -95,8 +96,8 @@ class HGCN(nn.Module):
         super().__init__()
         checks.flags(learnable_curvature=learnable_curvature)
         self.in_features = checks.positive_int("in_features", in_features)
-        checks.positive_int("hidden_features", hidden_features)
         self.conv = checks.one_of("conv", conv, ("hgcn", "hgat", "lgcn"))
+        head_count(hidden_features, heads if conv == "hgat" else 1, "hidden_features")
         checks.function("activation", activation)
         checks.in_range("dropout", dropout, 0.0, 1.0)
         checks.one_of("decoder", decoder, ("linear", "mlr", "prototypes"))

@@ -23,6 +23,7 @@ from holonomy.layers.tokens.tokenizer import Identifiers, Tokens
 from holonomy.manifolds import Lorentz
 from holonomy.models.levels import Level
 from holonomy.models.tokengt import read_at
+from holonomy.ops.heads import head_count
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity
 
@@ -106,7 +107,7 @@ class HypTokenGT(nn.Module):
     ) -> None:
         super().__init__()
         checks.flags(learnable_curvature=learnable_curvature)
-        checks.positive_int("hidden_features", hidden_features)
+        head_count(hidden_features, heads, "hidden_features")
         checks.positive_int("out_features", out_features)
         self.level: Level = checks.one_of("level", level, ("graph", "node", "edge"))
         self.dropout = checks.in_range("dropout", dropout, 0.0, 1.0)

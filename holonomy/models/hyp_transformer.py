@@ -17,7 +17,7 @@ from holonomy.layers import HypResidual
 from holonomy.layers.hyperbolic.block import BlockState, DecoderState, Norm
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz, LorentzEmbedding
-from holonomy.ops.heads import KeyValueState, without_padding
+from holonomy.ops.heads import KeyValueState, head_count, without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity
@@ -109,7 +109,8 @@ class HypTransformer(nn.Module):
         super().__init__()
         checks.flags(learnable_curvature=learnable_curvature)
         self.in_features = checks.positive_int("in_features", in_features)
-        self.hidden_features = checks.positive_int("hidden_features", hidden_features)
+        head_count(hidden_features, heads, "hidden_features")
+        self.hidden_features = hidden_features
         if rope and max_tokens is not None:
             raise ValueError(f"max_tokens must be left out with rope, which takes its part, got {max_tokens}.")
         self.manifold_memory = manifold_memory

@@ -21,6 +21,7 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.hyperbolic.refinement import from_tangent
 from holonomy.manifolds import Lorentz
 from holonomy.models.levels import centroids, level_of
+from holonomy.ops.heads import head_count
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.propagation import check_graph
 from holonomy.ops.softmax_attention import Similarity
@@ -129,7 +130,8 @@ class Hypformer(nn.Module):
         super().__init__()
         checks.flags(learnable_curvature=learnable_curvature, transformer=transformer)
         self.in_features = checks.positive_int("in_features", in_features)
-        self.hidden_features = checks.positive_int("hidden_features", hidden_features)
+        head_count(hidden_features, heads if transformer else 1, "hidden_features")
+        self.hidden_features = hidden_features
         checks.positive_int("out_features", out_features)
         checks.positive_int("layers", layers)
         checks.in_range("output_dropout", output_dropout, 0.0, 1.0)

@@ -18,6 +18,7 @@ from holonomy.layers.tokens.basis_residual import basis_residual
 from holonomy.layers.tokens.encoder import TokenEncoderLayer
 from holonomy.layers.tokens.tokenizer import GraphTokenizer, Identifiers, Tokens
 from holonomy.models.levels import Level
+from holonomy.ops.heads import head_count
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -105,7 +106,7 @@ class TokenGT(nn.Module):
         super().__init__()
         checks.flags(basis_residual=basis_residual)
         checks.positive_int("layers", layers)
-        checks.positive_int("hidden_features", hidden_features)
+        head_count(hidden_features, heads, "hidden_features")
         checks.positive_int("out_features", out_features)
         checks.in_range("stochastic_depth", stochastic_depth, 0.0, 1.0)
         self.level: Level = checks.one_of("level", level, ("graph", "node", "edge"))
