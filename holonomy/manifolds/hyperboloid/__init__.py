@@ -380,10 +380,6 @@ class _Time(torch.autograd.Function):
         space, radius, time = ctx.saved_tensors
         (grad,) = grad_outputs
         on_radius = numerics.total(grad * (radius / time)) if ctx.needs_input_grad[1] else None
-        rate = grad / time
-        # Nothing of this leaves the range where neither it nor the time does: one pass less.
-        if checks.costs_nothing_to_read(time) and bool(((time <= numerics.LONG) & rate.isfinite()).all()):
-            return space * rate, on_radius
         return space * time.reciprocal() * grad, on_radius
 
     @staticmethod
