@@ -49,7 +49,7 @@ def outside(found: Form, problem: int, noise: Numbers, truth: Numbers) -> mpf:
 
 def room(found: Form, old: int, axis: Numbers, columns: list[Numbers], box: Numbers) -> mpf:
     total = dot([abs(a) for a in axis], box)
-    for group in found.groups():
+    for group, _ in found.parts():
         if group.start >= old:
             part = [dot(axis, [row[j] for row in columns]) for j in range(group.start, group.stop)]
             total += mpmath.norm(part) if group.ball else mpmath.fsum(map(abs, part))
