@@ -124,6 +124,8 @@ class SimplicialTransformer(nn.Module):
         src: Float[Tensor, "*batch tokens features"],
         mask: Bool[Tensor, "*#batch tokens tokens"] | None = None,
         src_key_padding_mask: Bool[Tensor, "*batch tokens"] | None = None,
+        *,
+        is_causal: bool = False,
     ) -> Float[Tensor, "*batch tokens features"]:
         """Encode.
 
@@ -132,12 +134,14 @@ class SimplicialTransformer(nn.Module):
             mask: ``(*batch, tokens, tokens)``, broadcasting, ``True`` where a token must *not* attend to another, as in
                 torch; a simplex is left out if its query must not attend to one of its keys.
             src_key_padding_mask: ``(*batch, tokens)``, ``True`` at padding, which has no effect.
+            is_causal: no token sees later ones, as with ``causal``. It needs no ``mask``, as torch's does.
 
         Returns:
             ``(*batch, tokens, features)``; finite at padding.
 
         Raises:
             TypeError: if a mask is not boolean.
+            ValueError: if the shape of one does not fit, or for ``is_causal`` beside ``steps`` or ``capacity``.
         """
         checks.rows("src", src, self.features, "features", self.norm)
         if src_key_padding_mask is not None:
@@ -153,7 +157,8 @@ class SimplicialTransformer(nn.Module):
             previous = None if layer.router is None else handed
             # A layer is called where it can be: hooks, sharding and checkpoints hold on to calls.
             if after is None or after.router is None:
-                x, handed = layer(x, src_key_padding_mask, pair_mask=pairs, previous=previous), None
+                x = layer(x, src_key_padding_mask, pair_mask=pairs, is_causal=is_causal, previous=previous)
+                handed = None
             else:
                 x, handed = layer.with_projections(x, src_key_padding_mask, pair_mask=pairs, previous=previous)
         return self.norm(x)

@@ -54,6 +54,21 @@ def test_order_one_is_torchs_encoder_with_the_same_calls(masked, device):
     torch.testing.assert_close(result[there], expected[there])
 
 
+def test_torchs_call_of_a_causal_encoder_works(device):
+    ours, theirs = twin_of_torch((1, 1), device)
+    x = torch.randn(3, 6, 12, dtype=D, device=device)
+    later = torch.ones(6, 6, dtype=torch.bool, device=device).triu(1)
+    expected = theirs(x, mask=later, is_causal=True)
+    torch.testing.assert_close(ours(x, mask=later, is_causal=True), expected)
+    torch.testing.assert_close(ours(x, is_causal=True), expected)  # torch needs the mask
+    triples = model(orders=(1, 2), device=device)
+    torch.testing.assert_close(triples(x, is_causal=True), triples(x, mask=later))
+    assert torch.equal(triples(x, is_causal=True), model(orders=(1, 2), causal=True, device=device)(x))
+    for options in ({"orders": (1, 2), "steps": 2}, {"orders": (2, 1), "capacity": 3}):
+        with pytest.raises(ValueError, match=r"^is_causal must be False with steps or capacity"):
+            model(device=device, **options)(x, is_causal=True)
+
+
 @pytest.mark.parametrize(
     "options",
     [
