@@ -12,6 +12,7 @@ from holonomy import checks
 from holonomy.layers import HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.models.equivariant import EquivariantModel
 from holonomy.models.levels import Level
+from holonomy.ops.heads import head_count
 
 
 class HigherOrderTransformer(EquivariantModel):
@@ -78,7 +79,7 @@ class HigherOrderTransformer(EquivariantModel):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        checks.positive_int("hidden_features", hidden_features)
+        head_count(hidden_features, heads if None in (query_features, value_features) else 1, "hidden_features")
         checks.flags(local=local, entrywise=entrywise)
         width = 2 * hidden_features if feedforward is None else checks.positive_int("feedforward", feedforward)
 

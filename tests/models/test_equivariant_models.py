@@ -227,6 +227,9 @@ def test_wrong_arguments_get_one_sentence():
         HigherOrderTransformer(3, 8, 2, orders=(2,))
     with pytest.raises(TypeError, match=r"orders must be a sequence of integers, got '20'"):
         HigherOrderTransformer(3, 8, 2, orders="20")
+    with pytest.raises(ValueError, match=r"^hidden_features must be a multiple of heads, got 8 and 3\.$"):
+        HigherOrderTransformer(3, 8, 2, heads=3)
+    HigherOrderTransformer(3, 8, 2, heads=3, query_features=2, value_features=2)
     with pytest.raises(ValueError, match="edge_features must be 0 unless the first order is 2"):
         InvariantGraphNetwork(3, 8, 2, orders=(1, 0), edge_features=2)
     model = InvariantGraphNetwork(3, 8, 2, edge_features=2)
