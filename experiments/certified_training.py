@@ -166,6 +166,8 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
         raise options.RefusedError(f"--draws must be a multiple of 4, got {arguments.draws}")
     if not arguments.train_share > 0:
         raise options.RefusedError(f"--train-share must be above 0, got {arguments.train_share}")
+    # What cannot be read is refused before --overwrite removes anything.
+    asked(arguments, 0)
     return {name: getattr(arguments, name) for name in ("dataset", "epochs", "train_share", "measured", "draws")}
 
 

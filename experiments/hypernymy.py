@@ -350,18 +350,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=STEPS, metavar="N", help=f"of training (default {STEPS})")
 
 
+def asked(arguments: argparse.Namespace) -> Hierarchy:
+    """The hierarchy that the command line names."""
+    return without_roots(hierarchy.load(arguments.dataset, arguments.data, nodes=arguments.nodes))
+
+
 def config(arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells one run from another."""
     if min(arguments.dims) < 2:
         raise options.RefusedError(f"--dims must be at least 2: a height takes one, got {min(arguments.dims)}")
     if not all(0 <= share <= 0.5 for share in arguments.shares):
         raise options.RefusedError(f"--shares must lie in [0, 0.5], got {arguments.shares}")
+    # What cannot be done is refused before --overwrite removes anything.
+    split(asked(arguments), 0.0, 0)
     return {"dataset": arguments.dataset, "nodes": arguments.nodes, "steps": arguments.steps}
 
 
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     """A row for each model at each share, in so many numbers a node."""
-    whole = without_roots(hierarchy.load(arguments.dataset, arguments.data, nodes=arguments.nodes))
+    whole = asked(arguments)
     content = {"dataset": arguments.dataset, "nodes": whole.num_nodes, "pairs": whole.closure.shape[1]}
     content |= {"basic": int(basic(whole).sum()), "rates": RATES, "rows": (rows := list[dict[str, Any]]())}
     for model, dim, share in itertools.product(arguments.models, arguments.dims, arguments.shares):

@@ -244,6 +244,8 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
         raise options.RefusedError(f"--rates must be positive, got {arguments.rates}")
     if not all(0 <= dropout <= 1 for dropout in arguments.dropouts):
         raise options.RefusedError(f"--dropouts must lie in [0, 1], got {arguments.dropouts}")
+    # What cannot be read is refused before --overwrite removes anything.
+    load(arguments.dataset, arguments.data)
     return {name: getattr(arguments, name) for name in ("dataset", "epochs", "patience")}
 
 

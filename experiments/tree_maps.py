@@ -197,12 +197,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=400, metavar="N", help="of training (default 400)")
 
 
+def drawn_pairs(arguments: argparse.Namespace) -> list[tuple[int, float, list[Pairs], list[float]]]:
+    """The pairs of every tree and the errors of paths, for each number of nodes and share that is known."""
+    cases = list[tuple[int, float, list[Pairs], list[float]]]()
+    for nodes, share in itertools.product(arguments.nodes, arguments.shares):
+        grown = [transfers.hops(transfers.grown(np.random.default_rng(seed), nodes)) for seed in range(arguments.seeds)]
+        lists = [Pairs.of(hops, seed, share) for seed, hops in enumerate(grown)]
+        cases.append((nodes, share, lists, [paths(pairs) for pairs in lists]))
+    return cases
+
+
 def config(arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells one run from another."""
     if min(arguments.dims) < 2 or min(arguments.nodes) < 8:
         raise options.RefusedError("--dims must be at least 2 and --nodes at least 8")
     if not all(0 < share <= 1 for share in arguments.shares):
         raise options.RefusedError(f"--shares must lie in (0, 1], got {arguments.shares}")
+    # What cannot be done is refused before --overwrite removes anything.
+    drawn_pairs(arguments)
     return {"steps": arguments.steps, "device": arguments.device}
 
 
@@ -214,12 +226,7 @@ def row(nodes: int, share: float, dim: int, kind: str, errors: list[float], **mo
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     """A row for the shortest ways over known pairs, and one for each map of so many numbers a node."""
     rows: list[dict[str, Any]] = []
-    cases = list[tuple[int, float, list[Pairs], list[float]]]()
-    for nodes, share in itertools.product(arguments.nodes, arguments.shares):
-        grown = [transfers.hops(transfers.grown(np.random.default_rng(seed), nodes)) for seed in range(arguments.seeds)]
-        lists = [runs.moved(Pairs.of(hops, seed, share), arguments.device) for seed, hops in enumerate(grown)]
-        cases.append((nodes, share, lists, [paths(pairs) for pairs in lists]))
-    for nodes, share, lists, ways in cases:
+    for nodes, share, lists, ways in drawn_pairs(arguments):
         rows.append(row(nodes, share, 0, "paths", ways))
         for dim, kind in itertools.product(arguments.dims, MAPS):
             records = [
@@ -227,7 +234,7 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
                     f"{kind.replace(' ', '-')}-{nodes}-{share:g}-{dim}-{seed}",
                     functools.partial(record, kind, pairs, dim, arguments.steps, seed),
                 )
-                for seed, pairs in enumerate(lists)
+                for seed, pairs in enumerate(runs.moved(lists, arguments.device))
             ]
             rows.append(row(nodes, share, dim, kind, [one["test"] for one in records], seeds=records))
             if not arguments.quiet:

@@ -42,6 +42,8 @@ def test_a_run_certifies_less_than_attacks_leave_and_is_resumed(
     assert (tmp_path / "curves.png").stat().st_size > 0
     assert main([*words, "--resume"]) == 0
     assert capsys.readouterr().out == said
+    assert main([*words, "--dataset", "cora", "--overwrite"]) == 2
+    assert (tmp_path / "results.json").exists()  # the old run
     assert main(["--draws", "30", "--out", str(tmp_path / "other")]) == 2
     assert main(["--train-share", "0", "--out", str(tmp_path / "other")]) == 2
     assert main(["--epochs", "0", "--out", str(tmp_path / "other")]) == 2

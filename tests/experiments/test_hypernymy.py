@@ -144,6 +144,11 @@ def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.Ca
         (model, share) for model in ("cones", "dot", "edges") for share in (0, 0.5)
     ]
     assert rows[-1]["summary"] == {"mean": 1.0, "std": 0.0, "n": 2}
-    for wrong, sentence in ((["--dims", "1"], "--dims must be at least 2"), (["--shares", "0.9"], "--shares must lie")):
-        assert main([*words, *wrong, "--overwrite"]) == 2
+    for option, value, sentence in (
+        ("--dims", "1", "--dims must be at least 2"),
+        ("--shares", "0.9", "--shares must lie"),
+        ("--nodes", "8", "--nodes must leave 20 pairs"),
+    ):
+        assert main([*words, option, value, "--overwrite"]) == 2
         assert sentence in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").exists()  # the old run

@@ -94,7 +94,8 @@ def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.Ca
     assert [row["model"] for row in rows] == ["lgcn", "gcn-bias", "common"]
     # No tree has two nodes that are neighbours and share one.
     assert rows[2]["summary"]["auc"]["mean"] <= 0.5
-    assert main(["--dataset", "cora", "--out", str(tmp_path / "cora")]) == 2
+    assert main([*words, "--dataset", "cora", "--overwrite"]) == 2
+    assert (tmp_path / "run" / "results.json").exists()  # the old run
     assert main(["--rates", "0.01", "-1", "--out", str(tmp_path / "other")]) == 2
     assert main(["--dropouts", "2", "--out", str(tmp_path / "other")]) == 2
 

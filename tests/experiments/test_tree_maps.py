@@ -79,3 +79,4 @@ def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.Ca
     assert "--dims must be at least 2" in capsys.readouterr().err
     assert main([*words, "--shares", "0.01", "--overwrite"]) == 2
     assert "--shares must be so large that known pairs join all nodes" in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").exists()  # the old run
