@@ -91,6 +91,8 @@ if __name__ == "__main__":
     parser.add_argument("--read-ahead", action="store_true", help="as the system does if it is told nothing")
     parser.add_argument("--json", type=Path, help="where the results are written, too")
     options = parser.parse_args()
+    if options.folder and not options.folder.is_dir():
+        parser.error(f"--folder must be a folder that is there, got {options.folder}")
     context = multiprocessing.get_context("spawn")
     runs = []
     for size in options.rows:
