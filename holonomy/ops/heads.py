@@ -119,6 +119,10 @@ class KeyValueState(NamedTuple):
     hidden: Bool[Tensor, "*batch masked"]  # (*batch, tokens), True at padding; (*batch, 0) where no step had a mask
 
 
+# A state holds tensors alone, so that torch.load(weights_only=True) may make one.
+torch.serialization.add_safe_globals([KeyValueState])
+
+
 # The axes of keys, values and hidden that tokens are on.
 _GROW = (-2, -2, -1)
 

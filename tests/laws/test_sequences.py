@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import math
 from contextlib import nullcontext
 from itertools import cycle
@@ -204,6 +205,17 @@ def test_the_state_of_some_sequences_continues_those(case, device):
     _, state = module.step(batch[..., :3, :])
     # Every tensor of a state has the batch first.
     last, _ = module.step(batch[chosen][..., 3:, :], changed(state, lambda part: part[chosen]))
+    assert_near(last, expected[..., 3:, :], 1e-11, "last tokens")
+
+
+@steps
+def test_a_state_is_loaded_as_weights_are(case, device):
+    """From a file that may run no code."""
+    _, module, (x,) = build(case, device, torch.float64)
+    expected, _ = module.step(x)
+    torch.save(module.step(x[..., :3, :])[1], file := io.BytesIO())
+    file.seek(0)
+    last, _ = module.step(x[..., 3:, :], torch.load(file, weights_only=True))
     assert_near(last, expected[..., 3:, :], 1e-11, "last tokens")
 
 

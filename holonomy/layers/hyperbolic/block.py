@@ -45,6 +45,9 @@ class DecoderState(NamedTuple):
     memory: LinearState | KeyValueState
 
 
+# A state holds tensors alone, so that torch.load(weights_only=True) may make one.
+torch.serialization.add_safe_globals([DecoderState])
+
 # What a block keeps of the tokens so far.
 BlockState = LinearState | KeyValueState | DecoderState
 

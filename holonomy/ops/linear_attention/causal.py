@@ -44,6 +44,10 @@ class LinearState(NamedTuple):
         return cls(key.new_zeros(*batch, channels, values + 1), zero, zero)
 
 
+# A state holds tensors alone, so that torch.load(weights_only=True) may make one.
+torch.serialization.add_safe_globals([LinearState])
+
+
 def causal_linear_attention(
     query: Float[Tensor, "*batch rows channels"],
     key: Float[Tensor, "*batch rows channels"],

@@ -47,6 +47,10 @@ class PerformerState(NamedTuple):
         return cls(sums, torch.full_like(sums[..., :1], _lowest(dtype)))
 
 
+# A state holds tensors alone, so that torch.load(weights_only=True) may make one.
+torch.serialization.add_safe_globals([PerformerState])
+
+
 def performer_attention_after(
     query: Float[Tensor, "*batch rows dim"],
     key: Float[Tensor, "*batch rows dim"],
