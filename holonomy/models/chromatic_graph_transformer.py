@@ -191,13 +191,14 @@ class ChromaticGraphTransformer(nn.Module):
             edge_index: ``(2, m)``, each edge in both directions.
             n: number of nodes.
             max_ring: nodes of the largest ring, where the model has substructures.
-            dtype: of the walks.
+            dtype: of the walks; that of the model if left out.
 
         Returns:
             Of ``"walks"`` ``(n * n, steps)``, ``"distances"`` ``(n * n,)`` and ``"related"`` ``(n * n,)`` those that
             the model has.
         """
         encodings: dict[str, Tensor] = {}
+        dtype = next(self.parameters()).dtype if dtype is None else dtype
         if self.steps:
             encodings["walks"] = random_walk_encoding(edge_index, n, self.steps, dtype=dtype).flatten(0, 1)
         if self.limit:

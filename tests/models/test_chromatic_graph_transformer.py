@@ -43,7 +43,7 @@ def example(model, graph, features=5):
         "x": torch.randn(n, features, dtype=D),
         "edge_index": edges,
         "edge_attr": types,
-        **model.encode(edges, n, dtype=D),
+        **model.encode(edges, n),
     }
 
 
