@@ -262,11 +262,16 @@ class Strange(nn.Module):
         return x.new_zeros(len(x), 8)
 
 
+wrapped = GCN(FEATURES, 8, 8)
+wrapped.convolutions[0] = nn.Sequential(wrapped.convolutions[0])
+
+
 @pytest.mark.parametrize(
     ("model", "named"),
     [
         (refused(activation=torch.tanh), "tanh"),
         (refused(graph_encoder=Strange()), "Strange"),
+        (refused(graph_encoder=wrapped), "layer must be a Linear, got Sequential"),
         (Hypformer(FEATURES, 8, 3, dropout=0.5), "eval"),
     ],
 )
@@ -282,6 +287,18 @@ def test_an_argument_out_of_range_is_named(wrong: dict[str, Any]) -> None:
     model, x = trained("alone", steps=0)
     with pytest.raises(ValueError, match=next(iter(wrong))):
         certify_node(model, x, EDGES, **{"node": 0, "radius": 0.1, **wrong})
+
+
+@torch.no_grad()
+def test_where_the_model_has_no_result_nothing_is_certified() -> None:
+    """The cap does not depend on the features, nor on most of the weights."""
+    model, x = refused().double(), torch.randn(NODES, FEATURES).double()
+    for wrong in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=r"^x must be finite"):
+            certified_radius(model, x.index_fill(0, torch.tensor([3]), wrong), EDGES, [0])
+    model.encoder.blocks[0].attention.query.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"^model\(x\) must be finite"):
+        certify_node(model, x, EDGES, 0, 0.1)
 
 
 def test_changes_of_edges_are_refused() -> None:

@@ -48,6 +48,18 @@ def test_sums_that_cancel_are_held_with_their_rounding(threat: Threat) -> None:
         assert ((found.center - 1).abs() <= forms.spread(found)).all()
 
 
+@pytest.mark.parametrize("threat", THREATS)
+@torch.no_grad()
+def test_biases_of_other_convolutions_are_counted(threat: Threat) -> None:
+    """Where a user put linear maps in their place, which GCN adds before it propagates."""
+    encoder = GCN(2, 3, 3, residual=True)
+    encoder.convolutions[0], encoder.skips[0] = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    encoder, x = encoder.double(), torch.randn(2, 2).double()
+    edges = torch.tensor([[0, 1], [1, 0]])
+    found = enclosed(graph_branch(encoder, x, edges), x, 0, 0.0, threat)
+    torch.testing.assert_close(found.center[0], encoder(x, edges)[0])
+
+
 @pytest.mark.parametrize("residual", [True, False])
 @torch.no_grad()
 def test_the_change_of_a_convolution_is_held_with_its_rounding(*, residual: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from holonomy import checks
 from holonomy.layers import HypLinearAttention
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
@@ -58,11 +59,13 @@ class Enclosure:
         refuse_decoder(model.decoder)
         self.model = cast("Hypformer", widened(model))
         self.x = (x if x.layout == torch.strided else x.to_dense()).detach().double()
+        checks.finite("x", self.x)
         self.edge_index = edge_index
         # Whether what follows a moving token may be taken from a bound on a larger ball, which is most of the time.
         self.reuse = False
         self._known: dict[int, tuple[float, list[TokenForms]]] = {}
         self.logits = self.model(self.x, edge_index)
+        checks.finite("model(x)", self.logits)
         self.graph = None
         reads: list[Tensor] = []
         encoder = self.model.encoder

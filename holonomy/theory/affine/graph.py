@@ -207,11 +207,11 @@ class Convolved(GraphBranch):
         hidden, last = x, len(encoder.convolutions) - 1
         for i, (convolution, bias) in enumerate(zip(encoder.convolutions, encoder.biases, strict=True)):
             weight, skip = weight_of(convolution), None
-            before = propagate(hidden @ weight.T) + bias.double()
+            before = propagate(convolution(hidden)) + bias.double()
             if encoder.residual:
                 layer = encoder.skips[i]
                 skip = torch.eye(len(weight)).double() if isinstance(layer, nn.Identity) else weight_of(layer)
-                before = before + hidden @ skip.T
+                before = before + layer(hidden)
             self.layers.append(_Layer(weight, skip, before))
             hidden = before if i == last else torch.relu(before)
         self.result = hidden

@@ -55,6 +55,8 @@ def as_stated(layer: object, kind: type) -> None:
                 f"got some at {type(part).__name__}."
             )
     kinds = type(layer).__mro__
+    if kind not in kinds:
+        raise NotCoveredError(f"layer must be a {kind.__name__}, got {type(layer).__name__}.")
     strangers = [own for own in kinds[: kinds.index(kind)] if not own.__module__.startswith("holonomy.")]
     if any(callable(vars(own).get(name)) for own in (layer, *strangers) for name in ("forward", "space", "affine")):
         raise NotCoveredError(
