@@ -7,7 +7,8 @@ by the maps of all its classes together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,6 +38,11 @@ class End(NamedTuple):
     plan: GatherPlan
     entries: Float[Tensor, "rows width"]
 
+    def by_graph(self) -> Sequence[Float[Tensor, "rows width"]]:
+        """The entries of each graph. One split, not slices: the gradient of each would be a whole table of zeros."""
+        bounds = self.plan.bounds
+        return (self.entries,) if len(bounds) == 2 else self.entries.split([b - a for a, b in pairwise(bounds)])
+
 
 class Ends(NamedTuple):
     """All that is attended to and asked for, by pattern, and how many rows the result has."""
@@ -51,14 +57,17 @@ _Projected = dict[Partition, Tensor]
 
 def both_ends(classes: Classes, x: Hyperedges, to: HyperedgePlan) -> Ends:
     """The entries of the tuples of each pattern, of the hyperedges and of those that are asked for."""
+    # The last row is what hyperedges that are not listed read.
+    padded = torch.cat([x.values, x.values.new_zeros(1, x.values.shape[1])])
 
     def gathered(tuples: HyperedgePlan, pattern: Partition) -> End:
         plan = gather_plan(x.plan, tuples, pattern)
-        return End(plan, gather(x.values, plan))
+        return End(plan, gather(padded, plan))
 
     patterns = sorted({orbit.writes.pattern for orbit in classes.orbits})
     inputs = {p: gathered(x.plan, p) for p in classes.by_input}
-    return Ends(inputs, {p: gathered(to, p) for p in patterns}, to.indices.shape[0])
+    known = inputs if to is x.plan else {}
+    return Ends(inputs, {p: known.get(p) or gathered(to, p) for p in patterns}, to.indices.shape[0])
 
 
 def coupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected) -> Tensor:
@@ -124,17 +133,17 @@ def pooled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends) -> Tensor:
     away = centering.of_classes(classes, maps, centering.of_hyperedges(x, classes.entries))
     shift = {p: torch.cat([away[orbit] for orbit in orbits], -1) for p, orbits in classes.by_input.items()}
     parts: dict[Partition, list[Tensor]] = {p: [] for p in ends.outputs}
+    inputs, outputs = ({p: end.by_graph() for p, end in side.items()} for side in (ends.inputs, ends.outputs))
     for graph in range(x.num_graphs):
         sums: dict[Orbit, tuple[Tensor, Tensor]] = {}
-        for pattern, (plan, entries) in ends.inputs.items():
-            here = entries[plan.bounds[graph] : plan.bounds[graph + 1]]
-            sums |= _pooled(classes, maps, pattern, here, shift[pattern][graph])
-        for pattern, (plan, entries) in ends.outputs.items():
-            here = entries[plan.bounds[graph] : plan.bounds[graph + 1]]
-            parts[pattern].append(_attend(classes, maps, pattern, here, sums))
+        for pattern, entries in inputs.items():
+            sums |= _pooled(classes, maps, pattern, entries[graph], shift[pattern][graph])
+        for pattern, entries in outputs.items():
+            parts[pattern].append(_attend(classes, maps, pattern, entries[graph], sums))
     result = x.values.new_zeros(ends.rows, maps.value.shape[1])
-    for pattern, rows in parts.items():
-        result = result.index_add(0, ends.outputs[pattern].plan.rows, torch.cat(rows).to(result.dtype))
+    for pattern, (rows, *more) in parts.items():
+        whole = torch.cat([rows, *more]) if more else rows
+        result = result.index_add(0, ends.outputs[pattern].plan.rows, whole.to(result.dtype))
     return result
 
 

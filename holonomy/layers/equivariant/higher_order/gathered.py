@@ -58,11 +58,9 @@ def gather_plan(edges: HyperedgePlan, asked: HyperedgePlan, pattern: Partition) 
     return edges.computed(("gather", pattern), make, asked)
 
 
-def gather(values: Float[Tensor, "edges dim"], plan: GatherPlan) -> Float[Tensor, "rows width"]:
-    """The features of all hyperedges on the nodes of each tuple, side by side, zero where there is none."""
+def gather(padded: Float[Tensor, "edges_and_zeros dim"], plan: GatherPlan) -> Float[Tensor, "rows width"]:
+    """The features of all hyperedges on the nodes of each tuple, side by side; the last row where there is none."""
     rows, entries = plan.entries.shape
     if entries == 0:
-        return values.new_ones(rows, 1)
-    # The last row is what hyperedges that are not listed read.
-    padded = torch.cat([values, values.new_zeros(1, values.shape[1])])
-    return padded.index_select(0, plan.entries.flatten()).view(rows, entries * values.shape[1])
+        return padded.new_ones(rows, 1)
+    return padded.index_select(0, plan.entries.flatten()).view(rows, entries * padded.shape[1])
