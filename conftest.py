@@ -10,8 +10,10 @@ law of the suite.
 from __future__ import annotations
 
 import builtins
+import inspect
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,38 @@ def without_shape_checks() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", value=True)
     yield
     jaxtyping.config.update("jaxtyping_disable", value=False)
+
+
+def undecorated(value: Any) -> Any:
+    """What stood under a name before jaxtyping decorated it; the value itself, where it did not."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return type(value)(undecorated(value.__func__))
+    if isinstance(value, property):
+        return property(*map(undecorated, (value.fget, value.fset, value.fdel)))
+    decorated = inspect.isfunction(value) and value.__globals__["__name__"] == "jaxtyping._decorator"
+    # Not __wrapped__, which a decorator of the library above has set to what stands below itself.
+    return inspect.getclosurevars(value).nonlocals["fn"] if decorated else value
+
+
+@cache
+def decorated() -> list[tuple[Any, str, Any, Any]]:
+    """The library's names for decorated functions: the module or class, the name, what stands under it, what stood."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "holonomy"]
+    found = (value for module in modules for value in vars(module).values() if inspect.isclass(value))
+    owners = {*modules, *(kind for kind in found if kind.__module__.startswith("holonomy"))}
+    places = [(owner, name, value, undecorated(value)) for owner in owners for name, value in vars(owner).items()]
+    return [place for place in places if place[2] is not place[3]]
+
+
+@pytest.fixture
+def without_decorators(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Take the decorators of the checks off, too: torch.compile traces each, in a third of its time."""
+    request.getfixturevalue("without_shape_checks")
+    for owner, name, _, plain in decorated():
+        setattr(owner, name, plain)
+    yield
+    for owner, name, value, _ in decorated():
+        setattr(owner, name, value)
 
 
 @pytest.fixture(autouse=True)

@@ -254,6 +254,7 @@ COMPILED = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_decorators")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # read by dynamo itself where a graph breaks
 @pytest.mark.parametrize("call", COMPILED)
 def test_a_compiled_module_is_the_eager_one_where_sizes_depend_on_numbers(call):

@@ -154,6 +154,7 @@ def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_decorators")
 @cases_where(richest_of_its_class)
 def test_compiles_without_a_graph_break(case, device):
     """One case of each class, for each takes seconds, and of those its first one down to operators."""

@@ -485,6 +485,7 @@ def test_planted_errors_are_noticed(name, options, where, what, wrong, law, monk
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_decorators")
 @cases_where(lambda case: sequential(case) and case is next(filter(sequential, alike(case))))
 def test_a_step_compiles_without_a_graph_break(case, device):
     _, module, (x,) = build(case, device, torch.float64, nodes=3)

@@ -155,7 +155,7 @@ def test_second_derivatives_are_those_of_the_definition(name, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("without_decorators")
 def test_a_block_on_one_manifold_compiles_whole(device):
     """The compiler refused a curvature that came twice."""
     block = HypformerBlock(DIM, 2, manifold(-1.0, D), dtype=D).to(device)
@@ -169,7 +169,7 @@ def test_a_block_on_one_manifold_compiles_whole(device):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("without_decorators")
 @pytest.mark.parametrize("dim", [16, 48, 20])
 def test_compiled_midpoints_and_times_keep_their_digits(dim, device):
     """At every radius and at the origin; where 16 divides the width, rows are summed by a product."""

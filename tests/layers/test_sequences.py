@@ -173,7 +173,7 @@ def test_long_sequences_under_autocast(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("without_decorators")
 @pytest.mark.parametrize("nodes", [5, 100])
 def test_causal_attention_compiles_without_a_graph_break(nodes):
     manifold = Lorentz(-0.7, dtype=D)

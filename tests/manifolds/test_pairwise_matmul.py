@@ -120,7 +120,7 @@ def test_the_rule() -> None:
 
 @pytest.mark.parametrize("radius", [1.0, 10.0, 30.0, 60.0, 80.0])
 @pytest.mark.parametrize("count", [3, 200])
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("without_decorators")
 def test_compiled_and_transformed_distances_are_the_eager_ones(count: int, radius: float) -> None:
     """Of points far out on one ray, a unit in the last place apart, opposite, and coincident."""
     kappa = torch.tensor([-1.0])

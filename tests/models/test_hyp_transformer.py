@@ -176,7 +176,7 @@ def test_tokens_of_middling_reach_are_not_held_in_float16(seed):
     torch.testing.assert_close(model.half()(x.half()).to(D), expected, rtol=0.01, atol=0.01)
 
 
-@pytest.mark.usefixtures("without_shape_checks")  # which refuse symbols
+@pytest.mark.usefixtures("without_decorators")  # which refuse symbols
 @pytest.mark.parametrize(("attention", "is_causal"), [("linear", False), ("softmax", True)])
 def test_an_exported_model_takes_sequences_of_other_lengths(attention, is_causal):
     model, x = HypTransformer(3, 8, layers=1, heads=2, attention=attention, max_tokens=20).eval(), torch.randn(2, 6, 3)

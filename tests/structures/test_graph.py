@@ -79,7 +79,7 @@ def test_hypformer_takes_it(device):
         model(x, Graph(edges, 4), batch)
 
 
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("without_decorators")
 def test_compiled_it_gives_the_same(device):
     encoder, held = GCN(3, 5, 2).to(device), Graph(EDGES, 4).to(device)
     x = torch.randn(4, 3, device=device)
