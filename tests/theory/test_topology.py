@@ -51,6 +51,22 @@ def test_hops_on_a_path():
     assert hop_distances(path(4))[0].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("graph", [torch.zeros(2, 2).double(), torch.block_diag(cycle(4), cycle(5))])
+def test_no_bound_is_finite_where_a_graph_is_not_connected(graph, dtype):
+    """Rounding gives a second eigenvalue that is not zero."""
+    assert chung_bound(graph.to(dtype)) == math.inf
+    for kind in ("normalised", "combinatorial"):
+        assert spectral_diameter_bound(graph.to(dtype), kind) == math.inf
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_adjacencies_of_integers_are_refused():
+    """They have no infinity for what is not connected."""
+    for measure in (radius_and_diameter, spectral_diameter_bound, chung_bound):
+        with pytest.raises(TypeError, match=r"^adjacency must be a floating-point tensor, got torch.int64\.$"):
+            measure(torch.zeros(2, 2, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 12])
 def test_spectra_of_complete_graphs(n):
     assert torch.allclose(laplacian_spectrum(complete(n), "combinatorial")[1:], torch.tensor(float(n)).double())

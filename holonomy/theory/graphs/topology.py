@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import checks, numerics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """Count the steps of the shortest paths, infinite where there is none."""
+    checks.floating("adjacency", adjacency)
     reached = torch.eye(adjacency.shape[0], dtype=torch.bool, device=adjacency.device)
     distance = torch.where(reached, 0.0, math.inf).to(adjacency.dtype)
     for step in range(1, adjacency.shape[0]):
@@ -45,6 +46,7 @@ def laplacian_spectrum(
     adjacency: Float[Tensor, "n n"], kind: Literal["combinatorial", "normalised"] = "normalised"
 ) -> Float[Tensor, " n"]:
     """Eigenvalues of :math:`D - A`, or of :math:`I - D^{-1/2} A D^{-1/2}`, in increasing order."""
+    checks.floating("adjacency", adjacency)
     degree = adjacency.sum(1)
     laplacian = torch.diag(degree) - adjacency
     if kind == "normalised":
@@ -56,19 +58,28 @@ def laplacian_spectrum(
 def spectral_diameter_bound(
     adjacency: Float[Tensor, "n n"], kind: Literal["combinatorial", "normalised"] = "normalised"
 ) -> float:
-    r"""Evaluate the printed :math:`96 \log n / \lambda_2`."""
-    second = laplacian_spectrum(adjacency, kind)[1].item()
+    r"""Evaluate the printed :math:`96 \log n / \lambda_2`, infinite where the graph is not connected."""
+    second, _ = _second_and_last(laplacian_spectrum(adjacency, kind))
     return 96 * math.log(adjacency.shape[0]) / second if second > 0 else math.inf
+
+
+def _second_and_last(values: Tensor) -> tuple[float, float]:
+    """Two eigenvalues; the second is zero where rounding may have made it."""
+    second, last = values[1].item(), values[-1].item()
+    return (second if second > numerics.tolerance(values.dtype).rtol * last else 0.0), last
 
 
 def chung_bound(adjacency: Float[Tensor, "n n"]) -> float:
     r"""Bound the diameter as Chung, Faber and Manteuffel (1994) do.
 
     .. math:: \left\lfloor \mathrm{arcosh}(n-1) \Big/ \mathrm{arcosh}\frac{\lambda_n + \lambda_2}{\lambda_n - \lambda_2}
-        \right\rfloor + 1 .
+        \right\rfloor + 1 ,
+
+    infinite where the graph is not connected.
     """
-    values = laplacian_spectrum(adjacency, "combinatorial")
-    second, last = values[1].item(), values[-1].item()
+    second, last = _second_and_last(laplacian_spectrum(adjacency, "combinatorial"))
+    if second == 0:
+        return math.inf
     slack = numerics.tolerance(adjacency.dtype).rtol
     if last - second <= slack * last:
         return 1.0
