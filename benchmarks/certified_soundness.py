@@ -44,6 +44,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"transformer": False, "graph_encoder": "residual"},
     {"layers": 2, "attention": "softmax", "heads": 2, "decoder": "prototypes", "norm_eps": 0.1},
     {"layers": 2, "heads": 2, "power": 1.5, "decoder": "mlr", "graph_encoder": "propagation"},
+    {"layers": 1, "norm": "rms"},
+    {"layers": 2, "norm": "rms", "attention": "softmax", "heads": 2, "decoder": "prototypes"},
 ]
 
 

@@ -1,4 +1,4 @@
-"""What is known of a LayerNorm's result whatever comes in: hand-worked cases in fifty digits, where it is attained."""
+"""What is known of a norm's result whatever comes in: hand-worked cases in fifty digits, where it is attained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from mpmath import asinh, mp, mpf, sqrt
 from torch import Tensor, nn
 
-from holonomy.layers import HypLayerNorm
+from holonomy.layers import HypLayerNorm, HypRMSNorm
+from holonomy.layers.hyperbolic.block import Norm
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
@@ -24,14 +25,15 @@ pytestmark = pytest.mark.usefixtures("without_shape_checks")
 GAIN, SHIFT, ROW = 0.7, 0.3, 1.1
 
 
-def encoder_of(features: int, gain: Tensor, shift: Tensor) -> HypformerEncoder:
-    """An encoder whose last LayerNorm has this gain and shift."""
-    model = Hypformer(2, features, 2, layers=1, graph_encoder=None, curvature=-0.3).double().eval()
+def encoder_of(features: int, gain: Tensor, shift: Tensor, norm: Norm = "layer") -> HypformerEncoder:
+    """An encoder whose last norm has this gain and, if it is a LayerNorm, shift."""
+    model = Hypformer(2, features, 2, layers=1, graph_encoder=None, curvature=-0.3, norm=norm).double().eval()
     encoder = cast("HypformerEncoder", model.encoder)
-    norm = cast("Any", encoder.blocks[-1]).norm_feedforward.function.norm
+    last = cast("Any", encoder.blocks[-1]).norm_feedforward.function.norm
     with torch.no_grad():
-        norm.weight.copy_(gain)
-        norm.bias.copy_(shift)
+        last.weight.copy_(gain)
+        if norm == "layer":
+            last.bias.copy_(shift)
     return encoder
 
 
@@ -76,13 +78,15 @@ def test_the_least_product_of_two_features(gain: float, shift: tuple[float, floa
         assert truth - abs(truth) * mpf("1e-12") <= mpf(found) <= truth
 
 
+@pytest.mark.parametrize("kind", ["layer", "rms"])
 @torch.no_grad()
-def test_no_result_is_beyond_what_is_said_of_all() -> None:
-    encoder = encoder_of(5, torch.rand(5).double() + 0.5, torch.randn(5).double())
+def test_no_result_is_beyond_what_is_said_of_all(kind: Norm) -> None:
+    encoder = encoder_of(5, torch.rand(5).double() + 0.5, torch.randn(5).double(), kind)
     norm = cast("Any", encoder.blocks[-1]).norm_feedforward
     gain, shift = points.gain_of(norm)
     drawn = torch.randn(4000, 5).double()
-    drawn = drawn - drawn.mean(-1, keepdim=True)
+    if kind == "layer":
+        drawn = drawn - drawn.mean(-1, keepdim=True)
     y = gain * drawn / drawn.norm(dim=-1, keepdim=True) * math.sqrt(5) + shift
     logs = norm.manifold_out.logmap0(norm.manifold_out.lift(y))[:, 1:]
     assert logs.norm(dim=-1).max() <= cap.farthest(encoder)
@@ -121,3 +125,19 @@ def test_a_form_that_failed_becomes_all_that_the_layer_norm_gives() -> None:
     torch.testing.assert_close(
         forms.spread(forms.linear(found, torch.ones(1, 2).double()))[1:], torch.zeros(2, 1).double()
     )
+
+
+@torch.no_grad()
+def test_an_rms_norm_gives_an_ellipsoid() -> None:
+    layer = HypRMSNorm(2, Lorentz(-0.3), dtype=torch.float64)
+    cast("Any", layer.function).norm.weight.copy_(pair(GAIN, 2 * GAIN))
+    noise = Noise.of(1, 1, torch.zeros(1).double())
+    noise.fail(torch.tensor([True]))
+    zero = torch.zeros(1, 2).double()
+    found = points.within_sphere(layer, forms.Form(noise, zero, zero[..., None], zero))
+    torch.testing.assert_close(found.center, zero)
+    turns = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]).double()
+    reached = forms.spread(forms.linear(found, turns))[0]
+    truth = math.sqrt(2) * (turns * pair(GAIN, 2 * GAIN)).norm(dim=-1)
+    assert (truth <= reached).all()
+    torch.testing.assert_close(reached, truth)

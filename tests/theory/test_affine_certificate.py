@@ -41,6 +41,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "lorentzian": {"attention": "softmax", "similarity": "lorentz_squared", "layers": 2, "decoder": "mlr"},
     "distances": {"attention": "softmax", "similarity": "geodesic", "heads": 2, "norm_eps": 0.1},
     "two blocks": {"layers": 2, "heads": 2, "graph_encoder": None},
+    "RMS norm": {"norm": "rms", "heads": 2},
+    "two blocks, RMS norm": {"norm": "rms", "layers": 2, "attention": "softmax", "graph_encoder": None},
     "two blocks, midpoint": {"layers": 2, "average": "midpoint", "norm_eps": 0.1, "curvature": -2.0},
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
-r"""The cap: what is known of the transformer branch from its last LayerNorm alone: L9.
+r"""The cap: what is known of the transformer branch from its last normalisation alone: L9.
 
 **L9.** Whatever comes in, the last LayerNorm gives :math:`y = \gamma u + \beta` with :math:`|u| \le \sqrt d`
-orthogonal to 1. So for every a, with m the least :math:`a \cdot y` on this set, R the largest :math:`|y|` and
-:math:`f(t) = \operatorname{arsinh}(k t)/k`, the product :math:`a \cdot \log_o(y)` is at least
-:math:`-|a| f(\min(R, -m/|a|))` if m < 0, and :math:`m f(R)/R` if not.
+orthogonal to 1, and an RMS norm :math:`\gamma u` with any u that long. So for every a, with m the least
+:math:`a \cdot y` on this set, R the largest :math:`|y|` and :math:`f(t) = \operatorname{arsinh}(k t)/k`, the product
+:math:`a \cdot \log_o(y)` is at least :math:`-|a| f(\min(R, -m/|a|))` if m < 0, and :math:`m f(R)/R` if not.
 
 *Proof.* :math:`a \cdot \log_o(y) = (a \cdot y) f(|y|)/|y|`, where :math:`a \cdot y \ge \max(m, -|a| |y|)`. f
 increases and f(t)/t decreases, so for m < 0 the worst length is where both bounds agree. QED
@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from holonomy.layers import HypLayerNorm
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import HypformerBlock
 from holonomy.theory.affine.arithmetic.forms import ROUNDING
-from holonomy.theory.affine.points import gain_of, root
+from holonomy.theory.affine.points import RowNorm, centered, gain_of, root
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
 def farthest(encoder: HypformerEncoder) -> Float[Tensor, ""]:
-    """How long the logarithm of a result of the encoder is at most; infinite where no LayerNorm is last."""
+    """How long the logarithm of a result of the encoder is at most; infinite where no such norm is last."""
     norm, radius = _last_norm(encoder), longest(encoder)
     if norm is None:
         return radius
@@ -37,7 +36,7 @@ def farthest(encoder: HypformerEncoder) -> Float[Tensor, ""]:
 
 
 def longest(encoder: HypformerEncoder) -> Float[Tensor, ""]:
-    """How long the space part of a result of the encoder is at most; infinite where no LayerNorm is last."""
+    """How long the space part of a result of the encoder is at most; infinite where no such norm is last."""
     norm = _last_norm(encoder)
     if norm is None:
         return torch.tensor(torch.inf).double()
@@ -54,8 +53,7 @@ def least_products(
         return torch.full(rows.shape[:-1], -torch.inf, dtype=rows.dtype)
     gain, shift = gain_of(norm)
     k, root_size = root(norm.manifold_out), math.sqrt(norm.features)
-    turned = rows * gain
-    turned = turned - turned.mean(-1, keepdim=True)
+    turned = centered(norm, rows * gain)
     least = (rows * shift).sum(-1) - root_size * turned.norm(dim=-1)
     least = least - ROUNDING * root_size * (rows.abs() * (gain.abs() + shift.abs())).sum(-1)
     size = rows.norm(dim=-1)
@@ -66,6 +64,6 @@ def least_products(
     return torch.where(least < 0, below, above) - ROUNDING * size * radius
 
 
-def _last_norm(encoder: HypformerEncoder) -> HypLayerNorm | None:
+def _last_norm(encoder: HypformerEncoder) -> RowNorm | None:
     norm = cast("nn.Module", cast("HypformerBlock", encoder.blocks[-1]).norm_feedforward)
-    return norm if isinstance(norm, HypLayerNorm) else None
+    return norm if isinstance(norm, RowNorm) else None

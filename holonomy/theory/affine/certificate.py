@@ -41,7 +41,7 @@ class NodeCertificate:
         target: the class that is to stay.
         margins: lower bounds of the target's logit minus each other ``(classes,)``; infinite at the target.
         affine: the same without the cap, minus infinity where it has no bound.
-        cap: the same with nothing known of the transformer but its last LayerNorm.
+        cap: the same with nothing known of the transformer but its last normalisation.
         layers: how much the remainders of each layer take from the least margin of ``affine``; ``"input"`` is the
             linear part, ``"second order"`` what is quadratic.
         threat: what moves, as :func:`certify_node` takes it.
@@ -108,7 +108,7 @@ def certify_node(
     runs in float32 differs from that function by its rounding, which is not bounded here: ask for margins above it.
 
     Covered: linear attention with any power and average, softmax attention with any similarity, any heads and number of
-    blocks, GCN, Propagation or no graph encoder, ReLU, layer and batch normalisation, and all decoders.
+    blocks, GCN, Propagation or no graph encoder, ReLU, layer, RMS and batch normalisation, and all decoders.
 
     Args:
         model: in evaluation.
@@ -175,7 +175,7 @@ def certified_radius(
         target: the classes that are to stay; the predicted ones if left out.
         threat: what moves: the features of each node ``nodes`` itself, or of all, see :func:`certify_node`.
         limit: the largest radius that is tried.
-        cap: whether the cap by the last LayerNorm may be used.
+        cap: whether the cap by the last normalisation may be used.
         progress: called with the number of nodes done and of all.
 
     Returns:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from holonomy.layers import HRC, HTC, ExpMapHTC, HypBatchNorm, HypDropout, HypLayerNorm
+from holonomy.layers import HRC, HTC, ExpMapHTC, HypBatchNorm, HypDropout, HypLayerNorm, HypRMSNorm
 from holonomy.manifolds import Lorentz
 from holonomy.theory.affine.arithmetic.entrywise import positive_power, sech_of_square, tanhc_of_square
 from holonomy.theory.affine.arithmetic.forms import (
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 # The largest rapidity.
 _FARTHEST = 300.0
 _LESS = 1 - ROUNDING
+# Normalisations of one row, see centered.
+RowNorm = HypLayerNorm | HypRMSNorm
 
 
 @dataclass(frozen=True)
@@ -171,16 +173,16 @@ def midpoint(one: Scaled, other: Scaled, weight: float, manifold: Lorentz) -> Sc
 
 
 def normalised(layer: nn.Module, point: Scaled) -> Ratio:
-    """Layer or batch normalisation of the space part (eq. 21), with the change of curvature."""
-    if isinstance(layer, HypLayerNorm):
-        as_stated(layer, HypLayerNorm)
+    """Layer, RMS or batch normalisation of the space part (eq. 21), with the change of curvature."""
+    if isinstance(layer, RowNorm):
+        as_stated(layer, HypLayerNorm if isinstance(layer, HypLayerNorm) else HypRMSNorm)
         inner = cast("nn.LayerNorm", cast("nn.Module", layer.function).norm)
         size = layer.features
         gain, shift = gain_of(layer)
-        centered = linear(point.space, torch.eye(size).double() - 1 / size)
+        space = linear(point.space, centered(layer, torch.eye(size).double()))
         extra = math.sqrt(size * inner.eps)
-        divisor, floor = length(join(centered, times(point.scale, extra))), point.floor * (extra * _LESS)
-        return Ratio(plus(times(centered, gain * math.sqrt(size)), linear(divisor, shift[:, None])), divisor, floor)
+        divisor, floor = length(join(space, times(point.scale, extra))), point.floor * (extra * _LESS)
+        return Ratio(plus(times(space, gain * math.sqrt(size)), linear(divisor, shift[:, None])), divisor, floor)
     if isinstance(layer, HypBatchNorm):
         as_stated(layer, HypBatchNorm)
         inner = cast("nn.BatchNorm1d", cast("nn.Module", layer.function).norm)
@@ -192,22 +194,32 @@ def normalised(layer: nn.Module, point: Scaled) -> Ratio:
         gain = gain / (inner.running_var.double() + inner.eps).sqrt()
         shift = shift - gain * inner.running_mean.double()
         return Ratio(plus(times(point.space, gain), linear(point.scale, shift[:, None])), point.scale, point.floor)
-    raise NotCoveredError(f"model must normalise by HypLayerNorm or HypBatchNorm, got {type(layer).__name__}.")
+    raise NotCoveredError(
+        f"model must normalise by HypLayerNorm, HypRMSNorm or HypBatchNorm, got {type(layer).__name__}."
+    )
 
 
-def gain_of(layer: HypLayerNorm) -> tuple[Tensor, Tensor]:
-    """Gain and shift of a LayerNorm, with its change of curvature, in float64."""
+def gain_of(layer: RowNorm) -> tuple[Tensor, Tensor]:
+    """Gain and shift of a normalisation of rows, with its change of curvature, in float64."""
     inner = cast("nn.LayerNorm", cast("nn.Module", layer.function).norm)
-    return _gain(inner.weight, inner.bias, layer.features, layer)
+    return _gain(inner.weight, getattr(inner, "bias", None), layer.features, layer)
+
+
+def centered(layer: RowNorm, rows: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+    """What is divided by its length: a LayerNorm subtracts the mean of each row, an RMS norm nothing."""
+    return rows - rows.mean(-1, keepdim=True) if isinstance(layer, HypLayerNorm) else rows
 
 
 def within_sphere(layer: nn.Module, form: Form) -> Form:
-    """What a LayerNorm gives whatever comes in, where the form has failed or reaches farther than that."""
-    if not isinstance(layer, HypLayerNorm):
+    """What a normalisation of rows gives whatever comes in, where the form has failed or reaches farther than that."""
+    if not isinstance(layer, RowNorm):
         return form
-    size = layer.features
     gain, shift = gain_of(layer)
-    matrix = gain[:, None] * (torch.eye(size).double() - 1 / size) * (math.sqrt(size) * (1 + ROUNDING))
+    matrix = (
+        gain[:, None]
+        * centered(layer, torch.eye(layer.features).double())
+        * (math.sqrt(layer.features) * (1 + ROUNDING))
+    )
     far = form.noise.failed | ~(reach(form) <= torch.linalg.matrix_norm(matrix, 2))
     if not bool(far.any()):
         return form
