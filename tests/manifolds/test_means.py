@@ -140,6 +140,18 @@ def test_axes_weights_and_nothing_to_average(dtype: torch.dtype) -> None:
     torch.testing.assert_close(frechet_mean(x[:, :0], manifold), origin)
 
 
+def test_nan_stays_visible_in_the_mean_of_its_own_points(dtype: torch.dtype) -> None:
+    manifold = Lorentz(-0.7, dtype=dtype)
+    x = manifold.lift(torch.randn(3, 5, 2, dtype=dtype))
+    expected, spoiled = frechet_mean(x, manifold), x.clone()
+    spoiled[1, 4, 2] = torch.nan
+    mean = frechet_mean(spoiled.requires_grad_(), manifold)
+    torch.testing.assert_close(mean[::2], expected[::2])
+    assert bool(mean[1].isnan().all())
+    (grad,) = torch.autograd.grad(mean.sum(), spoiled)
+    assert grad.isnan().flatten(1).any(1).tolist() == [False, True, False]
+
+
 def test_sets_that_have_arrived_wait_for_the_others() -> None:
     """Some points are their own mean, from the first step on; of others it takes several."""
     manifold = Lorentz(-1.0, dtype=torch.float64)

@@ -116,7 +116,7 @@ def _minimum(x: Tensor, shares: Tensor, scale: Tensor) -> Tensor:
             torch.where(moving, new, old) for new, old in ((tried, mean), (safe_next, safe), (newton_next, newton))
         )
         least = torch.minimum(least, pull)
-    return mean
+    return torch.where(newton.isnan(), newton, mean)  # where a point is nan, no step was taken
 
 
 def _steps(mean: Tensor, x: Tensor, shares: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
