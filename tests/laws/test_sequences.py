@@ -273,6 +273,14 @@ def test_no_memory_and_no_tokens(case, device):
     assert last.shape == none.shape[:-1] + last.shape[-1:]
 
 
+@cases_where(lambda case: crossing(case) and not case.ordered)
+def test_nan_in_a_memory_is_seen_at_every_token(case, device):
+    _, module, (x,) = build(case, device, torch.float64)
+    memory = x[..., :4, :].clone()
+    memory[..., 1, -1] = torch.nan
+    assert module(x, memory=memory).isnan().any(-1).all()
+
+
 def sums(case):
     """Whether attention is by sums over keys, which have no mask of pairs."""
     return hasattr(attention_of(module_of(case)), "log_scale") or "performer" in case.options.values()

@@ -150,6 +150,17 @@ def test_a_graph_does_not_depend_on_its_batch_mates(form, device):
         torch.testing.assert_close(layer(both).values[9:], layer(mate).values)
 
 
+@pytest.mark.parametrize(("order_in", "order_out"), [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)], ids=str)
+@every_sparse_form
+def test_nan_is_seen_in_every_entry(order_in, order_out, form, device):
+    """Every entry attends to every other one; weights of nan were taken for weights of zero."""
+    layer = attention_of(order_in, order_out, device, **form)
+    x = torch.randn(1, *[4] * order_in, 4, dtype=torch.float64, device=device)
+    x.view(-1, 4)[0, 0] = torch.nan
+    for result in (layer(x), layer(Hyperedges.from_dense(x)).values):
+        assert result.isnan().any(-1).all()
+
+
 @pytest.mark.parametrize("filling", [1e30, float("inf"), float("nan")])
 @every_form
 def test_padding_has_no_effect(form, filling, device):

@@ -61,7 +61,7 @@ def linear_average(
         mean, state = causal_linear_attention(query, key, value, mask, state)
     if curvature is None:
         return mean, state
-    some = (mean[..., :1] > 0).to(mean.dtype)
+    some = (mean[..., :1] != 0).to(mean.dtype)  # of nan, too
     return numerics.narrow(midpoint_of_sum(mean, some, curvature, torch.finfo(mean.dtype).eps), dtype), state
 
 

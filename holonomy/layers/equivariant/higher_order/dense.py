@@ -165,5 +165,6 @@ def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*row
     """
     weights = total[..., -1:]
     limits = torch.finfo(total.dtype)
-    certain = weights > (largest * (64 * limits.eps)).clamp_min(math.sqrt(limits.tiny))
+    # Weights of nan are not less, so that they are seen in the result.
+    certain = ~(weights <= (largest * (64 * limits.eps)).clamp_min(math.sqrt(limits.tiny)))
     return torch.where(certain, total[..., :-1] / torch.where(certain, weights, 1), 0)
