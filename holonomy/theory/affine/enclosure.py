@@ -22,9 +22,10 @@ from holonomy.theory.affine.attention.mixing import chunks
 from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
-from holonomy.theory.affine.graph import graph_branch, reading
+from holonomy.theory.affine.graph import reading
 from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
+from holonomy.theory.affine.traced import graph_branch
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
@@ -76,7 +77,7 @@ class Enclosure:
         if self.model.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
-            reads += reading(self.model.graph_encoder)
+            reads += reading(self.model.graph_encoder, self.x.shape[1])
             self.graph = graph_branch(self.model.graph_encoder, self.x, edge_index)
         # To first order a bound does not change with a span of what is read: no gradient goes through it.
         rows = torch.cat(reads).detach()

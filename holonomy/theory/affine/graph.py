@@ -46,20 +46,23 @@ def weight_of(layer: nn.Module) -> Tensor:
 
 
 @singledispatch
-def reading(encoder: Any) -> list[Tensor]:
-    """The weights that are multiplied with node features."""
+def reading(encoder: Any, dim: int) -> list[Tensor]:
+    """The weights that are multiplied with node features, of which there are ``dim``."""
+    del dim
     raise NotCoveredError(f"graph_encoder must be a GCN or a Propagation, got {type(encoder).__name__}.")
 
 
 @reading.register
-def _(encoder: GCN) -> list[Tensor]:
+def _(encoder: GCN, dim: int) -> list[Tensor]:
+    del dim
     as_stated(encoder, GCN)
     layers = [encoder.convolutions[0], *([encoder.skips[0]] if encoder.residual else [])]
     return [weight_of(layer) for layer in layers]
 
 
 @reading.register
-def _(encoder: Propagation) -> list[Tensor]:
+def _(encoder: Propagation, dim: int) -> list[Tensor]:
+    del dim
     as_stated(encoder, Propagation)
     return [weight_of(encoder.first)]
 

@@ -36,6 +36,7 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
+from holonomy.theory.attention.projections import NotCoveredError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -51,7 +52,8 @@ def enclose_all(
     branch: GraphBranch, noise: Noise, victim: int, basis: Float[Tensor, "dim first"], radius: float, threat: Threat
 ) -> Form:
     """The output of the victim; what is read of each perturbation is ``basis`` times its group and the radius."""
-    raise NotImplementedError
+    del noise, victim, basis, radius, threat
+    raise NotCoveredError(f"graph_encoder must be a GCN or a Propagation where all nodes move, got {type(branch)}.")
 
 
 @enclose_all.register

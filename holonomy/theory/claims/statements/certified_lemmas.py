@@ -1,4 +1,4 @@
-r"""Claims on the lemmas L5 to L8 and L10 to L17 of :mod:`holonomy.theory.affine`.
+r"""Claims on the lemmas L5 to L8 and L10 to L18 of :mod:`holonomy.theory.affine`.
 
 Where a lemma encloses what a layer gives, the ball is small and the change goes where the linear part is steepest: an
 enclosure that is exact to first order is attained there.
@@ -29,6 +29,7 @@ from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.branch import positioned
 from holonomy.theory.affine.graph import Convolved, graph_branch
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
+from holonomy.theory.affine.traced import TracedBranch
 from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers, ring
 from holonomy.theory.claims.verdict import Claims, Draws, Trial
@@ -443,3 +444,44 @@ def _sharpened(draws: Draws) -> Iterable[Trial]:
             switch = branch.last[0].switches[1]
             off = (moved - grid * switch.gradient.squeeze() - switch.center).abs().amax()
         yield Trial(off.item(), switch.rest.item(), floor=_TOLERANCE)
+
+
+class _Mixed(nn.Module):
+    """Nodes mixed by products and sums, ReLU, and a number for each entry."""
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()
+        self.mix, self.weight, self.bias = (
+            random_numbers(draws, *size) for size in ((_NODES, _NODES), (_FEATURES, 4), (4,))
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        before = torch.addmm(self.bias, self.mix @ x, self.weight)
+        sums = torch.zeros_like(before).index_add_(0, edge_index[1], before[edge_index[0]] / 3)
+        return torch.relu(before - sums) @ torch.diag(self.bias)
+
+
+@CLAIMS.add(
+    "certified.traced",
+    "L18",
+    "an encoder of linear maps and ReLU lies in what its operations are followed to; attained on a segment",
+    "lower",
+)
+def _traced(draws: Draws) -> Iterable[Trial]:
+    """L18: a perturbation of one number, and the entry that is farthest from its linear part on a grid and at kinks."""
+    edges, node, grid = ring(_NODES), torch.tensor([0]), torch.linspace(-1, 1, 65).double()
+    for _ in draws.rounds(20):
+        encoder, x = _Mixed(draws), random_numbers(draws, _NODES, _FEATURES)
+        size, turn = (
+            draws.logarithmic(0.1, 10.0),
+            torch.nn.functional.normalize(random_numbers(draws, _FEATURES, 1), dim=0),
+        )
+        with torch.no_grad():
+            found = TracedBranch(encoder, x, edges).enclose(_ball(1), node, node, turn[None], x.new_tensor([size]))
+            # A ReLU turns where its enclosure, from the middle, has gone down by the box.
+            kinks = (-(found.center - found.box * encoder.bias.sign()) / found.columns.squeeze(-1)).nan_to_num(0.0)
+            places = torch.cat([grid, kinks.clamp(-1, 1).flatten()])
+            truth = torch.stack([encoder(x.index_add(0, node, place * size * turn.T), edges)[0] for place in places])
+            off = (truth - found.center - places[:, None] * found.columns[0].T).abs().amax(0)
+            at = int((off / (found.box[0] + _TOLERANCE)).argmax())
+        yield Trial(off[at].item(), found.box[0, at].item(), floor=_TOLERANCE)

@@ -1,0 +1,291 @@
+"""Graph encoders of one's own: every number they can give lies in the enclosure, and what has no rule is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from holonomy.layers import GCN
+from holonomy.models import Hypformer
+from holonomy.ops.propagation import edge_list, normalised_edges
+from holonomy.theory import NotCoveredError, certified_radius, certify_node, margin_bounds
+from holonomy.theory.affine.arithmetic.forms import Noise, spread
+from holonomy.theory.affine.traced import TracedBranch
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
+NODES, FEATURES, HIDDEN = 7, 3, 4
+EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6], [1, 0, 2, 1, 3, 2, 4, 3, 5, 4, 6, 5]])
+
+
+class Own(nn.Module):
+    """A function of features, edges and three linear maps."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.one, self.two = nn.Linear(FEATURES, HIDDEN), nn.Linear(FEATURES, HIDDEN, bias=False)
+        self.three = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.function(x, edge_index, self.one, self.two, self.three)
+
+
+Linear = Callable[[Tensor], Tensor]
+
+
+def added(x: Tensor, edge_index: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_add_(0, edge_index[1], x[edge_index[0]])
+
+
+def degrees(x: Tensor, edge_index: Tensor) -> Tensor:
+    return x.new_zeros(len(x)).index_add_(0, edge_index[1], x.new_ones(edge_index.shape[1])).clamp_(min=1)[:, None]
+
+
+def matrix(x: Tensor, edge_index: Tensor) -> Tensor:
+    one = torch.ones(edge_index.shape[1]).double()
+    return torch.zeros(len(x), len(x)).double().index_put((edge_index[1], edge_index[0]), one, accumulate=True)
+
+
+def sage(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
+    hidden = torch.relu(one(x) + two(added(x, e) / degrees(x, e)))
+    return three(hidden) - 0.5 * three(added(hidden, e) / degrees(x, e)).relu_()
+
+
+def attended(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
+    """Products with dense and sparse matrices, and heads side by side."""
+    heads = functional.relu(one(x)).view(len(x), 2, -1).transpose(0, 1)
+    mixed = torch.bmm(matrix(x, e).expand(2, -1, -1), heads).permute(1, 0, 2).reshape(len(x), -1)
+    return three(functional.relu(mixed - matrix(x, e).to_sparse() @ two(x)))
+
+
+def beside(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
+    """Parts side by side, totals and scatters."""
+    source = e[0][:, None].expand(-1, HIDDEN)
+    sums = x.new_zeros(len(x), HIDDEN).scatter_add(0, e[1][:, None].expand(-1, HIDDEN), one(x).gather(0, source))
+    both = torch.cat([sums.relu(), torch.stack([two(x), -sums], 1).sum(1)], -1)
+    whole = both[:, :HIDDEN] + 2 * both.index_select(1, torch.arange(HIDDEN, 2 * HIDDEN)).mul_(0.3)
+    return functional.relu(whole + whole.mean(0, keepdim=True)) @ three.weight.T + 1.5  # type: ignore[attr-defined]
+
+
+def linear(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
+    """Without a ReLU: exact."""
+    del three
+    return one(x) + added(two(x), e)
+
+
+def still(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
+    """Of no features at all."""
+    del one, two
+    return three(torch.log1p(degrees(x, e)).expand(-1, HIDDEN))
+
+
+ENCODERS = {part.__name__: part for part in (sage, attended, beside, linear, still)}
+
+
+def branch_of(name: str, seed: int = 0) -> TracedBranch:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return TracedBranch(Own(ENCODERS[name]).double(), torch.randn(NODES, FEATURES).double(), EDGES)
+
+
+def enclosed(branch: TracedBranch, radius: float) -> Any:
+    """The result of node 2 where node 1 and where itself moves."""
+    moving, basis = torch.tensor([1, 2]), torch.eye(FEATURES).double().expand(2, -1, -1)
+    noise = Noise.of(2, FEATURES, branch.x)
+    return branch.enclose(noise, moving, torch.tensor([2, 2]), basis, torch.full((2,), radius, dtype=torch.float64))
+
+
+def reached(branch: TracedBranch, node: int, change: Tensor) -> Tensor:
+    moved = branch.x.index_add(0, torch.tensor([node]), change[None])
+    return branch.encoder(moved, branch.edge_index)[2]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("radius", [1e-3, 0.3, 3.0])
+@torch.no_grad()
+def test_every_result_lies_in_the_enclosure(name: str, radius: float) -> None:
+    for seed in range(3):
+        branch = branch_of(name, seed)
+        found = enclosed(branch, radius)
+        turns = functional.normalize(torch.randn(200, FEATURES).double(), dim=-1)
+        turns = torch.cat([turns, turns * torch.rand(200, 1).double()])
+        for problem, node in enumerate((1, 2)):
+            at = found.center[problem] + turns @ found.columns[problem].T
+            truth = torch.stack([reached(branch, node, radius * turn) for turn in turns])
+            assert ((truth - at).abs() <= found.box[problem]).all()
+
+
+@torch.no_grad()
+def test_linear_encoders_are_exact_and_still_ones_do_not_move() -> None:
+    found = enclosed(branch_of("linear"), 1e3)
+    assert (found.box < 1e-8).all()
+    assert (spread(found) > 1).all()
+    assert (spread(enclosed(branch_of("still"), 1e3)) < 1e-8).all()
+
+
+@pytest.mark.parametrize("name", ["sage", "attended", "beside"])
+@torch.no_grad()
+def test_to_first_order_the_enclosure_is_the_derivative(name: str) -> None:
+    branch = branch_of(name)
+    found = enclosed(branch, 1e-7)
+    with torch.enable_grad():
+        slopes = torch.autograd.functional.jacobian(
+            lambda change: reached(branch, 2, change), torch.zeros(FEATURES).double()
+        )
+    torch.testing.assert_close(found.columns[1] / 1e-7, slopes, rtol=1e-6, atol=1e-6)
+    assert (found.box[1] < 1e-12).all()
+
+
+@torch.no_grad()
+def test_a_relu_is_enclosed_to_both_ends() -> None:
+    """A sharp family: of one number between -l and u both sides are attained, so that any smaller box is noticed."""
+
+    class One(nn.Module):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            del edge_index
+            return torch.relu(x)
+
+    for center in (-0.4, 0.0, 0.7):
+        x = torch.full((1, 1), center, dtype=torch.float64)
+        found = TracedBranch(One(), x, EDGES[:, :0]).enclose(
+            Noise.of(1, 1, x), *2 * [torch.tensor([0])], torch.ones(1, 1, 1).double(), torch.ones(1).double()
+        )
+        places = torch.tensor([-1.0, -center, 1.0], dtype=torch.float64)
+        off = torch.relu(center + places) - (found.center + found.columns * places).flatten()
+        torch.testing.assert_close(off.abs(), found.box.flatten().expand(3), rtol=1e-12, atol=1e-12)
+
+
+class Rewritten(nn.Module):
+    """A GCN whose convolutions are products with a matrix."""
+
+    def __init__(self, gcn: GCN) -> None:
+        super().__init__()
+        self.gcn = gcn
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target, weight = normalised_edges(edge_list(edge_index), len(x), torch.float64)
+        mix = torch.zeros(len(x), len(x)).double().index_put((target, source), weight, accumulate=True)
+        last = len(self.gcn.convolutions) - 1
+        for i, (convolution, bias) in enumerate(zip(self.gcn.convolutions, self.gcn.biases, strict=True)):
+            x = mix @ convolution(x) + bias
+            x = torch.relu(x) if i < last else x
+        return x
+
+
+def models() -> tuple[Hypformer, Hypformer, Tensor]:
+    torch.manual_seed(0)
+    gcn = GCN(FEATURES, 6, 8, layers=3)
+    known, own = (
+        Hypformer(FEATURES, 8, 3, layers=1, graph_encoder=encoder).double().eval() for encoder in (gcn, Rewritten(gcn))
+    )
+    own.load_state_dict(
+        {name.replace("graph_encoder.", "graph_encoder.gcn."): x for name, x in known.state_dict().items()}
+    )
+    return known, own, torch.randn(NODES, FEATURES).double()
+
+
+def test_a_rewritten_gcn_has_nearly_the_radius_of_the_library_s() -> None:
+    known, own, x = models()
+    torch.testing.assert_close(own(x, EDGES), known(x, EDGES))
+    radii = certified_radius(own, x, EDGES, range(NODES)) / certified_radius(known, x, EDGES, range(NODES))
+    assert (radii > 0.7).all()
+    assert (radii < 1.2).all()
+
+
+def test_no_point_of_a_certified_ball_breaks_a_margin() -> None:
+    torch.manual_seed(0)
+    for name in ("sage", "attended", "beside"):
+        model = Hypformer(FEATURES, HIDDEN, 3, layers=1, graph_encoder=Own(ENCODERS[name])).double().eval()
+        x = torch.randn(NODES, FEATURES).double()
+        for node, victim in ((2, 2), (1, 2)):
+            certificate = certify_node(model, x, EDGES, node, 0.2, victim=victim)
+            change = 0.2 * functional.normalize(torch.randn(100, FEATURES).double(), dim=-1)
+            for one in change:
+                with torch.no_grad():
+                    logits = model(x.index_add(0, torch.tensor([node]), one[None]), EDGES)[victim]
+                below = logits[certificate.target] - logits < certificate.margins
+                below[certificate.target] = False
+                assert not below.any()
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GIN"])
+def test_encoders_of_pytorch_geometric_are_covered(name: str) -> None:
+    geometric = pytest.importorskip("torch_geometric.nn").models
+    torch.manual_seed(0)
+    options = {"norm": None} if name == "GIN" else {}
+    encoder = getattr(geometric, name)(FEATURES, 6, 2, 8, **options)
+    model = Hypformer(FEATURES, 8, 3, layers=1, graph_encoder=encoder).double().eval()
+    x = torch.randn(NODES, FEATURES).double()
+    radius = certified_radius(model, x, EDGES, [2])
+    assert radius > 0
+    kept = model(x, EDGES)[2].argmax()
+    for change in radius * functional.normalize(torch.randn(100, FEATURES).double(), dim=-1):
+        assert model(x.index_add(0, torch.tensor([2]), change[None]), EDGES)[2].argmax() == kept
+
+
+def _in_view(x: Tensor) -> Tensor:
+    result = x.new_zeros(len(x), 2, FEATURES)
+    result.unbind(1)[0].add_(x)
+    return result[:, 0]
+
+
+def _after_a_view(x: Tensor) -> Tensor:
+    hidden = 2 * x
+    part = hidden[:]
+    hidden.relu_()
+    return part
+
+
+def _overwritten(x: Tensor) -> Tensor:
+    result = torch.zeros(len(x), FEATURES).double()
+    result.index_add_(0, torch.arange(len(x)), x)
+    return result
+
+
+def _by_value(x: Tensor) -> Tensor:
+    return x if float(x.sum()) > 0 else -x
+
+
+REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "square": lambda x: x * x,
+    "product": lambda x: x @ x.T @ x,
+    "quotient": lambda x: 1 / x,
+    "largest": lambda x: x.amax(0, keepdim=True).expand_as(x),
+    "sorted": lambda x: x.sort(0).values,
+    "branch": _by_value,
+    "indexed by features": lambda x: torch.arange(6.0).double()[x.long() % 6],
+    "chosen by features": lambda x: torch.where(x > 0, x, 0.0),
+    "in a view": _in_view,
+    "after a view": _after_a_view,
+    "features themselves": lambda x: x.relu_(),
+    "plain tensor": _overwritten,
+    "float32": lambda x: x.float().double(),
+    "numbers": lambda x: torch.tensor(x.tolist()),
+    "numpy": lambda x: torch.from_numpy(x.numpy().copy()),
+    "data": lambda x: torch.tanh(x.data),
+    "detached": lambda x: torch.tanh(x.detach()),
+    "given": lambda x: torch.add(x, x, out=torch.empty_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@torch.no_grad()
+def test_what_has_no_rule_is_refused(name: str) -> None:
+    encoder = Own(lambda x, *_: REFUSED[name](x))
+    with pytest.raises((NotCoveredError, RuntimeError, TypeError)):
+        TracedBranch(encoder, torch.randn(NODES, FEATURES).double(), EDGES)
+
+
+def test_other_threats_and_gradients_are_refused() -> None:
+    _, own, x = models()
+    with pytest.raises(NotCoveredError, match="graph_encoder must be a GCN or a Propagation where all nodes move"):
+        certify_node(own, x, EDGES, 0, 0.1, threat="frobenius")
+    with pytest.raises(NotCoveredError, match="graph_encoder must be a GCN or a Propagation where bounds"):
+        margin_bounds(own, x, EDGES, [0], 0.1, torch.tensor([0]))
