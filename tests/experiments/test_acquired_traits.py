@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments import acquired_traits
-from experiments.acquired_traits import CHOSEN, GRID, TITLES, attacked, main
+from experiments.acquired_traits import CHOSEN, GRID, TITLES, attacked, data, main
+from experiments.data.transfers import trees
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -57,7 +58,10 @@ def test_a_run_leaves_tables_and_pictures_and_is_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acquired_traits, "attacked", partial(attacked, starts=1, steps=8))
-    words = ["--seeds", "1", "--steps", "2", "--threads", "1", "--quiet", "--out", str(tmp_path / "run")]
+    # Trees so small that certificates, of all species but the eight sources, take no minute.
+    monkeypatch.setattr(acquired_traits, "trees", partial(trees, nodes=14))
+    monkeypatch.setattr(acquired_traits, "data", cache(data.__wrapped__))
+    words = ["--seeds", "1", "--steps", "6", "--threads", "1", "--quiet", "--out", str(tmp_path / "run")]
     assert main([*words, "--json", str(tmp_path / "result.json")]) == 0
     said = capsys.readouterr().out
     for title in TITLES.values():
@@ -66,7 +70,7 @@ def test_a_run_leaves_tables_and_pictures_and_is_resumed(
     assert capsys.readouterr().out == said
     content = json.loads((tmp_path / "result.json").read_text())
     proved = content["certificate"]
-    assert len(proved["radii"]) == len(proved["attacks"]) == 40
+    assert len(proved["radii"]) == len(proved["attacks"]) == 6
     # A certificate that an attack broke would be none.
     assert all(0 < radius <= attack for radius, attack in zip(proved["radii"], proved["attacks"], strict=True))
     assert (tmp_path / "run" / "table.png").read_bytes().startswith(b"\x89PNG")
