@@ -117,10 +117,10 @@ def test_coincident_points_have_finite_gradients(case, device, dtype):
 @cases_where(lambda case: isinstance(module_of(case), UnitPoints))
 @pytest.mark.parametrize("kind", [RiemannianAdam, partial(RiemannianSGD, momentum=0.9)], ids=["Adam", "momentum"])
 def test_learned_points_stay_finite_at_a_rate_of_a_thousand(case, kind, device, dtype):
-    """200 steps from distances towards given ones: at once as far out as the dtype reaches, and there they stay."""
+    """60 steps from distances towards given ones: at once as far out as the dtype reaches, and there they stay."""
     _, module, _ = build(case, device, dtype)
     optimizer = kind(module.parameters(), lr=1e3)
-    for _ in range(200):
+    for _ in range(60):
         optimizer.zero_grad()
         points = module()
         (module.manifold.cdist(points, points) - 1).square().mean().backward()
