@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -224,29 +221,16 @@ def test_second_derivatives_are_right_or_refused(device):
         first.square().sum().backward()
 
 
-COMPILED_TILES = """
-import torch
-from holonomy.layers import simplicial_attention
-torch.manual_seed(0)
-tensors = [torch.randn(2, 6, 4, dtype=torch.float64, device="{device}", requires_grad=True) for _ in range(5)]
-compiled = torch.compile(simplicial_attention, fullgraph=True, backend="aot_eager")
-both = [f(tensors[:3], tensors[3:], tile=40, causal=True) for f in (simplicial_attention, compiled)]
-torch.testing.assert_close(*both)
-for ours, theirs in zip(*(torch.autograd.grad(result.sin().sum(), tensors) for result in both), strict=True):
-    torch.testing.assert_close(ours, theirs)
-"""
-
-
+@pytest.mark.usefixtures("without_decorators")
 def test_tiles_compile_without_a_graph_break(device):
-    """In a process of its own: dynamo cannot look through the suite's type checks inside an autograd Function."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILED_TILES.format(device=device)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    shape = {"dtype": torch.float64, "device": device, "requires_grad": True}
+    tensors = [torch.randn(2, 3, 4, **shape) for _ in range(5)]
+    torch.compiler.reset()
+    compiled = torch.compile(simplicial_attention, fullgraph=True, backend="aot_eager")
+    both = [f(tensors[:3], tensors[3:], tile=10, causal=True) for f in (simplicial_attention, compiled)]
+    torch.testing.assert_close(*both)
+    for ours, theirs in zip(*(torch.autograd.grad(result.sin().sum(), tensors) for result in both), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 # Positions.

@@ -45,25 +45,6 @@ def test_kernels_mean_what_they_replace(device):
     assert "skipped" not in said
 
 
-COMPILED = """
-import torch
-from holonomy.ops import simplicial_attention as simplicial
-simplicial.STORED, simplicial.TILE, simplicial.supports_triton = 0, 1, lambda *tensors: True
-torch.manual_seed(0)
-def by_simplex(x):
-    return simplicial.simplicial_attention(x[:3], x[3:], causal=True)
-tensors = [torch.randn(2, 3, 4, device="{device}", requires_grad=True) for _ in range(5)]
-both = [f(tensors) for f in (by_simplex, torch.compile(by_simplex, fullgraph=True, backend="aot_eager"))]
-torch.testing.assert_close(*both)
-for ours, theirs in zip(*(torch.autograd.grad(result.sin().sum(), tensors) for result in both), strict=True):
-    torch.testing.assert_close(ours, theirs)
-"""
-
-
-def test_kernels_compile_without_a_graph_break(device):
-    alone(["-c", COMPILED.format(device=device)], **interpreted(device))
-
-
 FOR_GPUS = """
 import triton
 from triton.backends.compiler import GPUTarget

@@ -210,3 +210,16 @@ def test_what_the_kernels_do_not_serve_is_chunked(device, launched):
     for options in ({"pair_mask": square}, {"mask": cube}, {"tile": 64}):
         torch.testing.assert_close(simplicial_attention(keys, values, **options), whole)
     assert launched == []
+
+
+@pytest.mark.usefixtures("without_decorators")
+def test_kernels_compile_without_a_graph_break(device, exact, launched):
+    keys, values = drawn(2, 2, 3, 4, values=4, device=device, dtype=exact[0])
+
+    def by_simplex(keys, values):
+        return simplicial_attention(keys, values, causal=True)
+
+    torch.compiler.reset()
+    compiled = torch.compile(by_simplex, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(keys, values), by_simplex(keys, values), keys + values, exact[1])
+    assert len(launched) == 8
