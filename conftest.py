@@ -32,9 +32,19 @@ if torch.__version__.startswith("2.6."):
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "jaxtyping._import_hook"]
 
 
+made = cache(beartype)
+
+
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Check a function's types; one made inside of another is made anew at each call, which takes a millisecond."""
-    return function if "<locals>" in function.__qualname__ else beartype(function)
+    """Check a function's types; one made inside of another is made anew at each call, which takes a millisecond.
+
+    The check is made at the first call: making all of them takes every process of the suite two seconds.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return made(function)(*args, **kwargs)
+
+    return function if "<locals>" in function.__qualname__ else call
 
 
 @pytest.fixture
