@@ -67,6 +67,7 @@ LEAST = {
     "test_steps_of_any_length_are_the_causal_pass": 42,
     "test_steps_with_padding_are_the_pass_with_padding": 42,
     "test_a_state_of_another_batch_is_refused": 42,
+    "test_a_state_is_loaded_as_weights_are": 42,
     "test_the_state_of_some_sequences_continues_those": 42,
     "test_its_own_tokens_as_memory_are_self_attention": 28,
     "test_a_memory_has_no_order_and_its_padding_no_effect": 28,
