@@ -156,6 +156,17 @@ def test_a_query_that_no_key_meets_has_a_zero_average() -> None:
     assert forms.reach(found)[1] == 0
 
 
+def test_a_token_that_has_failed_is_not_taken_for_one_without_weight() -> None:
+    """Its centre is nan, and the average was zero with a bound: unsound after blocks that do not normalise rows."""
+    noise = Noise.of(2, 1, torch.zeros(1).double())
+    query = Form(noise, torch.ones(2, 2).double(), torch.zeros(2, 2, 1).double(), torch.zeros(2, 2).double())
+    still = torch.zeros(2, 2, 1).double(), torch.zeros(2, 2, 2).double()
+    chosen = TokenForms(torch.ones(2, 2).double(), torch.arange(2), *still)
+    keys = replace(chosen, center=torch.tensor([[1.0, 1.0], [torch.nan, torch.nan]]).double())
+    linear_average(query, keys, chosen, None, "each")
+    assert noise.failed.all()
+
+
 @pytest.mark.parametrize("ball", [True, False])
 def test_merged_noise_holds_all_and_nine_tenths_of_it_does_not(*, ball: bool) -> None:
     noise = Noise.of(1, 1, torch.zeros(1).double())

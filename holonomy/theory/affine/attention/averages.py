@@ -51,8 +51,9 @@ def linear_average(
 ) -> Form:
     """Averages of values with weights q . k, or their midpoints where the root of c is given; zero where q is."""
     noise = query.noise
-    most = (keys.center.sum(0).abs() + keys.first.norm(dim=-1).sum(0) + keys.rest.norm(dim=-1).sum(0)) > 0
-    silent = ((query.center + spread(query) <= 0) | ~most).all(-1)
+    # Of tokens that have failed it is nan, and not zero.
+    most = keys.center.sum(0).abs() + keys.first.norm(dim=-1).sum(0) + keys.rest.norm(dim=-1).sum(0)
+    silent = ((query.center + spread(query) <= 0) | (most <= 0)).all(-1)
     mass = query.center @ keys.center.sum(0)
     noise.fail(~silent & ~(mass > 0))
     query = times(query, (1 / torch.where(mass > 0, mass, 1.0))[:, None])
