@@ -19,7 +19,7 @@ from holonomy.models import HypformerBlock
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.attention.linear import crowd_of
 from holonomy.theory.affine.enclosure import Enclosure
-from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated
+from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated
 
 Logits = Callable[[Tensor], Tensor]
 

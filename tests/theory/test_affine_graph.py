@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from holonomy.layers import GCN, Propagation
-from holonomy.theory.affine import whole_graph
 from holonomy.theory.affine.arithmetic import forms
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
-from holonomy.theory.affine.graph import Convolved, GraphBranch, graph_branch
-from holonomy.theory.affine.whole_graph import enclose_all
+from holonomy.theory.affine.encoders import whole_graph
+from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, graph_branch
+from holonomy.theory.affine.encoders.whole_graph import enclose_all
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 

@@ -15,7 +15,7 @@ from holonomy.models import Hypformer
 from holonomy.ops.propagation import edge_list, normalised_edges
 from holonomy.theory import NotCoveredError, certified_radius, certify_node, margin_bounds
 from holonomy.theory.affine.arithmetic.forms import Noise, spread
-from holonomy.theory.affine.traced import TracedBranch
+from holonomy.theory.affine.encoders.traced import TracedBranch
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 

@@ -17,10 +17,11 @@ import pytest
 
 from holonomy.ops.softmax_attention import SIMILARITIES
 from holonomy.theory import CLAIMS, Claim, Draws, Verdict, judge
-from holonomy.theory.affine import cap, graph, points, traced, whole_graph
+from holonomy.theory.affine import cap, points
 from holonomy.theory.affine.arithmetic import backward, ellipsoids, entrywise, products, quadratics, ratios, squares
 from holonomy.theory.affine.arithmetic.margins import bounded
 from holonomy.theory.affine.attention import features, linear
+from holonomy.theory.affine.encoders import graph, traced, whole_graph
 from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.undivided import Undivided
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes

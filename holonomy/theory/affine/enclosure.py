@@ -22,11 +22,11 @@ from holonomy.theory.affine.attention.mixing import chunks
 from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
-from holonomy.theory.affine.graph import reading
+from holonomy.theory.affine.encoders.graph import reading
+from holonomy.theory.affine.encoders.traced import graph_branch
+from holonomy.theory.affine.encoders.whole_graph import enclose_all
 from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
-from holonomy.theory.affine.traced import graph_branch
-from holonomy.theory.affine.whole_graph import enclose_all
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
 

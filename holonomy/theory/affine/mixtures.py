@@ -40,7 +40,7 @@ from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.cap import least_products
-from holonomy.theory.affine.graph import GraphBranch
+from holonomy.theory.affine.encoders.graph import GraphBranch
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.affine.undivided import Term, Undivided
 

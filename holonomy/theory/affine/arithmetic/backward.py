@@ -2,7 +2,7 @@ r"""Margins of a graph encoder from below: each ReLU is bounded on the side that
 
 A value before a ReLU is :math:`z = c + x + \omega`: :math:`x = g \cdot d` is what the perturbation d gives to first
 order, :math:`|x| \le \gamma = |g|`, and :math:`|\omega| \le \rho` all else; the enclosure of
-:mod:`holonomy.theory.affine.graph` knows c, g and :math:`\rho`. Going backwards from a margin, each ReLU has a
+:mod:`holonomy.theory.affine.encoders.graph` knows c, g and :math:`\rho`. Going backwards from a margin, each ReLU has a
 coefficient a, and needs an upper bound where a < 0 and a lower one where a > 0, of the form :math:`s z + q x^2 + m`.
 Then :math:`a s` is the coefficient of z, and :math:`a q\, g g^\top` a part of a quadratic form in d, whose least value
 is L14. A line gives up most where a unit turns, whatever the others do; the parabolas of many units add up to a form

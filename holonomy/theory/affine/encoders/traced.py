@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
-from holonomy.theory.affine.graph import GraphBranch, graph_branch, reading
+from holonomy.theory.affine.encoders.graph import GraphBranch, graph_branch, reading
 from holonomy.theory.attention.projections import NotCoveredError
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from holonomy.theory.affine.arithmetic.forms import (
     with_ball,
     with_box,
 )
-from holonomy.theory.affine.graph import Convolved, GraphBranch, Propagated, weight_of
+from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.attention.projections import NotCoveredError
 

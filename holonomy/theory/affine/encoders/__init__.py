@@ -1,0 +1,1 @@
+"""Graph encoders on a ball of features."""
