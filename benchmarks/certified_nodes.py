@@ -182,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write, and to go on from")
     words = sys.argv[1:] if argv is None else argv
     given = parser.parse_args(words)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     about = read_json(given.run / "results.json")
     name, _, protocol = about["dataset"].partition("/")
     if (about["model"], name) != ("hypformer", given.dataset):

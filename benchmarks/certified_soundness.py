@@ -158,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write, and to go on from")
     words = sys.argv[1:] if argv is None else argv
     given = parser.parse_args(words)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, Any]] = json.loads(given.out.read_text("utf-8"))["records"] if given.out.exists() else []
     source = {"command": command_line("benchmarks.certified_soundness", words), "commit": commit()}
     for seed in range(len(records), given.models):
