@@ -202,6 +202,15 @@ def _picked(func: Any, x: Any, *how: Any, **more: Any) -> _Traced:
     return _mapped(x, lambda part: func(part, *how, **more))
 
 
+@_rule("split.Tensor", "split_with_sizes.default", "unbind.int")
+def _cut(func: Any, x: _Traced, *how: Any, **more: Any) -> list[_Traced]:
+    numbers = (func(part, *how, **more) for part in (x.center, x.box, *x.columns))
+    return [
+        _traced(center, torch.stack(columns) if columns else center.new_zeros(0, *center.shape), box)
+        for center, box, *columns in zip(*numbers, strict=True)
+    ]
+
+
 @_rule("sum.default", "sum.dim_IntList", "mean.default", "mean.dim")
 def _totalled(func: Any, x: _Traced, *how: Any, **more: Any) -> _Traced:
     return _mapped(x, lambda part: func(part, *how, **more), terms=x.numel() + 1)
@@ -269,6 +278,22 @@ def _multiplied(func: Any, x: Any, y: Any) -> _Traced:
 def _affine(func: Any, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> _Traced:
     del func
     return _added(_ATEN.add.Tensor, beta * bias, torch.mm(x, y), alpha=alpha)
+
+
+@_rule("native_batch_norm.default", "_native_batch_norm_legit_no_training.default")
+def _standardised(
+    func: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any
+) -> tuple[_Traced, Tensor, Tensor]:
+    """By running statistics: a number and a shift for each entry."""
+    if variance is None or (len(how) == 3 and how[0]):
+        raise NotCoveredError(f"graph_encoder must normalise by running statistics, got {func.name()} of a batch.")
+    gain = (variance + how[-1]).rsqrt() * (1.0 if weight is None else weight)
+    mean, gain, shift = (
+        part.view(-1, *(x.ndim - 2) * (1,)) for part in (mean, gain, torch.zeros_like(mean) if bias is None else bias)
+    )
+    found = _scaled(_ATEN.mul.Tensor, _added(_ATEN.sub.Tensor, x, mean), gain)
+    found = _added(_ATEN.add.Tensor, found, shift)
+    return found, mean.new_zeros(0), mean.new_zeros(0)
 
 
 @_rule("index_add.default!", "scatter_add.default!")
