@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from holonomy.layers import GCN, Propagation
-from holonomy.theory.affine.arithmetic import forms
+from holonomy.theory.affine.arithmetic import backward, forms
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
-from holonomy.theory.affine.encoders import whole_graph
+from holonomy.theory.affine.attention import linear
+from holonomy.theory.affine.encoders import graph, whole_graph
 from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, graph_branch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 
@@ -185,3 +186,13 @@ def test_values_before_a_relu_stay_in_their_range(threat: Threat, *, residual: b
         used = ((torch.stack([before(change) for change in changes]) - layer.before - middle).abs() / reach).amax(0)
         assert (used <= 1 + 1e-9).all()
         assert number or (used >= 1 - 1e-9).all()
+
+
+def test_a_range_that_is_nan_is_not_taken_for_a_unit_that_is_dead() -> None:
+    """A difference of infinities: comparisons with it are False, and such a unit would count as constant."""
+    one, nan = torch.ones(1, 1).double(), torch.full((1, 1), torch.nan).double()
+    assert whole_graph._relaxed(one, one, nan).half.isnan().all()
+    assert graph._switch(one, 0 * one, nan[..., None], 0 * one, 1)[1].isnan().any()
+    assert backward.Switch.of(one, one, nan[..., None], 0 * one).entries.tolist() == [0]
+    noise = Noise.of(1, 1, one)
+    assert linear.live(Form(noise, one, nan[..., None], 0 * one)).all()

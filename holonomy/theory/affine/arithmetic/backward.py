@@ -100,7 +100,7 @@ class Switch:
         """Nominal values, and the parts of an enclosure of what they become."""
         rest = rest * (1 + ROUNDING) + ROUNDING * center.abs()
         radius = gradient.norm(dim=-1) * (1 + ROUNDING) + rest
-        entries = ((center < radius) & (center > -radius)).flatten().nonzero().squeeze(1)
+        entries = (~(center.abs() >= radius)).flatten().nonzero().squeeze(1)  # also where they are nan
         parts = (part.flatten(0, 1)[entries] for part in (center, gradient, rest))
         return cls(before, center > 0, entries, *parts)
 

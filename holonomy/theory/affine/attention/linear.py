@@ -134,5 +134,5 @@ def _affine(layer: HTC, points: Tensor) -> Tensor:
 
 
 def live(form: Form) -> Tensor:
-    """The entries that may be positive."""
-    return form.center + spread(form) > 0
+    """The entries that may be positive, also where that is nan."""
+    return ~(form.center + spread(form) <= 0)

@@ -391,7 +391,7 @@ def _switch(before: Tensor, shift: Tensor, columns: Tensor, box: Tensor, first: 
     radius = (columns[..., :first].norm(dim=-1) + columns[..., first:].abs().sum(-1)) * (1 + ROUNDING) + box
     center = before + shift
     lower, upper = center - radius, center + radius
-    crossing = (lower < 0) & (upper > 0)
+    crossing = ~(lower >= 0) & ~(upper <= 0)  # also where they are nan
     slope = torch.where(crossing, upper / torch.where(crossing, upper - lower, 1.0), (upper > 0).to(upper.dtype))
     slope = slope.clamp(0, 1)
     half = torch.where(crossing, torch.maximum(-slope * lower, (1 - slope) * upper) / 2, 0.0)

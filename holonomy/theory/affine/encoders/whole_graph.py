@@ -204,7 +204,7 @@ def _unit(branch: Convolved) -> float:
 def _relaxed(nominal: Tensor, center: Tensor, radius: Tensor) -> _Units:
     """L1 for ReLU, as a change of its nominal value."""
     lower, upper = center - radius, center + radius
-    crossing = (lower < 0) & (upper > 0)
+    crossing = ~(lower >= 0) & ~(upper <= 0)  # also where they are nan
     slope = torch.where(crossing, upper / torch.where(crossing, upper - lower, 1.0), (upper > 0).double()).clamp(0, 1)
     half = torch.where(crossing, torch.maximum(-slope * lower, (1 - slope) * upper) / 2, 0.0)
     middle = slope * nominal + half - torch.relu(nominal)
