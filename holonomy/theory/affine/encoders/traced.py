@@ -121,7 +121,8 @@ class _Traced(Tensor):
             found = func(*tree_map(_center, args), **tree_map(_center, kwargs))
             found = args[0] if schema.is_mutable else tree_map(partial(_lifted, first=len(every[0].columns)), found)
         elif func in _RULES:
-            found = _RULES[func](func, *args, **kwargs)
+            first = args[:1] if schema.is_mutable else ()
+            found = _RULES[func](func, *first, *tree_map(_settled, args[len(first) :]), **tree_map(_settled, kwargs))
         else:
             raise NotCoveredError(f"graph_encoder must be made of linear maps and ReLU, got {func.name()}.")
         if looks and not schema.is_mutable:
@@ -255,9 +256,8 @@ def _wide(columns: Tensor, shape: Sequence[int]) -> Tensor:
 
 @_rule("mul.Tensor!", "div.Tensor!", "mul.Scalar", "neg.default")
 def _scaled(func: Any, x: Any, *by: Any) -> _Traced:
-    if func is _ATEN.mul.Tensor and not isinstance(_settled(x), _Traced):
+    if func is _ATEN.mul.Tensor and not isinstance(x, _Traced):
         x, by = by[0], (x,)
-    by = tuple(map(_settled, by))
     if not isinstance(x, _Traced) or any(isinstance(part, _Traced) for part in by):
         raise NotCoveredError(f"graph_encoder must be linear but for ReLU, got {func.name()} by what features move.")
     return _mapped(x, lambda part: func(part, *by), lambda part: func(part, *map(abs, by)).abs(), 2)
@@ -265,7 +265,6 @@ def _scaled(func: Any, x: Any, *by: Any) -> _Traced:
 
 @_rule("mm.default", "bmm.default")
 def _multiplied(func: Any, x: Any, y: Any) -> _Traced:
-    x, y = _settled(x), _settled(y)
     if isinstance(x, _Traced) and isinstance(y, _Traced):
         raise NotCoveredError(f"graph_encoder must be linear but for ReLU, got {func.name()} by what features move.")
     terms = x.shape[-1] + 1
@@ -299,7 +298,6 @@ def _standardised(
 @_rule("index_add.default!", "scatter_add.default!")
 def _gathered(func: Any, x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> _Traced:
     zero = torch.zeros_like(_center(x))
-    source = _settled(source)
     if isinstance(source, _Traced):
         source = _mapped(source, lambda part: func(zero, dim, index, part), terms=source.shape[dim] + 1)
     else:
