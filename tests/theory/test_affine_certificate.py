@@ -261,7 +261,7 @@ def refused(**options: Any) -> Hypformer:
 class Strange(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         del edge_index
-        return x.new_zeros(len(x), 8)
+        return torch.sin(x).new_ones(len(x), 8)
 
 
 wrapped = GCN(FEATURES, 8, 8)
@@ -272,7 +272,7 @@ wrapped.convolutions[0] = nn.Sequential(wrapped.convolutions[0])
     ("model", "named"),
     [
         (refused(activation=torch.tanh), "tanh"),
-        (refused(graph_encoder=Strange()), "Strange"),
+        (refused(graph_encoder=Strange()), "graph_encoder must be made of linear maps and ReLU, got aten::sin"),
         (refused(graph_encoder=wrapped), "layer must be a Linear, got Sequential"),
         (Hypformer(FEATURES, 8, 3, dropout=0.5), "eval"),
     ],
