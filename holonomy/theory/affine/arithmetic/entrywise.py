@@ -151,6 +151,19 @@ def positive_power(form: Form, power: float) -> Form:
     return convex(form, lambda t: torch.relu(t).pow(power), slope, touch, kink=0.0)
 
 
+def relu_lines(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""L1 for :math:`\mathrm{ReLU}(z)`, z within a radius of its centre: s, half of the interval, and which may switch.
+
+    The interval lies above zero. A radius of nan is that of a unit that may switch, so that nan is seen in the result.
+    """
+    lower, upper = center - radius, center + radius
+    switching = ~(lower >= 0) & ~(upper <= 0)
+    slope = torch.where(switching, upper / torch.where(switching, upper - lower, 1.0), (upper > 0).to(upper.dtype))
+    slope = slope.clamp(0, 1)
+    half = torch.where(switching, torch.maximum(-slope * lower, (1 - slope) * upper) / 2, 0.0)
+    return slope, half, switching
+
+
 def inverse(form: Form, low: Tensor | float = -torch.inf) -> Form:
     """1/t, of entries known to be at least ``low``; where that leaves no positive bound, the problem has failed."""
     least = bounds(form)[0]

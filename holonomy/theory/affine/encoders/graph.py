@@ -25,7 +25,7 @@ from holonomy.layers import GCN, Propagation
 from holonomy.ops.propagation import edge_list, normalised_edges, propagation
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.backward import Asked, Switch, switched
-from holonomy.theory.affine.arithmetic.entrywise import positive_power
+from holonomy.theory.affine.arithmetic.entrywise import positive_power, relu_lines
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, linear, plus, times
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.points import bias_of
@@ -390,11 +390,7 @@ def _switch(before: Tensor, shift: Tensor, columns: Tensor, box: Tensor, first: 
     """ReLU (L1) of a nominal value plus a change, as a change of the nominal result; one symbol where it may switch."""
     radius = (columns[..., :first].norm(dim=-1) + columns[..., first:].abs().sum(-1)) * (1 + ROUNDING) + box
     center = before + shift
-    lower, upper = center - radius, center + radius
-    crossing = ~(lower >= 0) & ~(upper <= 0)  # also where they are nan
-    slope = torch.where(crossing, upper / torch.where(crossing, upper - lower, 1.0), (upper > 0).to(upper.dtype))
-    slope = slope.clamp(0, 1)
-    half = torch.where(crossing, torch.maximum(-slope * lower, (1 - slope) * upper) / 2, 0.0)
+    slope, half, crossing = relu_lines(center, radius)
     new = slope * center + half - torch.relu(before)
     half = half + torch.where(crossing, ROUNDING * (center.abs() + radius), 0.0)
     which = crossing.flatten().nonzero().squeeze(1)

@@ -4,12 +4,11 @@ The encoder is called on a tensor that stands for all numbers :math:`c + G d + b
 entry of :math:`|b|` at most that of a box. Every operation of torch that reaches the tensor has a rule here or is
 refused, so that whatever the encoder's code does is either followed or not covered.
 
-**L18.** A linear operation A takes c, the columns of G and the box to A c, A G and :math:`|A|` times the box. Let
-:math:`l \le z \le u`, l not above and u not below zero, not both zero, and :math:`s = u/(u - l)`. Then ReLU(z) lies
-between s z and :math:`s z - s l`.
+**L18.** A linear operation A takes c, the columns of G and the box to A c, A G and :math:`|A|` times the box.
 
-*Proof.* The first is the triangle inequality in each entry. ReLU is convex and at most its secant, :math:`s z - s l`;
-:math:`\mathrm{ReLU}(z) - s z` is :math:`(1 - s) z` where z is positive and :math:`-s z` elsewhere. QED
+*Proof.* The triangle inequality in each entry. QED
+
+ReLU is that of L1: it takes c, the columns and the box to s times each, and half of an interval to the box.
 
 Rounding of an operation with n terms is counted as 2n units of the sum of its absolute terms.
 """
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from holonomy.structures import Graph
+from holonomy.theory.affine.arithmetic.entrywise import relu_lines
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.encoders.graph import GraphBranch, graph_branch, reading
@@ -309,7 +309,5 @@ def _gathered(func: Any, x: Any, dim: int, index: Tensor, source: Any, *, alpha:
 def _rectified(func: Any, x: _Traced) -> _Traced:
     del func
     reach = (x.columns.norm(dim=0) + x.box) * (1 + ROUNDING) + ROUNDING * x.center.abs()
-    low, high = (x.center - reach).clamp(max=0), (x.center + reach).clamp(min=0)
-    slope = torch.where(high > low, high / (high - low), 0.0)
-    half = -slope * low / 2
+    slope, half, _ = relu_lines(x.center, reach)
     return _traced(slope * x.center + half, slope * x.columns, slope * x.box + half + ROUNDING * (x.mass + half))

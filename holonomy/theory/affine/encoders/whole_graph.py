@@ -22,7 +22,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, merged, weighted, with_first
-from holonomy.theory.affine.arithmetic.entrywise import positive_power
+from holonomy.theory.affine.arithmetic.entrywise import positive_power, relu_lines
 from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     UNIT,
@@ -203,9 +203,6 @@ def _unit(branch: Convolved) -> float:
 
 def _relaxed(nominal: Tensor, center: Tensor, radius: Tensor) -> _Units:
     """L1 for ReLU, as a change of its nominal value."""
-    lower, upper = center - radius, center + radius
-    crossing = ~(lower >= 0) & ~(upper <= 0)  # also where they are nan
-    slope = torch.where(crossing, upper / torch.where(crossing, upper - lower, 1.0), (upper > 0).double()).clamp(0, 1)
-    half = torch.where(crossing, torch.maximum(-slope * lower, (1 - slope) * upper) / 2, 0.0)
+    slope, half, crossing = relu_lines(center, radius)
     middle = slope * nominal + half - torch.relu(nominal)
     return _Units(slope, middle, half + torch.where(crossing, ROUNDING * (center.abs() + radius), 0.0))
