@@ -1,7 +1,7 @@
 """Train on graphs of your own: a DataLoader, early stopping, a model on disk, and predictions for unseen graphs.
 
-A graph is an .npz file with ``x (n, features)``, ``edge_index (2, m)`` and classes ``y (n,)``, -1 where unknown.
-Without a file a tree is drawn, whose classes are its branches.
+A graph is an .npz file with ``x (n, features)``, ``edge_index (2, m)`` and classes ``y (n,)``, -1 where unknown; a
+graph to predict needs no y. Without a file a tree is drawn, whose classes are its branches.
 
     python -m examples.own_graph --graph mine.npz --out runs/mine
     python -m examples.own_graph --graph several/*.npz --out runs/several
@@ -41,8 +41,9 @@ def tree(nodes: int, seed: int) -> dict[str, Tensor]:
 def read(path: Path) -> dict[str, Tensor]:
     """The graph of a file, which may hold no pickled objects."""
     with np.load(path, allow_pickle=False) as file:
-        integers = {name: torch.from_numpy(file[name]).long() for name in ("edge_index", "y")}
-        return {"x": torch.from_numpy(file["x"]).float(), **integers}
+        x = torch.from_numpy(file["x"]).float()
+        y = torch.from_numpy(file["y"]).long() if "y" in file else x.new_full((len(x),), -1).long()
+        return {"x": x, "edge_index": torch.from_numpy(file["edge_index"]).long(), "y": y}
 
 
 def split(y: Tensor, seed: int) -> Tensor:
@@ -87,7 +88,7 @@ def train(graphs: list[dict[str, Tensor]], args: argparse.Namespace) -> dict:
 
 
 def predict(graphs: list[dict[str, Tensor]], args: argparse.Namespace) -> dict:
-    """Write the classes of all nodes by the model in a folder; say how many of the known ones are right."""
+    """Write the classes of all nodes by the model in a folder; of those that are known, say how many are right."""
     sizes = json.loads((args.out / "model.json").read_text(encoding="utf-8"))["sizes"]
     model = Hypformer(**sizes, layers=1, heads=2, graph_weight=0.8, level="node").to(args.device).eval()
     model.load_state_dict(torch.load(args.out / "model.pt", weights_only=True, map_location=args.device))
@@ -95,7 +96,8 @@ def predict(graphs: list[dict[str, Tensor]], args: argparse.Namespace) -> dict:
     with torch.no_grad():
         found = model(x, edge_index, of).argmax(-1)
     np.savez(args.out / "predicted.npz", y=found.cpu().numpy(), graph=of.cpu().numpy())
-    return {"nodes": len(found), "right": (found == y)[y >= 0].float().mean().item()}
+    known = y >= 0
+    return {"nodes": len(found)} | ({"right": (found == y)[known].float().mean().item()} if known.any() else {})
 
 
 def main(argv: Sequence[str] | None = None) -> dict:

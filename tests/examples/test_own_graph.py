@@ -19,6 +19,8 @@ def test_a_kept_model_predicts_what_the_trained_one_did(tmp_path):
     assert again["nodes"] == 120
     assert again["right"] > 0.4  # a quarter by chance
     assert np.load(tmp_path / "predicted.npz")["y"].shape == (120,)
+    np.savez(tmp_path / "unknown.npz", **{name: part for name, part in tree(30, 0).items() if name != "y"})
+    assert main([*out, "--graph", str(tmp_path / "unknown.npz"), "--predict"]) == {"nodes": 30}
     assert 0 <= scores["epoch"] < 15
 
 
