@@ -127,7 +127,7 @@ TABLES = {
     "Simplicial: a task on triples": (
         "accuracy in %",
         [
-            Row("does a pair complete my residue?", "", "accuracy", ("triples_match3", "simplicial"),
+            Row("Match-3: do two tokens and this one add up to zero?", "", "accuracy", ("triples_match3", "simplicial"),
                 {"along paths": ("triples_match3", "paths"), "pairwise": ("triples_match3", "pairwise")}, ""),
         ],
         "",
