@@ -19,17 +19,17 @@ from holonomy.theory.affine.encoders.traced import TracedBranch
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
-NODES, FEATURES, HIDDEN = 7, 3, 4
+NODES, FEATURES, HIDDEN, WIDE = 7, 3, 4, 20
 EDGES = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6], [1, 0, 2, 1, 3, 2, 4, 3, 5, 4, 6, 5]])
 
 
 class Own(nn.Module):
     """A function of features, edges and three linear maps."""
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor], features: int = FEATURES) -> None:
         super().__init__()
         self.function = function
-        self.one, self.two = nn.Linear(FEATURES, HIDDEN), nn.Linear(FEATURES, HIDDEN, bias=False)
+        self.one, self.two = nn.Linear(features, HIDDEN), nn.Linear(features, HIDDEN, bias=False)
         self.three = nn.Linear(HIDDEN, HIDDEN)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def attended(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> T
     """Products with dense and sparse matrices, and heads side by side."""
     heads = functional.relu(one(x)).view(len(x), 2, -1).transpose(0, 1)
     mixed = torch.bmm(matrix(x, e).expand(2, -1, -1), heads).permute(1, 0, 2).reshape(len(x), -1)
-    return three(functional.relu(mixed - matrix(x, e).to_sparse() @ two(x)))
+    return three(functional.relu(mixed + (-matrix(x, e)).to_sparse() @ two(x)))
 
 
 def beside(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
@@ -96,22 +96,23 @@ def still(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tens
 ENCODERS = {part.__name__: part for part in (sage, attended, beside, normed, linear, still)}
 
 
-def branch_of(name: str, seed: int = 0) -> TracedBranch:
+def branch_of(function: Callable[..., Tensor], seed: int = 0, features: int = FEATURES) -> TracedBranch:
     torch.manual_seed(seed)
     with torch.no_grad():
-        return TracedBranch(Own(ENCODERS[name]).double(), torch.randn(NODES, FEATURES).double(), EDGES)
+        return TracedBranch(Own(function, features).double(), torch.randn(NODES, features).double(), EDGES)
 
 
-def enclosed(branch: TracedBranch, radius: float) -> Any:
-    """The result of node 2 where node 1 and where itself moves."""
-    moving, basis = torch.tensor([1, 2]), torch.eye(FEATURES).double().expand(2, -1, -1)
-    noise = Noise.of(2, FEATURES, branch.x)
-    return branch.enclose(noise, moving, torch.tensor([2, 2]), basis, torch.full((2,), radius, dtype=torch.float64))
+def enclosed(branch: TracedBranch, radius: float, victim: int = 2) -> Any:
+    """The result of a node where node 1 and where node 2 moves."""
+    features = branch.x.shape[1]
+    moving, basis = torch.tensor([1, 2]), torch.eye(features).double().expand(2, -1, -1)
+    noise, radii = Noise.of(2, features, branch.x), torch.full((2,), radius, dtype=torch.float64)
+    return branch.enclose(noise, moving, torch.tensor([victim, victim]), basis, radii)
 
 
-def reached(branch: TracedBranch, node: int, change: Tensor) -> Tensor:
+def reached(branch: TracedBranch, node: int, change: Tensor, victim: int = 2) -> Tensor:
     moved = branch.x.index_add(0, torch.tensor([node]), change[None])
-    return branch.encoder(moved, branch.edge_index)[2]
+    return branch.encoder(moved, branch.edge_index)[victim]
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -119,7 +120,7 @@ def reached(branch: TracedBranch, node: int, change: Tensor) -> Tensor:
 @torch.no_grad()
 def test_every_result_lies_in_the_enclosure(name: str, radius: float) -> None:
     for seed in range(3):
-        branch = branch_of(name, seed)
+        branch = branch_of(ENCODERS[name], seed)
         found = enclosed(branch, radius)
         turns = functional.normalize(torch.randn(200, FEATURES).double(), dim=-1)
         turns = torch.cat([turns, turns * torch.rand(200, 1).double()])
@@ -129,18 +130,33 @@ def test_every_result_lies_in_the_enclosure(name: str, radius: float) -> None:
             assert ((truth - at).abs() <= found.box[problem]).all()
 
 
+@pytest.mark.parametrize("features", [FEATURES, HIDDEN, NODES])
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_results_of_all_nodes_lie_in_their_enclosures(name: str, features: int) -> None:
+    """Those that are far away, too, and where there are as many features as nodes."""
+    branch = branch_of(ENCODERS[name], features=features)
+    turns = functional.normalize(torch.randn(20, features).double(), dim=-1)
+    for victim in range(NODES):
+        found = enclosed(branch, 0.5, victim)
+        for problem, node in enumerate((1, 2)):
+            at = found.center[problem] + turns @ found.columns[problem].T
+            truth = torch.stack([reached(branch, node, 0.5 * turn, victim) for turn in turns])
+            assert ((truth - at).abs() <= found.box[problem] + 1e-13).all()
+
+
 @torch.no_grad()
 def test_linear_encoders_are_exact_and_still_ones_do_not_move() -> None:
-    found = enclosed(branch_of("linear"), 1e3)
+    found = enclosed(branch_of(linear), 1e3)
     assert (found.box < 1e-8).all()
     assert (spread(found) > 1).all()
-    assert (spread(enclosed(branch_of("still"), 1e3)) < 1e-8).all()
+    assert (spread(enclosed(branch_of(still), 1e3)) < 1e-8).all()
 
 
 @pytest.mark.parametrize("name", ["sage", "attended", "beside", "normed"])
 @torch.no_grad()
 def test_to_first_order_the_enclosure_is_the_derivative(name: str) -> None:
-    branch = branch_of(name)
+    branch = branch_of(ENCODERS[name])
     found = enclosed(branch, 1e-7)
     with torch.enable_grad():
         slopes = torch.autograd.functional.jacobian(
@@ -167,6 +183,82 @@ def test_a_relu_is_enclosed_to_both_ends() -> None:
         places = torch.tensor([-1.0, -center, 1.0], dtype=torch.float64)
         off = torch.relu(center + places) - (found.center + found.columns * places).flatten()
         torch.testing.assert_close(off.abs(), found.box.flatten().expand(3), rtol=1e-12, atol=1e-12)
+
+
+def _scattered_apart(x: Tensor, e: Tensor, one: Linear, *_: Linear) -> Tensor:
+    """Each feature goes to rows of its own."""
+    to = (e[1][:, None] + torch.arange(WIDE)) % NODES
+    return one(torch.zeros_like(x).scatter_add(0, to, x[e[0]]))
+
+
+def _scattered_partly(x: Tensor, e: Tensor, one: Linear, *_: Linear) -> Tensor:
+    return one(torch.zeros_like(x).scatter_add_(0, e[1][:, None].expand(-1, WIDE - 3), x[e[0]]))
+
+
+def _overwritten_features(x: Tensor, e: Tensor, one: Linear, *_: Linear) -> Tensor:
+    del e
+    return one((2 * x).mul_(torch.linspace(0, 1, WIDE).double()))
+
+
+def _square(x: Tensor, e: Tensor, one: Linear, *_: Linear) -> Tensor:
+    del e
+    other = torch.arange(x.shape[1] ** 2).view(len(x.T), -1).double().sin()
+    return one(2 * x - x @ other)
+
+
+# Encoders that read features in other ways than by products of their sums.
+READERS: dict[str, Callable[..., Tensor]] = {
+    "scattered apart": _scattered_apart,
+    "scattered partly": _scattered_partly,
+    "overwritten": _overwritten_features,
+    "square": _square,
+    "features": lambda x, e, *_: added(2 * x, e),
+    "some features": lambda x, e, one, *_: one(x)[:, :2] + x[:, 3:5],
+    "relu": lambda x, e, one, *_: one(x.relu()),
+    "scaled": lambda x, e, one, *_: one(x * torch.linspace(0, 2, WIDE).double()),
+    "scaled apart": lambda x, e, one, *_: one(x / (1 + torch.arange(NODES * WIDE).view(NODES, WIDE).double())),
+    "turned": lambda x, e, one, *_: (one.weight @ x.T).T,
+    "flat": lambda x, e, one, *_: one(x.reshape(WIDE, NODES).reshape(NODES, WIDE)),
+    "rolled": lambda x, e, one, *_: one(torch.cat([x[:, 1:], x[:, :1]], 1)),
+    "gathered": lambda x, e, one, *_: one(x.gather(1, torch.arange(NODES * WIDE).view(NODES, WIDE) % 5)),
+    "chosen": lambda x, e, one, *_: one(x[:, torch.arange(WIDE - 1, -1, -1)]),
+    "normed": lambda x, e, one, *_: one(
+        functional.batch_norm(x, torch.zeros(WIDE).double(), torch.arange(1.0, 21).double())
+    ),
+    "mean": lambda x, e, one, *_: one(x + x.mean(0, keepdim=True)),
+    "mean feature": lambda x, e, one, *_: one(x + x.mean(1, keepdim=True)),
+    "heads": lambda x, e, one, *_: torch.bmm(x[None].expand(2, -1, -1), one.weight.T.expand(2, -1, -1)).sum(0),
+}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, *READERS])
+@torch.no_grad()
+def test_across_what_is_read_nothing_moves(name: str) -> None:
+    function = (ENCODERS | READERS)[name]
+    branch = branch_of(function, features=WIDE)
+    rows = torch.cat([torch.zeros(1, WIDE).double(), *branch.reads])
+    across = torch.eye(WIDE).double() - torch.linalg.pinv(rows) @ rows
+    for node in range(NODES):
+        for _ in range(3):
+            change = across @ (10 * torch.randn(WIDE).double())
+            moved = branch.x.index_add(0, torch.tensor([node]), change[None])
+            torch.testing.assert_close(branch.encoder(moved, EDGES), branch.result, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["sage", "attended", "linear", "still"])
+def test_few_features_are_read_of_many(name: str) -> None:
+    reads = branch_of(ENCODERS[name], features=WIDE).reads
+    assert sum(map(len, reads)) <= 2 * HIDDEN
+
+
+@torch.no_grad()
+def test_a_row_that_only_its_box_moves_is_kept() -> None:
+    """Both ReLUs of numbers around zero: an absolute value, whose enclosure has no slope."""
+    encoder = Own(lambda x, e, one, two, three: (two(x).relu() + (-two(x)).relu()).T.T).double()
+    branch = TracedBranch(encoder, torch.zeros(NODES, FEATURES).double(), EDGES)
+    found, change = enclosed(branch, 1.0), functional.normalize(encoder.two.weight[0], dim=0)
+    assert (found.columns[1] == 0).all()
+    assert (found.center[1] + found.box[1])[0] >= reached(branch, 2, change)[0]
 
 
 class Rewritten(nn.Module):
@@ -208,12 +300,13 @@ def test_a_rewritten_gcn_has_nearly_the_radius_of_the_library_s() -> None:
 
 def test_no_point_of_a_certified_ball_breaks_a_margin() -> None:
     torch.manual_seed(0)
-    for name in ("sage", "attended", "beside"):
-        model = Hypformer(FEATURES, HIDDEN, 3, layers=1, graph_encoder=Own(ENCODERS[name])).double().eval()
-        x = torch.randn(NODES, FEATURES).double()
+    for name, features in (("sage", FEATURES), ("attended", FEATURES), ("beside", FEATURES), ("sage", WIDE)):
+        encoder = Own(ENCODERS[name], features)
+        model = Hypformer(features, HIDDEN, 3, layers=1, graph_encoder=encoder).double().eval()
+        x = torch.randn(NODES, features).double()
         for node, victim in ((2, 2), (1, 2)):
             certificate = certify_node(model, x, EDGES, node, 0.2, victim=victim)
-            change = 0.2 * functional.normalize(torch.randn(100, FEATURES).double(), dim=-1)
+            change = 0.2 * functional.normalize(torch.randn(100, features).double(), dim=-1)
             for one in change:
                 with torch.no_grad():
                     logits = model(x.index_add(0, torch.tensor([node]), one[None]), EDGES)[victim]

@@ -21,7 +21,7 @@ from holonomy.theory.affine import cap, points
 from holonomy.theory.affine.arithmetic import backward, ellipsoids, entrywise, products, quadratics, ratios, squares
 from holonomy.theory.affine.arithmetic.margins import bounded
 from holonomy.theory.affine.attention import features, linear
-from holonomy.theory.affine.encoders import graph, traced, whole_graph
+from holonomy.theory.affine.encoders import graph, rules, tracing, whole_graph
 from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.undivided import Undivided
 from holonomy.theory.attention import chained_collapse, lipschitz, local, masked_collapse, rank_collapse, sizes
@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant("certified.sharpened", backward.Switch.within, "self.center - self.rest", "self.center - 0.9 * self.rest"),
     Mutant("certified.sharpened", graph.Convolved._sharpened, "within(low, -high)", "within(low, -0.9 * high)"),
     *less("certified.backward", graph.Propagated.below, "asked.values[:, 0] @ columns"),
-    Mutant("certified.traced", traced._rectified, "half + ROUNDING", "0.9 * half + ROUNDING"),
-    Mutant("certified.traced", traced._mapped, "(size or center)(loose)", "(size or center)(0.9 * loose)"),
+    Mutant("certified.traced", rules._rectified, "half + ROUNDING", "0.9 * half + ROUNDING"),
+    Mutant("certified.traced", tracing.mapped, "*map(abs, some)).abs()", "*map(abs, some)).abs() * 0.9"),
     Mutant("certified.mixed", Mixtures.margins, "found.amax(0)", "found.amin(0)"),
     # Graphs
     Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),

@@ -22,7 +22,6 @@ from holonomy.theory.affine.attention.mixing import chunks
 from holonomy.theory.affine.blocks import Stream, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
-from holonomy.theory.affine.encoders.graph import reading
 from holonomy.theory.affine.encoders.traced import graph_branch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 from holonomy.theory.affine.mixtures import Mixtures
@@ -77,8 +76,8 @@ class Enclosure:
         if self.model.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
-            reads += reading(self.model.graph_encoder, self.x.shape[1])
             self.graph = graph_branch(self.model.graph_encoder, self.x, edge_index)
+            reads += self.graph.reads
         # To first order a bound does not change with a span of what is read: no gradient goes through it.
         rows = torch.cat(reads).detach()
         # Motion across all that is read changes only |x|, which L3 covers.

@@ -45,32 +45,14 @@ def weight_of(layer: nn.Module) -> Tensor:
     return cast("nn.Linear", layer).weight.double()
 
 
-@singledispatch
-def reading(encoder: Any, dim: int) -> list[Tensor]:
-    """The weights that are multiplied with node features, of which there are ``dim``."""
-    del dim
-    raise NotCoveredError(f"graph_encoder must be a GCN or a Propagation, got {type(encoder).__name__}.")
-
-
-@reading.register
-def _(encoder: GCN, dim: int) -> list[Tensor]:
-    del dim
-    as_stated(encoder, GCN)
-    layers = [encoder.convolutions[0], *([encoder.skips[0]] if encoder.residual else [])]
-    return [weight_of(layer) for layer in layers]
-
-
-@reading.register
-def _(encoder: Propagation, dim: int) -> list[Tensor]:
-    del dim
-    as_stated(encoder, Propagation)
-    return [weight_of(encoder.first)]
-
-
 class GraphBranch(ABC):
-    """A graph encoder at one input: what it gives all nodes, and one when another moves."""
+    """A graph encoder at one input: what it gives all nodes, and one when another moves.
+
+    ``reads`` are the weights that are multiplied with features: what is across them moves nothing.
+    """
 
     result: Float[Tensor, "node entry"]
+    reads: list[Float[Tensor, "row dim"]]
 
     @abstractmethod
     def enclose(
@@ -105,7 +87,8 @@ class Propagated(GraphBranch):
     """A propagated MLP at one input."""
 
     def __init__(self, encoder: Propagation, x: Tensor, edge_index: Tensor | Graph) -> None:
-        self.encoder, self.x = encoder, x
+        as_stated(encoder, Propagation)
+        self.encoder, self.x, self.reads = encoder, x, [weight_of(encoder.first)]
         self.propagate = propagation(edge_index, len(x), x.dtype)
         self.start = self.mlp(x)
         self.result = self._propagated(self.start)
@@ -199,6 +182,7 @@ class Convolved(GraphBranch):
     """A GCN at one input: the values before each ReLU, and the rows that matter of each pair of nodes asked for."""
 
     def __init__(self, encoder: GCN, x: Tensor, edge_index: Tensor | Graph) -> None:
+        as_stated(encoder, GCN)
         self.x = x
         self.edges = source, target, weight = normalised_edges(edge_list(edge_index), len(x), x.dtype)
         order = target.argsort(stable=True)
@@ -217,7 +201,8 @@ class Convolved(GraphBranch):
                 before = before + layer(hidden)
             self.layers.append(_Layer(weight, skip, before))
             hidden = before if i == last else torch.relu(before)
-        self.result = hidden
+        self.result, first = hidden, self.layers[0]
+        self.reads = [first.weight] if first.skip is None else [first.weight, first.skip]
         self.known: dict[tuple[int, int], list[_Step] | None] = {}
 
     def enclose(self, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor) -> Form:

@@ -1,0 +1,273 @@
+"""Rules of a tensor that stands for many: what each operation of torch makes of it.
+
+Rules name what they are for: ``"add.Tensor!"`` is the overload of an operation, the mark for the one that overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holonomy.theory.affine.arithmetic.entrywise import relu_lines
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT
+from holonomy.theory.affine.encoders.tracing import (
+    Traced,
+    all_rows,
+    constant,
+    everything,
+    largest,
+    mapped,
+    moves,
+    nominal,
+    rule,
+    traced,
+    with_rows,
+)
+from holonomy.theory.attention.projections import NotCoveredError
+
+_ATEN: Any = torch.ops.aten
+
+
+def called(encoder: Callable[..., Any], x: Traced, edges: Any) -> Traced:
+    """What an encoder makes of features."""
+    found = constant(encoder(x, edges), len(x.columns))
+    if found.reads is not None:
+        found.reads.append(everything(found))
+    return found
+
+
+@rule("view.default", "_unsafe_view.default")
+def _reshaped(func: Any, x: Traced, size: Sequence[int]) -> Traced:
+    del func
+    shape = x.center.reshape(size).shape
+    if not x.ndim or shape[:1] != x.shape[:1]:
+        return mapped(x, lambda part: part.reshape(size))
+    return mapped(x, lambda part: part.reshape(*part.shape[: part.ndim - x.ndim + 1], *shape[1:]), some=())
+
+
+def _always(*args: Any, **more: Any) -> bool:
+    del args, more
+    return True
+
+
+@rule("clone.default", "detach.default", "alias.default", keeps=_always)
+def _copied(func: Any, x: Traced, **more: Any) -> Traced:
+    return mapped(x, lambda part: func(part, **more), some=())
+
+
+@rule("_to_copy.default", keeps=_always)
+def _converted(func: Any, x: Traced, **more: Any) -> Traced:
+    if more.get("dtype") not in (None, x.dtype):
+        raise NotCoveredError(f"graph_encoder must keep the dtype of its features, got {more['dtype']}.")
+    return _copied(func, x, **more)
+
+
+@rule("t.default", "transpose.int", "permute.default", "unsqueeze.default", "squeeze.dim", "expand.default")
+@rule("slice.Tensor", "select.int", "repeat.default", "gather.default")
+def _picked(func: Any, x: Any, *how: Any, **more: Any) -> Traced:
+    if not isinstance(x, Traced):
+        raise NotCoveredError(f"graph_encoder must index by what features do not move, got {func.name()}.")
+    return mapped(x, lambda part: func(part, *how, **more))
+
+
+def _of_rows(x: Any, dim: int, *index: Any) -> bool:
+    del index
+    return dim % x.ndim == 0
+
+
+@rule("index_select.default", keeps=_of_rows)
+def _selected(func: Any, x: Any, dim: int, index: Tensor) -> Traced:
+    if not isinstance(x, Traced) or not _of_rows(x, dim):
+        return _picked(func, x, dim, index)
+    place = torch.full((len(x),), -1).index_copy(0, x.rows, torch.arange(len(x.rows)))[index]
+    rows = (place >= 0).nonzero().squeeze(1)
+    return traced(func(x.center, dim, index), x.columns[:, place[rows]], x.box[place[rows]], rows)
+
+
+def _of_first_axis(x: Any, index: Sequence[Tensor | None]) -> bool:
+    del x
+    return len(index) == 1 and index[0] is not None and index[0].ndim == 1
+
+
+@rule("index.Tensor", keeps=_of_first_axis)
+def _indexed(func: Any, x: Any, index: Sequence[Tensor]) -> Traced:
+    if isinstance(x, Traced) and _of_first_axis(x, index):
+        return _selected(_ATEN.index_select.default, x, 0, torch.arange(len(x))[index[0]])
+    return _picked(func, x, index)
+
+
+@rule("split.Tensor", "split_with_sizes.default", "unbind.int")
+def _cut(func: Any, x: Traced, *how: Any, **more: Any) -> list[Traced]:
+    parts = range(len(func(x.center, *how, **more)))
+    return [mapped(x, lambda part, i=i: func(part, *how, **more)[i]) for i in parts]
+
+
+@rule("sum.default", "sum.dim_IntList", "mean.default", "mean.dim")
+def _totalled(func: Any, x: Traced, *how: Any, **more: Any) -> Traced:
+    return mapped(x, lambda part: func(part, *how, **more), terms=x.numel() + 1)
+
+
+@rule("cat.default", "stack.default")
+def _beside(func: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
+    first = max(len(part.columns) for part in parts if isinstance(part, Traced))
+    every = [constant(part, first) for part in parts]
+    center = func([part.center for part in every], dim)
+    if func is _ATEN.cat.default and dim % center.ndim and all(part.ndim == center.ndim for part in every):
+        rows = torch.cat([part.rows for part in every]).unique()
+        _, columns, box = zip(*(part.at(rows) for part in every), strict=True)
+        return traced(center, torch.cat(columns, dim % center.ndim + 1), torch.cat(box, dim), rows)
+    _, columns, box = zip(*(part.at(all_rows(part)) for part in every), strict=True)
+    box = func(box, dim)
+    return with_rows(center, [func(list(each), dim) for each in zip(*columns, strict=True)], box, torch.zeros_like(box))
+
+
+@rule(
+    "new_zeros.default",
+    "zeros_like.default",
+    "new_ones.default",
+    "ones_like.default",
+    "new_full.default",
+    keeps=_always,
+)
+def _made(func: Any, x: Traced, *how: Any, **more: Any) -> Traced:
+    return constant(func(x.center, *how, **more), len(x.columns))
+
+
+def _adds(x: Any, y: Any) -> bool:
+    """Whether the sum has the features of its parts: what else moves in it has been read before."""
+    shape = torch.broadcast_shapes(*(part.shape for part in (x, y) if isinstance(part, Tensor)))
+    return all(part.shape == shape for part in (x, y) if isinstance(part, Traced) and part.reads is not None)
+
+
+@rule("add.Tensor!", "sub.Tensor!", keeps=_adds)
+def _added(func: Any, x: Any, y: Any, *, alpha: float = 1) -> Traced:
+    other = -alpha if func is _ATEN.sub.Tensor else alpha
+    first = max(len(part.columns) for part in (x, y) if isinstance(part, Traced))
+    x, y = (part if isinstance(part, Tensor) else torch.tensor(part).double() for part in (x, y))
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    x, y = (constant(_expanded(part, shape), first) for part in (x, y))
+    rows = torch.cat([x.rows, y.rows]).unique()
+    (c, a, p), (d, b, q) = x.at(rows), y.at(rows)
+    loss = largest(c, a, p) + abs(other) * largest(d, b, q)
+    return traced(
+        x.center + other * y.center, a + other * b, (p + abs(other) * q) * (1 + ROUNDING) + ROUNDING * loss, rows
+    )
+
+
+def _expanded(x: Any, shape: Sequence[int]) -> Any:
+    if x.shape == shape:
+        return x
+    return mapped(x, lambda part: part.expand(shape)) if moves(x) else nominal(x).expand(shape)
+
+
+def _scales(x: Any, y: Any) -> bool:
+    """Whether a factor is the same for all features."""
+    factor = y if moves(x) else x
+    if not isinstance(factor, Tensor) or factor.numel() == 1:
+        return True
+    return factor.ndim == 2 and bool((factor == factor[:, :1]).all())
+
+
+@rule("mul.Tensor!", "div.Tensor!", "mul.Scalar", keeps=_scales)
+@rule("neg.default", keeps=_always)
+def _scaled(func: Any, x: Any, *by: Any) -> Traced:
+    if func is _ATEN.mul.Tensor and not isinstance(x, Traced):
+        x, by = by[0], (x,)
+    if not isinstance(x, Traced) or any(isinstance(part, Traced) for part in by):
+        raise NotCoveredError(f"graph_encoder must be linear but for ReLU, got {func.name()} by what features move.")
+    shape = torch.broadcast_shapes(x.shape, *(part.shape for part in by if isinstance(part, Tensor)))
+    return mapped(x, func, *by, terms=2, some=list(map(x.moved, by)) if shape == x.shape else None)
+
+
+def _adds_rows(x: Any, y: Any) -> bool:
+    return moves(y) and not moves(x)
+
+
+@rule("mm.default", keeps=_adds_rows)
+@rule("bmm.default")
+def _multiplied(func: Any, x: Any, y: Any) -> Traced:
+    if isinstance(x, Traced) and isinstance(y, Traced):
+        raise NotCoveredError(f"graph_encoder must be linear but for ReLU, got {func.name()} by what features move.")
+    terms, flat = x.shape[-1] + 1, func is _ATEN.mm.default
+    if isinstance(x, Traced):
+        return mapped(x, torch.matmul, y, terms=terms, some=[y] if flat and y.layout == torch.strided else None)
+    if not flat or x.layout not in {torch.strided, torch.sparse_coo}:
+        return mapped(y, lambda part, x: func(x, part), x, terms=terms)
+    shares = x.index_select(1, y.rows).to_dense()
+    rows = (shares != 0).any(1).nonzero().squeeze(1)
+    size, shares = x.index_select(0, rows).abs(), shares[rows]
+    loss = func(size, y.center.abs()) + shares.abs() @ largest(0 * y.box, y.columns, y.box)
+    return traced(func(x, y.center), shares @ y.columns, shares.abs() @ y.box + 2 * terms * UNIT * loss, rows)
+
+
+def _adds_rows_to(bias: Any, x: Any, y: Any, **more: Any) -> bool:
+    del more
+    return _adds_rows(x, y) and not moves(bias)
+
+
+@rule("addmm.default", keeps=_adds_rows_to)
+def _affine(func: Any, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Traced:
+    del func
+    product = _multiplied(_ATEN.mm.default, x, y) if isinstance(x, Traced) or isinstance(y, Traced) else torch.mm(x, y)
+    return _added(_ATEN.add.Tensor, beta * bias, product, alpha=alpha)
+
+
+@rule("native_batch_norm.default", "_native_batch_norm_legit_no_training.default")
+def _standardised(
+    func: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *how: Any
+) -> tuple[Traced, Tensor, Tensor]:
+    """By running statistics: a number and a shift for each entry."""
+    if variance is None or (len(how) == 3 and how[0]):
+        raise NotCoveredError(f"graph_encoder must normalise by running statistics, got {func.name()} of a batch.")
+    gain = (variance + how[-1]).rsqrt() * (1.0 if weight is None else weight)
+    mean, gain, shift = (
+        part.view(-1, *(x.ndim - 2) * (1,)) for part in (mean, gain, torch.zeros_like(mean) if bias is None else bias)
+    )
+    found = _scaled(_ATEN.mul.Tensor, _added(_ATEN.sub.Tensor, x, mean), gain)
+    found = _added(_ATEN.add.Tensor, found, shift)
+    return found, mean.new_zeros(0), mean.new_zeros(0)
+
+
+def _by_rows(x: Any, dim: int, index: Tensor, source: Any) -> bool:
+    """Whether each row of what is added goes to one row."""
+    if dim % x.ndim or x.shape[1:] != source.shape[1:] or len(index) != len(source):
+        return False
+    return index.ndim == 1 or (index.shape == source.shape and bool((index == index.flatten(1)[:, :1]).all()))
+
+
+def _sums_rows(x: Any, dim: int, index: Tensor, source: Any, **more: Any) -> bool:
+    del more
+    return not moves(x) and _by_rows(x, dim, index, source)
+
+
+@rule("index_add.default!", "scatter_add.default!", keeps=_sums_rows)
+def _gathered(func: Any, x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> Traced:
+    zero, terms = torch.zeros_like(nominal(x)), source.shape[dim] + 1
+    if not isinstance(source, Traced):
+        added = func(zero, dim, index, source)
+    elif not _by_rows(x, dim, index, source):
+        added = mapped(source, lambda part: func(zero, dim, index, part), terms=terms)
+    else:
+        to = index if index.ndim == 1 else index.flatten(1)[:, 0]
+        rows, place = to[source.rows].unique(return_inverse=True)
+        others = torch.isin(to, rows)
+        none, columns = zero[rows], source.columns.new_zeros(len(source.columns), len(rows), *zero.shape[1:])
+        loss = none.index_add(0, torch.searchsorted(rows, to[others]), source.center[others].abs())
+        loss = loss.index_add(0, place, source.columns.abs().sum(0) + source.box)
+        box = none.index_add(0, place, source.box) + 2 * terms * UNIT * loss
+        added = traced(func(zero, dim, index, source.center), columns.index_add(1, place, source.columns), box, rows)
+    return _added(_ATEN.add.Tensor, x, added, alpha=alpha)
+
+
+@rule("relu.default!")
+def _rectified(func: Any, x: Traced) -> Traced:
+    center, columns, box = x.at(x.rows)
+    reach = (columns.norm(dim=0) + box) * (1 + ROUNDING) + ROUNDING * center.abs()
+    slope, half, _ = relu_lines(center, reach)
+    box = slope * box + half + ROUNDING * (largest(center, columns, box) + half)
+    middle = slope * center + half
+    value = func(x.center).index_copy(0, x.rows, middle) if x.ndim else middle
+    return traced(value, slope * columns, box, x.rows)
