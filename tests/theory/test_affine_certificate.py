@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from holonomy.layers import GCN, HypLinearAttention, Propagation
+from holonomy.layers import GCN, HRC, HTC, HypDropout, HypLinearAttention, HypMLR, Propagation
+from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify, certify_node
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
@@ -279,6 +280,108 @@ wrapped.convolutions[0] = nn.Sequential(wrapped.convolutions[0])
 )
 def test_what_is_not_covered_is_named(model: Hypformer, named: str) -> None:
     with pytest.raises(NotCoveredError, match=named):
+        certify_node(model, torch.randn(NODES, FEATURES), EDGES, 0, 0.1)
+
+
+def flipped(base: type[nn.Module], name: str) -> type[nn.Module]:
+    """A class of one's own that turns around what a method of its base gives."""
+    method = getattr(base, name)
+    return type("Own", (base,), {name: lambda self, *given, **more: -method(self, *given, **more)})
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("", "_mix"),
+        ("encoder", "forward"),
+        ("encoder", "points"),
+        ("encoder.refine.function", "forward"),
+        ("encoder.refine.function.activation", "forward"),
+        ("encoder.blocks.0", "forward"),
+        ("encoder.blocks.0", "_fed_forward"),
+        ("encoder.blocks.0.attention", "forward"),
+        ("encoder.blocks.0.norm_attention.function", "forward"),
+        ("encoder.blocks.0.norm_attention.function.norm", "forward"),
+        ("encoder.blocks.0.feedforward.1.function.dropout", "forward"),
+        ("manifold_out", "logmap0"),
+    ],
+)
+@pytest.mark.parametrize("of_class", [True, False])
+def test_a_part_that_computes_something_else_is_named(part: str, name: str, *, of_class: bool) -> None:
+    model = refused(attention="softmax", graph_encoder=None, activation=nn.ReLU())
+    module = model.get_submodule(part)
+    if of_class:
+        module.__class__ = flipped(type(module), name)
+    else:
+        method = getattr(module, name)
+        setattr(module, name, lambda *given, **more: -method(*given, **more))
+    x, message = torch.randn(NODES, FEATURES), f"^layer must compute what .* does, got .* with a {name} of its own"
+    with pytest.raises(NotCoveredError, match=message):
+        certify_node(model, x, None, 0, 0.1)
+    with pytest.raises(NotCoveredError, match=message):
+        certify(model, x=x)
+
+
+ELSEWHERE = Lorentz(-4.0)
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("manifold_out", ELSEWHERE),
+        ("decoder", HypMLR(8, 3, ELSEWHERE)),
+        ("encoder.drop", HypDropout(0.0, Lorentz(-1.0), ELSEWHERE)),
+        ("encoder.blocks.0.manifold_in", ELSEWHERE),
+        ("encoder.blocks.0.drop", HypDropout(0.0, ELSEWHERE)),
+        ("encoder.blocks.0.attention", HypLinearAttention(8, 1, Lorentz(-1.0), ELSEWHERE)),
+        ("encoder.blocks.0.attention", HypLinearAttention(8, 1, ELSEWHERE, Lorentz(-1.0))),
+        ("encoder.blocks.0.attention.value", HTC(8, 8, Lorentz(-1.0), ELSEWHERE)),
+        ("encoder.blocks.0.feedforward.0", HTC(8, 32, ELSEWHERE, Lorentz(-1.0))),
+        ("encoder.blocks.0.feedforward.1", HRC(torch.relu, ELSEWHERE)),
+        ("encoder.blocks.0.feedforward.2", HTC(32, 8, ELSEWHERE, Lorentz(-1.0))),
+    ],
+)
+def test_a_part_of_another_curvature_is_refused(part: str, other: nn.Module) -> None:
+    model = refused(decoder="mlr", graph_encoder=None)
+    model.set_submodule(part, other)
+    with pytest.raises(ValueError, match=r"^model must hand points on in one curvature"):
+        certify_node(model, torch.randn(NODES, FEATURES), None, 0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("norm", "other", "named"),
+    [
+        ("layer", nn.RMSNorm(8, eps=1e-5), "layer must be a LayerNorm, got RMSNorm"),
+        ("rms", nn.LayerNorm(8), "layer must be a RMSNorm, got LayerNorm"),
+        ("layer", nn.BatchNorm1d(8).eval(), "layer must be a LayerNorm, got BatchNorm1d"),
+        ("layer", nn.LayerNorm((NODES, 8)), "layer must normalise 8 entries"),
+    ],
+)
+def test_a_norm_that_holds_another_one_is_refused(norm: str, other: nn.Module, named: str) -> None:
+    model = refused(norm=norm, graph_encoder=None)
+    model.set_submodule("encoder.blocks.0.norm_feedforward.function.norm", other)
+    with pytest.raises(NotCoveredError, match=named):
+        certify_node(model, torch.randn(NODES, FEATURES), None, 0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("made_for", "other", "taken"),
+    [("mlr", nn.Linear(9, 3), "points"), ("linear", HypMLR(7, 3, Lorentz()), "tangent vectors")],
+)
+def test_a_decoder_that_takes_something_else_is_refused(made_for: str, other: nn.Module, taken: str) -> None:
+    model = refused(decoder=made_for, graph_encoder=None)
+    model.decoder = other
+    with pytest.raises(NotCoveredError, match=f"^decoder must take {taken}"):
+        certify_node(model, torch.randn(NODES, FEATURES), None, 0, 0.1)
+    with pytest.raises(NotCoveredError, match=r"^layer must be "):
+        certify(model, 1.0, starts=0)
+
+
+@pytest.mark.parametrize("part", ["encoder.refine", "encoder.blocks.0.drop", "graph_encoder"])
+def test_a_part_in_training_that_drops_everything_is_refused(part: str) -> None:
+    model = refused(dropout=1)
+    model.get_submodule(part).train()
+    with pytest.raises(NotCoveredError, match="eval"):
         certify_node(model, torch.randn(NODES, FEATURES), EDGES, 0, 0.1)
 
 

@@ -456,7 +456,7 @@ def test_hooks_of_all_modules_are_refused(register):
 def test_a_method_set_on_one_layer_is_refused(name):
     layer = HTC(3, 3, Lorentz(-1.0, **DOUBLE), **DOUBLE)
     setattr(layer, name, lambda x: x)
-    with pytest.raises(NotCoveredError, match="got HTC with a forward of its own"):
+    with pytest.raises(NotCoveredError, match=f"got HTC with a {name} of its own"):
         certify(layer, 1.0)
 
 

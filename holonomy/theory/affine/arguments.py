@@ -7,15 +7,19 @@ from copy import deepcopy
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers import HypMLR, HypPrototypes
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.ops.propagation import check_graph
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import THREATS, Threat
 from holonomy.theory.affine.enclosure import Enclosure
+from holonomy.theory.affine.points import root
 from holonomy.theory.attention.projections import NotCoveredError
+from holonomy.theory.certificates.regions import refuse_other_curvature
 
 
 def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> None:
@@ -24,9 +28,23 @@ def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> 
         raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
     if model.level == "graph":
         raise NotCoveredError("model must have a row for each node, got level='graph'.")
+    _refuse_other_points(model)
     checks.nodes(x)
     if edge_index is not None:
         check_graph(x, edge_index)
+
+
+def _refuse_other_points(model: Hypformer) -> None:
+    """Refuse what reads the result of both branches as points of another curvature, or points as tangent vectors."""
+    unit, decoder = root(model.manifold_out).item(), cast("object", model.decoder)
+    if isinstance(decoder, nn.Linear if model.decodes_points else HypMLR | HypPrototypes):
+        taken = "points" if model.decodes_points else "tangent vectors"
+        raise NotCoveredError(f"decoder must take {taken}, as the model was made to, got {type(decoder).__name__}.")
+    if isinstance(model.encoder, HypformerEncoder):
+        for end in (model.encoder.drop.manifold_in, model.encoder.drop.manifold_out):
+            refuse_other_curvature(root(end).item(), unit, "manifold_out")
+    if isinstance(decoder, HypMLR | HypPrototypes):
+        refuse_other_curvature(unit, root(decoder.manifold).item(), "decoder")
 
 
 def enclosed(

@@ -12,7 +12,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from holonomy.layers import HRC, HTC, HypDropout, HypMLR, HypPositionalEncoding, HypPrototypes, HypResidual
+from holonomy.layers import (
+    HRC,
+    HTC,
+    HypDropout,
+    HypLinearAttention,
+    HypMLR,
+    HypPositionalEncoding,
+    HypPrototypes,
+    HypResidual,
+    HypSoftmaxAttention,
+)
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.manifolds import Lorentz
@@ -37,8 +47,6 @@ from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.regions import refuse_other_curvature
 from holonomy.theory.certificates.stretching import ends_of
 
-# What a block passes its points through, beside its attention and the layers of its feed-forward.
-_PARTS = ("position", "residual", "norm_attention", "norm_feedforward")
 _FEEDFORWARD = (HTC, HRC, HTC, HypDropout)
 # The farthest hyperplanes of HypMLR, in curvature radii.
 _FARTHEST = 300.0
@@ -46,16 +54,36 @@ _FARTHEST = 300.0
 
 def refuse_jumps(encoder: HypformerEncoder) -> None:
     """Refuse layers that read points of one curvature as points of another, and feed-forwards of other layers."""
-    before = encoder.embedding.manifold_out
-    layers: list[tuple[str, nn.Module]] = [("refine", encoder.refine)]
+    as_stated(encoder, HypformerEncoder)
+    before = _passed(encoder.embedding.manifold_out, "", {"refine": encoder.refine})
     for number, module in enumerate(encoder.blocks):
-        block = cast("HypformerBlock", module)
-        _refuse_feedforward(f"block{number}.feedforward", block.feedforward)
-        layers += [(f"block{number}.{part}", getattr(block, part)) for part in _PARTS]
-    for name, layer in (*layers, ("drop", encoder.drop)):
+        name, block = f"block{number}.", cast("HypformerBlock", module)
+        as_stated(block, HypformerBlock)
+        _refuse_feedforward(f"{name}feedforward", block.feedforward)
+        start, attention = _passed(before, name, {"position": block.position}), block.attention
+        if not isinstance(attention, HypLinearAttention | HypSoftmaxAttention):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NotCoveredError(
+                f"model must attend by HypLinearAttention or HypSoftmaxAttention, got {type(attention).__name__}."
+            )
+        refuse_other_curvature(root(start).item(), root(block.manifold_in).item(), name[:-1])
+        for part in ("query", "key", "value"):
+            inner = _passed(attention.manifold_in, f"{name}attention.", {part: getattr(attention, part)})
+            refuse_other_curvature(root(inner).item(), root(attention.manifold_hidden).item(), f"{name}attention")
+        residual = {"residual": block.residual}
+        _passed(start, name, {"attention": attention, "drop": block.drop, **residual})
+        start = _passed(start, name, {**residual, "norm_attention": block.norm_attention})
+        _passed(start, f"{name}feedforward.", {**dict(block.feedforward.named_children()), **residual})
+        before = _passed(start, name, {**residual, "norm_feedforward": block.norm_feedforward})
+    _passed(before, "", {"drop": encoder.drop})
+
+
+def _passed(before: Lorentz, name: str, layers: dict[str, nn.Module]) -> Lorentz:
+    """Where points end that layers are passed one after the other."""
+    for part, layer in layers.items():
         source, target = ends_of(layer)
-        refuse_other_curvature(root(before).item(), root(cast("Lorentz", source)).item(), name)
+        refuse_other_curvature(root(before).item(), root(cast("Lorentz", source)).item(), name + part)
         before = cast("Lorentz", target)
+    return before
 
 
 def _refuse_feedforward(name: str, layer: nn.Module) -> None:

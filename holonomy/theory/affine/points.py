@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ from holonomy.theory.affine.arithmetic.products import quotient, scale
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds, products, with_squares
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.certificates.refinements import parts
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -175,17 +176,14 @@ def midpoint(one: Scaled, other: Scaled, weight: float, manifold: Lorentz) -> Sc
 def normalised(layer: nn.Module, point: Scaled) -> Ratio:
     """Layer, RMS or batch normalisation of the space part (eq. 21), with the change of curvature."""
     if isinstance(layer, RowNorm):
-        as_stated(layer, HypLayerNorm if isinstance(layer, HypLayerNorm) else HypRMSNorm)
-        inner = cast("nn.LayerNorm", cast("nn.Module", layer.function).norm)
-        size = layer.features
+        inner, size = _row_norm(layer), layer.features
         gain, shift = gain_of(layer)
         space = linear(point.space, centered(layer, torch.eye(size).double()))
         extra = math.sqrt(size * inner.eps)
         divisor, floor = length(join(space, times(point.scale, extra))), point.floor * (extra * _LESS)
         return Ratio(plus(times(space, gain * math.sqrt(size)), linear(divisor, shift[:, None])), divisor, floor)
     if isinstance(layer, HypBatchNorm):
-        as_stated(layer, HypBatchNorm)
-        inner = cast("nn.BatchNorm1d", cast("nn.Module", layer.function).norm)
+        inner = cast("nn.BatchNorm1d", _within(layer, nn.BatchNorm1d))
         if layer.training or inner.running_mean is None or inner.running_var is None:
             raise NotCoveredError(
                 "model must be in evaluation, with running statistics: batch normalisation mixes rows."
@@ -199,9 +197,26 @@ def normalised(layer: nn.Module, point: Scaled) -> Ratio:
     )
 
 
+def _within(layer: HRC, kind: type[nn.Module]) -> nn.Module:
+    """The one function of torch that a layer applies to space parts."""
+    as_stated(layer, HRC)
+    functions = parts(layer.function)
+    if len(functions) != 1:
+        raise NotCoveredError(f"layer must be made of one {kind.__name__}, got {len(functions)} functions.")
+    as_stated(functions[0], kind)
+    return cast("nn.Module", functions[0])
+
+
+def _row_norm(layer: RowNorm) -> nn.LayerNorm:
+    inner = cast("Any", _within(layer, nn.LayerNorm if isinstance(layer, HypLayerNorm) else nn.RMSNorm))
+    if inner.normalized_shape != (layer.features,) or inner.eps is None:
+        raise NotCoveredError(f"layer must normalise {layer.features} entries with a number eps, got {inner}.")
+    return inner
+
+
 def gain_of(layer: RowNorm) -> tuple[Tensor, Tensor]:
     """Gain and shift of a normalisation of rows, with its change of curvature, in float64."""
-    inner = cast("nn.LayerNorm", cast("nn.Module", layer.function).norm)
+    inner = _row_norm(layer)
     return _gain(inner.weight, getattr(inner, "bias", None), layer.features, layer)
 
 
@@ -240,10 +255,7 @@ def refined(layer: HRC, form: Form) -> Form:
     """A refinement (eq. 13) of ReLU, dropout that is off, or both; the scale stays."""
     as_stated(layer, HRC)
     ratio = root(layer.manifold_in) / root(layer.manifold_out)
-    inner = layer.function
-    split = getattr(inner, "refinements", None)
-    steps = (inner,) if split is None else split()
-    for step in steps:
+    for step in parts(layer.function):
         if isinstance(step, nn.Dropout | nn.Identity):
             continue
         if not (step in (torch.relu, nn.functional.relu) or isinstance(step, nn.ReLU)):

@@ -17,9 +17,9 @@ Masks are ``(n, ..., n)``, one axis for the query and one for each key, ``True``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial, reduce, singledispatch
+from functools import cache, partial, reduce, singledispatch
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
@@ -42,10 +42,16 @@ class NotCoveredError(ValueError):
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# Whose classes compute what they say, and the methods that say nothing of it.
+_KNOWN = ("holonomy.", "torch.nn.modules.", "geoopt.")
+_SILENT = {"extra_repr", "reset_parameters"}
 
 
 def as_stated(layer: object, kind: type) -> None:
-    """Refuse a layer that computes something else than the class that a theorem is on: by its class, or by a hook."""
+    """Refuse a layer that computes something else than the class that a theorem is on, itself or in a part of it.
+
+    It may do so by its class, a method of its own or a hook. A graph encoder is looked at where it is followed.
+    """
     everywhere = nn.modules.module
     of_all = any(getattr(everywhere, f"_global{hooks}") for hooks in _HOOKS)
     for part in layer.modules() if isinstance(layer, nn.Module) else ():
@@ -54,14 +60,39 @@ def as_stated(layer: object, kind: type) -> None:
                 "layer must have no forward hooks, by which it may compute something else, "
                 f"got some at {type(part).__name__}."
             )
-    kinds = type(layer).__mro__
-    if kind not in kinds:
+    if kind not in type(layer).__mro__:
         raise NotCoveredError(f"layer must be a {kind.__name__}, got {type(layer).__name__}.")
-    strangers = [own for own in kinds[: kinds.index(kind)] if not own.__module__.startswith("holonomy.")]
-    if any(callable(vars(own).get(name)) for own in (layer, *strangers) for name in ("forward", "space", "affine")):
-        raise NotCoveredError(
-            f"layer must compute what {kind.__name__} does, got {type(layer).__name__} with a forward of its own."
-        )
+    for part in _parts(layer) if isinstance(layer, nn.Module) else ():
+        base, methods, replaced = _methods(type(part))
+        own = replaced | (methods & vars(part).keys())
+        if own:
+            raise NotCoveredError(
+                f"layer must compute what {base.__name__} does, "
+                f"got {type(part).__name__} with a {', '.join(sorted(own))} of its own."
+            )
+
+
+def _parts(layer: nn.Module) -> Iterator[nn.Module]:
+    yield layer
+    for name, part in layer.named_children():
+        if name != "graph_encoder":
+            yield from _parts(part)
+
+
+@cache
+def _methods(kind: type) -> tuple[type, frozenset[str], frozenset[str]]:
+    """The known class that a class inherits from, the methods by which it computes, and those that are replaced."""
+    kinds = kind.__mro__
+    base = next(each for each in kinds if issubclass(each, nn.Module) and each.__module__.startswith(_KNOWN))
+    if base is nn.Module:
+        return base, frozenset(), frozenset()
+    methods = {"forward", "__call__"}
+    for each in base.__mro__[: base.__mro__.index(nn.Module)]:
+        computing = {name for name, value in vars(each).items() if callable(value) or isinstance(value, property)}
+        methods |= {name for name in computing if not name.startswith("__")}
+    methods -= _SILENT
+    replaced = {name for own in kinds[: kinds.index(base)] for name in methods & vars(own).keys()}
+    return base, frozenset(methods), frozenset(replaced)
 
 
 def refuse_rotations(layer: object) -> None:

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory.attention.lipschitz import Theorem, lipschitz_bound
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
@@ -117,6 +118,7 @@ def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
             f"model must be a Hypformer with graph_encoder=None: no theorem covers {prefix}graph_encoder, "
             f"a {type(layer.graph_encoder).__name__}."
         )
+    as_stated(layer.encoder, HypformerEncoder)
     if layer.level == "graph":
         raise NotCoveredError(f"model must have a row for each node: no theorem covers the centroid of {prefix}nodes.")
     tape.take(prefix + "embedding", layer.encoder.embedding)
@@ -125,8 +127,9 @@ def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
         _compose(block, tape, f"{prefix}block{index}.")
     tape.take(prefix + "drop", layer.encoder.drop)
     manifold = layer.manifold_out
-    if isinstance(layer.decoder, nn.Linear):
-        linear = layer.decoder
+    if not layer.decodes_points:
+        as_stated(layer.decoder, nn.Linear)
+        linear = cast("nn.Linear", layer.decoder)
         constant = torch.linalg.matrix_norm(linear.weight.detach().double(), 2).item() / root(manifold)
 
         def decode(x: Tensor) -> Tensor:

@@ -164,5 +164,5 @@ def refuse_training(layer: nn.Module, name: str = "layer") -> None:
         if isinstance(module, nn.BatchNorm1d) and (module.training or module.running_mean is None):
             raise NotCoveredError(f"{name} must be in evaluation: in training batch normalisation mixes its rows.")
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
-        if module.training and isinstance(rate, float) and rate > 0:
+        if module.training and isinstance(rate, int | float) and rate > 0:
             raise NotCoveredError(f"{name} must be in evaluation, in which nothing is dropped: call eval().")

@@ -18,7 +18,7 @@ from holonomy.theory.affine.attention.averages import linear_average
 from holonomy.theory.affine.attention.features import features
 from holonomy.theory.affine.attention.softmax import softmax_average
 from holonomy.theory.affine.points import Scaled, bias_of, root, transformed, unscaled
-from holonomy.theory.attention.projections import NotCoveredError, as_stated, refuse_rotations
+from holonomy.theory.attention.projections import as_stated, refuse_rotations
 
 # Tokens side by side: more of them do not fit the cache.
 _CHUNK = 96
@@ -37,12 +37,8 @@ def chunks(count: int) -> Iterator[Tensor]:
     return iter(torch.arange(count).split(_CHUNK))
 
 
-def heads_of(layer: nn.Module, points: TokenForms) -> Heads:
+def heads_of(layer: HypLinearAttention | HypSoftmaxAttention, points: TokenForms) -> Heads:
     """The keys and values of points on ``manifold_in``, given by their space parts."""
-    if not isinstance(layer, HypLinearAttention | HypSoftmaxAttention):
-        raise NotCoveredError(
-            f"model must attend by HypLinearAttention or HypSoftmaxAttention, got {type(layer).__name__}."
-        )
     as_stated(layer, type(layer))
     refuse_rotations(layer)
     still = points.still()
