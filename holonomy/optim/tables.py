@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy.manifolds.hyperboloid.views import dot
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -47,11 +48,6 @@ class Rows(NamedTuple):
     second: Tensor
     largest: Tensor | None
     radius: Tensor
-
-
-def dot(a: Float[Tensor, "*rows d"], b: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
-    """Inner products of rows."""
-    return (a * b).sum(-1, keepdim=True)
 
 
 def _length(a: Float[Tensor, "rows ambient"]) -> Float[Tensor, "rows 1"]:

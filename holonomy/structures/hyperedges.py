@@ -66,7 +66,8 @@ class Hyperedges:
         checks.floating("values", values)
         if plan is not None:
             _require_plan(plan)
-        if plan is None or not _is_of(plan, indices, num_nodes, batch):
+        same = plan is not None and plan.indices is indices and plan.num_nodes == num_nodes
+        if plan is None or not same or not (batch is None or batch is plan.batch):
             plan = HyperedgePlan(indices, num_nodes, batch, num_graphs)
         edges = plan.indices.shape[0]
         if values.ndim != 2 or values.shape[0] != edges:
@@ -246,10 +247,6 @@ def on_features(function: Callable[[Tensor], Tensor], x: Tensor | Hyperedges) ->
 def _require_plan(plan: object) -> None:
     if not isinstance(plan, HyperedgePlan):
         raise TypeError(f"plan must be a HyperedgePlan, got {type(plan).__name__}.")
-
-
-def _is_of(plan: HyperedgePlan, indices: Tensor, num_nodes: int, batch: Tensor | None) -> bool:
-    return plan.indices is indices and plan.num_nodes == num_nodes and (batch is None or batch is plan.batch)
 
 
 def _fields(plan: HyperedgePlan, values: Tensor) -> dict[str, Any]:

@@ -140,7 +140,11 @@ class TokenAttention(KeyValueAttention[nn.Linear]):
         """
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
         if self.projection is None:
-            _refuse_group(group)
+            if group is not None:
+                raise ValueError(
+                    "group must be None with kernel 'softmax', whose weights are of single pairs of tokens; kernel "
+                    "'performer' takes tokens that processes share."
+                )
             attended = self._average(query, key, value, Masks(key_padding_mask, attn_mask, is_causal))
         else:
             refuse_pairs(attn_mask)
@@ -199,11 +203,3 @@ class TokenAttention(KeyValueAttention[nn.Linear]):
 
     def _result(self, attended: Tensor, padding: Tensor | None) -> Tensor:
         return self.out(without_padding(merge_heads(attended), padding))
-
-
-def _refuse_group(group: Group | None) -> None:
-    if group is not None:
-        raise ValueError(
-            "group must be None with kernel 'softmax', whose weights are of single pairs of tokens; kernel "
-            "'performer' takes tokens that processes share."
-        )

@@ -84,12 +84,12 @@ def frame_logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor)
 class _FrameLogarithm(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        return _logarithm(x, y, scale)
+        distance, direction = frame_view(x, y, scale)
+        return direction * (distance / scale)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        x, y, scale = ctx.saved_tensors
-        return differentiable(frame_logarithm_gradients, (x, y, scale), grad_outputs[0], off_ray)
+        return differentiable(frame_logarithm_gradients, ctx.saved_tensors, grad_outputs[0], off_ray)
 
 
 _frame_logarithm = _autograd.traceable(_FrameLogarithm)
@@ -109,9 +109,8 @@ class _FrameExponential(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, v, scale, z = ctx.saved_tensors
         gradients, beside = (partial(form, reach=ctx.reach) for form in (_exponential_gradients, _with_step))
-        return *differentiable(gradients, (x, v, scale, z), grad_outputs[0], beside), None
+        return *differentiable(gradients, ctx.saved_tensors, grad_outputs[0], beside), None
 
 
 def _with_step(x: Tensor, v: Tensor, scale: Tensor, z: Tensor, *, reach: float) -> tuple[Tensor, ...]:
@@ -156,15 +155,15 @@ class _RayAngle(_autograd.InputsSaved):
     @staticmethod
     def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
         view = polar_view(x, y, scale)
-        return torch.atan2(numerics.norm(view.across, keepdim=True), view.along)
+        return torch.atan2(_length(view), view.along)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, y, scale = ctx.saved_tensors
         (g,) = grad_outputs
         ray, view = ray_of(x, scale), polar_view(x, y, scale)
-        side = numerics.safe_div(view.across, numerics.norm(view.across, keepdim=True))
-        rate = g * numerics.norm(view.across, keepdim=True) * _slack_and_end(ray, view)[1] * (ray.length / ray.time)
+        side = numerics.safe_div(view.across, _length(view))
+        rate = g * _length(view) * _slack_and_end(ray, view)[1] * (ray.length / ray.time)
         kept = keeper(x, y, g)
         on_x, on_y = _angle_on_start(ray, view, side), _angle_on_end(x, y, scale, view, side)
         return kept(g * scale * on_x), kept(g * scale * on_y), by_scale(kept(rate), scale)
@@ -206,11 +205,6 @@ def _side_at_end(ray_x: Ray, ray_y: Ray, side: Tensor) -> Tensor:
     return side * dot(ray_x.unit, ray_y.unit) - ray_x.unit * dot(side, ray_y.unit)
 
 
-def _logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    distance, direction = frame_view(x, y, scale)
-    return direction * (distance / scale)
-
-
 def _exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
     ray = ray_of(x, scale)
     step = _step(ray, v, scale, reach)
@@ -242,7 +236,7 @@ def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, grad: Tensor) 
     towards = direction * dot(direction, grad)
     turned = to_frame(y, ray_y, _transported(ray_x, view, towards + (grad - towards) / stretch))
     # Both far out, the direction at y is read from y; in the plane of both rays a turn takes u and side to y's.
-    width, width_y = (numerics.norm(v.across, keepdim=True) for v in (view, back))
+    width, width_y = _length(view), _length(back)
     side = numerics.safe_div(view.across, width)
     side_y = _side_at_end(ray_x, ray_y, side)
     radial, beside = dot(ray_x.unit, grad), part_across(x, ray_x.unit, grad)
@@ -293,7 +287,7 @@ def _transported(ray: Ray, view: PolarView, held: Tensor) -> Tensor:
     room = (1 + 1 / (ray.time + ray.length)) / (1 + ray.time) + near * 2 * torch.sigmoid(-view.distance)
     excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
     opening = torch.where(view.along < 0, room + half * excess, 1 + half * view.along)
-    size = numerics.hypot(half * numerics.norm(view.across, keepdim=True), opening)
+    size = numerics.hypot(half * _length(view), opening)
     once = half * _skewed(ray, view, held) / size
     return held + 2 * (once * (opening / size) + half * _skewed(ray, view, once) / size)
 
@@ -305,7 +299,7 @@ def _skewed(ray: Ray, view: PolarView, v: Tensor) -> Tensor:
 
 def _slack_and_end(ray: Ray, view: PolarView) -> tuple[Tensor, Tensor]:
     """D - E, and the hyperbolic tangent of the arc length from the foot of the perpendicular to the end."""
-    aside = numerics.finite(ray.length * numerics.norm(view.across, keepdim=True))
+    aside = numerics.finite(ray.length * _length(view))
     # sinh of the arc length at the start is X_n N_along / cosh p, p the length of the perpendicular.
     start = torch.asinh(ray.length * view.along / numerics.hypot(aside, torch.ones_like(aside)))
     end = torch.tanh(start + view.distance)

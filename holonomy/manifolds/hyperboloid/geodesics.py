@@ -136,8 +136,7 @@ class _Distance(_autograd.InputsSaved):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        x, y, scale = ctx.saved_tensors
-        return differentiable(distance_gradients, (x, y, scale), grad_outputs[0], both_off_origin)
+        return differentiable(distance_gradients, ctx.saved_tensors, grad_outputs[0], both_off_origin)
 
 
 _distance = _autograd.traceable(_Distance)
@@ -192,8 +191,7 @@ class _Logarithm(_autograd.InputsSaved):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        x, y, scale = ctx.saved_tensors
-        return differentiable(_logarithm_gradients, (x, y, scale), grad_outputs[0], apart)
+        return differentiable(_logarithm_gradients, ctx.saved_tensors, grad_outputs[0], apart)
 
 
 def _logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,9 +241,8 @@ class _Exponential(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, u, scale, z = ctx.saved_tensors
         gradients, beside = (partial(form, reach=ctx.reach) for form in (_exponential_gradients, _with_step))
-        return *differentiable(gradients, (x, u, scale, z), grad_outputs[0], beside), None
+        return *differentiable(gradients, ctx.saved_tensors, grad_outputs[0], beside), None
 
 
 def _with_step(x: Tensor, u: Tensor, scale: Tensor, z: Tensor, *, reach: float) -> tuple[Tensor, ...]:
@@ -298,8 +295,7 @@ class _Transport(_autograd.InputsSaved):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        x, y, v, scale = ctx.saved_tensors
-        return differentiable(_transport_gradients, (x, y, v, scale), grad_outputs[0], apart)
+        return differentiable(_transport_gradients, ctx.saved_tensors, grad_outputs[0], apart)
 
 
 def _transport_gradients(x: Tensor, y: Tensor, vector: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -354,8 +350,7 @@ class _TransportToOrigin(_autograd.InputsSaved):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        x, v, scale = ctx.saved_tensors
-        return differentiable(_to_origin_gradients, (x, v, scale), grad_outputs[0], off_origin)
+        return differentiable(_to_origin_gradients, ctx.saved_tensors, grad_outputs[0], off_origin)
 
 
 def _to_origin_gradients(x: Tensor, v: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -379,8 +374,7 @@ class _Inner(_autograd.InputsSaved):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        x, u, v, scale = ctx.saved_tensors
-        return differentiable(_inner_gradients, (x, u, v, scale), grad_outputs[0], off_origin)
+        return differentiable(_inner_gradients, ctx.saved_tensors, grad_outputs[0], off_origin)
 
 
 def _inner_gradients(x: Tensor, u: Tensor, v: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, ...]:

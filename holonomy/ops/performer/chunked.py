@@ -171,7 +171,8 @@ class ChunkedAttention(torch.autograd.Function):
             torch.mm(grad_rows, flat.mT, out=grad_logits)
             grad_means.addmm_(probs.mT, grad_rows)
             by_head = grad_logits.view(-1, features)
-            _softmax_backward(by_head, probs.view(-1, features))
+            weights = probs.view(-1, features)
+            torch.ops.aten._softmax_backward_data.out(by_head, weights, -1, by_head.dtype, grad_input=by_head)  # noqa: SLF001
             # The logits are l(q) + L: L is a term at every query, and l(q) = q P^T.
             grad_logs.add_(grad_logits.sum(0).view_as(logs))
             dq = query_buffer[: len(rows)]
@@ -198,8 +199,3 @@ def _softmax_over_features(
     by_head = probs.view(-1, features)
     torch.softmax(by_head, -1, out=by_head)
     return probs
-
-
-def _softmax_backward(grad: Tensor, probs: Tensor) -> None:
-    """Equation 7, written over a."""
-    torch.ops.aten._softmax_backward_data.out(grad, probs, -1, grad.dtype, grad_input=grad)  # noqa: SLF001

@@ -101,14 +101,10 @@ def _minor(parts: Sequence[Tensor], first: int, second: int) -> Tensor:
         if len(set(chosen)) < len(rows):
             continue
         term = reduce(torch.mul, (part[..., rows[row]] for part, row in zip(parts, chosen, strict=True)))
-        terms.append(-term if _odd(chosen) else term)
+        odd = sum(a > b for a, b in itertools.combinations(chosen, 2)) % 2  # the number of inversions
+        terms.append(-term if odd else term)
     total = sum(terms[1:], start=terms[0])
     return total if (first + second) % 2 else -total
-
-
-def _odd(permutation: Sequence[int]) -> bool:
-    """Whether the number of inversions is odd."""
-    return sum(a > b for a, b in itertools.combinations(permutation, 2)) % 2 == 1
 
 
 def rotary(

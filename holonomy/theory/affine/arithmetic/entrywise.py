@@ -200,7 +200,7 @@ def tanhc_of_square(form: Form) -> Form:
         series = sum((square**k / float(math.factorial(2 * k + 3)) for k in range(10)), torch.zeros_like(v))
         return torch.where(wide, far, -2 * series / root.clamp(max=_SERIES).cosh().square())
 
-    return convex(form, _tanhc, slope, _middle, low=0.0)
+    return convex(form, _tanhc, slope, half_way, low=0.0)
 
 
 def sech_of_square(form: Form) -> Form:
@@ -209,7 +209,7 @@ def sech_of_square(form: Form) -> Form:
     Convex in v, as :math:`\cosh x = \prod_n (1 + 4 x^2/((2n-1)^2 \pi^2))`: a product of positive, decreasing, convex
     functions :math:`1/(1 + a v)` is convex.
     """
-    return convex(form, _sech, lambda v: -_tanhc(v) * _sech(v) / 2, _middle, low=0.0)
+    return convex(form, _sech, lambda v: -_tanhc(v) * _sech(v) / 2, half_way, low=0.0)
 
 
 def asinhc_of_square(form: Form) -> Form:
@@ -224,7 +224,7 @@ def asinhc_of_square(form: Form) -> Form:
         safe = torch.where(some, angle, 1.0)
         return torch.where(some, -numerics.minus_tanh(safe) / (2 * safe.sinh() ** 3), -1 / 6)
 
-    return convex(form, lambda v: numerics.asinhc(numerics.root(v)), slope, _middle, low=0.0)
+    return convex(form, lambda v: numerics.asinhc(numerics.root(v)), slope, half_way, low=0.0)
 
 
 def sinhc_of_square(form: Form) -> Form:
@@ -236,7 +236,7 @@ def sinhc_of_square(form: Form) -> Form:
     def slope(v: Tensor) -> Tensor:
         return numerics.sinhc_slope(numerics.root(v)) / 2
 
-    return convex(form, value, slope, _middle, low=0.0)
+    return convex(form, value, slope, half_way, low=0.0)
 
 
 def minus_squared_arcosh(form: Form) -> Form:
@@ -244,11 +244,12 @@ def minus_squared_arcosh(form: Form) -> Form:
 
     Convex, as its slope :math:`-2 \theta/\sinh \theta` increases with :math:`\theta = \operatorname{arcosh}(1 + a)`.
     """
+    return convex(form, lambda a: -angle(a).square(), lambda a: -2 / numerics.sinhc(angle(a)), half_way, low=0.0)
 
-    def angle(a: Tensor) -> Tensor:
-        return 2 * numerics.root(a / 2).asinh()
 
-    return convex(form, lambda a: -angle(a).square(), lambda a: -2 / numerics.sinhc(angle(a)), _middle, low=0.0)
+def angle(a: Tensor) -> Tensor:
+    """The inverse hyperbolic cosine of ``1 + a``."""
+    return 2 * numerics.root(a / 2).asinh()
 
 
 def arsinh(form: Form) -> Form:
@@ -273,6 +274,7 @@ def _sech(v: Tensor) -> Tensor:
     return 1 / numerics.root(v).cosh()
 
 
-def _middle(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+def half_way(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Where a tangent is taken: half way."""
     del secant
     return (lower + upper) / 2

@@ -29,7 +29,7 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy.ops.softmax_attention import Similarity
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_bounded, with_first
-from holonomy.theory.affine.arithmetic.entrywise import chord
+from holonomy.theory.affine.arithmetic.entrywise import angle, chord, half_way
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, linear, plus, reach, times, with_ball
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient
@@ -67,7 +67,7 @@ def softmax_average(
     function, slope = _logits(similarity, root, query.center.shape[-1] - 1)
     start = function(argument.clamp(min=0))
     lower, upper = (argument - moved).clamp(min=0), (argument + moved).clamp(min=0)
-    steep, shift, half = chord(lower, upper, function, slope, _middle)
+    steep, shift, half = chord(lower, upper, function, slope, half_way)
     half = half + steep.abs() * (private + slack) + 4 * ROUNDING * start.abs()
     shift = shift + steep * argument - start
     share = start.softmax(-1)
@@ -105,11 +105,6 @@ def softmax_average(
     return quotient(total[1:], times(norm, root), floor * root)
 
 
-def _middle(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    del secant
-    return (lower + upper) / 2
-
-
 def _logarithm(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     del lower, upper
     return secant.log()
@@ -138,10 +133,6 @@ def _total(query: Form, values: TokenForms, along: Tensor, at: Tensor) -> Form:
 def _logits(similarity: Similarity, root: Tensor | float, channels: int) -> Logits:
     """The logit and its slope, as a function of the hyperbolic cosine less one."""
     scale = channels**-0.5
-
-    def angle(a: Tensor) -> Tensor:
-        return 2 * numerics.root(a / 2).asinh()
-
     if similarity == "lorentz_squared":
         slope = -2 * scale / root**2
         return lambda a: slope * a, lambda a: slope * torch.ones_like(a)
