@@ -1,4 +1,4 @@
-"""Embed a hierarchy in hyperbolic space: Riemannian optimization at its plainest.
+"""Embed a hierarchy in hyperbolic space by Riemannian optimization.
 
 Every node is a point, learned by ``LorentzEmbedding`` and ``RiemannianAdam`` alone, so that its ancestors lie
 nearer to it than any other node (Nickel and Kiela 2017; 2018). For each pair (u, v) of the transitive closure,

@@ -1,4 +1,4 @@
-"""Is every a a b? Hypernymy by the protocol of Ganea et al. 2018, with the controls that it needs.
+"""Is every cat a mammal? Hypernymy by the protocol of Ganea et al. 2018, with the controls that it needs.
 
 The root is left out, as in the paper. The transitive reduction (the basic pairs) is always learned, and 0, 10, 25 or
 50 % of the other pairs of the closure; 5 % of those choose, 45 % measure (the paper: 5 %). Beside each true pair stand

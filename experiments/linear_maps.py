@@ -1,4 +1,4 @@
-"""How many steps does a linear map need to send a point far out, and what does a network of them start with?
+"""How many steps does a linear map need to reach a point far from the origin, and where do networks of them start?
 
 A point at rapidity 1 is to be sent to a target at rapidity R, by gradient descent on the distance; a problem is solved
 where that is below a half. Maps are 8 -> 8, with their own initial weights, targets in random directions or on an axis:

@@ -1,4 +1,4 @@
-"""Can the curvatures of a product be known from distances, and which product does a graph ask for?
+"""How accurately do distances determine the curvatures of a product, and which product fits a graph?
 
 **Intervals.** Points are generated in the hyperbolic plane (the drawing of a random tree), on the sphere (uniform), or
 in the product of both, all of curvature -1 or 1; the distances of all pairs get independent normal errors. From these

@@ -1,4 +1,4 @@
-"""Does some pair of tokens complete mine to zero? A question about triples, which attention to pairs cannot ask.
+"""Do two other tokens and this one add up to zero? A task on triples, for attention to pairs of keys.
 
 Match-3 (Sanford, Hsu and Telgarsky 2023): each token is a residue modulo m, and its label says whether there are two
 tokens, not necessarily others, whose residues add up with its own to 0 modulo m. A 2-simplicial layer looks at all

@@ -226,7 +226,7 @@ class _Bounded(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         inputs, grad = ctx.saved_tensors, grad_outputs[0]
         gradients = _autograd.by_definition(ctx.function, inputs, grad, tuple(ctx.needs_input_grad[1:]))
-        # Of most, which are finite, the sum is: one pass, where a device waits for no answer.
+        # A finite sum has finite terms: one pass over most gradients, on a CPU, where reading it waits for nothing.
         if all(x is None or (x.device.type == "cpu" and bool(x.sum().isfinite())) for x in gradients):
             return None, *gradients
         spoiled = torch.stack([x.isnan().any() for x in (*inputs, grad)]).any()
@@ -467,7 +467,7 @@ def shrink(space: Float[Tensor, "... dim"], dtype: torch.dtype) -> Float[Tensor,
 
 
 def _shrunk(space: Tensor, limit: float) -> Tensor:
-    # Of rows of up to 2^16 numbers, the largest ones too, the length fits; float16 holds the limit.
+    # Times this share even the length of 2^16 of the largest numbers fits, and float16 holds the limit.
     share = 2.0**-8
     radius, limit = norm(space * share, keepdim=True), limit * share
     beyond = radius > limit
@@ -497,14 +497,14 @@ def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def squarable(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Powers of two by which rows of these lengths are multiplied before they are squared; one below a million."""
+    """Powers of two that bring rows of these lengths, above a million, to squares that fit; one for the others."""
     length = length.detach()
     return torch.where(length > LONG, torch.exp2(-length.log2().floor()), 1.0)
 
 
 def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batch dim"]:
     """Rows longer than ``limit`` scaled down to that length, by a factor that is constant for autograd."""
-    # In float64, and there smaller by a power of two: the length of a row of the largest numbers fits, too.
+    # Lengths of float32 fit float64; those of float64 rows are taken of a small share of them.
     if x.dtype == torch.float64:
         length = norm(x.detach() * ROOM, keepdim=True) / (limit * ROOM)
     else:

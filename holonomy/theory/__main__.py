@@ -36,7 +36,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write theory.json and theory.html there")
     options = parser.parse_args(arguments)
     if options.out is not None and not options.list:
-        # Now: it would be a pity afterwards.
+        # Before the claims are measured, not after.
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -241,7 +241,7 @@ def _together(images: Tensor, weights: Tensor) -> Tensor:
     "sum_j p_j exp(u_j) >= 1 and the Lorentz norm is 1/sqrt(c) at least, where the mean is taken off the logits",
 )
 def _softmax(draws: Draws) -> Iterable[Trial]:
-    """L11: one, beside what changes of logits that their mean is taken off make of weights, and of a Lorentz norm."""
+    """L11: one, beside the sum of the weights and the Lorentz norm after changes of the logits, less their mean."""
     for index in draws.rounds(60):
         shares, change = random_numbers(draws, 5).softmax(0), random_numbers(draws, 5)
         space = random_numbers(draws, 5, 3)
@@ -303,7 +303,7 @@ def _quadratics(draws: Draws) -> Iterable[Trial]:
     "lower",
 )
 def _parabolas(draws: Draws) -> Iterable[Trial]:
-    """L15: what a ReLU is above or below a parabola by at most, on a grid of both unknowns, beside m."""
+    """L15: how far a ReLU is above or below a parabola at most, on a grid of both unknowns, beside m."""
     grid = torch.linspace(-1, 1, 257).double()
     for index in draws.rounds(60):
         gamma, rho = draws.uniform(0.5, 2.0), draws.uniform(0.0, 0.5) * (index % 3)

@@ -90,7 +90,7 @@ def _sharpest_chain(draws: Draws) -> Iterator[Trial]:
 
 @CLAIMS.add("collapse.chain", "Theorem RC", _RC["chain"], axis="N", sharpest=_sharpest_chain)
 def _chain(draws: Draws) -> Iterator[Trial]:
-    """Random layers and ascents, and one token against a crowd far out, in the limit that the form has most to fear."""
+    """Random layers and ascents, and one token against a crowd far out, where the form is nearest to its bound."""
     yield from _form(draws, "chain")
     yield from _opposites(draws, "chain")
     for order in (2, 3, 8):
