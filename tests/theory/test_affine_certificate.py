@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from holonomy.layers import GCN, HRC, HTC, HypDropout, HypLinearAttention, HypMLR, Propagation
 from holonomy.manifolds import Lorentz
@@ -320,6 +321,20 @@ def test_a_part_that_computes_something_else_is_named(part: str, name: str, *, o
         certify_node(model, x, None, 0, 0.1)
     with pytest.raises(NotCoveredError, match=message):
         certify(model, x=x)
+
+
+@pytest.mark.parametrize("part", ["encoder.embedding", "encoder.blocks.0.attention.residual", "decoder"])
+def test_the_weights_of_parametrizations_are_read(part: str) -> None:
+    model, x = refused(graph_encoder=None).double(), torch.randn(NODES, FEATURES).double()
+    plain = certify_node(model, x, None, 0, 0.01).margins
+    parametrizations.weight_norm(model.get_submodule(part))
+    torch.testing.assert_close(certify_node(model, x, None, 0, 0.01).margins, plain)
+
+
+def test_weights_made_in_inference_mode_are_taken() -> None:
+    with torch.inference_mode():
+        model = refused(graph_encoder=None).double()
+    assert certify_node(model, torch.zeros(NODES, FEATURES).double(), None, 0, 0.0).radius == 0
 
 
 ELSEWHERE = Lorentz(-4.0)

@@ -34,6 +34,7 @@ def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> 
         check_graph(x, edge_index)
 
 
+@torch.no_grad()
 def _refuse_other_points(model: Hypformer) -> None:
     """Refuse what reads the result of both branches as points of another curvature, or points as tangent vectors."""
     unit, decoder = root(model.manifold_out).item(), cast("object", model.decoder)

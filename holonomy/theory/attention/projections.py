@@ -45,12 +45,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Whose classes compute what they say, and the methods that say nothing of it.
 _KNOWN = ("holonomy.", "torch.nn.modules.", "geoopt.")
 _SILENT = {"extra_repr", "reset_parameters"}
+# Parts that are not looked at: a graph encoder is where it is followed, and of parametrizations the weights are read.
+_APART = {"graph_encoder", "parametrizations"}
 
 
 def as_stated(layer: object, kind: type) -> None:
     """Refuse a layer that computes something else than the class that a theorem is on, itself or in a part of it.
 
-    It may do so by its class, a method of its own or a hook. A graph encoder is looked at where it is followed.
+    It may do so by its class, a method of its own or a hook.
     """
     everywhere = nn.modules.module
     of_all = any(getattr(everywhere, f"_global{hooks}") for hooks in _HOOKS)
@@ -75,7 +77,7 @@ def as_stated(layer: object, kind: type) -> None:
 def _parts(layer: nn.Module) -> Iterator[nn.Module]:
     yield layer
     for name, part in layer.named_children():
-        if name != "graph_encoder":
+        if name not in _APART:
             yield from _parts(part)
 
 
