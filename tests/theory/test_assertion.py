@@ -194,3 +194,11 @@ def test_rounding_and_sizes_are_measured_in_the_units_of_the_points(manifold):
     for metric, size in (("sup", 4.0), ("l2", 5.0)):
         hunt = _Hunt(lambda z: z, Scope(Ends(manifold, manifold), metric, x, 0.1))
         assert hunt.size(torch.tensor([3.0, 4.0])).item() == pytest.approx(size)
+
+
+def test_a_layer_that_gives_no_number_holds_no_bound():
+    layer = nn.MultiheadAttention(4, 2, **DOUBLE)
+    nn.init.constant_(layer.in_proj_weight, torch.nan)
+    for scope in ({"radius": 1.0}, {"x": torch.randn(3, 4, **DOUBLE)}):
+        with pytest.raises(ValueError, match=r"^layer\(x\) must be finite"):
+            assert_lipschitz(layer, 1.0, **scope)

@@ -150,3 +150,22 @@ def test_shapes_are_checked():
         Projections(torch.ones(3, 1, 2, 2), torch.ones(3, 1, 2, 2))
     with pytest.raises(ValueError, match="mask must have"):
         attend(torch.ones(2, 1), Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1)), torch.ones(2, 2).bool())
+    with pytest.raises(ValueError, match=r"^scale must lie in"):
+        Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1), scale=-1.0)
+    for bound in (local_lipschitz, lambda layer, x: collapse_bound([layer], x)):
+        with pytest.raises(ValueError, match=r"^x must have one token at least"):
+            bound(nn.MultiheadAttention(4, 2), torch.zeros(0, 4))
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_biases_of_maps_that_were_put_in_place_are_read(part, order):
+    torch.manual_seed(0)
+    layer, x = SimplicialAttention(4, 2, order=order).double(), torch.randn(4, 4).double()
+    old = getattr(layer, part)
+    setattr(layer, part, nn.Linear(old.in_features, old.out_features).double())
+    nn.init.normal_(getattr(layer, part).bias, 0.0, 3.0)
+    torch.testing.assert_close(attend(x, projections(layer)), layer(x))
+    setattr(layer, part, nn.Sequential(old))
+    with pytest.raises(NotCoveredError, match="layer must be a Linear, got Sequential"):
+        projections(layer)

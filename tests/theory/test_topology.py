@@ -184,3 +184,9 @@ def test_generated_molecules(seed):
     whole, atoms = with_hydrogens(bonds, hydrogens)
     assert atoms == 9 + hydrogens.sum()
     assert torch.equal(torch.bincount(whole.flatten(), minlength=atoms)[:9], degree + hydrogens)
+
+
+def test_a_graph_of_one_node_has_diameter_zero():
+    alone = torch.zeros(1, 1).double()
+    assert radius_and_diameter(alone) == (0.0, 0.0)
+    assert chung_bound(alone) == spectral_diameter_bound(alone) == 0.0

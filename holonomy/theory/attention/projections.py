@@ -114,7 +114,7 @@ class Projections:
         key_bias: ``(N+1, heads, d_h)``, none if left out.
         value_bias: ``(N, heads, d_v)``, none if left out.
         out_bias: ``(d_out,)``, none if left out.
-        scale: of the logits; :math:`1/\sqrt{d_h}` if left out.
+        scale: of the logits, not negative; :math:`1/\sqrt{d_h}` if left out.
         skip: whether the input is added to the result.
         causal: whether a query sees only simplexes none of whose keys comes after it.
         window: for each key, within how many places of the query, itself the first, it must be; anywhere if left out.
@@ -149,6 +149,7 @@ class Projections:
             raise ValueError(f"window must have a number for each of N = {self.order} keys, got {self.window}.")
         if math.isnan(self.scale):
             object.__setattr__(self, "scale", channels**-0.5)
+        checks.in_range("scale", self.scale, 0.0, math.inf)
 
     @property
     def order(self) -> int:
@@ -199,8 +200,10 @@ class Heads(NamedTuple):
 
 
 def check_tokens(x: Float[Tensor, "tokens d"], layer: Projections | None = None) -> None:
-    """Refuse anything but finite tokens of a layer."""
+    """Refuse anything but finite tokens of a layer, one at least."""
     checks.matrix("x", x, "n", "d", None if layer is None else layer.keys.shape[2])
+    if not len(x):
+        raise ValueError(f"x must have one token at least, got shape {tuple(x.shape)}.")
     checks.finite("x", x)
 
 
@@ -292,14 +295,13 @@ def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
     split = weight.detach().reshape(3, heads, size, features).mT
     bias = cast("Tensor | None", layer.in_proj_bias)
     biases = None if bias is None else bias.detach().reshape(3, heads, size)
-    out_bias = cast("Tensor | None", layer.out_proj.bias)
     return Projections(
         split[:2],
         split[2:],
         layer.out_proj.weight.detach().mT,
         key_bias=None if biases is None else biases[:2],
         value_bias=None if biases is None else biases[2:],
-        out_bias=None if out_bias is None else out_bias.detach(),
+        out_bias=_bias(layer.out_proj),
     )
 
 
@@ -308,19 +310,29 @@ def _of_simplicial(layer: SimplicialAttention) -> Projections:
     as_stated(layer, SimplicialAttention)
     if layer.rope or layer.lower_orders:
         raise NotCoveredError("layer must have no rope or lower_orders: no theorem here is on them.")
+    for part in (layer.key, layer.value, layer.out):
+        as_stated(part, nn.Linear)
     features, heads, order = layer.features, layer.heads, layer.order
     keys = layer.key.weight.detach().reshape(order + 1, heads, -1, features).mT
     values = layer.value.weight.detach().reshape(order, heads, -1, features).mT
-    bias = cast("Tensor | None", layer.out.bias)
+    # The layer makes its keys and values without a bias, but a linear map in their place may have one.
+    key_bias, value_bias, out_bias = (_bias(part) for part in (layer.key, layer.value, layer.out))
     return Projections(
         keys,
         values,
         layer.out.weight.detach().mT,
-        out_bias=None if bias is None else bias.detach(),
+        key_bias=None if key_bias is None else key_bias.reshape(order + 1, heads, -1),
+        value_bias=None if value_bias is None else value_bias.reshape(order, heads, -1),
+        out_bias=out_bias,
         causal=layer.causal,
         window=layer.window,
         form=layer.form,
     )
+
+
+def _bias(layer: nn.Linear) -> Tensor | None:
+    bias = cast("Tensor | None", layer.bias)
+    return None if bias is None else bias.detach()
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -90,8 +90,8 @@ def assert_lipschitz(
     Raises:
         BoundViolatedError: an ``AssertionError`` with the pair in its message, and as ``error.found``.
         NotCoveredError: if the layer drops entries at random.
-        ValueError: if the bound is negative, the radius is not positive and finite, ``x`` has another shape, or the
-            number of features is not known.
+        ValueError: if the bound is negative, the radius is not positive and finite, ``x`` has another shape, the number
+            of features is not known, or the layer's result at the centre of the search is not finite.
 
     >>> layer = nn.Linear(2, 2, bias=False)
     >>> _ = nn.init.eye_(layer.weight)
@@ -123,6 +123,8 @@ def assert_lipschitz(
     else:
         centre = x.detach().double() if source is None else source.lift(source.space(x.detach().double()))
     function = as_function(layer) if flat else layer
+    with torch.no_grad():
+        checks.finite("layer(x)", function(centre))
     if x is not None and radius is None:
         found = attack_at(function, Scope(ends, metric, centre, 0.0))
     else:

@@ -64,7 +64,9 @@ def spectral_diameter_bound(
 
 
 def _second_and_last(values: Tensor) -> tuple[float, float]:
-    """Two eigenvalues; the second is zero where rounding may have made it."""
+    """Two eigenvalues; the second is zero where rounding may have made it, and infinite of one node, which is alone."""
+    if len(values) == 1:
+        return math.inf, math.inf
     second, last = values[1].item(), values[-1].item()
     return (second if second > numerics.tolerance(values.dtype).rtol * last else 0.0), last
 
@@ -75,11 +77,11 @@ def chung_bound(adjacency: Float[Tensor, "n n"]) -> float:
     .. math:: \left\lfloor \mathrm{arcosh}(n-1) \Big/ \mathrm{arcosh}\frac{\lambda_n + \lambda_2}{\lambda_n - \lambda_2}
         \right\rfloor + 1 ,
 
-    infinite where the graph is not connected.
+    infinite where the graph is not connected, and zero where it is one node.
     """
     second, last = _second_and_last(laplacian_spectrum(adjacency, "combinatorial"))
-    if second == 0:
-        return math.inf
+    if second in {0, math.inf}:
+        return math.inf if second == 0 else 0.0
     slack = numerics.tolerance(adjacency.dtype).rtol
     if last - second <= slack * last:
         return 1.0
