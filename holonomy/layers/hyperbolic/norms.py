@@ -191,7 +191,7 @@ class HypBatchNorm(HRC):
         """
         rows = cast("_Rows", self.function)
         checks.last_axis("x", x, self.features + 1, "features + 1", getattr(rows, "norm", None))
-        if group is None or not rows.of_batch:
+        if group is None or not (rows.norm.training or rows.norm.running_mean is None):  # statistics that are known
             return super().forward(x)
         space = rows.over(self.manifold_in.space(x), group)
         return change_curvature(space, self.manifold_in, self.manifold_out)
@@ -231,11 +231,6 @@ class _Rows(nn.Module):
             return self._in_float32(rows).reshape(space.shape)
         # The squares of a longer row, summed over the table, would leave the dtype, and the running variance with them.
         return self.norm(numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)).reshape(space.shape)
-
-    @property
-    def of_batch(self) -> bool:
-        """Whether statistics are those of the batch."""
-        return self.norm.training or self.norm.running_mean is None
 
     def over(self, space: Tensor, group: Group) -> Tensor:
         """With the statistics of the rows of all parts: the mean first, so that squares do not cancel."""

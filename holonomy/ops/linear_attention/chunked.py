@@ -251,11 +251,17 @@ class RecomputedAttention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
         *inputs, out, context, mass, largest = ctx.saved_tensors
+        options: Options = ctx.options
         if torch.is_grad_enabled():
-            return _by_definition(tuple(inputs), ctx.options, grad_outputs[0], ctx.needs_input_grad)
+
+            def definition(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
+                return options.definition(x, *maps, mask, heads=options.heads, power=options.power)
+
+            wanted = ctx.needs_input_grad[:-1]
+            return *_autograd.by_definition(definition, tuple(inputs), grad_outputs[0], wanted), None
         x, *tensors = inputs
         found = _Gradients(x, _Maps(*tensors[1:]))
-        for place, graph in enumerate(_graphs(x, tensors, ctx.options)):
+        for place, graph in enumerate(_graphs(x, tensors, options)):
             graph.context, graph.mass, graph.largest = context[place], mass[place], largest[place]
             _return(graph, out[place], grad_outputs[0][place], found.x[place], found)
         of_curvature = None if tensors[-1] is None else found.curvature.view_as(tensors[-1])
@@ -267,12 +273,3 @@ def _graphs(x: Tensor, tensors: list[Any], options: Options) -> list[_Graph]:
     mask, *maps = tensors
     masks = [None] * len(x) if mask is None else mask
     return [_Graph(one, hidden, _Maps(*maps), options) for one, hidden in zip(x, masks, strict=True)]
-
-
-def _by_definition(
-    inputs: tuple[Any, ...], options: Options, grad: Tensor, wanted: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    def definition(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
-        return options.definition(x, *maps, mask, heads=options.heads, power=options.power)
-
-    return *_autograd.by_definition(definition, inputs, grad, wanted[:-1]), None
