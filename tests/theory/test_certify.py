@@ -470,3 +470,18 @@ def test_weights_that_a_hook_computes_are_refused():
         certify(layer, 1.0)
     prune.remove(layer, "weight")
     assert certify(layer, 1.0, starts=0).constant > 10
+
+
+@pytest.mark.parametrize("mixing", [lambda s: s - 3 * s.mean(0, keepdim=True), lambda s: s.cumsum(0)])
+def test_a_refinement_that_mixes_rows_is_refused_at_an_input(mixing):
+    """The stretch of each row by itself is below that of all."""
+    manifold = Lorentz(-1.0, **DOUBLE)
+    with pytest.raises(NotCoveredError, match="function must take each row by itself"):
+        certify(HRC(mixing, manifold), x=manifold.lift(torch.randn(5, 3, **DOUBLE)))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_an_input_that_is_not_finite_is_refused(wrong):
+    layer = HTC(3, 3, Lorentz(-1.0, **DOUBLE), **DOUBLE)
+    with pytest.raises(ValueError, match=r"^x must be finite"):
+        certify(layer, x=torch.full((2, 4), wrong, **DOUBLE))

@@ -79,3 +79,16 @@ def test_about_a_quarter_of_the_triples_change_order():
     for kind in range(3):  # linear maps, ReLU, LayerNorm
         shares = [trial.measured for trial in trials if trial.at["kind"] == kind]
         assert 0.15 < sum(shares) / len(shares) < 0.35
+
+
+def test_points_that_coincide_have_no_ratio():
+    manifold = Lorentz(-1.0, **DOUBLE)
+    x = manifold.lift(torch.randn(3, 2, **DOUBLE))
+    twice = distance_scaling(HRC(torch.neg, manifold), torch.cat([x, x]))
+    assert twice.least == pytest.approx(1.0)
+    with pytest.raises(ValueError, match=r"^x must hold two points apart"):
+        distance_scaling(HRC(torch.neg, manifold), x[:1].expand(4, -1))
+    with pytest.raises(ValueError, match=r"^x must be finite"):
+        distance_scaling(HRC(torch.neg, manifold), x * math.nan)
+    with pytest.raises(ValueError, match=r"^layer\(x\) must be finite"):
+        distance_scaling(HRC(lambda s: s * math.nan, manifold), x)

@@ -192,3 +192,8 @@ def test_n_over_eps_is_real():
     assert slope == pytest.approx(n * 2 / eps)
     bound = linear_stretch_with_eps(Features((1.0, 0.0, 0.0), (0.0, 1.0, 2.0), 0.0), eps, n)
     assert slope <= bound == pytest.approx(math.sqrt(2) * slope)
+
+
+def test_one_query_collapses_whatever_the_keys():
+    for sizes in ((0.0, math.inf, 1.0), (math.inf, 0.0, 1.0), (0.0, 1.0, math.inf)):
+        assert hyperbolic_collapse_bound(*sizes[:2], 5.0, sizes[2]) == 0

@@ -434,3 +434,15 @@ def test_layer_norm_without_bias():
     layer = HRC(nn.LayerNorm(3, eps=0.5, bias=False, **DOUBLE), m)
     bound = lipschitz_bound(layer, 1.0)
     assert 0 < measure_stretch(layer, 1.0, 3, starts=4, steps=10) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", [HypConcat, HypResidual])
+def test_what_joins_points_is_bounded_as_it_is_stated(kind):
+    """A radius that is none, and a class that computes something else, had the bounds of the layer."""
+    manifold = Lorentz(-1.0)
+    for radius in (math.nan, -1.0):
+        with pytest.raises(ValueError, match=r"^radius must lie in"):
+            lipschitz_bound(kind(manifold), radius)
+    other = type("Other", (kind,), {"forward": lambda self, *points: 5 * points[0]})
+    with pytest.raises(NotCoveredError, match="got Other with a forward of its own"):
+        lipschitz_bound(other(manifold), 1.0)

@@ -169,3 +169,18 @@ def test_biases_of_maps_that_were_put_in_place_are_read(part, order):
     setattr(layer, part, nn.Sequential(old))
     with pytest.raises(NotCoveredError, match="layer must be a Linear, got Sequential"):
         projections(layer)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_mask_that_is_not_boolean_is_refused():
+    """Of one that is added to logits, zeros count; they were taken for simplexes that do not."""
+    layer, mask = nn.MultiheadAttention(4, 2), torch.zeros(3, 3)
+    x = torch.randn(3, 4)
+    bounds = (
+        (lipschitz_bound, 1.0),
+        (local_lipschitz, x),
+        (lambda layer, x, mask: collapse_bound([layer], x, mask=mask), x),
+    )
+    for bound, of in bounds:
+        with pytest.raises(TypeError, match=r"^mask must be boolean, True at simplexes that count"):
+            bound(layer, of, mask=mask)

@@ -109,3 +109,7 @@ def test_fused_attention_climbs_too():
     at_random = measure_stretch(layer, 1.0, 2, tokens=3, starts=2, steps=0, generator=torch.Generator().manual_seed(1))
     climbed = measure_stretch(layer, 1.0, 2, tokens=3, starts=2, steps=8, generator=torch.Generator().manual_seed(1))
     assert climbed > at_random
+
+
+def test_what_is_no_number_is_no_stretch():
+    assert measure_stretch(HRC(lambda s: s * math.nan, Lorentz(-1.0, **DOUBLE)), 1.0, 2, steps=2) == 0

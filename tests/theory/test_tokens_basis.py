@@ -90,3 +90,10 @@ def test_verdicts_are_as_expected_in_both_dtypes(claim, dtype):
     verdict, _ = claim.measure(Draws(3, dtype=dtype, budget=0.5))
     assert verdict.holds is not False
     assert verdict.holds is True or dtype is torch.float32  # there the network is below rounding
+
+
+@pytest.mark.parametrize("identifiers", [torch.ones(3, 3), 0.1 * torch.eye(3)])
+def test_identifiers_that_are_not_orthonormal_are_refused(identifiers):
+    """The error was 50,000 times the bound."""
+    with pytest.raises(ValueError, match=r"^identifiers must have orthonormal rows"):
+        basis_approximation_error(2, 3, 50.0, identifiers=identifiers.double())

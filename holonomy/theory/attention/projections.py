@@ -169,8 +169,11 @@ class Projections:
     def allowed(self, tokens: int, mask: Bool[Tensor, "..."] | None = None) -> Bool[Tensor, "queries tuples"] | None:
         """The simplexes that count, ``(n, n^N)``, by a mask, by causality and by windows; None if all do.
 
-        A ``mask`` is ``(n, ..., n)``, N+1 axes, ``True`` at simplexes that count. One of another shape is a ValueError.
+        A ``mask`` is ``(n, ..., n)``, N+1 axes, ``True`` at simplexes that count. One of another shape is a ValueError,
+        one of another dtype a TypeError.
         """
+        if mask is not None:
+            checks.boolean("mask", mask, None, "simplexes that count")
         shape = (tokens,) * (self.order + 1)
         if mask is not None and mask.shape != shape:
             raise ValueError(

@@ -208,6 +208,7 @@ def certify(
         checks.positive_int("tokens", tokens)
     if x is not None:
         checks.floating("x", x)
+        checks.finite("x", x)
         if x.ndim != 2 or x.shape[0] == 0:
             raise ValueError(f"x must have shape (tokens, dim), with one token at least, got {tuple(x.shape)}.")
     if isinstance(radius, Tensor):

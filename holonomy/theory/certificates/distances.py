@@ -56,7 +56,8 @@ def distance_scaling(
     """Measure ratios of distances before and after a map, and how many triples change their order.
 
     ``layer`` maps points between hyperboloids, the ``ends``, read off the layer if left out; ``x`` are at least three
-    points ``(n, d + 1)``. Fewer points, or an end that is no hyperboloid, are a ValueError.
+    points ``(n, d + 1)``. Pairs at distance zero have no ratio. Fewer points, points that all are one, numbers that are
+    not finite, or an end that is no hyperboloid, are a ValueError.
 
     >>> from holonomy.layers import HRC
     >>> m, to = Lorentz(-1.0, dtype=torch.float64), Lorentz(-0.25, dtype=torch.float64)
@@ -70,12 +71,16 @@ def distance_scaling(
     checks.matrix("x", x, "n", "d + 1")
     if x.shape[0] < 3:
         raise ValueError(f"x must be (n, d + 1) with n at least 3, got {tuple(x.shape)}.")
+    checks.finite("x", x)
     with torch.no_grad():
         y = layer(x)
+        checks.finite("layer(x)", y)
         before, after = numerics.widen(source.cdist(x, x)), numerics.widen(target.cdist(y, y))
     pairs = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     first, second = before[pairs[0], pairs[1]], after[pairs[0], pairs[1]]
-    ratio = numerics.safe_div(second, first)
+    if not bool((first > 0).any()):
+        raise ValueError("x must hold two points apart, got one point only.")
+    ratio = (second / first)[first > 0]
     return DistanceScaling(
         ratio.amin().item(),
         ratio.amax().item(),

@@ -14,7 +14,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from holonomy import numerics
+from holonomy import checks, numerics
 from holonomy.layers import (
     HTC,
     ExpMapHTC,
@@ -26,6 +26,7 @@ from holonomy.layers import (
     TangentLinear,
 )
 from holonomy.theory.attention.lipschitz import lipschitz_bound
+from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.constants.affine import ball_stretch, reach, transformation_stretch
 from holonomy.theory.certificates.constants.midpoint import concatenation_stretch, exponential_stretch, residual_stretch
 from holonomy.theory.certificates.constants.tangent import tangent_stretch
@@ -175,13 +176,16 @@ def _read(layer: HypMLR | HypPrototypes, region: Region, constant: float, theore
 
 
 def _of_concatenation(layer: HypConcat, radius: float = math.inf) -> float:
+    as_stated(layer, HypConcat)
+    checks.in_range("radius", radius, 0.0, math.inf)
     before, after = root(layer.manifold_in), root(layer.manifold_out)
     return concatenation_stretch(radius * before) * before / after
 
 
 def _of_residual(layer: HypResidual, radius: float = math.inf) -> float:
     """In the sup metric of x and F(x): H5."""
-    del radius
+    as_stated(layer, HypResidual)
+    checks.in_range("radius", radius, 0.0, math.inf)
     return max(root(layer.manifold_in), root(layer.manifold_branch)) / root(layer.manifold_out)
 
 

@@ -43,8 +43,8 @@ def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
     """The product over the functions that HRC is made of; at an input the stretch itself, whatever the function.
 
     Those of an ``nn.Sequential`` are known; a module of one's own names them by a method ``refinements()``. A function
-    that H1, H3 and H4 do not cover, or that drops something where an input is given, is a NotCoveredError. ``setting``
-    is not read: tokens do not influence each other.
+    that H1, H3 and H4 do not cover, or that drops something or mixes rows where an input is given, is a
+    NotCoveredError. ``setting`` is not read: tokens do not influence each other.
 
     >>> m = Lorentz(-1.0)
     >>> follow_refinement(HRC(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), m), Region(1.0, 2), Setting()).theorem
@@ -55,6 +55,7 @@ def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
         refuse_training(layer)
     points = points_out(layer, region)
     if region.points is not None and points is not None and region.spread == 0:
+        _refuse_mixing(layer, region.points, points)
         constant = token_stretch(layer, region.points).amax().item()
         return Step(constant, Region.about(points, layer.manifold_out), "Lemma 0")
     constant, theorems, here = 1.0, list[str](), region
@@ -66,6 +67,14 @@ def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
         theorems.append(step.theorem)
     theorem = ", ".join(dict.fromkeys(t for t in theorems if t)) or "identity"
     return Step(constant, outputs(layer, region, constant, here.radius, here.features), theorem)
+
+
+def _refuse_mixing(layer: HRC, points: Tensor, images: Tensor) -> None:
+    """Refuse a function that takes rows together: that of each token by itself would be another one."""
+    with torch.no_grad():
+        alone = torch.cat([layer(part) for part in points.tensor_split([1]) if len(part)])
+    if not torch.allclose(alone, images, equal_nan=True):
+        raise NotCoveredError(f"function must take each row by itself, got {layer.function}, which mixes rows.")
 
 
 def parts(function: object) -> list[object]:

@@ -238,7 +238,8 @@ def measure_stretch(
         u = u.detach().requires_grad_()
         x = u if ends.source is None else ends.source.expmap0(nn.functional.pad(u, (1, 0)))
         value, out, back = top(differential(layer, x.detach(), ends, joint=tokens is not None), metric)
-        best = max(best, float(value.nan_to_num(0.0).amax()))
+        # Where the differential is not finite there is no stretch to show.
+        best = max(best, float(value.nan_to_num(0.0, 0.0, 0.0).amax()))
         if step == steps:
             break
         # At fixed directions the stretch is a number whose gradient is that of the maximum.

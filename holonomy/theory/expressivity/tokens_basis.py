@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from holonomy import checks
+from holonomy import checks, numerics
 from holonomy.layers import EquivariantLinear, bell, orthogonal_identifiers, set_partitions
 from holonomy.layers.equivariant.basis.partitions import Partition, canonical, equality_classes
 
@@ -176,7 +176,7 @@ def basis_approximation_error(
         The error and its bound, at the row where their ratio is largest.
 
     Raises:
-        ValueError: if ``a`` is not positive, or there are not n identifiers.
+        ValueError: if ``a`` is not positive, or there are not n orthonormal identifiers.
 
     >>> basis_approximation_error(3, 3, 1000.0).measured < 1e-20
     True
@@ -188,6 +188,9 @@ def basis_approximation_error(
     p = torch.eye(nodes, dtype=dtype, device=device) if identifiers is None else identifiers
     if p.ndim != 2 or p.shape[0] != nodes:
         raise ValueError(f"identifiers must be (nodes = {nodes}, dim), got {tuple(p.shape)}.")
+    off = (p @ p.mT - torch.eye(nodes).to(p)).abs().amax().item()
+    if not off <= numerics.tolerance(p.dtype).atol:
+        raise ValueError(f"identifiers must have orthonormal rows, got products that are off by {off:g}.")
     attention, logit = basis_attention(order, a, p)
     basis = basis_tensors(order, nodes, device=p.device).to(p.dtype)
     size = basis.sum(-1)

@@ -161,4 +161,4 @@ def hyperbolic_collapse_bound(queries: float, keys: float, values: float, scale:
     """
     for name, value in (("queries", queries), ("keys", keys), ("values", values), ("scale", scale)):
         checks.in_range(name, value, 0.0, math.inf)
-    return weights_bound(values, 2 * scale * queries * keys)
+    return weights_bound(values, 2 * times(times(scale, queries), keys))
