@@ -7,9 +7,14 @@ dimension ``d`` are ambient vectors ``(..., d + 1)``, time first.
 
 from __future__ import annotations
 
-from holonomy.manifolds import Lorentz, LorentzEmbedding
-from holonomy.models import Hypformer
-from holonomy.optim import RiemannianAdam
+import warnings
+
+with warnings.catch_warnings():
+    # Geoopt scripts functions when it is imported, of which PyTorch 2.14 warns each user.
+    warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated")
+    from holonomy.manifolds import Lorentz, LorentzEmbedding
+    from holonomy.models import Hypformer
+    from holonomy.optim import RiemannianAdam
 
 __version__ = "0.1.0"
 

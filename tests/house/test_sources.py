@@ -184,7 +184,7 @@ for module in pkgutil.walk_packages(holonomy.__path__, "holonomy."):
 print(holonomy.__version__)
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:holonomy", "-c", code],
+        [sys.executable, "-W", "always", "-W", "error::UserWarning:holonomy", "-c", code],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -193,6 +193,7 @@ print(holonomy.__version__)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{holonomy.__version__}\n"
+    assert "jit.script" not in done.stderr  # which a user of PyTorch 2.14 would read at each import
 
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
