@@ -14,8 +14,11 @@ from holonomy.layers import GCN
 from holonomy.models import Hypformer
 from holonomy.ops.propagation import edge_list, normalised_edges
 from holonomy.theory import NotCoveredError, certified_radius, certify_node, margin_bounds
-from holonomy.theory.affine.arithmetic.forms import Noise, spread
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, spread
+from holonomy.theory.affine.arithmetic.forms import linear as linear_map
 from holonomy.theory.affine.encoders.traced import TracedBranch
+from holonomy.theory.affine.encoders.whole_graph import enclose_all
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
@@ -81,6 +84,13 @@ def normed(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Ten
     return three(torch.cat([second, *(first - second).unbind(1)[:1][0][:, None].split([1], 1), first[:, 1:]], -1))
 
 
+def mixed(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
+    """Rows one after the other, and products with a matrix of what is no longer linear."""
+    both = torch.cat([one(x), two(x)]).relu()
+    hidden = matrix(x, e) @ both[len(x) :] - both[: len(x)]
+    return three(matrix(x, e) @ hidden.relu())
+
+
 def linear(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
     """Without a ReLU: exact."""
     del three
@@ -93,7 +103,7 @@ def still(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tens
     return three(torch.log1p(degrees(x, e)).expand(-1, HIDDEN))
 
 
-ENCODERS = {part.__name__: part for part in (sage, attended, beside, normed, linear, still)}
+ENCODERS = {part.__name__: part for part in (sage, attended, beside, normed, mixed, linear, still)}
 
 
 def branch_of(function: Callable[..., Tensor], seed: int = 0, features: int = FEATURES) -> TracedBranch:
@@ -153,7 +163,7 @@ def test_linear_encoders_are_exact_and_still_ones_do_not_move() -> None:
     assert (spread(enclosed(branch_of(still), 1e3)) < 1e-8).all()
 
 
-@pytest.mark.parametrize("name", ["sage", "attended", "beside", "normed"])
+@pytest.mark.parametrize("name", ["sage", "attended", "beside", "normed", "mixed"])
 @torch.no_grad()
 def test_to_first_order_the_enclosure_is_the_derivative(name: str) -> None:
     branch = branch_of(ENCODERS[name])
@@ -384,9 +394,97 @@ def test_what_has_no_rule_is_refused(name: str) -> None:
         TracedBranch(encoder, torch.randn(NODES, FEATURES).double(), EDGES)
 
 
-def test_other_threats_and_gradients_are_refused() -> None:
+def test_gradients_are_refused() -> None:
     _, own, x = models()
-    with pytest.raises(NotCoveredError, match="graph_encoder must be a GCN or a Propagation where all nodes move"):
-        certify_node(own, x, EDGES, 0, 0.1, threat="frobenius")
     with pytest.raises(NotCoveredError, match="graph_encoder must be a GCN or a Propagation where bounds"):
         margin_bounds(own, x, EDGES, [0], 0.1, torch.tensor([0]))
+
+
+def in_ball(change: Tensor, threat: Threat) -> Tensor:
+    """Changes of all nodes on the border of the ball."""
+    return (
+        functional.normalize(change, dim=-1)
+        if threat == "each"
+        else change / change.flatten(1).norm(dim=1)[:, None, None]
+    )
+
+
+def slopes(branch: TracedBranch, rows: Tensor) -> Tensor:
+    """Of rows times the result of node 2, by all features: ``(row, node, feature)``."""
+    with torch.enable_grad():
+        x = branch.x.requires_grad_()
+        found = rows @ branch.encoder(x, EDGES)[2]
+        return torch.stack([torch.autograd.grad(one, x, retain_graph=True, allow_unused=True)[0] for one in found])
+
+
+@pytest.mark.parametrize("name", ["sage", "attended", "beside", "normed", "mixed", "linear"])
+@pytest.mark.parametrize("threat", ["frobenius", "each"])
+@torch.no_grad()
+def test_every_result_lies_in_the_enclosure_where_all_nodes_move(name: str, threat: Threat) -> None:
+    for features in (FEATURES, NODES):
+        branch = branch_of(ENCODERS[name], features=features)
+        rows = torch.randn(20, HIDDEN).double()
+        steep = in_ball(slopes(branch, rows), threat)
+        for radius in (1e-3, 0.3, 3.0):
+            found = linear_map(together(branch, radius, threat), rows)
+            changes = torch.cat([steep, -steep, in_ball(torch.randn(100, *branch.x.shape).double(), threat)])
+            truth = torch.stack([branch.encoder(branch.x + radius * change, EDGES)[2] for change in changes])
+            assert ((truth @ rows.T - found.center).abs() <= spread(found) * (1 + 1e-12)).all()
+
+
+def together(branch: TracedBranch, radius: float, threat: Threat) -> Form:
+    """The result of node 2 where all move."""
+    noise = Noise.of(1, branch.x.shape[1], branch.x)
+    noise.tokens = torch.tensor([2])
+    return enclose_all(branch, noise, 2, torch.eye(branch.x.shape[1]).double(), radius, threat)
+
+
+@torch.no_grad()
+def test_a_relu_of_two_nodes_has_the_range_that_their_balls_have() -> None:
+    """Of a number between -u and u, the box is u / 4; u is the length or the sum of the two changes."""
+    own, x = Own(lambda x, *_: (x + x[torch.tensor([1, 0])]).relu()), torch.zeros(2, 1).double()
+    for threat, reach in (("frobenius", 2**0.5), ("each", 2.0)):
+        noise = Noise.of(1, 1, x)
+        noise.tokens = torch.tensor([0])
+        found = enclose_all(TracedBranch(own, x, EDGES[:, :0]), noise, 0, torch.ones(1, 1).double(), 1.0, threat)
+        torch.testing.assert_close(found.box, torch.full((1, 1), reach / 4).double(), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["sage", "attended", "beside", "normed", "mixed", "linear"])
+@pytest.mark.parametrize("threat", ["frobenius", "each"])
+@torch.no_grad()
+def test_to_first_order_all_nodes_move_a_result_as_its_slopes_do(name: str, threat: Threat) -> None:
+    branch, rows = branch_of(ENCODERS[name]), torch.randn(5, HIDDEN).double()
+    found, steep = spread(linear_map(together(branch, 1e-5, threat), rows)), slopes(branch, rows)
+    sizes = steep.norm(dim=-1).sum(-1) if threat == "each" else steep.flatten(1).norm(dim=-1)
+    if threat == "each":  # those of other nodes are enclosed in an ellipsoid
+        assert (found[0] >= 1e-5 * sizes * (1 - 1e-6)).all()
+        assert (found[0] <= 1e-5 * sizes * 1.5).all()
+    else:
+        torch.testing.assert_close(found[0], 1e-5 * sizes, rtol=1e-6, atol=1e-11)
+
+
+def test_where_all_nodes_move_a_rewritten_gcn_has_nearly_the_radius_of_the_library_s() -> None:
+    known, own, x = models()
+    for threat in ("frobenius", "each"):
+        radii = certified_radius(own, x, EDGES, [1, 3], threat=threat) / certified_radius(
+            known, x, EDGES, [1, 3], threat=threat
+        )
+        assert (radii > 0.9).all()
+        assert (radii < 1.2).all()
+
+
+@pytest.mark.parametrize("threat", ["frobenius", "each"])
+def test_no_features_of_all_nodes_break_a_margin(threat: Threat) -> None:
+    for name, features in (("sage", FEATURES), ("beside", FEATURES), ("sage", WIDE)):
+        torch.manual_seed(0)
+        encoder = Own(ENCODERS[name], features)
+        model = Hypformer(features, HIDDEN, 3, layers=1, graph_encoder=encoder).double().eval()
+        x = torch.randn(NODES, features).double()
+        certificate = certify_node(model, x, EDGES, 2, 0.05, threat=threat)
+        with torch.no_grad():
+            for change in in_ball(torch.randn(200, *x.shape).double(), threat):
+                logits = model(x + 0.05 * change, EDGES)[2]
+                below = logits[certificate.target] - logits < certificate.margins
+                below[certificate.target] = False
+                assert not below.any()

@@ -108,8 +108,8 @@ def certify_node(
     runs in float32 differs from that function by its rounding, which is not bounded here: ask for margins above it.
 
     Covered: linear attention with any power and average, softmax attention with any similarity, any heads and number of
-    blocks, ReLU, layer, RMS and batch normalisation, all decoders, and GCN, Propagation or no graph encoder; where the
-    features of one node move, any graph encoder of linear maps and ReLU.
+    blocks, ReLU, layer, RMS and batch normalisation, all decoders, and no graph encoder or any that is made of linear
+    maps and ReLU, as GCN and Propagation are.
 
     Args:
         model: in evaluation.

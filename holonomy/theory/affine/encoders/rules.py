@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from holonomy.theory.affine.arithmetic.entrywise import relu_lines
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT
+from holonomy.theory.affine.arithmetic.forms import ROUNDING
 from holonomy.theory.affine.encoders.tracing import (
     Traced,
-    all_rows,
     constant,
     everything,
-    largest,
+    joined,
     mapped,
     moves,
     nominal,
+    rounded,
+    rowwise,
     rule,
     traced,
-    with_rows,
 )
 from holonomy.theory.attention.projections import NotCoveredError
 
@@ -33,7 +33,7 @@ _ATEN: Any = torch.ops.aten
 
 def called(encoder: Callable[..., Any], x: Traced, edges: Any) -> Traced:
     """What an encoder makes of features."""
-    found = constant(encoder(x, edges), len(x.columns))
+    found = constant(encoder(x, edges), x.ball)
     if found.reads is not None:
         found.reads.append(everything(found))
     return found
@@ -45,7 +45,7 @@ def _reshaped(func: Any, x: Traced, size: Sequence[int]) -> Traced:
     shape = x.center.reshape(size).shape
     if not x.ndim or shape[:1] != x.shape[:1]:
         return mapped(x, lambda part: part.reshape(size))
-    return mapped(x, lambda part: part.reshape(*part.shape[: part.ndim - x.ndim + 1], *shape[1:]), some=())
+    return rowwise(x, lambda part: part.reshape(*part.shape[: part.ndim - x.ndim + 1], *shape[1:]))
 
 
 def _always(*args: Any, **more: Any) -> bool:
@@ -55,7 +55,7 @@ def _always(*args: Any, **more: Any) -> bool:
 
 @rule("clone.default", "detach.default", "alias.default", keeps=_always)
 def _copied(func: Any, x: Traced, **more: Any) -> Traced:
-    return mapped(x, lambda part: func(part, **more), some=())
+    return rowwise(x, lambda part: func(part, **more))
 
 
 @rule("_to_copy.default", keeps=_always)
@@ -82,9 +82,14 @@ def _of_rows(x: Any, dim: int, *index: Any) -> bool:
 def _selected(func: Any, x: Any, dim: int, index: Tensor) -> Traced:
     if not isinstance(x, Traced) or not _of_rows(x, dim):
         return _picked(func, x, dim, index)
-    place = torch.full((len(x),), -1).index_copy(0, x.rows, torch.arange(len(x.rows)))[index]
-    rows = (place >= 0).nonzero().squeeze(1)
-    return traced(func(x.center, dim, index), x.columns[:, place[rows]], x.box[place[rows]], rows)
+    moved = x.rows[x.place]
+    start = torch.searchsorted(moved, index)
+    count = torch.searchsorted(moved, index, right=True) - start
+    to = torch.arange(len(index)).repeat_interleave(count)
+    pair = torch.arange(len(to)) + (start - count.cumsum(0) + count).repeat_interleave(count)
+    bounds = x.bounds[:, torch.searchsorted(x.rows, index[count > 0])]
+    pairs = to * x.ball.nodes + x.pairs[pair] % x.ball.nodes
+    return traced(x.ball, func(x.center, dim, index), x.columns[:, pair], bounds, pairs)
 
 
 def _of_first_axis(x: Any, index: Sequence[Tensor | None]) -> bool:
@@ -110,18 +115,29 @@ def _totalled(func: Any, x: Traced, *how: Any, **more: Any) -> Traced:
     return mapped(x, lambda part: func(part, *how, **more), terms=x.numel() + 1)
 
 
-@rule("cat.default", "stack.default")
+@rule("cat.default")
 def _beside(func: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
-    first = max(len(part.columns) for part in parts if isinstance(part, Traced))
-    every = [constant(part, first) for part in parts]
-    center = func([part.center for part in every], dim)
-    if func is _ATEN.cat.default and dim % center.ndim and all(part.ndim == center.ndim for part in every):
-        rows = torch.cat([part.rows for part in every]).unique()
-        _, columns, box = zip(*(part.at(rows) for part in every), strict=True)
-        return traced(center, torch.cat(columns, dim % center.ndim + 1), torch.cat(box, dim), rows)
-    _, columns, box = zip(*(part.at(all_rows(part)) for part in every), strict=True)
-    box = func(box, dim)
-    return with_rows(center, [func(list(each), dim) for each in zip(*columns, strict=True)], box, torch.zeros_like(box))
+    ball = next(part.ball for part in parts if isinstance(part, Traced))
+    center = func(list(map(nominal, parts)), dim)
+    every = [constant(part, ball) for part in parts if part.ndim == center.ndim]
+    if dim % center.ndim:
+        pairs = torch.cat([part.pairs for part in every]).unique()
+        every = [part.with_pairs(pairs) for part in every]
+    else:
+        starts = torch.tensor([0, *map(len, every)]).cumsum(0).tolist()
+        pairs = torch.cat([part.pairs + start * ball.nodes for part, start in zip(every, starts, strict=False)])
+    columns, bounds = (
+        torch.cat([getattr(part, name) for part in every], dim % center.ndim + 1) for name in ("columns", "bounds")
+    )
+    return traced(ball, center, columns, bounds, pairs)
+
+
+@rule("stack.default")
+def _stacked(func: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
+    del func
+    axis = dim % (parts[0].ndim + 1)
+    apart = [mapped(part, lambda one: one.unsqueeze(axis)) if moves(part) else part.unsqueeze(axis) for part in parts]
+    return _beside(torch.cat, apart, axis)
 
 
 @rule(
@@ -133,7 +149,7 @@ def _beside(func: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
     keeps=_always,
 )
 def _made(func: Any, x: Traced, *how: Any, **more: Any) -> Traced:
-    return constant(func(x.center, *how, **more), len(x.columns))
+    return constant(func(x.center, *how, **more), x.ball)
 
 
 def _adds(x: Any, y: Any) -> bool:
@@ -145,16 +161,15 @@ def _adds(x: Any, y: Any) -> bool:
 @rule("add.Tensor!", "sub.Tensor!", keeps=_adds)
 def _added(func: Any, x: Any, y: Any, *, alpha: float = 1) -> Traced:
     other = -alpha if func is _ATEN.sub.Tensor else alpha
-    first = max(len(part.columns) for part in (x, y) if isinstance(part, Traced))
+    ball = next(part.ball for part in (x, y) if isinstance(part, Traced))
     x, y = (part if isinstance(part, Tensor) else torch.tensor(part).double() for part in (x, y))
     shape = torch.broadcast_shapes(x.shape, y.shape)
-    x, y = (constant(_expanded(part, shape), first) for part in (x, y))
-    rows = torch.cat([x.rows, y.rows]).unique()
-    (c, a, p), (d, b, q) = x.at(rows), y.at(rows)
-    loss = largest(c, a, p) + abs(other) * largest(d, b, q)
-    return traced(
-        x.center + other * y.center, a + other * b, (p + abs(other) * q) * (1 + ROUNDING) + ROUNDING * loss, rows
-    )
+    x, y = (constant(_expanded(part, shape), ball) for part in (x, y))
+    pairs = torch.cat([x.pairs, y.pairs]).unique()
+    x, y = x.with_pairs(pairs), y.with_pairs(pairs)
+    columns = torch.add(x.columns, y.columns, alpha=other)
+    bounds = rounded(x.bounds + abs(other) * y.bounds, 2)
+    return traced(ball, x.center + other * y.center, columns, bounds, pairs)
 
 
 def _expanded(x: Any, shape: Sequence[int]) -> Any:
@@ -178,8 +193,14 @@ def _scaled(func: Any, x: Any, *by: Any) -> Traced:
         x, by = by[0], (x,)
     if not isinstance(x, Traced) or any(isinstance(part, Traced) for part in by):
         raise NotCoveredError(f"graph_encoder must be linear but for ReLU, got {func.name()} by what features move.")
-    shape = torch.broadcast_shapes(x.shape, *(part.shape for part in by if isinstance(part, Tensor)))
-    return mapped(x, func, *by, terms=2, some=list(map(x.moved, by)) if shape == x.shape else None)
+    if torch.broadcast_shapes(x.shape, *(part.shape for part in by if isinstance(part, Tensor))) != x.shape:
+        return mapped(x, func, *by, terms=2)
+
+    def at(part: Any, rows: Tensor) -> Any:
+        every = isinstance(part, Tensor) and part.ndim == x.ndim > 0 and len(part) == len(x)
+        return part[rows] if every else part
+
+    return rowwise(x, func, *by, terms=2, at=at)
 
 
 def _adds_rows(x: Any, y: Any) -> bool:
@@ -193,14 +214,20 @@ def _multiplied(func: Any, x: Any, y: Any) -> Traced:
         raise NotCoveredError(f"graph_encoder must be linear but for ReLU, got {func.name()} by what features move.")
     terms, flat = x.shape[-1] + 1, func is _ATEN.mm.default
     if isinstance(x, Traced):
-        return mapped(x, torch.matmul, y, terms=terms, some=[y] if flat and y.layout == torch.strided else None)
+        return (rowwise if flat and y.layout == torch.strided else mapped)(x, torch.matmul, y, terms=terms)
     if not flat or x.layout not in {torch.strided, torch.sparse_coo}:
         return mapped(y, lambda part, x: func(x, part), x, terms=terms)
-    shares = x.index_select(1, y.rows).to_dense()
-    rows = (shares != 0).any(1).nonzero().squeeze(1)
-    size, shares = x.index_select(0, rows).abs(), shares[rows]
-    loss = func(size, y.center.abs()) + shares.abs() @ largest(0 * y.box, y.columns, y.box)
-    return traced(func(x, y.center), shares @ y.columns, shares.abs() @ y.box + 2 * terms * UNIT * loss, rows)
+    center, parts = func(x, y.center), list[tuple[Tensor, Tensor, Tensor]]()
+    for node, rows, columns in y.by_nodes():
+        shares = x.index_select(1, rows).to_dense()
+        some = (shares != 0).any(1).nonzero().squeeze(1)
+        parts.append((node, some, shares[some] @ columns))
+    found = joined(y, center, parts)
+    size = x.index_select(0, found.rows).abs()
+    shares = size.index_select(1, y.rows).to_dense()
+    box, moved = shares @ y.bounds
+    found.bounds = rounded(torch.stack([box, moved + func(size, y.center.abs())]), terms)
+    return found
 
 
 def _adds_rows_to(bias: Any, x: Any, y: Any, **more: Any) -> bool:
@@ -252,22 +279,25 @@ def _gathered(func: Any, x: Any, dim: int, index: Tensor, source: Any, *, alpha:
         added = mapped(source, lambda part: func(zero, dim, index, part), terms=terms)
     else:
         to = index if index.ndim == 1 else index.flatten(1)[:, 0]
-        rows, place = to[source.rows].unique(return_inverse=True)
-        others = torch.isin(to, rows)
-        none, columns = zero[rows], source.columns.new_zeros(len(source.columns), len(rows), *zero.shape[1:])
-        loss = none.index_add(0, torch.searchsorted(rows, to[others]), source.center[others].abs())
-        loss = loss.index_add(0, place, source.columns.abs().sum(0) + source.box)
-        box = none.index_add(0, place, source.box) + 2 * terms * UNIT * loss
-        added = traced(func(zero, dim, index, source.center), columns.index_add(1, place, source.columns), box, rows)
+        nodes = source.ball.nodes
+        pairs, place = (to[source.rows[source.place]] * nodes + source.pairs % nodes).unique(return_inverse=True)
+        columns = source.columns.new_zeros(source.ball.first, len(pairs), *zero.shape[1:])
+        columns = columns.index_add(1, place, source.columns)
+        added = traced(source.ball, func(zero, dim, index, source.center), columns, source.bounds, pairs)
+        others, none = torch.isin(to, added.rows), zero[added.rows]
+        mine, all_of_them = (torch.searchsorted(added.rows, some) for some in (to[source.rows], to[others]))
+        still = torch.stack([none, none.index_add(0, all_of_them, source.center[others].abs())])
+        added.bounds = rounded(still.index_add(1, mine, source.bounds), terms)
     return _added(_ATEN.add.Tensor, x, added, alpha=alpha)
 
 
 @rule("relu.default!")
 def _rectified(func: Any, x: Traced) -> Traced:
-    center, columns, box = x.at(x.rows)
-    reach = (columns.norm(dim=0) + box) * (1 + ROUNDING) + ROUNDING * center.abs()
+    center, sizes = x.middle, x.columns.norm(dim=0)
+    moved = x.total(sizes) if x.ball.each else x.total(sizes.square()).sqrt()
+    reach = (moved + x.bounds[0]) * (1 + ROUNDING * len(x.pairs)) + ROUNDING * center.abs()
     slope, half, _ = relu_lines(center, reach)
-    box = slope * box + half + ROUNDING * (largest(center, columns, box) + half)
+    bounds = rounded(slope * x.bounds + torch.stack([half, 2 * half]), 32)
     middle = slope * center + half
-    value = func(x.center).index_copy(0, x.rows, middle) if x.ndim else middle
-    return traced(value, slope * columns, box, x.rows)
+    value = func(x.center).index_copy(0, x.rows, middle) if x.ndim else [*middle, func(x.center)][0]
+    return traced(x.ball, value, slope[x.place] * x.columns, bounds, x.pairs)

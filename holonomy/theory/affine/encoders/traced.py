@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
 from holonomy.structures import Graph
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, with_first
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, with_box
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.encoders.graph import GraphBranch, graph_branch
 from holonomy.theory.affine.encoders.rules import called
-from holonomy.theory.affine.encoders.tracing import Traced, traced
+from holonomy.theory.affine.encoders.tracing import Ball, Traced, traced
+from holonomy.theory.affine.encoders.whole_graph import enclose_all
 from holonomy.theory.attention.projections import NotCoveredError
 
 
@@ -24,22 +28,33 @@ class TracedBranch(GraphBranch):
             )
         self.encoder, self.x, self.edge_index = encoder, x, edge_index
         self.result, self.reads = encoder(x, edge_index), list[Tensor]()
-        self._followed(x.new_zeros(0, x.shape[1]), 0, self.reads)  # what is not covered is refused before the work
+        # What is not covered is refused before the work.
+        self.followed(x.new_zeros(0, 1, x.shape[1]), torch.arange(1), self.reads)
 
-    def _followed(self, columns: Tensor, node: int, reads: list[Tensor] | None = None) -> Traced:
-        point = traced(
-            self.x, columns[:, None], ROUNDING * columns.abs().sum(0)[None], torch.tensor([node]), shared=True
-        )
-        point.reads = reads
+    def followed(
+        self, columns: Tensor, nodes: Tensor, reads: list[Tensor] | None = None, *, each: bool = True
+    ) -> Traced:
+        """What becomes of columns of nodes, which are in order."""
+        ball = Ball(len(columns), len(nodes), each)
+        size = columns.abs().sum(0)
+        bounds = torch.stack([ROUNDING * size, self.x[nodes].abs() + 2 * size])
+        point = traced(ball, self.x, columns, bounds, nodes * len(nodes) + torch.arange(len(nodes)))
+        point.reads, point.shared = reads, True
         return called(self.encoder, point, self.edge_index)
+
+    @cached_property
+    def movers(self) -> Traced:
+        """Which nodes move which rows."""
+        count, features = self.x.shape
+        return self.followed(self.x.new_zeros(0, count, features), torch.arange(count))
 
     def enclose(self, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor) -> Form:
         """One problem after the other."""
         each: list[tuple[Tensor, Tensor, Tensor]] = []
-        for node, asked, columns in zip(moving.tolist(), victim, basis.mT * radius[:, None, None], strict=True):
-            found = self._followed(columns, node)
-            moves = found.rows == asked
-            each.append((found.center[asked], found.columns[:, moves].sum(1).mT, found.box[moves].sum(0)))
+        for node, asked, columns in zip(moving, victim, basis.mT * radius[:, None, None], strict=True):
+            found = self.followed(columns[:, None], node[None])
+            _, moved, box = found.of(int(asked))
+            each.append((found.center[asked], moved.sum(1).mT, box))
         center, columns, box = map(torch.stack, zip(*each, strict=True))
         self.last = Form(noise, center, columns, box)
         return self.last
@@ -55,6 +70,18 @@ class TracedBranch(GraphBranch):
     def sharpen(self, problem: int) -> None:
         """Nothing."""
         del problem
+
+
+@enclose_all.register
+def _(branch: TracedBranch, noise: Noise, victim: int, basis: Tensor, radius: float, threat: Threat) -> Form:
+    nodes, each = branch.movers.of(victim)[0], threat == "each"
+    columns = (basis.mT * radius)[:, None].expand(-1, len(nodes), -1)
+    found = branch.followed(columns, nodes, each=each)
+    some, moved, box = found.of(victim)
+    images = moved.new_zeros(len(branch.x), *moved.shape[2:], len(moved)).index_copy(
+        0, nodes[some], moved.permute(1, 2, 0)
+    )
+    return with_box(with_first(constant(noise, found.center[victim][None]), images[None], threat), box[None])
 
 
 @graph_branch.register

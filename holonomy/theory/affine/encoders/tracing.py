@@ -10,8 +10,10 @@ ReLU is that of L1: it takes c, the columns and the box to s times each, and hal
 
 Rounding of an operation with n terms is counted as 2n units of the sum of its absolute terms.
 
-Features of one node move few rows. Columns and boxes are kept for these rows alone; an operation without a rule for
-some rows makes all of them and drops those that do not move. Rows that do not move are taken as float64 computes them.
+Features of one node move few rows. Boxes are kept for these rows alone, columns for pairs of a row and a node that
+moves it; an operation without a rule for some rows makes all of them, node by node, and drops those that do not move.
+Rows that do not move are taken as float64 computes them. Where several nodes move, a row's columns of them share a ball
+or fill one each, see :func:`~holonomy.theory.affine.certificate.certify_node`.
 
 **What is read.** While the encoder adds and copies rows of features, a value is :math:`M X` plus what depends on
 earlier products alone; M does not move. A product with W does not change with a perturbation across the columns of W
@@ -21,7 +23,8 @@ other operation reads all features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,18 +46,32 @@ _RULES: dict[Any, Callable[..., Any]] = {}
 _KEEPS: dict[Any, Callable[..., bool]] = {}
 
 
+@dataclass(frozen=True)
+class Ball:
+    """What d is: how many columns for each of how many nodes, and whether each node fills a ball of its own."""
+
+    first: int
+    nodes: int
+    each: bool
+
+
 class Traced(Tensor):
     """All numbers :math:`c + G d + b`.
 
-    ``columns`` and ``box`` are those of ``rows`` of the first axis, in order; others do not move. What features do not
-    move at all is ``still``: c alone. ``shared`` says that another tensor may look at the same memory. ``reads`` is
-    there where rows are combinations of rows of features: the weights that such are multiplied with are noted in it.
+    ``bounds`` are the box and the largest absolute values, as sums of those of all terms. ``pairs`` are the number of a
+    row of the first axis times all nodes plus that of a node that moves it, in order, and ``rows`` those rows, with
+    ``place`` from pairs to rows. What features do not move at all is ``still``: c alone.
+    ``shared`` says that another tensor may look at the same memory. ``reads`` is there where rows are combinations of
+    rows of features: the weights that such are multiplied with are noted in it.
     """
 
+    ball: Ball
     center: Float[Tensor, "..."]
-    columns: Float[Tensor, "first ..."]
-    box: Float[Tensor, "..."]
+    columns: Float[Tensor, "first pair ..."]
+    bounds: Float[Tensor, "2 row ..."]
+    pairs: Int[Tensor, " pair"]
     rows: Int[Tensor, " moved"]
+    place: Int[Tensor, " pair"]
     still: bool
     shared: bool
     reads: list[Tensor] | None
@@ -75,7 +92,7 @@ class Traced(Tensor):
             raise NotCoveredError(f"graph_encoder must not overwrite what other tensors may share, got {func.name()}.")
         if all(part.still for part in every):
             found = func(*tree_map(nominal, args), **tree_map(nominal, kwargs))
-            found = args[0] if schema.is_mutable else tree_map(partial(constant, first=len(every[0].columns)), found)
+            found = args[0] if schema.is_mutable else tree_map(partial(constant, ball=every[0].ball), found)
         elif func in _RULES:
             reads = _read(func, args, every)
             first = args[:1] if schema.is_mutable else ()
@@ -89,31 +106,50 @@ class Traced(Tensor):
                 part.shared = True
         return found
 
-    def at(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Center, columns and box of some rows in order, all that move among them."""
-        if not self.ndim:
-            return self.center, self.columns, self.box
-        if torch.equal(self.rows, rows):
-            return self.center[rows], self.columns, self.box
-        place = torch.searchsorted(rows, self.rows)
-        columns = self.columns.new_zeros(len(self.columns), len(rows), *self.shape[1:])
-        box = self.box.new_zeros(len(rows), *self.shape[1:])
-        return self.center[rows], columns.index_copy(1, place, self.columns), box.index_copy(0, place, self.box)
+    @property
+    def middle(self) -> Tensor:
+        """The center of rows that move; a number without axes is a row."""
+        return self.center[self.rows] if self.ndim else self.center[None]
 
-    def moved(self, part: Any) -> Any:
-        """The rows that move of a constant that has them all; another constant as it is."""
-        every = isinstance(part, Tensor) and part.ndim == self.ndim > 0 and len(part) == len(self.center)
-        return part[self.rows] if every else part
+    def total(self, part: Tensor) -> Tensor:
+        """Sums over the pairs of each row."""
+        return part.new_zeros(len(self.rows), *part.shape[1:]).index_add(0, self.place, part)
+
+    def with_pairs(self, pairs: Tensor) -> Traced:
+        """The same with more pairs."""
+        if torch.equal(self.pairs, pairs):
+            return self
+        shape = self.ball.first, len(pairs), *self.shape[1:]
+        columns = self.columns.new_zeros(1).expand(shape)  # no memory where nothing moves
+        if len(self.pairs):
+            columns = columns.index_copy(1, torch.searchsorted(pairs, self.pairs), self.columns)
+        found = traced(self.ball, self.center, columns, self.bounds, pairs)
+        still = torch.stack([torch.zeros_like(found.middle), found.middle.abs()])
+        found.bounds = still.index_copy(1, torch.searchsorted(found.rows, self.rows), self.bounds)
+        return found
+
+    def by_nodes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """One node after the other: its number, the rows that it moves, and their columns."""
+        nodes = self.pairs % self.ball.nodes
+        for node in nodes.unique():
+            moved = (nodes == node).nonzero().squeeze(1)
+            yield node, self.rows[self.place[moved]], self.columns[:, moved]
+
+    def of(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The nodes that move a row, their columns, and its box."""
+        some = self.rows[self.place] == row
+        return self.pairs[some] % self.ball.nodes, self.columns[:, some], self.bounds[0, self.rows == row].sum(0)
 
 
 def traced(
-    center: Tensor, columns: Tensor, box: Tensor, rows: Tensor, *, still: bool = False, shared: bool = False
+    ball: Ball, center: Tensor, columns: Tensor, bounds: Tensor, pairs: Tensor, *, still: bool = False
 ) -> Traced:
-    """Make one; a number without axes has no rows."""
+    """Make one."""
     make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     made = make(Traced, center.shape, dtype=center.dtype, device=center.device)
-    made.center, made.columns, made.box, made.rows = center, columns, box, rows
-    made.still, made.shared, made.reads = still, shared, None
+    made.ball, made.center, made.columns, made.bounds, made.pairs = ball, center, columns, bounds, pairs
+    made.rows, made.place = (pairs // ball.nodes).unique_consecutive(return_inverse=True)
+    made.still, made.shared, made.reads = still, False, None
     return made
 
 
@@ -149,52 +185,69 @@ def _settled(x: Any) -> Any:
     return x if moves(x) else nominal(x)
 
 
-def constant(x: Any, first: int) -> Any:
+def constant(x: Any, ball: Ball) -> Any:
     """A constant as what nothing moves."""
     if isinstance(x, Traced) or not isinstance(x, Tensor):
         return x
-    none = x[:0] if x.ndim else x
-    return traced(x, x.new_zeros(first, *none.shape), torch.zeros_like(none), all_rows(none), still=True)
+    return traced(
+        ball, x, x.new_zeros(ball.first, 0, *x.shape[1:]), x.new_zeros(2, 0, *x.shape[1:]), torch.arange(0), still=True
+    )
 
 
-def all_rows(x: Tensor) -> Tensor:
-    """The numbers of all rows."""
-    return torch.arange(len(x) if x.ndim else 0)
+def joined(x: Traced, center: Tensor, parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Traced:
+    """From each node that moves, the rows that it moves and their columns; without bounds."""
+    shape = center.shape[1:]
+    pairs = torch.cat([torch.arange(0), *(rows * x.ball.nodes + node for node, rows, _ in parts)])
+    columns = torch.cat([x.columns.new_zeros(x.ball.first, 0, *shape), *(columns for *_, columns in parts)], 1)
+    pairs, order = pairs.sort()
+    return traced(x.ball, center, columns[:, order], center.new_zeros(2, 0, *shape), pairs)
 
 
-def with_rows(center: Tensor, columns: Sequence[Tensor], box: Tensor, loss: Tensor) -> Traced:
-    """From columns and boxes of all rows, and what rounding adds to the boxes of those that move."""
-    wide = torch.stack([*columns, box])
-    if not center.ndim:
-        return traced(center, wide[:-1], box + loss, all_rows(center))
-    rows = (wide != 0).transpose(0, 1).flatten(1).any(1).nonzero().squeeze(1)
-    return traced(center, wide[:-1, rows], (box + loss)[rows], rows)
+def rounded(bounds: Tensor, terms: int) -> Tensor:
+    """Bounds after an operation of so many terms."""
+    box, size = bounds * (1 + 2 * terms * UNIT)
+    return torch.stack([box + 2 * terms * UNIT * size, size])
 
 
-def largest(center: Tensor, columns: Tensor, box: Tensor) -> Tensor:
-    """The largest absolute values."""
-    return center.abs() + columns.abs().sum(0) + box
+def _as_it_is(part: Any, rows: Tensor) -> Any:
+    del rows
+    return part
 
 
-def _rounded(center: Tensor, columns: Tensor, box: Tensor, terms: int) -> Tensor:
-    """The box before an operation of so many terms."""
-    return box if terms == 0 else box * (1 + 2 * terms * UNIT) + 2 * terms * UNIT * largest(center, columns, box)
+def rowwise(x: Traced, operate: _Map, *by: Any, terms: int = 0, at: Callable[[Any, Tensor], Any] = _as_it_is) -> Traced:
+    """A linear operation of so many terms that takes each row to the same row.
 
-
-def mapped(x: Traced, operate: _Map, *by: Any, terms: int = 0, some: Sequence[Any] | None = None) -> Traced:
-    """A linear operation of so many terms; ``by`` are the constants whose absolute values bound it.
-
-    Where it takes each row to the same row, ``some`` are the constants for the rows that move.
+    ``by`` are the constants whose absolute values bound it, ``at`` takes them to those for some rows.
     """
     apply: Any = operate
-    value, sizes = apply(x.center, *by), list(map(abs, by))
-    if some is not None:
-        box = apply(_rounded(*x.at(x.rows), terms), *map(abs, some)).abs()
-        return traced(value, apply(x.columns, *some), box, x.rows)
-    every = x.at(all_rows(x))
-    box = apply(every[2], *sizes).abs()
-    loss = apply(_rounded(*every, terms) - every[2], *sizes).abs()
-    return with_rows(value, [apply(column, *by) for column in every[1]], box, loss)
+    bounds = apply(x.bounds, *(abs(at(part, x.rows)) for part in by)).abs()
+    columns = apply(x.columns, *(at(part, x.rows[x.place]) for part in by))
+    return traced(x.ball, apply(x.center, *by), columns, rounded(bounds, terms), x.pairs)
+
+
+def mapped(x: Traced, operate: _Map, *by: Any, terms: int = 0) -> Traced:
+    """Any linear operation of so many terms; ``by`` are the constants whose absolute values bound it."""
+    apply: Any = operate
+    sizes, value = list(map(abs, by)), apply(x.center, *by)
+
+    def through(rows: Tensor, part: Tensor, by: Sequence[Any]) -> Tensor:
+        found = apply(torch.zeros_like(x.center).index_copy(0, rows, part) if x.ndim else part[0], *by)
+        return found if found.ndim else found[None]
+
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for node, rows, columns in x.by_nodes():
+        touched = through(rows, torch.ones(columns.shape[1:]).double(), sizes)
+        some = touched.reshape(len(touched), -1).any(1).nonzero().squeeze(1)
+        moved = [through(rows, column, by)[some] for column in columns]
+        parts.append((node, some, torch.stack([*moved, touched[some]])[:-1]))
+    found = joined(x, value, parts)
+    if len(found.rows):
+        still = torch.arange(len(x) if x.ndim else 1), x.center.abs() if x.ndim else x.center.abs()[None]
+        box, size, center = (
+            through(rows, part, sizes).abs()[found.rows] for rows, part in (*((x.rows, one) for one in x.bounds), still)
+        )
+        found.bounds = rounded(torch.stack([box, size + center]), terms)
+    return found
 
 
 def rule(*names: str, keeps: Callable[..., bool] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -217,5 +270,6 @@ def rule(*names: str, keeps: Callable[..., bool] | None = None) -> Callable[[Cal
 def _overwritten(one: Callable[..., Any], plain: Any, func: Any, x: Traced, *how: Any, **more: Any) -> Traced:
     del func
     found = one(plain, x, *how, **more)
-    x.center, x.columns, x.box, x.rows, x.still = found.center, found.columns, found.box, found.rows, False
+    x.center, x.columns, x.bounds, x.still = found.center, found.columns, found.bounds, False
+    x.pairs, x.rows, x.place = found.pairs, found.rows, found.place
     return x

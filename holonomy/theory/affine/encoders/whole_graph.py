@@ -36,7 +36,6 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
-from holonomy.theory.attention.projections import NotCoveredError
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -53,7 +52,7 @@ def enclose_all(
 ) -> Form:
     """The output of the victim; what is read of each perturbation is ``basis`` times its group and the radius."""
     del noise, victim, basis, radius, threat
-    raise NotCoveredError(f"graph_encoder must be a GCN or a Propagation where all nodes move, got {type(branch)}.")
+    raise NotImplementedError(type(branch))
 
 
 @enclose_all.register
