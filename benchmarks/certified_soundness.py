@@ -46,7 +46,27 @@ OPTIONS: list[dict[str, Any]] = [
     {"layers": 2, "heads": 2, "power": 1.5, "decoder": "mlr", "graph_encoder": "propagation"},
     {"layers": 1, "norm": "rms"},
     {"layers": 2, "norm": "rms", "attention": "softmax", "heads": 2, "decoder": "prototypes"},
+    {"layers": 1, "graph_encoder": "own"},
+    {"layers": 2, "heads": 2, "decoder": "mlr", "graph_encoder": "own"},
 ]
+
+
+class Means(nn.Module):
+    """A graph encoder that the library has no rule for: means of neighbours, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, HIDDEN), nn.Linear(FEATURES, HIDDEN)
+        self.third, self.fourth = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Of the features ``(node, feature)``."""
+        source, target = edge_index
+        degree = target.bincount(minlength=len(x)).clamp(min=1)[:, None]
+        means = torch.zeros_like(x).index_add(0, target, x[source]) / degree
+        hidden = torch.relu(self.first(x) + self.second(means))
+        means = torch.zeros_like(hidden).index_add(0, target, hidden[source]) / degree
+        return self.third(hidden) + torch.relu(self.fourth(means))
 
 
 def trained(options: dict[str, Any], seed: int) -> tuple[Hypformer, Tensor, Tensor]:
@@ -55,9 +75,10 @@ def trained(options: dict[str, Any], seed: int) -> tuple[Hypformer, Tensor, Tens
     parents = torch.tensor([int(torch.randint(i, ())) for i in range(1, NODES)])
     edges = torch.stack([torch.arange(1, NODES), parents])
     edge_index = torch.cat([edges, edges.flip(0)], 1)
-    encoders = {
+    encoders: dict[str, Callable[[], nn.Module]] = {
         "propagation": lambda: Propagation(FEATURES, HIDDEN, HIDDEN, steps=3),
         "residual": lambda: GCN(FEATURES, HIDDEN, HIDDEN, layers=3, residual=True),
+        "own": Means,
     }
     named = options.get("graph_encoder", "gcn")
     encoder = encoders[named]() if named in encoders else named
