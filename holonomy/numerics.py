@@ -319,9 +319,9 @@ def row_sum(x: Float[Tensor, "... dim"]) -> Float[Tensor, "... 1"]:
     return x.sum(-1, keepdim=True)
 
 
-def unit_vector(x: Float[Tensor, "... dim"], length: Float[Tensor, "... 1"]) -> Float[Tensor, "... dim"]:
-    """``x / length``, and the zero vector, with zero gradient, where ``length`` is zero."""
-    return safe_div(x, length)
+def unit_vector(x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+    """``x / |x|``, and the zero vector, with zero gradient, where x is zero."""
+    return safe_div(x, norm(x, keepdim=True))
 
 
 def root(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

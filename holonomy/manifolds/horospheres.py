@@ -68,8 +68,8 @@ def _busemann(x: Tensor, direction: Tensor, scale: Tensor) -> Tensor:
     # Lengths and angles are of vectors as they came: the curvature then moves the rapidity only.
     reach, norm = numerics.norm(direction, keepdim=True), numerics.norm(x, keepdim=True)
     length = numerics.finite(norm * scale)
-    unit = numerics.unit_vector(x, norm)
-    cosine = (unit * numerics.unit_vector(direction, reach)).sum(-1, keepdim=True)
+    unit = numerics.safe_div(x, norm)
+    cosine = (unit * numerics.safe_div(direction, reach)).sum(-1, keepdim=True)
     sine = numerics.safe_div(numerics.norm(part_across(x, unit, direction), keepdim=True), reach)
     towards = cosine > 0
     gap = torch.where(towards, sine.square() / (1 + cosine.clamp(min=0)), 1 - cosine)  # 1 - cos
@@ -80,5 +80,5 @@ def _busemann(x: Tensor, direction: Tensor, scale: Tensor) -> Tensor:
     small = torch.where(near, x, 0.0) * scale
     time = polar(small)[1]
     inside = (small * small).sum(-1, keepdim=True) / (1 + time)
-    inside = inside - (small * numerics.unit_vector(direction, reach)).sum(-1, keepdim=True)
+    inside = inside - (small * numerics.safe_div(direction, reach)).sum(-1, keepdim=True)
     return torch.where(near, torch.log1p(inside), far) / scale

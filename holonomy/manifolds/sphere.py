@@ -94,14 +94,14 @@ class Sphere(geoopt.Sphere):
         length = numerics.norm(wide, keepdim=True)
         first = torch.zeros_like(wide[..., :1]) + 1.0
         pole = torch.cat([first, torch.zeros_like(wide[..., 1:])], -1)
-        unit = torch.where(length == 0, pole, numerics.unit_vector(wide, length))
+        unit = torch.where(length == 0, pole, numerics.safe_div(wide, length))
         return numerics.narrow(unit * self.radius(wide), x.dtype)
 
     def proju(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
         """Orthogonal projection of ambient vectors ``u`` onto the tangent space at ``x``."""
         checks.vectors(x=x, u=u)
         wide, vector = numerics.widen(x), numerics.widen(u)
-        normal = numerics.unit_vector(wide, numerics.norm(wide, keepdim=True))
+        normal = numerics.unit_vector(wide)
         return numerics.narrow(vector - normal * numerics.dot(normal, vector), u.dtype)
 
     egrad2rgrad = proju
@@ -164,4 +164,4 @@ def _short(v: Tensor) -> Tensor:
 def _direction(v: Tensor) -> Tensor:
     """Rows of length one; zero, with a zero gradient, for short ones."""
     v = torch.where(_short(v), 0.0, v)
-    return numerics.unit_vector(v, numerics.norm(v, keepdim=True))
+    return numerics.unit_vector(v)

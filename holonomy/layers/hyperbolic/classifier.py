@@ -89,7 +89,7 @@ class HypMLR(nn.Module):
         kappa = numerics.widen(self.manifold.curvature)
         root = kappa.neg().sqrt()
         length = numerics.norm(numerics.widen(self.weight), keepdim=True)
-        normal = numerics.unit_vector(numerics.widen(self.weight), length)
+        normal = numerics.safe_div(numerics.widen(self.weight), length)
         shift = (root * numerics.widen(self.offset)).clamp(-_FARTHEST, _FARTHEST)
         # Near a hyperplane far out two numbers of size cosh(shift) x_t cancel; over cosh(shift) they are one product.
         plane = torch.cat([-shift.tanh()[:, None], normal], -1)

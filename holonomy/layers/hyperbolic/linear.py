@@ -370,5 +370,5 @@ class FullyLorentzLinear(nn.Module):
         x = hyperboloid.held(x, 2.0**-24, torch.cat(readable) if readable else None)
         affine = self.direction(x if self.activation is None else self.activation(x))
         length = numerics.exp(self.log_scale) * torch.sigmoid(self.length(x))
-        unit = numerics.unit_vector(affine, numerics.norm(affine, keepdim=True))
+        unit = numerics.unit_vector(affine)
         return change_curvature(length * unit, self.manifold_in, self.manifold_out)

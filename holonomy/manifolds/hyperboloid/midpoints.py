@@ -117,7 +117,7 @@ def _middle(x: Tensor, weights: Tensor) -> tuple[Rays, Rays, Tensor]:
     """Points and midpoints in unit coordinates, and the Lorentzian lengths of the weighted sums."""
     length, time = polar(x)
     ahead = _heaviest(x, weights.sum(-2).unsqueeze(-1) * length)
-    axis = numerics.unit_vector(ahead, numerics.norm(ahead, keepdim=True))
+    axis = numerics.unit_vector(ahead)
     across = part_across(*torch.broadcast_tensors(ahead, axis, x))
     along = numerics.dot(x, axis)
     rays = Rays(x, length, time, _offset(across, along, length, axis), axis)

@@ -87,7 +87,7 @@ def _near_pairs(
 def _half_sinh(x: Tensor, y: Tensor) -> Tensor:
     """sinh(d/2) for all pairs; see :func:`cdist`."""
     (x_norm, x_time), (y_norm, y_time) = polar(x), polar(y)
-    chord = chord_of(numerics.unit_vector(x, x_norm), numerics.unit_vector(y, y_norm))
+    chord = chord_of(numerics.safe_div(x, x_norm), numerics.safe_div(y, y_norm))
     radial = sinh_difference(x_norm, x_time, y_norm, y_time)
     radial = radial / ((1 + torch.hypot(radial, torch.ones_like(radial))) / 2).sqrt() / 2
     return torch.hypot(radial, x_norm.sqrt() * y_norm.mT.sqrt() * (chord / 2))

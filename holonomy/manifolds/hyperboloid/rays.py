@@ -30,7 +30,7 @@ class Rays(NamedTuple):
 def rays_of(x: Tensor) -> Rays:
     """Points anywhere: without an axis."""
     length, time = polar(x)
-    return Rays(x, length, time, numerics.unit_vector(x, length), torch.zeros_like(x[..., :1, :]))
+    return Rays(x, length, time, numerics.safe_div(x, length), torch.zeros_like(x[..., :1, :]))
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:

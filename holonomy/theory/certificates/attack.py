@@ -249,4 +249,4 @@ def _patterns(generator: torch.Generator, count: int, tokens: int, features: int
     alike = drawn[:, :1].expand_as(drawn)
     others = torch.where(kind == 1, alike, torch.where(kind == 2, -alike, 0.0))
     drawn = torch.where((kind == 0) | first, drawn, others)
-    return numerics.unit_vector(drawn, numerics.norm(drawn, keepdim=True))
+    return numerics.unit_vector(drawn)

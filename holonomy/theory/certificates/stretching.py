@@ -151,15 +151,15 @@ def _top(matrix: Tensor, metric: Metric) -> tuple[Tensor, Tensor, Tensor]:
     # from the top right singular vector of each row of blocks.
     v = torch.linalg.svd(matrix.flatten(-2), full_matrices=False).Vh[..., 0, :].unflatten(-1, matrix.shape[-2:])
     for _ in range(_POWER_STEPS):
-        v = numerics.unit_vector(v, numerics.norm(v, keepdim=True))
+        v = numerics.unit_vector(v)
         u = (matrix * v[..., None, :, :]).sum((-2, -1))
         v = (matrix * u[..., None, None]).sum(-3)
-    v = numerics.unit_vector(v, numerics.norm(v, keepdim=True))
+    v = numerics.unit_vector(v)
     u = (matrix * v[..., None, :, :]).sum((-2, -1))
     # The sup metric takes the largest row: directions of that row only.
     size, token = numerics.norm(u).max(-1, keepdim=True)
     chosen = torch.zeros_like(u).scatter(-2, token[..., None].expand_as(u[..., :1, :]), 1.0)
-    u = numerics.unit_vector(u, numerics.norm(u, keepdim=True)) * chosen
+    u = numerics.unit_vector(u) * chosen
     v = torch.take_along_dim(v, token[..., None, None], -3).squeeze(-3)
     return size.squeeze(-1), u, v
 
@@ -259,7 +259,7 @@ def measure_stretch(
 def _inward(slope: Tensor, u: Tensor, radius: float) -> Tensor:
     """The gradient without what would only push points on the sphere against it."""
     length = numerics.norm(u, keepdim=True)
-    ray = numerics.unit_vector(u, length)
+    ray = numerics.safe_div(u, length)
     outward = (slope * ray).sum(-1, keepdim=True).clamp(min=0)
     return slope - torch.where(length >= radius * (1 - numerics.CHECK_TOLERANCE), outward, 0.0) * ray
 

@@ -143,7 +143,7 @@ def _directions(x: Tensor, y: Tensor) -> Tensor:
     at = x[:, None, 1:]
     # The boost along the geodesic from x to the origin: v_s - x_s v_t / (1 + x_t).
     vector = log[..., 1:] - at * log[..., :1] / (1 + x[:, None, :1])
-    return numerics.unit_vector(vector, numerics.norm(vector, keepdim=True))
+    return numerics.unit_vector(vector)
 
 
 def hyperbolic_collapse_bound(queries: float, keys: float, values: float, scale: float) -> float:
