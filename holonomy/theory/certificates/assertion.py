@@ -70,7 +70,9 @@ def assert_lipschitz(
 
     Distances are those of the manifolds that the layer names, Euclidean where it names none. The search is by sampling
     and ascent; finding nothing proves nothing. It is run in float64, on a copy of a layer that is not, and what
-    rounding can have added is taken off each ratio: a bound that holds does not fail.
+    rounding of inputs and results can have added is taken off each ratio: a bound that holds does not fail. It may if
+    the layer loses digits inside, by casts to float32 or by differences of numbers much larger than its results: what
+    it computes has steps, which stretch near points more than the formula does.
 
     Args:
         layer: a hyperbolic layer or model, or a function of ``(tokens, dim)``; attention as
