@@ -174,7 +174,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Search; return 1 if a bound was broken."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--models", type=int, default=32, help="how many models, each of its own seed (default 32)")
+    parser.add_argument("--models", type=int, default=36, help="how many models, each of its own seed (default 36)")
     parser.add_argument("--points", type=int, default=600, help="random points in each ball (default 600)")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write, and to go on from")
     words = sys.argv[1:] if argv is None else argv
