@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant("linear_maps.tangent", tangent._on_shell, "return min(far", "return min(0.9 * far"),
     # Attention: H8, H9, H10
     *(mutant for similarity in SIMILARITIES for mutant in softmax(similarity)),
-    *less("hyperbolic.collapse", softmax_attention.hyperbolic_collapse_bound, "2 * scale * queries * keys"),
+    *less("hyperbolic.collapse", softmax_attention.hyperbolic_collapse_bound, "2 * times(times(scale, queries), keys)"),
     *less("hyperbolic.linear_eps", linear_attention.linear_stretch_with_eps, "r_key * e_query", "r_query * e_key"),
     *less("hyperbolic.linear_eps", linear_attention.linear_stretch_with_eps, "math.sqrt(tokens)"),
     *less("hyperbolic.linear_cone", linear_attention.linear_stretch_in_cone, "r_key / (cone.opening * cone.key)"),
