@@ -394,6 +394,23 @@ def test_what_has_no_rule_is_refused(name: str) -> None:
         TracedBranch(encoder, torch.randn(NODES, FEATURES).double(), EDGES)
 
 
+@torch.no_grad()
+def test_numbers_of_an_encoder_keep_their_digits() -> None:
+    branch = branch_of(lambda x, e, one, *_: (one(x) + 16777217.25) - 16777217.0)
+    found = enclosed(branch, 1e-3)
+    torch.testing.assert_close(found.center[1], branch.result[2], rtol=0.0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: torch.randn(HIDDEN).double(), lambda x: functional.dropout(torch.ones(HIDDEN).double(), training=True)],
+)
+@torch.no_grad()
+def test_encoders_that_give_two_results_are_refused(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(NotCoveredError, match="the same result whenever"):
+        branch_of(lambda x, e, one, *_: one(x) + function(x))
+
+
 def test_gradients_are_refused() -> None:
     _, own, x = models()
     with pytest.raises(NotCoveredError, match="graph_encoder must be a GCN or a Propagation where bounds"):

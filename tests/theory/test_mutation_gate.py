@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant("certified.sharpened", backward.Switch.within, "self.center - self.rest", "self.center - 0.9 * self.rest"),
     Mutant("certified.sharpened", graph.Convolved._sharpened, "within(low, -high)", "within(low, -0.9 * high)"),
     *less("certified.backward", graph.Propagated.below, "asked.values[:, 0] @ columns"),
-    Mutant("certified.traced", rules._rectified, "half + ROUNDING", "0.9 * half + ROUNDING"),
-    Mutant("certified.traced", tracing.mapped, "*map(abs, some)).abs()", "*map(abs, some)).abs() * 0.9"),
+    Mutant("certified.traced", rules._rectified, "torch.stack([half, 2", "torch.stack([0.9 * half, 2"),
+    Mutant("certified.traced", tracing.rowwise, "for part in by)).abs()", "for part in by)).abs() * 0.9"),
     Mutant("certified.mixed", Mixtures.margins, "found.amax(0)", "found.amin(0)"),
     # Graphs
     Mutant("topology.normalised", topology.spectral_diameter_bound, "96 * math", "0.9 * 96 * math"),

@@ -162,7 +162,7 @@ def _adds(x: Any, y: Any) -> bool:
 def _added(func: Any, x: Any, y: Any, *, alpha: float = 1) -> Traced:
     other = -alpha if func is _ATEN.sub.Tensor else alpha
     ball = next(part.ball for part in (x, y) if isinstance(part, Traced))
-    x, y = (part if isinstance(part, Tensor) else torch.tensor(part).double() for part in (x, y))
+    x, y = (part if isinstance(part, Tensor) else torch.tensor(part, dtype=torch.float64) for part in (x, y))
     shape = torch.broadcast_shapes(x.shape, y.shape)
     x, y = (constant(_expanded(part, shape), ball) for part in (x, y))
     pairs = torch.cat([x.pairs, y.pairs]).unique()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, with_first
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, with_box
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, with_box
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.encoders.graph import GraphBranch, graph_branch
 from holonomy.theory.affine.encoders.rules import called
@@ -29,7 +29,9 @@ class TracedBranch(GraphBranch):
         self.encoder, self.x, self.edge_index = encoder, x, edge_index
         self.result, self.reads = encoder(x, edge_index), list[Tensor]()
         # What is not covered is refused before the work.
-        self.followed(x.new_zeros(0, 1, x.shape[1]), torch.arange(1), self.reads)
+        found = self.followed(x.new_zeros(0, 1, x.shape[1]), torch.arange(1), self.reads)
+        if (found.center - self.result).abs().amax() > UNIT**0.5 * self.result.abs().amax():
+            raise NotCoveredError("graph_encoder must give the same result whenever it is called, got two results.")
 
     def followed(
         self, columns: Tensor, nodes: Tensor, reads: list[Tensor] | None = None, *, each: bool = True
