@@ -33,8 +33,7 @@ def tree(nodes: int, seed: int) -> dict[str, Tensor]:
         parent.append(int(torch.randint(max(1, node // 8), node, (), generator=generator)))
         branch.append(branch[parent[node]])
     down = torch.stack([torch.tensor(parent[1:]), torch.arange(1, nodes)])
-    y = torch.tensor(branch)
-    x = functional.one_hot(y, 4) + torch.randn(nodes, 4, generator=generator)
+    x = functional.one_hot(y := torch.tensor(branch), 4) + torch.randn(nodes, 4, generator=generator)
     return {"x": x, "edge_index": torch.cat([down, down.flip(0)], dim=1), "y": y}
 
 
@@ -68,8 +67,7 @@ def train(graphs: list[dict[str, Tensor]], args: argparse.Namespace) -> dict:
         for batch in batches:
             x, edge_index, y, role, of = (part.to(args.device) for part in batch.values())
             optimizer.zero_grad()
-            learn = role == 0
-            loss = functional.cross_entropy(model(x, edge_index, of)[learn], y[learn], reduction="sum") / len(y)
+            loss = functional.cross_entropy(model(x, edge_index, of)[role == 0], y[role == 0], reduction="sum") / len(y)
             loss.backward()
             optimizer.step()
         with torch.no_grad():
