@@ -411,6 +411,12 @@ def test_encoders_that_give_two_results_are_refused(function: Callable[[Tensor],
         branch_of(lambda x, e, one, *_: one(x) + function(x))
 
 
+def test_a_graph_without_nodes_has_none_to_certify() -> None:
+    _, own, x = models()
+    with pytest.raises(ValueError, match="node must be one of 0 nodes"):
+        certify_node(own, x[:0], EDGES[:, :0], 0, 0.1)
+
+
 def test_gradients_are_refused() -> None:
     _, own, x = models()
     with pytest.raises(NotCoveredError, match="graph_encoder must be a GCN or a Propagation where bounds"):

@@ -29,8 +29,8 @@ class TracedBranch(GraphBranch):
         self.encoder, self.x, self.edge_index = encoder, x, edge_index
         self.result, self.reads = encoder(x, edge_index), list[Tensor]()
         # What is not covered is refused before the work.
-        found = self.followed(x.new_zeros(0, 1, x.shape[1]), torch.arange(1), self.reads)
-        if (found.center - self.result).abs().amax() > UNIT**0.5 * self.result.abs().amax():
+        found = self.followed(x.new_zeros(0, len(x[:1]), x.shape[1]), torch.arange(len(x[:1])), self.reads)
+        if (found.center - self.result).norm() > UNIT**0.5 * self.result.norm():
             raise NotCoveredError("graph_encoder must give the same result whenever it is called, got two results.")
 
     def followed(
