@@ -27,7 +27,22 @@ def test_lines_are_on_their_side_and_nine_tenths_of_what_they_are_off_is_too_lit
     off = torch.stack([truth - below[0] * x - below[1], above[0] * x + above[1] - truth])
     gap = off.sum(0)
     assert bool((off >= (1 - factor) * gap / 2 - 1e-12).all()) is (factor == 1.0)
-    assert gap.amax() <= min((ends[1] - ends[0]) ** 2 / 4, (truth[-1] - truth[0]).item()) + 1e-12
+    width = ends[1] - ends[0]
+    assert gap.amax() <= min(width**2 / 4, 0.045 * width) + 1e-12
+
+
+def test_lines_hold_on_short_and_long_intervals_near_zero_about_the_turn_and_far_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, length = torch.tensor([0.0, 1e-3, 1.0, 2.37, 10.0]).double(), 10.0 ** torch.arange(-6.0, 4.0).double()
+    lower = (start[:, None] * (1 + torch.rand(5, 300, generator=generator))).reshape(-1, 1)
+    upper = lower + length[torch.randint(10, lower.shape, generator=generator)] * torch.rand(
+        lower.shape, generator=generator
+    )
+    below, above = ratios.lines_of_stretch(lower, upper)
+    x = lower + (upper - lower) * torch.linspace(0, 1, 2001).double()
+    truth = ratios.stretch(x)
+    assert (below[0] * x + below[1] <= truth).all()
+    assert (truth <= above[0] * x + above[1]).all()
 
 
 @pytest.mark.parametrize("k", [0.5, 2.0])

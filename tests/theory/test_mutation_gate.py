@@ -158,7 +158,10 @@ MUTANTS = [
     Mutant("certified.sound", squares.quadratic_of, "form.center, gradient", "form.center, 0.9 * gradient"),
     Mutant("certified.sound", Undivided.of, "rows), unit)", "rows), 1.1 * unit)"),
     Mutant("certified.sound", Undivided.margins, "start + change", "start + 0.9 * change"),
-    *less("certified.stretch", ratios.lines_of_stretch, "tangent * mid", "(last - first) / 2"),
+    Mutant(
+        "certified.stretch", ratios.lines_of_stretch, "stretch(at) - slopes * at", "stretch(at) - 0.9 * slopes * at"
+    ),
+    *less("certified.stretch", ratios.lines_of_stretch, "slope * lower"),
     *less("certified.cap", cap.farthest, "(k * radius).asinh()"),
     *less("certified.cap", cap.least_products, "(k * reach).asinh()", "root_size * turned.norm(dim=-1)"),
     Mutant("certified.quotients", products.quotient, "low), difference)", "low), times(difference, 0.9))"),

@@ -42,7 +42,7 @@ from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.cap import least_products
 from holonomy.theory.affine.encoders.graph import GraphBranch
 from holonomy.theory.affine.points import bias_of
-from holonomy.theory.affine.undivided import Term, Undivided
+from holonomy.theory.affine.undivided import OneProduct, Term, Undivided
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -113,7 +113,7 @@ class Mixtures:
 
     def _terms(self, start: Tensor) -> list[Term]:
         """One for each share; t is ``start``, and zero for the cap alone."""
-        terms = [Term(None, self.cap)]
+        terms = [Term(0.0, self.cap, self.cap)]
         if self.transformer is not None:
             graph = bounds(self.graph)
             for share in _SHARES[1:]:
@@ -166,20 +166,20 @@ class Mixtures:
         """Eta where the perturbation is zero: no bound of G from below gives more."""
         decoder = cast("nn.Linear", self.model.decoder)
         logits = self.model.graph_weight * (branch.result[self.victim] @ decoder.weight.double().T) + bias_of(decoder)
-        found, failed = list[Tensor](), self.graph.noise.failed[:, None]
-        for term in terms:
-            value = term.number
-            if term.below is not None:
-                value = (value + term.below.center - term.below.loss).masked_fill(failed, -torch.inf)
-            found.append(value)
-        return logits.gather(1, self.target[:, None]) - logits + torch.stack(found)
+        nominal = logits.gather(1, self.target[:, None]) - logits
+        found = [nominal + term.shift for term in terms]
+        if self.transformer is not None:
+            failed = self.graph.noise.failed[:, None]
+            known = self.transformer.product.center.masked_fill(failed, -torch.inf)
+            found[1:] = [value + term.share * known for value, term in zip(found[1:], terms[1:], strict=True)]
+        return torch.stack(found)
 
     def _goals(self, problem: OneProblem, start: Tensor, goal: float) -> Float[Tensor, "share other"]:
-        """What eta, less the numbers of the terms, has to exceed for the margin to exceed the goal (L17.1)."""
-        goals = torch.full_like(problem.numbers, goal)
+        """What eta has to exceed for the margin to exceed the goal (L17.1)."""
+        goals = problem.nominal.new_full((len(problem.added), len(problem.nominal)), goal)
         if self.transformer is not None:
             goals[1:] = (goal - start[problem.index]) * self.transformer.least[problem.index[0]]
-        return goals - problem.numbers
+        return goals
 
 
 @dataclass(frozen=True)
@@ -189,17 +189,17 @@ class OneProblem:
     Attributes:
         index: the problem, and the other classes.
         below: lower bounds of the graph encoder's part of G, for points where they are to be good (L15).
-        terms: what is added to them, for each share, as quadratic functions: the bias, and the form of the term.
-        numbers: the numbers of the terms.
-        cap: C plus the bias.
+        added: what is added to it before it is weighed, for each share: the bias and a number.
+        product: the transformer's part.
+        cap: C.
         nominal: the graph encoder's part where nothing moves.
         sharpen: make ``below`` better, if that is possible.
     """
 
     index: tuple[int, Tensor]
     below: partial[Quadratic]
-    terms: list[Quadratic]
-    numbers: Float[Tensor, "share other"]
+    added: list[Quadratic]
+    product: OneProduct | None
     cap: Float[Tensor, " other"]
     nominal: Float[Tensor, " other"]
     sharpen: partial[None]
@@ -213,12 +213,17 @@ class OneProblem:
         rows = (weight[target] - weight[others]) * mixtures.model.graph_weight
         zero = rows.new_zeros(len(others), mixtures.graph.noise.groups[0].stop)
         loss = ROUNDING * (bias[target].abs() + bias[others].abs())
-        biases = Quadratic.linear(bias[target] - bias[others], zero, loss)
-        added = [biases if term.below is None else biases.plus(term.below[index]) for term in terms]
-        numbers = torch.stack([term.number[index] for term in terms])
+        added = [
+            Quadratic.linear(
+                bias[target] - bias[others] + term.shift[index], zero, loss + ROUNDING * term.shift[index].abs()
+            )
+            for term in terms
+        ]
+        transformer = mixtures.transformer
+        product = None if transformer is None else transformer.within(problem, others)
         below, sharpen = partial(branch.below, problem, rows), partial(branch.sharpen, problem)
         nominal = rows @ branch.result[mixtures.victim[problem]]
-        return cls(index, below, added, numbers, mixtures.cap[index] + biases.center, nominal, sharpen)
+        return cls(index, below, added, product, mixtures.cap[index], nominal, sharpen)
 
     def bounds(
         self, worth: Float[Tensor, "share other"], goals: Float[Tensor, "share other"]
@@ -229,25 +234,30 @@ class OneProblem:
         Where little is missing, the ReLUs are enclosed better, too.
         """
         found, lost = self._bounds(worth, goals, 1)
-        short = goals + self.numbers - found
+        short = goals - found
         near = (short >= 0) & ((short <= _REGAINED * lost) | torch.isinf(goals)) & worth
         if bool(near.any()):
             self.sharpen()
             found = torch.maximum(found, self._bounds(worth, goals, _ROUNDS)[0])
         return found
 
+    def _eta(self, share: int, graph: Quadratic) -> Quadratic:
+        """Eta from below, of the graph encoder from below."""
+        value = graph.plus(self.added[share])
+        return value if not share or self.product is None else self.product.eta(_SHARES[share], value)
+
     def _bounds(
         self, worth: Tensor, goals: Tensor, rounds: int
     ) -> tuple[Float[Tensor, "share other"], Float[Tensor, " other"]]:
         """Bounds of eta, and what the best bound of the graph encoder alone loses from its value at the centre."""
-        graphs = list[Quadratic]()
+        graphs, last = list[Quadratic](), len(self.added) - 1
+        nowhere = self.added[0].gradient[:, None][:, :0]
         some = bool(worth[1:].any())
-        if bool(worth[: len(_SHARES) - 1].any()):
-            graphs.append(improved(self.below, self.terms[0], goals[0], rounds))
-        if some and (not graphs or bool((self.terms[-1].least()[0] > self.cap).any())):
-            graphs.append(improved(self.below, self.terms[-1], goals[-1], rounds))
-        found = torch.full_like(self.numbers, -torch.inf)
-        for i in range(len(self.terms) if some else 1):
-            value = torch.stack([graph.plus(self.terms[i]).least()[0] for graph in graphs]).amax(0)
-            found[i] = value + self.numbers[i] - ROUNDING * (value.abs() + self.numbers[i].abs())
+        if bool(worth[: max(last, 1)].any()):
+            graphs.append(improved(self.below, partial(self._eta, 0), nowhere, goals[0], rounds))
+        if some and (not graphs or (self.product is not None and bool((self.product.low > self.cap).any()))):
+            graphs.append(improved(self.below, partial(self._eta, last), nowhere, goals[-1], rounds))
+        found = torch.full_like(goals, -torch.inf)
+        for i in range(last + 1 if some else 1):
+            found[i] = torch.stack([self._eta(i, graph).least()[0] for graph in graphs]).amax(0)
         return found, self.nominal - torch.stack([graph.least()[0] for graph in graphs]).amax(0)

@@ -13,7 +13,7 @@ from holonomy.theory.affine.arithmetic.margins import Margins
 from holonomy.theory.affine.enclosure import Enclosure, Known
 
 # The search for a radius ends where it is known to this factor, or after so many bounds.
-_NARROW, _MOST = 1.05, 16
+_NARROW, _MOST = 1.02, 20
 # What a margin has lost grows about as such a power of the radius; the least, the first and the most that is taken.
 _POWERS = (1.0, 2.0, 4.0)
 # The longest step, and how far before a predicted root it stops: an error of that size costs no bound.

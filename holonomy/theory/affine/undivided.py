@@ -24,8 +24,8 @@ For each class the one that loses less is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -33,7 +33,9 @@ from torch import Tensor
 
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.backward import improved
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.kinks import from_below
 from holonomy.theory.affine.arithmetic.products import scale
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
@@ -50,15 +52,15 @@ _LEAST = 2.0**-10
 
 @dataclass(frozen=True)
 class Term:
-    r"""What is added to G to make :math:`\eta`, for one :math:`\lambda`: numbers, and a form but for the cap alone."""
+    r"""What is added to G to make :math:`\eta`, for one :math:`\lambda`: numbers, and a form but for the cap alone.
 
-    form: Form | None
+    ``shift`` is e, for the cap alone C.
+    """
+
+    share: float
+    shift: Float[Tensor, "problem class"]
     number: Float[Tensor, "problem class"]
-
-    @cached_property
-    def below(self) -> Quadratic | None:
-        """The form from below, for all problems at once."""
-        return None if self.form is None else quadratic_of(self.form)
+    form: Form | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Undivided:
             (scale(rises[0], graph), scale(rises[1], graph)),
             torch.maximum(least, space.floor * unit) * (1 - ROUNDING),
             most * (1 + ROUNDING),
-            (most - least) * (1 + ROUNDING),
+            bounds(plus(rises[1], times(rises[0], -1.0)))[1].clamp(min=0) + ROUNDING * most,
         )
 
     def term(self, share: float, number: Tensor, graph: tuple[Tensor, Tensor]) -> Term:
@@ -107,7 +109,13 @@ class Undivided:
         parts = [times(self.product, share)]
         for rise, bend, chosen in zip(self.rises, self.bends, (by_lower, 1 - by_lower), strict=True):
             parts += [times(bend, chosen), times(linear(rise, number[..., None]), chosen)]
-        return Term(plus(*parts), number - torch.minimum(*losses) * (1 + ROUNDING))
+        return Term(share, number, number - torch.minimum(*losses) * (1 + ROUNDING), plus(*parts))
+
+    def within(self, problem: int, others: Tensor) -> OneProduct:
+        """The part of some margins of one problem."""
+        rises = self.rises[0].some(problem), self.rises[1].some(problem)
+        kinks = [kink.some(problem) for kink in self.product.noise.kinks]
+        return OneProduct(self.product.some(problem, others), rises, self.gap[problem], kinks)
 
     def margins(
         self, eta: Float[Tensor, "share problem class"], start: Float[Tensor, "problem class"]
@@ -118,3 +126,50 @@ class Undivided:
         change = safe / torch.where(safe < 0, self.least.clamp(min=_LEAST), self.most)
         value = start + change - ROUNDING * (start.abs() + change.abs())
         return torch.where(known, value, torch.where(eta == torch.inf, torch.inf, -torch.inf))
+
+
+@dataclass(frozen=True)
+class OneProduct:
+    r"""Parts of :class:`Undivided` for some margins of one problem, where G is known from below better than by a form.
+
+    **L17.4.** Let q, a function of d, be below G + e and above a number :math:`q_0`, and :math:`1 + \delta_-` within l
+    of a function M of d. Then :math:`(1 + \delta)(G + e) \ge q_0 (1 + \delta_-) + (M - l)(q - q_0) - g \max(0, -q_0)`.
+    The same holds with :math:`\delta_+` and :math:`\max q` in the places of :math:`\delta_-` and :math:`-q_0`.
+
+    *Proof.* :math:`(1 + \delta)(G + e) \ge (1 + \delta) q`, as :math:`1 + \delta > 0`. :math:`\delta - \delta_-` is
+    from 0 to g, so that it gives q at least :math:`-g \max(0, -q_0)`; and :math:`(1 + \delta_-)(q - q_0)` is at least
+    :math:`(M - l)(q - q_0)`, as :math:`q \ge q_0`. QED The noise of :math:`q_0 \delta_-` meets that of
+    :math:`a \cdot Y` with its sign.
+    """
+
+    product: Form
+    rises: tuple[Form, Form]
+    gap: Float[Tensor, "1"]
+    kinks: list[Kink]
+
+    @cached_property
+    def low(self) -> Float[Tensor, " other"]:
+        """A lower bound of the product."""
+        return bounds(self.product)[0][0]
+
+    @cached_property
+    def _factors(self) -> tuple[Quadratic, Quadratic]:
+        """M - l, below and above."""
+        below, above = (quadratic_of(rise) for rise in self.rises)
+        below, above = (replace(each, center=1 + each.center - each.loss) for each in (below, above))
+        return below, above
+
+    def eta(self, share: float, value: Quadratic) -> Quadratic:
+        r""":math:`\eta` from below; ``value`` is G + e from below."""
+        start, row = value.least()[0], torch.zeros(len(value.center), dtype=torch.long)
+        losses = self.gap * torch.relu(-start), self.gap * torch.relu(value.most)
+        by_lower = losses[0] <= losses[1]
+        factor = self._factors[1][0, row].where(by_lower, self._factors[0][0, row])
+        parts = zip(self.rises, (start * by_lower, start * ~by_lower), strict=True)
+        form = plus(times(self.product, share), *(linear(rise, part[None, :, None]) for rise, part in parts))
+        other = replace(value, center=value.center - start).multiplied(factor)
+        loss = torch.minimum(*losses) + ROUNDING * (start.abs() * (2 + factor.size) + other.center.abs())
+        other = replace(other, center=other.center + start, loss=(other.loss + loss) * (1 + ROUNDING))
+        return improved(partial(from_below, form, self.kinks), other.plus, value.gradient[:, None][:, :0], 0.0, 1).plus(
+            other
+        )

@@ -79,39 +79,12 @@ def below(c: Tensor, gamma: Tensor, rho: Tensor) -> Lines:
 
 
 @dataclass(frozen=True)
-class Switch:
-    """The ReLUs of a layer: values before them to order zero, and of the units that may switch c, g and the rest."""
+class Units:
+    """ReLUs one by one: c, g and the rest."""
 
-    before: Float[Tensor, "row entry"]
-    on: Bool[Tensor, "row entry"]
-    entries: Int[Tensor, " unit"]
     center: Float[Tensor, " unit"]
     gradient: Float[Tensor, "unit first"]
     rest: Float[Tensor, " unit"]
-
-    @classmethod
-    def of(
-        cls,
-        before: Float[Tensor, "row entry"],
-        center: Float[Tensor, "row entry"],
-        gradient: Float[Tensor, "row entry first"],
-        rest: Float[Tensor, "row entry"],
-    ) -> Switch:
-        """Nominal values, and the parts of an enclosure of what they become."""
-        rest = rest * (1 + ROUNDING) + ROUNDING * center.abs()
-        radius = gradient.norm(dim=-1) * (1 + ROUNDING) + rest
-        entries = (~(center.abs() >= radius)).flatten().nonzero().squeeze(1)  # also where they are nan
-        parts = (part.flatten(0, 1)[entries] for part in (center, gradient, rest))
-        return cls(before, center > 0, entries, *parts)
-
-    def within(self, low: Float[Tensor, " unit"], high: Float[Tensor, " unit"]) -> Switch:
-        r"""The same where :math:`z - g \cdot d` is known to be in these intervals, too (L15.3)."""
-        low, high = torch.maximum(low, self.center - self.rest), torch.minimum(high, self.center + self.rest)
-        center, half = (low + high) / 2, ((high - low) / 2).clamp(min=0)
-        rest = half * (1 + ROUNDING) + ROUNDING * (low.abs() + high.abs())
-        some = center.abs() < self.reached + rest
-        on = self.on.flatten().index_copy(0, self.entries, center > 0).view_as(self.on)
-        return Switch(self.before, on, self.entries[some], center[some], self.gradient[some], rest[some])
 
     @cached_property
     def reached(self) -> Float[Tensor, " unit"]:
@@ -129,9 +102,7 @@ class Switch:
         self, asked: Float[Tensor, "row unit"], bad: Float[Tensor, "row point first"]
     ) -> tuple[Float[Tensor, "row unit"], Float[Tensor, "row unit"], Float[Tensor, "row unit"]]:
         """s, q and m for the side that each coefficient asks for."""
-        at = bad @ self.gradient.T
-        count = at.shape[1] + 1
-        mean, square = at.sum(1) / count, (at.square().sum(1) + _SHARE * self.reached.square()) / count
+        mean, square = self.moments(bad)
 
         def best(lines: Lines, sign: int) -> list[Tensor]:
             s, q, m = (part[:, None] for part in lines)
@@ -142,6 +113,47 @@ class Switch:
         pairs = zip(best(lower, 1), best(upper, -1), strict=True)
         s, q, m = (torch.where(asked > 0, one, other) for one, other in pairs)
         return s, q, m
+
+    def moments(
+        self, bad: Float[Tensor, "row point first"]
+    ) -> tuple[Float[Tensor, "row unit"], Float[Tensor, "row unit"]]:
+        """Means of x and of its square over these points, and over all directions alike."""
+        at = bad @ self.gradient.T
+        count = at.shape[1] + 1
+        return at.sum(1) / count, (at.square().sum(1) + _SHARE * self.reached.square()) / count
+
+
+@dataclass(frozen=True)
+class Switch(Units):
+    """The ReLUs of a layer that may switch, which entries they are, and all values before them to order zero."""
+
+    before: Float[Tensor, "row entry"]
+    on: Bool[Tensor, "row entry"]
+    entries: Int[Tensor, " unit"]
+
+    @classmethod
+    def of(
+        cls,
+        before: Float[Tensor, "row entry"],
+        center: Float[Tensor, "row entry"],
+        gradient: Float[Tensor, "row entry first"],
+        rest: Float[Tensor, "row entry"],
+    ) -> Switch:
+        """Nominal values, and the parts of an enclosure of what they become."""
+        rest = rest * (1 + ROUNDING) + ROUNDING * center.abs()
+        radius = gradient.norm(dim=-1) * (1 + ROUNDING) + rest
+        entries = (~(center.abs() >= radius)).flatten().nonzero().squeeze(1)  # also where they are nan
+        c, g, r = (part.flatten(0, 1)[entries] for part in (center, gradient, rest))
+        return cls(c, g, r, before, center > 0, entries)
+
+    def within(self, low: Float[Tensor, " unit"], high: Float[Tensor, " unit"]) -> Switch:
+        r"""The same where :math:`z - g \cdot d` is known to be in these intervals, too (L15.3)."""
+        low, high = torch.maximum(low, self.center - self.rest), torch.minimum(high, self.center + self.rest)
+        center, half = (low + high) / 2, ((high - low) / 2).clamp(min=0)
+        rest = half * (1 + ROUNDING) + ROUNDING * (low.abs() + high.abs())
+        some = center.abs() < self.reached + rest
+        on = self.on.flatten().index_copy(0, self.entries, center > 0).view_as(self.on)
+        return Switch(center[some], self.gradient[some], rest[some], self.before, on, self.entries[some])
 
 
 @dataclass(frozen=True)
@@ -169,17 +181,20 @@ def switched(switch: Switch, asked: Asked, bad: Float[Tensor, "row point first"]
 
 
 def improved(
-    bound: Callable[[Tensor], Quadratic], other: Quadratic, enough: Tensor | float = torch.inf, rounds: int = 3
+    bound: Callable[[Tensor], Quadratic],
+    whole: Callable[[Quadratic], Quadratic],
+    bad: Float[Tensor, "row point first"],
+    enough: Tensor | float = torch.inf,
+    rounds: int = 3,
 ) -> Quadratic:
-    """The best of some rounds of bounds to which ``other`` is added, row by row; fewer if all are above ``enough``."""
-    bad = other.gradient.new_zeros(len(other.center), 0, other.gradient.shape[-1])
+    """The best of some rounds of bounds for what is made of them, row by row; fewer if all are above ``enough``."""
     found = bound(bad)
-    low, where = found.plus(other).least()
+    low, where = whole(found).least()
     for _ in range(rounds):
         if bool((low > enough).all()):
             break
         bad = torch.cat([bad, where[:, None]], 1)
         new = bound(bad)
-        value, where = new.plus(other).least()
+        value, where = whole(new).least()
         found, low = found.where(value > low, new), torch.maximum(low, value)
     return found

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, apart, constant, select, spread, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, apart, constant, select, spread, times
 from holonomy.theory.affine.arithmetic.squares import bounds, products, rest_of, with_squares
 
 if TYPE_CHECKING:
@@ -44,11 +44,12 @@ def convex(
     *,
     low: Tensor | float = -torch.inf,
     kink: float | None = None,
+    noted: bool = False,
 ) -> Form:
     """L1 for every entry; where there are squares L16.3, if that is better.
 
     ``touch`` takes the secant's slope, l and u, and gives a point where ``slope`` is about the secant's. Values below
-    ``low`` are known not to occur. At a ``kink`` the slope jumps.
+    ``low`` are known not to occur. At a ``kink`` the slope jumps; those of ReLUs are ``noted``.
     """
     shift, rest = rest_of(form)
     center, gradient = form.center + shift, form.gradient
@@ -56,14 +57,18 @@ def convex(
     known = torch.as_tensor(low, dtype=center.dtype)
     lower, upper = (torch.maximum(center + sign * (reached + rest), known) for sign in (-1, 1))
     secant, middle, half = chord(lower, upper, function, slope, touch)
-    if not form.noise.squares or not gradient.shape[-1]:
-        return apart(times(form, secant), middle, half)
-    bent = parabola(_cells(lower, upper, kink), center, (reached, rest), function, slope)
-    better = bent[-1] < half
-    straight = (secant, torch.zeros_like(secant), middle, half)
-    factor, bend, middle, half = (torch.where(better, a, b) for a, b in zip(bent, straight, strict=True))
-    square = products(gradient, gradient) * bend[..., None]
-    return apart(with_squares(times(form, factor), square, bend * reached.square()), middle, half)
+    line = (secant, torch.zeros_like(secant), middle, half)
+    squares = bool(form.noise.squares) and bool(gradient.shape[-1])
+    if squares:
+        bent = parabola(_cells(lower, upper, kink), center, (reached, rest), function, slope)
+        line = tuple(torch.where(bent[-1] < half, a, b) for a, b in zip(bent, line, strict=True))
+    factor, bend, middle, half = line
+    if noted and gradient.shape[-1]:
+        form.noise.kinks.append(Kink(form, form.noise.size, factor, bend, middle, half, center, rest))
+    found = times(form, factor)
+    if squares:
+        found = with_squares(found, products(gradient, gradient) * bend[..., None], bend * reached.square())
+    return apart(found, middle, half)
 
 
 def parabola(
@@ -148,7 +153,7 @@ def positive_power(form: Form, power: float) -> Form:
             return torch.zeros_like(lower)
         return torch.where(secant > 0, secant / power, 1.0).pow(1 / (power - 1))
 
-    return convex(form, lambda t: torch.relu(t).pow(power), slope, touch, kink=0.0)
+    return convex(form, lambda t: torch.relu(t).pow(power), slope, touch, kink=0.0, noted=power == 1)
 
 
 def relu_lines(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -60,6 +60,7 @@ class Noise:
 
     ``steepest`` is the most that a denominator moves relative to its centre. Where all tokens move, ``tokens`` says
     whose perturbation the first group is, and ``frame`` is what of the others' the tied groups are: orthonormal rows.
+    ``kinks`` are the ReLUs so far.
     """
 
     groups: list[Group]
@@ -69,9 +70,11 @@ class Noise:
     tokens: Int[Tensor, " problem"] | None = None
     frame: Float[Tensor, "row others"] | None = None
     steepest: Float[Tensor, " problem"] = field(init=False)
+    kinks: list[Kink] = field(init=False)
 
     def __post_init__(self) -> None:
-        """No denominator is known yet."""
+        """No denominator and no ReLU is known yet."""
+        self.kinks = []
         self.steepest = torch.zeros_like(self.failed, dtype=torch.float64)
 
     @classmethod
@@ -123,6 +126,11 @@ class Form:
         """Some entries."""
         return Form(self.noise, self.center[:, entries], self.columns[:, entries], self.box[:, entries])
 
+    def some(self, problem: int, entries: Tensor | slice = slice(None)) -> Form:
+        """Some entries of one problem."""
+        parts = (part[problem, entries][None] for part in (self.center, self.columns, self.box))
+        return Form(self.noise, *parts)
+
     @property
     def gradient(self) -> Float[Tensor, "problem entry first"]:
         """The columns of the first group and of those that are tied to it; none of a constant."""
@@ -140,6 +148,28 @@ class Form:
         groups = [group for group in self.noise.groups if group.stop <= self.columns.shape[-1]]
         cut = self.columns.split([group.stop - group.start for group in groups], -1)
         return [(group, part) for group, part in zip(groups, cut, strict=True) if not group.tied]
+
+
+@dataclass(frozen=True)
+class Kink:
+    """ReLUs of a form y: slope y + bend x^2 + middle, and half times symbols, whose columns begin at ``start``.
+
+    x is what the perturbation gives to first order, and y - x is within ``rest`` of ``center``.
+    """
+
+    form: Form
+    start: int
+    slope: Float[Tensor, "problem entry"]
+    bend: Float[Tensor, "problem entry"]
+    middle: Float[Tensor, "problem entry"]
+    half: Float[Tensor, "problem entry"]
+    center: Float[Tensor, "problem entry"]
+    rest: Float[Tensor, "problem entry"]
+
+    def some(self, problem: int) -> Kink:
+        """Those of one problem."""
+        parts = (self.slope, self.bend, self.middle, self.half, self.center, self.rest)
+        return Kink(self.form.some(problem), self.start, *(part[problem][None] for part in parts))
 
 
 def constant(noise: Noise, value: Float[Tensor, "problem entry"]) -> Form:

@@ -11,6 +11,15 @@ with equality at the largest value of the right.
 :math:`d = -(\mu + H)^{-1} g / 2`. Equality is the duality of the trust-region problem (Conn, Gould and Toint,
 *Trust-region methods*, 2000, section 7.2). QED
 
+**2.** For functions :math:`A = a_0 + a \cdot d + d^\top A_2 d` and :math:`q = q_0 + q_1 \cdot d + d^\top Q d` with
+:math:`d^\top A_2 d` within t of s and :math:`d^\top Q d` within h of m on the ball, A q differs from
+
+.. math:: a_0 q + (q_0 + m)(a \cdot d + d^\top A_2 d) + (a \cdot d)(q_1 \cdot d) + s\, q_1 \cdot d
+
+by at most :math:`t |q_1| + h (|a| + |s| + t)`.
+
+*Proof.* The difference is :math:`(a \cdot d + d^\top A_2 d)(d^\top Q d - m) + (d^\top A_2 d - s)\, q_1 \cdot d`. QED
+
 The eigenvectors that are computed are orthonormal and make H diagonal up to rounding of the size of H and g, which is
 taken off. Every :math:`\mu` gives a bound: the search for the best costs tightness, never soundness.
 """
@@ -23,7 +32,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.arithmetic.forms import ROUNDING
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, eigenvalues
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -55,15 +64,15 @@ class Quadratic:
             self.center + other.center,
             self.gradient + other.gradient,
             self.matrix + other.matrix,
-            (self.loss + other.loss + ROUNDING * (self._size + other._size)) * (1 + ROUNDING),
+            (self.loss + other.loss + ROUNDING * (self.size + other.size)) * (1 + ROUNDING),
         )
 
     def times(self, factor: float) -> Quadratic:
         """A multiple by a number that is not negative."""
-        loss = (self.loss + ROUNDING * self._size) * (factor * (1 + ROUNDING))
+        loss = (self.loss + ROUNDING * self.size) * (factor * (1 + ROUNDING))
         return Quadratic(self.center * factor, self.gradient * factor, self.matrix * factor, loss)
 
-    def __getitem__(self, index: tuple[int, Tensor]) -> Quadratic:
+    def __getitem__(self, index: int | tuple[int, Tensor]) -> Quadratic:
         """Some of them."""
         return Quadratic(self.center[index], self.gradient[index], self.matrix[index], self.loss[index])
 
@@ -80,9 +89,37 @@ class Quadratic:
         loss = self.loss + ROUNDING * (self.center.abs() + value.abs())
         return self.center + value - loss * (1 + ROUNDING), where
 
+    def multiplied(self, factor: Quadratic) -> Quadratic:
+        """The product with a function, from below (L14.2); the factor's own loss does not count."""
+        center, slope, bend = self.center - self.loss * (1 + ROUNDING), factor.gradient, factor.matrix
+        (middle, half), (mid, rest) = between(self.matrix), between(bend)
+        both = slope[..., None] * self.gradient[..., None, :]
+        at = center + middle
+        lost = rest * self.gradient.norm(dim=-1) + half * (slope.norm(dim=-1) + mid.abs() + rest)
+        return Quadratic(
+            factor.center * center,
+            (factor.center + mid)[..., None] * self.gradient + at[..., None] * slope,
+            factor.center[..., None, None] * self.matrix + at[..., None, None] * bend + (both + both.mT) / 2,
+            (lost + ROUNDING * factor.size * (self.size + self.loss)) * (1 + ROUNDING),
+        )
+
     @property
-    def _size(self) -> Tensor:
+    def most(self) -> Float[Tensor, "*batch"]:
+        """A quick upper bound of the function."""
+        return self.center + (self.size - self.center.abs()) + ROUNDING * self.size
+
+    @property
+    def size(self) -> Float[Tensor, "*batch"]:
+        """A bound of the function's size."""
         return self.center.abs() + self.gradient.norm(dim=-1) + self.matrix.norm(dim=(-2, -1))
+
+
+def between(matrix: Float[Tensor, "*batch first first"]) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    r"""Middle and half of an interval that holds :math:`d^\top H d` on the unit ball (L16.1)."""
+    values = eigenvalues(matrix)
+    slack = ROUNDING * matrix.norm(dim=(-2, -1))
+    low, high = (values[..., 0] - slack).clamp(max=0), (values[..., -1] + slack).clamp(min=0)
+    return (low + high) / 2, (high - low) / 2
 
 
 def least(

@@ -9,16 +9,19 @@ the scale of the points that follow (L6), up to the logarithm. There
 
 1. For each number t, :math:`m \ge t` where :math:`a \cdot Y + (G - t)\, \varphi \ge 0`. If the left is at least
    :math:`\eta`, then :math:`m \ge t + \eta/\varphi`.
-2. :math:`\psi` increases; it is convex up to :math:`\theta = \operatorname{arsinh}(x) = 1.6`, and concave from 1.61
-   on. Everywhere :math:`|\psi''| \le 1`, so that on [l, u] it is within :math:`(u-l)^2/8` of its chord.
+2. :math:`\psi` increases; it is convex up to a turn :math:`x^*`, and concave beyond;
+   :math:`\operatorname{arsinh}(x^*)` is between 1.6 and 1.61. For :math:`s = \psi'(p)` and all x in [l, u],
+   :math:`\psi(x) - s x` is at least the lesser of its values at p and u if :math:`p \le x^*`, and at most the larger
+   of its values at p and l if :math:`p \ge x^*`.
 3. If :math:`s x + i` is below :math:`\psi(x)` at all values of :math:`k |Y|/N`, then :math:`s k |Y| + i N` is below
    :math:`\varphi`; and likewise above.
 
 *Proof.* 1: m - t is the left over :math:`\varphi`. 2: From :math:`\psi = \sinh\theta/\theta`, :math:`\psi' = (\theta -
 \tanh\theta)/\theta^2` and :math:`\psi'' = D/(\theta^3 \cosh\theta)`, :math:`D = \theta \tanh^2\theta - 2\theta + 2
 \tanh\theta`. :math:`D' = \tanh\theta\, (2\theta - \sinh(2\theta)/2)/\cosh^2\theta` changes its sign once, from plus
-to minus, and D(0) = 0: so D does as well, between 1.6 and 1.61. Both parts of :math:`D/\theta^3`, of opposite sign, are
-at most one, as :math:`\theta - \theta^3/3 \le \tanh\theta \le \theta`. 3: times N. QED
+to minus, and D(0) = 0: so D does as well, between 1.6 and 1.61. Let p be before the turn. Up to the turn the
+difference is convex, and least at p. Beyond it is concave: at least the lesser of its values at the turn and at u. The
+other side is the same, backwards. 3: times N. QED
 
 Where a quotient has remainders that grow without bound as N may come near zero, :math:`\varphi` has not: lengths are
 convex, so that their linear parts are lower bounds (L3).
@@ -26,6 +29,7 @@ convex, so that their linear parts are lower bounds (L3).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
 
 # Angles up to which the function is convex, and from which on it is concave.
 _TURN = 1.6, 1.61
+# Below this angle the derivative is its series.
+_SERIES = 2.0**-6
+# Points whose tangents are tried.
+_TANGENTS = 9
 
 
 @dataclass(frozen=True)
@@ -70,24 +78,38 @@ class Ratio:
 
 
 def lines_of_stretch(lower: Tensor, upper: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    r"""L17.2: slopes and intercepts of lines below and above :math:`x/\operatorname{arsinh}(x)` on [lower, upper]."""
-    wide, mid = upper - lower, (lower + upper) / 2
-    first, last, theta = stretch(lower), stretch(upper), mid.asinh()
-    chord = ((last - first) / torch.where(wide > 0, wide, 1.0)).clamp(0, 1)
-    safe = torch.where(theta > _TURN[0] / 2, theta, 1.0)
-    tangent = torch.where(theta > _TURN[0] / 2, (safe - safe.tanh()) / safe.square(), chord)
-    concave, convex = lower.asinh() >= _TURN[1], (upper.asinh() <= _TURN[0]) & (theta > _TURN[0] / 2)
-    half, flat = wide.square() / 8, (last - first) / 2
-    slope, middle = torch.where(half < flat, chord, 0.0), torch.where(half < flat, first - chord * lower, first + flat)
-    half, loss = torch.minimum(half, flat), ROUNDING * (last + (chord + tangent) * upper)
-    touching, secant = (tangent, stretch(mid) - tangent * mid), (chord, first - chord * lower)
+    r"""L17.2: slopes and intercepts of lines below and above :math:`x/\operatorname{arsinh}(x)` on [lower, upper].
 
-    def chosen(where: Tensor, other: Tensor, sign: int) -> tuple[Tensor, Tensor]:
-        a, b = ((torch.where(other, y, x)) for x, y in zip((slope, middle + sign * half), touching, strict=True))
-        a, b = (torch.where(where, y, x) for x, y in zip((a, b), secant, strict=True))
-        return a, b + sign * loss
+    Where no chord is, that of some tangents which is closest in the middle.
+    """
+    middle, share = (lower + upper) / 2, torch.linspace(0, 1, _TANGENTS, dtype=lower.dtype)
+    before, after = (torch.full_like(lower, math.sinh(turn)) for turn in _TURN)
+    slope = ((stretch(upper) - stretch(lower)) / torch.where(upper > lower, upper - lower, 1.0)).clamp(0, 1)
+    chord = slope, stretch(lower) - slope * lower
 
-    return chosen(concave, convex, -1), chosen(convex, concave, 1)
+    def tangent(start: Tensor, stop: Tensor, end: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+        at = start[..., None] + (stop - start)[..., None] * share
+        slopes = _rate(at)
+        shifts = sign * (sign * (stretch(at) - slopes * at)).minimum(
+            sign * (stretch(end)[..., None] - slopes * end[..., None])
+        )
+        best = (sign * (slopes * middle[..., None] + shifts)).argmax(-1, keepdim=True)
+        return slopes.gather(-1, best).squeeze(-1), shifts.gather(-1, best).squeeze(-1)
+
+    low = tangent(lower.minimum(before), middle.minimum(before), upper, 1)
+    high = tangent(middle.maximum(after), upper.maximum(after), lower, -1)
+    found = list[tuple[Tensor, Tensor]]()
+    for line, straight, sign in ((low, lower >= after, -1), (high, upper <= before, 1)):
+        a, b = (torch.where(straight, x, y) for x, y in zip(chord, line, strict=True))
+        found.append((a, b + sign * ROUNDING * (stretch(upper) + a * upper)))
+    return found[0], found[1]
+
+
+def _rate(x: Tensor) -> Tensor:
+    r""":math:`\psi'`."""
+    theta = x.asinh()
+    safe = torch.where(theta > _SERIES, theta, 1.0)
+    return torch.where(theta > _SERIES, (safe - safe.tanh()) / safe.square(), theta / 3 - 2 * theta.pow(3) / 15)
 
 
 def stretch(x: Tensor) -> Tensor:

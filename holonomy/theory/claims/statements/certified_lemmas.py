@@ -22,7 +22,7 @@ from holonomy.theory.affine.arithmetic.ellipsoids import weighted, with_bounded
 from holonomy.theory.affine.arithmetic.entrywise import parabola
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, spread
 from holonomy.theory.affine.arithmetic.products import quotient
-from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
+from holonomy.theory.affine.arithmetic.quadratics import least
 from holonomy.theory.affine.arithmetic.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, symmetric
 from holonomy.theory.affine.attention.linear import attended, crowd_of
@@ -412,8 +412,10 @@ def _backward(draws: Draws) -> Iterable[Trial]:
         with torch.no_grad():
             branch = graph_branch(encoder, x, edges)
             branch.enclose(_ball(_FEATURES), node, node, basis[None], x.new_tensor([size]))
-            nothing = Quadratic.linear(zero[:1], zero[None], zero[:1])
-            bound = improved(lambda bad, branch=branch, row=row: branch.below(0, row, bad), nothing).least()[0]
+            nowhere = zero[None, None][:, :0]
+            bound = improved(
+                lambda bad, branch=branch, row=row: branch.below(0, row, bad), lambda found: found, nowhere
+            ).least()[0]
             start = output(zero)
             lower = start - output(-size * torch.nn.functional.normalize(slope, dim=0))
         yield Trial(lower.item(), (start - bound[0]).item(), floor=_TOLERANCE * size)

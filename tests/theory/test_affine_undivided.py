@@ -1,0 +1,133 @@
+"""Margins times a positive number: products of functions, L17.4, and ReLUs bounded on the side that counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from holonomy.theory.affine.arithmetic.entrywise import positive_power
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, join, linear, plus, times
+from holonomy.theory.affine.arithmetic.kinks import from_below
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic
+from holonomy.theory.affine.arithmetic.squares import bounds, products, quadratic_of
+from holonomy.theory.affine.undivided import OneProduct
+
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
+
+
+def points(generator: torch.Generator, count: int, size: int) -> Tensor:
+    """Points of the unit ball, most of them on its sphere."""
+    d = normalize(torch.randn(count, size, generator=generator).double(), dim=-1)
+    return d * (2 * torch.rand(count, 1, generator=generator)).clamp(max=1)
+
+
+def values(found: Quadratic, d: Tensor) -> Tensor:
+    """Lower bounds at points, ``(point, row)``."""
+    return found.center - found.loss + d @ found.gradient.mT + torch.einsum("pi,rij,pj->pr", d, found.matrix, d)
+
+
+def drawn(generator: torch.Generator, rows: int, size: int, bend: float = 1.0) -> Quadratic:
+    """Functions and their losses."""
+    matrix = bend * torch.randn(rows, size, size, generator=generator).double()
+    parts = (torch.randn(rows, *more, generator=generator).double() for more in ((), (size,)))
+    return Quadratic(*parts, matrix + matrix.mT, torch.rand(rows, generator=generator).double() / 4)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_product_of_functions_is_bounded_and_nine_tenths_of_its_loss_are_too_little(size: int, factor: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = drawn(generator, 400, size), drawn(generator, 400, size)
+    other = replace(other, loss=torch.zeros_like(other.loss))
+    if size > 1:  # attained where the two bend in one direction
+        flat = torch.zeros(400, size, size).double()
+        flat[:, 0, 0] = 1
+        one, other = (
+            Quadratic(a.center, a.gradient * flat[:, 0], a.matrix * flat, a.loss) for a in (one, other)
+        )  # fmt: skip
+    d = torch.cat([points(generator, 4000, size), torch.eye(size).double(), -torch.eye(size).double()])
+    found = one.multiplied(other)
+    held = values(one, d) * values(other, d) >= values(replace(found, loss=factor * found.loss), d) - 1e-12
+    assert bool(held.all()) is (factor == 1.0)
+
+
+@pytest.mark.parametrize("wrong", [None, "gap", "factor", "rise"])
+@pytest.mark.parametrize("sign", [1.0, -1.0, 0.0])
+def test_a_product_with_what_is_known_from_below_keeps_its_side(sign: float, wrong: str | None) -> None:
+    """Values that are positive, negative or both, times numbers between two forms, at every noise; L17.4."""
+    generator = torch.Generator().manual_seed(3)
+    low, broken = torch.inf, False
+    for _ in range(60):
+        noise = Noise.of(1, 3, torch.zeros(1).double(), squares=True)
+        start = noise.new(2, ball=False)
+
+        def form(entries: int, size: float, noise: Noise = noise) -> Form:
+            columns = size * torch.randn(1, entries, noise.size, generator=generator).double()
+            return Form(noise, torch.zeros(1, entries).double(), columns, torch.zeros(1, entries).double())
+
+        below, apart = form(1, 0.06), form(1, 0.01)
+        above = plus(below, apart, Form(noise, -bounds(apart)[0], apart.columns[..., :0], apart.box))
+        product = form(4, 0.5)
+        gap = bounds(plus(above, times(below, -1.0)))[1]
+        value = drawn(generator, 4, 3, 0.2)
+        value = replace(value, center=value.center + 8 * sign)
+        one = OneProduct(product, (below, above), gap[0], [])
+        if wrong == "gap":
+            one = replace(one, gap=gap[0] * 0)
+        if wrong == "rise":
+            one = replace(one, rises=(times(below, 0.5), times(above, 0.5)))
+        eta = one.eta(0.7, value)
+        if wrong == "factor":
+            eta = replace(eta, matrix=eta.matrix * 0)
+        d = points(generator, 2000, 3)
+        e = torch.rand(2000, 2, generator=generator).double().mul(2).sub(1).sign()
+        both = torch.cat([d, products(d, d), e], -1)[:, : noise.size]
+        assert start + 2 == noise.size
+        moved, floor, ceiling = (
+            part.center + both @ part.columns[0].mT for part in (product, below, above)
+        )  # fmt: skip
+        there = values(value, d)
+        truth = 0.7 * moved + torch.minimum((1 + floor) * there, (1 + ceiling) * there)
+        off = truth - values(eta, d)
+        broken = broken or bool((off < -1e-12).any())
+        low = min(low, off.amin().item())
+    assert broken is (wrong is not None and (wrong != "gap" or sign <= 0))
+    assert wrong is not None or low < 0.3
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("squares", [False, True])
+def test_relus_are_below_what_they_give_and_lose_less_than_their_symbols(*, squares: bool, wrong: bool) -> None:
+    """Two layers of them, with noise between; a line on the other side is noticed."""
+    generator = torch.Generator().manual_seed(5)
+    gains = list[Tensor]()
+    broken = False
+    for _ in range(30):
+        noise = Noise.of(1, 3, torch.zeros(1).double(), squares=squares)
+        start = noise.new(1, ball=False)
+        weights = [torch.randn(*shape, generator=generator).double() for shape in ((5, 3), (4, 6), (3, 9))]
+        columns = torch.zeros(1, 5, noise.size).double()
+        columns[0, :, :3], columns[0, :, start] = weights[0], 0.1 * torch.randn(5, generator=generator)
+        zero, given = torch.zeros(1, 5).double(), torch.randn(1, 5, generator=generator).double() / 2
+        first = positive_power(Form(noise, given, columns, zero), 1.0)
+        moved = Form(noise, zero[:, :1], columns[:, :1], zero[:, :1])
+        second = positive_power(linear(join(first, moved), weights[1]), 1.0)
+        found = linear(join(first, second), weights[2])
+        d, e = points(generator, 3000, 3), torch.randint(0, 2, (3000, 1), generator=generator).double() * 2 - 1
+        change = d @ weights[0].mT + e * columns[0, :, start]
+        one = torch.relu(given + change)
+        two = torch.relu(torch.cat([one, change[:, :1]], -1) @ weights[1].mT)
+        truth = torch.cat([one, two], -1) @ weights[2].mT
+        kinks = [kink.some(0) for kink in noise.kinks]
+        if wrong:
+            kinks = [replace(kink, center=-kink.center) for kink in kinks]
+        plain, where = quadratic_of(found)[0].least()
+        better = from_below(found, kinks, where[:, None])
+        broken = broken or bool((truth < values(better, d) - 1e-12).any())
+        gains.append(better.least()[0] - plain)
+    assert broken is wrong
+    assert wrong or torch.cat(gains).mean() > 0.1 * (1 if squares else 2)
