@@ -176,7 +176,7 @@ MUTANTS = [
     *less("certified.quadratics", quadratics.least, "(turned * point).sum(-1)"),
     Mutant("certified.parabolas", backward.above, "torch.maximum(s * s", "0.9 * torch.maximum(s * s"),
     *less("certified.parabolas", backward.below, "q * x * x"),
-    *less("certified.squares", squares.rest_of, "(high - low) / 2"),
+    *less("certified.squares", quadratics.between, "(high - low) / 2"),
     *less("certified.squares", squares.products, "one[..., i] * other[..., j] + one[..., j] * other[..., i]"),
     *less("certified.bent", entrywise.parabola, "(above - below) / 2", "2 * bend * reached * rest"),
     *less("certified.bent", entrywise.parabola, "bend * rest.square() / 2"),

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, eigenvalues, remainders, spread
-from holonomy.theory.affine.arithmetic.quadratics import Quadratic
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, remainders, spread
+from holonomy.theory.affine.arithmetic.quadratics import Quadratic, between
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -88,12 +88,9 @@ def rest_of(form: Form) -> tuple[Float[Tensor, "problem entry"], Float[Tensor, "
     matrix, noise = matrix_of(form), remainders(form)
     if matrix is None:
         return torch.zeros_like(noise), noise
-    slack = ROUNDING * matrix.norm(dim=(-2, -1))
-    values = eigenvalues(matrix.flatten(0, 1)).unflatten(0, matrix.shape[:2])
-    low, high = (values[..., 0] - slack).clamp(max=0), (values[..., -1] + slack).clamp(min=0)
-    middle = (low + high) / 2
+    middle, half = between(matrix)
     # Others add the middle to the centre, which is rounded.
-    half = (high - low) / 2 + noise + ROUNDING * (form.center.abs() + middle.abs())
+    half = half + noise + ROUNDING * (form.center.abs() + middle.abs())
     return middle, half * (1 + ROUNDING)
 
 
