@@ -19,7 +19,8 @@ linear parts of Y and G may cancel better. The largest bound of a few :math:`\la
 :mod:`holonomy.theory.affine.undivided`.
 
 **The graph encoder from below.** Where the largest bound is not enough, G is bounded once more, from below and for one
-margin at a time (L15).
+margin at a time (L15). What the divisor does to it is then known from below, too (L17.4), and the ReLUs of the
+transformer are bounded on the side that counts (:mod:`holonomy.theory.affine.arithmetic.kinks`).
 """
 
 from __future__ import annotations
@@ -212,13 +213,10 @@ class OneProblem:
         weight, bias = decoder.weight.double(), bias_of(decoder)
         rows = (weight[target] - weight[others]) * mixtures.model.graph_weight
         zero = rows.new_zeros(len(others), mixtures.graph.noise.groups[0].stop)
-        loss = ROUNDING * (bias[target].abs() + bias[others].abs())
-        added = [
-            Quadratic.linear(
-                bias[target] - bias[others] + term.shift[index], zero, loss + ROUNDING * term.shift[index].abs()
-            )
-            for term in terms
-        ]
+        one, other = bias[target], bias[others]
+        size = one.abs() + other.abs()
+        shifts = [term.shift[index] for term in terms]
+        added = [Quadratic.linear(one - other + e, zero, ROUNDING * (size + e.abs())) for e in shifts]
         transformer = mixtures.transformer
         product = None if transformer is None else transformer.within(problem, others)
         below, sharpen = partial(branch.below, problem, rows), partial(branch.sharpen, problem)

@@ -170,6 +170,5 @@ class OneProduct:
         other = replace(value, center=value.center - start).multiplied(factor)
         loss = torch.minimum(*losses) + ROUNDING * (start.abs() * (2 + factor.size) + other.center.abs())
         other = replace(other, center=other.center + start, loss=(other.loss + loss) * (1 + ROUNDING))
-        return improved(partial(from_below, form, self.kinks), other.plus, value.gradient[:, None][:, :0], 0.0, 1).plus(
-            other
-        )
+        nowhere = value.gradient[:, None][:, :0]
+        return improved(partial(from_below, form, self.kinks), other.plus, nowhere, enough=0.0, rounds=1).plus(other)

@@ -90,9 +90,8 @@ def lines_of_stretch(lower: Tensor, upper: Tensor) -> tuple[tuple[Tensor, Tensor
     def tangent(start: Tensor, stop: Tensor, end: Tensor, sign: int) -> tuple[Tensor, Tensor]:
         at = start[..., None] + (stop - start)[..., None] * share
         slopes = _rate(at)
-        shifts = sign * (sign * (stretch(at) - slopes * at)).minimum(
-            sign * (stretch(end)[..., None] - slopes * end[..., None])
-        )
+        there, far = stretch(at) - slopes * at, stretch(end)[..., None] - slopes * end[..., None]
+        shifts = torch.minimum(there, far) if sign > 0 else torch.maximum(there, far)
         best = (sign * (slopes * middle[..., None] + shifts)).argmax(-1, keepdim=True)
         return slopes.gather(-1, best).squeeze(-1), shifts.gather(-1, best).squeeze(-1)
 
