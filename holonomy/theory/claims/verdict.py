@@ -358,9 +358,9 @@ class Claims(list[Claim]):
         self,
         name: str,
         source: str,
-        statement: str,
         kind: Kind = "exact",
         *,
+        statement: str = "",
         expected: bool | None = True,
         axis: str | None = None,
         note: str = "",
@@ -368,11 +368,15 @@ class Claims(list[Claim]):
         sharpest: Callable[[Draws], Iterable[Trial]] | None = None,
         **options: Any,
     ) -> Callable[[_Trials], _Trials]:
-        """Add the claim whose trials the decorated function makes, of draws and these options."""
+        """Add the claim whose trials the decorated function makes, of draws and these options.
+
+        Its docstring is the statement, where none is given.
+        """
 
         def decorate(trials: _Trials) -> _Trials:
             made = partial(trials, **options) if options else trials
-            self.append(Claim(name, source, statement, made, kind, expected, axis, note, judged_on, sharpest))
+            stated = statement or (trials.__doc__ or "").removesuffix(".")
+            self.append(Claim(name, source, stated, made, kind, expected, axis, note, judged_on, sharpest))
             return trials
 
         return decorate

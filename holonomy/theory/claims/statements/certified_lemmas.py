@@ -68,14 +68,10 @@ def _ball(dim: int) -> Noise:
     return Noise.of(1, dim, torch.zeros(1, dtype=torch.float64))
 
 
-@CLAIMS.add(
-    "certified.quotients",
-    "L5",
-    "y/N lies in y0/N0 + (1/N)(y - (y0/N0) N), 1/N by L1 and the product by L2; attained by small balls",
-    "lower",
-)
+@CLAIMS.add("certified.quotients", "L5", "lower")
 def _quotients(draws: Draws) -> Iterable[Trial]:
-    """L5: a vector and a positive number that both move."""
+    """y/N lies in y0/N0 + (1/N)(y - (y0/N0) N), 1/N by L1 and the product by L2; attained by small balls."""
+    # A vector and a positive number that both move.
     for _ in draws.rounds(40):
         center, matrix = random_numbers(draws, 5), random_numbers(draws, 5, 3)
         center[0] = center[0].abs() + 0.5
@@ -101,14 +97,10 @@ def _encoded(draws: Draws, index: int) -> tuple[HypformerEncoder, HypformerBlock
     return encoder, block, x, positioned(block.position, point)
 
 
-@CLAIMS.add(
-    "certified.points",
-    "L6",
-    "points with a scale beside them enclose exponential, refinement, position; attained by small balls",
-    "lower",
-)
+@CLAIMS.add("certified.points", "L6", "lower")
 def _points(draws: Draws) -> Iterable[Trial]:
-    """L6: a point from features to after the position, held with its scale."""
+    """Points with a scale beside them enclose exponential, refinement, position; attained by small balls."""
+    # A point from features to after the position, held with its scale.
     for index in draws.rounds(20):
         encoder, block, x, point = _encoded(draws, index)
 
@@ -118,14 +110,9 @@ def _points(draws: Draws) -> Iterable[Trial]:
         yield _beside(settled(point, block.manifold_in).space, place, torch.zeros(_FEATURES).double())
 
 
-@CLAIMS.add(
-    "certified.attention",
-    "L7",
-    "v = A + w (v_a - A) encloses linear attention where one token moves; attained by small balls",
-    "lower",
-)
+@CLAIMS.add("certified.attention", "L7", "lower")
 def _attention(draws: Draws) -> Iterable[Trial]:
-    """L7: linear attention where one token moves and asks."""
+    """Linear attention where one token moves lies in v = A + w (v_a - A); attained by small balls."""
     for index in draws.rounds(40):
         encoder, block, x, point = _encoded(draws, index)
         layer, others = cast("HypLinearAttention", block.attention), torch.arange(_NODES) > 0
@@ -143,14 +130,10 @@ def _attention(draws: Draws) -> Iterable[Trial]:
         yield _beside(found, asked, torch.zeros(_FEATURES).double())
 
 
-@CLAIMS.add(
-    "certified.features",
-    "L7",
-    "phi(e) = |e| e^p / |e^p| has a Lipschitz constant of p k^((p-1)/(2p)) at most on the orthant of k entries",
-    "lower",
-)
+@CLAIMS.add("certified.features", "L7", "lower")
 def _features(draws: Draws) -> Iterable[Trial]:
-    """L7: how far the feature map moves vectors of the orthant apart, beside how far apart they are."""
+    """phi(e) = |e| e^p / |e^p| has a Lipschitz constant of p k^((p-1)/(2p)) at most on the orthant of k entries."""
+    # How far the feature map moves vectors of the orthant apart, beside how far apart they are.
     for index in draws.rounds(100):
         power, size = (2.0, 2) if index % 2 else (draws.uniform(1.1, 4.0), draws.integer(1, 6))
         e, change = random_numbers(draws, size).abs(), random_numbers(draws, size) * draws.logarithmic(_SMALL, 1.0)
@@ -176,15 +159,15 @@ def _graph_encoder(draws: Draws, index: int) -> Propagation | GCN:
 @CLAIMS.add(
     "certified.graph",
     "L8",
-    "GCN and Propagation are enclosed where one node moves; attained by small balls",
     "lower",
+    statement="GCN and Propagation are enclosed where one node moves; attained by small balls",
     together=False,
 )
 @CLAIMS.add(
     "certified.graph_together",
     "L13",
-    "GCN and Propagation are enclosed where all nodes move; attained by small balls",
     "lower",
+    statement="GCN and Propagation are enclosed where all nodes move; attained by small balls",
     together=True,
 )
 def _graphs(draws: Draws, *, together: bool) -> Iterable[Trial]:
@@ -211,14 +194,10 @@ def _graphs(draws: Draws, *, together: bool) -> Iterable[Trial]:
         yield _beside(found, output, torch.zeros_like(x))
 
 
-@CLAIMS.add(
-    "certified.ellipsoids",
-    "L10",
-    "sums of images of many balls, or of one that they share, lie in the ball of L10; attained by similar images",
-    "lower",
-)
+@CLAIMS.add("certified.ellipsoids", "L10", "lower")
 def _ellipsoids(draws: Draws) -> Iterable[Trial]:
-    """L10: supports of sums of images of balls, beside those of one ball; sharp where all images are similar."""
+    """Sums of images of many balls, or of one that they share, lie in the ball of L10; attained by similar images."""
+    # Supports of sums of images of balls, beside those of one ball; sharp where all images are similar.
     for index in draws.rounds(60):
         images, weights = random_numbers(draws, 1, 4, 3, 2), random_numbers(draws, 1, 4).abs()
         if index % 2:
@@ -235,13 +214,10 @@ def _together(images: Tensor, weights: Tensor) -> Tensor:
     return with_bounded(zero, weights, images, "frobenius").columns[..., 2:]
 
 
-@CLAIMS.add(
-    "certified.softmax",
-    "L11",
-    "sum_j p_j exp(u_j) >= 1 and the Lorentz norm is 1/sqrt(c) at least, where the mean is taken off the logits",
-)
+@CLAIMS.add("certified.softmax", "L11")
 def _softmax(draws: Draws) -> Iterable[Trial]:
-    """L11: one, beside the sum of the weights and the Lorentz norm after changes of the logits, less their mean."""
+    """sum_j p_j exp(u_j) >= 1 and the Lorentz norm is 1/sqrt(c) at least, where the mean is taken off the logits."""
+    # One, beside the sum of the weights and the Lorentz norm after changes of the logits, less their mean.
     for index in draws.rounds(60):
         shares, change = random_numbers(draws, 5).softmax(0), random_numbers(draws, 5)
         space = random_numbers(draws, 5, 3)
@@ -254,14 +230,10 @@ def _softmax(draws: Draws) -> Iterable[Trial]:
         yield Trial(1.0, (mean.square() - total.square().sum()).sqrt().item())
 
 
-@CLAIMS.add(
-    "certified.averages",
-    "L12",
-    "an average with weights q.k is its centre, a part that is linear in what moves, and two products",
-    "equal",
-)
+@CLAIMS.add("certified.averages", "L12", "equal")
 def _averages(draws: Draws) -> Iterable[Trial]:
-    """L12: both sides of the expansion of an average whose weights are products of queries and keys."""
+    """An average with weights q.k is its centre, a part that is linear in what moves, and two products."""
+    # Both sides of the expansion of an average whose weights are products of queries and keys.
     for _ in draws.rounds(60):
         q, k, v = random_numbers(draws, 3).abs(), random_numbers(draws, 5, 3).abs(), random_numbers(draws, 5, 2)
         q = q / (k @ q).sum()
@@ -277,14 +249,10 @@ def _averages(draws: Draws) -> Iterable[Trial]:
         yield Trial((truth - found).norm().item(), 2.0**12 * torch.finfo(torch.float64).eps * size.item())
 
 
-@CLAIMS.add(
-    "certified.quadratics",
-    "L14",
-    "min over |d| <= 1 of g.d + d'Hd >= -mu - sum_i gamma_i^2 / (4 (mu + lambda_i)); attained by the best mu",
-    "lower",
-)
+@CLAIMS.add("certified.quadratics", "L14", "lower")
 def _quadratics(draws: Draws) -> Iterable[Trial]:
-    """L14: a quadratic function at random points and at the one that is about its least, beside the bound."""
+    """For |d| <= 1, min g.d + d'Hd >= -mu - sum_i gamma_i^2 / (4 (mu + lambda_i)); attained by the best mu."""
+    # A quadratic function at random points and at the one that is about its least, beside the bound.
     for index in draws.rounds(60):
         size = draws.integer(1, 5)
         gradient, matrix = random_numbers(draws, size), random_numbers(draws, size, size)
@@ -296,14 +264,10 @@ def _quadratics(draws: Draws) -> Iterable[Trial]:
         yield Trial(-found.amin().item(), -bound.item(), floor=_TOLERANCE)
 
 
-@CLAIMS.add(
-    "certified.parabolas",
-    "L15",
-    "ReLU(c + x + w) is below and above s z + q x^2 + m for |x| <= gamma, |w| <= rho; attained",
-    "lower",
-)
+@CLAIMS.add("certified.parabolas", "L15", "lower")
 def _parabolas(draws: Draws) -> Iterable[Trial]:
-    """L15: how far a ReLU is above or below a parabola at most, on a grid of both unknowns, beside m."""
+    """ReLU(c + x + w) is below and above s z + q x^2 + m for |x| <= gamma, |w| <= rho; attained."""
+    # How far a ReLU is above or below a parabola at most, on a grid of both unknowns, beside m.
     grid = torch.linspace(-1, 1, 257).double()
     for index in draws.rounds(60):
         gamma, rho = draws.uniform(0.5, 2.0), draws.uniform(0.0, 0.5) * (index % 3)
@@ -317,14 +281,10 @@ def _parabolas(draws: Draws) -> Iterable[Trial]:
                 yield Trial(off.amax().item(), sign * m[number].item(), floor=_TOLERANCE)
 
 
-@CLAIMS.add(
-    "certified.squares",
-    "L16",
-    "(g.d)(h.d) is d'Hd, in [min(lambda_1, 0), max(lambda_n, 0)] for |d| <= 1; attained",
-    "lower",
-)
+@CLAIMS.add("certified.squares", "L16", "lower")
 def _squares(draws: Draws) -> Iterable[Trial]:
-    """L16.1 and L16.2: a quadratic form on the sphere beside its interval, a product beside its columns."""
+    """(g.d)(h.d) is d'Hd, in [min(lambda_1, 0), max(lambda_n, 0)] for |d| <= 1; attained."""
+    # L16.1 and L16.2: a quadratic form on the sphere beside its interval, a product beside its columns.
     for _ in draws.rounds(40):
         one, other = random_numbers(draws, 3), random_numbers(draws, 3)
         noise = Noise.of(1, 3, one, squares=True)
@@ -340,14 +300,10 @@ def _squares(draws: Draws) -> Iterable[Trial]:
             yield Trial(abs(value.item()), abs((point @ matrix @ point).item()), floor=_TOLERANCE)
 
 
-@CLAIMS.add(
-    "certified.bent",
-    "L16",
-    "f(c + x + w) is within h of s y + q x^2 + m for |x| <= gamma, |w| <= rho; attained by ReLU",
-    "lower",
-)
+@CLAIMS.add("certified.bent", "L16", "lower")
 def _bent(draws: Draws) -> Iterable[Trial]:
-    """L16.3: what is left of a convex function, less its line and its parabola, on a grid of both unknowns."""
+    """f(c + x + w) is within h of s y + q x^2 + m for |x| <= gamma, |w| <= rho; attained by ReLU."""
+    # What is left of a convex function, less its line and its parabola, on a grid of both unknowns.
     grid = torch.linspace(-1, 1, 257).double()
     for index in draws.rounds(60):
         gamma, rho = draws.uniform(0.5, 1.0), 0.0
@@ -372,14 +328,10 @@ def _bent(draws: Draws) -> Iterable[Trial]:
         yield Trial(-left.amin().item(), h.item(), floor=_TOLERANCE)
 
 
-@CLAIMS.add(
-    "certified.stretch",
-    "L17",
-    "lines are below and above x/arsinh(x) on an interval; attained at its ends or in its middle",
-    "lower",
-)
+@CLAIMS.add("certified.stretch", "L17", "lower")
 def _stretch(draws: Draws) -> Iterable[Trial]:
-    """L17.2 on intervals where the function is convex, where it is concave, and on long ones across both."""
+    """Lines are below and above x/arsinh(x) on an interval; attained at its ends or in its middle."""
+    # L17.2 on intervals where the function is convex, where it is concave, and on long ones across both.
     for index in draws.rounds(60):
         low = (0.9, 2.4, 0.0)[index % 3] + draws.uniform(0.0, 0.7)
         ends = torch.tensor([[low], [low + draws.uniform(0.1, 0.7) + 8 * (index % 3 == 2)]], dtype=torch.float64)
@@ -389,14 +341,10 @@ def _stretch(draws: Draws) -> Iterable[Trial]:
         yield Trial((stretch(x) / (above[0] * x + above[1])).amax().item(), 1.0, floor=_TOLERANCE)
 
 
-@CLAIMS.add(
-    "certified.backward",
-    "L15",
-    "rows times GCN and Propagation have the lower bounds of L15; attained by small balls",
-    "lower",
-)
+@CLAIMS.add("certified.backward", "L15", "lower")
 def _backward(draws: Draws) -> Iterable[Trial]:
-    """L15: rows times what graph encoders give a node, where it goes down steepest, beside its bound from below."""
+    """Rows times GCN and Propagation have the lower bounds of L15; attained by small balls."""
+    # Rows times what graph encoders give a node, where it goes down steepest, beside its bound from below.
     edges = ring(_NODES)
     numbers = (2 * index + kind for index in draws.rounds(10) for kind in range(2))
     for index in numbers:
@@ -421,14 +369,10 @@ def _backward(draws: Draws) -> Iterable[Trial]:
         yield Trial(lower.item(), (start - bound[0]).item(), floor=_TOLERANCE * size)
 
 
-@CLAIMS.add(
-    "certified.sharpened",
-    "L15",
-    "values before a GCN's second ReLU, less what they are to first order, are within L15.3; attained with one unit",
-    "lower",
-)
+@CLAIMS.add("certified.sharpened", "L15", "lower")
 def _sharpened(draws: Draws) -> Iterable[Trial]:
-    """L15.3: a node alone with one unit a layer, of which both first ReLUs switch, on a grid of all perturbations."""
+    """Values before a GCN's second ReLU, less those to first order, are within L15.3; attained with one unit."""
+    # A node alone with one unit a layer, of which both first ReLUs switch, on a grid of all perturbations.
     alone, node, grid = torch.empty(2, 0, dtype=torch.int64), torch.tensor([0]), torch.linspace(-1, 1, 257).double()
     for _ in draws.rounds(30):
         encoder, x = GCN(1, 1, 1, layers=3).double(), random_numbers(draws, 1, 1)
@@ -463,14 +407,10 @@ class _Mixed(nn.Module):
         return torch.relu(before - sums) @ torch.diag(self.bias)
 
 
-@CLAIMS.add(
-    "certified.traced",
-    "L18",
-    "an encoder of linear maps and ReLU lies in what its operations are followed to; attained on a segment",
-    "lower",
-)
+@CLAIMS.add("certified.traced", "L18", "lower")
 def _traced(draws: Draws) -> Iterable[Trial]:
-    """L18: a perturbation of one number, and the entry that is farthest from its linear part on a grid and at kinks."""
+    """An encoder of linear maps and ReLU lies in what its operations are followed to; attained on a segment."""
+    # A perturbation of one number, and the entry that is farthest from its linear part on a grid and at kinks.
     edges, node, grid = ring(_NODES), torch.tensor([0]), torch.linspace(-1, 1, 65).double()
     for _ in draws.rounds(20):
         encoder, x = _Mixed(draws), random_numbers(draws, _NODES, _FEATURES)

@@ -95,15 +95,10 @@ def _losses(
     return found, {k: over(k) for k in range(_CLASSES) if k != found.target}
 
 
-@CLAIMS.add(
-    "certified.sound",
-    "certify_node",
-    "no change of features within the radius takes more from a margin than the certificate allows",
-    "lower",
-    axis="share",
-)
+@CLAIMS.add("certified.sound", "certify_node", "lower", axis="share")
 def _sound(draws: Draws) -> Iterable[Trial]:
-    """What an attack takes from a margin, beside what the certificate allows."""
+    """No change of features within the radius takes more from a margin than the certificate allows."""
+    # What an attack takes from a margin, beside what the certificate allows.
     for index in draws.rounds(40):
         model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=index % 3 == 2)
@@ -120,12 +115,12 @@ def _sound(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add(
     "certified.first_order",
     "certify_node",
-    "of one node that moves, certified over linear change tends to 1, its excess in proportion to the radius",
+    statement="Of one node that moves, certified over linear change tends to 1, its excess in proportion to the radius",
 )
 @CLAIMS.add(
     "certified.first_order_together",
     "certify_node",
-    "the same of all nodes that move together, in a model of one block",
+    statement="The same of all nodes that move together, in a model of one block",
     together=True,
 )
 def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
@@ -150,12 +145,12 @@ def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
 @CLAIMS.add(
     "certified.layer_wise",
     "H12",
-    "never worse than the product of the layers' hyperbolic constants",
     expected=False,
     note="blocks without weights have a small constant; with random weights it is the other way round",
 )
 def _layer_wise(draws: Draws) -> Iterable[Trial]:
-    """What the certificate allows to be taken from a margin, beside what a constant of the whole model does."""
+    """Never worse than the product of the layers' hyperbolic constants."""
+    # What the certificate allows to be taken from a margin, beside what a constant of the whole model does.
     for index in draws.rounds(8):
         model = Hypformer(_FEATURES, _HIDDEN, _CLASSES, layers=2, **_SMOOTH).double().eval()
         with torch.no_grad():
@@ -170,9 +165,10 @@ def _layer_wise(draws: Draws) -> Iterable[Trial]:
         yield Trial(taken.amax().item(), 2**0.5 * constant * radius)
 
 
-@CLAIMS.add("certified.mixed", "L9", "never worse than the cap by the last LayerNorm, nor than the enclosure")
+@CLAIMS.add("certified.mixed", "L9")
 def _mixed(draws: Draws) -> Iterable[Trial]:
-    """What the certificate allows to be taken from a margin, beside its two parts alone."""
+    """Never worse than the cap by the last LayerNorm, nor than the enclosure."""
+    # What the certificate allows to be taken from a margin, beside its two parts alone.
     for index in draws.rounds(20):
         model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=index % 3 == 2)
@@ -184,13 +180,9 @@ def _mixed(draws: Draws) -> Iterable[Trial]:
             yield Trial(each[0], min(each[1:]), floor=_TOLERANCE)
 
 
-@CLAIMS.add(
-    "certified.cap",
-    "L9",
-    "products with logarithms of what a LayerNorm gives, and their lengths, have the bounds of L9",
-    "lower",
-)
+@CLAIMS.add("certified.cap", "L9", "lower")
 def _cap(draws: Draws) -> Iterable[Trial]:
+    """Products with logarithms of what a LayerNorm gives, and their lengths, have the bounds of L9."""
     for index in draws.rounds(60):
         encoder = random_model(draws, 0)[0].encoder
         norm = None if encoder is None else encoder.blocks[-1].get_submodule("norm_feedforward")
@@ -209,14 +201,10 @@ def _cap(draws: Draws) -> Iterable[Trial]:
             yield Trial(found.norm(dim=-1).amax().item(), farthest(encoder).item())
 
 
-@CLAIMS.add(
-    "certified.secant",
-    "L1",
-    "f(t) - st, s the secant, lies between its values at an end and where f has slope s",
-    "lower",
-)
+@CLAIMS.add("certified.secant", "L1", "lower")
 def _secant(draws: Draws) -> Iterable[Trial]:
-    """How far f(t) - st is from the middle of its values at an end and where its slope is zero."""
+    """f(t) - st, s the secant, lies between its values at an end and where f has slope s."""
+    # How far f(t) - st is from the middle of its values at an end and where its slope is zero.
     functions: tuple[tuple[_Function, _Function], ...] = (
         (torch.cosh, torch.asinh),
         (torch.tanh, lambda s: (1 - s).sqrt().atanh()),
@@ -237,21 +225,18 @@ def _secant(draws: Draws) -> Iterable[Trial]:
         yield Trial(off.item(), (between[1] - between[0]).abs().item() / 2, floor=_ROUNDING)
 
 
-@CLAIMS.add("certified.products", "L2", "(g.d) d lies in g/2 + (|g|/2) Ball for |d| <= 1, at the rim for |d| = 1")
+@CLAIMS.add("certified.products", "L2")
 def _products(draws: Draws) -> Iterable[Trial]:
+    """(g.d) d lies in g/2 + (|g|/2) Ball for |d| <= 1, at the rim for |d| = 1."""
     for index in draws.rounds(100):
         g, d = random_numbers(draws, 4), random_numbers(draws, 4)
         d = d / d.norm() * (1.0 if index % 2 else draws.uniform(0.0, 1.0))
         yield Trial(((g @ d) * d - g / 2).norm().item(), g.norm().item() / 2)
 
 
-@CLAIMS.add(
-    "certified.lengths",
-    "L3",
-    "h - l = a dy'(I - a yy'/h0^2)dy / (h + l) for h = sqrt(a|y|^2 + b) and its linear part l",
-    "equal",
-)
+@CLAIMS.add("certified.lengths", "L3", "equal")
 def _lengths(draws: Draws) -> Iterable[Trial]:
+    """For h = sqrt(a|y|^2 + b) and its linear part l, h - l = a dy'(I - a yy'/h0^2)dy / (h + l)."""
     for _ in draws.rounds(100):
         y, change, a, b = (
             random_numbers(draws, 4),
@@ -265,14 +250,10 @@ def _lengths(draws: Draws) -> Iterable[Trial]:
         yield Trial((end - tangent - quadratic / (end + tangent)).abs().item(), _ROUNDING * (end + start).item())
 
 
-@CLAIMS.add(
-    "certified.lorentz_norms",
-    "L4",
-    "l - L = |dZ across Z0|^2 / (L + l) for the Lorentz norm L and its linear part l",
-    "equal",
-)
+@CLAIMS.add("certified.lorentz_norms", "L4", "equal")
 def _lorentz_norms(draws: Draws) -> Iterable[Trial]:
-    """L4: both sides of the identity for the Lorentz norm of what moves, between time-like vectors."""
+    """For the Lorentz norm L and its linear part l, l - L = |dZ across Z0|^2 / (L + l)."""
+    # Both sides of the identity for the Lorentz norm of what moves, between time-like vectors.
     metric = torch.diag(torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
     for _ in draws.rounds(100):
         space = random_numbers(draws, 2, 3)

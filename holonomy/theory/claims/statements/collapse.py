@@ -74,7 +74,12 @@ def _opposites(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
 
 for form in FORMS:
     CLAIMS.add(
-        f"collapse.{form}", "Theorem RC", _RC[form], axis="N", sharpest=partial(_opposites, form=form), form=form
+        f"collapse.{form}",
+        "Theorem RC",
+        statement=_RC[form],
+        axis="N",
+        sharpest=partial(_opposites, form=form),
+        form=form,
     )(_form)
 
 
@@ -88,7 +93,7 @@ def _sharpest_chain(draws: Draws) -> Iterator[Trial]:
         yield Trial(measured, chain(order, z, z).item(), at=at, known=known, note=f"z = {interaction:g}")
 
 
-@CLAIMS.add("collapse.chain", "Theorem RC", _RC["chain"], axis="N", sharpest=_sharpest_chain)
+@CLAIMS.add("collapse.chain", "Theorem RC", statement=_RC["chain"], axis="N", sharpest=_sharpest_chain)
 def _chain(draws: Draws) -> Iterator[Trial]:
     """Random layers and ascents, and one token against a crowd far out, where the form is nearest to its bound."""
     yield from _form(draws, "chain")
@@ -110,16 +115,10 @@ def _sharpest_constant(draws: Draws) -> Iterator[Trial]:
         yield Trial(bracket.lower, bracket.upper, at={"order": float(order)}, known=known, note=note)
 
 
-@CLAIMS.add(
-    "collapse.constant",
-    "Theorem RC",
-    "the form `cubic` holds with c_N s N^2 / 4, c_2 = 0.684 and c_3 = 0.715, where tokens alone are masked",
-    "lower",
-    axis="order",
-    sharpest=_sharpest_constant,
-)
+@CLAIMS.add("collapse.constant", "Theorem RC", "lower", axis="order", sharpest=_sharpest_constant)
 def _constant(draws: Draws) -> Iterator[Trial]:
-    """Shares of the form ``cubic`` beside the constant that is proved."""
+    """The form `cubic` holds with c_N s N^2 / 4, c_2 = 0.684 and c_3 = 0.715, where tokens alone are masked."""
+    # Shares of the form ``cubic`` beside the constant that is proved.
     for order in (1, 2, 3):
         bracket = cubic_constant(order)
         at = {"order": float(order)}
@@ -130,14 +129,10 @@ def _constant(draws: Draws) -> Iterator[Trial]:
             yield Trial(found, bracket.upper, at=at)
 
 
-@CLAIMS.add(
-    "collapse.constant_masked",
-    "Theorem RC",
-    "under a mask of simplexes for all queries the form `cubic` is within 0.99 of what is measured at every N",
-    axis="N",
-)
+@CLAIMS.add("collapse.constant_masked", "Theorem RC", axis="N")
 def _diagonal(draws: Draws) -> Iterator[Trial]:
-    """The form ``cubic`` is nearly attained: a trial is 0.99 of it beside what is measured."""
+    """Under a mask of simplexes for all queries the form `cubic` is within 0.99 of what is measured at every N."""
+    # The form ``cubic`` is nearly attained: a trial is 0.99 of it beside what is measured.
     del draws
     for order in (1, 2, 3):
         layer, x, mask = diagonal_simplexes(order, 1000.0)
@@ -151,10 +146,9 @@ def _sharpest_depth(draws: Draws) -> Iterator[Trial]:
     yield from _by_depth(pairs, repeat(rounding(draws.dtype)), N=1, n=2)
 
 
-@CLAIMS.add(
-    "collapse.depth", "Theorem RC", "the form `weights`, iterated over a stack", axis="depth", sharpest=_sharpest_depth
-)
+@CLAIMS.add("collapse.depth", "Theorem RC", axis="depth", sharpest=_sharpest_depth)
 def _depth(draws: Draws) -> Iterator[Trial]:
+    """The form `weights`, iterated over a stack."""
     for _ in draws.rounds(20):
         order, features = draws.integer(1, 3), draws.integer(1, 4)
         tokens = draws.integer(2, 4)
@@ -186,9 +180,10 @@ def _floors(layers: list[Projections], x: Tensor) -> Iterator[float]:
         yield rounding(x.dtype) * largest
 
 
-@CLAIMS.add("collapse.decay", "Theorem RC", "the same on equal layers, beside Corollary 3.2", axis="depth")
+@CLAIMS.add("collapse.decay", "Theorem RC", axis="depth")
 def _decay(draws: Draws) -> Iterator[Trial]:
-    """One stack of equal layers whose tokens do approach each other, for the picture of decay over depth."""
+    """The same on equal layers, beside Corollary 3.2."""
+    # One stack of equal layers whose tokens do approach each other, for the picture of decay over depth.
     one = torch.eye(2, **draws.factory_kwargs)
     for order in (1, 2, 3):
         layer = Projections(0.9 * one.expand(order + 1, 1, 2, 2), 0.9 * one.expand(order, 1, 2, 2))
@@ -201,15 +196,10 @@ def _decay(draws: Draws) -> Iterator[Trial]:
             yield replace(trial, at={**trial.at, "printed": printed})
 
 
-@CLAIMS.add(
-    "collapse.theorem_3_1",
-    "Simplicial Theorem 3.1",
-    "|res X'| <= (4 gamma / sqrt d) beta' |X|^{2(N-1)} |res X|^3",
-    "lower",
-    expected=False,
-    axis="n",
-)
+@CLAIMS.add("collapse.theorem_3_1", "Simplicial Theorem 3.1", "lower", expected=False, axis="n")
 def _printed(draws: Draws) -> Iterator[Trial]:
+    """|res X'| <= (4 gamma / sqrt d) beta' |X|^{2(N-1)} |res X|^3."""
+
     def compare(x: Tensor, layer: Projections) -> Comparison:
         y = attend(x, layer)
         return Comparison(residual_lower(y), printed_collapse(x, layer), y.detach().abs().amax())
@@ -225,15 +215,9 @@ def _split() -> Iterator[Trial]:
         yield Trial(measured, bound, at={"N": 1.0, "n": float(tokens)}, note=note)
 
 
-@CLAIMS.add(
-    "collapse.corollary_3_2",
-    "Simplicial Corollary 3.2",
-    "|res X_L| <= |res X|^{3^L} (4 gamma H beta max|X|^{2(N-1)} / sqrt d)^{(3^L - 1)/2}",
-    "lower",
-    expected=False,
-    axis="depth",
-)
+@CLAIMS.add("collapse.corollary_3_2", "Simplicial Corollary 3.2", "lower", expected=False, axis="depth")
 def _corollary(draws: Draws) -> Iterator[Trial]:
+    """|res X_L| <= |res X|^{3^L} (4 gamma H beta max|X|^{2(N-1)} / sqrt d)^{(3^L - 1)/2}."""
     for _ in draws.rounds(10):
         order, features = draws.integer(1, 3), draws.integer(1, 3)
         tokens, heads = draws.integer(2, 3), draws.integer(1, 2)
@@ -246,14 +230,9 @@ def _corollary(draws: Draws) -> Iterator[Trial]:
     yield from _split()
 
 
-@CLAIMS.add(
-    "collapse.lemma_a2",
-    "Simplicial Lemmas A.1, A.2",
-    "attention under first-order logits is the same in every row",
-    "equal",
-    axis="N",
-)
+@CLAIMS.add("collapse.lemma_a2", "Simplicial Lemmas A.1, A.2", "equal", axis="N")
 def _lemma_a2(draws: Draws) -> Iterator[Trial]:
+    """Attention under first-order logits is the same in every row."""
     for order in (1, 2, 3):
         for _ in draws.rounds(10):
             layer = draw_layer(draws, order, 3)
@@ -266,8 +245,9 @@ def _lemma_a2(draws: Draws) -> Iterator[Trial]:
             yield Trial(diameter(y).amax().item(), rounding(draws.dtype) * size, at={"N": float(order)})
 
 
-@CLAIMS.add("collapse.softmax", "Theorem RC", "a softmax row moves by at most 2 tanh(osc/4), in l1")
+@CLAIMS.add("collapse.softmax", "Theorem RC")
 def _softmax(draws: Draws) -> Iterator[Trial]:
+    """A softmax row moves by at most 2 tanh(osc/4), in l1."""
     tolerance = rounding(draws.dtype)
     for index in draws.rounds(60):
         size, width = draws.integer(2, 8), draws.logarithmic(0.01, 20.0)
@@ -281,8 +261,9 @@ def _softmax(draws: Draws) -> Iterator[Trial]:
         yield Trial(moved.item(), bound.item(), floor=tolerance)
 
 
-@CLAIMS.add("collapse.half_constant", "certificates", "the cubic form holds with s N / 4 for s N^2 / 4", expected=False)
+@CLAIMS.add("collapse.half_constant", "certificates", expected=False)
 def _half_constant(draws: Draws) -> Iterator[Trial]:
+    """The cubic form holds with s N / 4 for s N^2 / 4."""
     del draws
     for order, copies, scale, token, crowd in ((2, 1303, 0.35676, 5.0, 4.0), (2, 6882, 0.293517, 6.0, 5.0)):
         measured, bound = outnumbered_tokens(order, copies, scale, token, crowd)
@@ -290,14 +271,10 @@ def _half_constant(draws: Draws) -> Iterator[Trial]:
         yield Trial(measured, bound, at={"N": float(order)}, note=note)
 
 
-@CLAIMS.add(
-    "collapse.per_query_mask",
-    "Theorem RC",
-    "the product form holds under masks that differ between queries",
-    expected=False,
-)
+@CLAIMS.add("collapse.per_query_mask", "Theorem RC", expected=False)
 def _per_query(draws: Draws) -> Iterator[Trial]:
-    """Two tokens that see only themselves never approach each other, however small their logits."""
+    """The product form holds under masks that differ between queries."""
+    # Two tokens that see only themselves never approach each other, however small their logits.
     for order in (1, 2, 3):
         layer, x = _opposite(draws, order, 0.5)
         x = x + 1
@@ -324,14 +301,9 @@ def _sharpest_34(draws: Draws) -> Iterator[Trial]:
     yield from _by_depth(printed_masked_collapse(layers, x, causal), repeat(0.0), known=0.70711, N=1, radius=1)
 
 
-@CLAIMS.add(
-    "masked.theorem_3_4",
-    "Simplicial Theorem 3.4, N = 1",
-    "|res X_t|_F <= sqrt(n/2) |ranges|_2 (1 - eps^r)^{floor(t/r)}, |W_V|_{1,inf} <= 1",
-    axis="depth",
-    sharpest=_sharpest_34,
-)
+@CLAIMS.add("masked.theorem_3_4", "Simplicial Theorem 3.4, N = 1", axis="depth", sharpest=_sharpest_34)
 def _theorem_34(draws: Draws) -> Iterator[Trial]:
+    """|res X_t|_F <= sqrt(n/2) |ranges|_2 (1 - eps^r)^{floor(t/r)}, |W_V|_{1,inf} <= 1."""
     for _ in draws.rounds(30):
         layers, x, mask = _masked_stack(draws, small=True)
         floor = rounding(draws.dtype) * x.abs().amax().item()
@@ -349,30 +321,19 @@ def _sharpest_dobrushin(draws: Draws) -> Iterator[Trial]:
     yield from _by_depth(masked_collapse(*_two_tokens(draws, 0.5, 0.7)), repeat(rounding(draws.dtype)), N=1)
 
 
-@CLAIMS.add(
-    "masked.dobrushin",
-    "Theorem RC",
-    "diam X_t <= tau(A_t..A_1) diam(X_0) prod|W_V|_2, N = 1",
-    axis="depth",
-    sharpest=_sharpest_dobrushin,
-)
+@CLAIMS.add("masked.dobrushin", "Theorem RC", axis="depth", sharpest=_sharpest_dobrushin)
 def _dobrushin(draws: Draws) -> Iterator[Trial]:
+    """For N = 1, diam X_t <= tau(A_t..A_1) diam(X_0) prod|W_V|_2."""
     for _ in draws.rounds(30):
         layers, x, mask = _masked_stack(draws, small=False)
         first = rounding(draws.dtype) * x.abs().amax().item()
         yield from _by_depth(masked_collapse(layers, x, mask), (max(first, f) for f in _floors(layers, x)), N=1)
 
 
-@CLAIMS.add(
-    "masked.higher_orders",
-    "Simplicial Theorem 3.4, N >= 2",
-    "masked attention collapses at any N",
-    "lower",
-    expected=False,
-    axis="depth",
-)
+@CLAIMS.add("masked.higher_orders", "Simplicial Theorem 3.4, N >= 2", "lower", expected=False, axis="depth")
 def _higher_masked(draws: Draws) -> Iterator[Trial]:
-    """The fixed point of N = 2 stays above any decay; here that of eps = 1/2, where the least weight is even 1."""
+    """Masked attention collapses at any N."""
+    # The fixed point of N = 2 stays above any decay; here that of eps = 1/2, where the least weight is even 1.
     layer, x = on_a_line(draws, [1.0] * 3, 1.0, 0.0)
     mask = torch.zeros(2, 2, 2, dtype=torch.bool, device=x.device)
     mask[0, 0, 0] = mask[1, 0, 1] = True
@@ -384,14 +345,10 @@ def _higher_masked(draws: Draws) -> Iterator[Trial]:
         yield Trial(residual_lower(x).item(), start * 0.5**depth, at=at, note=note)
 
 
-@CLAIMS.add(
-    "masked.lemma_b1",
-    "Simplicial Lemma B.1",
-    "X_ij(t+T) <= rho eps^T m + (1 - rho eps^T) M for any W_V",
-    expected=False,
-)
+@CLAIMS.add("masked.lemma_b1", "Simplicial Lemma B.1", expected=False)
 def _lemma_b1(draws: Draws) -> Iterator[Trial]:
-    """With values that swap two channels a token leaves the range of its own channel."""
+    """X_ij(t+T) <= rho eps^T m + (1 - rho eps^T) M for any W_V."""
+    # With values that swap two channels a token leaves the range of its own channel.
     swap = draws.normal(1).new_tensor([[0.0, 1.0], [1.0, 0.0]])
     x = swap.new_tensor([[1.0, 2.0], [1.0, 2.0]])
     layer = Projections(torch.zeros_like(swap).expand(2, 1, 2, 2), swap.expand(1, 1, 2, 2))

@@ -15,8 +15,9 @@ _SMALL = PAIRS[:-1]  # up to 18 nodes
 _REACHING = ("gcn", "ign_2", "hot_2", "ign_3", "cgt")
 
 
-@CLAIMS.add("colouring.forms", "Grohe 2021", "folklore k-WL separates what oblivious (k+1)-WL does, k = 1, 2")
+@CLAIMS.add("colouring.forms", "Grohe 2021")
 def _forms(draws: Draws) -> Iterator[Trial]:
+    """Folklore k-WL separates what oblivious (k+1)-WL does, k = 1, 2."""
     for name in PAIRS:
         pair = graph_pair(name)
         yield Trial(float(separated(*pair, 1) != separated(*pair, 2, "oblivious")), 0.0)
@@ -24,12 +25,9 @@ def _forms(draws: Draws) -> Iterator[Trial]:
             yield Trial(float(separated(*pair, 2) != separated(*pair, 3, "oblivious")), 0.0)
 
 
-@CLAIMS.add(
-    "colouring.bounded",
-    "TokenGT section 3.1, Maron et al. 2019",
-    "no model separates a pair that its colouring does not, nor a graph and its copy",
-)
+@CLAIMS.add("colouring.bounded", "TokenGT section 3.1, Maron et al. 2019")
 def _bounded(draws: Draws) -> Iterator[Trial]:
+    """No model separates a pair that its colouring does not, nor a graph and its copy."""
     for name in MODELS:
         bound = bounded_by(name)
         if bound is None:
@@ -44,36 +42,25 @@ def _bounded(draws: Draws) -> Iterator[Trial]:
                 yield Trial(found.between if pair in equal else found.copies, found.threshold, note=note)
 
 
-@CLAIMS.add(
-    "colouring.reached",
-    "TokenGT section 3.1, Maron et al. 2019",
-    "of four random models one separates what the colouring does, on the classic pairs",
-)
+@CLAIMS.add("colouring.reached", "TokenGT section 3.1, Maron et al. 2019")
 def _reached(draws: Draws) -> Iterator[Trial]:
+    """Of four random models one separates what the colouring does, on the classic pairs."""
     for name in _REACHING:
         bound = bounded_by(name) or (1, "folklore")
         pairs = [pair for pair in _SMALL if separated(*graph_pair(pair), *bound)]
         yield from missed(draws, name, 4, pairs, f"{name} does not separate {{}}")
 
 
-@CLAIMS.add(
-    "colouring.ign_folklore",
-    "TokenGT section 3.1, with folklore k-WL",
-    "2-IGN is at least as powerful as folklore 2-WL",
-    expected=False,
-)
+@CLAIMS.add("colouring.ign_folklore", "TokenGT section 3.1, with folklore k-WL", expected=False)
 def _folklore(draws: Draws) -> Iterator[Trial]:
+    """2-IGN is at least as powerful as folklore 2-WL."""
     pairs = [pair for pair in _SMALL if separated(*graph_pair(pair), 2)]
     yield from missed(draws, "ign_2", 4, pairs, "no 2-IGN separates {}, folklore 2-WL does")
 
 
-@CLAIMS.add(
-    "colouring.identifiers",
-    "TokenGT section 2",
-    "TokenGT with fixed identifiers gives renumbered graphs one output",
-    expected=False,
-)
+@CLAIMS.add("colouring.identifiers", "TokenGT section 2", expected=False)
 def _invariance(draws: Draws) -> Iterator[Trial]:
+    """TokenGT with fixed identifiers gives renumbered graphs one output."""
     model = random_model("tokengt_identifiers", draws)
     for pair in _SMALL:
         first, second = graph_pair(pair)

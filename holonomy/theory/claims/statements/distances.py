@@ -35,14 +35,10 @@ def _points(draws: Draws, manifold: Lorentz, count: int, features: int, radius: 
     return manifold.lift(u / (-manifold.curvature).sqrt())
 
 
-@CLAIMS.add(
-    "distances.closure",
-    "Hypformer Prop. 4.1",
-    "HTC and HRC send points of one hyperboloid to points of the other, to rounding.",
-    "equal",
-)
+@CLAIMS.add("distances.closure", "Hypformer Prop. 4.1", "equal")
 def _closure(draws: Draws) -> Iterable[Trial]:
-    """Off the hyperboloid by no more than the rounding of the squares that cancel."""
+    """HTC and HRC send points of one hyperboloid to points of the other, to rounding."""
+    # Off the hyperboloid by no more than the rounding of the squares that cancel.
     for index in draws.rounds(200):
         source, target = _curvatures(draws)
         features = draws.integer(1, 8)
@@ -61,13 +57,9 @@ def _closure(draws: Draws) -> Iterable[Trial]:
         yield Trial(off[worst].item(), room[worst].item())
 
 
-@CLAIMS.add(
-    "distances.isometries",
-    "Hypformer Prop. 4.2",
-    "The identity, orthogonal maps and boosts scale all distances by the root of the ratio of curvatures.",
-    "equal",
-)
+@CLAIMS.add("distances.isometries", "Hypformer Prop. 4.2", "equal")
 def _isometries(draws: Draws) -> Iterable[Trial]:
+    """The identity, orthogonal maps and boosts scale all distances by the root of the ratio of curvatures."""
     for index in draws.rounds(150):
         source, target = _curvatures(draws)
         features = draws.integer(2, 6)
@@ -98,12 +90,12 @@ def _seen(found: DistanceScaling) -> Mapping[str, Tensor]:
 @CLAIMS.add(
     "distances.general",
     "Hypformer Prop. 4.2, as printed",
-    "HTC and HRC keep the order of distances, whatever the function.",
     expected=False,
     note="linear maps, ReLU and LayerNorm change the order of triples",
 )
 def _general(draws: Draws) -> Iterable[Trial]:
-    """Triples that change their order, beside none."""
+    """HTC and HRC keep the order of distances, whatever the function."""
+    # Triples that change their order, beside none.
     for index in draws.rounds(60):
         source, target = _curvatures(draws)
         features = draws.integer(2, 8)
@@ -122,14 +114,10 @@ def _general(draws: Draws) -> Iterable[Trial]:
         yield Trial(found.flipped, 0.0, at={"kind": float(index % 3)}, note=note, seen=seen)
 
 
-@CLAIMS.add(
-    "distances.naive",
-    "Hypformer eq. 8",
-    "Keeping the space part and making time again keeps the order of distances.",
-    expected=False,
-)
+@CLAIMS.add("distances.naive", "Hypformer eq. 8", expected=False)
 def _naive(draws: Draws) -> Iterable[Trial]:
-    """On a line, x = 1 is nearer to 0 than to 2.2 before, and nearer to 2.2 after."""
+    """Keeping the space part and making time again keeps the order of distances."""
+    # On a line, x = 1 is nearer to 0 than to 2.2 before, and nearer to 2.2 after.
     source, target = (Lorentz(k, **draws.factory_kwargs) for k in (-1.0, -1 / 10_000))
     line = source.lift(torch.tensor([[1.0], [0.0], [2.2]], **draws.factory_kwargs))
     moved = naive_change(line, target)

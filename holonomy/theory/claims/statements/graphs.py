@@ -36,8 +36,9 @@ def _graphs(draws: Draws) -> Iterator[Tensor]:
         yield adjacency - torch.diag(adjacency.diagonal())
 
 
-@CLAIMS.add("topology.radius", "Simplicial section 3.1", "rad <= diam <= 2 rad", axis="n")
+@CLAIMS.add("topology.radius", "Simplicial section 3.1", axis="n")
 def _radius(draws: Draws) -> Iterator[Trial]:
+    """Of a graph, rad <= diam <= 2 rad."""
     for adjacency in _graphs(draws):
         radius, diameter = radius_and_diameter(adjacency)
         at = {"n": float(adjacency.shape[0])}
@@ -54,7 +55,7 @@ def _one_edge(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add(
     "topology.normalised",
     "Simplicial section 3.1",
-    "diam <= 96 log n / lambda_2 of the normalised Laplacian",
+    statement="diam <= 96 log n / lambda_2 of the normalised Laplacian",
     axis="n",
     sharpest=_one_edge,
     laplacian="normalised",
@@ -62,7 +63,7 @@ def _one_edge(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add(
     "topology.combinatorial",
     "Simplicial section 3.1",
-    "diam <= 96 log n / lambda_2 of the combinatorial Laplacian",
+    statement="diam <= 96 log n / lambda_2 of the combinatorial Laplacian",
     expected=False,
     axis="n",
     laplacian="combinatorial",
@@ -76,13 +77,9 @@ def _spectral(draws: Draws, laplacian: Literal["combinatorial", "normalised"]) -
     yield Trial(1.0, 96 * math.log(700) / second, at={"n": 700.0}, note="the complete graph of 700 nodes")
 
 
-@CLAIMS.add(
-    "topology.chung",
-    "Chung, Faber, Manteuffel",
-    "diam <= floor(arcosh(n-1) / arcosh((l_n + l_2) / (l_n - l_2))) + 1",
-    axis="n",
-)
+@CLAIMS.add("topology.chung", "Chung, Faber, Manteuffel", axis="n")
 def _chung(draws: Draws) -> Iterator[Trial]:
+    """Of n nodes, diam <= floor(arcosh(n-1) / arcosh((l_n + l_2) / (l_n - l_2))) + 1."""
     for adjacency in _graphs(draws):
         diameter = radius_and_diameter(adjacency)[1]
         yield Trial(diameter, chung_bound(adjacency), at={"n": float(adjacency.shape[0])})
@@ -114,7 +111,7 @@ for form in FORMANS:
         CLAIMS.add(
             f"curvature.{of}_{form}",
             "Simplicial appendix F.2",
-            f"the {of} {form} curvature of the line graph is larger or equal in {share} of the molecules",
+            statement=f"The {of} {form} curvature of the line graph is larger or equal in {share} of the molecules",
             expected=form != "plain",
             judged_on=_judged_on,
             form=form,
@@ -139,7 +136,7 @@ for form in _EQUAL:
     CLAIMS.add(
         f"curvature.mean_{form}_strictly",
         "Simplicial appendix F.2",
-        f"the mean {form} curvature of the line graph is larger in all molecules of QM9",
+        statement=f"The mean {form} curvature of the line graph is larger in all molecules of QM9",
         expected=False,
         form=form,
     )(_strictly)
@@ -165,9 +162,13 @@ def _turn(draws: Draws, order: int) -> Tensor:
 
 
 @CLAIMS.add(
-    "determinant.rotation", _SECTION, "logits do not change under SO(N+1) in each chunk", "equal", reflect=False
+    "determinant.rotation",
+    _SECTION,
+    "equal",
+    statement="Logits do not change under SO(N+1) in each chunk",
+    reflect=False,
 )
-@CLAIMS.add("determinant.reflection", _SECTION, "a reflection changes their sign", "equal", reflect=True)
+@CLAIMS.add("determinant.reflection", _SECTION, "equal", statement="A reflection changes their sign", reflect=True)
 def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
     for order in (1, 2, 3):
         for _ in draws.rounds(10):
@@ -185,11 +186,17 @@ def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
 @CLAIMS.add(
     "determinant.shift",
     _SECTION,
-    "powers of one rotation: logits depend on differences of positions",
     "equal",
+    statement="Powers of one rotation: logits depend on differences of positions",
     planes=False,
 )
-@CLAIMS.add("determinant.pairs", _SECTION, "so they do when pairs of channels turn, N = 2", expected=False, planes=True)
+@CLAIMS.add(
+    "determinant.pairs",
+    _SECTION,
+    statement="So they do when pairs of channels turn, N = 2",
+    expected=False,
+    planes=True,
+)
 def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
     for order in (2,) if planes else (1, 2, 3):
         for _ in draws.rounds(10):
@@ -207,8 +214,9 @@ def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
             yield _difference(logits[0], logits[1], draws.dtype, order, size=_hadamard(keys), note=note)
 
 
-@CLAIMS.add("determinant.equal", _SECTION, "equal arguments give 0; N = 1 is antisymmetric", "equal")
+@CLAIMS.add("determinant.equal", _SECTION, "equal")
 def _equal_arguments(draws: Draws) -> Iterator[Trial]:
+    """Equal arguments give 0; N = 1 is antisymmetric."""
     for order in (1, 2, 3):
         key = draws.normal(1, order + 1)
         logits = determinant_logits(key.expand(order + 1, 1, -1))
@@ -220,8 +228,9 @@ def _equal_arguments(draws: Draws) -> Iterator[Trial]:
     yield _difference(forward, -back, draws.dtype, 1)
 
 
-@CLAIMS.add("determinant.chunks", _SECTION, "floor(d/N) chunks of N + 1 channels fit in d", expected=False)
+@CLAIMS.add("determinant.chunks", _SECTION, expected=False)
 def _chunks(draws: Draws) -> Iterator[Trial]:
+    """floor(d/N) chunks of N + 1 channels fit in d."""
     for order in (1, 2, 3):
         for _ in draws.rounds(5):
             features = draws.integer(order + 1, 64)
@@ -229,8 +238,9 @@ def _chunks(draws: Draws) -> Iterator[Trial]:
             yield Trial(float(features // order * (order + 1)), float(features), at={"N": float(order)}, note=note)
 
 
-@CLAIMS.add("lower_orders.exact", "Simplicial appendix F.1", "N + 1 with one key and value all ones is N", "equal")
+@CLAIMS.add("lower_orders.exact", "Simplicial appendix F.1", "equal")
 def _lower_exact(draws: Draws) -> Iterator[Trial]:
+    """N + 1 with one key and value all ones is N."""
     for order in (1, 2):
         for _ in draws.rounds(10):
             x, scale = draws.normal(4, 3), draws.logarithmic(0.1, 1.0)
@@ -247,10 +257,9 @@ def _lower_exact(draws: Draws) -> Iterator[Trial]:
             yield _difference(attend(x, higher), lower, draws.dtype, order)
 
 
-@CLAIMS.add(
-    "lower_orders.mixture", "Simplicial appendix F.1", "appended rows of ones mix both orders by their masses", "equal"
-)
+@CLAIMS.add("lower_orders.mixture", "Simplicial appendix F.1", "equal")
 def _mixture(draws: Draws) -> Iterator[Trial]:
+    """Appended rows of ones mix both orders by their masses."""
     for _ in draws.rounds(10):
         both = mixture_of_orders(draws.normal(3, 4, 3), draws.normal(2, 4, 3), draws.logarithmic(0.1, 1.0))
         yield _difference(*both, draws.dtype, 2)

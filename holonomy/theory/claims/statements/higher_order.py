@@ -39,8 +39,9 @@ def _linear(draws: Draws, order: int, order_out: int, features: int) -> Equivari
     return cast("EquivariantLinear", seeded(made, draws))
 
 
-@CLAIMS.add("hot.theorem_1", "HOT Theorem 1", "attention of ones is L_{k->l}, w_mu = sum_h w^V w^O", "equal", axis="n")
+@CLAIMS.add("hot.theorem_1", "HOT Theorem 1", "equal", axis="n")
 def _ones(draws: Draws) -> Iterator[Trial]:
+    """Attention of ones is L_{k->l}, w_mu = sum_h w^V w^O."""
     for order, order_out in _ORDERS:
         for _ in draws.rounds(5):
             nodes, heads = draws.integer(2, 5), draws.integer(1, 3)
@@ -56,15 +57,15 @@ def _ones(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add(
     "hot.theorem_1_one_n",
     "HOT Theorem 1 with eq. 12",
-    "normalised attention is L_{k->l} at the n whose class sizes the values hold",
     "equal",
+    statement="Normalised attention is L_{k->l} at the n whose class sizes the values hold",
     axis="n",
     elsewhere=False,
 )
 @CLAIMS.add(
     "hot.theorem_1_normalised",
     "HOT Theorem 1 with eq. 12, for all n",
-    "normalised attention is L_{k->l} for every n",
+    statement="Normalised attention is L_{k->l} for every n",
     expected=False,
     axis="n",
     elsewhere=True,
@@ -82,14 +83,9 @@ def _normalised(draws: Draws, *, elsewhere: bool) -> Iterator[Trial]:
             yield Trial(off, floor, at={"n": float(nodes)}, note=note if elsewhere else "")
 
 
-@CLAIMS.add(
-    "hot.theorem_2",
-    "HOT Theorem 2",
-    "two sparse maps with attention one and an elementwise map between are message passing",
-    "equal",
-    axis="n",
-)
+@CLAIMS.add("hot.theorem_2", "HOT Theorem 2", "equal", axis="n")
 def _messages(draws: Draws) -> Iterator[Trial]:
+    """Two sparse maps with attention one and an elementwise map between are message passing."""
     for index in draws.rounds(12):
         nodes = draws.integer(3, 9)
         one_way = (draws.normal(nodes, nodes) > 0).triu(1).nonzero().T
@@ -129,7 +125,7 @@ for kernel in ("softmax", "performer"):
     CLAIMS.add(
         f"hot.theorem_2_{kernel}",
         "HOT Theorem 2 with eq. 18",
-        f"normalised {kernel} attention sees degrees, as message passing does, where features are constant",
+        statement=f"Normalised {kernel} attention sees degrees, as message passing does, where features are constant",
         expected=False,
         kernel=kernel,
     )(_degrees)
@@ -166,26 +162,18 @@ def growth(
     return Trial(float(found), float(exponent), note=f"{note}: as {'m' if given is _ring else 'n'}^{found}")
 
 
-@CLAIMS.add(
-    "hot.property_1",
-    "HOT Property 1",
-    "dense: L_{k->l} grows no faster than n^(k+l), Enc_{k->l} than n^max(k+l, 2k, 2l)",
-    note="degrees of counted operations, by differences",
-)
+@CLAIMS.add("hot.property_1", "HOT Property 1", note="degrees of counted operations, by differences")
 def _property_1(draws: Draws) -> Iterator[Trial]:
+    """dense: L_{k->l} grows no faster than n^(k+l), Enc_{k->l} than n^max(k+l, 2k, 2l)."""
     del draws
     for k, to in _ORDERS:
         yield growth(EquivariantLinear(k, to, 4, 4), k, dense, 3, k + to)
         yield growth(HigherOrderEncoderLayer(k, to, 4, 1, 4), k, dense, 3, max(k + to, 2 * k, 2 * to))
 
 
-@CLAIMS.add(
-    "hot.property_2",
-    "HOT Property 2",
-    "sparse, 2 -> 2: the linear layer grows no faster than m, attention and encoder than m^2",
-    note="degrees of counted operations on rings, by differences",
-)
+@CLAIMS.add("hot.property_2", "HOT Property 2", note="degrees of counted operations on rings, by differences")
 def _property_2(draws: Draws) -> Iterator[Trial]:
+    """Sparse, 2 -> 2: the linear layer grows no faster than m, attention and encoder than m^2."""
     del draws
     yield growth(EquivariantLinear(2, 2, 4, 4), 2, _ring, 8, 1)
     yield growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4), 2, _ring, 8, 2)
@@ -205,7 +193,7 @@ for sums, more in (("decoupled", ""), ("coupled", ", without the approximation")
     CLAIMS.add(
         f"hot.property_3_{sums}",
         "HOT Property 3" + more,
-        f"kernel attention with {sums} sums: no faster than n^max(k, l) dense, m sparse",
+        statement=f"Kernel attention with {sums} sums: no faster than n^max(k, l) dense, m sparse",
         note="degrees of counted operations, by differences",
         sums=sums,
     )(_property_3)

@@ -112,15 +112,10 @@ def _sizes(draws: Draws) -> tuple[int, int]:
     return draws.integer(1, 4), draws.integer(1, 4)
 
 
-@CLAIMS.add(
-    "hyperbolic.refinement",
-    _OURS + "H1",
-    "The constant of HRC with an affine map.",
-    "lower",
-    sharpest=sharpest.refinements,
-)
+@CLAIMS.add("hyperbolic.refinement", _OURS + "H1", "lower", sharpest=sharpest.refinements)
 def _refinements(draws: Draws) -> Iterable[Trial]:
-    """HRC of affine maps on balls: by ascent, and everywhere where the proof says that the supremum is attained."""
+    """The constant of HRC with an affine map."""
+    # HRC of affine maps on balls: by ascent, and everywhere where the proof says that the supremum is attained.
     for index in draws.rounds(16):
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes, radius = _sizes(draws), draw_radius(draws)
@@ -152,8 +147,9 @@ def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
     return Trial(stretch(layer, point).item(), lipschitz_bound(layer))
 
 
-@CLAIMS.add("hyperbolic.transformation", _OURS + "H2", "The constant of HTC, on balls and all of space.", "lower")
+@CLAIMS.add("hyperbolic.transformation", _OURS + "H2", "lower")
 def _transformations(draws: Draws) -> Iterable[Trial]:
+    """The constant of HTC, on balls and all of space."""
     for index in draws.rounds(10):
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes, radius = _sizes(draws), draw_radius(draws)
@@ -164,16 +160,10 @@ def _transformations(draws: Draws) -> Iterable[Trial]:
         yield Trial(found[0].measured, lipschitz_bound(layer), at={"radius": radius})
 
 
-@CLAIMS.add(
-    "hyperbolic.about",
-    _OURS + "H2'",
-    "The stretch of HTC about a point.",
-    "lower",
-    axis="distance",
-    sharpest=sharpest.about_points,
-)
+@CLAIMS.add("hyperbolic.about", _OURS + "H2'", "lower", axis="distance", sharpest=sharpest.about_points)
 def _about_points(draws: Draws) -> Iterable[Trial]:
-    """The stretch at a point, beside what that at another point and their distance allow."""
+    """The stretch of HTC about a point."""
+    # The stretch at a point, beside what that at another point and their distance allow.
     for index in draws.rounds(20):
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes = _sizes(draws)
@@ -202,15 +192,9 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
-@CLAIMS.add(
-    "hyperbolic.activation",
-    _OURS + "H3",
-    "The constants of activations.",
-    "lower",
-    axis="features",
-    sharpest=sharpest.activations,
-)
+@CLAIMS.add("hyperbolic.activation", _OURS + "H3", "lower", axis="features", sharpest=sharpest.activations)
 def _activations(draws: Draws) -> Iterable[Trial]:
+    """The constants of activations."""
     for index in draws.rounds(14):
         source, target = draw_manifold(draws), draw_manifold(draws)
         features, radius = draws.integer(1, 8), draw_radius(draws)
@@ -220,14 +204,9 @@ def _activations(draws: Draws) -> Iterable[Trial]:
         yield from over_ball(draws, layer, radius, features, bound, source=source, at=at)
 
 
-@CLAIMS.add(
-    "hyperbolic.dropout",
-    _OURS + "H1",
-    "Projections have 1, dropout in training 1/(1-p).",
-    "lower",
-    sharpest=sharpest.dropouts,
-)
+@CLAIMS.add("hyperbolic.dropout", _OURS + "H1", "lower", sharpest=sharpest.dropouts)
 def _projections(draws: Draws) -> Iterable[Trial]:
+    """Projections have 1, dropout in training 1/(1-p)."""
     for index in draws.rounds(6):
         source = draw_manifold(draws)
         features, radius = draws.integer(2, 6), draw_radius(draws)
@@ -244,15 +223,9 @@ def _projections(draws: Draws) -> Iterable[Trial]:
         yield from over_ball(draws, layer, radius, features, bound, source=source)
 
 
-@CLAIMS.add(
-    "hyperbolic.layer_norm",
-    _OURS + "H4",
-    "The constant of LayerNorm.",
-    "lower",
-    axis="eps",
-    sharpest=sharpest.layer_norms,
-)
+@CLAIMS.add("hyperbolic.layer_norm", _OURS + "H4", "lower", axis="eps", sharpest=sharpest.layer_norms)
 def _layer_norms(draws: Draws) -> Iterable[Trial]:
+    """The constant of LayerNorm."""
     for index in draws.rounds(8):
         source, target = draw_manifold(draws), draw_manifold(draws)
         features, radius = draws.integer(2, 6), draw_radius(draws)
@@ -266,8 +239,9 @@ def _layer_norms(draws: Draws) -> Iterable[Trial]:
         yield from over_ball(draws, layer, radius, features, source=source, at={"eps": eps})
 
 
-@CLAIMS.add("hyperbolic.midpoint", _OURS + "H5", "A midpoint moves no farther than its farthest point.")
+@CLAIMS.add("hyperbolic.midpoint", _OURS + "H5")
 def _midpoints(draws: Draws) -> Iterable[Trial]:
+    """A midpoint moves no farther than its farthest point."""
     for _ in draws.rounds(20):
         manifold, count, features = draw_manifold(draws), draws.integer(2, 6), draws.integer(1, 4)
         radius = draw_radius(draws, 3.0)
@@ -280,9 +254,10 @@ def _midpoints(draws: Draws) -> Iterable[Trial]:
             yield Trial(value, bound, floor=_floor(draws, radius))
 
 
-@CLAIMS.add("hyperbolic.weights", _OURS + "H6", "How far a midpoint moves with its weights.")
+@CLAIMS.add("hyperbolic.weights", _OURS + "H6")
 def _weights(draws: Draws) -> Iterable[Trial]:
-    """Random points and weights, and the two points at which the bound is attained."""
+    """How far a midpoint moves with its weights."""
+    # Random points and weights, and the two points at which the bound is attained.
     for index in draws.rounds(30):
         radius, count = draw_radius(draws, 3.0), draws.integer(2, 6)
         manifold = Lorentz(-1.0, **draws.factory_kwargs)
@@ -306,15 +281,9 @@ def _floor(draws: Draws, radius: float) -> float:
     return rounding(draws.dtype) * math.cosh(radius)
 
 
-@CLAIMS.add(
-    "hyperbolic.residual",
-    _OURS + "H7",
-    "The constant of a residual connection.",
-    "lower",
-    axis="epsilon",
-    sharpest=sharpest.residuals,
-)
+@CLAIMS.add("hyperbolic.residual", _OURS + "H7", "lower", axis="epsilon", sharpest=sharpest.residuals)
 def _positions(draws: Draws) -> Iterable[Trial]:
+    """The constant of a residual connection."""
     for _ in draws.rounds(6):
         manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws, 3.0)
         epsilon = draws.logarithmic(0.2, 5.0)
@@ -335,15 +304,9 @@ class _Pair(nn.Module):
         return self.concat(x[..., :1, :], x[..., 1:, :])
 
 
-@CLAIMS.add(
-    "hyperbolic.ends",
-    _OURS + "H11",
-    "Exponential map, concatenation, cut.",
-    "lower",
-    axis="radius",
-    sharpest=sharpest.concatenations,
-)
+@CLAIMS.add("hyperbolic.ends", _OURS + "H11", "lower", axis="radius", sharpest=sharpest.concatenations)
 def _ends(draws: Draws) -> Iterable[Trial]:
+    """Exponential map, concatenation, cut."""
     for index in draws.rounds(12):
         manifold, features, radius = draw_manifold(draws), draws.integer(2, 4), draw_radius(draws, 3.0)
         if index % 3 == 0:
@@ -366,15 +329,9 @@ def _ends(draws: Draws) -> Iterable[Trial]:
                 yield Trial(value, math.sqrt(2), at={"radius": radius})
 
 
-@CLAIMS.add(
-    "hyperbolic.classifier",
-    _OURS + "H13",
-    "The constant of HypMLR is |Z|_F.",
-    "lower",
-    axis="radius",
-    sharpest=sharpest.classifiers,
-)
+@CLAIMS.add("hyperbolic.classifier", _OURS + "H13", "lower", axis="radius", sharpest=sharpest.classifiers)
 def _classifiers(draws: Draws) -> Iterable[Trial]:
+    """The constant of HypMLR is |Z|_F."""
     for _ in draws.rounds(6):
         manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws)
         layer = HypMLR(features, draws.integer(1, 4), manifold, **draws.factory_kwargs)
@@ -382,8 +339,9 @@ def _classifiers(draws: Draws) -> Iterable[Trial]:
         yield from over_ball(draws, layer, radius, features, source=manifold, at={"radius": radius})
 
 
-@CLAIMS.add("hyperbolic.bias", _OURS + "H1", "A shift by b has the constant e^arsinh(|b|/2).")
+@CLAIMS.add("hyperbolic.bias", _OURS + "H1")
 def _bias(draws: Draws) -> Iterable[Trial]:
+    """A shift by b has the constant e^arsinh(|b|/2)."""
     for _ in draws.rounds(20):
         b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3.0)
         value = affine_stretch(torch.eye(len(b)).to(b), b)

@@ -61,15 +61,10 @@ def _over_balls(draws: Draws, similarity: Similarity) -> Iterable[Trial]:
 _KAPPAS = (-0.05, -0.2, -0.7, -2.0, -8.0)
 
 
-@CLAIMS.add(
-    "hyperbolic.curvature",
-    _OURS + "H2, H4, H8",
-    "Certificates of fixed layers over the curvature.",
-    "lower",
-    axis="-kappa",
-)
+@CLAIMS.add("hyperbolic.curvature", _OURS + "H2, H4, H8", "lower", axis="-kappa")
 def _curvatures(draws: Draws) -> Iterable[Trial]:
-    """Three layers of fixed parameters on the ball of radius 1 in their own distances, from nearly flat to curved."""
+    """Certificates of fixed layers over the curvature."""
+    # Three layers of fixed parameters on the ball of radius 1 in their own distances, from nearly flat to curved.
     features = 3
     weights = [draws.normal(features, features + 1) for _ in range(3)]
     bias, scale = draws.normal(features), draws.normal(features)
@@ -137,16 +132,17 @@ for similarity in SIMILARITIES:
         CLAIMS.add(
             f"hyperbolic.{name}_{similarity}",
             _OURS + "H8",
-            f"The {given}, logits by {similarity.replace('_', ' ')}.",
             "lower",
+            statement=f"The {given}, logits by {similarity.replace('_', ' ')}",
             sharpest=partial(sharpest, similarity=similarity),
             similarity=similarity,
         )(trials)
 
 
-@CLAIMS.add("hyperbolic.collapse", _OURS + "H9", "Rank collapse of softmax attention.")
+@CLAIMS.add("hyperbolic.collapse", _OURS + "H9")
 def _collapse(draws: Draws) -> Iterable[Trial]:
-    """Random points, and the family on one geodesic for which the bound is attained."""
+    """Rank collapse of softmax attention."""
+    # Random points, and the family on one geodesic for which the bound is attained.
     for index in draws.rounds(24):
         manifold, channels = draw_manifold(draws), draws.integer(1, 4)
         radius = draw_radius(draws, 2.0)
@@ -172,15 +168,10 @@ def _diameters(manifold: Lorentz, space: Tensor) -> list[float]:
     return (manifold.cdist(points, points).amax((-2, -1)) * root(manifold)).tolist()
 
 
-@CLAIMS.add(
-    "hyperbolic.linear_at",
-    _OURS + "H10",
-    "The stretch of linear attention at an input.",
-    "lower",
-    sharpest=sharpest_inputs.linear_at,
-)
+@CLAIMS.add("hyperbolic.linear_at", _OURS + "H10", "lower", sharpest=sharpest_inputs.linear_at)
 def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
-    """Biases keep features positive: every query meets a key, and values are not all zero."""
+    """The stretch of linear attention at an input."""
+    # Biases keep features positive: every query meets a key, and values are not all zero.
     for index in draws.rounds(20):
         source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
         heads = draws.integer(1, 2)
@@ -200,8 +191,8 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add(
     "hyperbolic.linear_eps",
     _OURS + "H10",
-    "The constant of an average whose denominator has an eps.",
     "lower",
+    statement="The constant of an average whose denominator has an eps",
     axis="tokens",
     sharpest=partial(sharpest_inputs.averages, cone=False),
     cone=False,
@@ -209,8 +200,8 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add(
     "hyperbolic.linear_cone",
     _OURS + "H10",
-    "The constant of an average whose queries and keys keep to a cone.",
     "lower",
+    statement="The constant of an average whose queries and keys keep to a cone",
     axis="tokens",
     sharpest=partial(sharpest_inputs.averages, cone=True),
     cone=True,
@@ -253,44 +244,28 @@ def _model(draws: Draws, index: int) -> Hypformer:
     return model.to(draws.device, draws.dtype).eval()
 
 
-@CLAIMS.add(
-    "hyperbolic.model",
-    _OURS + "H12",
-    "Certificates of a Hypformer, and of layers in sequence, over a ball.",
-    "lower",
-    axis="layers",
-    sharpest=sharpest_inputs.compositions,
-)
+@CLAIMS.add("hyperbolic.model", _OURS + "H12", "lower", axis="layers", sharpest=sharpest_inputs.compositions)
 def _models(draws: Draws) -> Iterable[Trial]:
+    """Certificates of a Hypformer, and of layers in sequence, over a ball."""
     for index in draws.rounds(3):
         model = _model(draws, index)
         found = certify(model, 1.0, tokens=3, starts=2, steps=5, generator=draws.generator)
         yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
 
 
-@CLAIMS.add(
-    "hyperbolic.model_at",
-    _OURS + "H12",
-    "Certificates of a Hypformer, and of layers in sequence, at an input.",
-    "lower",
-    sharpest=sharpest_inputs.compositions_at,
-)
+@CLAIMS.add("hyperbolic.model_at", _OURS + "H12", "lower", sharpest=sharpest_inputs.compositions_at)
 def _models_at(draws: Draws) -> Iterable[Trial]:
+    """Certificates of a Hypformer, and of layers in sequence, at an input."""
     for index in draws.rounds(8):
         x = draws.normal(4, 3) * draws.uniform(0.1, 1.0)
         found = certify(_model(draws, index), x=x, metric=METRICS[index % 2])
         yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
 
 
-@CLAIMS.add(
-    "hyperbolic.model_about",
-    _OURS + "H12",
-    "Certificates of a Hypformer, and of layers in sequence, about an input.",
-    "lower",
-    sharpest=sharpest_inputs.compositions_about,
-)
+@CLAIMS.add("hyperbolic.model_about", _OURS + "H12", "lower", sharpest=sharpest_inputs.compositions_about)
 def _models_about(draws: Draws) -> Iterable[Trial]:
-    """Certified about an input, measured at another within the radius."""
+    """Certificates of a Hypformer, and of layers in sequence, about an input."""
+    # Certified about an input, measured at another within the radius.
     for index in draws.rounds(8):
         model, x = _model(draws, index), draws.normal(4, 3) * 0.5
         radius = draws.logarithmic(0.01, 0.3)

@@ -56,14 +56,10 @@ def _steps(layer: HTC | LorentzPLFC, x: Tensor, target: Tensor, near: float, rat
     return most
 
 
-@CLAIMS.add(
-    "linear_maps.steps",
-    _OURS + "1",
-    "Gradient descent takes HTC to rapidity R in (sinh 2R + 2R) / (4 eta (|X|^2 + 1)) steps, to three.",
-    axis="rapidity",
-)
+@CLAIMS.add("linear_maps.steps", _OURS + "1", axis="rapidity")
 def _transformation_law(draws: Draws) -> Iterable[Trial]:
-    """HTC over a unit of a ray, to half a unit before the target, at rates that do not throw it off the ray."""
+    """Gradient descent takes HTC to rapidity R in (sinh 2R + 2R) / (4 eta (|X|^2 + 1)) steps, to three."""
+    # HTC over a unit of a ray, to half a unit before the target, at rates that do not throw it off the ray.
     for _ in draws.rounds(3):
         manifold, ray, end = _unit(draws), _direction(draws), draws.uniform(2.5, 3.3)
         x = _at(manifold, _direction(draws), draws.uniform(0.5, 2.0))
@@ -83,14 +79,10 @@ def _axis_layer(draws: Draws, manifold: Lorentz, x: Tensor) -> LorentzPLFC:
     return filled(layer, hyperplanes__weight=weight)
 
 
-@CLAIMS.add(
-    "linear_maps.steps_on_an_axis",
-    _OURS + "2",
-    "A hyperplane layer reaches rapidity R on an axis in steps that grow as log R, to three.",
-    axis="rapidity",
-)
+@CLAIMS.add("linear_maps.steps_on_an_axis", _OURS + "2", axis="rapidity")
 def _axis_law(draws: Draws) -> Iterable[Trial]:
-    """A target on an axis, from rapidity rho, which the layer starts at, to half a unit before it."""
+    """A hyperplane layer reaches rapidity R on an axis in steps that grow as log R, to three."""
+    # A target on an axis, from rapidity rho, which the layer starts at, to half a unit before it.
     for _ in draws.rounds(3):
         manifold, rapidity, end = _unit(draws), draws.uniform(0.5, 1.5), draws.uniform(3.0, 7.0)
         x = _at(manifold, _direction(draws), rapidity)
@@ -100,16 +92,10 @@ def _axis_law(draws: Draws) -> Iterable[Trial]:
         yield Trial(abs(found - axis_steps(rapidity, end, rate, rapidity)), _WHOLE, at={"rapidity": end})
 
 
-@CLAIMS.add(
-    "linear_maps.steps_anywhere",
-    "arXiv 2601.21529",
-    "Hyperplane layers reach rapidity R in O(R) steps.",
-    "lower",
-    expected=False,
-    axis="rapidity",
-)
+@CLAIMS.add("linear_maps.steps_anywhere", "arXiv 2601.21529", "lower", expected=False, axis="rapidity")
 def _any_direction(draws: Draws) -> Iterable[Trial]:
-    """Targets in random directions at a rate of 0.05; the steps allowed are twenty times those on an axis."""
+    """Hyperplane layers reach rapidity R in O(R) steps."""
+    # Targets in random directions at a rate of 0.05; the steps allowed are twenty times those on an axis.
     for index in draws.rounds(4):
         manifold, end = _unit(draws), 2.0 + index % 4
         x = _at(manifold, _direction(draws), 1.0)
@@ -126,14 +112,10 @@ def _exponential_chart(v: Tensor) -> Tensor:
     return v * (length.sinh() / length)
 
 
-@CLAIMS.add(
-    "linear_maps.no_escape",
-    _OURS + "3",
-    "Where the sphere of radius r goes around the ball of rapidity a, a chart stretches by sinh(a) / r.",
-    axis="radius",
-)
+@CLAIMS.add("linear_maps.no_escape", _OURS + "3", axis="radius")
 def _no_escape(draws: Draws) -> Iterable[Trial]:
-    """The largest stretch of three charts on spheres; the first two have no other, so the bound is attained."""
+    """Where the sphere of radius r goes around the ball of rapidity a, a chart stretches by sinh(a) / r."""
+    # The largest stretch of three charts on spheres; the first two have no other, so the bound is attained.
     manifold = _unit(draws)
     charts: tuple[Callable[[Tensor], Tensor], ...] = (lambda v: v, _exponential_chart, torch.sinh)
     for index in draws.rounds(12):
@@ -147,13 +129,9 @@ def _no_escape(draws: Draws) -> Iterable[Trial]:
         yield Trial(least, found, at={"radius": radius})
 
 
-@CLAIMS.add(
-    "linear_maps.not_lipschitz",
-    _OURS + "4",
-    "Two orthogonal hyperplanes of length s stretch their bisector by s cosh(sa) / cosh(a), without end.",
-    axis="radius",
-)
+@CLAIMS.add("linear_maps.not_lipschitz", _OURS + "4", axis="radius")
 def _not_lipschitz(draws: Draws) -> Iterable[Trial]:
+    """Two orthogonal hyperplanes of length s stretch their bisector by s cosh(sa) / cosh(a), without end."""
     manifold = _unit(draws)
     for _ in draws.rounds(6):
         size, radius = draws.uniform(1.2, 2.0), draw_radius(draws)
@@ -188,16 +166,10 @@ def _sharpest_tangent_maps(draws: Draws) -> Iterable[Trial]:
         yield Trial(found, lipschitz_bound(layer, radius), known=known)
 
 
-@CLAIMS.add(
-    "linear_maps.tangent",
-    "CERTIFICATES, H14",
-    "The constant of TangentLinear on balls; without bias it is attained.",
-    "lower",
-    axis="radius",
-    sharpest=_sharpest_tangent_maps,
-)
+@CLAIMS.add("linear_maps.tangent", "CERTIFICATES, H14", "lower", axis="radius", sharpest=_sharpest_tangent_maps)
 def _tangent_maps(draws: Draws) -> Iterable[Trial]:
-    """By ascent and by random points, with and without a bias; the image stays where distances keep their digits."""
+    """The constant of TangentLinear on balls; without bias it is attained."""
+    # By ascent and by random points, with and without a bias; the image stays where distances keep their digits.
     for index in draws.rounds(8):
         ends = draw_manifold(draws), draw_manifold(draws)
         sizes, radius = (draws.integer(1, 4), draws.integer(1, 4)), draw_radius(draws, 3.0)

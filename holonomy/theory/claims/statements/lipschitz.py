@@ -59,7 +59,7 @@ def _sharpest_plus(draws: Draws) -> Iterator[Trial]:
 CLAIMS.add(
     "lipschitz.plus",
     "Theorem L+",
-    "Lip <= PV R^{N-1} [S + b (1 + S)], heads, biases and skip included",
+    statement="Lip <= PV R^{N-1} [S + b (1 + S)], heads, biases and skip included",
     axis="N",
     sharpest=_sharpest_plus,
     compare=partial(_global, bound=plus_bound),
@@ -78,7 +78,7 @@ def _sharpest_printed(draws: Draws) -> Iterator[Trial]:
 CLAIMS.add(
     "lipschitz.theorem_3_7",
     "Simplicial Theorem 3.7",
-    "Lip <= n sqrt(2n) N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}",
+    statement="Lip <= n sqrt(2n) N V^N R^{N-1} (1 + d N^2 (KR)^{2(N+1)})^{1/2}",
     axis="N",
     sharpest=_sharpest_printed,
     compare=partial(_global, bound=printed_lipschitz),
@@ -105,7 +105,7 @@ def _sharpest_castin(draws: Draws) -> Iterator[Trial]:
 CLAIMS.add(
     "lipschitz.castin",
     "Simplicial Remark 3.8",
-    "Lip <= sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}, N = 1",
+    statement="Lip <= sqrt3 |V| (|A|^2 R^4 (4n+1) + n)^{1/2}, N = 1",
     axis="n",
     sharpest=_sharpest_castin,
     compare=partial(_global, bound=castin_bound),
@@ -126,8 +126,10 @@ def _sharpest_local(draws: Draws) -> Iterator[Trial]:
     yield _at(layer, x, note="long queries that no token moves")
 
 
-@CLAIMS.add("lipschitz.plus_masked", "Theorem L+", "the same under any mask", axis="N", sharpest=_sharpest_masked)
+@CLAIMS.add("lipschitz.plus_masked", "Theorem L+", axis="N", sharpest=_sharpest_masked)
 def _masked(draws: Draws) -> Iterator[Trial]:
+    """The same under any mask."""
+
     def compare(x: Tensor, layer: Projections, mask: Tensor) -> Comparison:
         return _global(x, layer, bound=partial(plus_bound, mask=mask), mask=mask)
 
@@ -137,7 +139,7 @@ def _masked(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add(
     "lipschitz.local",
     "Theorem L+, local",
-    "the norm of the Jacobian at an input is at most its local certificate (sums)",
+    statement="The norm of the Jacobian at an input is at most its local certificate (sums)",
     axis="N",
     sharpest=_sharpest_local,
     form="sums",
@@ -145,7 +147,7 @@ def _masked(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add(
     "lipschitz.local_blocks",
     "Theorem L+, local",
-    "the norm of the Jacobian is at most that of the block norms of its square",
+    statement="The norm of the Jacobian is at most that of the block norms of its square",
     axis="N",
     form="blocks",
 )
@@ -210,14 +212,9 @@ def _sharp(draws: Draws, tokens: int, logits: float, alone: int) -> float:
     return jacobian_norm(as_function(layer), x, steps=12 if tokens < 1024 else 5)[0]
 
 
-@CLAIMS.add(
-    "lipschitz.plus_sharp",
-    "Theorem L+",
-    "L+ is at most 2.65 times what is measured on its sharp family, n = 16 to 1024",
-    "upper",
-    axis="n",
-)
+@CLAIMS.add("lipschitz.plus_sharp", "Theorem L+", "upper", axis="n")
 def _sandwich(draws: Draws) -> Iterator[Trial]:
+    """L+ is at most 2.65 times what is measured on its sharp family, n = 16 to 1024."""
     for tokens in (16, 64, 256, 1024) if draws.budget >= 1 else (16, 64):
         for logits in (0.01, 0.3, 1.0, 3.0, 10.0):
             layer, _ = sharp_family(tokens, logits, dtype=draws.dtype)
@@ -236,14 +233,9 @@ def _sandwich(draws: Draws) -> Iterator[Trial]:
             yield Trial(bound, 2.65 * best, at=at)
 
 
-@CLAIMS.add(
-    "lipschitz.plus_sharp_orders",
-    "Theorem L+",
-    "L+ is at most 4.25 times what is measured for logits of 10 to 100, N = 1, 2, 3",
-    "upper",
-    axis="N",
-)
+@CLAIMS.add("lipschitz.plus_sharp_orders", "Theorem L+", "upper", axis="N")
 def _orders(draws: Draws) -> Iterator[Trial]:
+    """L+ is at most 4.25 times what is measured for logits of 10 to 100, N = 1, 2, 3."""
     for order, sizes in ((1, (16, 64)), (2, (16, 64)), (3, (8, 16))):
         for tokens in sizes if draws.budget >= 1 else sizes[:1]:
             for logits in (10.0, 30.0, 100.0):
@@ -254,9 +246,10 @@ def _orders(draws: Draws) -> Iterator[Trial]:
                 yield Trial(bound, 4.25 * found, at=at)
 
 
-@CLAIMS.add("lipschitz.ball", "Theorem L+", "no ascent over the ball exceeds L+", "lower", axis="radius")
+@CLAIMS.add("lipschitz.ball", "Theorem L+", "lower", axis="radius")
 def _radius(draws: Draws) -> Iterator[Trial]:
-    """What the ascent over a ball finds, below Theorem L+ and the printed bound, for growing radius."""
+    """No ascent over the ball exceeds L+."""
+    # What the ascent over a ball finds, below Theorem L+ and the printed bound, for growing radius.
     for order in (1, 2, 3):
         layer = draw_layer(draws, order, 2, channels=2)
         keys, values = layer.keys, layer.values
@@ -291,14 +284,14 @@ def _sharpest_c2(draws: Draws, *, corrected: bool) -> Iterator[Trial]:
 @CLAIMS.add(
     "lipschitz.lemma_c2",
     "Simplicial Lemma C.2",
-    "the derivative through the weights is at most sqrt(d) N V^N K^{N+1} R^{2N}",
+    statement="The derivative through the weights is at most sqrt(d) N V^N K^{N+1} R^{2N}",
     expected=False,
     corrected=False,
 )
 @CLAIMS.add(
     "lipschitz.lemma_c2_corrected",
     "Simplicial Lemma C.2, corrected",
-    "it is at most (N+1) V^N K^{N+1} R^{2N} / sqrt(d)",
+    statement="It is at most (N+1) V^N K^{N+1} R^{2N} / sqrt(d)",
     sharpest=partial(_sharpest_c2, corrected=True),
     corrected=True,
 )
@@ -325,13 +318,10 @@ def stretch_through(x: Tensor, layer: Projections, part: Literal["weights", "val
     return spectral(blocks.movedim(1, 2)).amax()  # (i, j, channel, feature)
 
 
-@CLAIMS.add(
-    "lipschitz.iteration",
-    "measurement",
-    "Lanczos' iteration by jvp and vjp finds 0.9999 of the largest singular value, never more than it",
-)
+@CLAIMS.add("lipschitz.iteration", "measurement")
 def _iteration(draws: Draws) -> Iterator[Trial]:
-    """What :func:`jacobian_norm` finds against all singular values: never above, and a Trial each way."""
+    """Lanczos' iteration by jvp and vjp finds 0.9999 of the largest singular value, never more than it."""
+    # What :func:`jacobian_norm` finds against all singular values: never above, and a Trial each way.
     for order in (1, 2, 3):
         for _ in draws.rounds(10):
             features, tokens = draws.integer(1, 4), draws.integer(2, 4)

@@ -56,13 +56,9 @@ def _sharpest_a3(draws: Draws) -> Iterator[Trial]:
         yield from _entrywise(e.new_tensor([1 / 10_000, 1 - 1 / 10_000]), e)
 
 
-@CLAIMS.add(
-    "collapse.lemma_a3",
-    "Simplicial Lemma A.3",
-    "(1 - D) P~ <= P <= (1 + 2 D) P~ entrywise, D the oscillation of a row of E, at most 1.256",
-    sharpest=_sharpest_a3,
-)
+@CLAIMS.add("collapse.lemma_a3", "Simplicial Lemma A.3", sharpest=_sharpest_a3)
 def _lemma_a3(draws: Draws) -> Iterator[Trial]:
+    """(1 - D) P~ <= P <= (1 + 2 D) P~ entrywise, D the oscillation of a row of E, at most 1.256."""
     for _ in draws.rounds(60):
         size = draws.integer(2, 8)
         e = draws.normal(size)
@@ -90,7 +86,7 @@ def _alone(draws: Draws) -> Iterator[Trial]:
 CLAIMS.add(
     "lipschitz.lemma_c1",
     "Simplicial Lemma C.1",
-    "the derivative through the values is at most N V^N R^{N-1}",
+    statement="The derivative through the values is at most N V^N R^{N-1}",
     axis="N",
     sharpest=_alone,
     compare=_compare_c1,
@@ -103,14 +99,10 @@ def _stretch(layer: Projections, x: Tensor) -> float:
     return jacobian_norm(as_function(layer), x, steps=30)[0]
 
 
-@CLAIMS.add(
-    "lipschitz.not_global",
-    "Simplicial section 3.3",
-    "not globally Lipschitz: on the ball of radius R the stretch is (2 R^2 / 3)^N at least",
-    axis="radius",
-)
+@CLAIMS.add("lipschitz.not_global", "Simplicial section 3.3", axis="radius")
 def _not_global(draws: Draws) -> Iterator[Trial]:
-    """Tokens R, -R and 0: the query of the third sees all tuples alike, and a step of it tells them apart."""
+    """Not globally Lipschitz: on the ball of radius R the stretch is (2 R^2 / 3)^N at least."""
+    # Tokens R, -R and 0: the query of the third sees all tuples alike, and a step of it tells them apart.
     for order in (1, 2, 3):
         for radius in (3.0, 10.0, 30.0):
             layer, x = _ones(draws, order, radius, -radius, 0.0)
@@ -125,15 +117,10 @@ def _sharpest_vanishing(draws: Draws) -> Iterator[Trial]:
         yield Trial(_stretch(layer, x), 1.001 * order * 0.01 ** (order - 1), at={"N": float(order), "radius": 0.01})
 
 
-@CLAIMS.add(
-    "lipschitz.vanishing",
-    "Simplicial section 3.3",
-    "as R -> 0 the stretch of N >= 2 vanishes like N prod|W_V| R^{N-1}, that of N = 1 stays |W_V|",
-    axis="radius",
-    sharpest=_sharpest_vanishing,
-)
+@CLAIMS.add("lipschitz.vanishing", "Simplicial section 3.3", axis="radius", sharpest=_sharpest_vanishing)
 def _vanishing(draws: Draws) -> Iterator[Trial]:
-    """At X = 0 ordinary attention is the mean of its values; higher orders are below N prod|W_V| R^{N-1} and vanish."""
+    """As R -> 0 the stretch of N >= 2 vanishes like N prod|W_V| R^{N-1}, that of N = 1 stays |W_V|."""
+    # At X = 0 ordinary attention is the mean of its values; higher orders are below N prod|W_V| R^{N-1} and vanish.
     for _ in draws.rounds(5):
         layer = draw_layer(draws, 1, 3)
         mean = _stretch(layer, torch.zeros(4, 3, **draws.factory_kwargs))
@@ -148,13 +135,10 @@ def _vanishing(draws: Draws) -> Iterator[Trial]:
                 yield Trial(_stretch(layer, x), allowed, at={"N": float(order), "radius": radius})
 
 
-@CLAIMS.add(
-    "lipschitz.tokens",
-    "Simplicial section 3.3",
-    "the exponent of n does not depend on N: 3/2 in the printed bound, 1/2 in L+",
-)
+@CLAIMS.add("lipschitz.tokens", "Simplicial section 3.3")
 def _tokens(draws: Draws) -> Iterator[Trial]:
-    """The exponent of n between n and 4 n, of the printed bound and of L+ at large logits, against that of N = 1."""
+    """The exponent of n does not depend on N: 3/2 in the printed bound, 1/2 in L+."""
+    # The exponent of n between n and 4 n, of the printed bound and of L+ at large logits, against that of N = 1.
     layers = [_ones(draws, order, 1.0)[0] for order in (1, 2, 3)]
     slopes = {
         name: [math.log(bound(layer, 5.0, 40_000) / bound(layer, 5.0, 10_000), 4) for layer in layers]
@@ -166,14 +150,10 @@ def _tokens(draws: Draws) -> Iterator[Trial]:
             yield Trial(abs(slope - exponent), 0.01, at={"N": float(order)}, note=note)
 
 
-@CLAIMS.add(
-    "hot.proposition_1",
-    "HOT Proposition 1",
-    "where output indices repeat, L_{k->l} is a map of as many indices as are different",
-    "equal",
-)
+@CLAIMS.add("hot.proposition_1", "HOT Proposition 1", "equal")
 def _proposition_1(draws: Draws) -> Iterator[Trial]:
-    """Where output indices repeat, L_{k -> l} maps to as many as are different: fitted, then tried on a new input."""
+    """Where output indices repeat, L_{k->l} is a map of as many indices as are different."""
+    # Where output indices repeat, L_{k -> l} maps to as many as are different: fitted, then tried on a new input.
     nodes = 5
     for k, to in ((1, 2), (2, 2), (2, 1)):
         large = EquivariantLinear(k, to, 1, 1, bias=False, **draws.factory_kwargs)
@@ -212,9 +192,10 @@ def _by_diagonal(x: Tensor, order: int, order_out: int) -> Tensor:
     return x.reshape(nodes, *[1] * (order_out - 1), -1).expand(*[nodes] * order_out, -1).clone()
 
 
-@CLAIMS.add("hot.proposition_2", "HOT Proposition 2", "lightweight L_{k->l} grows no faster than n^l")
+@CLAIMS.add("hot.proposition_2", "HOT Proposition 2")
 def _proposition_2(draws: Draws) -> Iterator[Trial]:
-    """Of the classes of a diagonal: no more operations than n^l, and that they are classes of L_{k -> l}."""
+    """Lightweight L_{k->l} grows no faster than n^l."""
+    # Of the classes of a diagonal: no more operations than n^l, and that they are classes of L_{k -> l}.
     for k, to in ((1, 1), (1, 2), (2, 1), (2, 2)):
         yield growth(partial(_by_diagonal, order=k, order_out=to), k, dense, 4, to, f"{k} -> {to}")
         layer = EquivariantLinear(k, to, 2, 2, bias=False, **draws.factory_kwargs)
@@ -226,9 +207,10 @@ def _proposition_2(draws: Draws) -> Iterator[Trial]:
         yield Trial(off, rounding(draws.dtype), note=f"{k} -> {to}: the classes of a diagonal")
 
 
-@CLAIMS.add("hyperbolic.linear_time", "Hypformer section 4.5", "linear attention takes O(N) operations")
+@CLAIMS.add("hyperbolic.linear_time", "Hypformer section 4.5")
 def _hypformer(draws: Draws) -> Iterator[Trial]:
-    """Operations of linear attention over the number of points; of softmax attention they grow as its square."""
+    """Linear attention takes O(N) operations."""
+    # Operations of linear attention over the number of points; of softmax attention they grow as its square.
     del draws
     manifold = Lorentz(-1.0)
 
@@ -240,11 +222,10 @@ def _hypformer(draws: Draws) -> Iterator[Trial]:
     yield Trial(softmax.bound, softmax.measured, note=softmax.note)
 
 
-@CLAIMS.add(
-    "hot.opposite", "HOT Theorem 2, the opposite", "two encoders of order 2 compute what two steps of messages cannot"
-)
+@CLAIMS.add("hot.opposite", "HOT Theorem 2, the opposite")
 def _opposite(draws: Draws) -> Iterator[Trial]:
-    """A path of nine: two encoders of order 2 bring its far end to the first node, two steps of messages do not."""
+    """Two encoders of order 2 compute what two steps of messages cannot."""
+    # A path of nine: two encoders of order 2 bring its far end to the first node, two steps of messages do not.
     i = torch.arange(8)
     edge_index = torch.cat([torch.stack([i, i + 1]), torch.stack([i + 1, i])], 1).to(draws.device)
     encoders = [
@@ -277,10 +258,9 @@ def _passed(weights: Tensor, x: Tensor, edge_index: Tensor) -> Tensor:
     return x[0]
 
 
-@CLAIMS.add(
-    "hot.corollary_1", "HOT Corollary 1", "order 2 separates graphs that no message passing separates", expected=False
-)
+@CLAIMS.add("hot.corollary_1", "HOT Corollary 1", expected=False)
 def _corollary_1(draws: Draws) -> Iterator[Trial]:
+    """Order 2 separates graphs that no message passing separates."""
     pairs = [name for name in PAIRS[:-1] if not separated(*graph_pair(name), 1)]
     yield from missed(draws, "hot_2", 2, pairs, "{}: not separated by colour refinement, and not by order 2")
 
@@ -326,19 +306,19 @@ def _scoring(partition: Partition, indices: list[Partition]) -> int:
 @CLAIMS.add(
     "tokens.lemma_2",
     "TokenGT Lemma 2",
-    "the i of a class of pairs (i, j) are a class, where there are as many nodes as it has blocks",
+    statement="The i of a class of pairs (i, j) are a class, where there are as many nodes as it has blocks",
     wrong=_separation,
 )
 @CLAIMS.add(
     "tokens.lemma_3",
     "TokenGT Lemma 3",
-    "(i, j) is in a class if and only if i and j are in its halves and the same entries are equal",
+    statement="(i, j) is in a class if and only if i and j are in its halves and the same entries are equal",
     wrong=_breakdown,
 )
 @CLAIMS.add(
     "tokens.scoring",
     "TokenGT Property 1",
-    "the scoring function is largest on the class alone, elsewhere lower by min(1, eps) at least",
+    statement="The scoring function is largest on the class alone, elsewhere lower by min(1, eps) at least",
     wrong=_scoring,
 )
 def _classes(draws: Draws, wrong: Callable[[Partition, list[Partition]], int]) -> Iterator[Trial]:
@@ -350,12 +330,9 @@ def _classes(draws: Draws, wrong: Callable[[Partition, list[Partition]], int]) -
             yield Trial(float(wrong(partition, indices)), 0.0, at={"k": float(order)}, note=f"class {partition}")
 
 
-@CLAIMS.add(
-    "colouring.csa",
-    "CSA sections 3, 4",
-    "chromatic attention with walks separates pairs that colour refinement does not, and folklore 2-WL does",
-)
+@CLAIMS.add("colouring.csa", "CSA sections 3, 4")
 def _csa(draws: Draws) -> Iterator[Trial]:
+    """Chromatic attention with walks separates pairs that colour refinement does not, and folklore 2-WL does."""
     pairs = {name: graph_pair(name) for name in PAIRS[:-1]}
     wanted = [name for name, pair in pairs.items() if not separated(*pair, 1) and separated(*pair, 2)]
     yield from missed(draws, "cgt", 3, wanted, "{}: not separated")

@@ -40,11 +40,11 @@ def _identifiers(draws: Draws, nodes: int, dim: int) -> Tensor:
 @CLAIMS.add(
     "tokens.lemma_1",
     "TokenGT Lemma 1",
-    "bell(2k) heads are the basis tensors up to ((n^k - c)/c) exp(-a min(1, eps)/sqrt(d_H)) a row, k = 1, 2, 3",
     axis="a",
     note="half the l1 distance of a row; with one type, k = 1, the gap is 1 where the printed eps is 0",
 )
 def _basis(draws: Draws) -> Iterator[Trial]:
+    """bell(2k) heads are the basis tensors up to ((n^k - c)/c) exp(-a min(1, eps)/sqrt(d_H)) a row, k = 1, 2, 3."""
     for order, sizes in _NODES.items():
         for nodes in sizes:
             for a in _scales(draws):
@@ -67,13 +67,10 @@ def _size(values: Tensor) -> float:
 
 
 @CLAIMS.add(
-    "tokens.theorem_1",
-    "TokenGT Theorem 1",
-    "bell(2k) heads with class sizes and biases are the equivariant linear layer, to the bound of Lemma 1",
-    axis="a",
-    note="the feed-forward map of the proof is taken exactly",
+    "tokens.theorem_1", "TokenGT Theorem 1", axis="a", note="the feed-forward map of the proof is taken exactly"
 )
 def _layers(draws: Draws) -> Iterator[Trial]:
+    """bell(2k) heads with class sizes and biases are the equivariant linear layer, to the bound of Lemma 1."""
     for order, sizes in _NODES.items():
         for nodes in sizes[:3]:
             for a in _scales(draws):
@@ -93,14 +90,10 @@ def _steepness(layer: EquivariantLinear, nodes: int) -> float:
     return (torch.linalg.matrix_norm(layer.weight.detach(), 2) @ count).amax().item()
 
 
-@CLAIMS.add(
-    "tokens.theorem_2",
-    "TokenGT Theorem 2",
-    "layers of heads and sum-pooling are a k-IGN, to what Lipschitz constants make of the bound",
-    axis="a",
-)
+@CLAIMS.add("tokens.theorem_2", "TokenGT Theorem 2", axis="a")
 def _networks(draws: Draws) -> Iterator[Trial]:
-    """Two layers with ReLU between, and the invariant map: errors grow by Lipschitz constants."""
+    """Layers of heads and sum-pooling are a k-IGN, to what Lipschitz constants make of the bound."""
+    # Two layers with ReLU between, and the invariant map: errors grow by Lipschitz constants.
     for order, nodes in ((1, 4), (2, 3), (2, 4), (3, 2)):
         for a in _scales(draws)[1:]:
             first, second = _layer(draws, order, 2, 3), _layer(draws, order, 3, 3)
