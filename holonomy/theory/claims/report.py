@@ -73,14 +73,17 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.4g}"
 
 
+_COLUMNS = ("verdict", "worst", "median", "counted", "sees", "note")
+
+
+def _cells(v: Verdict) -> tuple[str, ...]:
+    return said(v), _number(v.ratio), _number(v.median), f"{v.counted}/{v.trials}", seen(v), v.note
+
+
 def as_table(verdicts: Sequence[Verdict]) -> str:
     """Lay verdicts out as text, one line each."""
-    head = ("claim", "verdict", "worst", "median", "counted", "sees", "note")
-    rows = [head] + [
-        (v.claim, said(v), _number(v.ratio), _number(v.median), f"{v.counted}/{v.trials}", seen(v), v.note)
-        for v in verdicts
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    rows = [("claim", *_COLUMNS)] + [(v.claim, *_cells(v)) for v in verdicts]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
@@ -164,18 +167,11 @@ def as_html(run: Run, pictures: Sequence[Picture]) -> str:
 def _html_table(run: Run) -> str:
     rows: list[str] = []
     for claim, verdict in zip(run.claims, run.verdicts, strict=True):
-        word = said(verdict)
-        cells = [
-            f"<code>{html.escape(claim.name)}</code>",
-            html.escape(claim.source),
-            html.escape(statement(claim, verdict)),
-            f"<span class='{word.split(',')[0].split(' ')[0]}'>{word}</span>",
-            _number(verdict.ratio),
-            _number(verdict.median),
-            f"{verdict.counted}/{verdict.trials}",
-            html.escape(seen(verdict)),
-            html.escape(verdict.note),
-        ]
+        name, source, stated, word, *numbers = map(
+            html.escape, (claim.name, claim.source, statement(claim, verdict), *_cells(verdict))
+        )
+        marked = f"<span class='{word.split(',')[0].split(' ')[0]}'>{word}</span>"
+        cells = [f"<code>{name}</code>", source, stated, marked, *numbers]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = ("claim", "source", "statement", "verdict", "worst", "median", "counted", "sees", "note")
+    head = ("claim", "source", "statement", *_COLUMNS)
     return "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" + "\n".join(rows) + "</table>"

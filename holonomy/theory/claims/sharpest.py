@@ -131,10 +131,7 @@ def layer_norms(draws: Draws) -> Iterator[Trial]:
     """H4: at zero variance, with a scale of 3."""
     unit = _unit(draws)
     layer = HypLayerNorm(2, unit, eps=0.1, **draws.factory_kwargs)
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            if name.endswith(("weight", "bias")):
-                parameter.fill_(3.0 if name.endswith("weight") else 0.0)
+    layer = filled(layer, function__norm__weight=3.0, function__norm__bias=0.0)
     measured = stretch(layer, _points(unit, [[0.0, 0.0]])).item()
     yield Trial(measured, lipschitz_bound(layer, 1.0), at={"eps": 0.1})
 

@@ -83,9 +83,8 @@ for form in FORMS:
     )(_form)
 
 
-def _sharpest_chain(draws: Draws) -> Iterator[Trial]:
+def _sharpest_chain(_: Draws) -> Iterator[Trial]:
     """The crowd at logits where each part of the form matters: its field alone, and what keys do to each other."""
-    del draws
     for order, interaction, known in ((2, 0.05, 0.99993), (2, 1.0, 0.97089), (3, 1.0, 0.89057)):
         z = torch.tensor(interaction, dtype=torch.float64)
         measured = two_places(order, z).item() * order**2 * interaction / 4
@@ -107,8 +106,7 @@ def _chain(draws: Draws) -> Iterator[Trial]:
             yield Trial(measured.item(), bound.item(), at={"order": float(order)})
 
 
-def _sharpest_constant(draws: Draws) -> Iterator[Trial]:
-    del draws
+def _sharpest_constant(_: Draws) -> Iterator[Trial]:
     for order, known in ((1, 0.9998), (2, 0.9097), (3, 0.75292)):
         bracket = cubic_constant(order)
         note = "one token against a crowd, both far out"
@@ -130,10 +128,9 @@ def _constant(draws: Draws) -> Iterator[Trial]:
 
 
 @CLAIMS.add("collapse.constant_masked", "Theorem RC", axis="N")
-def _diagonal(draws: Draws) -> Iterator[Trial]:
+def _diagonal(_: Draws) -> Iterator[Trial]:
     """Under a mask of simplexes for all queries the form `cubic` is within 0.99 of what is measured at every N."""
     # The form ``cubic`` is nearly attained: a trial is 0.99 of it beside what is measured.
-    del draws
     for order in (1, 2, 3):
         layer, x, mask = diagonal_simplexes(order, 1000.0)
         reached = diameter(attend(x, layer, mask)).item()
@@ -262,9 +259,8 @@ def _softmax(draws: Draws) -> Iterator[Trial]:
 
 
 @CLAIMS.add("collapse.half_constant", "certificates", expected=False)
-def _half_constant(draws: Draws) -> Iterator[Trial]:
+def _half_constant(_: Draws) -> Iterator[Trial]:
     """The cubic form holds with s N / 4 for s N^2 / 4."""
-    del draws
     for order, copies, scale, token, crowd in ((2, 1303, 0.35676, 5.0, 4.0), (2, 6882, 0.293517, 6.0, 5.0)):
         measured, bound = outnumbered_tokens(order, copies, scale, token, crowd)
         note = f"one token {token:g} and {copies} tokens {crowd:g} in one dimension"

@@ -163,25 +163,22 @@ def growth(
 
 
 @CLAIMS.add("hot.property_1", "HOT Property 1", note="degrees of counted operations, by differences")
-def _property_1(draws: Draws) -> Iterator[Trial]:
+def _property_1(_: Draws) -> Iterator[Trial]:
     """dense: L_{k->l} grows no faster than n^(k+l), Enc_{k->l} than n^max(k+l, 2k, 2l)."""
-    del draws
     for k, to in _ORDERS:
         yield growth(EquivariantLinear(k, to, 4, 4), k, dense, 3, k + to)
         yield growth(HigherOrderEncoderLayer(k, to, 4, 1, 4), k, dense, 3, max(k + to, 2 * k, 2 * to))
 
 
 @CLAIMS.add("hot.property_2", "HOT Property 2", note="degrees of counted operations on rings, by differences")
-def _property_2(draws: Draws) -> Iterator[Trial]:
+def _property_2(_: Draws) -> Iterator[Trial]:
     """Sparse, 2 -> 2: the linear layer grows no faster than m, attention and encoder than m^2."""
-    del draws
     yield growth(EquivariantLinear(2, 2, 4, 4), 2, _ring, 8, 1)
     yield growth(HigherOrderEncoderLayer(2, 2, 4, 1, 4), 2, _ring, 8, 2)
     yield growth(HigherOrderAttention(2, 2, 4, 1), 2, _ring, 8, 2)
 
 
-def _property_3(draws: Draws, sums: Literal["decoupled", "coupled"]) -> Iterator[Trial]:
-    del draws
+def _property_3(_: Draws, sums: Literal["decoupled", "coupled"]) -> Iterator[Trial]:
     for k, to in _ORDERS:
         encoder = HigherOrderEncoderLayer(k, to, 4, 1, 4, kernel="performer", sums=sums)
         yield growth(encoder, k, dense, 3, max(k, to))

@@ -131,7 +131,6 @@ def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
     """The stretch where a = f.w is the top eigenvector's: the global constant itself, if the point is within reach."""
     unit = root(source)
     weight = linear.weight.detach().double()
-    # Layers made here have a bias or are followed where it is zero.
     bias = (
         torch.zeros_like(weight[:, 0]) if len(list(linear.parameters())) == 1 else linear.bias.detach().double() * unit
     )
@@ -232,10 +231,8 @@ def _layer_norms(draws: Draws) -> Iterable[Trial]:
         affine = index % 2 > 0
         eps = draws.logarithmic(1 / 1000 if draws.dtype == torch.float64 else 1 / 100, 1.0)
         layer = HypLayerNorm(features, source, target, eps=eps, elementwise_affine=affine, **draws.factory_kwargs)
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                if parameter.shape == (features,):
-                    parameter.copy_(draws.normal(features))
+        if affine:
+            filled(layer, function__norm__weight=draws.normal(features), function__norm__bias=draws.normal(features))
         yield from over_ball(draws, layer, radius, features, source=source, at={"eps": eps})
 
 

@@ -22,7 +22,7 @@ from holonomy.theory.certificates.stretching import METRICS, Metric
 from holonomy.theory.claims import sharpest as sharpest_inputs
 from holonomy.theory.claims.pictures import Picture
 from holonomy.theory.claims.statements.hyperbolic import draw_manifold, draw_points, draw_radius, over_ball, worst
-from holonomy.theory.claims.verdict import Claims, Draws, Trial, forked, rounding
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, forked, rounding
 
 _OURS = "CERTIFICATES, "
 
@@ -38,14 +38,12 @@ def _softmax(draws: Draws, similarity: Similarity) -> HypSoftmaxAttention:
     )
     # Where all three stretch alike in every direction the bounds are nearly attained.
     alike = draws.integer(0, 1) == 1
-    with torch.no_grad():
-        for htc in (layer.query, layer.key, layer.value):
-            weight = draws.normal(*htc.weight.shape) * draws.logarithmic(0.3, 3.0)
-            if alike:
-                weight[:, 1:] = torch.linalg.qr(weight[:, 1:].double()).Q * draws.logarithmic(0.1, 10.0)
-                weight[:, 0] = 0
-            htc.weight.copy_(weight)
-            cast("Tensor", htc.bias).copy_(draws.normal(htc.out_features) * (0.0 if alike else 0.3))
+    for htc in (layer.query, layer.key, layer.value):
+        weight = draws.normal(*htc.weight.shape) * draws.logarithmic(0.3, 3.0)
+        if alike:
+            weight[:, 1:] = torch.linalg.qr(weight[:, 1:].double()).Q * draws.logarithmic(0.1, 10.0)
+            weight[:, 0] = 0
+        filled(htc, weight=weight, bias=draws.normal(htc.out_features) * (0.0 if alike else 0.3))
     return layer
 
 
@@ -73,14 +71,9 @@ def _curvatures(draws: Draws) -> Iterable[Trial]:
         transformation = HTC(features, features, manifold, **draws.factory_kwargs)
         norm = HypLayerNorm(features, manifold, eps=0.1, **draws.factory_kwargs)
         attention = HypSoftmaxAttention(features, 1, manifold, similarity="geodesic", **draws.factory_kwargs)
-        with torch.no_grad():
-            transformation.weight.copy_(weights[0])
-            cast("Tensor", transformation.bias).copy_(bias)
-            affine = [parameter for parameter in norm.parameters() if parameter.shape == (features,)]
-            for parameter, value in zip(affine, (scale, bias), strict=True):
-                parameter.copy_(value)
-            for htc, weight in zip((attention.query, attention.key, attention.value), weights, strict=True):
-                htc.weight.copy_(weight)
+        filled(transformation, weight=weights[0], bias=bias)
+        filled(norm, function__norm__weight=scale, function__norm__bias=bias)
+        filled(attention, **dict(zip(("query__weight", "key__weight", "value__weight"), weights, strict=True)))
         for panel, layer in enumerate((transformation, norm, attention)):
             tokens = 4 if layer is attention else None
             bound = lipschitz_bound(layer, 1.0)
@@ -181,9 +174,8 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
                 2 * heads, heads, source, target, manifold_hidden=hidden, power=power, dtype=torch.float64
             )
         layer = layer.to(draws.device, draws.dtype)
-        with torch.no_grad():
-            for htc in (layer.query, layer.key, layer.value):
-                cast("Tensor", htc.bias).add_(1.0)
+        for htc in (layer.query, layer.key, layer.value):
+            filled(htc, bias=cast("Tensor", htc.bias) + 1)
         x = draw_points(draws, source, draw_radius(draws, 1.0), draws.integer(2, 6), 2 * heads)
         yield _local(layer, x, METRICS[index % 2])
 

@@ -208,10 +208,9 @@ def _proposition_2(draws: Draws) -> Iterator[Trial]:
 
 
 @CLAIMS.add("hyperbolic.linear_time", "Hypformer section 4.5")
-def _hypformer(draws: Draws) -> Iterator[Trial]:
+def _hypformer(_: Draws) -> Iterator[Trial]:
     """Linear attention takes O(N) operations."""
     # Operations of linear attention over the number of points; of softmax attention they grow as its square.
-    del draws
     manifold = Lorentz(-1.0)
 
     def points(order: int, nodes: int) -> Tensor:
@@ -321,9 +320,8 @@ def _scoring(partition: Partition, indices: list[Partition]) -> int:
     statement="The scoring function is largest on the class alone, elsewhere lower by min(1, eps) at least",
     wrong=_scoring,
 )
-def _classes(draws: Draws, wrong: Callable[[Partition, list[Partition]], int]) -> Iterator[Trial]:
+def _classes(_: Draws, wrong: Callable[[Partition, list[Partition]], int]) -> Iterator[Trial]:
     """What is wrong with every class of pairs of multi-indices, of as many nodes as it has blocks at the most."""
-    del draws
     for order in (1, 2):
         indices = list(itertools.product(range(2 * order), repeat=order))
         for partition in set_partitions(2 * order):
