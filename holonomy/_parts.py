@@ -9,16 +9,14 @@ parts compute of y, :math:`L = \sum_q L_q`, so that the gradient of every :math:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from holonomy._autograd import apply_function
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 
 class Parts(ABC):

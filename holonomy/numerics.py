@@ -14,15 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+from holonomy._shapes import Bool, Float
 
 ADAM_EPS = 1e-8
 """Default ``eps`` of :class:`holonomy.optim.RiemannianAdam`, as in torch and Geoopt."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,10 +13,8 @@ from torch.utils.data import Sampler
 
 from holonomy import checks
 from holonomy._parts import all_reduced
+from holonomy._shapes import Float, Int
 from holonomy.structures import batches_by_size
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class GraphBatchSampler(Sampler[list[int]]):

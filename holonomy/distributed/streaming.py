@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,7 @@ from torch import Tensor
 
 from holonomy import _parts, checks
 from holonomy._parts import Group, Parts
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 
 class _Sum(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,8 @@ from torch.nn import functional
 from holonomy import checks
 from holonomy._autograd import apply_function
 from holonomy._parts import check_processes
+from holonomy._shapes import Float, Int
 from holonomy.manifolds import Lorentz, LorentzEmbedding, LorentzPoints
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class ShardedLorentzEmbedding(LorentzPoints):

@@ -6,15 +6,13 @@ does each is its equation; that keys and values of earlier tokens are kept from 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.ops.heads import KeyValueState, check_memory, extended, hidden_keys, without_padding, without_queries
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 Map = TypeVar("Map", bound=nn.Module)
 """What makes queries, keys and values of tokens."""

@@ -11,7 +11,7 @@ it. From an isolated node there is no step: its walks have probability zero.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -21,9 +21,7 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy._autograd import as_array
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+from holonomy._shapes import Bool, Float, Int
 
 # Up to here a power is a product of dense matrices: sparse ones take longer to set up than to multiply.
 _DENSE_NODES = 128

@@ -15,7 +15,7 @@ of one, as in PyTorch Geometric; they get a gradient, for which edges are gather
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,10 @@ from torch.nn import functional
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
+from holonomy._shapes import Float, Int
 from holonomy.ops.csr import as_csr, is_sparse, multiply, sparse_dropout
 from holonomy.ops.propagation import check_graph, propagation
 from holonomy.structures import Graph
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 def _product(x: Tensor, linear: nn.Linear) -> Tensor:

@@ -7,18 +7,14 @@ several may stand one after the other. Walks and eigenvectors are computed on th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import eager
+from holonomy._shapes import Float, Int
 from holonomy.layers.encodings import random_walk_node_encoding
 from holonomy.layers.tokens.identifiers import laplacian_identifiers, perturb_identifiers
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Standard deviation of the vectors of degrees at first, Graphormer's.
 _STD = 0.02

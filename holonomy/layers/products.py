@@ -7,20 +7,17 @@ stereographic charts; here, as in Hypformer, maps act on whole points, and resul
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._shapes import Bool, Float
 from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.manifolds import Lorentz, Product
 from holonomy.manifolds.product import require_product
 from holonomy.ops.heads import head_count, merge_heads, of_all_heads, split_heads, without_padding
 from holonomy.ops.masks import masked_softmax, pair_masks
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class ProductLinear(nn.Module):

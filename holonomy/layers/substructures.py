@@ -10,16 +10,14 @@ Searched on the CPU, once for a data set; in the worst case the number of subgra
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
 from holonomy._autograd import as_array
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
+from holonomy._shapes import Bool, Int
 
 
 def ring_membership(edge_index: Int[Tensor, "2 edges"], n: int, max_length: int) -> Bool[Tensor, "n n"]:

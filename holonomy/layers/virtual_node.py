@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+from holonomy._shapes import Float, Int
 
 
 class VirtualNode(nn.Module):

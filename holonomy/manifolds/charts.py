@@ -8,17 +8,13 @@ last one, so that results are finite; the methods of :class:`~holonomy.manifolds
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rays import polar
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def to_poincare(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:

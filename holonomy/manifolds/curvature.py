@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import _autograd, checks, numerics
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 # kappa stays within a factor exp(+-20), about 5e8, of its initial value.
 _LOG_RANGE = 20.0

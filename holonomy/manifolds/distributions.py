@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +22,9 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.constraints import Constraint
 
 from holonomy import checks, numerics
+from holonomy._shapes import Bool, Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class WrappedNormal(Distribution):

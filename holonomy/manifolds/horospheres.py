@@ -10,19 +10,15 @@ difference is :math:`e^{-r} + \sinh r\, (1 - \cos\phi)`, in which nothing cancel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rays import polar
 from holonomy.manifolds.hyperboloid.views import part_across
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def busemann(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
 
 import geoopt
 import torch
@@ -20,11 +19,9 @@ from torch import Tensor
 
 from holonomy import checks, numerics
 from holonomy._parts import Group
+from holonomy._shapes import Float
 from holonomy.manifolds import charts, hyperboloid
 from holonomy.manifolds.curvature import Curvature
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 class Lorentz(geoopt.Lorentz):

@@ -6,17 +6,13 @@ and weighs far points more: it minimises the sum of :math:`\cosh d`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from holonomy import checks
 from holonomy._autograd import eager
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @eager

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import geoopt
 import torch
 from torch import Tensor, nn
 
 from holonomy import _autograd, checks, numerics
+from holonomy._shapes import Float, Int
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class UnitPoints(nn.Module):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import checks
 from holonomy._autograd import eager
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 from holonomy.manifolds.means import frechet_mean
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @eager

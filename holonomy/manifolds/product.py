@@ -9,22 +9,19 @@ A point is the points of its factors, one after another on the last axis. Distan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import geoopt
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float, Int
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.manifolds.lorentz import Lorentz
 from holonomy.manifolds.points import UnitPoints, on_manifold, sheet
 from holonomy.manifolds.sphere import Sphere
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-
 
 Factor = Lorentz | Sphere | geoopt.Euclidean
 

@@ -10,17 +10,14 @@ A sphere of curvature :math:`\kappa > 0` has the radius :math:`1/\sqrt\kappa`, a
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import geoopt
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds.curvature import Curvature
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 class Sphere(geoopt.Sphere):

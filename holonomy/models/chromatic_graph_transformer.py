@@ -6,12 +6,13 @@ r"""Chromatic graph transformer: every pair of nodes attends, in colours that th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.chromatic.attention import DropoutOver, EdgeProjection, Mode, ProjectedEdges
 from holonomy.layers.chromatic.encoder import ChromaticEncoderLayer
 from holonomy.layers.chromatic.pairs import PairEncoder, RandomWalkEncoder, check_encodings
@@ -19,9 +20,6 @@ from holonomy.layers.encodings import random_walk_encoding, shortest_path_encodi
 from holonomy.layers.substructures import ring_membership
 from holonomy.models.graph_pairs import GraphPairs, without_padding
 from holonomy.ops.heads import head_count
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class ChromaticGraphTransformer(nn.Module):

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import eager
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.layers.equivariant.linear.sparse import targets
 from holonomy.models.levels import ORDER, Level
 from holonomy.structures import Hyperedges, on_features
 from holonomy.structures.plan import tuple_codes
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class EquivariantModel(nn.Module):

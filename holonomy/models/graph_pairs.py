@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Bool, Float, Int
 from holonomy.structures import PaddedGraphs, joint
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class GraphPairs(NamedTuple):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Float, Int
 from holonomy.layers import HGATConv, HGCNConv, HypDropout, LGCNConv
 from holonomy.layers.hyperbolic.classifier import decoder_of
 from holonomy.layers.hyperbolic.refinement import drop_some
@@ -19,9 +20,6 @@ from holonomy.models.levels import centroids, level_of
 from holonomy.ops.heads import head_count
 from holonomy.ops.propagation import check_graph
 from holonomy.structures import Graph
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class HGCN(nn.Module):

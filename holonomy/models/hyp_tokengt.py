@@ -8,13 +8,14 @@ equivariant where TokenGT is: to permutations of the nodes with their identifier
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float, Int
 from holonomy.layers import GraphTokenizer
 from holonomy.layers.hyperbolic.block import Norm
 from holonomy.layers.hyperbolic.classifier import decoder_of
@@ -26,9 +27,6 @@ from holonomy.models.tokengt import read_at
 from holonomy.ops.heads import head_count
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class HypTokenGT(nn.Module):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers import HypResidual
 from holonomy.layers.hyperbolic.block import BlockState, DecoderState, Norm
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
@@ -21,9 +22,6 @@ from holonomy.ops.heads import KeyValueState, head_count, without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.softmax_attention import Similarity
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 # About how long a space coordinate of a place is at first, in any dimension: as long as that of a token.
 _PLACE = 0.5

@@ -7,13 +7,14 @@ one between blocks, and two inside each block (attention and feed-forward).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy._parts import Group
+from holonomy._shapes import Float, Int
 from holonomy.layers import GCN, Propagation
 from holonomy.layers.hyperbolic.block import Norm
 from holonomy.layers.hyperbolic.classifier import decoder_of
@@ -26,9 +27,6 @@ from holonomy.ops.linear_attention.reference import Average
 from holonomy.ops.propagation import check_graph
 from holonomy.ops.softmax_attention import Similarity
 from holonomy.structures import Graph, PaddedGraphs
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class Hypformer(nn.Module):

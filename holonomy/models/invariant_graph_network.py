@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers import EquivariantLinear
 from holonomy.models.equivariant import EquivariantModel
 from holonomy.models.levels import Level
 from holonomy.structures import Hyperedges, on_features
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class _Activated(nn.Module):

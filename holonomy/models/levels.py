@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
+from holonomy._shapes import Float, Int
 from holonomy.manifolds import Lorentz
 from holonomy.structures import PaddedGraphs
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 Level = Literal["graph", "node", "edge"]
 ORDER: dict[Level, int] = {"graph": 0, "node": 1, "edge": 2}

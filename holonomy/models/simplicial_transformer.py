@@ -7,18 +7,16 @@ causal for sequences, without positions for sets, with a mask of pairs for graph
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.layers import SimplicialEncoderLayer
 from holonomy.ops.simplicial_attention.logits import Form
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class SimplicialTransformer(nn.Module):

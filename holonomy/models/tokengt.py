@@ -7,21 +7,19 @@ the nodes if their identifiers are permuted along, and does not depend on the or
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
+from holonomy._shapes import Float, Int
 from holonomy.layers.tokens.basis_residual import basis_residual
 from holonomy.layers.tokens.encoder import TokenEncoderLayer
 from holonomy.layers.tokens.tokenizer import GraphTokenizer, Identifiers, Tokens
 from holonomy.models.levels import Level
 from holonomy.ops.heads import head_count
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class TokenGT(nn.Module):

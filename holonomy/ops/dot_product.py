@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holonomy import _autograd
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+from holonomy._shapes import Bool, Float
 
 
 def dot_product_attention(

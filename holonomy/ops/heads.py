@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+from holonomy._shapes import Bool, Float
 
 
 def head_count(features: int, heads: int, name: str = "features") -> int:

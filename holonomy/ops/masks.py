@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+from holonomy._shapes import Bool, Float
 
 
 def refuse_pairs(attn_mask: Tensor | None) -> None:

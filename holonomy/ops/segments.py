@@ -25,16 +25,14 @@ whatever they store.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import _autograd
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+from holonomy._shapes import Bool, Float, Int
 
 # Entries of the outer products of a chunk: a few MiB, which stay in the cache.
 _CHUNK = 2**18

@@ -8,19 +8,17 @@ where a key is to be ignored.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Bool, Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.masks import masked_softmax, pair_masks
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 Similarity = Literal["geodesic_squared", "lorentz_squared", "geodesic"]
 r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squared geodesic

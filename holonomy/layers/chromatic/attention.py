@@ -8,7 +8,7 @@ no bias, nor have the maps of edges to biases: softmax does not see them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,10 @@ from torch.nn import functional
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
+from holonomy._shapes import Bool, Float
 from holonomy.ops.chromatic_attention import chromatic_attention, chromatic_filters
 from holonomy.ops.heads import head_count
 from holonomy.structures import joint
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 Mode = Literal["chromatic", "mono", "additive"]
 """One bias a channel (CSA eq. 5), one a head (CSA eq. 4), or queries, keys and edges summed (below CSA eq. 7)."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks, numerics
+from holonomy._shapes import Bool, Float
 from holonomy.layers.chromatic.attention import ChromaticAttention, DropoutOver, Mode, ProjectedEdges
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class NodeBatchNorm(nn.BatchNorm1d):

@@ -7,16 +7,14 @@ and :mod:`holonomy.layers.substructures`. Padding is not treated: results at pad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.encodings import category_product
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class EdgeTypeEncoder(nn.Module):

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy._parts import Group
+from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.attention.linear import HypLinearAttention
 from holonomy.layers.hyperbolic.attention.softmax import HypSoftmaxAttention
 from holonomy.layers.hyperbolic.feedforward import FeedForward
@@ -28,9 +29,6 @@ from holonomy.ops.heads import KeyValueState, check_memory, without_padding
 from holonomy.ops.linear_attention.causal import LinearState
 from holonomy.ops.linear_attention.reference import AVERAGES, Average
 from holonomy.ops.softmax_attention import SIMILARITIES, Similarity
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class DecoderState(NamedTuple):

@@ -6,18 +6,16 @@ Points are ambient, ``(..., d + 1)``, time first; logits are ``(..., classes)``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz, LorentzPoints
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.lorentz.hyperplanes import hyperplane_distances
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # The farthest hyperplanes, in curvature radii: cosh of it times any float32 point can be squared in float64.
 _FARTHEST = 300.0

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float, Int
 from holonomy.layers.hyperbolic.linear import HTC, FullyLorentzLinear, TangentLinear
 from holonomy.layers.hyperbolic.refinement import HypActivation, change_curvature, from_tangent, resolve, translated
 from holonomy.manifolds import Lorentz, hyperboloid
@@ -33,9 +34,6 @@ from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.ops.heads import head_count
 from holonomy.ops.propagation import averaging, check_graph, edge_list, looped_edges
 from holonomy.structures import Graph
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # The initial lambda of FullyLorentzLinear.
 _SCALE = 10.0

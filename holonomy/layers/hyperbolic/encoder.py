@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy._autograd import may_bypass
 from holonomy._parts import Group
+from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.block import ActivationDropout, BlockState, HypformerBlock
 from holonomy.layers.hyperbolic.linear import ExpMapHTC, space_of
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, change_curvature
 from holonomy.manifolds import Lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 _MOST_WEIGHTS = 2**30
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, curvatures, drop_some, rescale_space
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.lorentz.lifted_linear import lifted_linear
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 class FeedForward(nn.Sequential):

@@ -5,18 +5,14 @@ Points are ambient, ``(..., d + 1)``, time first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.classifier import HypMLR
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve, translated
 from holonomy.manifolds import Lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # Room for the change of curvature and the translation behind the largest coordinates, as a rapidity.
 _ROOM = 4.0

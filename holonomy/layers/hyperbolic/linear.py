@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,12 @@ from torch.nn import functional
 
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.refinement import change_curvature, from_tangent, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
 from holonomy.ops.lorentz.lifted import kept
 from holonomy.ops.lorentz.tangent_map import tangent_map
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 __all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "space_of"]
 

@@ -6,17 +6,14 @@ Points are ambient, ``(..., d + 1)``, time first; their leading axes broadcast, 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.lorentz import require_lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 class FermiDiracDecoder(nn.Module):

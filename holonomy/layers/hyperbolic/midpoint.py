@@ -7,13 +7,12 @@ The norm under the root is never taken as the difference of two large squares, s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import may_bypass
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.norms import HypLayerNorm, affine_of, may_bypass_norm
 from holonomy.layers.hyperbolic.refinement import HRC, rescale_space, resolve
@@ -21,9 +20,6 @@ from holonomy.manifolds import Lorentz
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.lorentz.midpoint import midpoint
 from holonomy.ops.lorentz.residual_norm import residual_norm
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def lifted_midpoint(

@@ -6,7 +6,7 @@ Rows too long for their squares are scaled down first. Points are ambient, ``(..
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,9 @@ from torch.nn import functional
 from holonomy import _parts, checks, numerics
 from holonomy._autograd import may_bypass
 from holonomy._parts import Group, Parts
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.refinement import HRC, change_curvature, curvatures
 from holonomy.manifolds import Lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 _HALF = (torch.float16, torch.bfloat16)
 

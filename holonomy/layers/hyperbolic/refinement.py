@@ -14,20 +14,18 @@ refinements in a row are one with the composed function, as the paper merges the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
+from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
 from holonomy.manifolds.lorentz import require_lorentz
 from holonomy.ops.lorentz.tangent_map import exponential
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def resolve(manifold_in: Lorentz, manifold_out: Lorentz | None, name: str = "manifold_out") -> tuple[Lorentz, Lorentz]:

@@ -9,12 +9,13 @@ that of the keys.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.ops.heads import head_count, merge_heads, refuse_memory, split_heads, without_padding, without_queries
 from holonomy.ops.masks import allowed_pairs
@@ -26,9 +27,6 @@ from holonomy.ops.simplicial_attention import (
 )
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks, rotary
 from holonomy.ops.simplicial_attention.paths import simplicial_path_attention
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class SimplicialAttention(KeyValueAttention[nn.Linear]):

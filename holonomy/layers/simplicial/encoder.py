@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.layers.simplicial.attention import SimplicialAttention
 from holonomy.layers.simplicial.routers import ExpertChoice, PathRouter
 from holonomy.layers.tokens.encoder import PreNormLayer
 from holonomy.ops.heads import without_padding
 from holonomy.ops.simplicial_attention.logits import Form
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class SimplicialEncoderLayer(PreNormLayer):

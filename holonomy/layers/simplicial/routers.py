@@ -2,17 +2,13 @@ r"""Routers, which choose the simplexes to evaluate: along paths, or among few t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.ops.heads import without_padding
 from holonomy.ops.simplicial_attention.paths import best_neighbours, find_duplicates, step_scores
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class PathRouter(nn.Module):

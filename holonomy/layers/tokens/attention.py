@@ -7,13 +7,14 @@ content has no effect. Keys have no bias: softmax does not see it, and it would 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._parts import Group
+from holonomy._shapes import Bool, Float
 from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.heads import (
@@ -29,9 +30,6 @@ from holonomy.ops.heads import (
 from holonomy.ops.masks import masked_softmax, pair_masks, refuse_pairs
 from holonomy.ops.performer import orthogonal_projection, performer_attention, redraw
 from holonomy.ops.performer.causal import PerformerState, performer_attention_after
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class TokenAttention(KeyValueAttention[nn.Linear]):

@@ -2,14 +2,10 @@ r"""One sparse equivariant operator beside attention: :math:`X_{ii} + \sum_{j \n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.layers.tokens.tokenizer import Tokens
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def basis_residual(

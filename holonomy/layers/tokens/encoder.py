@@ -7,18 +7,16 @@ content has no effect.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.layers.tokens.attention import TokenAttention
 from holonomy.ops.heads import without_padding
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 def stochastic_depth(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse
@@ -26,9 +26,7 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy._autograd import as_array, eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+from holonomy._shapes import Float, Int
 
 # Up to here all eigenvectors by LAPACK take less than a second; beyond it the few that are wanted by block Lanczos.
 _DENSE_NODES = 1024

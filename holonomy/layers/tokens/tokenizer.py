@@ -8,12 +8,13 @@ self-loop is an edge token, features and all, whose type is that of its pattern 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.equivariant.basis.partitions import bell, pattern_codes, set_partitions
 from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.tokens.identifiers import (
@@ -23,9 +24,6 @@ from holonomy.layers.tokens.identifiers import (
     perturb_identifiers,
 )
 from holonomy.structures import PaddedGraphs
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 Identifiers = Literal["laplacian", "laplacian_both", "orthogonal", "near_orthogonal"]
 """How node identifiers are made where none are handed in: Laplacian eigenvectors (lowest, or half lowest and half

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from torch.nn import functional
 
 from holonomy import _autograd, _parts, checks, numerics
 from holonomy._parts import Group
+from holonomy._shapes import Float
 from holonomy.manifolds.hyperboloid import frames, geodesics, means
 from holonomy.manifolds.hyperboloid.midpoints import midpoint, midpoint_of_sum
 from holonomy.manifolds.hyperboloid.pairwise_distances import pairwise_distance, use_products
@@ -48,9 +49,6 @@ from holonomy.manifolds.hyperboloid.rowwise_maps import (
     rowwise_logarithm0,
 )
 from holonomy.manifolds.hyperboloid.rowwise_transport import rowwise_transport
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def space(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:

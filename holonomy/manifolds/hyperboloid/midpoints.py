@@ -9,17 +9,15 @@ one *axis*, the ray of the heaviest point, and offsets from it, made of the poin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds.hyperboloid.rays import Rays, any_nan, chord_of, polar, sinh_difference, time_of, weighted_gap
 from holonomy.manifolds.hyperboloid.views import part_across
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:

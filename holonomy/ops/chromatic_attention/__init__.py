@@ -11,17 +11,14 @@ graphs at a time, or a few rows of a large one, keeps two numbers for each node 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy._autograd import apply_function, transformed
+from holonomy._shapes import Bool, Float
 from holonomy.ops.chromatic_attention.chunked import ChunkedAttention, Options
 from holonomy.ops.chromatic_attention.reference import chromatic_attention_reference, chromatic_filters, zero_padding
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 __all__ = ["chromatic_attention", "chromatic_attention_reference", "chromatic_filters"]
 

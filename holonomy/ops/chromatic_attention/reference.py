@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from holonomy._shapes import Bool, Float
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.heads import merge_heads, split_heads
 from holonomy.structures import joint
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 def chromatic_filters(

@@ -8,7 +8,6 @@ is made of :mod:`~holonomy.ops.linear_attention.reference`; the fast form comput
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch.nn import functional
 from holonomy import numerics
 from holonomy._autograd import apply_function
 from holonomy._parts import Group
+from holonomy._shapes import Bool, Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
@@ -26,9 +26,6 @@ from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.lorentz.lifted import use_chunked
 from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 # Rows of causal attention that are computed at once.
 _CAUSAL_ROWS = 2048

@@ -13,17 +13,15 @@ cancels in the quotient. Every factor on the way, as :math:`m_j / M_i`, is at mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import _autograd, numerics
+from holonomy._shapes import Bool, Float
 from holonomy.ops.linear_attention.reference import held, product, quotient
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 # Rows of a chunk, whose weights are a matrix, and chunks at once, whose scales are one.
 _CHUNK, _CHUNKS = 32, 64

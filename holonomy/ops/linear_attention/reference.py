@@ -8,7 +8,7 @@ where a key is to be ignored.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from torch.nn import functional
 
 from holonomy import _autograd, _parts, checks, numerics
 from holonomy._parts import Group
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+from holonomy._shapes import Bool, Float
 
 Average = Literal["space", "midpoint"]
 AVERAGES: tuple[Average, ...] = get_args(Average)

@@ -7,18 +7,16 @@ and backward.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import _autograd, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rowwise import row_chunks, use_rowwise
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def hyperplane_distances(

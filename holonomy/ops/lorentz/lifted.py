@@ -7,14 +7,11 @@ part and :math:`\sum g_t / (2 \kappa^2 t)` of the curvature.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
 from holonomy import _autograd
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 __all__ = ["chunks", "curvature_gradient", "joined", "kept", "space_gradient", "use_chunked", "use_custom_backward"]
 

@@ -6,18 +6,16 @@ With t the time coordinate above x, the space part of the result is :math:`f = W
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import _autograd
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.lorentz.lifted import curvature_gradient, space_gradient, use_custom_backward
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def lifted_linear(

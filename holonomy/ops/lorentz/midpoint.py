@@ -31,16 +31,14 @@ numbers of rows for the way back, and no table of entries.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
+from holonomy._shapes import Float
 from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, kept
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 __all__ = ["midpoint", "midpoint_reference"]
 

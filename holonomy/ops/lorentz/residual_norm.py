@@ -23,17 +23,15 @@ RMS normalisation subtracts no mean: :math:`\bar z` and the mean of :math:`\gamm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, use_chunked
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def residual_norm(

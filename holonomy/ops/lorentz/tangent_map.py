@@ -19,20 +19,18 @@ Nothing cancels in them, so float32 rows need float64 for their numbers only.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import _autograd, checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
 from holonomy.manifolds.hyperboloid.rowwise_maps import exponential_factor, logarithm_factor
 from holonomy.ops.lorentz.lifted import chunks
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # Rapidities whose sinh can be squared.
 _WIDEST = numerics.widest_rapidity(torch.float32) / 2

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,15 +27,13 @@ from torch.nn import functional
 
 from holonomy import _autograd, _parts, numerics
 from holonomy._parts import Group
+from holonomy._shapes import Bool, Float
 from holonomy.ops.lorentz.lifted import use_chunked
 from holonomy.ops.performer.causal import PerformerState, performer_attention_after
 from holonomy.ops.performer.chunked import ChunkedAttention, ChunkedPooling
 from holonomy.ops.performer.features import log_features, orthogonal_projection, redraw, root_of_scale
 from holonomy.ops.performer.reference import attend_pooled_reference, pool_keys_reference
 from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 # Rows of causal attention that are computed at once.
 _CAUSAL_ROWS = 512

@@ -17,17 +17,15 @@ one, and later keys have no effect. Time and memory are linear in the rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from holonomy import _autograd, numerics
+from holonomy._shapes import Bool, Float
 from holonomy.ops.performer.features import log_features, root_of_scale
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 # Rows of a chunk, a power of two, and chunks at once, whose scales are one tensor.
 _CHUNK, _CHUNKS = 32, 64

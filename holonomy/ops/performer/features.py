@@ -3,15 +3,12 @@ r"""Positive random features (Performer, Choromanski et al., ICLR 2021), as loga
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 
 def orthogonal_projection(

@@ -13,15 +13,11 @@ heads, and the softmax of equation 3 over those of one head. Keys are ``x @ weig
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.ops.performer.features import log_features
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def pool_keys_reference(

@@ -23,12 +23,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd, checks
+from holonomy._shapes import Bool, Float
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, rescale_to_safe_range
 from holonomy.ops.simplicial_attention.reference import (
@@ -41,9 +41,6 @@ from holonomy.ops.simplicial_attention.reference import (
 from holonomy.ops.simplicial_attention.simplexes import Simplexes, Tile, allowed, list_simplexes, tiles
 from holonomy.ops.simplicial_attention.tiled import tiled_attention
 from holonomy.ops.triton_support import supports_triton
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 TILE = 2**17
 """Logits of a tile, which stays in a CPU core's cache. On other devices 64 times as many."""

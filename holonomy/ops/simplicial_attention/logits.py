@@ -18,13 +18,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+from holonomy._shapes import Float, Int
 
 Form = Literal["product", "determinant"]
 """How N + 1 vectors become a logit."""

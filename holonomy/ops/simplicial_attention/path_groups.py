@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd
+from holonomy._shapes import Float, Int
 from holonomy.ops.simplicial_attention.logits import Form, first_key_terms, other_keys_features
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Numbers that are gathered in one chunk: with the results they fit in the cache of a core.
 _CHUNK = 2**18

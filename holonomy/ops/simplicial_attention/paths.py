@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from holonomy import _autograd, checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.ops.simplicial_attention import TILE, check_simplex
 from holonomy.ops.simplicial_attention.logits import (
     FORMS,
@@ -30,10 +31,6 @@ from holonomy.ops.simplicial_attention.logits import (
 from holonomy.ops.simplicial_attention.path_groups import grouped_paths
 from holonomy.ops.simplicial_attention.reference import factors_of, simplicial_attention_reference
 from holonomy.ops.simplicial_attention.simplexes import list_simplexes
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-
 
 GATHERED = 2**21
 """Numbers that are gathered in one chunk."""

@@ -49,17 +49,15 @@ Under a mask of *simplexes*, shared by all queries, :math:`c_N = 1` for every N:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float
 from holonomy.theory.attention.projections import Projections
 from holonomy.theory.attention.sizes import diameter
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # Relative steps of the scan that proves the upper end, and what it gives away.
 _STEP = 1 / 2000

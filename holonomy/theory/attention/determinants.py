@@ -14,13 +14,10 @@ appended to both it is the mixture :math:`(Z_1 A_1 + Z_2 A_2) / (Z_1 + Z_2)` of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 
 def determinant_logits(keys: Float[Tensor, "slots n d"]) -> Float[Tensor, "..."]:

@@ -30,17 +30,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._shapes import Bool
 from holonomy.theory.attention.projections import NotCoveredError, Projections, projections
 from holonomy.theory.attention.sizes import others, reach, spectral, through_heads, times
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool
 
 Theorem = Literal["L+", "Simplicial 3.7", "Castin"]
 

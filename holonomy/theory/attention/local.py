@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
+from holonomy._shapes import Bool, Float
 from holonomy.theory.attention.projections import (
     Heads,
     NotCoveredError,
@@ -22,9 +23,6 @@ from holonomy.theory.attention.projections import (
     projections,
 )
 from holonomy.theory.attention.sizes import spectral, through_heads
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 def local_lipschitz(

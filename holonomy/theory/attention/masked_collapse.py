@@ -25,17 +25,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Bool, Float
 from holonomy.theory.attention.printed_collapse import mixed_norm
 from holonomy.theory.attention.projections import NotCoveredError, Projections, attention_heads, projections
 from holonomy.theory.attention.sizes import diameter, spectral
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 def dobrushin(weights: Float[Tensor, "*batch queries keys"]) -> Float[Tensor, "*batch"]:

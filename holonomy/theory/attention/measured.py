@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
+from holonomy._shapes import Bool, Float
 from holonomy.theory.attention.projections import Projections, as_function
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class Measured(NamedTuple):

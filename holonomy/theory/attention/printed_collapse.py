@@ -17,16 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float
 from holonomy.theory.attention.projections import NotCoveredError, Projections, attend
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def mixed_norm(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:

@@ -20,17 +20,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce, singledispatch
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.layers import SimplicialAttention
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class NotCoveredError(ValueError):

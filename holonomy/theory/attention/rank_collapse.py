@@ -34,12 +34,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.theory.attention.chained_collapse import chain
 from holonomy.theory.attention.lipschitz import radius_after
 from holonomy.theory.attention.projections import (
@@ -51,9 +52,6 @@ from holonomy.theory.attention.projections import (
     projections,
 )
 from holonomy.theory.attention.sizes import diameter, others, reach, through_heads
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 CollapseForm = Literal["pair", "product", "chain", "weights", "cubic"]
 """A form of Theorem RC, from those that need most to the one that needs least."""

@@ -2,15 +2,11 @@ r"""Sizes of the parts of a layer, from which the bounds are made: differentiabl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.attention.projections import Projections
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def spectral(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:

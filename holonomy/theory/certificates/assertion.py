@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function
@@ -17,9 +18,6 @@ from holonomy.theory.certificates.attack import Attack, Scope, attack, attack_at
 from holonomy.theory.certificates.certificate import ends_of_model, features_of, one_by_one
 from holonomy.theory.certificates.regions import refuse_training, root, widened
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # How far out a search goes where hyperbolic space is at one end: to a rapidity at which float64 keeps nine digits. And
 # how far in Euclidean space where no radius is given.

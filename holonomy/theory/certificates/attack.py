@@ -13,18 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz
 from holonomy.theory.certificates.regions import root, rounding
 from holonomy.theory.certificates.stretching import Ends, Metric, differential, top, unit_time
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Function = Callable[[Tensor], Tensor]
 

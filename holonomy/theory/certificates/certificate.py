@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.theory.attention.lipschitz import Theorem, lipschitz_bound
@@ -24,9 +25,6 @@ from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.composition import Row, Tape
 from holonomy.theory.certificates.regions import Region, Setting, Step, refuse_training, root, units_of, widened
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Scope = Literal["a priori", "at the input", "about the input"]
 

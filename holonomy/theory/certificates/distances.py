@@ -11,17 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz
 from holonomy.theory.certificates.stretching import Ends, ends_of
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,16 @@ configuration by the root of the sum of its tokens' squares, ``"sup"`` by the la
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.layers import ExpMapHTC, HypMLR, HypPrototypes
 from holonomy.manifolds import Lorentz
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 Metric = Literal["sup", "l2"]
 """How a configuration of tokens is measured: by its largest token, or by the root of the sum of squares."""

@@ -22,19 +22,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.layers import GCN, orthogonal_identifiers
 from holonomy.models import ChromaticGraphTransformer, HigherOrderTransformer, InvariantGraphNetwork, TokenGT
 from holonomy.theory.claims.verdict import Draws, Trial
 from holonomy.theory.expressivity.colouring import PAIRS, WLForm, graph_pair
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 MODELS = ("gcn", "ign_1", "ign_2", "ign_3", "hot_2", "tokengt", "tokengt_identifiers", "cgt", "cgt_rings")
 """Names of the models."""

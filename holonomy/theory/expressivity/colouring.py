@@ -14,16 +14,14 @@ papers on invariant graph networks is the oblivious one.
 from __future__ import annotations
 
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._shapes import Bool, Int
 from holonomy.theory.expressivity.tokens_basis import equality_patterns
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
 
 WLForm = Literal["folklore", "oblivious"]
 """Which refinement of tuples; the same for k = 1."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,12 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from holonomy._shapes import Float, Int
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, set_partitions
 from holonomy.structures import Hyperedges
 from holonomy.theory.expressivity.tokens_basis import equality_patterns
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 def attend_ones(

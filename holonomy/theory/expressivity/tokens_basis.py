@@ -19,17 +19,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers import EquivariantLinear, bell, orthogonal_identifiers, set_partitions
 from holonomy.layers.equivariant.basis.partitions import Partition, canonical, equality_classes
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 _TYPE_FEATURES = 2  # d_e: a circle
 

@@ -16,13 +16,12 @@ incidence, ``(*batch, n, m)``: 1 where a node ends an edge, columns of zeros whe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+from holonomy._shapes import Float, Int
 
 Forman = Literal["plain", "augmented", "balanced"]
 """Which curvature."""

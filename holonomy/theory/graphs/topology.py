@@ -11,15 +11,13 @@ Graphs are symmetric adjacency matrices without loops, ``(n, n)``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 
 def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

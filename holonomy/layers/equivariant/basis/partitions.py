@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from holonomy import checks
-
-if TYPE_CHECKING:
-    from jaxtyping import Int, Int64
+from holonomy._shapes import Int, Int64
 
 Partition = tuple[int, ...]
 """A restricted growth string."""

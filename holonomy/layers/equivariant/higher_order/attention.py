@@ -10,7 +10,7 @@ Dense tensors and hyperedges share parameters and definition and differ in the e
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
 from holonomy._autograd import eager, may_bypass
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.equivariant.basis.orbits import Orbit, OutputPattern, free_axes, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import batched, centering
@@ -29,10 +30,6 @@ from holonomy.layers.equivariant.linear.layer import EquivariantMap, check_dense
 from holonomy.ops.heads import head_count
 from holonomy.ops.performer import redraw
 from holonomy.structures import HyperedgePlan, Hyperedges, joint
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
-
 
 # Random features of a narrow head.
 _FEWEST = 64

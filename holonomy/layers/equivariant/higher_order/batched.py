@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from holonomy._shapes import Float
 from holonomy.layers.equivariant.basis.orbits import InputPattern, Orbit, free_axes, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import centering, sparse
@@ -24,9 +25,6 @@ from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, by_clas
 from holonomy.ops.performer import attend_pooled, log_features, pool_keys
 from holonomy.ops.segments import contract, outer_sum
 from holonomy.structures import HyperedgePlan, Hyperedges
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # Hyperedges from which on the backward pass computes a class again instead of keeping it.
 _RECOMPUTED_FROM = 2**18

@@ -12,11 +12,11 @@ that are asked for, nor on other graphs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Bool, Float
 from holonomy.layers.equivariant.basis.orbits import Orbit, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import dense as dense_attention
@@ -24,9 +24,6 @@ from holonomy.layers.equivariant.higher_order import sparse
 from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, by_class
 from holonomy.layers.equivariant.linear import dense
 from holonomy.structures import Hyperedges
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 # The squares of keys that are further away would cost single precision its digits.
 _FARTHEST = 8.0

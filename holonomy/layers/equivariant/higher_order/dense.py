@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Bool, Float
 from holonomy.layers.equivariant.basis.orbits import Orbit, Term, everything, free_axes, number_of_blocks
 from holonomy.layers.equivariant.linear import dense
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.performer import log_features
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 def different(nodes: int, order: int, device: torch.device) -> Bool[Tensor, "..."]:

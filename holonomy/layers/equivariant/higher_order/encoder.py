@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import eager
+from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.equivariant.higher_order.attention import HigherOrderAttention
 from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.layers.equivariant.linear.layer import check_dense
 from holonomy.structures import Hyperedges, joint, on_features
 from holonomy.structures.plan import repeated
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 class HigherOrderEncoderLayer(nn.Module):

@@ -7,19 +7,16 @@ classes of attention are one product, the keys another, and all classes whose we
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float, Int
 from holonomy.layers.equivariant.basis.orbits import number_of_blocks, positions_of
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order.maps import entry_patterns
 from holonomy.layers.equivariant.linear import sparse
 from holonomy.structures import HyperedgePlan
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True)

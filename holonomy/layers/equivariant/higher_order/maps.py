@@ -3,10 +3,11 @@ r"""What the evaluators of higher-order attention share: its classes by their tw
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.layers.equivariant.basis.orbits import (
     InputPattern,
     Orbit,
@@ -18,9 +19,6 @@ from holonomy.layers.equivariant.basis.orbits import (
     orbits,
 )
 from holonomy.layers.equivariant.basis.partitions import Partition
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 EntryPattern = tuple[InputPattern, tuple[int, ...]]
 """What a lightweight map reads of a tuple: an entry of that input pattern, at those blocks of the tuple."""

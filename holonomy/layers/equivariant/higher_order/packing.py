@@ -7,15 +7,12 @@ into blocks, several in each; the heavy ones are left to tables. Which pairs of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Bool, Int
 from holonomy.layers.equivariant.linear import sparse
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Int
 
 # Entries of a block: the first width at which nearly all queries have their slots in one.
 _WIDTHS = (16, 32, 64)

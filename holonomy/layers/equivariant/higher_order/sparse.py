@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float, Int
 from holonomy.layers.equivariant.basis.orbits import (
     InputPattern,
     Orbit,
@@ -32,9 +33,6 @@ from holonomy.layers.equivariant.linear import sparse
 from holonomy.ops.performer import log_features
 from holonomy.ops.segments import block_sum, contract, outer_sum
 from holonomy.structures import HyperedgePlan
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Rows of a chunk: what is made of them fits the cache of a core.
 _CHUNK = 2**11

@@ -6,17 +6,15 @@ The node axes stand before the last one; whatever stands before them is batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holonomy import _autograd
+from holonomy._shapes import Float, Shaped
 from holonomy.layers.equivariant.basis.orbits import InputPattern, OrbitGroup, OutputPattern, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Shaped
 
 
 def diagonal(x: Shaped[Tensor, "..."], pattern: Partition) -> Shaped[Tensor, "..."]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.layers.equivariant.linear import sparse
 from holonomy.layers.equivariant.linear.layer import EquivariantLinear, check_dense
 from holonomy.structures import Hyperedges, joint
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class Entrywise(nn.Module):

@@ -14,22 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import _autograd, checks
 from holonomy._autograd import eager
+from holonomy._shapes import Bool, Float, Int, Int64
 from holonomy.layers.equivariant.basis.orbits import Orbit, OrbitGroup, OutputPattern, groups, number_of_blocks, orbits
 from holonomy.layers.equivariant.basis.partitions import bell, moebius_matrix, set_partitions
 from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.equivariant.linear import dense, sparse
 from holonomy.ops.csr import as_csr, multiply
 from holonomy.structures import Hyperedges, joint
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Int64
 
 # Of orders 5 and 4 the matrix between the two bases has 3.6 GB, of 5 and 5 it has 100.
 _MOST_ORDERS = 8

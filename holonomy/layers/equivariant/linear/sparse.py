@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int, Shaped
 from holonomy.layers.equivariant.basis.orbits import OrbitGroup, positions_of
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.structures import HyperedgePlan, Hyperedges
 from holonomy.structures import plan as plans
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from holonomy import checks, numerics
 from holonomy._autograd import may_bypass
 from holonomy._parts import Group
+from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
@@ -39,9 +40,6 @@ from holonomy.ops.linear_attention import linear_attention_block, linear_average
 from holonomy.ops.linear_attention.causal import LinearState, linear_attention_weights
 from holonomy.ops.linear_attention.reference import AVERAGES, Average, power_features
 from holonomy.ops.masks import refuse_pairs
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class HypLinearAttention(nn.Module):

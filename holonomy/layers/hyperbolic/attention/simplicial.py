@@ -6,12 +6,13 @@ Euclidean kernel, and the time coordinate of the result is the one that its spac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float
 from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
@@ -20,9 +21,6 @@ from holonomy.ops.heads import head_count, merge_heads, split_heads, without_pad
 from holonomy.ops.masks import allowed_pairs
 from holonomy.ops.simplicial_attention import refuse_lower_orders, simplicial_attention, simplicial_weights
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, chunks
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class HypSimplicialAttention(KeyValueAttention[nn.Module]):

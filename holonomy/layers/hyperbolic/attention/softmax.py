@@ -5,13 +5,14 @@ Points, padding, heads and curvatures are those of :mod:`holonomy.layers.hyperbo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._parts import Group
+from holonomy._shapes import Bool, Float
 from holonomy.layers.attention import KeyValueAttention, Masks
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, resolve
@@ -35,9 +36,6 @@ from holonomy.ops.softmax_attention import (
     hyperbolic_softmax_attention,
     hyperbolic_softmax_weights,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 class HypSoftmaxAttention(KeyValueAttention[HTC]):

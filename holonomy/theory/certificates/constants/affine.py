@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from holonomy._shapes import Float
 
 _BISECTIONS = 60
 _GOLDEN = (math.sqrt(5) - 1) / 2

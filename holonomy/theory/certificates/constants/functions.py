@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from holonomy import numerics
+from holonomy._shapes import Float
 from holonomy.theory.certificates.constants.affine import affine_stretch, linear_stretch
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 _SCAN = 1 / 1000
 _SCANNED = 40.0

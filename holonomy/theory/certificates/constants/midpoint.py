@@ -6,16 +6,13 @@ Everything is in unit coordinates, curvature -1, points given by their space par
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def unit_curvature() -> Tensor:

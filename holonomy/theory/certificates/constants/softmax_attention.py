@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
+from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.softmax_attention import Similarity
 from holonomy.theory.attention.sizes import times
 from holonomy.theory.certificates.constants.midpoint import midpoint_shares, unit_curvature, weights_bound
 from holonomy.theory.certificates.stretching import Metric
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.certificates.constants.midpoint import exponential_stretch
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # Parts of the ball's radius on which a shift is bounded by numbers.
 _SHELLS = 256

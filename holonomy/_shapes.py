@@ -1,0 +1,18 @@
+"""The shapes of tensors in annotations, by the names of jaxtyping.
+
+Type checkers and editors read jaxtyping's own. Nothing imports it at run time, where annotations are text: a name is
+None, or what stands among the builtins, where the suite puts jaxtyping's to check every shape (``conftest.py``).
+"""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Int64, Shaped
+else:
+    names = ("Bool", "Float", "Int", "Int64", "Shaped")
+    Bool, Float, Int, Int64, Shaped = (getattr(builtins, name, None) for name in names)
+
+__all__ = ["Bool", "Float", "Int", "Int64", "Shaped"]
