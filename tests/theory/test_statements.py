@@ -83,10 +83,10 @@ def test_an_allowance_on_a_chain_is_the_smaller_of_two(monkeypatch):
 def test_refinements_are_bounded_on_the_ball_that_they_are_tried_on(monkeypatch):
     layers = []
 
-    def over_ball(_draws, layer, radius, _features, *, source, at):
+    def over_ball(_draws, layer, radius, _features):
         layers.append(layer)
-        bound = hyperbolic.lipschitz_bound(layer, radius / hyperbolic.root(source))
-        return [Trial(0.0, bound, at=at)]
+        bound = hyperbolic.lipschitz_bound(layer, radius / hyperbolic.root(layer.manifold_in))
+        return [Trial(0.0, bound, at={"radius": radius})]
 
     monkeypatch.setattr(hyperbolic, "over_ball", over_ball)
     trials = [trial for trial in hyperbolic._refinements(Draws()) if "radius" in trial.at]

@@ -133,7 +133,6 @@ def _attention(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add("certified.features", "L7", "lower")
 def _features(draws: Draws) -> Iterable[Trial]:
     """phi(e) = |e| e^p / |e^p| has a Lipschitz constant of p k^((p-1)/(2p)) at most on the orthant of k entries."""
-    # How far the feature map moves vectors of the orthant apart, beside how far apart they are.
     for index in draws.rounds(100):
         power, size = (2.0, 2) if index % 2 else (draws.uniform(1.1, 4.0), draws.integer(1, 6))
         e, change = random_numbers(draws, size).abs(), random_numbers(draws, size) * draws.logarithmic(_SMALL, 1.0)
@@ -233,7 +232,6 @@ def _softmax(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add("certified.averages", "L12", "equal")
 def _averages(draws: Draws) -> Iterable[Trial]:
     """An average with weights q.k is its centre, a part that is linear in what moves, and two products."""
-    # Both sides of the expansion of an average whose weights are products of queries and keys.
     for _ in draws.rounds(60):
         q, k, v = random_numbers(draws, 3).abs(), random_numbers(draws, 5, 3).abs(), random_numbers(draws, 5, 2)
         q = q / (k @ q).sum()
@@ -303,7 +301,6 @@ def _squares(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add("certified.bent", "L16", "lower")
 def _bent(draws: Draws) -> Iterable[Trial]:
     """f(c + x + w) is within h of s y + q x^2 + m for |x| <= gamma, |w| <= rho; attained by ReLU."""
-    # What is left of a convex function, less its line and its parabola, on a grid of both unknowns.
     grid = torch.linspace(-1, 1, 257).double()
     for index in draws.rounds(60):
         gamma, rho = draws.uniform(0.5, 1.0), 0.0

@@ -98,7 +98,6 @@ def _losses(
 @CLAIMS.add("certified.sound", "certify_node", "lower", axis="share")
 def _sound(draws: Draws) -> Iterable[Trial]:
     """No change of features within the radius takes more from a margin than the certificate allows."""
-    # What an attack takes from a margin, beside what the certificate allows.
     for index in draws.rounds(40):
         model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=index % 3 == 2)
@@ -168,7 +167,6 @@ def _layer_wise(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add("certified.mixed", "L9")
 def _mixed(draws: Draws) -> Iterable[Trial]:
     """Never worse than the cap by the last LayerNorm, nor than the enclosure."""
-    # What the certificate allows to be taken from a margin, beside its two parts alone.
     for index in draws.rounds(20):
         model, x, edge_index = random_model(draws, index)
         rows = _rows(index, together=index % 3 == 2)
@@ -204,7 +202,6 @@ def _cap(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add("certified.secant", "L1", "lower")
 def _secant(draws: Draws) -> Iterable[Trial]:
     """f(t) - st, s the secant, lies between its values at an end and where f has slope s."""
-    # How far f(t) - st is from the middle of its values at an end and where its slope is zero.
     functions: tuple[tuple[_Function, _Function], ...] = (
         (torch.cosh, torch.asinh),
         (torch.tanh, lambda s: (1 - s).sqrt().atanh()),
@@ -253,7 +250,6 @@ def _lengths(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add("certified.lorentz_norms", "L4", "equal")
 def _lorentz_norms(draws: Draws) -> Iterable[Trial]:
     """For the Lorentz norm L and its linear part l, l - L = |dZ across Z0|^2 / (L + l)."""
-    # Both sides of the identity for the Lorentz norm of what moves, between time-like vectors.
     metric = torch.diag(torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
     for _ in draws.rounds(100):
         space = random_numbers(draws, 2, 3)

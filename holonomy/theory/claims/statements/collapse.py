@@ -116,7 +116,6 @@ def _sharpest_constant(_: Draws) -> Iterator[Trial]:
 @CLAIMS.add("collapse.constant", "Theorem RC", "lower", axis="order", sharpest=_sharpest_constant)
 def _constant(draws: Draws) -> Iterator[Trial]:
     """The form `cubic` holds with c_N s N^2 / 4, c_2 = 0.684 and c_3 = 0.715, where tokens alone are masked."""
-    # Shares of the form ``cubic`` beside the constant that is proved.
     for order in (1, 2, 3):
         bracket = cubic_constant(order)
         at = {"order": float(order)}
@@ -130,7 +129,6 @@ def _constant(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add("collapse.constant_masked", "Theorem RC", axis="N")
 def _diagonal(_: Draws) -> Iterator[Trial]:
     """Under a mask of simplexes for all queries the form `cubic` is within 0.99 of what is measured at every N."""
-    # The form ``cubic`` is nearly attained: a trial is 0.99 of it beside what is measured.
     for order in (1, 2, 3):
         layer, x, mask = diagonal_simplexes(order, 1000.0)
         reached = diameter(attend(x, layer, mask)).item()

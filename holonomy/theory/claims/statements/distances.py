@@ -95,7 +95,6 @@ def _seen(found: DistanceScaling) -> Mapping[str, Tensor]:
 )
 def _general(draws: Draws) -> Iterable[Trial]:
     """HTC and HRC keep the order of distances, whatever the function."""
-    # Triples that change their order, beside none.
     for index in draws.rounds(60):
         source, target = _curvatures(draws)
         features = draws.integer(2, 8)

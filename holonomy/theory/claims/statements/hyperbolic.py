@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.certificates.constants.affine import affine_stretch, ball_stretch
 from holonomy.theory.certificates.constants.midpoint import exponential_stretch, weights_bound
 from holonomy.theory.certificates.regions import root
-from holonomy.theory.certificates.stretching import Ends, Metric, measure_stretch, stretch
+from holonomy.theory.certificates.stretching import Ends, Metric, ends_of, measure_stretch, stretch
 from holonomy.theory.claims import sharpest
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, rounding
 
@@ -49,26 +49,12 @@ def draw_points(draws: Draws, manifold: Lorentz, radius: float, *shape: int) -> 
 
 
 def worst(
-    draws: Draws,
-    layer: nn.Module,
-    radius: float,
-    features: int,
-    *,
-    source: Lorentz,
-    tokens: int | None = None,
-    metric: Metric = "sup",
+    draws: Draws, layer: nn.Module, radius: float, features: int, *, tokens: int | None = None, metric: Metric = "sup"
 ) -> float:
-    """Let a few points climb: the largest stretch found, in the layer's own distances."""
-    return measure_stretch(
-        layer,
-        radius / root(source),
-        features,
-        tokens=tokens,
-        metric=metric,
-        starts=4,
-        steps=24 if tokens is None else 10,
-        generator=draws.generator,
-    )
+    """Let a few points climb, in the layer's own distances: the largest stretch found."""
+    starts, steps = 4, 24 if tokens is None else 10
+    how: dict[str, Any] = {"tokens": tokens, "metric": metric, "generator": draws.generator}
+    return measure_stretch(layer, radius, features, starts=starts, steps=steps, **how)
 
 
 def over_ball(
@@ -78,21 +64,21 @@ def over_ball(
     features: int,
     bound: float | None = None,
     *,
-    source: Lorentz,
     tokens: int | None = None,
     metric: Metric = "sup",
     at: Mapping[str, float] | None = None,
 ) -> Iterator[Trial]:
     """Compare a constant, a layer's own on the ball if left out, with what an ascent finds and with random points."""
+    source = cast("Lorentz", ends_of(layer).source)
     bound = lipschitz_bound(layer, radius / root(source)) if bound is None else bound
-    measured = worst(draws, layer, radius, features, source=source, tokens=tokens, metric=metric)
-    yield Trial(measured, bound, at=at or {})
+    at = {"radius": radius} if at is None else at
+    yield Trial(worst(draws, layer, radius / root(source), features, tokens=tokens, metric=metric), bound, at=at)
     # Points cost little beside the ascents of the same layer.
     times = 1 if draws.budget <= 1 else 4
     shape = (128 * times, features) if tokens is None else (48 * times, tokens, features)
     x = draw_points(draws, source, radius, *shape)
     for value in stretch(layer, x, joint=tokens is not None, metric=metric).tolist():
-        yield Trial(value, bound, at=at or {})
+        yield Trial(value, bound, at=at)
 
 
 def _linear(draws: Draws, sizes: tuple[int, int], *, bias: bool) -> nn.Linear:
@@ -124,7 +110,7 @@ def _refinements(draws: Draws) -> Iterable[Trial]:
         if index % 2:
             yield _at_the_maximum(layer, linear, source)
             continue
-        yield from over_ball(draws, layer, radius, sizes[0], source=source, at={"radius": radius})
+        yield from over_ball(draws, layer, radius, sizes[0])
 
 
 def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
@@ -153,7 +139,7 @@ def _transformations(draws: Draws) -> Iterable[Trial]:
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes, radius = _sizes(draws), draw_radius(draws)
         layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
-        found = list(over_ball(draws, layer, radius, sizes[0], source=source, at={"radius": radius}))
+        found = list(over_ball(draws, layer, radius, sizes[0]))
         yield from found
         # Never above the constant of all of space, either.
         yield Trial(found[0].measured, lipschitz_bound(layer), at={"radius": radius})
@@ -162,7 +148,6 @@ def _transformations(draws: Draws) -> Iterable[Trial]:
 @CLAIMS.add("hyperbolic.about", _OURS + "H2'", "lower", axis="distance", sharpest=sharpest.about_points)
 def _about_points(draws: Draws) -> Iterable[Trial]:
     """The stretch of HTC about a point."""
-    # The stretch at a point, beside what that at another point and their distance allow.
     for index in draws.rounds(20):
         source, target = draw_manifold(draws), draw_manifold(draws)
         sizes = _sizes(draws)
@@ -199,8 +184,7 @@ def _activations(draws: Draws) -> Iterable[Trial]:
         features, radius = draws.integer(1, 8), draw_radius(draws)
         layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
         bound = lipschitz_bound(layer, radius / root(source), features=features)
-        at = {"features": float(features)}
-        yield from over_ball(draws, layer, radius, features, bound, source=source, at=at)
+        yield from over_ball(draws, layer, radius, features, bound, at={"features": float(features)})
 
 
 @CLAIMS.add("hyperbolic.dropout", _OURS + "H1", "lower", sharpest=sharpest.dropouts)
@@ -219,7 +203,7 @@ def _projections(draws: Draws) -> Iterable[Trial]:
         else:
             layer = HypDropout(0.5, source).eval()
             bound = lipschitz_bound(layer, radius / root(source))
-        yield from over_ball(draws, layer, radius, features, bound, source=source)
+        yield from over_ball(draws, layer, radius, features, bound)
 
 
 @CLAIMS.add("hyperbolic.layer_norm", _OURS + "H4", "lower", axis="eps", sharpest=sharpest.layer_norms)
@@ -233,7 +217,7 @@ def _layer_norms(draws: Draws) -> Iterable[Trial]:
         layer = HypLayerNorm(features, source, target, eps=eps, elementwise_affine=affine, **draws.factory_kwargs)
         if affine:
             filled(layer, function__norm__weight=draws.normal(features), function__norm__bias=draws.normal(features))
-        yield from over_ball(draws, layer, radius, features, source=source, at={"eps": eps})
+        yield from over_ball(draws, layer, radius, features, at={"eps": eps})
 
 
 @CLAIMS.add("hyperbolic.midpoint", _OURS + "H5")
@@ -286,7 +270,7 @@ def _positions(draws: Draws) -> Iterable[Trial]:
         epsilon = draws.logarithmic(0.2, 5.0)
         layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, **draws.factory_kwargs)
         layer.position = draw_transformation(draws, (features, features), manifold, manifold, bias=True)
-        yield from over_ball(draws, layer, radius, features, source=manifold, at={"epsilon": epsilon})
+        yield from over_ball(draws, layer, radius, features, at={"epsilon": epsilon})
 
 
 class _Pair(nn.Module):
@@ -313,9 +297,9 @@ def _ends(draws: Draws) -> Iterable[Trial]:
             for value in found.tolist():
                 yield Trial(value, exponential_stretch(radius), at={"radius": radius})
         elif index % 3 == 1:
-            pair, at = _Pair(manifold), {"radius": radius}
+            pair = _Pair(manifold)
             bound = lipschitz_bound(pair.concat, radius / root(manifold))
-            yield from over_ball(draws, pair, radius, features, bound, source=manifold, tokens=2, metric="l2", at=at)
+            yield from over_ball(draws, pair, radius, features, bound, tokens=2, metric="l2")
         else:
             x = draw_points(draws, manifold, radius, 64, 2 * features)
 
@@ -333,7 +317,7 @@ def _classifiers(draws: Draws) -> Iterable[Trial]:
         manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws)
         layer = HypMLR(features, draws.integer(1, 4), manifold, **draws.factory_kwargs)
         layer = filled(layer, weight=draws.normal(*layer.weight.shape), offset=draws.normal(*layer.offset.shape))
-        yield from over_ball(draws, layer, radius, features, source=manifold, at={"radius": radius})
+        yield from over_ball(draws, layer, radius, features)
 
 
 @CLAIMS.add("hyperbolic.bias", _OURS + "H1")

@@ -52,8 +52,8 @@ def _over_balls(draws: Draws, similarity: Similarity) -> Iterable[Trial]:
         layer = _softmax(draws, similarity)
         radius, tokens, metric = draw_radius(draws, 1.5), draws.integer(2, 5), METRICS[index % 2]
         source, features = layer.manifold_in, layer.query.in_features
-        bound, at = lipschitz_bound(layer, radius / root(source), tokens=tokens, metric=metric), {"radius": radius}
-        yield from over_ball(draws, layer, radius, features, bound, source=source, tokens=tokens, metric=metric, at=at)
+        bound = lipschitz_bound(layer, radius / root(source), tokens=tokens, metric=metric)
+        yield from over_ball(draws, layer, radius, features, bound, tokens=tokens, metric=metric)
 
 
 _KAPPAS = (-0.05, -0.2, -0.7, -2.0, -8.0)
@@ -77,7 +77,7 @@ def _curvatures(draws: Draws) -> Iterable[Trial]:
         for panel, layer in enumerate((transformation, norm, attention)):
             tokens = 4 if layer is attention else None
             bound = lipschitz_bound(layer, 1.0)
-            measured = worst(draws, layer, root(manifold), features, source=manifold, tokens=tokens)
+            measured = worst(draws, layer, 1.0, features, tokens=tokens)
             yield Trial(measured, bound, at={"-kappa": -kappa, "panel": float(panel)})
 
 

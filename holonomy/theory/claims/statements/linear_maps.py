@@ -178,4 +178,4 @@ def _tangent_maps(draws: Draws) -> Iterable[Trial]:
         # In unit coordinates between 0.2 and 2.
         norm = torch.linalg.matrix_norm(weight.double(), 2).item() * root(ends[1]) / root(ends[0])
         layer = _tangent_map(draws, weight * (draws.logarithmic(0.2, 2.0) / norm), bias, ends)
-        yield from over_ball(draws, layer, radius, sizes[0], source=ends[0], at={"radius": radius})
+        yield from over_ball(draws, layer, radius, sizes[0])

@@ -249,7 +249,6 @@ def _orders(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add("lipschitz.ball", "Theorem L+", "lower", axis="radius")
 def _radius(draws: Draws) -> Iterator[Trial]:
     """No ascent over the ball exceeds L+."""
-    # What the ascent over a ball finds, below Theorem L+ and the printed bound, for growing radius.
     for order in (1, 2, 3):
         layer = draw_layer(draws, order, 2, channels=2)
         keys, values = layer.keys, layer.values
@@ -321,7 +320,7 @@ def stretch_through(x: Tensor, layer: Projections, part: Literal["weights", "val
 @CLAIMS.add("lipschitz.iteration", "measurement")
 def _iteration(draws: Draws) -> Iterator[Trial]:
     """Lanczos' iteration by jvp and vjp finds 0.9999 of the largest singular value, never more than it."""
-    # What :func:`jacobian_norm` finds against all singular values: never above, and a Trial each way.
+    # Against all singular values: a trial each way.
     for order in (1, 2, 3):
         for _ in draws.rounds(10):
             features, tokens = draws.integer(1, 4), draws.integer(2, 4)

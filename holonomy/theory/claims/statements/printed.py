@@ -153,7 +153,7 @@ def _tokens(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add("hot.proposition_1", "HOT Proposition 1", "equal")
 def _proposition_1(draws: Draws) -> Iterator[Trial]:
     """Where output indices repeat, L_{k->l} is a map of as many indices as are different."""
-    # Where output indices repeat, L_{k -> l} maps to as many as are different: fitted, then tried on a new input.
+    # Fitted, then tried on a new input.
     nodes = 5
     for k, to in ((1, 2), (2, 2), (2, 1)):
         large = EquivariantLinear(k, to, 1, 1, bias=False, **draws.factory_kwargs)
