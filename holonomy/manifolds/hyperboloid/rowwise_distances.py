@@ -30,8 +30,7 @@ def _numbers(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
     return numbers, lost | ~(torch.maximum(numbers.x_time, numbers.y_time) <= _WIDEST)
 
 
-def _values(numbers: Between, scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    del x, y
+def _values(numbers: Between, scale: Tensor, *_: Tensor) -> Tensor:
     return (torch.log1p(numbers.z + numbers.sinh) / scale).squeeze(-1).float()
 
 

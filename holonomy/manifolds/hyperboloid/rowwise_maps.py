@@ -74,8 +74,7 @@ def _exp_numbers(scale: Tensor, x: Tensor, u: Tensor) -> tuple[_Step, Tensor]:
     return step, ~(torch.maximum(step.cosh, u_length) * x_time <= numerics.ROW_STEEPEST)
 
 
-def _exp_values(numbers: _Step, scale: Tensor, x: Tensor, u: Tensor) -> Tensor:
-    del scale
+def _exp_values(numbers: _Step, _: Tensor, x: Tensor, u: Tensor) -> Tensor:
     result = torch.empty_like(x)
     for rows in row_chunks(x):
         along = x[rows] * numbers.cosh[rows]  # float64 from here on
@@ -160,8 +159,7 @@ class Factor(NamedTuple):
     slope: Tensor
 
 
-def _radial_values(numbers: Factor, scale: Tensor, x: Tensor) -> Tensor:
-    del scale
+def _radial_values(numbers: Factor, _: Tensor, x: Tensor) -> Tensor:
     result = torch.empty_like(x)
     for rows in row_chunks(x):
         result[rows] = x[rows] * numbers.value[rows]

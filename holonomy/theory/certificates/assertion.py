@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._shapes import Float
-from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function
 from holonomy.theory.certificates.attack import Attack, Scope, attack, attack_at
@@ -119,9 +118,11 @@ def assert_lipschitz(
     metric = metric or ("l2" if flat else "sup")
     checks.one_of("metric", metric, METRICS)
     if x is None:
-        centre = _origin(source, tokens or _TOKENS, _features(layer, features), _device(layer))
+        size = (tokens or _TOKENS, _features(layer, features))
+        space = torch.zeros(size, dtype=torch.float64, device=_device(layer))
     else:
-        centre = x.detach().double() if source is None else source.lift(source.space(x.detach().double()))
+        space = x.detach().double() if source is None else source.space(x.detach().double())
+    centre = space if source is None else source.lift(space)
     function = as_function(layer) if flat else layer
     with torch.no_grad():
         checks.finite("layer(x)", function(centre))
@@ -169,11 +170,6 @@ def _features(layer: object, features: int | None) -> int:
     if found is None:
         raise ValueError("features must be given: the layer does not tell.")
     return found
-
-
-def _origin(manifold: Lorentz | None, tokens: int, features: int, device: torch.device) -> Tensor:
-    space = torch.zeros(tokens, features, dtype=torch.float64, device=device)
-    return space if manifold is None else manifold.lift(space)
 
 
 def _device(layer: object) -> torch.device:

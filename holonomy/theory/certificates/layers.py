@@ -125,8 +125,7 @@ def _embedded(layer: ExpMapHTC, region: Region, setting: Setting) -> Step:
 
 
 @follow.register
-def _(layer: TangentLinear, region: Region, setting: Setting) -> Step:
-    del setting
+def _(layer: TangentLinear, region: Region, _: Setting) -> Step:
     weight, bias = layer.linear.weight.detach(), cast("Tensor | None", layer.linear.bias)
     before, after = root(layer.manifold_in), root(layer.manifold_out)
     weight = weight.double() * (after / before)
@@ -150,16 +149,14 @@ def _(layer: HypPositionalEncoding, region: Region, setting: Setting) -> Step:
 
 
 @follow.register
-def _(layer: HypMLR, region: Region, setting: Setting) -> Step:
-    del setting
+def _(layer: HypMLR, region: Region, _: Setting) -> Step:
     # A signed distance is 1-Lipschitz, and far out all of them point the same way.
     constant = layer.weight.detach().double().norm().item()
     return _read(layer, region, constant / root(layer.manifold), "H13")
 
 
 @follow.register
-def _(layer: HypPrototypes, region: Region, setting: Setting) -> Step:
-    del setting
+def _(layer: HypPrototypes, region: Region, _: Setting) -> Step:
     with torch.no_grad():
         radii = layer.manifold.dist0(layer.prototypes()).double()
     # The square of a distance has the slope of twice the distance.

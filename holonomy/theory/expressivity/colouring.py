@@ -79,17 +79,6 @@ def _cycles(*lengths: int) -> list[tuple[int, int]]:
     return edges
 
 
-def _shrikhande() -> Tensor:
-    steps = {(0, 1), (0, 3), (1, 0), (3, 0), (1, 1), (3, 3)}
-    cells = list(product(range(4), repeat=2))
-    return torch.tensor([[((a - c) % 4, (b - d) % 4) in steps for c, d in cells] for a, b in cells])
-
-
-def _rook() -> Tensor:
-    cells = list(product(range(4), repeat=2))
-    return torch.tensor([[(a == c) != (b == d) for c, d in cells] for a, b in cells])
-
-
 PAIRS = ("path_star", "six_cycle", "decalin", "shrikhande", "cfi_k3", "cfi_k4")
 """Names of the pairs: a path and a star of four nodes, the six-cycle and two triangles, decalin and bicyclopentyl
 (two rings that share an edge, or are joined by one), the Shrikhande graph and the rook's 4 x 4 graph, and the graphs of
@@ -106,7 +95,10 @@ def graph_pair(name: str) -> tuple[Bool[Tensor, "n n"], Bool[Tensor, "n n"]]:
     if name == "decalin":
         return adjacency([*_cycles(10), (0, 5)]), adjacency([*_cycles(5, 5), (0, 5)])
     if name == "shrikhande":
-        return _shrikhande(), _rook()
+        steps, cells = {(0, 1), (0, 3), (1, 0), (3, 0), (1, 1), (3, 3)}, list(product(range(4), repeat=2))
+        shrikhande = [[((a - c) % 4, (b - d) % 4) in steps for c, d in cells] for a, b in cells]
+        rook = [[(a == c) != (b == d) for c, d in cells] for a, b in cells]
+        return torch.tensor(shrikhande), torch.tensor(rook)
     base = ~torch.eye(3 if name == "cfi_k3" else 4, dtype=torch.bool)
     return cfi_graph(base), cfi_graph(base, twisted=True)
 
