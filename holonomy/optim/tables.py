@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +24,9 @@ from holonomy.manifolds.hyperboloid.views import dot
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-# Elements of one block on the CPU: its working copies, 2 MiB each in float32, stay in the last cache, and some sixty
+# Elements of one block on the CPU: its working copies, 4 MiB each in float32, stay in the last cache, and some sixty
 # operations are dispatched for each block. Elsewhere launches cost more than bandwidth.
-_BLOCK_ELEMENTS = 2**19
+_BLOCK_ELEMENTS = 2**20
 _DEVICE_BLOCK_ELEMENTS = 2**26
 
 
@@ -55,7 +56,12 @@ def _length(a: Float[Tensor, "rows ambient"]) -> Float[Tensor, "rows 1"]:
     return torch.linalg.vector_norm(a[:, 1:], dim=-1, keepdim=True)
 
 
-def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambient"], stored: torch.dtype) -> None:
+def _inner(a: Float[Tensor, "rows ambient"], b: Float[Tensor, "rows ambient"]) -> Float[Tensor, "rows 1"]:
+    """Inner products of space parts in one pass, where torch writes the products down or may round them to bfloat16."""
+    return torch.from_numpy(np.einsum("ij,ij->i", a[:, 1:].numpy(), b[:, 1:].numpy())).unsqueeze(-1)
+
+
+def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "most ambient"], stored: torch.dtype) -> None:
     """One step in the rows' own dtype and memory.
 
     Rows too far out, or with a gradient or a step too long, for squares and rounding in this dtype go to
@@ -64,12 +70,7 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
     """
     x, m, g, second, largest, radius = rows
     fresh = 1 - rule.beta1
-    w, product = scratch[0, : x.shape[0]], scratch[1, : x.shape[0]]
-
-    def across(a: Tensor, b: Tensor) -> Tensor:
-        """Inner products of space parts."""
-        return torch.mul(a, b, out=product)[:, 1:].sum(-1, keepdim=True)
-
+    w = scratch[: x.shape[0]]
     time = torch.hypot(_length(x), radius)
     covector = g
     # The total derivative in the space chart, weight decay (of the ambient vector) included. It is
@@ -78,9 +79,9 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "2 most ambien
         torch.addcmul(g, x, g[:, :1] / time + 2 * rule.decay, out=w)
         covector = w
     # The length of the gradient: |w|^2 + (x_s . w)^2 / k.
-    radial = across(x, covector) / radius
+    radial = _inner(x, covector) / radius
     size2 = _length(covector).square_().addcmul_(radial, radial)
-    slope = across(x, m) / time  # e . m
+    slope = _inner(x, m) / time  # e . m
     # (1 - beta1) w = (1 - beta1) covector + beta1 (momentum, as a covector), and its part along x.
     torch.add(covector, m, alpha=rule.beta1 / fresh, out=w)
     slope = slope / time * (rule.beta1 / fresh)
@@ -124,7 +125,7 @@ def _step_beyond(rows: Rows, rule: Rule, stored: torch.dtype) -> None:
     *tables, largest, radius = rows
     largest = None if largest is None else numerics.widen(largest)
     wide = Rows(*map(numerics.widen, tables), largest=largest, radius=numerics.widen(radius))
-    _step_in_place(wide, rule, wide.point.new_empty(2, *wide.point.shape), stored)
+    _step_in_place(wide, rule, wide.point.new_empty(wide.point.shape), stored)
     for table, stepped in zip(rows[:5], wide[:5], strict=True):
         if table is not None and stepped is not None:
             table.copy_(numerics.narrow(stepped, stored))
@@ -180,7 +181,7 @@ def _blocks(tables: list[Rows], most: int) -> Iterator[list[Rows]]:
     height = 0
     for table in tables:
         count = table.point.shape[0]
-        if count > most // 2:
+        if count > most // 16:  # copies into a stack and back would cost more than the dispatches that they save
             for start in range(0, count, most):
                 yield [_cut(table, slice(start, start + most))]
             continue
@@ -242,7 +243,7 @@ def step_tables(tables: list[Rows], rule: Rule) -> None:
     # Which rows are ordinary is read back from the tensors: free on the CPU, a stall elsewhere.
     if on_cpu and point.dtype in {torch.float32, torch.float64}:
         height = min(most, sum(table.point.shape[0] for table in tables))
-        scratch = point.new_empty(2, height, point.shape[1])
+        scratch = point.new_empty(height, point.shape[1])
     for block in _blocks(tables, most):
         rows = block[0] if len(block) == 1 else _stacked(block)
         if scratch is None:
