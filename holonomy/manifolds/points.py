@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import geoopt
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -160,8 +161,9 @@ class _Read(torch.autograd.Function):
             slope = grad[..., :1] / points[..., :1]
             on_unit = torch.addcmul(grad, points, slope).mul_(radius)
             on_unit[..., 0] = 0
-            along = (on_unit * points).sum(dtype=torch.float64)
-            if bool(along.isfinite()):
+            entries = (x.detach().reshape(-1).numpy() for x in (on_unit, points))
+            along = float(np.einsum("i,i->", *entries, dtype=np.float64))
+            if math.isfinite(along):
                 on_curvature = None
                 if ctx.needs_input_grad[1]:
                     radius = radius.double()

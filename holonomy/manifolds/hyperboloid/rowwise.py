@@ -127,6 +127,7 @@ def between(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
         # A matrix product is the fastest sum over short rows.
         for product, u, v in zip(products, (a, b, total, gap), (a, b, gap, gap), strict=True):
             torch.mm(u.mul_(v), ones, out=product[rows])
+        del a, b, total  # the next chunk is written to this memory, which is in the cache
     x_square, y_square, product, gap_square = (products * scale.square()).unbind()
     x_time, y_time = (x_square + 1).sqrt_(), (y_square + 1).sqrt_()
     rise = product / (x_time + y_time)

@@ -43,8 +43,9 @@ def _gradients(numbers: Between, grad: Tensor, scale: Tensor, x: Tensor, y: Tens
     for rows in row_chunks(x):
         a, b = x[rows].double(), y[rows].double()
         gap = a - b
-        on_x[rows] = torch.addcmul(b.mul_(to_y[rows]), gap, first[rows])
-        on_y[rows] = torch.addcmul(a.mul_(to_x[rows]), gap, second[rows])
+        on_x[rows] = b.mul_(to_y[rows]).addcmul_(gap, first[rows])
+        on_y[rows] = a.mul_(to_x[rows]).addcmul_(gap, second[rows])
+        del a, b, gap
     # sinh(D) times E - D of geodesics: what a distance loses as all points move out.
     half = torch.log1p(z + sinh) / 2
     lag = -2 * numerics.minus_tanh(half) * sinh - rise.square() / (x_time * y_time)
