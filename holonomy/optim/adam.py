@@ -164,8 +164,8 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
 
     * **Euclidean parameters** go to torch's fused kernel, all of them in one call.
     * **Parameters on a** ``geoopt.Lorentz`` (:class:`holonomy.manifolds.Lorentz` is one), rows of
-      shape ``(..., d+1)``, are moved by a closed form that adds multiples of ``x`` and ``m``; tables of one width are
-      stacked, whatever their curvatures. The space parts of points and tangent vectors are read, and their times
+      shape ``(..., d+1)``, are moved by a closed form that adds multiples of ``x`` and ``m``; small tables of one width
+      are stacked, whatever their curvatures. The space parts of points and tangent vectors are read, and their times
       computed from the current curvature. Where that curvature learns, a warning names
       :class:`~holonomy.manifolds.LorentzPoints`, which follows it.
     * **Points of a** :class:`holonomy.manifolds.Product` are moved in each factor as points of it are.
