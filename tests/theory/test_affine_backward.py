@@ -79,6 +79,21 @@ def test_lines_and_parabolas_are_on_their_side_and_touch(factor: float) -> None:
         assert torch.stack(touched).any()
 
 
+@pytest.mark.parametrize("reached", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("points", [0, 3])
+def test_lines_are_made_of_numbers_of_the_size_that_rounding_is_taken_of(points: int, reached: float) -> None:
+    """Whatever lies before a ReLU, and whichever points its lines are to be good at."""
+    generator = torch.Generator().manual_seed(2)
+    center, rest = torch.randn(1, 300, generator=generator).double(), torch.rand(1, 300, generator=generator).double()
+    gradient = reached * torch.randn(1, 300, 3, generator=generator).double()
+    center, rest = center * (gradient.norm(dim=-1) + rest), rest * (torch.arange(300) % 2)
+    switch = backward.Switch.of(center, center, gradient, rest)
+    asked = torch.randn(5, len(switch.entries), generator=generator).double()
+    s, q, m = switch.lines(asked, normalize(torch.randn(5, points, 3, generator=generator).double(), dim=-1))
+    size = m.abs() + q * switch.reached.square() + s * center[0, switch.entries].abs()
+    assert (size <= switch.sizes[0, switch.entries]).all()
+
+
 def encoder_of(name: str, width: int) -> GCN | Propagation:
     """A graph encoder in evaluation."""
     if name == "propagation":

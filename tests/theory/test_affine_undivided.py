@@ -80,7 +80,8 @@ def test_a_product_with_what_is_known_from_below_keeps_its_side(sign: float, wro
             one = replace(one, gap=gap[0] * 0)
         if wrong == "rise":
             one = replace(one, rises=(times(below, 0.5), times(above, 0.5)))
-        eta = one.eta(0.7, value)
+        every = torch.arange(len(value.center))
+        eta = one.eta(torch.full((len(every),), 0.7).double(), every, value)
         if wrong == "factor":
             eta = replace(eta, matrix=eta.matrix * 0)
         d = points(generator, 2000, 3)

@@ -177,7 +177,7 @@ class Mixtures:
 
     def _goals(self, problem: OneProblem, start: Tensor, goal: float) -> Float[Tensor, "share other"]:
         """What eta has to exceed for the margin to exceed the goal (L17.1)."""
-        goals = problem.nominal.new_full((len(problem.added), len(problem.nominal)), goal)
+        goals = problem.nominal.new_full((len(problem.added.center), len(problem.nominal)), goal)
         if self.transformer is not None:
             goals[1:] = (goal - start[problem.index]) * self.transformer.least[problem.index[0]]
         return goals
@@ -190,7 +190,7 @@ class OneProblem:
     Attributes:
         index: the problem, and the other classes.
         below: lower bounds of the graph encoder's part of G, for points where they are to be good (L15).
-        added: what is added to it before it is weighed, for each share: the bias and a number.
+        added: what is added to it before it is weighed, for each share and margin: the bias and a number.
         product: the transformer's part.
         cap: C.
         nominal: the graph encoder's part where nothing moves.
@@ -199,7 +199,7 @@ class OneProblem:
 
     index: tuple[int, Tensor]
     below: partial[Quadratic]
-    added: list[Quadratic]
+    added: Quadratic
     product: OneProduct | None
     cap: Float[Tensor, " other"]
     nominal: Float[Tensor, " other"]
@@ -212,11 +212,10 @@ class OneProblem:
         decoder, target = cast("nn.Linear", mixtures.model.decoder), mixtures.target[problem]
         weight, bias = decoder.weight.double(), bias_of(decoder)
         rows = (weight[target] - weight[others]) * mixtures.model.graph_weight
-        zero = rows.new_zeros(len(others), mixtures.graph.noise.groups[0].stop)
         one, other = bias[target], bias[others]
-        size = one.abs() + other.abs()
-        shifts = [term.shift[index] for term in terms]
-        added = [Quadratic.linear(one - other + e, zero, ROUNDING * (size + e.abs())) for e in shifts]
+        shift = torch.stack([term.shift[index] for term in terms])
+        zero = shift.new_zeros(*shift.shape, mixtures.graph.noise.groups[0].stop)
+        added = Quadratic.linear(one - other + shift, zero, ROUNDING * (one.abs() + other.abs() + shift.abs()))
         transformer = mixtures.transformer
         product = None if transformer is None else transformer.within(problem, others)
         below, sharpen = partial(branch.below, problem, rows), partial(branch.sharpen, problem)
@@ -239,23 +238,31 @@ class OneProblem:
             found = torch.maximum(found, self._bounds(worth, goals, _ROUNDS)[0])
         return found
 
-    def _eta(self, share: int, graph: Quadratic) -> Quadratic:
-        """Eta from below, of the graph encoder from below."""
-        value = graph.plus(self.added[share])
-        return value if not share or self.product is None else self.product.eta(_SHARES[share], value)
+    def _capped(self, graph: Quadratic) -> Quadratic:
+        """Margins with the cap alone, of the graph encoder from below."""
+        return graph.plus(self.added[0])
+
+    def _eta(self, product: OneProduct, share: Tensor, other: Tensor, graph: Quadratic) -> Quadratic:
+        """Eta of some shares and margins from below, of the graph encoder from below."""
+        weights = torch.tensor(_SHARES, dtype=self.cap.dtype)[share]
+        return product.eta(weights, other, graph[other].plus(self.added[share, other]))
 
     def _bounds(
         self, worth: Tensor, goals: Tensor, rounds: int
     ) -> tuple[Float[Tensor, "share other"], Float[Tensor, " other"]]:
         """Bounds of eta, and what the best bound of the graph encoder alone loses from its value at the centre."""
-        graphs, last = list[Quadratic](), len(self.added) - 1
-        nowhere = self.added[0].gradient[:, None][:, :0]
-        some = bool(worth[1:].any())
+        graphs, product, last = list[Quadratic](), self.product, len(worth) - 1
+        nowhere, every = self.added.gradient[0, :, None][:, :0], torch.arange(worth.shape[1])
         if bool(worth[: max(last, 1)].any()):
-            graphs.append(improved(self.below, partial(self._eta, 0), nowhere, goals[0], rounds))
-        if some and (not graphs or (self.product is not None and bool((self.product.low > self.cap).any()))):
-            graphs.append(improved(self.below, partial(self._eta, last), nowhere, goals[-1], rounds))
+            graphs.append(improved(self.below, self._capped, nowhere, goals[0], rounds))
+        share, other = (part + offset for part, offset in zip(worth[1:].nonzero(as_tuple=True), (1, 0), strict=True))
+        if product is not None and len(share) and (not graphs or bool((product.low > self.cap).any())):
+            whole = partial(self._eta, product, torch.full_like(every, last), every)
+            graphs.append(improved(self.below, whole, nowhere, goals[last], rounds))
         found = torch.full_like(goals, -torch.inf)
-        for i in range(last + 1 if some else 1):
-            found[i] = torch.stack([self._eta(i, graph).least()[0] for graph in graphs]).amax(0)
+        for graph in graphs:
+            found[0] = torch.maximum(found[0], self._capped(graph).least()[0])
+            if product is not None and len(share):
+                value = self._eta(product, share, other, graph).least()[0]
+                found[share, other] = torch.maximum(found[share, other], value)
         return found, self.nominal - torch.stack([graph.least()[0] for graph in graphs]).amax(0)

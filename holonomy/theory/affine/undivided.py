@@ -44,7 +44,7 @@ from holonomy.theory.affine.cap import longest
 from holonomy.theory.affine.points import root
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 # Where 1 + delta may be smaller than this, a bound of eta that is negative says nothing of the margin.
 _LEAST = 2.0**-10
@@ -159,16 +159,17 @@ class OneProduct:
         below, above = (replace(each, center=1 + each.center - each.loss) for each in (below, above))
         return below, above
 
-    def eta(self, share: float, value: Quadratic) -> Quadratic:
-        r""":math:`\eta` from below; ``value`` is G + e from below."""
-        start, row = value.least()[0], torch.zeros(len(value.center), dtype=torch.long)
+    def eta(self, share: Float[Tensor, " row"], other: Int[Tensor, " row"], value: Quadratic) -> Quadratic:
+        r""":math:`\eta` of these margins from below; ``value`` is G + e from below."""
+        start, row = value.least()[0], torch.zeros_like(other)
         losses = self.gap * torch.relu(-start), self.gap * torch.relu(value.most)
         by_lower = losses[0] <= losses[1]
         factor = self._factors[1][0, row].where(by_lower, self._factors[0][0, row])
         parts = zip(self.rises, (start * by_lower, start * ~by_lower), strict=True)
-        form = plus(times(self.product, share), *(linear(rise, part[None, :, None]) for rise, part in parts))
-        other = replace(value, center=value.center - start).multiplied(factor)
-        loss = torch.minimum(*losses) + ROUNDING * (start.abs() * (2 + factor.size) + other.center.abs())
-        other = replace(other, center=other.center + start, loss=(other.loss + loss) * (1 + ROUNDING))
+        product = times(self.product.some(0, other), share)
+        form = plus(product, *(linear(rise, part[None, :, None]) for rise, part in parts))
+        rest = replace(value, center=value.center - start).multiplied(factor)
+        loss = torch.minimum(*losses) + ROUNDING * (start.abs() * (2 + factor.size) + rest.center.abs())
+        rest = replace(rest, center=rest.center + start, loss=(rest.loss + loss) * (1 + ROUNDING))
         nowhere = value.gradient[:, None][:, :0]
-        return improved(partial(from_below, form, self.kinks), other.plus, nowhere, enough=0.0, rounds=1).plus(other)
+        return improved(partial(from_below, form, self.kinks), rest.plus, nowhere, enough=0.0, rounds=1).plus(rest)

@@ -146,6 +146,16 @@ class Switch(Units):
         c, g, r = (part.flatten(0, 1)[entries] for part in (center, gradient, rest))
         return cls(c, g, r, before, center > 0, entries)
 
+    @cached_property
+    def sizes(self) -> Float[Tensor, "row entry"]:
+        """How large the numbers are that an entry's change is made of, also where the ReLUs are known better.
+
+        A curvature times the square of the reach is at most half the reach, and so chosen, m is at most four times the
+        size of z.
+        """
+        units = 5 * (self.center.abs() + self.reached + 2 * self.rest)
+        return (2 * self.before.abs()).flatten().index_add(0, self.entries, units).view_as(self.before)
+
     def within(self, low: Float[Tensor, " unit"], high: Float[Tensor, " unit"]) -> Switch:
         r"""The same where :math:`z - g \cdot d` is known to be in these intervals, too (L15.3)."""
         low, high = torch.maximum(low, self.center - self.rest), torch.minimum(high, self.center + self.rest)
@@ -156,28 +166,21 @@ class Switch(Units):
         return Switch(center[some], self.gradient[some], rest[some], self.before, on, self.entries[some])
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Coefficients of rows; sums of the absolute terms that make them; the rounding of all steps relative to these."""
+def switched(
+    switch: Switch, asked: Float[Tensor, "row node entry"], bad: Float[Tensor, "row point first"]
+) -> tuple[Quadratic, Float[Tensor, "row node entry"]]:
+    """The change that ReLUs give to rows, from below, but for what is asked of the change of the values before them.
 
-    values: Float[Tensor, "row node entry"]
-    mass: Float[Tensor, "row node entry"]
-    unit: float
-
-
-def switched(switch: Switch, asked: Asked, bad: Float[Tensor, "row point first"]) -> tuple[Quadratic, Asked]:
-    """The change that ReLUs give to rows, from below, but for what is asked of the change of the values before them."""
-    a, mass = asked.values.flatten(1), asked.mass.flatten(1)
-    some, sizes, g = a[:, switch.entries], mass[:, switch.entries], switch.gradient
+    Rounding is left to the caller, see :attr:`Switch.sizes`.
+    """
+    a, before = asked.flatten(1), switch.before.flatten()
+    some, g = a[:, switch.entries], switch.gradient
     s, q, m = switch.lines(some, bad)
     slope = switch.on.flatten().to(a.dtype).repeat(len(a), 1).index_copy(1, switch.entries, s)
-    before = switch.before.flatten()
-    change = slope * before - torch.relu(before)
-    center = (a * change).sum(-1) + (some * m).sum(-1)
+    center = (a * (slope * before - torch.relu(before))).sum(-1) + (some * m).sum(-1)
     matrix = torch.einsum("ru,ui,uj->rij", some * q, g, g)
-    loss = mass @ (2 * before.abs()) + (sizes * (m.abs() + q * switch.reached.square())).sum(-1)
-    found = Quadratic(center, g.new_zeros(len(a), g.shape[-1]), matrix, asked.unit * loss)
-    return found, Asked((a * slope).view_as(asked.values), (mass * slope).view_as(asked.mass), asked.unit)
+    found = Quadratic(center, g.new_zeros(len(a), g.shape[-1]), matrix, torch.zeros_like(center))
+    return found, (a * slope).view_as(asked)
 
 
 def improved(

@@ -72,7 +72,7 @@ class Quadratic:
         loss = (self.loss + ROUNDING * self.size) * (factor * (1 + ROUNDING))
         return Quadratic(self.center * factor, self.gradient * factor, self.matrix * factor, loss)
 
-    def __getitem__(self, index: int | tuple[int, Tensor]) -> Quadratic:
+    def __getitem__(self, index: int | Tensor | tuple[int | Tensor, Tensor]) -> Quadratic:
         """Some of them."""
         return Quadratic(self.center[index], self.gradient[index], self.matrix[index], self.loss[index])
 
@@ -137,8 +137,7 @@ def least(
     share = torch.linspace(0, 1, _PARTS + 1, dtype=low.dtype)
     for _ in range(_ROUNDS):
         middle = low[..., None] + (high - low)[..., None] * share
-        gap = middle[..., None] + values[..., None, :]
-        long = (turned[..., None, :] / torch.where(gap > 0, gap, 1.0)).square().sum(-1) > 4
+        long = (turned[..., None, :] / (middle[..., None] + values[..., None, :])).square().sum(-1) > 4
         last = long[..., 1:-1].sum(-1, keepdim=True)
         low, high = (middle.gather(-1, last + after).squeeze(-1) for after in (0, 1))
     gap = high[..., None] + values

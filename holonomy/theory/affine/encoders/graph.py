@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from holonomy.layers import GCN, Propagation
 from holonomy.ops.propagation import edge_list, normalised_edges, propagation
 from holonomy.structures import Graph
-from holonomy.theory.affine.arithmetic.backward import Asked, Switch, switched
+from holonomy.theory.affine.arithmetic.backward import Switch, switched
 from holonomy.theory.affine.arithmetic.entrywise import positive_power, relu_lines
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, linear, plus, times
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
@@ -129,11 +129,11 @@ class Propagated(GraphBranch):
         """One layer of ReLUs of the node that moves."""
         share, center, columns, loss, result = (part[problem] for part in self.last)
         weight = weight_of(self.encoder.second)
-        values, mass = (rows @ weight) * share, (rows.abs() @ weight.abs()) * share.abs()
-        asked = Asked(values[:, None], mass[:, None], 2 * UNIT * (sum(weight.shape) + 16))
-        found, asked = switched(Switch.of(center[None], center[None], columns[None], loss[None]), asked, bad)
-        size = rows.abs() @ result.abs() + asked.mass[:, 0] @ columns.abs().sum(-1)
-        return found.plus(Quadratic.linear(rows @ result, asked.values[:, 0] @ columns, asked.unit * size))
+        switch = Switch.of(center[None], center[None], columns[None], loss[None])
+        found, asked = switched(switch, ((rows @ weight) * share)[:, None], bad)
+        size = rows.abs() @ (result.abs() + weight.abs() @ (switch.sizes[0] + columns.abs().sum(-1)) * share.abs())
+        loss = 2 * UNIT * (sum(weight.shape) + 16) * size
+        return found.plus(Quadratic.linear(rows @ result, asked[:, 0] @ columns, loss))
 
     def sharpen(self, problem: int) -> None:
         """Nothing: what enters the one layer of ReLUs is linear."""
@@ -156,24 +156,30 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Step:
-    """A layer between the rows that matter: their numbers, shares of the rows before, which of them they are."""
+    """A layer between the rows that matter: their numbers, and shares of the rows before.
+
+    ``stays`` are those that mattered before, too, and ``places`` where they were.
+    """
 
     rows: Tensor
     shares: Tensor
-    kept: Tensor
+    stays: Tensor
+    places: Tensor
 
 
 @dataclass(frozen=True)
 class _Last:
     """One problem of an enclosure: its victim, perturbation and rows, and its values before each ReLU.
 
-    ``unit`` is the rounding of a backward bound, relative to the absolute terms; ``sharp`` says that L15.3 was used.
+    ``sizes`` are those of the numbers that a backward bound adds up, for each unit that is asked of a convolution's
+    change, ``unit`` their rounding; ``sharp`` says that L15.3 was used.
     """
 
     victim: int
     basis: Tensor
     steps: list[_Step]
     switches: list[Switch]
+    sizes: list[Tensor]
     unit: float
     sharp: bool = False
 
@@ -227,20 +233,23 @@ class Convolved(GraphBranch):
         first = basis.shape[1]
         terms = sum(sum(layer.weight.shape) + 16 for layer in self.layers)
         terms = terms + sum(sum(step.shares.shape) for step in steps or [])
-        last = _Last(victim, basis, steps or [], [], 2 * UNIT * terms)
+        last = _Last(victim, basis, steps or [], [], [], 2 * UNIT * terms)
         self.last.append(last)
         if steps is None:
             zero = basis.new_zeros(entries)
             return zero, basis.new_zeros(entries, first), zero
         # Changes of the rows that matter: shift (row, entry), columns (row, entry, column).
         shift, columns = basis.new_zeros(1, len(basis)), basis[None]
-        box = torch.zeros_like(shift)
+        box, size = torch.zeros_like(shift), basis.abs().sum(-1)[None]
         for i, (layer, step) in enumerate(zip(self.layers, steps, strict=True)):
             shift, columns, box = _convolve(layer, step, shift, columns, box)
+            last.sizes.append(_sized(layer, step, size))
             if i < len(self.layers) - 1:
                 rest = columns[..., first:].abs().sum(-1) + box
                 before = layer.before[step.rows]
-                last.switches.append(Switch.of(before, before + shift, columns[..., :first], rest))
+                switch = Switch.of(before, before + shift, columns[..., :first], rest)
+                last.switches.append(switch)
+                size = last.sizes[-1] + switch.sizes
                 shift, columns, box = _switch(before, shift, columns, box, first)
         return shift[0], columns[0], box[0]
 
@@ -250,21 +259,18 @@ class Convolved(GraphBranch):
         result = self.result[last.victim]
         zero = rows.new_zeros(len(rows), last.basis.shape[1])
         found = Quadratic.linear(rows @ result, zero, last.unit * (rows.abs() @ result.abs()))
-        if not last.steps:
-            return found
-        asked = Asked(rows[:, None], rows[:, None].abs(), last.unit)
-        return found.plus(self._backwards(last, len(self.layers) - 1, asked, bad))
+        return found.plus(self._backwards(last, len(self.layers) - 1, rows[:, None], bad)) if last.steps else found
 
-    def _backwards(self, last: _Last, layer: int, asked: Asked, bad: Tensor) -> Quadratic:
+    def _backwards(self, last: _Last, layer: int, asked: Tensor, bad: Tensor) -> Quadratic:
         """What is asked of the change of a layer's values before its ReLU, from below."""
         found: Quadratic | None = None
+        loss = last.unit * (asked.abs().flatten(1) @ last.sizes[layer].flatten())
         for i in reversed(range(layer + 1)):
             asked = _asked(self.layers[i], last.steps[i], asked)
             if i:
                 part, asked = switched(last.switches[i - 1], asked, bad)
                 found = part if found is None else found.plus(part)
-        size = (asked.mass[:, 0] @ last.basis.abs()).sum(-1)
-        start = Quadratic.linear(0 * size, asked.values[:, 0] @ last.basis, asked.unit * size)
+        start = Quadratic.linear(0 * loss, asked[:, 0] @ last.basis, loss)
         return start if found is None else found.plus(start)
 
     def sharpen(self, problem: int) -> None:
@@ -289,9 +295,8 @@ class Convolved(GraphBranch):
         rows = rows.unflatten(1, switch.before.shape)
         gradient, nominal = switch.gradient.repeat(2, 1) * signs[:, None], before[switch.entries].repeat(2) * signs
         loss = last.unit * (nominal.abs() + switch.reached.repeat(2))
-        found = self._backwards(
-            last, layer, Asked(rows, rows.abs(), last.unit), gradient.new_zeros(2 * count, 0, gradient.shape[1])
-        )
+        # Without points to be good at, lines are chosen for all rows alike.
+        found = self._backwards(last, layer, rows, gradient.new_zeros(1, 0, gradient.shape[1]))
         low, high = found.plus(Quadratic.linear(nominal, -gradient, loss)).least()[0].chunk(2)
         return switch.within(low, -high)
 
@@ -326,7 +331,8 @@ class Convolved(GraphBranch):
             some = (place[source] >= 0) & (into[target] >= 0)
             shares = weight.new_zeros(len(after), len(before))
             shares.index_put_((into[target[some]], place[source[some]]), weight[some], accumulate=True)
-            steps.append(_Step(after, shares, place[after]))
+            stays = (place[after] >= 0).nonzero().squeeze(1)
+            steps.append(_Step(after, shares, stays, place[after][stays]))
         return steps
 
 
@@ -338,37 +344,28 @@ def _(encoder: GCN, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
 def _convolve(layer: _Layer, step: _Step, shift: Tensor, columns: Tensor, box: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A convolution of changes; the bias and the rows that stay drop out."""
     mass = shift.abs() + columns.abs().sum(-1) + box
-
-    def mixed(part: Tensor) -> Tensor:
-        return (step.shares @ part.reshape(len(part), -1)).reshape(-1, *part.shape[1:])
-
-    new_shift, new_box = mixed(shift) @ layer.weight.T, mixed(box) @ layer.weight.abs().T
-    new_columns = layer.weight @ mixed(columns)
-    moved = mixed(mass) @ layer.weight.abs().T
+    new_shift, new_columns = _mixed(step, shift) @ layer.weight.T, layer.weight @ _mixed(step, columns)
     if layer.skip is not None:
-        stay = step.kept >= 0
-        chosen = step.kept.clamp(min=0)
-        pick = stay[:, None].to(shift.dtype)
-        new_shift = new_shift + (shift[chosen] * pick) @ layer.skip.T
-        new_columns = new_columns + layer.skip @ (columns[chosen] * pick[..., None])
-        new_box = new_box + (box[chosen] * pick) @ layer.skip.abs().T
-        moved = moved + (mass[chosen] * pick) @ layer.skip.abs().T
+        new_shift = new_shift.index_add(0, step.stays, shift[step.places] @ layer.skip.T)
+        new_columns = new_columns.index_add(0, step.stays, layer.skip @ columns[step.places])
+    new_box, moved = (_sized(layer, step, part) for part in (box, mass))
     return new_shift, new_columns, new_box * (1 + ROUNDING) + ROUNDING * (1 + len(layer.weight)) * moved
 
 
-def _asked(layer: _Layer, step: _Step, asked: Asked) -> Asked:
+def _mixed(step: _Step, part: Tensor) -> Tensor:
+    return (step.shares @ part.reshape(len(part), -1)).reshape(-1, *part.shape[1:])
+
+
+def _sized(layer: _Layer, step: _Step, size: Tensor) -> Tensor:
+    """A convolution of numbers that are not negative, with absolute weights."""
+    found = (step.shares.abs() @ size) @ layer.weight.abs().T
+    return found if layer.skip is None else found.index_add(0, step.stays, size[step.places] @ layer.skip.abs().T)
+
+
+def _asked(layer: _Layer, step: _Step, asked: Tensor) -> Tensor:
     """What is asked of the changes before a convolution."""
-
-    def back(part: Tensor, shares: Tensor, weight: Tensor, skip: Tensor | None) -> Tensor:
-        found = shares.T @ (part @ weight)
-        if skip is None:
-            return found
-        stay = (step.kept >= 0).nonzero().squeeze(1)
-        return found.index_add(1, step.kept[stay], part[:, stay] @ skip)
-
-    size = None if layer.skip is None else layer.skip.abs()
-    values = back(asked.values, step.shares, layer.weight, layer.skip)
-    return Asked(values, back(asked.mass, step.shares.abs(), layer.weight.abs(), size), asked.unit)
+    found = step.shares.T @ (asked @ layer.weight)
+    return found if layer.skip is None else found.index_add(1, step.places, asked[:, step.stays] @ layer.skip)
 
 
 def _switch(before: Tensor, shift: Tensor, columns: Tensor, box: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
