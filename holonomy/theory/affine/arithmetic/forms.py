@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -263,7 +264,7 @@ def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
 def remainders(form: Form) -> Float[Tensor, "problem entry"]:
     """How far each entry is moved at most by all groups but the gradient and the squares."""
     balls, intervals = _parts(form, squares=False)
-    total = form.box + intervals.abs().sum(-1)
+    total = form.box + intervals
     for part in balls:
         total = total + part.norm(dim=-1).sum(0)
     return total * (1 + ROUNDING)
@@ -276,7 +277,7 @@ def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
     :math:`\sum_j |b_{kj}|`, which is at most :math:`\sum_j |b_j|`. ``rest`` leaves the gradient out.
     """
     balls, intervals = _parts(form, squares=True)
-    total = form.box.norm(dim=-1) + intervals.abs().sum(-1).norm(dim=-1)
+    total = form.box.norm(dim=-1) + intervals.norm(dim=-1)
     if not rest and form.columns.shape[-1]:
         total = total + largest_singular_value(form.gradient)
     for part in balls:
@@ -284,18 +285,22 @@ def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
     return total * (1 + ROUNDING)
 
 
-def _parts(form: Form, *, squares: bool) -> tuple[list[Tensor], Tensor]:
-    """The columns of balls but the gradient, those of one width together, axes (ball, problem, entry, column); others.
+def _parts(form: Form, *, squares: bool) -> tuple[list[Tensor], Float[Tensor, "problem entry"]]:
+    """The columns of balls but the gradient, those of one width together, axes (ball, problem, entry, column).
 
-    ``squares`` counts the squares as a ball. Each is one operation on many groups, of which there are about a hundred.
+    Then the sums of absolute interval columns. ``squares`` counts the squares as a ball. Each is one operation on many
+    groups, of which there are about a hundred: intervals that lie side by side are cut out as one.
     """
-    balls, intervals = dict[int, list[Tensor]](), [form.columns[..., :0]]
-    for group, part in form.parts():
-        if not group.ball:
-            intervals.append(part)
-        elif squares or not group.squares:
-            balls.setdefault(group.stop - group.start, []).append(part)
-    return [torch.stack(parts) for parts in balls.values()], torch.cat(intervals, -1)
+    groups = [group for group in form.noise.groups if group.stop <= form.columns.shape[-1]]
+    runs = [list(run) for _, run in groupby(groups, lambda group: group if group.ball else None)]
+    cut = form.columns.split([run[-1].stop - run[0].start for run in runs], -1)
+    balls, intervals = dict[int, list[Tensor]](), torch.zeros_like(form.box)
+    for (first, *_), part in zip(runs, cut, strict=True):
+        if not first.ball:
+            intervals = intervals + part.abs().sum(-1)
+        elif not first.tied and (squares or not first.squares):
+            balls.setdefault(part.shape[-1], []).append(part)
+    return [torch.stack(parts) for parts in balls.values()], intervals
 
 
 def largest_singular_value(matrix: Float[Tensor, "*problem entry column"]) -> Float[Tensor, "*problem"]:
