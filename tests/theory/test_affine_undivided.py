@@ -1,4 +1,4 @@
-"""Margins times a positive number: products of functions, L17.4, and ReLUs bounded on the side that counts."""
+"""Margins times a positive number: L17.4, and ReLUs bounded on the side that counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import Form, Noise, join, linear, plus, times
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, join, linear, plus
 from holonomy.theory.affine.arithmetic.kinks import from_below
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.squares import bounds, products, quadratic_of
@@ -30,32 +30,16 @@ def values(found: Quadratic, d: Tensor) -> Tensor:
     return found.center - found.loss + d @ found.gradient.mT + torch.einsum("pi,rij,pj->pr", d, found.matrix, d)
 
 
-def drawn(generator: torch.Generator, rows: int, size: int, bend: float = 1.0) -> Quadratic:
-    """Functions and their losses."""
-    matrix = bend * torch.randn(rows, size, size, generator=generator).double()
-    parts = (torch.randn(rows, *more, generator=generator).double() for more in ((), (size,)))
-    return Quadratic(*parts, matrix + matrix.mT, torch.rand(rows, generator=generator).double() / 4)
+def drawn(generator: torch.Generator, rows: int, size: int) -> Quadratic:
+    """Functions that bend a little, and their losses."""
+    center, gradient, matrix = (
+        torch.randn(rows, *more, generator=generator).double() for more in ((), (size,), (size, size))
+    )  # fmt: skip
+    loss = torch.rand(rows, generator=generator).double() / 4
+    return Quadratic(center, gradient, 0.2 * (matrix + matrix.mT), loss)
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.9])
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_product_of_functions_is_bounded_and_nine_tenths_of_its_loss_are_too_little(size: int, factor: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    one, other = drawn(generator, 400, size), drawn(generator, 400, size)
-    other = replace(other, loss=torch.zeros_like(other.loss))
-    if size > 1:  # attained where the two bend in one direction
-        flat = torch.zeros(400, size, size).double()
-        flat[:, 0, 0] = 1
-        one, other = (
-            Quadratic(a.center, a.gradient * flat[:, 0], a.matrix * flat, a.loss) for a in (one, other)
-        )  # fmt: skip
-    d = torch.cat([points(generator, 4000, size), torch.eye(size).double(), -torch.eye(size).double()])
-    found = one.multiplied(other)
-    held = values(one, d) * values(other, d) >= values(replace(found, loss=factor * found.loss), d) - 1e-12
-    assert bool(held.all()) is (factor == 1.0)
-
-
-@pytest.mark.parametrize("wrong", [None, "gap", "factor", "rise"])
+@pytest.mark.parametrize("wrong", [None, "least", "side", "start"])
 @pytest.mark.parametrize("sign", [1.0, -1.0, 0.0])
 def test_a_product_with_what_is_known_from_below_keeps_its_side(sign: float, wrong: str | None) -> None:
     """Values that are positive, negative or both, times numbers between two forms, at every noise; L17.4."""
@@ -72,18 +56,15 @@ def test_a_product_with_what_is_known_from_below_keeps_its_side(sign: float, wro
         below, apart = form(1, 0.06), form(1, 0.01)
         above = plus(below, apart, Form(noise, -bounds(apart)[0], apart.columns[..., :0], apart.box))
         product = form(4, 0.5)
-        gap = bounds(plus(above, times(below, -1.0)))[1]
-        value = drawn(generator, 4, 3, 0.2)
+        value = drawn(generator, 4, 3)
         value = replace(value, center=value.center + 8 * sign)
-        one = OneProduct(product, (below, above), gap[0], [])
-        if wrong == "gap":
-            one = replace(one, gap=gap[0] * 0)
-        if wrong == "rise":
-            one = replace(one, rises=(times(below, 0.5), times(above, 0.5)))
+        least = 1 + bounds(below)[0][0] + 0.5 * (wrong == "least")
+        rises = (above, below) if wrong == "side" else (below, above)
+        one = OneProduct(product, rises, least, [])
         every = torch.arange(len(value.center))
-        eta = one.eta(torch.full((len(every),), 0.7).double(), every, value)
-        if wrong == "factor":
-            eta = replace(eta, matrix=eta.matrix * 0)
+        # Values that are said to be larger than they are.
+        known = replace(value, loss=value.loss - 1) if wrong == "start" else value
+        eta = one.eta(torch.full((len(every),), 0.7).double(), every, known)
         d = points(generator, 2000, 3)
         e = torch.rand(2000, 2, generator=generator).double().mul(2).sub(1).sign()
         both = torch.cat([d, products(d, d), e], -1)[:, : noise.size]
@@ -96,7 +77,7 @@ def test_a_product_with_what_is_known_from_below_keeps_its_side(sign: float, wro
         off = truth - values(eta, d)
         broken = broken or bool((off < -1e-12).any())
         low = min(low, off.amin().item())
-    assert broken is (wrong is not None and (wrong != "gap" or sign <= 0))
+    assert broken is (wrong is not None)
     assert wrong is not None or low < 0.3
 
 

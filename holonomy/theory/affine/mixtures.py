@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # The lambdas that are tried: that of the cap alone comes first, that of the enclosure alone last.
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 # The part of what a graph encoder's bound has lost that sharper ReLUs and more rounds may bring back.
-_REGAINED = 0.25
+_REGAINED = 0.5
 # Rounds in which lines and parabolas are chosen anew, where little is missing.
 _ROUNDS = 3
 

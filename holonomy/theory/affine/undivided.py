@@ -39,7 +39,7 @@ from holonomy.theory.affine.arithmetic.kinks import from_below
 from holonomy.theory.affine.arithmetic.products import scale
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
-from holonomy.theory.affine.arithmetic.squares import bounds, quadratic_of
+from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.cap import longest
 from holonomy.theory.affine.points import root
 
@@ -115,7 +115,7 @@ class Undivided:
         """The part of some margins of one problem."""
         rises = self.rises[0].some(problem), self.rises[1].some(problem)
         kinks = [kink.some(problem) for kink in self.product.noise.kinks]
-        return OneProduct(self.product.some(problem, others), rises, self.gap[problem], kinks)
+        return OneProduct(self.product.some(problem, others), rises, self.least[problem], kinks)
 
     def margins(
         self, eta: Float[Tensor, "share problem class"], start: Float[Tensor, "problem class"]
@@ -132,19 +132,18 @@ class Undivided:
 class OneProduct:
     r"""Parts of :class:`Undivided` for some margins of one problem, where G is known from below better than by a form.
 
-    **L17.4.** Let q, a function of d, be below G + e and above a number :math:`q_0`, and :math:`1 + \delta_-` within l
-    of a function M of d. Then :math:`(1 + \delta)(G + e) \ge q_0 (1 + \delta_-) + (M - l)(q - q_0) - g \max(0, -q_0)`.
-    The same holds with :math:`\delta_+` and :math:`\max q` in the places of :math:`\delta_-` and :math:`-q_0`.
+    **L17.4.** Let q, a function of d, be below G + e and above a number :math:`q_0`, and l a number below
+    :math:`1 + \delta`. Then :math:`(1 + \delta)(G + e) \ge q_0 (1 + \delta_\pm) + l\, (q - q_0)`, with the lower sign
+    where :math:`q_0 \ge 0`.
 
-    *Proof.* :math:`(1 + \delta)(G + e) \ge (1 + \delta) q`, as :math:`1 + \delta > 0`. :math:`\delta - \delta_-` is
-    from 0 to g, so that it gives q at least :math:`-g \max(0, -q_0)`; and :math:`(1 + \delta_-)(q - q_0)` is at least
-    :math:`(M - l)(q - q_0)`, as :math:`q \ge q_0`. QED The noise of :math:`q_0 \delta_-` meets that of
+    *Proof.* :math:`(1 + \delta)(G + e) \ge (1 + \delta) q = q_0 (1 + \delta) + (1 + \delta)(q - q_0)`, as
+    :math:`1 + \delta > 0`, and :math:`q \ge q_0`. QED The noise of :math:`q_0 \delta_\pm` meets that of
     :math:`a \cdot Y` with its sign.
     """
 
     product: Form
     rises: tuple[Form, Form]
-    gap: Float[Tensor, "1"]
+    least: Float[Tensor, "1"]
     kinks: list[Kink]
 
     @cached_property
@@ -152,24 +151,13 @@ class OneProduct:
         """A lower bound of the product."""
         return bounds(self.product)[0][0]
 
-    @cached_property
-    def _factors(self) -> tuple[Quadratic, Quadratic]:
-        """M - l, below and above."""
-        below, above = (quadratic_of(rise) for rise in self.rises)
-        below, above = (replace(each, center=1 + each.center - each.loss) for each in (below, above))
-        return below, above
-
     def eta(self, share: Float[Tensor, " row"], other: Int[Tensor, " row"], value: Quadratic) -> Quadratic:
         r""":math:`\eta` of these margins from below; ``value`` is G + e from below."""
-        start, row = value.least()[0], torch.zeros_like(other)
-        losses = self.gap * torch.relu(-start), self.gap * torch.relu(value.most)
-        by_lower = losses[0] <= losses[1]
-        factor = self._factors[1][0, row].where(by_lower, self._factors[0][0, row])
-        parts = zip(self.rises, (start * by_lower, start * ~by_lower), strict=True)
+        start = value.least()[0]
+        parts = zip(self.rises, (start.clamp(min=0), start.clamp(max=0)), strict=True)
         product = times(self.product.some(0, other), share)
         form = plus(product, *(linear(rise, part[None, :, None]) for rise, part in parts))
-        rest = replace(value, center=value.center - start).multiplied(factor)
-        loss = torch.minimum(*losses) + ROUNDING * (start.abs() * (2 + factor.size) + rest.center.abs())
-        rest = replace(rest, center=rest.center + start, loss=(rest.loss + loss) * (1 + ROUNDING))
-        nowhere = value.gradient[:, None][:, :0]
+        rest, nowhere = value.times(self.least.item()), value.gradient[:, None][:, :0]
+        loss = rest.loss + ROUNDING * start.abs() * (2 + self.least)
+        rest = replace(rest, center=rest.center + start * (1 - self.least), loss=loss * (1 + ROUNDING))
         return improved(partial(from_below, form, self.kinks), rest.plus, nowhere, enough=0.0, rounds=1).plus(rest)

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 # Curvatures that are tried, times the reach of x.
-_BENDS = (0.125, 0.25, 0.375, 0.5)
+_BENDS = (0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375, 0.5)
+# Slopes of lower bounds that are tried beside those of both sides.
+_SLOPES = (0.25, 0.5, 0.75)
 # Mean square of x over that of its reach, before directions are known.
 _SHARE = 0.3
 
@@ -65,9 +67,11 @@ def above(c: Tensor, gamma: Tensor, rho: Tensor) -> Lines:
 
 
 def below(c: Tensor, gamma: Tensor, rho: Tensor) -> Lines:
-    """Lower bounds of ReLUs by L15.2: three slopes with each curvature, and without."""
+    """Lower bounds of ReLUs by L15.2: some slopes with each curvature, and without."""
     lower, upper = c - gamma - rho, c + gamma + rho
-    s = torch.stack([(upper / (upper - lower)).clamp(0, 1), (c > 0).to(c.dtype), torch.full_like(c, 0.5)])
+    s = torch.stack(
+        [(upper / (upper - lower)).clamp(0, 1), (c > 0).to(c.dtype), *(torch.full_like(c, s) for s in _SLOPES)]
+    )
     q = c.new_tensor((0.0, *_BENDS))[:, None, None] / torch.where(gamma > 0, gamma, 1.0)
     ends = (-gamma, gamma, *(torch.maximum(torch.minimum(sign * rho - c, gamma), -gamma) for sign in (-1, 1)))
     m = torch.stack([

@@ -11,15 +11,6 @@ with equality at the largest value of the right.
 :math:`d = -(\mu + H)^{-1} g / 2`. Equality is the duality of the trust-region problem (Conn, Gould and Toint,
 *Trust-region methods*, 2000, section 7.2). QED
 
-**2.** For functions :math:`A = a_0 + a \cdot d + d^\top A_2 d` and :math:`q = q_0 + q_1 \cdot d + d^\top Q d` with
-:math:`d^\top A_2 d` within t of s and :math:`d^\top Q d` within h of m on the ball, A q differs from
-
-.. math:: a_0 q + (q_0 + m)(a \cdot d + d^\top A_2 d) + (a \cdot d)(q_1 \cdot d) + s\, q_1 \cdot d
-
-by at most :math:`t |q_1| + h (|a| + |s| + t)`.
-
-*Proof.* The difference is :math:`(a \cdot d + d^\top A_2 d)(d^\top Q d - m) + (d^\top A_2 d - s)\, q_1 \cdot d`. QED
-
 The eigenvectors that are computed are orthonormal and make H diagonal up to rounding of the size of H and g, which is
 taken off. Every :math:`\mu` gives a bound: the search for the best costs tightness, never soundness.
 """
@@ -88,25 +79,6 @@ class Quadratic:
         value, where = least(self.gradient, self.matrix)
         loss = self.loss + ROUNDING * (self.center.abs() + value.abs())
         return self.center + value - loss * (1 + ROUNDING), where
-
-    def multiplied(self, factor: Quadratic) -> Quadratic:
-        """The product with a function, from below (L14.2); the factor's own loss does not count."""
-        center, slope, bend = self.center - self.loss * (1 + ROUNDING), factor.gradient, factor.matrix
-        (middle, half), (mid, rest) = between(self.matrix), between(bend)
-        both = slope[..., None] * self.gradient[..., None, :]
-        at = center + middle
-        lost = rest * self.gradient.norm(dim=-1) + half * (slope.norm(dim=-1) + mid.abs() + rest)
-        return Quadratic(
-            factor.center * center,
-            (factor.center + mid)[..., None] * self.gradient + at[..., None] * slope,
-            factor.center[..., None, None] * self.matrix + at[..., None, None] * bend + (both + both.mT) / 2,
-            (lost + ROUNDING * factor.size * (self.size + self.loss)) * (1 + ROUNDING),
-        )
-
-    @property
-    def most(self) -> Float[Tensor, "*batch"]:
-        """A quick upper bound of the function."""
-        return self.center + (self.size - self.center.abs()) + ROUNDING * self.size
 
     @property
     def size(self) -> Float[Tensor, "*batch"]:
