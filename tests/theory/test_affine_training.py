@@ -92,12 +92,12 @@ def taught(share: float) -> list[float]:
     x = 2 * nn.functional.one_hot(labels, FEATURES).double() + 0.3 * torch.randn(NODES, FEATURES).double()
     model = Hypformer(FEATURES, 4, 3, layers=1, graph_encoder=None).double().eval()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    for step in range(35):
+    for step in range(50):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), labels)
         if share and step >= 20:
             # The ball grows: a bound on one that is far too large teaches a constant.
-            bounds = margin_bounds(model, x, None, torch.arange(NODES), radius * (step - 19) / 15, labels)
+            bounds = margin_bounds(model, x, None, torch.arange(NODES), radius * (step - 19) / 30, labels)
             loss = loss + share * torch.relu(0.5 - bounds.amin(-1)).mean()
         loss.backward()
         optimizer.step()

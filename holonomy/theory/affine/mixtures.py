@@ -41,7 +41,7 @@ from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.cap import least_products
-from holonomy.theory.affine.encoders.graph import GraphBranch
+from holonomy.theory.affine.encoders.graph import Absent, GraphBranch
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.affine.undivided import OneProduct, Term, Undivided
 
@@ -71,7 +71,7 @@ class Mixtures:
     """
 
     model: Hypformer
-    branch: GraphBranch | None
+    branch: GraphBranch
     graph: Form
     cap: Float[Tensor, "problem class"]
     transformer: Undivided | None
@@ -93,7 +93,7 @@ class Mixtures:
         rows = (weight[target][:, None] - weight) * (1.0 if branch is None else 1 - model.graph_weight)
         cap = least_products(cast("HypformerEncoder", model.encoder), rows)
         transformer = None if space is None else Undivided.of(model, space, rows, graph)
-        return cls(model, branch, graph, cap, transformer, victim, target)
+        return cls(model, branch or Absent(victim, weight.shape[1]), graph, cap, transformer, victim, target)
 
     def margins(self, enough: float | None) -> Margins:
         """Bound them; those that are not above ``enough`` also by L15, none if that is None."""

@@ -76,6 +76,28 @@ class GraphBranch(ABC):
         """Enclose the ReLUs of a problem of the last enclosure better, if that is possible."""
 
 
+class Absent(GraphBranch):
+    """No graph encoder: zero, whatever moves."""
+
+    def __init__(self, victim: Int[Tensor, " problem"], entries: int) -> None:
+        self.result, self.reads = torch.zeros(int(victim.max()) + 1, entries).double(), list[Tensor]()
+
+    def enclose(self, noise: Noise, moving: Tensor, victim: Tensor, basis: Tensor, radius: Tensor) -> Form:
+        """Zero."""
+        del moving, basis, radius
+        return constant(noise, self.result[victim])
+
+    def below(self, problem: int, rows: Tensor, bad: Tensor) -> Quadratic:
+        """Zero."""
+        del problem
+        zero = rows.new_zeros(len(rows), bad.shape[-1])
+        return Quadratic.linear(zero.sum(-1), zero, zero.sum(-1))
+
+    def sharpen(self, problem: int) -> None:
+        """Nothing."""
+        del problem
+
+
 @singledispatch
 def graph_branch(encoder: Any, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
     """Prepare a graph encoder at an input."""
