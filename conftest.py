@@ -1,6 +1,6 @@
 """The suite checks the shapes of annotations at run time, which the library does not.
 
-The library imports jaxtyping for type checkers only (``holonomy/_shapes.py``, or ``if TYPE_CHECKING``). The names of
+The library imports jaxtyping for type checkers only (``holonomy/_shapes.py``). The names of
 an annotation are taken from the builtins, where jaxtyping's stand here. Pytest's option
 ``--jaxtyping-packages`` in pyproject.toml decorates every function of the library with :func:`checked`. With torch 2.6
 its hook is taken out again: that ``torch.compile`` cannot read a decorated function, and that all layers compile is a

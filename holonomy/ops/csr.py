@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,7 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from holonomy import _autograd, checks, numerics
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+from holonomy._shapes import Float, Int
 
 
 def is_sparse(x: Tensor) -> bool:

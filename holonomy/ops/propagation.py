@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from holonomy import _autograd, checks, numerics
+from holonomy._shapes import Float, Int
 from holonomy.ops.csr import csr, multiply
 from holonomy.structures import Graph
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 def looped_edges(

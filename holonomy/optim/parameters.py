@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import geoopt
 import numpy as np
@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz, Product
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 class Entry(NamedTuple):

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float, Int
 from holonomy.manifolds.hyperboloid.views import dot
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Elements of one block on the CPU: its working copies, 4 MiB each in float32, stay in the last cache, and some sixty
 # operations are dispatched for each block. Elsewhere launches cost more than bandwidth.

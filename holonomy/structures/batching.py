@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
+from holonomy._shapes import Int
 
 
 def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

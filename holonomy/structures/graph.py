@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from holonomy import checks
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+from holonomy._shapes import Float, Int
 
 # A band of targets whose edges are sorted together has so many times as many edges as are read at once.
 _BAND = 16

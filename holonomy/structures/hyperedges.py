@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._shapes import Bool, Float, Int
 from holonomy.structures.padded import joint, place_in_graph
 from holonomy.structures.plan import HyperedgePlan
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 @dataclass(frozen=True, init=False, eq=False)

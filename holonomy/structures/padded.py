@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
+from holonomy._shapes import Bool, Float, Int, Shaped
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,9 +14,7 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy._autograd import eager
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
+from holonomy._shapes import Int
 
 # Plans that a plan keeps of other tuples, a few models' worth: ever new tuples do not fill the memory.
 _MOST_CHILDREN = 64

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._shapes import Int
 from holonomy.structures.graph import Graph, Neighbours, incoming_of
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
 
 
 class Subgraph(NamedTuple):

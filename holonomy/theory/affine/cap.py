@@ -12,18 +12,16 @@ increases and f(t)/t decreases, so for m < 0 the worst length is where both boun
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import HypformerBlock
 from holonomy.theory.affine.arithmetic.forms import ROUNDING
 from holonomy.theory.affine.points import RowNorm, centered, gain_of, root
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def farthest(encoder: HypformerEncoder) -> Float[Tensor, ""]:

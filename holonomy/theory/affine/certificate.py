@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._shapes import Float, Int
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
 from holonomy.theory.affine.arguments import classes, enclosed, listed, numbered, threatened
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.search import holds, largest_radii
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 Progress = Callable[[int, int], None]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from holonomy import checks
+from holonomy._shapes import Float, Int
 from holonomy.layers import HypLinearAttention
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
@@ -28,9 +29,6 @@ from holonomy.theory.affine.mixtures import Mixtures
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # The most features whose products are kept (L16).
 _MOST_SQUARED = 16

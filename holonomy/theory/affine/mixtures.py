@@ -27,11 +27,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.backward import improved
@@ -44,9 +45,6 @@ from holonomy.theory.affine.cap import least_products
 from holonomy.theory.affine.encoders.graph import Absent, GraphBranch
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.affine.undivided import OneProduct, Term, Undivided
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # The lambdas that are tried: that of the cap alone comes first, that of the enclosure alone last.
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -28,11 +28,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from holonomy._shapes import Float
 from holonomy.layers import HRC, HTC, ExpMapHTC, HypBatchNorm, HypDropout, HypLayerNorm, HypRMSNorm
 from holonomy.manifolds import Lorentz
 from holonomy.theory.affine.arithmetic.entrywise import positive_power, sech_of_square, tanhc_of_square
@@ -57,10 +58,6 @@ from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds, products, with_squares
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.refinements import parts
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 # The largest rapidity.
 _FARTHEST = 300.0

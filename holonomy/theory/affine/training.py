@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from holonomy import checks
+from holonomy._shapes import Float, Int
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
 from holonomy.theory.affine.arguments import classes, enclosed, listed, of_nodes, threatened
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 class _Bounds(nn.Module):

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float, Int
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.backward import improved
@@ -42,9 +43,6 @@ from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.cap import longest
 from holonomy.theory.affine.points import root
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Where 1 + delta may be smaller than this, a bound of eta that is negative says nothing of the margin.
 _LEAST = 2.0**-10

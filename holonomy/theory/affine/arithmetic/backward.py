@@ -33,16 +33,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Bool, Float, Int
 from holonomy.theory.affine.arithmetic.forms import ROUNDING
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 # Curvatures that are tried, times the reach of x.
 _BENDS = (0.0625, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.4375, 0.5)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float, Int
 from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
@@ -31,9 +32,6 @@ from holonomy.theory.affine.arithmetic.forms import (
     plus,
     with_ball,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # What moves: the features of one node, of all with a norm of all together, or of all with a norm each.
 Threat = Literal["node", "frobenius", "each"]

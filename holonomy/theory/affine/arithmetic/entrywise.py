@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, apart, constant, select, spread, times
 from holonomy.theory.affine.arithmetic.squares import bounds, products, rest_of, with_squares
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # Below this root of v a difference is taken from its series.
 _SERIES = 0.5

@@ -24,15 +24,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+from holonomy._shapes import Bool, Float, Int
 
 UNIT = torch.finfo(torch.float64).eps
 # Relative; more than a short chain of float64 operations and one library function lose.

@@ -12,18 +12,15 @@ with any line or parabola :math:`s', q', m'` of L15 on the side that the sign of
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.backward import Units
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, linear, plus
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.squares import quadratic_of
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def from_below(form: Form, kinks: list[Kink], bad: Float[Tensor, "row point first"]) -> Quadratic:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, spread
 from holonomy.theory.affine.arithmetic.squares import quadratic_of
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

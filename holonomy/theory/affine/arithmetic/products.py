@@ -23,11 +23,11 @@ has cancelled in it. Then L1 for 1/N, and L2.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.entrywise import inverse
 from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
@@ -44,9 +44,6 @@ from holonomy.theory.affine.arithmetic.forms import (
     with_box,
 )
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, with_squares
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def scale(scalar: Form, vector: Form) -> Form:

@@ -18,15 +18,12 @@ taken off. Every :math:`\mu` gives a bound: the search for the best costs tightn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Bool, Float
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, eigenvalues
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 # The search for the multiplier: parts that what encloses it is cut into, and how often. The bound is then off by the
 # square of what the multiplier is off.

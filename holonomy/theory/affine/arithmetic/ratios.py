@@ -31,18 +31,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, plus, times
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import quotient
 from holonomy.theory.affine.arithmetic.squares import bounds
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 # Angles up to which the function is convex, and from which on it is concave.
 _TURN = 1.6, 1.61

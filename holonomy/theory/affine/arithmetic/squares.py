@@ -29,16 +29,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, remainders, spread
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic, between
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @cache

@@ -19,11 +19,10 @@ L5.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_bounded, with_first
 from holonomy.theory.affine.arithmetic.entrywise import inverse
 from holonomy.theory.affine.arithmetic.forms import (
@@ -41,9 +40,6 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 def linear_average(

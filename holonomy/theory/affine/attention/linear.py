@@ -21,11 +21,11 @@ problem has failed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from holonomy._shapes import Float
 from holonomy.layers import HTC, HypLinearAttention
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
@@ -36,9 +36,6 @@ from holonomy.theory.affine.arithmetic.squares import bounds
 from holonomy.theory.affine.attention.features import features
 from holonomy.theory.affine.points import Scaled, affine_of, bias_of, root, transformed
 from holonomy.theory.attention.projections import as_stated
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from holonomy._shapes import Float, Int
 from holonomy.layers import GCN, Propagation
 from holonomy.ops.propagation import edge_list, normalised_edges, propagation
 from holonomy.structures import Graph
@@ -30,10 +31,6 @@ from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise,
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-
 
 # The most ReLUs of a layer that are bounded backwards, one by one.
 _MOST_SHARPENED = 256

@@ -26,17 +26,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from holonomy._shapes import Float, Int
 from holonomy.theory.affine.arithmetic.forms import UNIT
 from holonomy.theory.attention.projections import NotCoveredError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 _Map = Callable[[Any], Tensor] | Callable[[Any, Any], Tensor]
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
+from holonomy._shapes import Float, Int
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, merged, weighted, with_first
 from holonomy.theory.affine.arithmetic.entrywise import positive_power, relu_lines
 from holonomy.theory.affine.arithmetic.forms import (
@@ -36,9 +36,6 @@ from holonomy.theory.affine.arithmetic.forms import (
 )
 from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 # Relative; more than rounding takes from sums over all rows.
 _SLACK = 2.0**-40
