@@ -112,7 +112,7 @@ def _graph(branch: GraphBranch, node: int, change: Tensor) -> Tensor:
     for i, (layer, step) in enumerate(zip(convolved.layers, steps, strict=True)):
         new = (step.shares @ hidden) @ layer.weight.T
         if layer.skip is not None:
-            new = new + (hidden[:, step.kept.clamp(min=0)] * (step.kept >= 0)[:, None]) @ layer.skip.T
+            new = new.index_add(1, step.stays, hidden[:, step.places] @ layer.skip.T)
         before = layer.before[step.rows]
         hidden = new if i == len(steps) - 1 else torch.relu(before + new) - torch.relu(before)
     return convolved.layers[-1].before[node] + hidden[:, 0]
