@@ -60,7 +60,7 @@ class Mixtures:
 
     Attributes:
         model: whose decoder is linear.
-        branch: its graph encoder, if it has one.
+        branch: its graph encoder.
         graph: G, an entry for each class.
         cap: C.
         transformer: its enclosure; without it nothing but the cap is known.
@@ -96,17 +96,16 @@ class Mixtures:
     def margins(self, enough: float | None) -> Margins:
         """Bound them; those that are not above ``enough`` also by L15, none if that is None."""
         goal = torch.inf if enough is None else enough
-        branch = None if enough is None else self.branch
         center = self.graph.center
         if self.transformer is not None:
             center = center + self.transformer.product.center
         start = torch.zeros_like(center) if goal > -torch.inf else center
         terms = self._terms(start)
-        found = self._bounds(terms, start, goal, branch)
+        found = self._bounds(terms, start, goal, searched=enough is not None)
         if self.transformer is not None and not bool((found > goal).any(0).all()):
             terms = self._terms(center)
             # A sign is proved with t = 0 or not at all, mostly: the other t is for the size, without the longer way.
-            found = torch.maximum(found, self._bounds(terms, center, goal, branch if goal == torch.inf else None))
+            found = torch.maximum(found, self._bounds(terms, center, goal, searched=enough == torch.inf))
         affine = bounded(self.graph, self.target, number=-torch.inf) if self.transformer is None else found[-1]
         return Margins.of(self._with_graph(terms[-1]), affine, found[0], found.amax(0))
 
@@ -125,7 +124,7 @@ class Mixtures:
         return self.graph if term.form is None else plus(self.graph, term.form)
 
     def _bounds(
-        self, terms: list[Term], start: Tensor, goal: float, branch: GraphBranch | None
+        self, terms: list[Term], start: Tensor, goal: float, *, searched: bool
     ) -> Float[Tensor, "share problem class"]:
         """Of each share, with G from its form and, where that is not above the goal, from below."""
         failed = self.graph.noise.failed
@@ -134,7 +133,7 @@ class Mixtures:
             for term in terms
         ]
         known = self._divided(torch.stack(eta), start)
-        return known if branch is None else torch.maximum(known, self._from_below(branch, terms, known, start, goal))
+        return torch.maximum(known, self._from_below(terms, known, start, goal)) if searched else known
 
     def _divided(self, eta: Float[Tensor, "share problem class"], start: Tensor) -> Tensor:
         """Lower bounds of margins from those of eta, which for the cap alone is the margin."""
@@ -143,28 +142,24 @@ class Mixtures:
         return torch.cat([eta[:1], self.transformer.margins(eta[1:], start)])
 
     def _from_below(
-        self,
-        branch: GraphBranch,
-        terms: list[Term],
-        known: Float[Tensor, "share problem class"],
-        start: Tensor,
-        goal: float,
+        self, terms: list[Term], known: Float[Tensor, "share problem class"], start: Tensor, goal: float
     ) -> Float[Tensor, "share problem class"]:
         """The margins with G from below (L15), where that may help beyond what is known."""
         eta, best = torch.full_like(known, -torch.inf), known.amax(0)
-        limit = self._divided(self._limits(branch, terms), start)
+        limit = self._divided(self._limits(terms), start)
         worth = limit > (known if goal == torch.inf else known.clamp(min=goal))
         asked = (best <= goal) & (best < torch.inf) & worth.any(0)
         for i in asked.any(-1).nonzero().squeeze(1).tolist():
             others = asked[i].nonzero().squeeze(1)
-            problem = OneProblem.of(self, branch, terms, (i, others))
+            problem = OneProblem.of(self, terms, (i, others))
             eta[:, i, others] = problem.bounds(worth[:, i, others], self._goals(problem, start, goal))
         return self._divided(eta.nan_to_num(-torch.inf, -torch.inf, -torch.inf), start)
 
-    def _limits(self, branch: GraphBranch, terms: list[Term]) -> Float[Tensor, "share problem class"]:
+    def _limits(self, terms: list[Term]) -> Float[Tensor, "share problem class"]:
         """Eta where the perturbation is zero: no bound of G from below gives more."""
         decoder = cast("nn.Linear", self.model.decoder)
-        logits = self.model.graph_weight * (branch.result[self.victim] @ decoder.weight.double().T) + bias_of(decoder)
+        given = self.branch.result[self.victim] @ decoder.weight.double().T
+        logits = self.model.graph_weight * given + bias_of(decoder)
         nominal = logits.gather(1, self.target[:, None]) - logits
         found = [nominal + term.shift for term in terms]
         if self.transformer is not None:
@@ -204,11 +199,11 @@ class OneProblem:
     sharpen: partial[None]
 
     @classmethod
-    def of(cls, mixtures: Mixtures, branch: GraphBranch, terms: list[Term], index: tuple[int, Tensor]) -> OneProblem:
+    def of(cls, mixtures: Mixtures, terms: list[Term], index: tuple[int, Tensor]) -> OneProblem:
         """Of all that is known, the part of some margins of a problem."""
         problem, others = index
-        decoder, target = cast("nn.Linear", mixtures.model.decoder), mixtures.target[problem]
-        weight, bias = decoder.weight.double(), bias_of(decoder)
+        decoder, branch = cast("nn.Linear", mixtures.model.decoder), mixtures.branch
+        weight, bias, target = decoder.weight.double(), bias_of(decoder), mixtures.target[problem]
         rows = (weight[target] - weight[others]) * mixtures.model.graph_weight
         one, other = bias[target], bias[others]
         shift = torch.stack([term.shift[index] for term in terms])
