@@ -32,7 +32,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from holonomy._shapes import Float
+from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.backward import improved
@@ -216,7 +216,7 @@ class OneProblem:
         return cls(index, below, added, product, mixtures.cap[index], nominal, sharpen)
 
     def bounds(
-        self, worth: Float[Tensor, "share other"], goals: Float[Tensor, "share other"]
+        self, worth: Bool[Tensor, "share other"], goals: Float[Tensor, "share other"]
     ) -> Float[Tensor, "share other"]:
         """Bounds of eta; ``worth`` is where they may help.
 

@@ -204,7 +204,7 @@ def _within(layer: HRC, kind: type[nn.Module]) -> nn.Module:
     return cast("nn.Module", functions[0])
 
 
-def _row_norm(layer: RowNorm) -> nn.LayerNorm:
+def _row_norm(layer: RowNorm) -> Any:
     inner = cast("Any", _within(layer, nn.LayerNorm if isinstance(layer, HypLayerNorm) else nn.RMSNorm))
     if inner.normalized_shape != (layer.features,) or inner.eps is None:
         raise NotCoveredError(f"layer must normalise {layer.features} entries with a number eps, got {inner}.")

@@ -100,7 +100,7 @@ class Units:
         return (s, q, m + loss), (slope, bend, least - loss)
 
     def lines(
-        self, asked: Float[Tensor, "row unit"], bad: Float[Tensor, "row point first"]
+        self, asked: Float[Tensor, "row unit"], bad: Float[Tensor, "#row point first"]
     ) -> tuple[Float[Tensor, "row unit"], Float[Tensor, "row unit"], Float[Tensor, "row unit"]]:
         """s, q and m for the side that each coefficient asks for."""
         mean, square = self.moments(bad)
@@ -168,7 +168,7 @@ class Switch(Units):
 
 
 def switched(
-    switch: Switch, asked: Float[Tensor, "row node entry"], bad: Float[Tensor, "row point first"]
+    switch: Switch, asked: Float[Tensor, "row node entry"], bad: Float[Tensor, "#row point first"]
 ) -> tuple[Quadratic, Float[Tensor, "row node entry"]]:
     """The change that ReLUs give to rows, from below, but for what is asked of the change of the values before them.
 
