@@ -18,13 +18,7 @@ from holonomy.manifolds import hyperboloid
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.attention.projections import NotCoveredError, refuse_rotations
-from holonomy.theory.certificates.constants.functions import power_slope
-from holonomy.theory.certificates.constants.linear_attention import (
-    Features,
-    euclidean_stretch,
-    linear_stretch_with_eps,
-    local_linear,
-)
+from holonomy.theory.certificates.constants.linear_attention import local_linear
 from holonomy.theory.certificates.constants.midpoint import concatenation_stretch, unit_curvature
 from holonomy.theory.certificates.constants.softmax_attention import (
     Extent,
@@ -157,12 +151,13 @@ def attend_linear(layer: HypLinearAttention, region: Region, setting: Setting) -
     if layer.average != "space":
         raise NotCoveredError("layer must average space parts: H10 is on them, and no theorem here on its midpoints.")
     if region.points is None:
-        features, tokens = _features(layer, region), setting.tokens or 1
-        constant = linear_stretch_with_eps(features, 0.0, tokens, setting.metric)
+        far = transformation(layer.value, slice(None), Region(region.radius)).radius
+        longest = numerics.exp(-layer.log_scale.detach()).item() * math.sinh(far) if far < 700 else math.inf
         # Each head's average is no longer than its longest value, and the heads may choose different ones.
-        far = features.radii[2] * (math.sqrt(layer.heads) + features.residual)
+        residual = torch.linalg.matrix_norm(layer.residual.weight.detach().double(), 2).item()
         bias = layer.residual.bias.detach().double().norm().item() * root(layer.manifold_hidden)
-        return Step(constant, Region(math.asinh(far + bias), layer.query.out_features), "H10")
+        radius = math.asinh(longest * (math.sqrt(layer.heads) + residual) + bias)
+        return Step(math.inf, Region(radius, layer.query.out_features), "H10")
     if region.spread > 0:
         raise NotCoveredError("layer must be softmax attention for balls about points: H10 has no such form.")
     refuse_training(layer)
@@ -193,21 +188,6 @@ def _local_linear(layer: HypLinearAttention, points: Tensor, setting: Setting) -
     )
     residual = stretch(lambda x: layer.residual(features(layer.value, x, shrink).flatten(-2)), points, ends=ends)
     return average + residual.amax().item()
-
-
-def _features(layer: HypLinearAttention, region: Region) -> Features:
-    """Constants and radii of the features of all heads."""
-    slope = power_slope(layer.query.out_features // layer.heads, layer.power)
-    shrink = numerics.exp(-layer.log_scale.detach()).item()
-    stretches: list[float] = []
-    radii: list[float] = []
-    for htc, factor in ((layer.query, 1.0), (layer.key, 1.0), (layer.value, shrink)):
-        far = transformation(htc, slice(None), Region(region.radius)).radius
-        # HTC, then the power map; the temperature of values is a factor.
-        stretches.append(factor * slope * euclidean_stretch(htc.weight, region.radius))
-        radii.append(factor * math.sinh(far) if far < 700 else math.inf)
-    residual = torch.linalg.matrix_norm(layer.residual.weight.detach().double(), 2).item()
-    return Features((stretches[0], stretches[1], stretches[2]), (radii[0], radii[1], radii[2]), residual)
 
 
 for kind in (HypSoftmaxAttention, HypLinearAttention):

@@ -31,6 +31,7 @@ from holonomy.theory.affine.encoders.graph import Convolved, graph_branch
 from holonomy.theory.affine.encoders.traced import TracedBranch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
+from holonomy.theory.certificates.constants.functions import power_slope
 from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers, ring
 from holonomy.theory.claims.verdict import Claims, Draws, Trial
 
@@ -140,9 +141,8 @@ def _features(draws: Draws) -> Iterable[Trial]:
             e, change = torch.ones(2).double(), _SMALL * torch.tensor([1.0, -1.0]).double()
         other = (e + change).clamp(min=0)
         apart = (power_features(other, power) - power_features(e, power)).norm().item()
-        bound = power * size ** ((power - 1) / (2 * power))
         known = _STEEPEST if index % 2 else 1.0
-        yield Trial(apart, bound * (other - e).norm().item(), known=known)
+        yield Trial(apart, power_slope(size, power) * (other - e).norm().item(), known=known)
 
 
 def _graph_encoder(draws: Draws, index: int) -> Propagation | GCN:
