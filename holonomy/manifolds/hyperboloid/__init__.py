@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from holonomy import _autograd, _parts, checks, numerics
 from holonomy._parts import Group
-from holonomy._shapes import Float
+from holonomy._shapes import Ambient, Float
 from holonomy.manifolds.hyperboloid import frames, geodesics, means
 from holonomy.manifolds.hyperboloid.midpoints import midpoint, midpoint_of_sum
 from holonomy.manifolds.hyperboloid.pairwise_distances import pairwise_distance, use_products
@@ -51,7 +51,7 @@ from holonomy.manifolds.hyperboloid.rowwise_maps import (
 from holonomy.manifolds.hyperboloid.rowwise_transport import rowwise_transport
 
 
-def space(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+def space(x: Ambient) -> Float[Tensor, "... dim"]:
     """Space part ``(..., d)`` of ambient points or vectors ``(..., d+1)``."""
     return x[..., 1:]
 
@@ -65,7 +65,7 @@ def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
     return _time(space, radius)
 
 
-def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Ambient:
     """The point of the hyperboloid above each space part: the inverse of :func:`space`."""
     return torch.cat([time(space, kappa), space], dim=-1)
 
@@ -74,9 +74,7 @@ def lift(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[
 _LONG = 2.0**24
 
 
-def held(
-    x: Float[Tensor, "... ambient"], share: float = 2.0**-12, weight: Float[Tensor, "out ambient"] | None = None
-) -> Float[Tensor, "... ambient"]:
+def held(x: Ambient, share: float = 2.0**-12, weight: Float[Tensor, "out ambient"] | None = None) -> Ambient:
     """Points drawn back along their rays, by a constant factor, to a share of the largest number.
 
     For what is about to be multiplied with weights or gradients. It reads the time coordinate, and where it may, the
@@ -98,9 +96,7 @@ def held(
     return x * torch.where(time > limit, limit / time, 1.0)
 
 
-def dist(
-    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "..."]:
+def dist(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r"""Geodesic distance :math:`\operatorname{arcosh}(\kappa\langle x, y\rangle)/\sqrt{-\kappa}` (Hypformer eq. 1).
 
     Zero, with zero gradients (a subgradient), where the points coincide. Float64 points more than 709 curvature radii
@@ -111,7 +107,7 @@ def dist(
     return _narrow(geodesics.distance(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
-def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def dist0(x: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r"""Distance :math:`\operatorname{arsinh}(\sqrt{-\kappa}\,|x_s|)/\sqrt{-\kappa}` from the origin.
 
     Zero, with zero gradient (a subgradient), at the origin.
@@ -119,16 +115,12 @@ def dist0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float
     return _narrow(geodesics.distance0(_wide(x), _scale(kappa)), x)
 
 
-def tangent(
-    x: Float[Tensor, "... ambient"], vector: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def tangent(x: Ambient, vector: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Ambient:
     r"""The tangent vector at ``x`` with the given space part: :math:`u_t = x_s \cdot u_s / x_t`."""
     return _narrow(_tangent(numerics.finite(_wide(x) * _scale(kappa)), numerics.widen(vector)), x, vector)
 
 
-def expmap(
-    x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def expmap(x: Ambient, u: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     r"""Exponential map (Hypformer eq. 22).
 
     .. math:: \exp_x(u) = \cosh(\ell)\, x + \sinh(\ell)\, u/\ell, \quad \ell = \sqrt{-\kappa}\,|u|
@@ -142,16 +134,14 @@ def expmap(
     return _point(geodesics.expmap_exact(_wide(x), _wide(u), scale, reach_of(_dtype(x, u))), scale, x, u)
 
 
-def logmap(
-    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def logmap(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     """Logarithm: the tangent vector at ``x`` whose geodesic reaches ``y`` at time one; it inverts :func:`expmap`."""
     if use_rowwise(x, y):
         return rowwise_logarithm(space(x), space(y), _scale(kappa))
     return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
-def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+def expmap0(u: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     r"""Exponential map at the origin.
 
     The space part is :math:`\sinh(\ell)\,u_s/\ell` with :math:`\ell = \sqrt{-\kappa}|u_s|`.
@@ -166,18 +156,13 @@ def expmap0(u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     return _point(saturating(geodesics.expmap0_exact, kappa, tangent), scale, u)
 
 
-def geodesic(
-    x: Float[Tensor, "... ambient"],
-    u: Float[Tensor, "... ambient"],
-    t: Float[Tensor, "..."],
-    kappa: Float[Tensor, "..."],
-) -> Float[Tensor, "... ambient"]:
+def geodesic(x: Ambient, u: Ambient, t: Float[Tensor, "..."], kappa: Float[Tensor, "..."]) -> Ambient:
     """The exponential map of ``t * u``; that product may saturate."""
     longer = numerics.bounded(torch.mul, numerics.widen(t), numerics.widen(u))
     return expmap(x, _narrow(longer, t, u), kappa)
 
 
-def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+def logmap0(x: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     """Logarithm at the origin: the inverse of :func:`expmap0`."""
     scale = _scale(kappa)
     tangent = (
@@ -186,24 +171,18 @@ def logmap0(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Flo
     return functional.pad(tangent, (1, 0))
 
 
-def logmap_frame(
-    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... dim"]:
+def logmap_frame(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
     """The logarithm carried to the origin: components in the frame there, which are no longer than the distance."""
     return _narrow(frames.frame_logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
 
 
-def expmap_frame(
-    x: Float[Tensor, "... ambient"], v: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def expmap_frame(x: Ambient, v: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Ambient:
     """The exponential at ``x`` of what is ``v`` at the origin: the inverse of :func:`logmap_frame`."""
     scale, reach = _scale(kappa), reach_of(_dtype(x, v))
     return _point(frames.frame_exponential(_wide(x), numerics.widen(v), scale, reach), scale, x, v)
 
 
-def ray_angle(
-    x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "..."]:
+def ray_angle(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r"""The angle :math:`\pi - \angle(o, x, y)` at ``x`` between its ray, outwards, and the geodesic to ``y``.
 
     A right angle at the origin, where there is no ray, and zero where the points coincide, with zero gradients there
@@ -212,12 +191,7 @@ def ray_angle(
     return _narrow(frames.ray_angle(_wide(x), _wide(y), _scale(kappa)).squeeze(-1), x, y)
 
 
-def transp(
-    x: Float[Tensor, "... ambient"],
-    y: Float[Tensor, "... ambient"],
-    v: Float[Tensor, "... ambient"],
-    kappa: Float[Tensor, "..."],
-) -> Float[Tensor, "... ambient"]:
+def transp(x: Ambient, y: Ambient, v: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     r"""Parallel transport of ``v`` along the geodesic from ``x`` to ``y``.
 
     In closed form :math:`v + \frac{-\kappa\langle y, v\rangle}{1 + \kappa\langle x, y\rangle}(x + y)`. Its terms cancel
@@ -229,39 +203,28 @@ def transp(
     return _narrow(geodesics.transport_exact(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
 
 
-def transp0(
-    y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def transp0(y: Ambient, v: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     """Parallel transport of ``v`` from the origin to ``y``."""
     return _narrow(saturating(_from_origin, kappa, space(y), space(v)), y, v)
 
 
-def transp0back(
-    x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def transp0back(x: Ambient, v: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     """Parallel transport of ``v`` from ``x`` to the origin: the inverse of :func:`transp0`."""
     space = _narrow(geodesics.transport_to_origin(_wide(x), _wide(v), _scale(kappa)), x, v)
     return functional.pad(space, (1, 0))
 
 
-def inner(
-    x: Float[Tensor, "... ambient"],
-    u: Float[Tensor, "... ambient"],
-    v: Float[Tensor, "... ambient"],
-    kappa: Float[Tensor, "..."],
-) -> Float[Tensor, "..."]:
+def inner(x: Ambient, u: Ambient, v: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r"""Inner product :math:`\langle u, v\rangle` of tangent vectors, from their components in the frame at ``x``."""
     return _narrow(geodesics.inner(_wide(x), _wide(u), _wide(v), _scale(kappa)), x, u, v)
 
 
-def minkowski_norm(u: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
+def minkowski_norm(u: Ambient) -> Float[Tensor, "..."]:
     r"""Length :math:`\sqrt{\max(0, |u_s|^2 - u_t^2)}` of ambient vectors whose point of tangency is not known."""
     return _narrow(numerics.bounded(_length, numerics.widen(u)), u)
 
 
-def proju(
-    x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def proju(x: Ambient, u: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     r"""Orthogonal projection :math:`u - \kappa\langle x, u\rangle x` of ambient vectors onto the tangent space.
 
     Unlike the functions above it reads the time coordinate of ``u``, which need not be tangent.
@@ -269,9 +232,7 @@ def proju(
     return egrad2rgrad(x, torch.cat([-u[..., :1], space(u)], -1), kappa)
 
 
-def egrad2rgrad(
-    x: Float[Tensor, "... ambient"], gradient: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def egrad2rgrad(x: Ambient, gradient: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     r"""Riemannian gradient from the ambient Euclidean one.
 
     Its space part is :math:`g - \kappa (x_s \cdot g)\, x_s` with the total derivative :math:`g = g_s + g_t x_s / x_t`.
@@ -279,9 +240,7 @@ def egrad2rgrad(
     return _narrow(saturating(_riemannian, kappa, space(x), gradient), x, gradient)
 
 
-def rescale(
-    x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."], to: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+def rescale(x: Ambient, kappa: Float[Tensor, "..."], to: Float[Tensor, "..."]) -> Ambient:
     r"""The point :math:`\sqrt{\kappa/\kappa'}\, x` of another curvature (Hypformer Prop. 4.2).
 
     All distances scale by that factor.
@@ -337,7 +296,7 @@ def centroid_of_parts(
 
 def frechet_mean(
     x: Float[Tensor, "... n ambient"], weights: Float[Tensor, "... n"], kappa: Float[Tensor, "..."]
-) -> Float[Tensor, "... ambient"]:
+) -> Ambient:
     """Points with the least weighted sum of squared distances, differentiated by the implicit function theorem."""
     scale = _scale(kappa)
     return _point(means.frechet_mean(_wide(x), numerics.widen(weights), scale), scale, x, weights)
@@ -428,7 +387,7 @@ def _scale(kappa: Float[Tensor, "..."]) -> Tensor:
     return numerics.widen(kappa.reshape(())).neg().sqrt()
 
 
-def _wide(x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+def _wide(x: Ambient) -> Float[Tensor, "... dim"]:
     """The space part in float64."""
     return numerics.widen(space(x))
 
@@ -444,7 +403,7 @@ def _narrow(result: Tensor, *inputs: Tensor) -> Tensor:
     return numerics.narrow(result, _dtype(*inputs))
 
 
-def _point(wide: Float[Tensor, "... dim"], scale: Tensor, *inputs: Tensor) -> Float[Tensor, "... ambient"]:
+def _point(wide: Float[Tensor, "... dim"], scale: Tensor, *inputs: Tensor) -> Ambient:
     """The ambient point of curvature ``-scale**2`` with a float64 space part, in the callers' dtype."""
     dtype = _dtype(*inputs)
     # Time belongs to the space part that is handed back, so it is made after rounding.
