@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holonomy.layers import EquivariantLinear
-from holonomy.theory import Draws
+from holonomy.theory import Draws, select
 from holonomy.theory.attention.projections import Projections
 from holonomy.theory.certificates.constants.affine import affine_stretch
 from holonomy.theory.certificates.constants.linear_attention import Features, linear_stretch_with_eps
@@ -89,7 +89,8 @@ def test_refinements_are_bounded_on_the_ball_that_they_are_tried_on(monkeypatch)
         return [Trial(0.0, bound, at={"radius": radius})]
 
     monkeypatch.setattr(hyperbolic, "over_ball", over_ball)
-    trials = [trial for trial in hyperbolic._refinements(Draws()) if "radius" in trial.at]
+    (claim,) = select(["hyperbolic.refinement"])
+    trials = [trial for trial in claim.trials(Draws()) if "radius" in trial.at]
     assert len(trials) == len(layers) == 8
     for trial, layer in zip(trials, layers, strict=True):
         before, after = (math.sqrt(-end.curvature.item()) for end in (layer.manifold_in, layer.manifold_out))
@@ -99,7 +100,8 @@ def test_refinements_are_bounded_on_the_ball_that_they_are_tried_on(monkeypatch)
 
 
 def test_two_parts_of_a_point_are_stretched_by_the_root_of_two():
-    bounds = [trial.bound for trial in hyperbolic._ends(Draws(budget=0.25))]
+    (claim,) = select(["hyperbolic.ends"])
+    bounds = [trial.bound for trial in claim.trials(Draws(budget=0.25))]
     assert sum(abs(bound - math.sqrt(2)) < 1e-12 for bound in bounds) == 64
 
 

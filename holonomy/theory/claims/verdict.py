@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -351,6 +351,11 @@ class Claim:
         return verdict, trials
 
 
+def _of_all_rounds(trials: Callable[..., Iterable[Trial]], count: int, draws: Draws) -> Iterator[Trial]:
+    for index in draws.rounds(count):
+        yield from trials(draws, index)
+
+
 class Claims(list[Claim]):
     """The claims of a file, in the order of the functions that make their trials."""
 
@@ -366,15 +371,19 @@ class Claims(list[Claim]):
         note: str = "",
         judged_on: Callable[[Draws], str] | None = None,
         sharpest: Callable[[Draws], Iterable[Trial]] | None = None,
+        rounds: int = 0,
         **options: Any,
     ) -> Callable[[_Trials], _Trials]:
         """Add the claim whose trials the decorated function makes, of draws and these options.
 
-        Its docstring is the statement, where none is given.
+        With ``rounds`` it is given the number of a round, too, and makes the trials of that one. Its docstring is the
+        statement, where none is given.
         """
 
         def decorate(trials: _Trials) -> _Trials:
             made = partial(trials, **options) if options else trials
+            if rounds:
+                made = partial(_of_all_rounds, made, rounds)
             stated = statement or (trials.__doc__ or "").removesuffix(".")
             self.append(Claim(name, source, stated, made, kind, expected, axis, note, judged_on, sharpest))
             return trials

@@ -95,50 +95,50 @@ def _losses(
     return found, {k: over(k) for k in range(_CLASSES) if k != found.target}
 
 
-@CLAIMS.add("certified.sound", "certify_node", "lower", axis="share")
-def _sound(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("certified.sound", "certify_node", "lower", axis="share", rounds=40)
+def _sound(draws: Draws, index: int) -> Iterable[Trial]:
     """No change of features within the radius takes more from a margin than the certificate allows."""
-    for index in draws.rounds(40):
-        model, x, edge_index = random_model(draws, index)
-        rows = _rows(index, together=index % 3 == 2)
-        share = 2.0**-13 if index % 2 else draws.logarithmic(0.001, 1.0)
-        radius = share * x[rows].norm().item()
-        found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
-        zero = torch.zeros(len(rows), _FEATURES).double()
-        for other, margin in margins.items():
-            nominal = margin(zero).item()
-            taken = nominal - _least(margin, zero, radius)
-            yield Trial(taken, nominal - found.margins[other].item(), floor=_TOLERANCE, at={"share": share})
+    model, x, edge_index = random_model(draws, index)
+    rows = _rows(index, together=index % 3 == 2)
+    share = 2.0**-13 if index % 2 else draws.logarithmic(0.001, 1.0)
+    radius = share * x[rows].norm().item()
+    found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
+    zero = torch.zeros(len(rows), _FEATURES).double()
+    for other, margin in margins.items():
+        nominal = margin(zero).item()
+        taken = nominal - _least(margin, zero, radius)
+        yield Trial(taken, nominal - found.margins[other].item(), floor=_TOLERANCE, at={"share": share})
 
 
 @CLAIMS.add(
     "certified.first_order",
     "certify_node",
     statement="Of one node that moves, certified over linear change tends to 1, its excess in proportion to the radius",
+    rounds=15,
 )
 @CLAIMS.add(
     "certified.first_order_together",
     "certify_node",
     statement="The same of all nodes that move together, in a model of one block",
     together=True,
+    rounds=15,
 )
-def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
+def _first_order(draws: Draws, index: int, *, together: bool = False) -> Iterable[Trial]:
     """How much more than the linear part and rounding a certificate takes: a third at most on a quarter of the ball."""
-    for index in draws.rounds(15):
-        model, x, edge_index = random_model(draws, index)
-        rows = _rows(index, together=together)
-        zero, each = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
-        for share in (2.0**-28, 2.0**-12, 2.0**-14):
-            radius = share * x[rows].norm().item()
-            found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
-            values = {other: margin(zero) for other, margin in margins.items()}
-            slopes = [torch.autograd.grad(value, zero)[0].norm() for value in values.values()]
-            taken = torch.stack([value - found.affine[other] for other, value in values.items()])
-            each.append(torch.stack([taken, radius * torch.stack(slopes)]).detach())
-        (all_of_it, first), *balls = each
-        rounding = all_of_it - first  # in so small a ball nothing else is left
-        for larger, smaller in zip(*((taken - rounding) / linear - 1 for taken, linear in balls), strict=True):
-            yield Trial(smaller.item(), larger.abs().item() / 3, floor=1000 * _TOLERANCE)
+    model, x, edge_index = random_model(draws, index)
+    rows = _rows(index, together=together)
+    zero, each = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
+    for share in (2.0**-28, 2.0**-12, 2.0**-14):
+        radius = share * x[rows].norm().item()
+        found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
+        values = {other: margin(zero) for other, margin in margins.items()}
+        slopes = [torch.autograd.grad(value, zero)[0].norm() for value in values.values()]
+        taken = torch.stack([value - found.affine[other] for other, value in values.items()])
+        each.append(torch.stack([taken, radius * torch.stack(slopes)]).detach())
+    (all_of_it, first), *balls = each
+    rounding = all_of_it - first  # in so small a ball nothing else is left
+    for larger, smaller in zip(*((taken - rounding) / linear - 1 for taken, linear in balls), strict=True):
+        yield Trial(smaller.item(), larger.abs().item() / 3, floor=1000 * _TOLERANCE)
 
 
 @CLAIMS.add(
@@ -146,61 +146,59 @@ def _first_order(draws: Draws, *, together: bool = False) -> Iterable[Trial]:
     "H12",
     expected=False,
     note="blocks without weights have a small constant; with random weights it is the other way round",
+    rounds=8,
 )
-def _layer_wise(draws: Draws) -> Iterable[Trial]:
+def _layer_wise(draws: Draws, index: int) -> Iterable[Trial]:
     """Never worse than the product of the layers' hyperbolic constants."""
     # What the certificate allows to be taken from a margin, beside what a constant of the whole model does.
-    for index in draws.rounds(8):
-        model = Hypformer(_FEATURES, _HIDDEN, _CLASSES, layers=2, **_SMOOTH).double().eval()
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                if p.ndim > 1:
-                    without = index % 2 == 0 and "blocks" in name
-                    p.copy_(random_numbers(draws, *p.shape) * (0.0 if without else p.shape[-1] ** -0.5))
-        x, radius = random_numbers(draws, _NODES, _FEATURES), 0.6 if index % 2 == 0 else draws.logarithmic(0.001, 1.0)
-        constant = certify(model, radius, x=x, metric="l2", starts=0).constant
-        found, logits = certify_node(model, x, None, 0, radius, threat="frobenius"), model(x)[0].detach()
-        taken = (logits[found.target] - logits - found.margins)[torch.arange(_CLASSES) != found.target]
-        yield Trial(taken.amax().item(), 2**0.5 * constant * radius)
+    model = Hypformer(_FEATURES, _HIDDEN, _CLASSES, layers=2, **_SMOOTH).double().eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim > 1:
+                without = index % 2 == 0 and "blocks" in name
+                p.copy_(random_numbers(draws, *p.shape) * (0.0 if without else p.shape[-1] ** -0.5))
+    x, radius = random_numbers(draws, _NODES, _FEATURES), 0.6 if index % 2 == 0 else draws.logarithmic(0.001, 1.0)
+    constant = certify(model, radius, x=x, metric="l2", starts=0).constant
+    found, logits = certify_node(model, x, None, 0, radius, threat="frobenius"), model(x)[0].detach()
+    taken = (logits[found.target] - logits - found.margins)[torch.arange(_CLASSES) != found.target]
+    yield Trial(taken.amax().item(), 2**0.5 * constant * radius)
 
 
-@CLAIMS.add("certified.mixed", "L9")
-def _mixed(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("certified.mixed", "L9", rounds=20)
+def _mixed(draws: Draws, index: int) -> Iterable[Trial]:
     """Never worse than the cap by the last LayerNorm, nor than the enclosure."""
-    for index in draws.rounds(20):
-        model, x, edge_index = random_model(draws, index)
-        rows = _rows(index, together=index % 3 == 2)
-        radius = draws.logarithmic(0.01, 10.0) * x[rows].norm().item()
-        found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
-        zero = torch.zeros(len(rows), _FEATURES).double()
-        for other, margin in margins.items():
-            each = [margin(zero).item() - part[other].item() for part in (found.margins, found.affine, found.cap)]
-            yield Trial(each[0], min(each[1:]), floor=_TOLERANCE)
+    model, x, edge_index = random_model(draws, index)
+    rows = _rows(index, together=index % 3 == 2)
+    radius = draws.logarithmic(0.01, 10.0) * x[rows].norm().item()
+    found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
+    zero = torch.zeros(len(rows), _FEATURES).double()
+    for other, margin in margins.items():
+        each = [margin(zero).item() - part[other].item() for part in (found.margins, found.affine, found.cap)]
+        yield Trial(each[0], min(each[1:]), floor=_TOLERANCE)
 
 
-@CLAIMS.add("certified.cap", "L9", "lower")
-def _cap(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("certified.cap", "L9", "lower", rounds=60)
+def _cap(draws: Draws, index: int) -> Iterable[Trial]:
     """Products with logarithms of what a LayerNorm gives, and their lengths, have the bounds of L9."""
-    for index in draws.rounds(60):
-        encoder = random_model(draws, 0)[0].encoder
-        norm = None if encoder is None else encoder.blocks[-1].get_submodule("norm_feedforward")
-        if encoder is None or not isinstance(norm, HypLayerNorm):
-            raise AssertionError("the model has a transformer with a LayerNorm")
-        gain, shift = (norm.get_parameter(f"function.norm.{part}") for part in ("weight", "bias"))
-        row = random_numbers(draws, _HIDDEN)
-        with torch.no_grad():
-            if index % 2:
-                gain.fill_(1.0)
-                shift.zero_()
-                row = row - row.mean()
-            far = torch.cat([-(row * gain)[None], random_numbers(draws, 200, _HIDDEN)])
-            found = norm.manifold_out.logmap0(norm(norm.manifold_in.lift(100 * far)))[:, 1:]
-            yield Trial((found @ -row).amax().item(), -least_products(encoder, row[None, None]).item())
-            yield Trial(found.norm(dim=-1).amax().item(), farthest(encoder).item())
+    encoder = random_model(draws, 0)[0].encoder
+    norm = None if encoder is None else encoder.blocks[-1].get_submodule("norm_feedforward")
+    if encoder is None or not isinstance(norm, HypLayerNorm):
+        raise AssertionError("the model has a transformer with a LayerNorm")
+    gain, shift = (norm.get_parameter(f"function.norm.{part}") for part in ("weight", "bias"))
+    row = random_numbers(draws, _HIDDEN)
+    with torch.no_grad():
+        if index % 2:
+            gain.fill_(1.0)
+            shift.zero_()
+            row = row - row.mean()
+        far = torch.cat([-(row * gain)[None], random_numbers(draws, 200, _HIDDEN)])
+        found = norm.manifold_out.logmap0(norm(norm.manifold_in.lift(100 * far)))[:, 1:]
+        yield Trial((found @ -row).amax().item(), -least_products(encoder, row[None, None]).item())
+        yield Trial(found.norm(dim=-1).amax().item(), farthest(encoder).item())
 
 
-@CLAIMS.add("certified.secant", "L1", "lower")
-def _secant(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("certified.secant", "L1", "lower", rounds=100)
+def _secant(draws: Draws, index: int) -> Iterable[Trial]:
     """f(t) - st, s the secant, lies between its values at an end and where f has slope s."""
     functions: tuple[tuple[_Function, _Function], ...] = (
         (torch.cosh, torch.asinh),
@@ -209,55 +207,47 @@ def _secant(draws: Draws) -> Iterable[Trial]:
         (lambda t: t.relu().square(), lambda s: s / 2),
         (torch.asinh, lambda s: (1 / s.square() - 1).sqrt()),
     )
-    for index in draws.rounds(100):
-        function, turning = functions[index % len(functions)]
-        low = draws.logarithmic(0.01, 3.0)
-        ends = torch.tensor([low, low + draws.logarithmic(0.01, 3.0)], dtype=torch.float64)
-        values = function(ends)
-        slope = (values[1] - values[0]) / (ends[1] - ends[0])
-        at = turning(slope).clamp(*ends)
-        between = torch.stack([values[0] - slope * ends[0], function(at) - slope * at])
-        t = torch.lerp(ends[0], ends[1], torch.linspace(0.0, 1.0, 99, dtype=torch.float64))
-        off = (function(t) - slope * t - between.mean()).abs().amax()
-        yield Trial(off.item(), (between[1] - between[0]).abs().item() / 2, floor=_ROUNDING)
+    function, turning = functions[index % len(functions)]
+    low = draws.logarithmic(0.01, 3.0)
+    ends = torch.tensor([low, low + draws.logarithmic(0.01, 3.0)], dtype=torch.float64)
+    values = function(ends)
+    slope = (values[1] - values[0]) / (ends[1] - ends[0])
+    at = turning(slope).clamp(*ends)
+    between = torch.stack([values[0] - slope * ends[0], function(at) - slope * at])
+    t = torch.lerp(ends[0], ends[1], torch.linspace(0.0, 1.0, 99, dtype=torch.float64))
+    off = (function(t) - slope * t - between.mean()).abs().amax()
+    yield Trial(off.item(), (between[1] - between[0]).abs().item() / 2, floor=_ROUNDING)
 
 
-@CLAIMS.add("certified.products", "L2")
-def _products(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("certified.products", "L2", rounds=100)
+def _products(draws: Draws, index: int) -> Iterable[Trial]:
     """(g.d) d lies in g/2 + (|g|/2) Ball for |d| <= 1, at the rim for |d| = 1."""
-    for index in draws.rounds(100):
-        g, d = random_numbers(draws, 4), random_numbers(draws, 4)
-        d = d / d.norm() * (1.0 if index % 2 else draws.uniform(0.0, 1.0))
-        yield Trial(((g @ d) * d - g / 2).norm().item(), g.norm().item() / 2)
+    g, d = random_numbers(draws, 4), random_numbers(draws, 4)
+    d = d / d.norm() * (1.0 if index % 2 else draws.uniform(0.0, 1.0))
+    yield Trial(((g @ d) * d - g / 2).norm().item(), g.norm().item() / 2)
 
 
-@CLAIMS.add("certified.lengths", "L3", "equal")
-def _lengths(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("certified.lengths", "L3", "equal", rounds=100)
+def _lengths(draws: Draws, _: int) -> Iterable[Trial]:
     """For h = sqrt(a|y|^2 + b) and its linear part l, h - l = a dy'(I - a yy'/h0^2)dy / (h + l)."""
-    for _ in draws.rounds(100):
-        y, change, a, b = (
-            random_numbers(draws, 4),
-            random_numbers(draws, 4),
-            draws.logarithmic(0.01, 10.0),
-            draws.uniform(0.0, 3.0),
-        )
-        start, end = (a * y @ y + b) ** 0.5, (a * (y + change) @ (y + change) + b) ** 0.5
-        tangent = start + a * y @ change / start
-        quadratic = a * (change @ change - a * (y @ change) ** 2 / start**2)
-        yield Trial((end - tangent - quadratic / (end + tangent)).abs().item(), _ROUNDING * (end + start).item())
+    y, change = random_numbers(draws, 4), random_numbers(draws, 4)
+    a, b = draws.logarithmic(0.01, 10.0), draws.uniform(0.0, 3.0)
+    start, end = (a * y @ y + b) ** 0.5, (a * (y + change) @ (y + change) + b) ** 0.5
+    tangent = start + a * y @ change / start
+    quadratic = a * (change @ change - a * (y @ change) ** 2 / start**2)
+    yield Trial((end - tangent - quadratic / (end + tangent)).abs().item(), _ROUNDING * (end + start).item())
 
 
-@CLAIMS.add("certified.lorentz_norms", "L4", "equal")
-def _lorentz_norms(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("certified.lorentz_norms", "L4", "equal", rounds=100)
+def _lorentz_norms(draws: Draws, _: int) -> Iterable[Trial]:
     """For the Lorentz norm L and its linear part l, l - L = |dZ across Z0|^2 / (L + l)."""
     metric = torch.diag(torch.tensor([-1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
-    for _ in draws.rounds(100):
-        space = random_numbers(draws, 2, 3)
-        time = space.norm(dim=-1) * (1 + draws.logarithmic(0.001, 1.0))
-        start, end = torch.cat([time[:, None], space], -1)
-        norm, after = ((-(z @ metric @ z)).sqrt() for z in (start, end))
-        tangent = -(start @ metric @ end) / norm
-        across = end - start * (tangent / norm)
-        identity = across @ metric @ across / (tangent + after)
-        room = _ROUNDING * (time[0] * time[1] / norm + tangent).item()
-        yield Trial((tangent - after - identity).abs().item(), room)
+    space = random_numbers(draws, 2, 3)
+    time = space.norm(dim=-1) * (1 + draws.logarithmic(0.001, 1.0))
+    start, end = torch.cat([time[:, None], space], -1)
+    norm, after = ((-(z @ metric @ z)).sqrt() for z in (start, end))
+    tangent = -(start @ metric @ end) / norm
+    across = end - start * (tangent / norm)
+    identity = across @ metric @ across / (tangent + after)
+    room = _ROUNDING * (time[0] * time[1] / norm + tangent).item()
+    yield Trial((tangent - after - identity).abs().item(), room)

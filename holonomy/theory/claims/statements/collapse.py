@@ -141,18 +141,17 @@ def _sharpest_depth(draws: Draws) -> Iterator[Trial]:
     yield from _by_depth(pairs, repeat(rounding(draws.dtype)), N=1, n=2)
 
 
-@CLAIMS.add("collapse.depth", "Theorem RC", axis="depth", sharpest=_sharpest_depth)
-def _depth(draws: Draws) -> Iterator[Trial]:
+@CLAIMS.add("collapse.depth", "Theorem RC", axis="depth", sharpest=_sharpest_depth, rounds=20)
+def _depth(draws: Draws, _: int) -> Iterator[Trial]:
     """The form `weights`, iterated over a stack."""
-    for _ in draws.rounds(20):
-        order, features = draws.integer(1, 3), draws.integer(1, 4)
-        tokens = draws.integer(2, 4)
-        plain = draws.integer(0, 1) == 0
-        heads = 1 if plain else draws.integer(1, 2)
-        layers = [draw_layer(draws, order, features, heads=heads, plain=plain) for _ in range(4)]
-        x = draw_input(draws, tokens, features)
-        pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
-        yield from _by_depth(pairs, _floors(layers, x), N=order, n=tokens)
+    order, features = draws.integer(1, 3), draws.integer(1, 4)
+    tokens = draws.integer(2, 4)
+    plain = draws.integer(0, 1) == 0
+    heads = 1 if plain else draws.integer(1, 2)
+    layers = [draw_layer(draws, order, features, heads=heads, plain=plain) for _ in range(4)]
+    x = draw_input(draws, tokens, features)
+    pairs = zip(measure_collapse(layers, x), collapse_bound(layers, x), strict=True)
+    yield from _by_depth(pairs, _floors(layers, x), N=order, n=tokens)
 
 
 def _by_depth(
@@ -240,20 +239,19 @@ def _lemma_a2(draws: Draws) -> Iterator[Trial]:
             yield Trial(diameter(y).amax().item(), rounding(draws.dtype) * size, at={"N": float(order)})
 
 
-@CLAIMS.add("collapse.softmax", "Theorem RC")
-def _softmax(draws: Draws) -> Iterator[Trial]:
+@CLAIMS.add("collapse.softmax", "Theorem RC", rounds=60)
+def _softmax(draws: Draws, index: int) -> Iterator[Trial]:
     """A softmax row moves by at most 2 tanh(osc/4), in l1."""
     tolerance = rounding(draws.dtype)
-    for index in draws.rounds(60):
-        size, width = draws.integer(2, 8), draws.logarithmic(0.01, 20.0)
-        a, change = draws.normal(size) * 3, draws.normal(size) * width
-        if index % 3 == 0:  # mass split between the least and the largest change, evenly after half of it
-            change = torch.where(torch.arange(size, device=change.device) % 2 == 0, width, -width).to(change)
-            even = math.log(size // 2 / ((size + 1) // 2))
-            a = torch.where(change > 0, even, 0.0) - change / 2
-        moved = ((a + change).softmax(0) - a.softmax(0)).abs().sum()
-        bound = 2 * torch.tanh((change.amax() - change.amin()) / 4)
-        yield Trial(moved.item(), bound.item(), floor=tolerance)
+    size, width = draws.integer(2, 8), draws.logarithmic(0.01, 20.0)
+    a, change = draws.normal(size) * 3, draws.normal(size) * width
+    if index % 3 == 0:  # mass split between the least and the largest change, evenly after half of it
+        change = torch.where(torch.arange(size, device=change.device) % 2 == 0, width, -width).to(change)
+        even = math.log(size // 2 / ((size + 1) // 2))
+        a = torch.where(change > 0, even, 0.0) - change / 2
+    moved = ((a + change).softmax(0) - a.softmax(0)).abs().sum()
+    bound = 2 * torch.tanh((change.amax() - change.amin()) / 4)
+    yield Trial(moved.item(), bound.item(), floor=tolerance)
 
 
 @CLAIMS.add("collapse.half_constant", "certificates", expected=False)
@@ -295,14 +293,13 @@ def _sharpest_34(draws: Draws) -> Iterator[Trial]:
     yield from _by_depth(printed_masked_collapse(layers, x, causal), repeat(0.0), known=0.70711, N=1, radius=1)
 
 
-@CLAIMS.add("masked.theorem_3_4", "Simplicial Theorem 3.4, N = 1", axis="depth", sharpest=_sharpest_34)
-def _theorem_34(draws: Draws) -> Iterator[Trial]:
+@CLAIMS.add("masked.theorem_3_4", "Simplicial Theorem 3.4, N = 1", axis="depth", sharpest=_sharpest_34, rounds=30)
+def _theorem_34(draws: Draws, _: int) -> Iterator[Trial]:
     """|res X_t|_F <= sqrt(n/2) |ranges|_2 (1 - eps^r)^{floor(t/r)}, |W_V|_{1,inf} <= 1."""
-    for _ in draws.rounds(30):
-        layers, x, mask = _masked_stack(draws, small=True)
-        floor = rounding(draws.dtype) * x.abs().amax().item()
-        radius = centre_radius(mask) or math.nan
-        yield from _by_depth(printed_masked_collapse(layers, x, mask), repeat(floor), N=1, radius=radius)
+    layers, x, mask = _masked_stack(draws, small=True)
+    floor = rounding(draws.dtype) * x.abs().amax().item()
+    radius = centre_radius(mask) or math.nan
+    yield from _by_depth(printed_masked_collapse(layers, x, mask), repeat(floor), N=1, radius=radius)
 
 
 def _two_tokens(draws: Draws, key: float, value: float) -> tuple[list[Projections], Tensor]:
@@ -315,13 +312,12 @@ def _sharpest_dobrushin(draws: Draws) -> Iterator[Trial]:
     yield from _by_depth(masked_collapse(*_two_tokens(draws, 0.5, 0.7)), repeat(rounding(draws.dtype)), N=1)
 
 
-@CLAIMS.add("masked.dobrushin", "Theorem RC", axis="depth", sharpest=_sharpest_dobrushin)
-def _dobrushin(draws: Draws) -> Iterator[Trial]:
+@CLAIMS.add("masked.dobrushin", "Theorem RC", axis="depth", sharpest=_sharpest_dobrushin, rounds=30)
+def _dobrushin(draws: Draws, _: int) -> Iterator[Trial]:
     """For N = 1, diam X_t <= tau(A_t..A_1) diam(X_0) prod|W_V|_2."""
-    for _ in draws.rounds(30):
-        layers, x, mask = _masked_stack(draws, small=False)
-        first = rounding(draws.dtype) * x.abs().amax().item()
-        yield from _by_depth(masked_collapse(layers, x, mask), (max(first, f) for f in _floors(layers, x)), N=1)
+    layers, x, mask = _masked_stack(draws, small=False)
+    first = rounding(draws.dtype) * x.abs().amax().item()
+    yield from _by_depth(masked_collapse(layers, x, mask), (max(first, f) for f in _floors(layers, x)), N=1)
 
 
 @CLAIMS.add("masked.higher_orders", "Simplicial Theorem 3.4, N >= 2", "lower", expected=False, axis="depth")

@@ -35,40 +35,38 @@ def _points(draws: Draws, manifold: Lorentz, count: int, features: int, radius: 
     return manifold.lift(u / (-manifold.curvature).sqrt())
 
 
-@CLAIMS.add("distances.closure", "Hypformer Prop. 4.1", "equal")
-def _closure(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("distances.closure", "Hypformer Prop. 4.1", "equal", rounds=200)
+def _closure(draws: Draws, index: int) -> Iterable[Trial]:
     """HTC and HRC send points of one hyperboloid to points of the other, to rounding."""
     # Off the hyperboloid by no more than the rounding of the squares that cancel.
-    for index in draws.rounds(200):
-        source, target = _curvatures(draws)
-        features = draws.integer(1, 8)
-        x = _points(draws, source, 16, features, draws.logarithmic(0.01, 20.0))
-        if index % 2:
-            layer: nn.Module = HTC(features, features, source, target, **draws.factory_kwargs)
-            layer = filled(layer, weight=draws.normal(features, features + 1))
-        else:
-            layer = HRC(partial(nn.functional.linear, weight=draws.normal(features, features)), source, target)
-        with torch.no_grad():
-            y = layer(x)
-        c = -target.curvature
-        off = (c * (y[..., 1:].square().sum(-1) - y[..., 0].square()) + 1).abs()
-        room = 8 * (features + 4) * torch.finfo(draws.dtype).eps * c * y[..., 0].square()
-        worst = (off / room).argmax()
-        yield Trial(off[worst].item(), room[worst].item())
+    source, target = _curvatures(draws)
+    features = draws.integer(1, 8)
+    x = _points(draws, source, 16, features, draws.logarithmic(0.01, 20.0))
+    if index % 2:
+        layer: nn.Module = HTC(features, features, source, target, **draws.factory_kwargs)
+        layer = filled(layer, weight=draws.normal(features, features + 1))
+    else:
+        layer = HRC(partial(nn.functional.linear, weight=draws.normal(features, features)), source, target)
+    with torch.no_grad():
+        y = layer(x)
+    c = -target.curvature
+    off = (c * (y[..., 1:].square().sum(-1) - y[..., 0].square()) + 1).abs()
+    room = 8 * (features + 4) * torch.finfo(draws.dtype).eps * c * y[..., 0].square()
+    worst = (off / room).argmax()
+    yield Trial(off[worst].item(), room[worst].item())
 
 
-@CLAIMS.add("distances.isometries", "Hypformer Prop. 4.2", "equal")
-def _isometries(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("distances.isometries", "Hypformer Prop. 4.2", "equal", rounds=150)
+def _isometries(draws: Draws, index: int) -> Iterable[Trial]:
     """The identity, orthogonal maps and boosts scale all distances by the root of the ratio of curvatures."""
-    for index in draws.rounds(150):
-        source, target = _curvatures(draws)
-        features = draws.integer(2, 6)
-        x = _points(draws, source, 12, features)
-        layer = _isometry(index % 3, draws, source, target, features)
-        found = distance_scaling(layer, x)
-        off = max(abs(found.least / found.expected - 1), abs(found.largest / found.expected - 1))
-        seen = _seen(found) if index < len(_ISOMETRIES) else {}
-        yield Trial(off, numerics.tolerance(draws.dtype).rtol, at={"kind": float(index % 3)}, seen=seen)
+    source, target = _curvatures(draws)
+    features = draws.integer(2, 6)
+    x = _points(draws, source, 12, features)
+    layer = _isometry(index % 3, draws, source, target, features)
+    found = distance_scaling(layer, x)
+    off = max(abs(found.least / found.expected - 1), abs(found.largest / found.expected - 1))
+    seen = _seen(found) if index < len(_ISOMETRIES) else {}
+    yield Trial(off, numerics.tolerance(draws.dtype).rtol, at={"kind": float(index % 3)}, seen=seen)
 
 
 def _isometry(kind: int, draws: Draws, source: Lorentz, target: Lorentz, features: int) -> nn.Module:
@@ -92,25 +90,25 @@ def _seen(found: DistanceScaling) -> Mapping[str, Tensor]:
     "Hypformer Prop. 4.2, as printed",
     expected=False,
     note="linear maps, ReLU and LayerNorm change the order of triples",
+    rounds=60,
 )
-def _general(draws: Draws) -> Iterable[Trial]:
+def _general(draws: Draws, index: int) -> Iterable[Trial]:
     """HTC and HRC keep the order of distances, whatever the function."""
-    for index in draws.rounds(60):
-        source, target = _curvatures(draws)
-        features = draws.integer(2, 8)
-        x = _points(draws, source, 16, features)
-        layers: list[nn.Module] = [
-            HTC(features, features, source, target, **draws.factory_kwargs),
-            HypActivation(torch.relu, source, target),
-            HypLayerNorm(features, source, target, elementwise_affine=False, **draws.factory_kwargs),
-        ]
-        layer = layers[index % 3]
-        if isinstance(layer, HTC):
-            layer = filled(layer, weight=draws.normal(features, features + 1))
-        found = distance_scaling(layer, x)
-        note = f"{found.flipped:.1%} of the triples of 16 points change order"
-        seen = _seen(found) if index < len(_GENERAL) else {}
-        yield Trial(found.flipped, 0.0, at={"kind": float(index % 3)}, note=note, seen=seen)
+    source, target = _curvatures(draws)
+    features = draws.integer(2, 8)
+    x = _points(draws, source, 16, features)
+    layers: list[nn.Module] = [
+        HTC(features, features, source, target, **draws.factory_kwargs),
+        HypActivation(torch.relu, source, target),
+        HypLayerNorm(features, source, target, elementwise_affine=False, **draws.factory_kwargs),
+    ]
+    layer = layers[index % 3]
+    if isinstance(layer, HTC):
+        layer = filled(layer, weight=draws.normal(features, features + 1))
+    found = distance_scaling(layer, x)
+    note = f"{found.flipped:.1%} of the triples of 16 points change order"
+    seen = _seen(found) if index < len(_GENERAL) else {}
+    yield Trial(found.flipped, 0.0, at={"kind": float(index % 3)}, note=note, seen=seen)
 
 
 @CLAIMS.add("distances.naive", "Hypformer eq. 8", expected=False)

@@ -83,25 +83,24 @@ def _normalised(draws: Draws, *, elsewhere: bool) -> Iterator[Trial]:
             yield Trial(off, floor, at={"n": float(nodes)}, note=note if elsewhere else "")
 
 
-@CLAIMS.add("hot.theorem_2", "HOT Theorem 2", "equal", axis="n")
-def _messages(draws: Draws) -> Iterator[Trial]:
+@CLAIMS.add("hot.theorem_2", "HOT Theorem 2", "equal", axis="n", rounds=12)
+def _messages(draws: Draws, index: int) -> Iterator[Trial]:
     """Two sparse maps with attention one and an elementwise map between are message passing."""
-    for index in draws.rounds(12):
-        nodes = draws.integer(3, 9)
-        one_way = (draws.normal(nodes, nodes) > 0).triu(1).nonzero().T
-        edge_index = torch.cat([one_way, one_way.flip(0)], 1)
-        if index == 0:
-            edge_index, nodes = chorded_cycle().to(draws.device), 6
-        x, e = draws.normal(nodes, 2), draws.normal(edge_index.shape[1], 2)
-        first, second = draws.normal(6, 8), draws.normal(8, 3)
+    nodes = draws.integer(3, 9)
+    one_way = (draws.normal(nodes, nodes) > 0).triu(1).nonzero().T
+    edge_index = torch.cat([one_way, one_way.flip(0)], 1)
+    if index == 0:
+        edge_index, nodes = chorded_cycle().to(draws.device), 6
+    x, e = draws.normal(nodes, 2), draws.normal(edge_index.shape[1], 2)
+    first, second = draws.normal(6, 8), draws.normal(8, 3)
 
-        def message(features: Tensor, first: Tensor = first, second: Tensor = second) -> Tensor:
-            return torch.relu(features @ first) @ second
+    def message(features: Tensor) -> Tensor:
+        return torch.relu(features @ first) @ second
 
-        receiver, sender = edge_index
-        sent = message(torch.cat([x[receiver], x[sender], e], 1))
-        wanted = x.new_zeros(nodes, 3).index_add(0, receiver, sent)
-        yield Trial(*_off(message_passing(x, edge_index, e, message), wanted), at={"n": float(nodes)})
+    receiver, sender = edge_index
+    sent = message(torch.cat([x[receiver], x[sender], e], 1))
+    wanted = x.new_zeros(nodes, 3).index_add(0, receiver, sent)
+    yield Trial(*_off(message_passing(x, edge_index, e, message), wanted), at={"n": float(nodes)})
 
 
 def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[Trial]:

@@ -98,18 +98,17 @@ def _sizes(draws: Draws) -> tuple[int, int]:
     return draws.integer(1, 4), draws.integer(1, 4)
 
 
-@CLAIMS.add("hyperbolic.refinement", _OURS + "H1", "lower", sharpest=sharpest.refinements)
-def _refinements(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.refinement", _OURS + "H1", "lower", sharpest=sharpest.refinements, rounds=16)
+def _refinements(draws: Draws, index: int) -> Iterable[Trial]:
     """The constant of HRC with an affine map."""
     # HRC of affine maps on balls: by ascent, and everywhere where the proof says that the supremum is attained.
-    for index in draws.rounds(16):
-        source, target = draw_manifold(draws), draw_manifold(draws)
-        sizes, radius = _sizes(draws), draw_radius(draws)
-        linear = _linear(draws, sizes, bias=index % 3 > 0)
-        layer = HRC(linear, source, target)
-        if index % 2:
-            yield _at_the_maximum(layer, linear, source)
-            continue
+    source, target = draw_manifold(draws), draw_manifold(draws)
+    sizes, radius = _sizes(draws), draw_radius(draws)
+    linear = _linear(draws, sizes, bias=index % 3 > 0)
+    layer = HRC(linear, source, target)
+    if index % 2:
+        yield _at_the_maximum(layer, linear, source)
+    else:
         yield from over_ball(draws, layer, radius, sizes[0])
 
 
@@ -132,37 +131,35 @@ def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
     return Trial(stretch(layer, point).item(), lipschitz_bound(layer))
 
 
-@CLAIMS.add("hyperbolic.transformation", _OURS + "H2", "lower")
-def _transformations(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.transformation", _OURS + "H2", "lower", rounds=10)
+def _transformations(draws: Draws, index: int) -> Iterable[Trial]:
     """The constant of HTC, on balls and all of space."""
-    for index in draws.rounds(10):
-        source, target = draw_manifold(draws), draw_manifold(draws)
-        sizes, radius = _sizes(draws), draw_radius(draws)
-        layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
-        found = list(over_ball(draws, layer, radius, sizes[0]))
-        yield from found
-        # Never above the constant of all of space, either.
-        yield Trial(found[0].measured, lipschitz_bound(layer), at={"radius": radius})
+    source, target = draw_manifold(draws), draw_manifold(draws)
+    sizes, radius = _sizes(draws), draw_radius(draws)
+    layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
+    found = list(over_ball(draws, layer, radius, sizes[0]))
+    yield from found
+    # Never above the constant of all of space, either.
+    yield Trial(found[0].measured, lipschitz_bound(layer), at={"radius": radius})
 
 
-@CLAIMS.add("hyperbolic.about", _OURS + "H2'", "lower", axis="distance", sharpest=sharpest.about_points)
-def _about_points(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.about", _OURS + "H2'", "lower", axis="distance", sharpest=sharpest.about_points, rounds=20)
+def _about_points(draws: Draws, index: int) -> Iterable[Trial]:
     """The stretch of HTC about a point."""
-    for index in draws.rounds(20):
-        source, target = draw_manifold(draws), draw_manifold(draws)
-        sizes = _sizes(draws)
-        layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
-        x = draw_points(draws, source, draw_radius(draws, 3.0), 64, sizes[0])
-        step = source.proju(x, draws.normal(*x.shape))
-        # As far as the stretch at the other point keeps its digits, too.
-        length = draws.logarithmic(0.01, 0.5 if draws.dtype == torch.float32 else 2.0) / root(source)
-        y = source.expmap(x, length * step / source.inner(x, step).sqrt()[..., None])
-        apart = (source.dist(x, y) * root(source)).tolist()
-        unit = root(target) / root(source)
-        here, there = (stretch(layer, z) * unit for z in (x, y))
-        shift = 0.0 if index % 2 == 0 else cast("Tensor", layer.bias).detach().norm().item() * root(source)
-        for a, b, r in zip(here.tolist(), there.tolist(), apart, strict=True):
-            yield Trial(b, ball_stretch(a, shift, r), at={"distance": r})
+    source, target = draw_manifold(draws), draw_manifold(draws)
+    sizes = _sizes(draws)
+    layer = draw_transformation(draws, sizes, source, target, bias=index % 2 > 0)
+    x = draw_points(draws, source, draw_radius(draws, 3.0), 64, sizes[0])
+    step = source.proju(x, draws.normal(*x.shape))
+    # As far as the stretch at the other point keeps its digits, too.
+    length = draws.logarithmic(0.01, 0.5 if draws.dtype == torch.float32 else 2.0) / root(source)
+    y = source.expmap(x, length * step / source.inner(x, step).sqrt()[..., None])
+    apart = (source.dist(x, y) * root(source)).tolist()
+    unit = root(target) / root(source)
+    here, there = (stretch(layer, z) * unit for z in (x, y))
+    shift = 0.0 if index % 2 == 0 else cast("Tensor", layer.bias).detach().norm().item() * root(source)
+    for a, b, r in zip(here.tolist(), there.tolist(), apart, strict=True):
+        yield Trial(b, ball_stretch(a, shift, r), at={"distance": r})
 
 
 ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -176,101 +173,95 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
-@CLAIMS.add("hyperbolic.activation", _OURS + "H3", "lower", axis="features", sharpest=sharpest.activations)
-def _activations(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.activation", _OURS + "H3", "lower", axis="features", sharpest=sharpest.activations, rounds=14)
+def _activations(draws: Draws, index: int) -> Iterable[Trial]:
     """The constants of activations."""
-    for index in draws.rounds(14):
-        source, target = draw_manifold(draws), draw_manifold(draws)
-        features, radius = draws.integer(1, 8), draw_radius(draws)
-        layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
-        bound = lipschitz_bound(layer, radius / root(source), features=features)
-        yield from over_ball(draws, layer, radius, features, bound, at={"features": float(features)})
+    source, target = draw_manifold(draws), draw_manifold(draws)
+    features, radius = draws.integer(1, 8), draw_radius(draws)
+    layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
+    bound = lipschitz_bound(layer, radius / root(source), features=features)
+    yield from over_ball(draws, layer, radius, features, bound, at={"features": float(features)})
 
 
-@CLAIMS.add("hyperbolic.dropout", _OURS + "H1", "lower", sharpest=sharpest.dropouts)
-def _projections(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.dropout", _OURS + "H1", "lower", sharpest=sharpest.dropouts, rounds=6)
+def _projections(draws: Draws, index: int) -> Iterable[Trial]:
     """Projections have 1, dropout in training 1/(1-p)."""
-    for index in draws.rounds(6):
-        source = draw_manifold(draws)
-        features, radius = draws.integer(2, 6), draw_radius(draws)
-        if index % 2:
-            rate = draws.uniform(0.1, 0.8)
-            kept = torch.rand(features, generator=draws.generator) >= rate
-            kept[0] = True  # a constant map would say nothing
-            keep = kept.to(draws.device, draws.dtype) / (1 - rate)
-            bound = lipschitz_bound(HypDropout(rate, source).train(), radius / root(source))
-            layer: nn.Module = HRC(lambda s, keep=keep: s * keep, source)
-        else:
-            layer = HypDropout(0.5, source).eval()
-            bound = lipschitz_bound(layer, radius / root(source))
-        yield from over_ball(draws, layer, radius, features, bound)
+    source = draw_manifold(draws)
+    features, radius = draws.integer(2, 6), draw_radius(draws)
+    if index % 2:
+        rate = draws.uniform(0.1, 0.8)
+        kept = torch.rand(features, generator=draws.generator) >= rate
+        kept[0] = True  # a constant map would say nothing
+        keep = kept.to(draws.device, draws.dtype) / (1 - rate)
+        bound = lipschitz_bound(HypDropout(rate, source).train(), radius / root(source))
+        layer: nn.Module = HRC(lambda s: s * keep, source)
+    else:
+        layer = HypDropout(0.5, source).eval()
+        bound = lipschitz_bound(layer, radius / root(source))
+    yield from over_ball(draws, layer, radius, features, bound)
 
 
-@CLAIMS.add("hyperbolic.layer_norm", _OURS + "H4", "lower", axis="eps", sharpest=sharpest.layer_norms)
-def _layer_norms(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.layer_norm", _OURS + "H4", "lower", axis="eps", sharpest=sharpest.layer_norms, rounds=8)
+def _layer_norms(draws: Draws, index: int) -> Iterable[Trial]:
     """The constant of LayerNorm."""
-    for index in draws.rounds(8):
-        source, target = draw_manifold(draws), draw_manifold(draws)
-        features, radius = draws.integer(2, 6), draw_radius(draws)
-        affine = index % 2 > 0
-        eps = draws.logarithmic(1 / 1000 if draws.dtype == torch.float64 else 1 / 100, 1.0)
-        layer = HypLayerNorm(features, source, target, eps=eps, elementwise_affine=affine, **draws.factory_kwargs)
-        if affine:
-            filled(layer, function__norm__weight=draws.normal(features), function__norm__bias=draws.normal(features))
-        yield from over_ball(draws, layer, radius, features, at={"eps": eps})
+    source, target = draw_manifold(draws), draw_manifold(draws)
+    features, radius = draws.integer(2, 6), draw_radius(draws)
+    affine = index % 2 > 0
+    eps = draws.logarithmic(1 / 1000 if draws.dtype == torch.float64 else 1 / 100, 1.0)
+    layer = HypLayerNorm(features, source, target, eps=eps, elementwise_affine=affine, **draws.factory_kwargs)
+    if affine:
+        filled(layer, function__norm__weight=draws.normal(features), function__norm__bias=draws.normal(features))
+    yield from over_ball(draws, layer, radius, features, at={"eps": eps})
 
 
-@CLAIMS.add("hyperbolic.midpoint", _OURS + "H5")
-def _midpoints(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.midpoint", _OURS + "H5", rounds=20)
+def _midpoints(draws: Draws, _: int) -> Iterable[Trial]:
     """A midpoint moves no farther than its farthest point."""
-    for _ in draws.rounds(20):
-        manifold, count, features = draw_manifold(draws), draws.integer(2, 6), draws.integer(1, 4)
-        radius = draw_radius(draws, 3.0)
-        x = draw_points(draws, manifold, radius, 32, count, features)
-        step = draws.normal(*x.shape) * draws.logarithmic(0.01, 1.0)
-        y = manifold.expmap(x, manifold.proju(x, step))
-        weights = draws.normal(32, 1, count).exp()
-        moved = manifold.dist(manifold.centroid(x, weights), manifold.centroid(y, weights)).flatten()
-        for value, bound in zip(moved.tolist(), manifold.dist(x, y).amax(-1).tolist(), strict=True):
-            yield Trial(value, bound, floor=_floor(draws, radius))
+    manifold, count, features = draw_manifold(draws), draws.integer(2, 6), draws.integer(1, 4)
+    radius = draw_radius(draws, 3.0)
+    x = draw_points(draws, manifold, radius, 32, count, features)
+    step = draws.normal(*x.shape) * draws.logarithmic(0.01, 1.0)
+    y = manifold.expmap(x, manifold.proju(x, step))
+    weights = draws.normal(32, 1, count).exp()
+    moved = manifold.dist(manifold.centroid(x, weights), manifold.centroid(y, weights)).flatten()
+    for value, bound in zip(moved.tolist(), manifold.dist(x, y).amax(-1).tolist(), strict=True):
+        yield Trial(value, bound, floor=_floor(draws, radius))
 
 
-@CLAIMS.add("hyperbolic.weights", _OURS + "H6")
-def _weights(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.weights", _OURS + "H6", rounds=30)
+def _weights(draws: Draws, index: int) -> Iterable[Trial]:
     """How far a midpoint moves with its weights."""
     # Random points and weights, and the two points at which the bound is attained.
-    for index in draws.rounds(30):
-        radius, count = draw_radius(draws, 3.0), draws.integer(2, 6)
-        manifold = Lorentz(-1.0, **draws.factory_kwargs)
-        if index % 3:
-            x = draw_points(draws, manifold, radius, 32, count, draws.integer(1, 4))
-            first, second = draws.normal(2, 32, count) * draws.logarithmic(0.1, 3.0)
-        else:
-            ends = torch.tensor([[math.sinh(radius)], [-math.sinh(radius)]])
-            x = manifold.lift(ends.to(draws.dtype).to(draws.device))[None]
-            first = torch.tensor([[1.0, -1.0]]).to(x) * draws.logarithmic(0.1, 2.0)
-            second = -first
-        a, b = (manifold.centroid(x, w.exp()[:, None]).squeeze(-2) for w in (first, second))
-        change = first - second
-        spread = (change.amax(-1) - change.amin(-1)).tolist()
-        diameters = manifold.cdist(x, x).amax((-2, -1)).tolist()
-        for moved, wide, osc in zip(manifold.dist(a, b).tolist(), diameters, spread, strict=True):
-            yield Trial(moved, weights_bound(wide, osc), floor=_floor(draws, radius))
+    radius, count = draw_radius(draws, 3.0), draws.integer(2, 6)
+    manifold = Lorentz(-1.0, **draws.factory_kwargs)
+    if index % 3:
+        x = draw_points(draws, manifold, radius, 32, count, draws.integer(1, 4))
+        first, second = draws.normal(2, 32, count) * draws.logarithmic(0.1, 3.0)
+    else:
+        ends = torch.tensor([[math.sinh(radius)], [-math.sinh(radius)]])
+        x = manifold.lift(ends.to(draws.dtype).to(draws.device))[None]
+        first = torch.tensor([[1.0, -1.0]]).to(x) * draws.logarithmic(0.1, 2.0)
+        second = -first
+    a, b = (manifold.centroid(x, w.exp()[:, None]).squeeze(-2) for w in (first, second))
+    change = first - second
+    spread = (change.amax(-1) - change.amin(-1)).tolist()
+    diameters = manifold.cdist(x, x).amax((-2, -1)).tolist()
+    for moved, wide, osc in zip(manifold.dist(a, b).tolist(), diameters, spread, strict=True):
+        yield Trial(moved, weights_bound(wide, osc), floor=_floor(draws, radius))
 
 
 def _floor(draws: Draws, radius: float) -> float:
     return rounding(draws.dtype) * math.cosh(radius)
 
 
-@CLAIMS.add("hyperbolic.residual", _OURS + "H7", "lower", axis="epsilon", sharpest=sharpest.residuals)
-def _positions(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.residual", _OURS + "H7", "lower", axis="epsilon", sharpest=sharpest.residuals, rounds=6)
+def _positions(draws: Draws, _: int) -> Iterable[Trial]:
     """The constant of a residual connection."""
-    for _ in draws.rounds(6):
-        manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws, 3.0)
-        epsilon = draws.logarithmic(0.2, 5.0)
-        layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, **draws.factory_kwargs)
-        layer.position = draw_transformation(draws, (features, features), manifold, manifold, bias=True)
-        yield from over_ball(draws, layer, radius, features, at={"epsilon": epsilon})
+    manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws, 3.0)
+    epsilon = draws.logarithmic(0.2, 5.0)
+    layer = HypPositionalEncoding(features, manifold, epsilon=epsilon, **draws.factory_kwargs)
+    layer.position = draw_transformation(draws, (features, features), manifold, manifold, bias=True)
+    yield from over_ball(draws, layer, radius, features, at={"epsilon": epsilon})
 
 
 class _Pair(nn.Module):
@@ -285,47 +276,44 @@ class _Pair(nn.Module):
         return self.concat(x[..., :1, :], x[..., 1:, :])
 
 
-@CLAIMS.add("hyperbolic.ends", _OURS + "H11", "lower", axis="radius", sharpest=sharpest.concatenations)
-def _ends(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.ends", _OURS + "H11", "lower", axis="radius", sharpest=sharpest.concatenations, rounds=12)
+def _ends(draws: Draws, index: int) -> Iterable[Trial]:
     """Exponential map, concatenation, cut."""
-    for index in draws.rounds(12):
-        manifold, features, radius = draw_manifold(draws), draws.integer(2, 4), draw_radius(draws, 3.0)
-        if index % 3 == 0:
-            u = draws.normal(64, features)
-            u = radius / root(manifold) * u / u.norm(dim=-1, keepdim=True)
-            found = stretch(lambda v, m=manifold: m.expmap0(functional.pad(v, (1, 0))), u, ends=Ends(None, manifold))
-            for value in found.tolist():
-                yield Trial(value, exponential_stretch(radius), at={"radius": radius})
-        elif index % 3 == 1:
-            pair = _Pair(manifold)
-            bound = lipschitz_bound(pair.concat, radius / root(manifold))
-            yield from over_ball(draws, pair, radius, features, bound, tokens=2, metric="l2")
-        else:
-            x = draw_points(draws, manifold, radius, 64, 2 * features)
+    manifold, features, radius = draw_manifold(draws), draws.integer(2, 4), draw_radius(draws, 3.0)
+    if index % 3 == 0:
+        u = draws.normal(64, features)
+        u = radius / root(manifold) * u / u.norm(dim=-1, keepdim=True)
+        found = stretch(lambda v: manifold.expmap0(functional.pad(v, (1, 0))), u, ends=Ends(None, manifold))
+        for value in found.tolist():
+            yield Trial(value, exponential_stretch(radius), at={"radius": radius})
+    elif index % 3 == 1:
+        pair = _Pair(manifold)
+        bound = lipschitz_bound(pair.concat, radius / root(manifold))
+        yield from over_ball(draws, pair, radius, features, bound, tokens=2, metric="l2")
+    else:
+        x = draw_points(draws, manifold, radius, 64, 2 * features)
 
-            def halves(z: Tensor, m: Lorentz = manifold) -> Tensor:
-                return m.lift(m.space(z.squeeze(-2)).unflatten(-1, (2, -1)))
+        def halves(z: Tensor) -> Tensor:
+            return manifold.lift(manifold.space(z.squeeze(-2)).unflatten(-1, (2, -1)))
 
-            for value in stretch(halves, x[:, None], ends=Ends(manifold, manifold), joint=True).tolist():
-                yield Trial(value, math.sqrt(2), at={"radius": radius})
+        for value in stretch(halves, x[:, None], ends=Ends(manifold, manifold), joint=True).tolist():
+            yield Trial(value, math.sqrt(2), at={"radius": radius})
 
 
-@CLAIMS.add("hyperbolic.classifier", _OURS + "H13", "lower", axis="radius", sharpest=sharpest.classifiers)
-def _classifiers(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.classifier", _OURS + "H13", "lower", axis="radius", sharpest=sharpest.classifiers, rounds=6)
+def _classifiers(draws: Draws, _: int) -> Iterable[Trial]:
     """The constant of HypMLR is |Z|_F."""
-    for _ in draws.rounds(6):
-        manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws)
-        layer = HypMLR(features, draws.integer(1, 4), manifold, **draws.factory_kwargs)
-        layer = filled(layer, weight=draws.normal(*layer.weight.shape), offset=draws.normal(*layer.offset.shape))
-        yield from over_ball(draws, layer, radius, features)
+    manifold, features, radius = draw_manifold(draws), draws.integer(1, 4), draw_radius(draws)
+    layer = HypMLR(features, draws.integer(1, 4), manifold, **draws.factory_kwargs)
+    layer = filled(layer, weight=draws.normal(*layer.weight.shape), offset=draws.normal(*layer.offset.shape))
+    yield from over_ball(draws, layer, radius, features)
 
 
-@CLAIMS.add("hyperbolic.bias", _OURS + "H1")
-def _bias(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.bias", _OURS + "H1", rounds=20)
+def _bias(draws: Draws, _: int) -> Iterable[Trial]:
     """A shift by b has the constant e^arsinh(|b|/2)."""
-    for _ in draws.rounds(20):
-        b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3.0)
-        value = affine_stretch(torch.eye(len(b)).to(b), b)
-        printed = math.exp(math.asinh(b.norm().item() / 2))
-        yield Trial(value, printed)
-        yield Trial(printed, value)
+    b = draws.normal(draws.integer(1, 4)) * draws.logarithmic(0.1, 3.0)
+    value = affine_stretch(torch.eye(len(b)).to(b), b)
+    printed = math.exp(math.asinh(b.norm().item() / 2))
+    yield Trial(value, printed)
+    yield Trial(printed, value)

@@ -47,13 +47,12 @@ def _softmax(draws: Draws, similarity: Similarity) -> HypSoftmaxAttention:
     return layer
 
 
-def _over_balls(draws: Draws, similarity: Similarity) -> Iterable[Trial]:
-    for index in draws.rounds(4):
-        layer = _softmax(draws, similarity)
-        radius, tokens, metric = draw_radius(draws, 1.5), draws.integer(2, 5), METRICS[index % 2]
-        source, features = layer.manifold_in, layer.query.in_features
-        bound = lipschitz_bound(layer, radius / root(source), tokens=tokens, metric=metric)
-        yield from over_ball(draws, layer, radius, features, bound, tokens=tokens, metric=metric)
+def _over_balls(draws: Draws, index: int, similarity: Similarity) -> Iterable[Trial]:
+    layer = _softmax(draws, similarity)
+    radius, tokens, metric = draw_radius(draws, 1.5), draws.integer(2, 5), METRICS[index % 2]
+    source, features = layer.manifold_in, layer.query.in_features
+    bound = lipschitz_bound(layer, radius / root(source), tokens=tokens, metric=metric)
+    yield from over_ball(draws, layer, radius, features, bound, tokens=tokens, metric=metric)
 
 
 _KAPPAS = (-0.05, -0.2, -0.7, -2.0, -8.0)
@@ -105,11 +104,10 @@ PICTURES: tuple[Picture, ...] = (
 """The picture of constants over the curvature."""
 
 
-def _at_inputs(draws: Draws, similarity: Similarity) -> Iterable[Trial]:
-    for index in draws.rounds(10):
-        layer = _softmax(draws, similarity)
-        x = draw_points(draws, layer.manifold_in, draw_radius(draws, 1.5), draws.integer(2, 6), layer.query.in_features)
-        yield _local(layer, x, METRICS[index % 2])
+def _at_inputs(draws: Draws, index: int, similarity: Similarity) -> Iterable[Trial]:
+    layer = _softmax(draws, similarity)
+    x = draw_points(draws, layer.manifold_in, draw_radius(draws, 1.5), draws.integer(2, 6), layer.query.in_features)
+    yield _local(layer, x, METRICS[index % 2])
 
 
 def _local(layer: HypSoftmaxAttention | HypLinearAttention, x: Tensor, metric: Metric) -> Trial:
@@ -118,9 +116,9 @@ def _local(layer: HypSoftmaxAttention | HypLinearAttention, x: Tensor, metric: M
 
 
 for similarity in SIMILARITIES:
-    for name, given, trials, sharpest in (
-        ("softmax", "constant of softmax attention over a ball", _over_balls, sharpest_inputs.softmax),
-        ("softmax_at", "stretch of softmax attention at an input", _at_inputs, sharpest_inputs.softmax_at),
+    for name, given, trials, sharpest, rounds in (
+        ("softmax", "constant of softmax attention over a ball", _over_balls, sharpest_inputs.softmax, 4),
+        ("softmax_at", "stretch of softmax attention at an input", _at_inputs, sharpest_inputs.softmax_at, 10),
     ):
         CLAIMS.add(
             f"hyperbolic.{name}_{similarity}",
@@ -128,32 +126,32 @@ for similarity in SIMILARITIES:
             "lower",
             statement=f"The {given}, logits by {similarity.replace('_', ' ')}",
             sharpest=partial(sharpest, similarity=similarity),
+            rounds=rounds,
             similarity=similarity,
         )(trials)
 
 
-@CLAIMS.add("hyperbolic.collapse", _OURS + "H9")
-def _collapse(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.collapse", _OURS + "H9", rounds=24)
+def _collapse(draws: Draws, index: int) -> Iterable[Trial]:
     """Rank collapse of softmax attention."""
     # Random points, and the family on one geodesic for which the bound is attained.
-    for index in draws.rounds(24):
-        manifold, channels = draw_manifold(draws), draws.integer(1, 4)
-        radius = draw_radius(draws, 2.0)
-        if index % 4:
-            queries, keys, far = draws.integer(2, 6), draws.integer(2, 6), draw_radius(draws, 2.0)
-            query = manifold.space(draw_points(draws, manifold, radius, 32, queries, channels))
-            key = manifold.space(draw_points(draws, manifold, radius, 32, keys, channels))
-            value = manifold.space(draw_points(draws, manifold, far, 32, keys, channels))
-        else:
-            ends = torch.tensor([[[1.0], [-1.0]]], **draws.factory_kwargs) / root(manifold)
-            query, key, value = (math.sinh(draws.uniform(0.1, 1.0)) * ends for _ in range(3))
-            channels = 1
-        out = hyperbolic_softmax_attention(query, key, value, curvature=manifold.curvature)
-        sizes = [_diameters(manifold, z) for z in (out, query, key, value)]
-        scale = unit_scale("geodesic_squared", channels, manifold.curvature.item())
-        floor = rounding(draws.dtype) * math.cosh(2 * radius + 2)
-        for measured, wide, narrow, spread in zip(*sizes, strict=True):
-            yield Trial(measured, hyperbolic_collapse_bound(wide, narrow, spread, scale), floor=floor)
+    manifold, channels = draw_manifold(draws), draws.integer(1, 4)
+    radius = draw_radius(draws, 2.0)
+    if index % 4:
+        queries, keys, far = draws.integer(2, 6), draws.integer(2, 6), draw_radius(draws, 2.0)
+        query = manifold.space(draw_points(draws, manifold, radius, 32, queries, channels))
+        key = manifold.space(draw_points(draws, manifold, radius, 32, keys, channels))
+        value = manifold.space(draw_points(draws, manifold, far, 32, keys, channels))
+    else:
+        ends = torch.tensor([[[1.0], [-1.0]]], **draws.factory_kwargs) / root(manifold)
+        query, key, value = (math.sinh(draws.uniform(0.1, 1.0)) * ends for _ in range(3))
+        channels = 1
+    out = hyperbolic_softmax_attention(query, key, value, curvature=manifold.curvature)
+    sizes = [_diameters(manifold, z) for z in (out, query, key, value)]
+    scale = unit_scale("geodesic_squared", channels, manifold.curvature.item())
+    floor = rounding(draws.dtype) * math.cosh(2 * radius + 2)
+    for measured, wide, narrow, spread in zip(*sizes, strict=True):
+        yield Trial(measured, hyperbolic_collapse_bound(wide, narrow, spread, scale), floor=floor)
 
 
 def _diameters(manifold: Lorentz, space: Tensor) -> list[float]:
@@ -161,23 +159,22 @@ def _diameters(manifold: Lorentz, space: Tensor) -> list[float]:
     return (manifold.cdist(points, points).amax((-2, -1)) * root(manifold)).tolist()
 
 
-@CLAIMS.add("hyperbolic.linear_at", _OURS + "H10", "lower", sharpest=sharpest_inputs.linear_at)
-def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.linear_at", _OURS + "H10", "lower", sharpest=sharpest_inputs.linear_at, rounds=20)
+def _linear_at_inputs(draws: Draws, index: int) -> Iterable[Trial]:
     """The stretch of linear attention at an input."""
     # Biases keep features positive: every query meets a key, and values are not all zero.
-    for index in draws.rounds(20):
-        source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
-        heads = draws.integer(1, 2)
-        power = draws.uniform(1.0, 3.0)
-        with forked(draws.integer(0, 10**6)):
-            layer = HypLinearAttention(
-                2 * heads, heads, source, target, manifold_hidden=hidden, power=power, dtype=torch.float64
-            )
-        layer = layer.to(draws.device, draws.dtype)
-        for htc in (layer.query, layer.key, layer.value):
-            filled(htc, bias=cast("Tensor", htc.bias) + 1)
-        x = draw_points(draws, source, draw_radius(draws, 1.0), draws.integer(2, 6), 2 * heads)
-        yield _local(layer, x, METRICS[index % 2])
+    source, target, hidden = draw_manifold(draws), draw_manifold(draws), draw_manifold(draws)
+    heads = draws.integer(1, 2)
+    power = draws.uniform(1.0, 3.0)
+    with forked(draws.integer(0, 10**6)):
+        layer = HypLinearAttention(
+            2 * heads, heads, source, target, manifold_hidden=hidden, power=power, dtype=torch.float64
+        )
+    layer = layer.to(draws.device, draws.dtype)
+    for htc in (layer.query, layer.key, layer.value):
+        filled(htc, bias=cast("Tensor", htc.bias) + 1)
+    x = draw_points(draws, source, draw_radius(draws, 1.0), draws.integer(2, 6), 2 * heads)
+    yield _local(layer, x, METRICS[index % 2])
 
 
 @CLAIMS.add(
@@ -188,6 +185,7 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
     axis="tokens",
     sharpest=partial(sharpest_inputs.averages, cone=False),
     cone=False,
+    rounds=10,
 )
 @CLAIMS.add(
     "hyperbolic.linear_cone",
@@ -197,23 +195,23 @@ def _linear_at_inputs(draws: Draws) -> Iterable[Trial]:
     axis="tokens",
     sharpest=partial(sharpest_inputs.averages, cone=True),
     cone=True,
+    rounds=10,
 )
-def _averages(draws: Draws, *, cone: bool) -> Iterable[Trial]:
+def _averages(draws: Draws, _: int, *, cone: bool) -> Iterable[Trial]:
     """The Euclidean average alone, queries, keys and values independent: its stretch at random features."""
-    for _ in draws.rounds(10):
-        tokens, channels = draws.integer(2, 6), draws.integer(1, 3)
-        q, k, v = ((draws.normal(32, tokens, channels) * draws.logarithmic(0.1, 2.0)).abs() for _ in range(3))
-        if cone:
-            q, k, eps = q + 0.2, k + 0.2, 0.0
-        else:
-            eps = draws.logarithmic(0.01, 1.0)
-            if draws.integer(0, 1):  # where N over eps is real: equal keys, queries near zero
-                q, k, v = q / 1000, k[:, :1].expand(-1, tokens, -1), v[:, :1].expand(-1, tokens, -1)
+    tokens, channels = draws.integer(2, 6), draws.integer(1, 3)
+    q, k, v = ((draws.normal(32, tokens, channels) * draws.logarithmic(0.1, 2.0)).abs() for _ in range(3))
+    if cone:
+        q, k, eps = q + 0.2, k + 0.2, 0.0
+    else:
+        eps = draws.logarithmic(0.01, 1.0)
+        if draws.integer(0, 1):  # where N over eps is real: equal keys, queries near zero
+            q, k, v = q / 1000, k[:, :1].expand(-1, tokens, -1), v[:, :1].expand(-1, tokens, -1)
 
-        measured = sharpest_inputs.stretch_of_averages(torch.stack([q, k, v], 1), eps)
-        for value, *parts in zip(measured.tolist(), q, k, v, strict=True):
-            bound = sharpest_inputs.average_bound(parts, eps, cone=cone)
-            yield Trial(value, bound, at={"tokens": float(tokens)})
+    measured = sharpest_inputs.stretch_of_averages(torch.stack([q, k, v], 1), eps)
+    for value, *parts in zip(measured.tolist(), q, k, v, strict=True):
+        bound = sharpest_inputs.average_bound(parts, eps, cone=cone)
+        yield Trial(value, bound, at={"tokens": float(tokens)})
 
 
 def _model(draws: Draws, index: int) -> Hypformer:
@@ -236,32 +234,29 @@ def _model(draws: Draws, index: int) -> Hypformer:
     return model.to(draws.device, draws.dtype).eval()
 
 
-@CLAIMS.add("hyperbolic.model", _OURS + "H12", "lower", axis="layers", sharpest=sharpest_inputs.compositions)
-def _models(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.model", _OURS + "H12", "lower", axis="layers", sharpest=sharpest_inputs.compositions, rounds=3)
+def _models(draws: Draws, index: int) -> Iterable[Trial]:
     """Certificates of a Hypformer, and of layers in sequence, over a ball."""
-    for index in draws.rounds(3):
-        model = _model(draws, index)
-        found = certify(model, 1.0, tokens=3, starts=2, steps=5, generator=draws.generator)
-        yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
+    model = _model(draws, index)
+    found = certify(model, 1.0, tokens=3, starts=2, steps=5, generator=draws.generator)
+    yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
 
 
-@CLAIMS.add("hyperbolic.model_at", _OURS + "H12", "lower", sharpest=sharpest_inputs.compositions_at)
-def _models_at(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.model_at", _OURS + "H12", "lower", sharpest=sharpest_inputs.compositions_at, rounds=8)
+def _models_at(draws: Draws, index: int) -> Iterable[Trial]:
     """Certificates of a Hypformer, and of layers in sequence, at an input."""
-    for index in draws.rounds(8):
-        x = draws.normal(4, 3) * draws.uniform(0.1, 1.0)
-        found = certify(_model(draws, index), x=x, metric=METRICS[index % 2])
-        yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
+    x = draws.normal(4, 3) * draws.uniform(0.1, 1.0)
+    found = certify(_model(draws, index), x=x, metric=METRICS[index % 2])
+    yield Trial(found.measured, found.constant, at={"layers": float(1 + index % 2)})
 
 
-@CLAIMS.add("hyperbolic.model_about", _OURS + "H12", "lower", sharpest=sharpest_inputs.compositions_about)
-def _models_about(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("hyperbolic.model_about", _OURS + "H12", "lower", sharpest=sharpest_inputs.compositions_about, rounds=8)
+def _models_about(draws: Draws, index: int) -> Iterable[Trial]:
     """Certificates of a Hypformer, and of layers in sequence, about an input."""
     # Certified about an input, measured at another within the radius.
-    for index in draws.rounds(8):
-        model, x = _model(draws, index), draws.normal(4, 3) * 0.5
-        radius = draws.logarithmic(0.01, 0.3)
-        step = draws.normal(4, 3)
-        y = x + radius * step / step.norm(dim=-1, keepdim=True)
-        bound = certify(model, radius, x=x, starts=0).constant
-        yield Trial(certify(model, x=y).measured, bound, at={"radius": radius})
+    model, x = _model(draws, index), draws.normal(4, 3) * 0.5
+    radius = draws.logarithmic(0.01, 0.3)
+    step = draws.normal(4, 3)
+    y = x + radius * step / step.norm(dim=-1, keepdim=True)
+    bound = certify(model, radius, x=x, starts=0).constant
+    yield Trial(certify(model, x=y).measured, bound, at={"radius": radius})

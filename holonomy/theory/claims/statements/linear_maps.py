@@ -56,19 +56,18 @@ def _steps(layer: HTC | LorentzPLFC, x: Tensor, target: Tensor, near: float, rat
     return most
 
 
-@CLAIMS.add("linear_maps.steps", _OURS + "1", axis="rapidity")
-def _transformation_law(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("linear_maps.steps", _OURS + "1", axis="rapidity", rounds=3)
+def _transformation_law(draws: Draws, _: int) -> Iterable[Trial]:
     """Gradient descent takes HTC to rapidity R in (sinh 2R + 2R) / (4 eta (|X|^2 + 1)) steps, to three."""
     # HTC over a unit of a ray, to half a unit before the target, at rates that do not throw it off the ray.
-    for _ in draws.rounds(3):
-        manifold, ray, end = _unit(draws), _direction(draws), draws.uniform(2.5, 3.3)
-        x = _at(manifold, _direction(draws), draws.uniform(0.5, 2.0))
-        square = x.square().sum().item()
-        rate = draws.uniform(0.15, 0.3) / (square + 1)
-        layer = filled(HTC(_WIDE, _WIDE, manifold, **draws.factory_kwargs), weight=0, bias=ray * math.sinh(end - 1))
-        found = _steps(layer, x, _at(manifold, ray, end + 0.5), 0.5, rate, 1000)
-        said = transformation_steps(end - 1, end, rate, square)
-        yield Trial(abs(found - said), _WHOLE, at={"rapidity": end})
+    manifold, ray, end = _unit(draws), _direction(draws), draws.uniform(2.5, 3.3)
+    x = _at(manifold, _direction(draws), draws.uniform(0.5, 2.0))
+    square = x.square().sum().item()
+    rate = draws.uniform(0.15, 0.3) / (square + 1)
+    layer = filled(HTC(_WIDE, _WIDE, manifold, **draws.factory_kwargs), weight=0, bias=ray * math.sinh(end - 1))
+    found = _steps(layer, x, _at(manifold, ray, end + 0.5), 0.5, rate, 1000)
+    said = transformation_steps(end - 1, end, rate, square)
+    yield Trial(abs(found - said), _WHOLE, at={"rapidity": end})
 
 
 def _axis_layer(draws: Draws, manifold: Lorentz, x: Tensor) -> LorentzPLFC:
@@ -79,32 +78,30 @@ def _axis_layer(draws: Draws, manifold: Lorentz, x: Tensor) -> LorentzPLFC:
     return filled(layer, hyperplanes__weight=weight)
 
 
-@CLAIMS.add("linear_maps.steps_on_an_axis", _OURS + "2", axis="rapidity")
-def _axis_law(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("linear_maps.steps_on_an_axis", _OURS + "2", axis="rapidity", rounds=3)
+def _axis_law(draws: Draws, _: int) -> Iterable[Trial]:
     """A hyperplane layer reaches rapidity R on an axis in steps that grow as log R, to three."""
     # A target on an axis, from rapidity rho, which the layer starts at, to half a unit before it.
-    for _ in draws.rounds(3):
-        manifold, rapidity, end = _unit(draws), draws.uniform(0.5, 1.5), draws.uniform(3.0, 7.0)
-        x = _at(manifold, _direction(draws), rapidity)
-        rate = axis_steps(rapidity, end, 1.0, rapidity) / draws.uniform(100.0, 200.0)
-        axis = torch.eye(_WIDE, **draws.factory_kwargs)[0]
-        found = _steps(_axis_layer(draws, manifold, x), x, _at(manifold, axis, end + 0.5), 0.5, rate, 1000)
-        yield Trial(abs(found - axis_steps(rapidity, end, rate, rapidity)), _WHOLE, at={"rapidity": end})
+    manifold, rapidity, end = _unit(draws), draws.uniform(0.5, 1.5), draws.uniform(3.0, 7.0)
+    x = _at(manifold, _direction(draws), rapidity)
+    rate = axis_steps(rapidity, end, 1.0, rapidity) / draws.uniform(100.0, 200.0)
+    axis = torch.eye(_WIDE, **draws.factory_kwargs)[0]
+    found = _steps(_axis_layer(draws, manifold, x), x, _at(manifold, axis, end + 0.5), 0.5, rate, 1000)
+    yield Trial(abs(found - axis_steps(rapidity, end, rate, rapidity)), _WHOLE, at={"rapidity": end})
 
 
-@CLAIMS.add("linear_maps.steps_anywhere", "arXiv 2601.21529", "lower", expected=False, axis="rapidity")
-def _any_direction(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("linear_maps.steps_anywhere", "arXiv 2601.21529", "lower", expected=False, axis="rapidity", rounds=4)
+def _any_direction(draws: Draws, index: int) -> Iterable[Trial]:
     """Hyperplane layers reach rapidity R in O(R) steps."""
     # Targets in random directions at a rate of 0.05; the steps allowed are twenty times those on an axis.
-    for index in draws.rounds(4):
-        manifold, end = _unit(draws), 2.0 + index % 4
-        x = _at(manifold, _direction(draws), 1.0)
-        with forked(draws.integer(0, 10**6)):
-            layer = LorentzPLFC(_WIDE, _WIDE, manifold, **draws.factory_kwargs)
-        linear = 5 * end / 0.05
-        found = _steps(layer, x, _at(manifold, _direction(draws), end), 0.5, 0.05, math.ceil(1.5 * linear))
-        note = f"not there after {found} steps at rapidity {end:g}, where a target on an axis takes 30"
-        yield Trial(found, linear, at={"rapidity": end}, note=note if found > linear else "")
+    manifold, end = _unit(draws), 2.0 + index % 4
+    x = _at(manifold, _direction(draws), 1.0)
+    with forked(draws.integer(0, 10**6)):
+        layer = LorentzPLFC(_WIDE, _WIDE, manifold, **draws.factory_kwargs)
+    linear = 5 * end / 0.05
+    found = _steps(layer, x, _at(manifold, _direction(draws), end), 0.5, 0.05, math.ceil(1.5 * linear))
+    note = f"not there after {found} steps at rapidity {end:g}, where a target on an axis takes 30"
+    yield Trial(found, linear, at={"rapidity": end}, note=note if found > linear else "")
 
 
 def _exponential_chart(v: Tensor) -> Tensor:
@@ -112,35 +109,33 @@ def _exponential_chart(v: Tensor) -> Tensor:
     return v * (length.sinh() / length)
 
 
-@CLAIMS.add("linear_maps.no_escape", _OURS + "3", axis="radius")
-def _no_escape(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("linear_maps.no_escape", _OURS + "3", axis="radius", rounds=12)
+def _no_escape(draws: Draws, index: int) -> Iterable[Trial]:
     """Where the sphere of radius r goes around the ball of rapidity a, a chart stretches by sinh(a) / r."""
     # The largest stretch of three charts on spheres; the first two have no other, so the bound is attained.
     manifold = _unit(draws)
     charts: tuple[Callable[[Tensor], Tensor], ...] = (lambda v: v, _exponential_chart, torch.sinh)
-    for index in draws.rounds(12):
-        chart, radius, dim = charts[index % 3], draw_radius(draws, 6.0), draws.integer(2, 4)
-        v = draws.normal(256, dim)
-        v = torch.cat([v, torch.ones_like(v[:1])])
-        v = radius * nn.functional.normalize(v, dim=-1)
-        points = manifold.lift(chart(v))
-        found = stretch(lambda z, chart=chart: manifold.lift(chart(z)), v, ends=Ends(None, manifold)).amax().item()
-        least = least_chart_stretch(manifold.dist0(points).amin().item(), radius)
-        yield Trial(least, found, at={"radius": radius})
+    chart, radius, dim = charts[index % 3], draw_radius(draws, 6.0), draws.integer(2, 4)
+    v = draws.normal(256, dim)
+    v = torch.cat([v, torch.ones_like(v[:1])])
+    v = radius * nn.functional.normalize(v, dim=-1)
+    points = manifold.lift(chart(v))
+    found = stretch(lambda z: manifold.lift(chart(z)), v, ends=Ends(None, manifold)).amax().item()
+    least = least_chart_stretch(manifold.dist0(points).amin().item(), radius)
+    yield Trial(least, found, at={"radius": radius})
 
 
-@CLAIMS.add("linear_maps.not_lipschitz", _OURS + "4", axis="radius")
-def _not_lipschitz(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add("linear_maps.not_lipschitz", _OURS + "4", axis="radius", rounds=6)
+def _not_lipschitz(draws: Draws, _: int) -> Iterable[Trial]:
     """Two orthogonal hyperplanes of length s stretch their bisector by s cosh(sa) / cosh(a), without end."""
     manifold = _unit(draws)
-    for _ in draws.rounds(6):
-        size, radius = draws.uniform(1.2, 2.0), draw_radius(draws)
-        layer = LorentzPLFC(2, 2, manifold, bias=False, **draws.factory_kwargs)
-        layer = filled(layer, hyperplanes__weight=size * torch.eye(2, dtype=torch.float64))
-        x = _at(manifold, draws.normal(2).fill_(0.5**0.5), radius)
-        found, said = stretch(layer, x[None]).item(), hyperplane_stretch(size, radius)
-        yield Trial(found, said, at={"radius": radius})
-        yield Trial(said, found, at={"radius": radius})
+    size, radius = draws.uniform(1.2, 2.0), draw_radius(draws)
+    layer = LorentzPLFC(2, 2, manifold, bias=False, **draws.factory_kwargs)
+    layer = filled(layer, hyperplanes__weight=size * torch.eye(2, dtype=torch.float64))
+    x = _at(manifold, draws.normal(2).fill_(0.5**0.5), radius)
+    found, said = stretch(layer, x[None]).item(), hyperplane_stretch(size, radius)
+    yield Trial(found, said, at={"radius": radius})
+    yield Trial(said, found, at={"radius": radius})
 
 
 def _tangent_map(draws: Draws, weight: Tensor, bias: Tensor | None, ends: tuple[Lorentz, Lorentz]) -> TangentLinear:
@@ -166,16 +161,17 @@ def _sharpest_tangent_maps(draws: Draws) -> Iterable[Trial]:
         yield Trial(found, lipschitz_bound(layer, radius), known=known)
 
 
-@CLAIMS.add("linear_maps.tangent", "CERTIFICATES, H14", "lower", axis="radius", sharpest=_sharpest_tangent_maps)
-def _tangent_maps(draws: Draws) -> Iterable[Trial]:
+@CLAIMS.add(
+    "linear_maps.tangent", "CERTIFICATES, H14", "lower", axis="radius", sharpest=_sharpest_tangent_maps, rounds=8
+)
+def _tangent_maps(draws: Draws, index: int) -> Iterable[Trial]:
     """The constant of TangentLinear on balls; without bias it is attained."""
     # By ascent and by random points, with and without a bias; the image stays where distances keep their digits.
-    for index in draws.rounds(8):
-        ends = draw_manifold(draws), draw_manifold(draws)
-        sizes, radius = (draws.integer(1, 4), draws.integer(1, 4)), draw_radius(draws, 3.0)
-        weight = draws.normal(sizes[1], sizes[0])
-        bias = draws.normal(sizes[1]) * draws.logarithmic(0.1, 1.0) if index % 2 else None
-        # In unit coordinates between 0.2 and 2.
-        norm = torch.linalg.matrix_norm(weight.double(), 2).item() * root(ends[1]) / root(ends[0])
-        layer = _tangent_map(draws, weight * (draws.logarithmic(0.2, 2.0) / norm), bias, ends)
-        yield from over_ball(draws, layer, radius, sizes[0])
+    ends = draw_manifold(draws), draw_manifold(draws)
+    sizes, radius = (draws.integer(1, 4), draws.integer(1, 4)), draw_radius(draws, 3.0)
+    weight = draws.normal(sizes[1], sizes[0])
+    bias = draws.normal(sizes[1]) * draws.logarithmic(0.1, 1.0) if index % 2 else None
+    # In unit coordinates between 0.2 and 2.
+    norm = torch.linalg.matrix_norm(weight.double(), 2).item() * root(ends[1]) / root(ends[0])
+    layer = _tangent_map(draws, weight * (draws.logarithmic(0.2, 2.0) / norm), bias, ends)
+    yield from over_ball(draws, layer, radius, sizes[0])

@@ -56,14 +56,13 @@ def _sharpest_a3(draws: Draws) -> Iterator[Trial]:
         yield from _entrywise(e.new_tensor([1 / 10_000, 1 - 1 / 10_000]), e)
 
 
-@CLAIMS.add("collapse.lemma_a3", "Simplicial Lemma A.3", sharpest=_sharpest_a3)
-def _lemma_a3(draws: Draws) -> Iterator[Trial]:
+@CLAIMS.add("collapse.lemma_a3", "Simplicial Lemma A.3", sharpest=_sharpest_a3, rounds=60)
+def _lemma_a3(draws: Draws, _: int) -> Iterator[Trial]:
     """(1 - D) P~ <= P <= (1 + 2 D) P~ entrywise, D the oscillation of a row of E, at most 1.256."""
-    for _ in draws.rounds(60):
-        size = draws.integer(2, 8)
-        e = draws.normal(size)
-        e = e * (draws.uniform(0.01, _LARGEST) / (e.amax() - e.amin()))
-        yield from _entrywise((3 * draws.normal(size)).softmax(0), e)
+    size = draws.integer(2, 8)
+    e = draws.normal(size)
+    e = e * (draws.uniform(0.01, _LARGEST) / (e.amax() - e.amin()))
+    yield from _entrywise((3 * draws.normal(size)).softmax(0), e)
 
 
 def _compare_c1(x: Tensor, layer: Projections) -> Comparison:
@@ -117,22 +116,21 @@ def _sharpest_vanishing(draws: Draws) -> Iterator[Trial]:
         yield Trial(_stretch(layer, x), 1.001 * order * 0.01 ** (order - 1), at={"N": float(order), "radius": 0.01})
 
 
-@CLAIMS.add("lipschitz.vanishing", "Simplicial section 3.3", axis="radius", sharpest=_sharpest_vanishing)
-def _vanishing(draws: Draws) -> Iterator[Trial]:
+@CLAIMS.add("lipschitz.vanishing", "Simplicial section 3.3", axis="radius", sharpest=_sharpest_vanishing, rounds=5)
+def _vanishing(draws: Draws, _: int) -> Iterator[Trial]:
     """As R -> 0 the stretch of N >= 2 vanishes like N prod|W_V| R^{N-1}, that of N = 1 stays |W_V|."""
     # At X = 0 ordinary attention is the mean of its values; higher orders are below N prod|W_V| R^{N-1} and vanish.
-    for _ in draws.rounds(5):
-        layer = draw_layer(draws, 1, 3)
-        mean = _stretch(layer, torch.zeros(4, 3, **draws.factory_kwargs))
-        yield Trial(spectral(layer.values).item(), mean, at={"N": 1.0})
-        for order in (2, 3):
-            for radius in (0.1, 0.01, 0.001):
-                layer, x = draw_layer(draws, order, 3), draws.normal(4, 3)
-                x = radius * x / x.norm(dim=1).amax()
-                # What goes through the weights is of order R^2 beside 1, logits of R^3 and more.
-                room = 1 + 1000 * radius**2
-                allowed = room * order * spectral(layer.values).prod().item() * radius ** (order - 1)
-                yield Trial(_stretch(layer, x), allowed, at={"N": float(order), "radius": radius})
+    layer = draw_layer(draws, 1, 3)
+    mean = _stretch(layer, torch.zeros(4, 3, **draws.factory_kwargs))
+    yield Trial(spectral(layer.values).item(), mean, at={"N": 1.0})
+    for order in (2, 3):
+        for radius in (0.1, 0.01, 0.001):
+            layer, x = draw_layer(draws, order, 3), draws.normal(4, 3)
+            x = radius * x / x.norm(dim=1).amax()
+            # What goes through the weights is of order R^2 beside 1, logits of R^3 and more.
+            room = 1 + 1000 * radius**2
+            allowed = room * order * spectral(layer.values).prod().item() * radius ** (order - 1)
+            yield Trial(_stretch(layer, x), allowed, at={"N": float(order), "radius": radius})
 
 
 @CLAIMS.add("lipschitz.tokens", "Simplicial section 3.3")
