@@ -17,7 +17,6 @@ it, :math:`-\tanh(r/2)\,\big(\langle u, v\rangle\, w_u - \langle w_u, v\rangle\,
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,10 +28,10 @@ from holonomy.manifolds.hyperboloid.views import (
     Ray,
     both_off_origin,
     by_scale,
-    differentiable,
+    closed_exponential,
+    closed_form,
     dot,
     keeper,
-    moved_to,
     off_ray,
     part_across,
     polar_view,
@@ -42,18 +41,6 @@ from holonomy.manifolds.hyperboloid.views import (
     to_frame,
     velocity_of,
 )
-
-
-def frame_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Frame components of the tangent vectors at x that lead to y."""
-    x, y = torch.broadcast_tensors(x, y)
-    return _frame_logarithm(x, y, scale)
-
-
-def frame_exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
-    """Where the tangent vectors at x with frame components v lead; lengths beyond ``reach`` are held there."""
-    x, v = torch.broadcast_tensors(x, v)
-    return _frame_exponential(x, v, scale, reach)
 
 
 def ray_angle(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
@@ -81,41 +68,20 @@ def frame_logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor)
     return kept(on_x), kept(on_y), by_scale(kept(rate), scale.square())
 
 
-class _FrameLogarithm(_autograd.InputsSaved):
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        distance, direction = frame_view(x, y, scale)
-        return direction * (distance / scale)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        return differentiable(frame_logarithm_gradients, ctx.saved_tensors, grad_outputs[0], off_ray)
+def _logarithm_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    distance, direction = frame_view(x, y, scale)
+    return direction * (distance / scale)
 
 
-_frame_logarithm = _autograd.traceable(_FrameLogarithm)
+frame_logarithm = closed_form(_logarithm_values, frame_logarithm_gradients, off_ray)
+"""Frame components of the tangent vectors at x that lead to y."""
 
 
-class _FrameExponential(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
-        return _exponential(x, v, scale, reach)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
-        *tensors, ctx.reach = inputs
-        ctx.save_for_backward(*tensors, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, beside = (partial(form, reach=ctx.reach) for form in (_exponential_gradients, _with_step))
-        return *differentiable(gradients, ctx.saved_tensors, grad_outputs[0], beside), None
-
-
-def _with_step(x: Tensor, v: Tensor, scale: Tensor, z: Tensor, *, reach: float) -> tuple[Tensor, ...]:
-    x, v, scale = both_off_origin(x, v, scale)
-    return x, v, scale, moved_to(z, _exponential(x.detach(), v.detach(), scale.detach(), reach))
+def _exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
+    ray = ray_of(x, scale)
+    step = _step(ray, v, scale, reach)
+    radial = numerics.finite(radial_of(ray, step, step.distance))
+    return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
 
 def _exponential_gradients(
@@ -142,7 +108,8 @@ def _exponential_gradients(
     return kept(on_x), kept(on_v), by_scale(kept(rate), scale.square())
 
 
-_frame_exponential = _autograd.traceable(_FrameExponential)
+frame_exponential = closed_exponential(_exponential, _exponential_gradients, both_off_origin)
+"""Where the tangent vectors at x with frame components v lead; lengths beyond the reach are held there."""
 
 
 class _RayAngle(_autograd.InputsSaved):
@@ -203,13 +170,6 @@ def _length(view: PolarView) -> Tensor:
 def _side_at_end(ray_x: Ray, ray_y: Ray, side: Tensor) -> Tensor:
     """The unit vector across the ray of y, in the plane of both rays: rotated as one ray is to the other."""
     return side * dot(ray_x.unit, ray_y.unit) - ray_x.unit * dot(side, ray_y.unit)
-
-
-def _exponential(x: Tensor, v: Tensor, scale: Tensor, reach: float) -> Tensor:
-    ray = ray_of(x, scale)
-    step = _step(ray, v, scale, reach)
-    radial = numerics.finite(radial_of(ray, step, step.distance))
-    return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
 
 def _on_start(x: Tensor, ray: Ray, view: PolarView, grad: Tensor) -> Tensor:

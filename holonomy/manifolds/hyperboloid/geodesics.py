@@ -22,7 +22,6 @@ those of the logarithm and of transport right.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,12 +34,12 @@ from holonomy.manifolds.hyperboloid.views import (
     both_off_origin,
     by_scale,
     chart_covector,
+    closed_exponential,
+    closed_form,
     covector_of,
-    differentiable,
     dot,
     foot_of,
     keeper,
-    moved_to,
     off_origin,
     part_across,
     parts_of,
@@ -61,9 +60,7 @@ from holonomy.manifolds.hyperboloid.views import (
 
 def distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     """Geodesic distance, with zero gradients where the points coincide."""
-    x, y = torch.broadcast_tensors(x, y)
-    result: Tensor = _distance(x, y, scale)
-    return result.squeeze(-1)
+    return _distance(x, y, scale).squeeze(-1)
 
 
 def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,35 +76,9 @@ def distance_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tup
     )
 
 
-def logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """The logarithm: the tangent vector at x that leads to y."""
-    x, y = torch.broadcast_tensors(x, y)
-    return _autograd.apply_function(_Logarithm, x, y, scale)
-
-
-def expmap_exact(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
-    """The exponential map."""
-    x, u = torch.broadcast_tensors(x, u)
-    return _autograd.apply_function(_Exponential, x, u, scale, reach)
-
-
-def transport_exact(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Parallel transport along the geodesic from x to y."""
-    x, y, v = torch.broadcast_tensors(x, y, v)
-    return _autograd.apply_function(_Transport, x, y, v, scale)
-
-
-def transport_to_origin(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Parallel transport along the geodesic from x to the origin."""
-    x, v = torch.broadcast_tensors(x, v)
-    return _autograd.apply_function(_TransportToOrigin, x, v, scale)
-
-
 def inner(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     """Inner products of tangent vectors."""
-    x, u, v = torch.broadcast_tensors(x, u, v)
-    products: Tensor = _autograd.apply_function(_Inner, x, u, v, scale)
-    return products.squeeze(-1)
+    return _inner(x, u, v, scale).squeeze(-1)
 
 
 def expmap0_exact(u: Tensor, scale: Tensor) -> Tensor:
@@ -120,26 +91,15 @@ def distance0(x: Tensor, scale: Tensor) -> Tensor:
     return _autograd.apply_function(_Distance0, numerics.norm(x), scale)
 
 
-def logarithm0(x: Tensor, scale: Tensor) -> Tensor:
-    r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`."""
-    return _logarithm0(x, scale)
-
-
 def _length(x: Tensor, scale: Tensor) -> Tensor:
     return numerics.finite(numerics.norm(x, keepdim=True) * scale)
 
 
-class _Distance(_autograd.InputsSaved):
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        return polar_view(x, y, scale).distance / scale
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        return differentiable(distance_gradients, ctx.saved_tensors, grad_outputs[0], both_off_origin)
+def _distance_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    return polar_view(x, y, scale).distance / scale
 
 
-_distance = _autograd.traceable(_Distance)
+_distance = closed_form(_distance_values, distance_gradients, both_off_origin)
 
 
 class _Distance0(_autograd.InputsSaved):
@@ -178,20 +138,15 @@ class _Logarithm0(_autograd.InputsSaved):
         return kept(g * numerics.asinhc(ray.length) - shrink), -by_scale(kept(along * lag), scale.square())
 
 
-_logarithm0 = _autograd.traceable(_Logarithm0)
+logarithm0 = _autograd.traceable(_Logarithm0)
+r"""The logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r` with :math:`r = s |x|`."""
 
 
-class _Logarithm(_autograd.InputsSaved):
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        ray, view = ray_of(x, scale), polar_view(x, y, scale)
-        length = view.distance / scale
-        time = length * (ray.length * view.along)
-        return torch.cat([time, length * (view.across + ray.unit * (view.along * ray.time))], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        return differentiable(_logarithm_gradients, ctx.saved_tensors, grad_outputs[0], apart)
+def _logarithm_values(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    ray, view = ray_of(x, scale), polar_view(x, y, scale)
+    length = view.distance / scale
+    time = length * (ray.length * view.along)
+    return torch.cat([time, length * (view.across + ray.unit * (view.along * ray.time))], -1)
 
 
 def _logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,29 +180,14 @@ def _logarithm_gradients(x: Tensor, y: Tensor, scale: Tensor, grad: Tensor) -> t
     return kept(grad_x), kept(grad_y), by_scale(kept(d_scale), scale.square())
 
 
-class _Exponential(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
-        ray, step = ray_of(x, scale), tangent_view(x, u, scale, reach)
-        radial = numerics.finite(radial_of(ray, step, step.distance))
-        return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
-        *tensors, ctx.reach = inputs
-        ctx.save_for_backward(*tensors, output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, beside = (partial(form, reach=ctx.reach) for form in (_exponential_gradients, _with_step))
-        return *differentiable(gradients, ctx.saved_tensors, grad_outputs[0], beside), None
+logarithm = closed_form(_logarithm_values, _logarithm_gradients, apart)
+"""The logarithm: the tangent vector at x that leads to y."""
 
 
-def _with_step(x: Tensor, u: Tensor, scale: Tensor, z: Tensor, *, reach: float) -> tuple[Tensor, ...]:
-    x, u, scale = with_step(x, u, scale)
-    return x, u, scale, moved_to(z, _Exponential.forward(x.detach(), u.detach(), scale.detach(), reach))
+def _exponential(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
+    ray, step = ray_of(x, scale), tangent_view(x, u, scale, reach)
+    radial = numerics.finite(radial_of(ray, step, step.distance))
+    return numerics.finite(torch.sinh(step.distance) * step.across + ray.unit * radial) / scale
 
 
 def _exponential_gradients(
@@ -285,17 +225,15 @@ def _exponential_gradients(
     return kept(grad_x), kept(grad_u), by_scale(kept(d_across + d_along), scale.square())
 
 
-class _Transport(_autograd.InputsSaved):
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-        across, along = transport_of(x, y, v, scale)
-        ray = ray_of(y, scale)
-        longer = ray.unit * numerics.finite(along * ray.time)
-        return torch.cat([numerics.finite(along * ray.length), numerics.finite(across + longer)], -1)
+expmap_exact = closed_exponential(_exponential, _exponential_gradients, with_step)
+"""The exponential map; vectors longer than the reach, in curvature radii, are held there."""
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        return differentiable(_transport_gradients, ctx.saved_tensors, grad_outputs[0], apart)
+
+def _transport_values(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    across, along = transport_of(x, y, v, scale)
+    ray = ray_of(y, scale)
+    longer = ray.unit * numerics.finite(along * ray.time)
+    return torch.cat([numerics.finite(along * ray.length), numerics.finite(across + longer)], -1)
 
 
 def _transport_gradients(x: Tensor, y: Tensor, vector: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -343,14 +281,12 @@ def _transport_gradients(x: Tensor, y: Tensor, vector: Tensor, scale: Tensor, gr
     return kept(grad_x * scale), kept(grad_y * scale), kept(grad_v), by_scale(kept(d_scale), scale)
 
 
-class _TransportToOrigin(_autograd.InputsSaved):
-    @staticmethod
-    def forward(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-        return to_frame(x, ray_of(x, scale), v)
+transport_exact = closed_form(_transport_values, _transport_gradients, apart)
+"""Parallel transport of v along the geodesic from x to y."""
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        return differentiable(_to_origin_gradients, ctx.saved_tensors, grad_outputs[0], off_origin)
+
+def _to_origin_values(x: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    return to_frame(x, ray_of(x, scale), v)
 
 
 def _to_origin_gradients(x: Tensor, v: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -364,17 +300,15 @@ def _to_origin_gradients(x: Tensor, v: Tensor, scale: Tensor, g: Tensor) -> tupl
     return kept(scale * grad_x), kept(to_frame(x, ray, g)), -by_scale(kept(inward * ray.length), scale)
 
 
-class _Inner(_autograd.InputsSaved):
-    @staticmethod
-    def forward(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-        ray = ray_of(x, scale)
-        across = numerics.dot(part_across(x, ray.unit, u), part_across(x, ray.unit, v))
-        along = (numerics.dot(ray.unit, u) / ray.time) * (numerics.dot(ray.unit, v) / ray.time)
-        return across + numerics.finite(along)
+transport_to_origin = closed_form(_to_origin_values, _to_origin_gradients, off_origin)
+"""Parallel transport of v along the geodesic from x to the origin."""
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        return differentiable(_inner_gradients, ctx.saved_tensors, grad_outputs[0], off_origin)
+
+def _inner_values(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    ray = ray_of(x, scale)
+    across = numerics.dot(part_across(x, ray.unit, u), part_across(x, ray.unit, v))
+    along = (numerics.dot(ray.unit, u) / ray.time) * (numerics.dot(ray.unit, v) / ray.time)
+    return across + numerics.finite(along)
 
 
 def _inner_gradients(x: Tensor, u: Tensor, v: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
@@ -392,3 +326,6 @@ def _inner_gradients(x: Tensor, u: Tensor, v: Tensor, scale: Tensor, grad: Tenso
         kept(grad * (u_across + ray.unit * (u_along / ray.time))),
         -by_scale(kept(grad * (inward * ray.length)), scale),
     )
+
+
+_inner = closed_form(_inner_values, _inner_gradients, off_origin)

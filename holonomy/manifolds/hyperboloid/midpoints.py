@@ -20,11 +20,6 @@ from holonomy.manifolds.hyperboloid.rays import Rays, any_nan, chord_of, polar, 
 from holonomy.manifolds.hyperboloid.views import part_across
 
 
-def midpoint(x: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-    """Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`."""
-    return _centroid(x, weights, scale)
-
-
 class _Centroid(_autograd.InputsSaved):
     """Midpoints, float64: space parts ``(..., n, d)``, weights ``(..., m, n)``."""
 
@@ -53,7 +48,8 @@ class _Centroid(_autograd.InputsSaved):
         return numerics.where_finite(grad_x, spoiled), numerics.where_finite(grad_weights, spoiled), grad_scale
 
 
-_centroid = _autograd.traceable(_Centroid)
+midpoint = _autograd.traceable(_Centroid)
+"""Lorentzian midpoints; see :func:`holonomy.manifolds.hyperboloid.centroid`."""
 
 
 # What a second derivative goes through has two forms: one smooth at the origin, where a point has no direction, and one

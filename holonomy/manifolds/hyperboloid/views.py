@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from holonomy import numerics
+from holonomy import _autograd, numerics
 
 # Of a radius: the root of the rounding of float64.
 _BESIDE = 2.0**-27
@@ -81,6 +81,66 @@ def differentiable(
     moving = gradients(*moved, grad)
     exact, near = (gradients(*(x.detach() for x in tensors), grad) for tensors in (inputs, moved))
     return tuple(x + (y - z) for x, y, z in zip(moving, exact, near, strict=True))
+
+
+def closed_form(
+    values: Callable[..., Tensor],
+    gradients: Callable[..., tuple[Tensor, ...]],
+    beside: Callable[..., tuple[Tensor, ...]],
+) -> Callable[..., Tensor]:
+    """A function of rows, which broadcast, and the scale, that :func:`differentiable` gives its gradients."""
+
+    class ClosedForm(_autograd.InputsSaved):
+        forward = staticmethod(values)
+
+        @staticmethod
+        def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+            return differentiable(gradients, ctx.saved_tensors, grad_outputs[0], beside)
+
+    function = _autograd.traceable(ClosedForm)
+
+    def call(*inputs: Tensor) -> Tensor:
+        *rows, scale = inputs
+        return function(*torch.broadcast_tensors(*rows), scale)
+
+    return call
+
+
+def closed_exponential(
+    values: Callable[..., Tensor],
+    gradients: Callable[..., tuple[Tensor, ...]],
+    beside: Callable[..., tuple[Tensor, ...]],
+) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
+    """The same of points, vectors, the scale and the reach of vectors; its gradients read the result, too."""
+
+    class Exponential(torch.autograd.Function):
+        generate_vmap_rule = True
+        forward = staticmethod(values)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: Tensor) -> None:
+            *tensors, ctx.reach = inputs
+            ctx.save_for_backward(*tensors, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+            there = partial(_with_result, values=values, beside=beside, reach=ctx.reach)
+            of_reach = partial(gradients, reach=ctx.reach)
+            return *differentiable(of_reach, ctx.saved_tensors, grad_outputs[0], there), None
+
+    function = _autograd.traceable(Exponential)
+
+    def call(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> Tensor:
+        return function(*torch.broadcast_tensors(x, u), scale, reach)
+
+    return call
+
+
+def _with_result(
+    x: Tensor, u: Tensor, scale: Tensor, z: Tensor, *, values: Any, beside: Any, reach: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, u, scale = beside(x, u, scale)
+    return x, u, scale, moved_to(z, values(x.detach(), u.detach(), scale.detach(), reach))
 
 
 def moved_to(x: Tensor, value: Tensor) -> Tensor:
