@@ -34,6 +34,7 @@ from holonomy._shapes import Bool, Float
 from holonomy.theory.attention.printed_collapse import mixed_norm
 from holonomy.theory.attention.projections import NotCoveredError, Projections, attention_heads, projections
 from holonomy.theory.attention.sizes import diameter, spectral
+from holonomy.theory.graphs.topology import hop_distances
 
 
 def dobrushin(weights: Float[Tensor, "*batch queries keys"]) -> Float[Tensor, "*batch"]:
@@ -43,14 +44,8 @@ def dobrushin(weights: Float[Tensor, "*batch queries keys"]) -> Float[Tensor, "*
 
 def centre_radius(mask: Bool[Tensor, "tokens tokens"]) -> int | None:
     """Find the radius of Theorem 3.4: the least, over centres that see themselves, of the longest way from them."""
-    tokens = mask.shape[0]
-    reached = torch.eye(tokens, dtype=torch.bool, device=mask.device)
-    distance = torch.where(reached, 0, tokens)
-    for step in range(1, tokens):
-        reached = (mask.double() @ reached.double() > 0) | reached
-        distance = torch.where(reached & (distance == tokens), step, distance)
-    longest = distance.amax(0)  # of the ways from each token to all
-    longest = longest[(longest < tokens) & mask.diagonal()]
+    longest = hop_distances(mask.double()).amax(0)  # of the ways from each token to all
+    longest = longest[longest.isfinite() & mask.diagonal()]
     return None if longest.numel() == 0 else max(1, int(longest.min()))
 
 

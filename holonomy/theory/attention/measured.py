@@ -26,23 +26,13 @@ class Measured(NamedTuple):
     products: int  # how many products with a Jacobian it took, forward or reverse
 
 
-class _Linear(NamedTuple):
-    """A function at a point: its value's tangent along v, and what u pulls back."""
-
-    push: Callable[[Tensor], Tensor]
-    pull: Callable[[Tensor], Tensor]
+_Linear = Callable[[Tensor], Tensor]
 
 
-def _linear(function: Callable[[Tensor], Tensor], x: Tensor) -> _Linear:
+def _linear(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[_Linear, _Linear]:
+    """A function's derivative at a point, and its transpose."""
     cotangent = torch.func.vjp(function, x)[1]
-
-    def push(v: Tensor) -> Tensor:
-        return torch.func.jvp(function, (x,), (v,))[1]
-
-    def pull(u: Tensor) -> Tensor:
-        return cotangent(u)[0]
-
-    return _Linear(push, pull)
+    return lambda v: torch.func.jvp(function, (x,), (v,))[1], lambda u: cotangent(u)[0]
 
 
 def jacobian_norm(
@@ -53,7 +43,7 @@ def jacobian_norm(
     steps: int = 100,
 ) -> tuple[float, Tensor]:
     """Find the largest singular value of a Jacobian by Lanczos' iteration: exact after as many steps as unknowns."""
-    linear = _linear(function, x)
+    push, pull = _linear(function, x)
     if start is None:
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
@@ -64,9 +54,9 @@ def jacobian_norm(
     floor = torch.finfo(x.dtype).eps
     for _ in range(min(steps, x.numel())):
         basis.append(v)
-        images.append(linear.push(v))
+        images.append(push(v))
         # The next direction is J^T J v, made orthogonal to all before it.
-        w = linear.pull(images[-1])
+        w = pull(images[-1])
         size = w.norm()
         stacked = torch.stack(basis).flatten(1)
         for _ in range(2):  # twice is enough (Kahan)
@@ -190,11 +180,11 @@ def _climb(
     slope = torch.func.grad_and_value(stretch)
     best, best_x, best_v = -1.0, x, v
     for step in range(steps):
-        linear = _linear(function, x)
+        push, pull = _linear(function, x)
         # One step of power iteration keeps u and v near the top singular vectors as x moves.
-        u = linear.push(v)
+        u = push(v)
         u = u / numerics.positive(u.norm())
-        v = linear.pull(u)
+        v = pull(u)
         v = v / numerics.positive(v.norm())
         gradient, value = slope(x, u, v)
         if value.item() > best:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy._shapes import Float
 from holonomy.models import Hypformer
-from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function
+from holonomy.theory.attention.projections import Projections, as_function
 from holonomy.theory.certificates.attack import Attack, Scope, attack, attack_at
-from holonomy.theory.certificates.certificate import ends_of_model, features_of, one_by_one
+from holonomy.theory.certificates.certificate import features_of, known_ends, one_by_one
 from holonomy.theory.certificates.regions import refuse_training, root, widened
 from holonomy.theory.certificates.stretching import METRICS, Ends, Metric
 
@@ -110,7 +110,8 @@ def assert_lipschitz(
     if isinstance(layer, nn.Module):
         refuse_training(layer)
     layer = layer.to(torch.float64) if isinstance(layer, Projections) else widened(layer)
-    ends = _ends(layer)
+    # Euclidean space at both where the layer names none.
+    ends = known_ends(layer) or Ends(None, None)
     source = ends.source
     # A Hypformer takes one graph at a time.
     alone = ends == Ends(None, None)
@@ -142,14 +143,6 @@ def assert_lipschitz(
     if found.refutes(bound):
         raise BoundViolatedError(bound, found)
     return found.ratio
-
-
-def _ends(layer: object) -> Ends:
-    """Those that the layer names; Euclidean space at both if it names none."""
-    try:
-        return ends_of_model(layer)
-    except NotCoveredError:
-        return Ends(None, None)
 
 
 def _takes_batches(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:

@@ -215,19 +215,18 @@ def certify(
         raise ValueError(f"radius must be positive where no input is given, got {radius}.")
     model = widened(model)
     ends, (begin, end) = ends_of_model(model), _units(model)
-    if x is not None:
-        refuse_training(model, "model")
-        # A point's time, made again, is that of its space part in float64 too.
-        x = x.detach().double() if ends.source is None else ends.source.lift(ends.source.space(x.detach().double()))
     features = features_of(model) if features is None else features
     if x is None:
         scope: Scope = "a priori"
         region = Region(radius * begin, features)
     else:
+        refuse_training(model, "model")
         scope = "at the input" if radius == 0 else "about the input"
-        features = x.shape[-1] - (0 if ends.source is None else 1)
-        lengths = x.detach().norm(dim=-1) if ends.source is None else ends.source.dist0(x.detach())
-        region = Region((lengths.amax().item() + radius) * begin, features, x.detach(), radius * begin)
+        # A point's time, made again, is that of its space part in float64 too.
+        x = x.detach().double() if ends.source is None else ends.source.lift(ends.source.space(x.detach().double()))
+        lengths = x.norm(dim=-1) if ends.source is None else ends.source.dist0(x)
+        dim = x.shape[-1] - (ends.source is not None)
+        region = Region((lengths.amax().item() + radius) * begin, dim, x, radius * begin)
     tape = Tape(region, Setting(metric, tokens if x is None else x.shape[0]))
     _compose(model, tape, "")
     tape.close()
@@ -266,6 +265,14 @@ def ends_of_model(model: object) -> Ends:
         return ends_of(model)
     except TypeError as error:
         raise NotCoveredError(f"model must be made of hyperbolic layers, got {type(model).__name__}.") from error
+
+
+def known_ends(model: object) -> Ends | None:
+    """The same; None of a model that names no manifolds."""
+    try:
+        return ends_of_model(model)
+    except NotCoveredError:
+        return None
 
 
 def _units(model: nn.Module) -> tuple[float, float]:
@@ -311,21 +318,13 @@ def _of_sequence(
     """Attention layers by L+, hyperbolic ones by H12."""
     as_stated(model, nn.Sequential)
     layers = [*model]
-    if layers and not any(_is_hyperbolic(layer) for layer in layers):
+    if layers and not any(known_ends(layer) for layer in layers):
         if metric == "sup":
             raise NotCoveredError("metric must be l2 for attention between Euclidean tokens: L+ is on Frobenius norms.")
         return lipschitz_bound(layers, radius, tokens=tokens, mask=mask, theorem=theorem)
     if mask is not None or theorem != "L+":
         raise NotCoveredError("mask and theorem must be left out for hyperbolic layers: H12 is what holds for them.")
     return _of_model(model, radius, tokens=tokens, metric=metric or "sup", features=features)
-
-
-def _is_hyperbolic(layer: nn.Module) -> bool:
-    try:
-        ends_of_model(layer)
-    except NotCoveredError:
-        return False
-    return True
 
 
 lipschitz_bound.register(nn.Sequential, _of_sequence)

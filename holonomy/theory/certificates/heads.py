@@ -119,15 +119,9 @@ def _local_head(
     layer: HypSoftmaxAttention, rows: slice, points: Tensor, setting: Setting, scale: float
 ) -> tuple[float, float]:
     query, key, value = _projected(layer, rows, points)
-    stretches = tuple(rows_stretch(htc, rows, points) for htc in (layer.query, layer.key, layer.value))
+    stretches = [rows_stretch(htc, rows, points) for htc in (layer.query, layer.key, layer.value)]
     bound = local_softmax_stretch(
-        query,
-        key,
-        value,
-        (stretches[0], stretches[1], stretches[2]),
-        scale=scale,
-        similarity=layer.similarity,
-        metric=setting.metric,
+        query, key, value, stretches, scale=scale, similarity=layer.similarity, metric=setting.metric
     )
     # Midpoints lie in the hull of the values.
     return bound, math.asinh(value.norm(dim=-1).amax().item())
@@ -183,9 +177,7 @@ def _local_linear(layer: HypLinearAttention, points: Tensor, setting: Setting) -
         stretches.append(torch.stack(heads))
         with torch.no_grad():
             values.append(features(htc, points, factor).transpose(0, 1))
-    average = local_linear(
-        (values[0], values[1], values[2]), (stretches[0], stretches[1], stretches[2]), setting.metric
-    )
+    average = local_linear(values, stretches, setting.metric)
     residual = stretch(lambda x: layer.residual(features(layer.value, x, shrink).flatten(-2)), points, ends=ends)
     return average + residual.amax().item()
 

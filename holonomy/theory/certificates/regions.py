@@ -7,11 +7,9 @@ unit coordinates; :func:`~holonomy.theory.lipschitz_bound` speaks of the layer's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from itertools import chain
 from typing import Any
 
 import torch
@@ -113,12 +111,9 @@ def widened(layer: Any) -> Any:
     """
     if not isinstance(layer, nn.Module):
         return layer
-    narrow = (tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in _tensors(layer))
-    return deepcopy(layer).double() if any(narrow) else layer
-
-
-def _tensors(layer: nn.Module) -> Iterator[Tensor]:
-    return chain(layer.parameters(), layer.buffers())
+    tensors = (*layer.parameters(), *layer.buffers())
+    narrow = any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors)
+    return deepcopy(layer).double() if narrow else layer
 
 
 def rounding(radius: float) -> float:

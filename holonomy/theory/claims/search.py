@@ -52,10 +52,6 @@ def _layers(
     return drawn
 
 
-def _projections(tensors: Mapping[str, Any], *, skip: bool) -> Projections:
-    return Projections(**tensors, skip=skip)
-
-
 def _inputs(draws: Draws, batch: int, tokens: int, features: int) -> Tensor:
     x = draws.normal(batch, tokens, features)
     kind = torch.randint(0, 3, (batch, 1, 1), generator=draws.generator).to(x.device)
@@ -72,7 +68,8 @@ def draw_layer(
     """Draw a layer whose matrices have sizes between 0.1 and 3 times the usual."""
     drawn = _layers(draws, 1, order, features, heads=heads, channels=channels or features, plain=plain)
     skip = not plain and draws.integer(0, 2) == 0
-    return _projections({name: rows[0] for name, rows in drawn.items()}, skip=skip)
+    first: dict[str, Any] = {name: rows[0] for name, rows in drawn.items()}
+    return Projections(**first, skip=skip)
 
 
 def on_a_line(draws: Draws, keys: Sequence[float], *tokens: float, value: float = 1.0) -> tuple[Projections, Tensor]:
@@ -130,8 +127,8 @@ def search(
 def compare_all(compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = False) -> Comparison:
     """Compare row by row."""
 
-    def row(x: Tensor, tensors: dict[str, Tensor]) -> Comparison:
-        return compare(x, _projections(tensors, skip=skip))
+    def row(x: Tensor, tensors: dict[str, Any]) -> Comparison:
+        return compare(x, Projections(**tensors, skip=skip))
 
     return Comparison(*torch.func.vmap(row)(x, dict(layers)))
 

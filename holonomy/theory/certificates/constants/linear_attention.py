@@ -8,6 +8,7 @@ of the tokens to the Euclidean one of features, and the output's metric is below
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,12 +89,10 @@ def linear_stretch_in_cone(features: Features, cone: Cone, tokens: int, metric: 
     return (spread + features.residual) * e_value + math.sqrt(2) * r_value * moved
 
 
-def local_linear(
-    features: tuple[Tensor, Tensor, Tensor], stretches: tuple[Tensor, Tensor, Tensor], metric: Metric = "sup"
-) -> float:
+def local_linear(features: Sequence[Tensor], stretches: Sequence[Tensor], metric: Metric = "sup") -> float:
     r"""A bound of the Euclidean stretch of the averages of linear attention at an input, all heads together.
 
-    From
+    ``features`` are queries, keys and values, ``stretches`` those of their tokens. From
     :math:`dZ_i = \sum_j w_{ij} dV_j + \sum_j (\langle dq_i, k_j\rangle + \langle q_i, dk_j\rangle)(V_j - Z_i)/D_i`,
     D the denominators: the norm of w, of the matrices :math:`\sum_j (V_j - Z_i) k_j^\top / D_i` and of
     :math:`|q_i| |V_j - Z_i| / D_i`, each with its tokens' stretches.

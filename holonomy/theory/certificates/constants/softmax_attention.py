@@ -7,6 +7,7 @@ s that unit distances need, and points are given by their space parts. Proofs: t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -87,7 +88,7 @@ def local_softmax_stretch(
     query: Float[Tensor, "n dim"],
     key: Float[Tensor, "n dim"],
     value: Float[Tensor, "n values"],
-    stretches: tuple[Tensor, Tensor, Tensor],
+    stretches: Sequence[Tensor],
     *,
     scale: float,
     similarity: Similarity = "geodesic_squared",
