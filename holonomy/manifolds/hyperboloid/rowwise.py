@@ -38,19 +38,19 @@ class RowwiseOp(NamedTuple):
     gradients: Callable[..., tuple[Tensor, ...]]
     exact: Callable[..., Tensor]  # of the tables in float64 and the scale, the same by geodesics
 
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Of tables, which broadcast, and the scale; the second derivative is that of the reference."""
+        *tables, scale = inputs
+        shape = torch.broadcast_shapes(*(x.shape for x in tables))
+        tables = [x if x.shape == shape else numerics.sums_saturate(x).expand(shape) for x in tables]
+        *leading, dim = shape
+        flat = (x.reshape(math.prod(leading), dim) for x in tables)
+        result: Tensor = _autograd.apply_function(_Rowwise, self, scale, *flat)
+        return result.reshape((*leading, *result.shape[1:]))
+
     def reference(self, scale: Tensor, *tables: Tensor) -> Tensor:
         """Of the scale and the tables, the same by geodesics."""
         return numerics.narrow(self.exact(*map(numerics.widen, tables), scale), tables[0].dtype)
-
-
-def apply_rowwise(operation: RowwiseOp, scale: Tensor, *tables: Tensor) -> Tensor:
-    """A function of the rows of tables; its second derivative is that of the operation's definition."""
-    shape = torch.broadcast_shapes(*(x.shape for x in tables))
-    tables = tuple(x if x.shape == shape else numerics.sums_saturate(x).expand(shape) for x in tables)
-    *leading, dim = shape
-    flat = (x.reshape(math.prod(leading), dim) for x in tables)
-    result: Tensor = _autograd.apply_function(_Rowwise, operation, scale, *flat)
-    return result.reshape((*leading, *result.shape[1:]))
 
 
 class _Rowwise(torch.autograd.Function):

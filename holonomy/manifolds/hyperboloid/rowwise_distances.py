@@ -13,13 +13,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, apply_rowwise, between, row_chunks
-
-
-def rowwise_distance(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Geodesic distances of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.distance`."""
-    return apply_rowwise(_DISTANCE, scale, x, y)
-
+from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, between, row_chunks
 
 # Gradients of points farther out, in radii, lie below the normal numbers of float32.
 _WIDEST = 1e34
@@ -52,4 +46,4 @@ def _gradients(numbers: Between, grad: Tensor, scale: Tensor, x: Tensor, y: Tens
     return weights * lag / scale.square(), on_x, on_y
 
 
-_DISTANCE = RowwiseOp(_numbers, _values, _gradients, geodesics.distance)
+rowwise_distance = RowwiseOp(_numbers, _values, _gradients, geodesics.distance)

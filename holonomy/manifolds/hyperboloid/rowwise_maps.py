@@ -21,27 +21,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, apply_rowwise, between, row_chunks
-
-
-def rowwise_exponential(x: Tensor, u: Tensor, scale: Tensor) -> Tensor:
-    """Exponential map of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.expmap_exact`."""
-    return apply_rowwise(_EXPONENTIAL, scale, x, u)
-
-
-def rowwise_logarithm(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-    """Logarithm of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.logarithm`."""
-    return apply_rowwise(_LOGARITHM, scale, x, y)
-
-
-def rowwise_exponential0(u: Tensor, scale: Tensor) -> Tensor:
-    r"""Exponential map at the origin, :math:`\sinh(\ell)\, u / \ell`."""
-    return apply_rowwise(_EXPONENTIAL_AT_ORIGIN, scale, u)
-
-
-def rowwise_logarithm0(x: Tensor, scale: Tensor) -> Tensor:
-    r"""Logarithm at the origin, :math:`\operatorname{arsinh}(r)\, x / r`."""
-    return apply_rowwise(_LOGARITHM_AT_ORIGIN, scale, x)
+from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, between, row_chunks
 
 
 def reach_of(dtype: torch.dtype) -> float:
@@ -213,8 +193,8 @@ def _length(scale: Tensor, x: Tensor) -> Tensor:
     return length.mul_(scale)
 
 
-_EXPONENTIAL = RowwiseOp(_exp_numbers, _exp_values, _exp_gradients, _exp_exact)
-_LOGARITHM = RowwiseOp(_log_numbers, _log_values, _log_gradients, geodesics.logarithm)
+rowwise_exponential = RowwiseOp(_exp_numbers, _exp_values, _exp_gradients, _exp_exact)
+rowwise_logarithm = RowwiseOp(_log_numbers, _log_values, _log_gradients, geodesics.logarithm)
 # Rows multiplied by a function of their length.
-_EXPONENTIAL_AT_ORIGIN = RowwiseOp(_exp0_numbers, _radial_values, _radial_gradients, _exp0_exact)
-_LOGARITHM_AT_ORIGIN = RowwiseOp(_log0_numbers, _radial_values, _radial_gradients, geodesics.logarithm0)
+rowwise_exponential0 = RowwiseOp(_exp0_numbers, _radial_values, _radial_gradients, _exp0_exact)
+rowwise_logarithm0 = RowwiseOp(_log0_numbers, _radial_values, _radial_gradients, geodesics.logarithm0)

@@ -18,12 +18,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
-from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, apply_rowwise, between, row_chunks
-
-
-def rowwise_transport(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Tensor:
-    """Parallel transport of the rows; see :func:`holonomy.manifolds.hyperboloid.geodesics.transport_exact`."""
-    return apply_rowwise(_TRANSPORT, scale, x, y, v)
+from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, between, row_chunks
 
 
 class _Numbers(NamedTuple):
@@ -87,4 +82,4 @@ def _gradients(numbers: _Numbers, grad: Tensor, scale: Tensor, x: Tensor, y: Ten
     return rates / scale, on_x, on_y, on_v
 
 
-_TRANSPORT = RowwiseOp(_numbers, _values, _gradients, geodesics.transport_exact)
+rowwise_transport = RowwiseOp(_numbers, _values, _gradients, geodesics.transport_exact)
