@@ -45,32 +45,16 @@ def pairwise_distance(x: Tensor, y: Tensor, scale: Tensor, *, products: bool) ->
     if _autograd.transformed() or x.is_meta:
         chunks = x.unsqueeze(-2).split(rows_at_once(x, y.shape[-2] * y.shape[-1]), -3)
         return torch.cat([geodesics.distance(rows, y.unsqueeze(-3), scale) for rows in chunks], -2)
-    distances: Tensor = _autograd.apply_function(_Products if products else _Differences, x, y, scale)
-    return distances
+    return _autograd.apply_function(_Distances, x, y, scale, products)
 
 
-class _Differences(torch.autograd.Function):
+class _Distances(torch.autograd.Function):
+    """By differences or by products; the second derivative goes through differences."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        distances = distance_values(x, y, scale)
+    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor, products: bool) -> Tensor:  # noqa: FBT001
+        distances, ctx.chunks = _values(x, y, scale) if products else (distance_values(x, y, scale), None)
         # Inputs and output only: what else was saved would be a constant to whoever differentiates twice.
-        ctx.save_for_backward(x, y, scale, distances)
-        return distances
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> _Gradients:
-        x, y, scale, distances = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _differentiable(x, y, scale, distances, grad_outputs[0])
-        return distance_gradients(x, y, scale, distances, grad_outputs[0], of_scale=ctx.needs_input_grad[2])
-
-
-class _Products(torch.autograd.Function):
-    """Its second derivative goes through differences."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
-        distances, ctx.chunks = _values(x, y, scale)
         ctx.save_for_backward(x, y, scale, distances)
         return distances
 
@@ -79,8 +63,11 @@ class _Products(torch.autograd.Function):
         x, y, scale, distances = ctx.saved_tensors
         grad, of_scale = grad_outputs[0], ctx.needs_input_grad[2]
         if torch.is_grad_enabled():
-            return _differentiable(x, y, scale, pairwise_distance(x, y, scale, products=False), grad.double())
-        return _gradients(x, y, scale, distances, grad, ctx.chunks, of_scale=of_scale)
+            apart = distances if ctx.chunks is None else pairwise_distance(x, y, scale, products=False)
+            return *_differentiable(x, y, scale, apart, grad.double()), None
+        if ctx.chunks is None:
+            return *distance_gradients(x, y, scale, distances, grad, of_scale=of_scale), None
+        return *_gradients(x, y, scale, distances, grad, ctx.chunks, of_scale=of_scale), None
 
 
 def _differentiable(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
