@@ -44,9 +44,15 @@ def test_known_answers_of_each_pair():
     assert not separated(*graph_pair("cfi_k4"), 2)
 
 
+def without_edge_nodes(graph, subsets):
+    """The nodes for subsets of a graph of Cai, Fuerer and Immerman, joined where two nodes of an edge join them."""
+    to_edges, edges = graph[:subsets, subsets:].int(), graph[subsets:, subsets:].int()
+    return to_edges @ edges @ to_edges.T > 0
+
+
 def test_shrikhande_and_rook_are_strongly_regular_and_cfi_graphs_of_k4():
     complete = ~torch.eye(4, dtype=torch.bool)
-    made = [cfi_graph(complete, twisted=twisted, edge_nodes=False) for twisted in (False, True)]
+    made = [without_edge_nodes(cfi_graph(complete, twisted=twisted), 16) for twisted in (False, True)]
     for graph in (*graph_pair("shrikhande"), *made):
         common = graph.int() @ graph.int()
         assert common.diagonal().unique().tolist() == [6]
@@ -59,7 +65,7 @@ def test_shrikhande_and_rook_are_strongly_regular_and_cfi_graphs_of_k4():
 
 def test_cfi_over_a_triangle_is_a_cycle_or_two():
     complete = ~torch.eye(3, dtype=torch.bool)
-    plain, twisted = (cfi_graph(complete, twisted=twisted, edge_nodes=False) for twisted in (False, True))
+    plain, twisted = (without_edge_nodes(cfi_graph(complete, twisted=twisted), 6) for twisted in (False, True))
     assert torch.equal(plain.sum(0), torch.full((6,), 2))
     assert not separated(plain, graph_pair("six_cycle")[1], 2)
     assert not separated(twisted, graph_pair("six_cycle")[0], 2)

@@ -36,9 +36,7 @@ def adjacency(edges: list[tuple[int, int]]) -> Bool[Tensor, "n n"]:
     return matrix
 
 
-def cfi_graph(
-    base: Bool[Tensor, "n n"], *, twisted: bool = False, edge_nodes: bool = True
-) -> Bool[Tensor, "nodes nodes"]:
+def cfi_graph(base: Bool[Tensor, "n n"], *, twisted: bool = False) -> Bool[Tensor, "nodes nodes"]:
     """The graph of Cai, Fuerer and Immerman over a base graph.
 
     A base node becomes a node for each even subset of its edges, joined for each edge to the one of the edge's two
@@ -53,20 +51,17 @@ def cfi_graph(
         for size in range(0, len(incident) + 1, 2)
         for chosen in combinations(incident, size)
     ]
+    outer: dict[tuple[tuple[int, int], int, bool], int] = {
+        end: len(inner) + number for number, end in enumerate(product(edges, (0, 1), (False, True)))
+    }
+    found = [
+        (number, outer[e, e.index(node), e in chosen])
+        for number, (node, chosen) in enumerate(inner)
+        for e in edges
+        if node in e
+    ]
     twist = edges[0] if twisted else None
-    found: list[tuple[int, int]] = []
-    if edge_nodes:
-        outer: dict[tuple[tuple[int, int], int, bool], int] = {
-            end: len(inner) + number for number, end in enumerate(product(edges, (0, 1), (False, True)))
-        }
-        for number, (node, chosen) in enumerate(inner):
-            found += [(number, outer[e, e.index(node), e in chosen]) for e in edges if node in e]
-        found += [(outer[e, 0, says], outer[e, 1, says ^ (e == twist)]) for e in edges for says in (False, True)]
-        return adjacency(found)
-    for (first, (u, chosen)), (second, (v, other)) in combinations(enumerate(inner), 2):
-        edge = (u, v)
-        if edge in edges and ((edge in chosen) ^ (edge in other)) == (edge == twist):
-            found.append((first, second))
+    found += [(outer[e, 0, says], outer[e, 1, says ^ (e == twist)]) for e in edges for says in (False, True)]
     return adjacency(found)
 
 
