@@ -35,15 +35,6 @@ class Parts(NamedTuple):
     along: Tensor
 
 
-class _Gap(NamedTuple):
-    """Sinh D over Y_t times the unit direction from X to Y, as parts across and along the ray of X, and both rays."""
-
-    ray: Ray
-    other: Ray
-    across: Tensor
-    along: Tensor
-
-
 class PolarView(NamedTuple):
     """Y as seen from X: its distance, and the unit direction to it as parts across and along the ray of X."""
 
@@ -216,7 +207,8 @@ def part_across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
     return numerics.finite((reduced - unit * dot(unit, reduced)) / pivot)
 
 
-def _gap_of(x: Tensor, y: Tensor, scale: Tensor) -> _Gap:
+def _gap_of(x: Tensor, y: Tensor, scale: Tensor) -> tuple[Parts, Tensor]:
+    """Sinh D over Y_t times the unit direction from X to Y, in the frame at X, and Y_t."""
     ray, other = ray_of(x, scale), ray_of(y, scale)
     # All divided by Y_t, so that no product of two large numbers is formed that is not itself the answer.
     y_norm, apart = numerics.norm(y, keepdim=True), numerics.finite(y - x)
@@ -236,14 +228,14 @@ def _gap_of(x: Tensor, y: Tensor, scale: Tensor) -> _Gap:
     ahead = gap * ((0.5 + forward / length / 2) / stretch) - ray.length * width * (width * (other.time / 2 / stretch))
     far = torch.where(along > 0, ahead, plain)
     inside = torch.where(other.length <= 2, both_near, plain)
-    return _Gap(ray, other, across, numerics.finite(torch.where(ray.length > 1, far, inside)))
+    return Parts(across, numerics.finite(torch.where(ray.length > 1, far, inside))), other.time
 
 
 def polar_view(x: Tensor, y: Tensor, scale: Tensor) -> PolarView:
     """Y as seen from X."""
-    gap = _gap_of(x, y, scale)
+    gap, time = _gap_of(x, y, scale)
     size = numerics.hypot(numerics.norm(gap.across, keepdim=True), gap.along)
-    distance = torch.asinh(numerics.finite(size * gap.other.time))
+    distance = torch.asinh(numerics.finite(size * time))
     return PolarView(distance, numerics.safe_div(gap.across, size), numerics.safe_div(gap.along, size))
 
 
