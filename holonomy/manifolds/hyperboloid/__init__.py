@@ -39,7 +39,7 @@ from holonomy.manifolds.hyperboloid import frames, geodesics, means
 from holonomy.manifolds.hyperboloid.midpoints import midpoint, midpoint_of_sum
 from holonomy.manifolds.hyperboloid.pairwise_distances import pairwise_distance, use_products
 from holonomy.manifolds.hyperboloid.rays import polar
-from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
+from holonomy.manifolds.hyperboloid.rowwise import RowwiseOp, use_rowwise
 from holonomy.manifolds.hyperboloid.rowwise_distances import rowwise_distance
 from holonomy.manifolds.hyperboloid.rowwise_maps import (
     reach_of,
@@ -102,9 +102,7 @@ def dist(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "
     Zero, with zero gradients (a subgradient), where the points coincide. Float64 points more than 709 curvature radii
     apart saturate there.
     """
-    if use_rowwise(x, y):
-        return rowwise_distance(space(x), space(y), _scale(kappa))
-    return _narrow(geodesics.distance(_wide(x), _wide(y), _scale(kappa)), x, y)
+    return _by_rows(rowwise_distance, kappa, x, y)
 
 
 def dist0(x: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -136,9 +134,7 @@ def expmap(x: Ambient, u: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
 
 def logmap(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     """Logarithm: the tangent vector at ``x`` whose geodesic reaches ``y`` at time one; it inverts :func:`expmap`."""
-    if use_rowwise(x, y):
-        return rowwise_logarithm(space(x), space(y), _scale(kappa))
-    return _narrow(geodesics.logarithm(_wide(x), _wide(y), _scale(kappa)), x, y)
+    return _by_rows(rowwise_logarithm, kappa, x, y)
 
 
 def expmap0(u: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
@@ -164,11 +160,7 @@ def geodesic(x: Ambient, u: Ambient, t: Float[Tensor, "..."], kappa: Float[Tenso
 
 def logmap0(x: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
     """Logarithm at the origin: the inverse of :func:`expmap0`."""
-    scale = _scale(kappa)
-    tangent = (
-        rowwise_logarithm0(space(x), scale) if use_rowwise(x) else _narrow(geodesics.logarithm0(_wide(x), scale), x)
-    )
-    return functional.pad(tangent, (1, 0))
+    return functional.pad(_by_rows(rowwise_logarithm0, kappa, x), (1, 0))
 
 
 def logmap_frame(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
@@ -198,9 +190,7 @@ def transp(x: Ambient, y: Ambient, v: Ambient, kappa: Float[Tensor, "..."]) -> A
     when x is much farther out than the result is long; there ``v`` is carried to the origin's frame instead, turned by
     the area of the triangle (origin, x, y), and carried to ``y``. Of the two the one with the smaller terms is taken.
     """
-    if use_rowwise(x, y, v):
-        return rowwise_transport(space(x), space(y), space(v), _scale(kappa))
-    return _narrow(geodesics.transport_exact(_wide(x), _wide(y), _wide(v), _scale(kappa)), x, y, v)
+    return _by_rows(rowwise_transport, kappa, x, y, v)
 
 
 def transp0(y: Ambient, v: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
@@ -354,6 +344,13 @@ _time = _autograd.traceable(_Time)
 
 def _radial_time(space: Tensor, radius: Tensor) -> Tensor:
     return numerics.hypot(numerics.norm(space, keepdim=True), radius)
+
+
+def _by_rows(operation: RowwiseOp, kappa: Float[Tensor, "..."], *tables: Ambient) -> Tensor:
+    """An operation row by row where that is as right, and by geodesics elsewhere."""
+    if use_rowwise(*tables):
+        return operation(*map(space, tables), _scale(kappa))
+    return _narrow(operation.exact(*map(_wide, tables), _scale(kappa)), *tables)
 
 
 # Functions of float64 space parts and sqrt(-kappa).

@@ -6,13 +6,14 @@ Models have random weights and are small: a certificate knows nothing of trainin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from holonomy import numerics
 from holonomy.layers import GCN, HypLayerNorm
+from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.cap import farthest, least_products
 from holonomy.theory.affine.certificate import NodeCertificate, certify_node
@@ -180,10 +181,8 @@ def _mixed(draws: Draws, index: int) -> Iterable[Trial]:
 @CLAIMS.add("certified.cap", "L9", "lower", rounds=60)
 def _cap(draws: Draws, index: int) -> Iterable[Trial]:
     """Products with logarithms of what a LayerNorm gives, and their lengths, have the bounds of L9."""
-    encoder = random_model(draws, 0)[0].encoder
-    norm = None if encoder is None else encoder.blocks[-1].get_submodule("norm_feedforward")
-    if encoder is None or not isinstance(norm, HypLayerNorm):
-        raise AssertionError("the model has a transformer with a LayerNorm")
+    encoder = cast("HypformerEncoder", random_model(draws, 0)[0].encoder)
+    norm = cast("HypLayerNorm", encoder.blocks[-1].get_submodule("norm_feedforward"))
     gain, shift = (norm.get_parameter(f"function.norm.{part}") for part in ("weight", "bias"))
     row = random_numbers(draws, _HIDDEN)
     with torch.no_grad():
