@@ -19,12 +19,11 @@ from holonomy._parts import Group
 from holonomy._shapes import Bool, Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
-from holonomy.manifolds.hyperboloid.rowwise import rows_at_once
 from holonomy.ops.heads import merge_heads, without_padding
 from holonomy.ops.linear_attention.causal import LinearState, causal_linear_attention
 from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
-from holonomy.ops.lorentz.lifted import use_chunked
+from holonomy.ops.lorentz.lifted import rows_at_once, use_chunked
 from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
 
 # Rows of causal attention that are computed at once.

@@ -13,13 +13,22 @@ import torch
 from holonomy import _autograd
 from holonomy._shapes import Float
 
-__all__ = ["chunks", "curvature_gradient", "joined", "kept", "space_gradient", "use_chunked", "use_custom_backward"]
+__all__ = [
+    "chunks",
+    "curvature_gradient",
+    "joined",
+    "kept",
+    "rows_at_once",
+    "space_gradient",
+    "use_chunked",
+    "use_custom_backward",
+]
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
 # Bytes of a chunk of rows: beside it the calls of a hundred operations take little time, and a cache holds some. The
 # smaller chunks of hyperboloid.rowwise, whose operations are few, made a residual connection up to 1.5 times slower.
-_CHUNK = 2**22
+_CHUNK, _CHUNK_CUDA = 2**22, 2**26
 
 
 def use_chunked(x: Float[torch.Tensor, "*batch dim"], rows: int) -> bool:
@@ -38,8 +47,14 @@ def chunks(x: Float[torch.Tensor, "rows dim"]) -> list[slice]:
     """Rows that are computed at once where a custom backward is supported: of more, tables would leave the cache."""
     if not _autograd.supports_custom_backward(x):  # where the number of rows may be a symbol
         return [slice(None)]
-    size = max(1, _CHUNK // (x.shape[1] * x.element_size()))
+    size = rows_at_once(x, x.shape[1])
     return [slice(start, start + size) for start in range(0, max(len(x), 1), size)]
+
+
+def rows_at_once(x: torch.Tensor, width: int) -> int:
+    """How many rows of so many entries a function of many operations computes at once."""
+    size = _CHUNK_CUDA if x.device.type == "cuda" else _CHUNK
+    return max(1, size // (max(width, 1) * x.element_size()))
 
 
 def joined(parts: Iterable[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
