@@ -2,7 +2,7 @@
 
 Type checkers and editors read jaxtyping's own. Nothing imports it at run time, where annotations are text: a name is
 None, or what stands among the builtins, where the suite puts jaxtyping's to check every shape (``conftest.py``).
-``Ambient`` are points of hyperbolic space and tangent vectors with all of their coordinates, ``(..., d + 1)``.
+``Ambient`` are points and tangent vectors by all of their coordinates, ``(..., d + 1)`` in hyperbolic space.
 """
 
 from __future__ import annotations

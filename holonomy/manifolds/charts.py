@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy._shapes import Float
+from holonomy._shapes import Ambient, Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rays import polar
 
 
-def to_poincare(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
+def to_poincare(x: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
     r"""Stereographic projection :math:`x_s / (1 + \sqrt{-\kappa}\, x_t)`, to Geoopt's ``PoincareBall(c=-kappa)``."""
     return numerics.narrow(hyperboloid.saturating(_poincare, kappa, hyperboloid.space(x)), x.dtype)
 
 
-def from_poincare(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+def from_poincare(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Ambient:
     r"""The inverse of :func:`to_poincare`: the space part is :math:`2p / (1 + \kappa |p|^2)`."""
     wide, room = _inside(p, kappa)
     return hyperboloid.lift(numerics.narrow(2 * wide / room, p.dtype), kappa)
 
 
-def to_klein(x: Float[Tensor, "... ambient"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
+def to_klein(x: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "... dim"]:
     r"""Central projection :math:`x_s / (\sqrt{-\kappa}\, x_t)`."""
     return numerics.narrow(hyperboloid.saturating(_klein, kappa, hyperboloid.space(x)), x.dtype)
 
 
-def from_klein(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... ambient"]:
+def from_klein(p: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Ambient:
     r"""The inverse of :func:`to_klein`: the space part is :math:`p / \sqrt{1 + \kappa |p|^2}`."""
     wide, room = _inside(p, kappa)
     return hyperboloid.lift(numerics.narrow(wide / room.sqrt(), p.dtype), kappa)

@@ -22,7 +22,7 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.constraints import Constraint
 
 from holonomy import checks, numerics
-from holonomy._shapes import Bool, Float
+from holonomy._shapes import Ambient, Bool, Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 
@@ -60,7 +60,7 @@ class WrappedNormal(Distribution):
 
     has_rsample = True
 
-    def __init__(self, loc: Float[Tensor, "... ambient"], scale: Float[Tensor, "... dim"], manifold: Lorentz) -> None:
+    def __init__(self, loc: Ambient, scale: Float[Tensor, "... dim"], manifold: Lorentz) -> None:
         self.manifold = require_lorentz("manifold", manifold)
         checks.vectors(2, loc=loc)
         checks.vectors(1, scale=scale)
@@ -86,12 +86,12 @@ class WrappedNormal(Distribution):
         return _OnManifold(self.manifold)
 
     @property
-    def mean(self) -> Float[Tensor, "... ambient"]:
+    def mean(self) -> Ambient:
         """The Frechet mean, which is ``loc``: the law is symmetric about it."""
         return self.loc
 
     @property
-    def mode(self) -> Float[Tensor, "... ambient"]:
+    def mode(self) -> Ambient:
         """Where the density is largest, ``loc`` too."""
         return self.loc
 
@@ -104,14 +104,14 @@ class WrappedNormal(Distribution):
         Distribution.__init__(new, torch.Size(batch_shape), self.event_shape, validate_args=False)
         return new
 
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Float[Tensor, "... ambient"]:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Ambient:
         """Differentiable samples, points ``(*sample_shape, *batch, d + 1)``, drawn from torch's seeded state."""
         shape = (*sample_shape, *self.scale.shape)
         noise = torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
         loc, v = _room_for_sums(self.loc.expand(*shape[:-1], self.loc.shape[-1])), _room_for_sums(noise * self.scale)
         return hyperboloid.expmap_frame(loc, v, self.manifold.curvature)
 
-    def log_prob(self, value: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
+    def log_prob(self, value: Ambient) -> Float[Tensor, "..."]:
         """The logarithm ``(...)`` of the density with respect to the Riemannian volume, at points ``(..., d + 1)``.
 
         Points are read by their space parts, and their other axes broadcast with the batch. What is no floating-point
@@ -149,6 +149,6 @@ class _OnManifold(Constraint):
     def __init__(self, manifold: Lorentz) -> None:
         self.manifold = manifold
 
-    def check(self, value: Float[Tensor, "... ambient"]) -> Bool[Tensor, "..."]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def check(self, value: Ambient) -> Bool[Tensor, "..."]:  # pyright: ignore[reportIncompatibleMethodOverride]
         time, tolerance = self.manifold.time(value), numerics.CHECK_TOLERANCE
         return ((value[..., :1] - time).abs() <= tolerance * (1 + time)).squeeze(-1)

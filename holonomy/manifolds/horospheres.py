@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
-from holonomy._shapes import Float
+from holonomy._shapes import Ambient, Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rays import polar
 from holonomy.manifolds.hyperboloid.views import part_across
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 
 
-def busemann(
-    x: Float[Tensor, "... ambient"], direction: Float[Tensor, "... dim"], manifold: Lorentz
-) -> Float[Tensor, "..."]:
+def busemann(x: Ambient, direction: Float[Tensor, "... dim"], manifold: Lorentz) -> Float[Tensor, "..."]:
     r"""The Busemann function of an ideal point: signed distances from the horosphere about it through the origin.
 
     Zero at the origin, **negative towards the ideal point** and positive away from it: :math:`-t` at distance t along

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from holonomy import checks, numerics
 from holonomy._parts import Group
-from holonomy._shapes import Float
+from holonomy._shapes import Ambient, Float
 from holonomy.manifolds import charts, hyperboloid
 from holonomy.manifolds.curvature import Curvature
 
@@ -100,7 +100,7 @@ class Lorentz(geoopt.Lorentz):
         require_lorentz("to", to)
         return torch.sqrt(self.curvature / to.curvature)
 
-    def lift(self, space: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+    def lift(self, space: Float[Tensor, "... dim"]) -> Ambient:
         """The points ``(..., d+1)`` above any vectors ``(..., d)`` as space parts.
 
         >>> Lorentz(-1.0).lift(torch.zeros(2)).tolist()
@@ -109,19 +109,17 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(0, space=space)
         return hyperboloid.lift(space, self.curvature)
 
-    def space(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+    def space(self, x: Ambient) -> Float[Tensor, "... dim"]:
         """Space parts ``(..., d)`` of points, a view."""
         checks.vectors(x=x)
         return hyperboloid.space(x)
 
-    def time(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... 1"]:
+    def time(self, x: Ambient) -> Float[Tensor, "... 1"]:
         """Time coordinates ``(..., 1)`` of points, made anew from their space parts."""
         checks.vectors(x=x)
         return hyperboloid.time(hyperboloid.space(x), self.curvature)
 
-    def dist(
-        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
-    ) -> Float[Tensor, "..."]:
+    def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances ``(...)``; zero gradients where the points coincide.
 
         >>> m = Lorentz(-1.0)
@@ -131,7 +129,7 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(x=x, y=y)
         return _keep(hyperboloid.dist(x, y, self.curvature), keepdim=keepdim)
 
-    def dist0(self, x: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
+    def dist0(self, x: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances ``(...)`` from the origin; zero gradient there."""
         checks.vectors(x=x)
         return _keep(hyperboloid.dist0(x, self.curvature), keepdim=keepdim)
@@ -144,18 +142,16 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(y=y)
         return hyperboloid.cdist(x, y, self.curvature)
 
-    def expmap(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def expmap(self, x: Ambient, u: Ambient) -> Ambient:
         """Exponential map, for tangent vectors of any length (Hypformer eq. 22)."""
         checks.vectors(x=x, u=u)
         return hyperboloid.expmap(x, u, self.curvature)
 
-    def retr(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def retr(self, x: Ambient, u: Ambient) -> Ambient:
         """Retraction: the exponential map itself."""
         return self.expmap(x, u)
 
-    def geodesic_unit(
-        self, t: Float[Tensor, "..."] | float, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
-    ) -> Float[Tensor, "... ambient"]:
+    def geodesic_unit(self, t: Float[Tensor, "..."] | float, x: Ambient, u: Ambient) -> Ambient:
         """Points at arc lengths ``t`` along the geodesics that leave ``x`` with unit velocity ``u``.
 
         ``t`` is a number, or ``(..., 1)``, broadcast against ``x``.
@@ -169,75 +165,67 @@ class Lorentz(geoopt.Lorentz):
             checks.vectors(x=x, u=u, t=t)
         return hyperboloid.geodesic(x, u, t, self.curvature)
 
-    def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def logmap(self, x: Ambient, y: Ambient) -> Ambient:
         """Logarithm, the inverse of :meth:`expmap`: tangent vectors at ``x`` that lead to ``y``."""
         checks.vectors(x=x, y=y)
         return hyperboloid.logmap(x, y, self.curvature)
 
-    def expmap0(self, u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def expmap0(self, u: Ambient) -> Ambient:
         """Exponential map at the origin."""
         checks.vectors(u=u)
         return hyperboloid.expmap0(u, self.curvature)
 
-    def logmap0(self, y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def logmap0(self, y: Ambient) -> Ambient:
         """Logarithm at the origin, the inverse of :meth:`expmap0`: tangent vectors there, time zero."""
         checks.vectors(y=y)
         return hyperboloid.logmap0(y, self.curvature)
 
-    def logmap0back(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def logmap0back(self, x: Ambient) -> Ambient:
         """Logarithm at ``x`` of the origin."""
         checks.vectors(x=x)
         return hyperboloid.logmap(x, torch.zeros_like(x), self.curvature)
 
-    def transp(
-        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
-    ) -> Float[Tensor, "... ambient"]:
+    def transp(self, x: Ambient, y: Ambient, v: Ambient) -> Ambient:
         """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         checks.vectors(x=x, y=y, v=v)
         return hyperboloid.transp(x, y, v, self.curvature)
 
-    def transp0(self, y: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def transp0(self, y: Ambient, u: Ambient) -> Ambient:
         """Parallel transport of ``u`` from the origin to ``y``."""
         checks.vectors(y=y, u=u)
         return hyperboloid.transp0(y, u, self.curvature)
 
-    def transp0back(
-        self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
-    ) -> Float[Tensor, "... ambient"]:
+    def transp0back(self, x: Ambient, u: Ambient) -> Ambient:
         """Parallel transport of ``u`` from ``x`` to the origin."""
         checks.vectors(x=x, u=u)
         return hyperboloid.transp0back(x, u, self.curvature)
 
-    def transp_follow_expmap(
-        self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
-    ) -> Float[Tensor, "... ambient"]:
+    def transp_follow_expmap(self, x: Ambient, u: Ambient, v: Ambient) -> Ambient:
         """Parallel transport of ``v`` along the geodesic that leaves ``x`` with velocity ``u``, for unit time."""
         checks.vectors(x=x, u=u, v=v)
         x, kappa = numerics.sums_saturate(x), self.curvature
         return hyperboloid.transp(x, hyperboloid.expmap(x, u, kappa), v, kappa)
 
-    def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def projx(self, x: Ambient) -> Ambient:
         """The points with the space parts of ambient vectors ``(..., d+1)``."""
         checks.vectors(x=x)
         return self.lift(hyperboloid.space(x))
 
-    def proju(self, x: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def proju(self, x: Ambient, v: Ambient) -> Ambient:
         """Orthogonal projection of ambient vectors ``v`` onto the tangent space at ``x``."""
         checks.vectors(x=x, v=v)
         return hyperboloid.proju(x, v, self.curvature)
 
-    def egrad2rgrad(
-        self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]
-    ) -> Float[Tensor, "... ambient"]:
+    def egrad2rgrad(self, x: Ambient, u: Ambient) -> Ambient:
         """Riemannian gradient at ``x`` from the ambient Euclidean one, ``u``, which is left unchanged."""
         checks.vectors(x=x, u=u)
         return hyperboloid.egrad2rgrad(x, u, self.curvature)
 
     def inner(
         self,
-        x: Float[Tensor, "... ambient"],
-        u: Float[Tensor, "... ambient"],
-        v: Float[Tensor, "... ambient"] | None = None,
+        x: Ambient,
+        u: Ambient,
+        v: Ambient | None = None,
         *,
         keepdim: bool = False,
     ) -> Float[Tensor, "..."]:
@@ -246,7 +234,7 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(x=x, u=u, v=v)
         return _keep(hyperboloid.inner(x, u, v, self.curvature), keepdim=keepdim)
 
-    def norm(self, u: Float[Tensor, "... ambient"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
+    def norm(self, u: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Lengths ``(...)`` of tangent vectors from their ambient coordinates, as Geoopt's method of this name.
 
         Without the point, digits are lost far from the origin; ``inner(x, u).sqrt()`` loses none.
@@ -337,7 +325,7 @@ class Lorentz(geoopt.Lorentz):
         weights: Float[Tensor, "..."] | None = None,
         *,
         group: Group | None = None,
-    ) -> Float[Tensor, "... ambient"]:
+    ) -> Ambient:
         """Lorentzian midpoints of weighted points (Hypformer eq. 4).
 
         Of float32 points far out on nearly one ray they keep their digits, and so do gradients, up to rapidity 86. Of
@@ -375,7 +363,7 @@ class Lorentz(geoopt.Lorentz):
             return centroid(x, weights.unsqueeze(-2), self.curvature).squeeze(-2)
         return centroid(x, weights, self.curvature)
 
-    def rescale(self, x: Float[Tensor, "... ambient"], to: Lorentz) -> Float[Tensor, "... ambient"]:
+    def rescale(self, x: Ambient, to: Lorentz) -> Ambient:
         """The same points on a manifold of another curvature (Hypformer Prop. 4.2); distances scale by :meth:`ratio`.
 
         >>> Lorentz(-1.0).rescale(torch.tensor([1.0, 0.0]), Lorentz(-4.0)).tolist()
@@ -385,7 +373,7 @@ class Lorentz(geoopt.Lorentz):
         require_lorentz("to", to)
         return hyperboloid.rescale(x, self.curvature, to.curvature)
 
-    def to_poincare(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+    def to_poincare(self, x: Ambient) -> Float[Tensor, "... dim"]:
         """Points ``(..., d)`` of the Poincare ball of radius ``1/sqrt(-curvature)``.
 
         That is Geoopt's ``PoincareBall(c=-curvature)``; see :mod:`~holonomy.manifolds.charts`.
@@ -393,7 +381,7 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(x=x)
         return charts.to_poincare(x, self.curvature)
 
-    def from_poincare(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+    def from_poincare(self, p: Float[Tensor, "... dim"]) -> Ambient:
         """The inverse of :meth:`to_poincare`.
 
         A point on the rim, or beyond it by no more than rounding, is read as the farthest one inside.
@@ -412,12 +400,12 @@ class Lorentz(geoopt.Lorentz):
         checks.in_ball("p", p, self.curvature, numerics.tolerance(p.dtype).rtol)
         return charts.from_poincare(p, self.curvature)
 
-    def to_klein(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... dim"]:
+    def to_klein(self, x: Ambient) -> Float[Tensor, "... dim"]:
         """As :meth:`to_poincare`, to the Klein ball of the same radius."""
         checks.vectors(x=x)
         return charts.to_klein(x, self.curvature)
 
-    def from_klein(self, p: Float[Tensor, "... dim"]) -> Float[Tensor, "... ambient"]:
+    def from_klein(self, p: Float[Tensor, "... dim"]) -> Ambient:
         """As :meth:`from_poincare`, from the Klein ball."""
         checks.vectors(p=p)
         checks.in_ball("p", p, self.curvature, numerics.tolerance(p.dtype).rtol)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import _autograd, checks, numerics
-from holonomy._shapes import Float, Int
+from holonomy._shapes import Ambient, Float, Int
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.lorentz import Lorentz, require_lorentz
 
@@ -109,7 +109,7 @@ class LorentzPoints(UnitPoints):
         """All points ``(num, dim + 1)``, on the manifold."""
         return self.read(self.unit)
 
-    def read(self, unit: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def read(self, unit: Ambient) -> Ambient:
         """The points of the manifold that points ``(..., dim + 1)`` of the unit hyperboloid stand for.
 
         Those beyond what the dtype can hold saturate along their ray.
@@ -124,7 +124,7 @@ class LorentzPoints(UnitPoints):
         return _read_reference(unit, curvature)
 
 
-def _read_reference(unit: Float[Tensor, "... ambient"], curvature: Float[Tensor, " 1"]) -> Float[Tensor, "... ambient"]:
+def _read_reference(unit: Ambient, curvature: Float[Tensor, " 1"]) -> Ambient:
     radius = curvature.to(unit.dtype).neg().rsqrt()
     return hyperboloid.lift(numerics.shrink(hyperboloid.space(unit) * radius, unit.dtype), curvature)
 
@@ -288,7 +288,7 @@ class LorentzEmbedding(LorentzPoints):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}" + ", sparse=True" * self.sparse
 
-    def forward(self, index: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... ambient"]:
+    def forward(self, index: Int[Tensor, "..."] | None = None) -> Ambient:
         """The rows with these indices.
 
         Args:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
-from holonomy._shapes import Float, Int
+from holonomy._shapes import Ambient, Float, Int
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.manifolds.lorentz import Lorentz
@@ -82,39 +82,35 @@ class Product(geoopt.ProductManifold):
         """How many coordinates each factor has."""
         return [ambient - isinstance(factor, Lorentz) for factor, ambient in self.factors]
 
-    def lift(self, coordinates: Float[Tensor, "... coordinates"]) -> Float[Tensor, "... ambient"]:
+    def lift(self, coordinates: Float[Tensor, "... coordinates"]) -> Ambient:
         """The points ``(..., ambient)`` with any numbers ``(..., sum(sizes))`` as coordinates."""
         checks.last_axis("coordinates", coordinates, sum(self.sizes), "sum(sizes)")
         parts = coordinates.split(self.sizes, -1)
         return torch.cat([_lift(factor, part) for (factor, _), part in zip(self.factors, parts, strict=True)], -1)
 
-    def coordinates(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... coordinates"]:
+    def coordinates(self, x: Ambient) -> Float[Tensor, "... coordinates"]:
         """The coordinates ``(..., sum(sizes))`` of points, the inverse of :meth:`lift`."""
         return self.without_times(self.unit(x))
 
-    def unit(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def unit(self, x: Ambient) -> Ambient:
         """Points in units of the radii: those of the product with the curvatures -1, 0 and 1."""
         return torch.cat([_in_units(factor, part) for factor, part in self._parts("x", x)], -1)
 
-    def without_times(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... coordinates"]:
+    def without_times(self, x: Ambient) -> Float[Tensor, "... coordinates"]:
         """Ambient coordinates without the times of hyperbolic factors, ``(..., sum(sizes))``."""
         return torch.cat([part[..., isinstance(factor, Lorentz) :] for factor, part in self._parts("x", x)], -1)
 
-    def factor_dist(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "..."]:
+    def factor_dist(self, x: Ambient, y: Ambient) -> Float[Tensor, "..."]:
         """The distance in each factor, ``(..., factors)``."""
         checks.vectors(x=x, y=y)
         each = zip(self._parts("x", x), self._parts("y", y), strict=True)
         return torch.stack([_dist(factor, left, right) for (factor, left), (_, right) in each], -1)
 
-    def dist(
-        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
-    ) -> Float[Tensor, "..."]:
+    def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances ``(...)``; zero gradients where the points coincide."""
         return numerics.norm(self.factor_dist(x, y), keepdim=keepdim)
 
-    def dist2(
-        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
-    ) -> Float[Tensor, "..."]:
+    def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Squared geodesic distances ``(...)``."""
         return numerics.finite(self.factor_dist(x, y).square().sum(-1, keepdim=keepdim))
 
@@ -201,7 +197,7 @@ class ProductEmbedding(UnitPoints):
         where: dict[str, Any] = {"device": like.device, "dtype": sheet(like.device, like.dtype).curvature.dtype}
         return Product(*((_of_unit_curvature(factor, where), ambient) for factor, ambient in self.manifold.factors))
 
-    def forward(self, index: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... ambient"]:
+    def forward(self, index: Int[Tensor, "..."] | None = None) -> Ambient:
         """The points with integer indices ``(...)``, ``(..., ambient)``; all rows if the index is left out.
 
         Anything but integers is a TypeError, and an index that names no row a ValueError.

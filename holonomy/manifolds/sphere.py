@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks, numerics
-from holonomy._shapes import Float
+from holonomy._shapes import Ambient, Float
 from holonomy.manifolds.curvature import Curvature
 
 
@@ -79,7 +79,7 @@ class Sphere(geoopt.Sphere):
         """
         return self.curvature_parameter.extra_repr().replace("=-", "=", 1)
 
-    def projx(self, x: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def projx(self, x: Ambient) -> Ambient:
         """The points in the directions of vectors; on the first axis where a vector is zero.
 
         >>> Sphere().projx(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
@@ -94,7 +94,7 @@ class Sphere(geoopt.Sphere):
         unit = torch.where(length == 0, pole, numerics.safe_div(wide, length))
         return numerics.narrow(unit * self.radius(wide), x.dtype)
 
-    def proju(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def proju(self, x: Ambient, u: Ambient) -> Ambient:
         """Orthogonal projection of ambient vectors ``u`` onto the tangent space at ``x``."""
         checks.vectors(x=x, u=u)
         wide, vector = numerics.widen(x), numerics.widen(u)
@@ -103,9 +103,7 @@ class Sphere(geoopt.Sphere):
 
     egrad2rgrad = proju
 
-    def dist(
-        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], *, keepdim: bool = False
-    ) -> Float[Tensor, "..."]:
+    def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
         apart, together = numerics.norm(x - y, keepdim=True), numerics.norm(x + y, keepdim=True)
@@ -119,13 +117,13 @@ class Sphere(geoopt.Sphere):
         checks.rows("y", y, x.shape[-1], "d + 1")
         return self.dist(x.unsqueeze(-2), y.unsqueeze(-3))
 
-    def expmap(self, x: Float[Tensor, "... ambient"], u: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def expmap(self, x: Ambient, u: Ambient) -> Ambient:
         """Exponential map."""
         checks.vectors(x=x, u=u)
         angle = numerics.norm(u, keepdim=True) / self.radius(x)
         return self.projx(x * torch.cos(angle) + u * torch.sinc(angle / math.pi))
 
-    def logmap(self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"]) -> Float[Tensor, "... ambient"]:
+    def logmap(self, x: Ambient, y: Ambient) -> Ambient:
         """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads."""
         checks.vectors(x=x, y=y)
         wide, other = numerics.widen(x), numerics.widen(y)
@@ -133,9 +131,7 @@ class Sphere(geoopt.Sphere):
         found = torch.where(_short(towards), towards, _direction(towards) * self.dist(wide, other, keepdim=True))
         return numerics.narrow(found, x.dtype)
 
-    def transp(
-        self, x: Float[Tensor, "... ambient"], y: Float[Tensor, "... ambient"], v: Float[Tensor, "... ambient"]
-    ) -> Float[Tensor, "... ambient"]:
+    def transp(self, x: Ambient, y: Ambient, v: Ambient) -> Ambient:
         """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         checks.vectors(x=x, y=y, v=v)
         # v - <y, v> (x + y) / (1/kappa + <x, y>), whose denominator is half the square of x + y.
