@@ -75,8 +75,7 @@ def rows_stretch(layer: HTC, rows: slice, points: Tensor) -> Tensor:
     def part(x: Tensor) -> Tensor:
         return layer.manifold_out.lift(layer.space(x)[..., rows])
 
-    source, target = layer.manifold_in, layer.manifold_out
-    return stretch(part, points, ends=Ends(source, target)) * (root(target) / root(source))
+    return token_stretch(part, points, Ends(layer.manifold_in, layer.manifold_out))
 
 
 @follow.register

@@ -7,6 +7,7 @@ unit coordinates; :func:`~holonomy.theory.lipschitz_bound` speaks of the layer's
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import singledispatch
@@ -129,12 +130,11 @@ def points_out(layer: nn.Module, region: Region) -> Tensor | None:
         return layer(region.points)
 
 
-def token_stretch(layer: nn.Module, points: Tensor, ends: Ends | None = None) -> Tensor:
+def token_stretch(layer: Callable[[Tensor], Tensor], points: Tensor, ends: Ends | None = None) -> Tensor:
     """Stretches of each token by a layer that takes tokens by themselves, in unit coordinates."""
-    source, target = ends or ends_of(layer)
-    before = 1.0 if source is None else root(source)
-    after = 1.0 if target is None else root(target)
-    return stretch(layer, points, ends=Ends(source, target)) * (after / before)
+    ends = ends or ends_of(layer)
+    before, after = (1.0 if end is None else root(end) for end in ends)
+    return stretch(layer, points, ends=ends) * (after / before)
 
 
 def outputs(layer: nn.Module, region: Region, constant: float, radius: float, features: int | None) -> Region:

@@ -53,19 +53,15 @@ def _compare(x: Tensor, layer: Projections, *, form: CollapseForm) -> Comparison
     return Comparison(diameter(y), collapse_step(layer, x, form), y.detach().abs().amax())
 
 
-def _opposite(draws: Draws, order: int, width: float) -> tuple[Projections, Tensor]:
-    """Two opposite tokens on a line, all weights 1: pair and product are exact there, cubic for N = 1 as they meet."""
-    return on_a_line(draws, [1.0] * (order + 1), width, -width)
-
-
 def _form(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
     yield from search(draws, partial(_compare, form=form))
 
 
 def _opposites(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
+    """Two opposite tokens on a line, all weights 1: pair and product are exact there, cubic for N = 1 as they meet."""
     for order in (1, 2, 3):
         for width in (0.1, 0.5, 1.0, 1.5):
-            layer, x = _opposite(draws, order, width)
+            layer, x = on_a_line(draws, [1.0] * (order + 1), width, -width)
             found = _compare(x, layer, form=form)
             floor = rounding(draws.dtype) * found.size.item()
             at = {"N": float(order), "n": 2.0, "width": width}
@@ -268,8 +264,7 @@ def _per_query(draws: Draws) -> Iterator[Trial]:
     """The product form holds under masks that differ between queries."""
     # Two tokens that see only themselves never approach each other, however small their logits.
     for order in (1, 2, 3):
-        layer, x = _opposite(draws, order, 0.5)
-        x = x + 1
+        layer, x = on_a_line(draws, [1.0] * (order + 1), 1.5, 0.5)
         mask = torch.zeros([2] * (order + 1), dtype=torch.bool, device=x.device)
         mask[(0,) * (order + 1)] = mask[(1,) * (order + 1)] = True
         measured = diameter(attend(x, layer, mask)).item()
