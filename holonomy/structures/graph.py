@@ -185,7 +185,9 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     if not isinstance(out, Tensor) and not out.flags.writeable:  # of which torch makes a tensor that ends the process
         raise ValueError("out must be writable, got a read-only array.")
     node = out if isinstance(out, Tensor) else torch.from_numpy(out)
-    if not _holds(node.dtype, num_nodes - 1):
+    # Those that torch writes by index.
+    integers = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    if node.dtype not in integers or num_nodes - 1 > torch.iinfo(node.dtype).max:
         raise TypeError(f"out must hold integers up to num_nodes - 1 = {num_nodes - 1}, got {node.dtype}.")
     checks.apart("out", out, "edge_index", edge_index)
     count = torch.zeros(num_nodes, dtype=torch.int64)
@@ -209,12 +211,6 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
             node[place[row] + rank] = source[within][order].to(node.dtype)
             place += count
     return Neighbours(start, node)
-
-
-def _holds(dtype: torch.dtype, largest: int) -> bool:
-    """Whether numbers of nodes up to this fit a dtype of integers that torch writes by index."""
-    integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    return dtype in integers and largest <= torch.iinfo(dtype).max
 
 
 def incoming_of(graph: Graph | Neighbours) -> Neighbours:

@@ -78,7 +78,12 @@ def local_lipschitz(
             total = total * local_lipschitz(inner, x, mask)
             x = attend(numerics.widen(x), projections(inner).to(torch.float64), mask)
         return total
-    read = _read(layer, form)
+    read: Projections | None = None
+    try:
+        read = projections(layer).to(torch.float64)
+    except NotCoveredError:
+        if form == "sums":
+            raise
     if read is not None:
         check_tokens(x, read)
         layer, x = read, numerics.widen(x)
@@ -101,16 +106,6 @@ def local_lipschitz(
         bound = bound + read.scale * spectral(read.keys[m + 1]) * _key_norm(read, heads, m, away.norm(dim=-1), variance)
     bound = through_heads(read, bound)
     return bound + 1 if read.skip else bound
-
-
-def _read(layer: Any, form: Literal["sums", "blocks"]) -> Projections | None:
-    """The projections in float64; none of a layer that only ``"blocks"`` can bound."""
-    try:
-        return projections(layer).to(torch.float64)
-    except NotCoveredError:
-        if form == "sums":
-            raise
-        return None
 
 
 def _slots(weights: Tensor, order: int, m: int) -> Tensor:

@@ -63,7 +63,7 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     if layer.heads > 1:
         # H11: concatenation stretches each head by cosh of its radius; heads add in squares.
         constant = math.hypot(*(concatenation_stretch(r) * b if b else 0.0 for r, b in zip(radii, bounds, strict=True)))
-        radius = _together(radii)
+        radius = math.asinh(math.hypot(*map(math.sinh, radii))) if max(radii) < 700 else math.inf
     region = outputs(layer, region, constant, radius, layer.query.out_features)
     return Step(constant, region, "H8 local" if local else "H8")
 
@@ -125,11 +125,6 @@ def _local_head(
     )
     # Midpoints lie in the hull of the values.
     return bound, math.asinh(value.norm(dim=-1).amax().item())
-
-
-def _together(radii: list[float]) -> float:
-    """How far out the concatenation of points within these radii lies."""
-    return math.asinh(math.hypot(*(math.sinh(r) for r in radii))) if max(radii) < 700 else math.inf
 
 
 @follow.register
