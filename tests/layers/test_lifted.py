@@ -50,7 +50,7 @@ def both_forms(name, dtype, nodes, device, monkeypatch, *, radius=1.0):
     found = []
     for fewest, size in ((1, 2**13), (10**9, 2**40)):
         monkeypatch.setattr(lifted, "_FEWEST_ROWS", fewest)
-        monkeypatch.setattr(lifted, "_CHUNK", size)
+        monkeypatch.setattr(lifted, "_CHUNK_CUDA" if device.type == "cuda" else "_CHUNK", size)
         found.append(gradients(layer, points))
     return found
 

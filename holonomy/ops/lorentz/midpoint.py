@@ -23,9 +23,10 @@ midpoint of points whose separation differs from the given one by at most an ulp
 such points are within 1e-8; from rapidity 37 on neighbouring numbers lie apart, and the midpoint of parallel rows that
 were rounded is that of their common ray.
 
-Float32 points up to rapidity 3.5 are computed in float32, others in float64: rounding, which gradients stretch by the
-square of the time coordinate, stays below 1e-5. A compiled graph cannot look: there all is float64, of which it keeps
-numbers of rows for the way back, and no table of entries.
+Float32 points up to rapidity 3.5 are computed in float32, with x - y in the place of the shortest, and with
+:math:`c\, \partial \nu_1^2 / \partial c = c\, |D|^2/(XY)`: rounding, which gradients stretch by the square of the time
+coordinate, stays below 1e-5. A compiled graph cannot look: there all is float64, of which it keeps numbers of rows
+for the way back, and no table of entries.
 """
 
 from __future__ import annotations
@@ -94,28 +95,71 @@ def _scale(curvature: Tensor) -> Tensor:
 
 def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Numbers]:
     scale, dtype = _scale(curvature), torch.promote_types(x.dtype, y.dtype)
-    rows = _rows(x, y, scale, near=_near(scale, *(_length(z.detach()) for z in (x, y))))
+    rows = _rows(x, y, scale)
     numbers = _numbers(rows, epsilon)
     share = numbers.inverse / rows.factor
     time = torch.add(numbers.x_time, numbers.y_time, alpha=epsilon) * share
-    parts = time.to(rows.x.dtype), _total(rows, epsilon) * share
-    if not rows.x.dtype == dtype == torch.float32:  # what float32 holds of near points needs no saturation
-        parts = tuple(numerics.narrow(part, dtype) for part in parts)
-    return torch.cat(parts, -1), numbers
+    return torch.cat([numerics.narrow(part, dtype) for part in (time, _total(rows, epsilon) * share)], -1), numbers
 
 
-def _near(scale: Tensor, *lengths: Tensor) -> bool:
-    """Whether float32 keeps its digits for rows of these lengths; not where lengths cannot be read."""
-    if scale.dtype != lengths[0].dtype and checks.costs_nothing_to_read(lengths[0]):
-        ordinary = 1 / _ORDINARY < float(scale) < _ORDINARY
-        return ordinary and all(bool((length * scale <= _NEAR).all()) for length in lengths)
-    return False
+class _Near(NamedTuple):
+    """Of each row ``(n, 1)`` of near points, in float32."""
+
+    x_time: Tensor
+    y_time: Tensor
+    inverse: Tensor  # 1 / nu
+    along: Tensor  # p is x - y - along s
+    on_p: Tensor  # D is on_p p + on_sum s
+    on_sum: Tensor
 
 
-def _rows(x: Tensor, y: Tensor, scale: Tensor, *, near: bool) -> _Rows:
+def _near_forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Near] | None:
+    """The same where float32 keeps its digits; not where lengths cannot be read."""
+    scale, dtype = _scale(curvature), torch.promote_types(x.dtype, y.dtype)
+    if dtype == torch.float64 or not checks.costs_nothing_to_read(x):
+        return None
+    x, y, root = x.float(), y.float(), float(scale)
+    x_length, y_length = _length(x), _length(y)
+    ordinary = 1 / _ORDINARY < root < _ORDINARY
+    if not (ordinary and all(bool((length * root <= _NEAR).all()) for length in (x_length, y_length))):
+        return None
+    s, product, radius = x + y, _product(x, y), torch.full_like(x_length, 1 / root)
+    x_time, y_time = x_length.hypot(radius), y_length.hypot(radius)
+    total, times, square, gap = x_time + y_time, x_time * y_time, _length(s).square(), x - y
+    along = numerics.safe_div(_product(gap, s), square)
+    p = gap.addcmul_(s, along, value=-1)
+    across = _length(p).square()
+    acute = total.square() * (4 + across * root**2) / (2 / root**2 + 2 * (times + product.clamp(min=0)) + across)
+    one = torch.where(product > 0, acute, 2 + 2 * root**2 * (times - product))
+    inverse = ((1 - epsilon) ** 2 + epsilon * one).rsqrt()
+    # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
+    on_sum = along * one / (2 * root**2 * total) - total / 2 * numerics.safe_div(_product(p, s), square)
+    time = torch.add(x_time, y_time, alpha=epsilon)
+    out = torch.cat([time, s if epsilon == 1 else torch.add(x, y, alpha=epsilon)], -1).mul_(inverse)
+    return numerics.narrow(out, dtype), _Near(x_time, y_time, inverse, along, total / 2, on_sum)
+
+
+def _near_gradients(
+    g: Tensor, point: Tensor, x: Tensor, y: Tensor, scale: Tensor, n: _Near, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of x, y and the curvature, from that of the space part, as in :func:`_gradients`."""
+    s, straight = x + y, g * n.inverse
+    bend = (x - y).addcmul_(s, n.along, value=-1).mul_(n.on_p).addcmul_(s, n.on_sum)
+    pull = _product(g, point) * n.inverse.square() * epsilon
+    rate = pull * _length(bend).square() / (2 * n.x_time * n.y_time)
+    pull = pull * scale.square().float()
+    grad_x = torch.addcmul(straight, bend, -pull / n.x_time)
+    return grad_x, torch.addcmul(straight * epsilon, bend, pull / n.y_time), rate
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """Of rows, without a table of the products of their entries."""
+    return torch.bmm(x[:, None], y[:, :, None]).squeeze(-1)
+
+
+def _rows(x: Tensor, y: Tensor, scale: Tensor) -> _Rows:
     if torch.float64 not in (x.dtype, y.dtype):
-        wide = torch.float32 if near else torch.float64
-        x, y, factor = x.to(wide), y.to(wide), torch.ones_like(scale)
+        x, y, factor = x.double(), y.double(), torch.ones_like(scale)
     else:
         x, y = x.double(), y.double()
         factor = numerics.squarable(torch.maximum(numerics.norm(x, keepdim=True), numerics.norm(y, keepdim=True)))
@@ -139,16 +183,14 @@ def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
     x_square, y_square, acute = x_length.square(), y_length.square(), product > 0
     x_time, y_time = torch.hypot(x_length, radius), torch.hypot(y_length, radius)
     total, times = x_time + y_time, x_time * y_time
-    on_s = numerics.row_sum((x - y) * s)
-    if x.dtype == torch.float32:  # near points are short, and all take one form
-        form, shortest, square = torch.ones_like(acute), torch.ones_like(product), _length(s).square()
-    else:  # the shortest of x - y, 2x and -2y: they differ by multiples of s, and so have the same p
-        form, square = acute, torch.where(acute, x_square + y_square + 2 * product, 1.0)
-        near = x_square + y_square - 2 * product <= 4 * torch.minimum(x_square, y_square)
-        shortest = torch.where(near, 1.0, torch.where(x_length < y_length, 2.0, 0.0).to(x.dtype))
-        on_s = torch.where(near, on_s, shortest * (x_square + product) + (shortest - 2) * (y_square + product))
-    along = torch.where(form, numerics.safe_div(on_s, square), 0.0)
-    on_x, on_y = torch.where(form, shortest, y_time), torch.where(form, shortest - 2, -x_time)
+    square = torch.where(acute, x_square + y_square + 2 * product, 1.0)
+    # The shortest of x - y, 2x and -2y: they differ by multiples of s, and so have the same p.
+    near = x_square + y_square - 2 * product <= 4 * torch.minimum(x_square, y_square)
+    shortest = torch.where(near, 1.0, torch.where(x_length < y_length, 2.0, 0.0).to(x.dtype))
+    on_s = shortest * (x_square + product) + (shortest - 2) * (y_square + product)
+    on_s = torch.where(near, numerics.row_sum((x - y) * s), on_s)
+    along = torch.where(acute, numerics.safe_div(on_s, square), 0.0)
+    on_x, on_y = torch.where(acute, shortest, y_time), torch.where(acute, shortest - 2, -x_time)
     on_x, on_y, along = kept(on_x, on_y, along)
     p = _across(rows, on_x, on_y, along)
     across, left = _length(p), numerics.row_sum(p * s)
@@ -161,28 +203,24 @@ def _numbers(rows: _Rows, epsilon: float) -> _Numbers:
     inverse = norm.reciprocal()
     ratio, root, share = (one * inverse).square(), inverse / radius, along + 1 - shortest
     # Where this leaves the range p is rounding.
-    on_p = torch.where(form, torch.where(root.square().isfinite(), total / 2, 0.0), 1.0) * root * root
+    on_p = torch.where(acute, torch.where(root.square().isfinite(), total / 2, 0.0), 1.0) * root * root
     # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
-    on_sum = torch.where(form, share * ratio / (2 * total) - on_p * numerics.safe_div(left, square), 0.0)
+    on_sum = torch.where(acute, share * ratio / (2 * total) - on_p * numerics.safe_div(left, square), 0.0)
     straight = ratio * ((width / widest).square() + (share * radius * one / widest / total).square() * square / times)
     bent = root.square() * (x_time / y_time * y_square + y_time / x_time * x_square - 2 * product)
-    rate = torch.where(form, straight, bent)
+    rate = torch.where(acute, straight, bent)
     return _Numbers(*kept(x_time, y_time, inverse, on_x, on_y, along, on_p, on_sum, rate))
 
 
 def _across(rows: _Rows, on_x: Tensor, on_y: Tensor, along: Tensor) -> Tensor:
     """The part p, or D, zero with a zero gradient in entries that are mere rounding of what was subtracted."""
-    if rows.x.dtype == torch.float32:
-        return _with_sum(rows.x - rows.y, rows, -along)
     v = torch.addcmul(rows.x * on_x, rows.y, on_y)
     p, much = _with_sum(v, rows, -along), v * 16
     return torch.where(p + much == much, p - p.detach() if torch.is_grad_enabled() else 0.0, p)
 
 
 def _with_sum(z: Tensor, rows: _Rows, weight: Tensor) -> Tensor:
-    """Add weight * s: in float64 without a table of s, which the compiler would keep."""
-    if z.dtype == torch.float32:
-        return torch.addcmul(z, rows.sum, weight)
+    """Add weight * s, without a table of s, which the compiler would keep."""
     return torch.addcmul(torch.addcmul(z, rows.x, weight), rows.y, weight)
 
 
@@ -206,25 +244,32 @@ def _gradients(g: Tensor, rows: _Rows, scale: Tensor, n: _Numbers, epsilon: floa
 class _Midpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
-        parts = ((out, *pair) for out, pair in (_forward(x[r], y[r], curvature, epsilon) for r in chunks(x)))
-        out, *numbers = joined(parts)
-        ctx.epsilon = epsilon
-        ctx.save_for_backward(x, y, curvature, out, *numbers)
+        given = ((x[r], y[r], curvature, epsilon) for r in chunks(x))
+        found = [_near_forward(*each) or _forward(*each) for each in given]
+        ctx.epsilon, ctx.kinds = epsilon, [type(numbers) for _, numbers in found]
+        out = found[0][0] if len(found) == 1 else torch.cat([part for part, _ in found])
+        ctx.save_for_backward(x, y, curvature, out, *(number for _, numbers in found for number in numbers))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, y, curvature, out, *numbers = ctx.saved_tensors
-        (grad,), epsilon = grad_outputs, ctx.epsilon
+        (grad,), epsilon, start = grad_outputs, ctx.epsilon, 0
         scale, found = _scale(curvature), []
         # Kept numbers are constants; where the gradient itself is differentiated they are made again.
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        for r in chunks(x):
-            kept = _Numbers(*(each[r] for each in numbers))
-            rows = _rows(x[r], y[r], scale, near=_near(scale, kept.x_time, kept.y_time))
-            of_point, point = grad[r].to(rows.x.dtype), out[r].to(rows.x.dtype)
+        for r, kind in zip(chunks(x), ctx.kinds, strict=True):
+            stop = start + len(kind._fields)
+            kept, start, near = kind(*numbers[start:stop]), stop, kind is _Near and not again
+            wide = torch.float32 if near else torch.float64
+            of_point, point = grad[r].to(wide), out[r].to(wide)
             g = torch.addcmul(of_point[:, 1:], point[:, 1:], of_point[:, :1] / point[:, :1])
-            *gradients, rate = _gradients(g, rows, scale, _numbers(rows, epsilon) if again else kept, epsilon)
+            if near:
+                *gradients, rate = _near_gradients(g, point[:, 1:], x[r].float(), y[r].float(), scale, kept, epsilon)
+            else:
+                rows = _rows(x[r], y[r], scale)
+                kept = _numbers(rows, epsilon) if again else kept
+                *gradients, rate = _gradients(g, rows, scale, kept, epsilon)
             if torch.float64 in (x.dtype, y.dtype):
                 spoiled = (x[r] + y[r] + g).isnan().any(-1, keepdim=True)
                 *gradients, rate = (numerics.where_finite(z, spoiled) for z in (*gradients, rate))
