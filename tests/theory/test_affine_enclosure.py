@@ -162,7 +162,7 @@ def test_batch_normalisation_is_a_map_of_each_row() -> None:
     for turn in torch.eye(2).double():
         truth = layer(layer.manifold_in.lift(center + columns @ turn))[:, 1:]
         torch.testing.assert_close(found.center + found.columns[..., :2] @ turn, truth)
-    assert (forms.spread(found, rest=True) < 1e-12).all()
+    assert (forms.remainders(found) < 1e-12).all()
 
 
 @pytest.mark.parametrize("missing", ["running_mean", "running_var", "evaluation"])

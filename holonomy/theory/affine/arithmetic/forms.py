@@ -247,12 +247,9 @@ def with_ball(form: Form, matrix: Float[Tensor, "problem entry column"]) -> Form
     return replace(form, columns=_beside(form.columns, start, matrix))
 
 
-def spread(form: Form, *, rest: bool = False) -> Float[Tensor, "problem entry"]:
-    r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, attained but by squares.
-
-    ``rest`` leaves the gradient out.
-    """
-    total = remainders(form) if rest else remainders(form) + form.gradient.norm(dim=-1)
+def spread(form: Form) -> Float[Tensor, "problem entry"]:
+    r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, attained but by squares."""
+    total = remainders(form) + form.gradient.norm(dim=-1)
     for group in form.noise.squares:
         total = total + form.columns[..., group.start : group.stop].norm(dim=-1)
     return total * (1 + ROUNDING)
