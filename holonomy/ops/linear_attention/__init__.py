@@ -156,7 +156,8 @@ def linear_attention_block(
             ),
         )
     else:
-        rows = rows_at_once(x, residual_bias.shape[0]) if rows is None else rows
+        # Queries, keys, values and their features.
+        rows = rows_at_once(x, 6 * residual_bias.shape[0]) if rows is None else rows
         form, options = RecomputedAttention, Options(heads, power, rows, linear_attention_block_reference)
     out = apply_function(form, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)
