@@ -119,6 +119,20 @@ def test_rows_of_float64_whose_squares_do_not_fit(size):
     torch.testing.assert_close(ours, ray * torch.sinh(rapidity / 2), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("far", [1.0, 1e3])
+def test_midpoints_of_float32_points_are_the_same_under_autocast(far):
+    """Matrix products, which autocast takes in bfloat16, have no place in them."""
+    found, m = [], manifold(-1.0, torch.float32)
+    points, weight = far * torch.randn(2, 50, DIM), torch.randn(50, DIM + 1)
+    for enabled in (False, True):
+        x, y = (z.clone().requires_grad_() for z in points)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = midpoint.midpoint(x, y, m.curvature, 1.0)
+        found.append([out, *torch.autograd.grad(out, (x, y, *m.parameters()), weight)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 @layers
 def test_gradients_by_finite_differences(name, monkeypatch):
     monkeypatch.setattr(lifted, "_FEWEST_ROWS", 1)

@@ -23,7 +23,7 @@ from holonomy.ops.heads import merge_heads, without_padding
 from holonomy.ops.linear_attention.causal import LinearState, causal_linear_attention
 from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
-from holonomy.ops.lorentz.lifted import rows_at_once, use_chunked
+from holonomy.ops.lorentz.lifted import rows_of_chunk, use_chunked
 from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
 
 # Rows of causal attention that are computed at once.
@@ -157,7 +157,7 @@ def linear_attention_block(
         )
     else:
         # Queries, keys, values and their features.
-        rows = rows_at_once(x, 6 * residual_bias.shape[0]) if rows is None else rows
+        rows = rows_of_chunk(x, 6 * residual_bias.shape[0]) if rows is None else rows
         form, options = RecomputedAttention, Options(heads, power, rows, linear_attention_block_reference)
     out = apply_function(form, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)

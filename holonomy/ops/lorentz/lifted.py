@@ -18,7 +18,7 @@ __all__ = [
     "curvature_gradient",
     "joined",
     "kept",
-    "rows_at_once",
+    "rows_of_chunk",
     "space_gradient",
     "use_chunked",
     "use_custom_backward",
@@ -47,11 +47,11 @@ def chunks(x: Float[torch.Tensor, "rows dim"]) -> list[slice]:
     """Rows that are computed at once where a custom backward is supported: of more, tables would leave the cache."""
     if not _autograd.supports_custom_backward(x):  # where the number of rows may be a symbol
         return [slice(None)]
-    size = rows_at_once(x, x.shape[1])
+    size = rows_of_chunk(x, x.shape[1])
     return [slice(start, start + size) for start in range(0, max(len(x), 1), size)]
 
 
-def rows_at_once(x: torch.Tensor, width: int) -> int:
+def rows_of_chunk(x: torch.Tensor, width: int) -> int:
     """How many rows of so many entries a function of many operations computes at once."""
     size = _CHUNK_CUDA if x.device.type == "cuda" else _CHUNK
     return max(1, size // (max(width, 1) * x.element_size()))

@@ -123,17 +123,17 @@ def _near_forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tu
     ordinary = 1 / _ORDINARY < root < _ORDINARY
     if not (ordinary and all(bool((length * root <= _NEAR).all()) for length in (x_length, y_length))):
         return None
-    s, product, radius = x + y, _product(x, y), torch.full_like(x_length, 1 / root)
+    s, product, radius = x + y, numerics.row_sum(x * y), torch.full_like(x_length, 1 / root)
     x_time, y_time = x_length.hypot(radius), y_length.hypot(radius)
     total, times, square, gap = x_time + y_time, x_time * y_time, _length(s).square(), x - y
-    along = numerics.safe_div(_product(gap, s), square)
+    along = numerics.safe_div(numerics.row_sum(gap * s), square)
     p = gap.addcmul_(s, along, value=-1)
     across = _length(p).square()
     acute = total.square() * (4 + across * root**2) / (2 / root**2 + 2 * (times + product.clamp(min=0)) + across)
     one = torch.where(product > 0, acute, 2 + 2 * root**2 * (times - product))
     inverse = ((1 - epsilon) ** 2 + epsilon * one).rsqrt()
     # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
-    on_sum = along * one / (2 * root**2 * total) - total / 2 * numerics.safe_div(_product(p, s), square)
+    on_sum = along * one / (2 * root**2 * total) - total / 2 * numerics.safe_div(numerics.row_sum(p * s), square)
     time = torch.add(x_time, y_time, alpha=epsilon)
     out = torch.cat([time, s if epsilon == 1 else torch.add(x, y, alpha=epsilon)], -1).mul_(inverse)
     return numerics.narrow(out, dtype), _Near(x_time, y_time, inverse, along, total / 2, on_sum)
@@ -145,16 +145,11 @@ def _near_gradients(
     """Of x, y and the curvature, from that of the space part, as in :func:`_gradients`."""
     s, straight = x + y, g * n.inverse
     bend = (x - y).addcmul_(s, n.along, value=-1).mul_(n.on_p).addcmul_(s, n.on_sum)
-    pull = _product(g, point) * n.inverse.square() * epsilon
+    pull = numerics.row_sum(g * point) * n.inverse.square() * epsilon
     rate = pull * _length(bend).square() / (2 * n.x_time * n.y_time)
     pull = pull * scale.square().float()
     grad_x = torch.addcmul(straight, bend, -pull / n.x_time)
     return grad_x, torch.addcmul(straight * epsilon, bend, pull / n.y_time), rate
-
-
-def _product(x: Tensor, y: Tensor) -> Tensor:
-    """Of rows, without a table of the products of their entries."""
-    return torch.bmm(x[:, None], y[:, :, None]).squeeze(-1)
 
 
 def _rows(x: Tensor, y: Tensor, scale: Tensor) -> _Rows:
