@@ -15,7 +15,8 @@ from holonomy.theory.affine.arithmetic import backward
 from holonomy.theory.affine.arithmetic.forms import Noise
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic, least
 from holonomy.theory.affine.enclosure import Enclosure
-from holonomy.theory.affine.encoders.graph import Convolved, graph_branch
+from holonomy.theory.affine.encoders.graph import Convolved
+from holonomy.theory.affine.encoders.traced import graph_branch
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 

@@ -14,7 +14,8 @@ from holonomy.theory.affine.arithmetic.ellipsoids import Threat
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.attention import linear
 from holonomy.theory.affine.encoders import graph, whole_graph
-from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, graph_branch
+from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch
+from holonomy.theory.affine.encoders.traced import graph_branch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")

@@ -28,12 +28,12 @@ from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.manifolds import Lorentz
 from holonomy.models import HypformerBlock
 from holonomy.theory.affine.arithmetic.entrywise import arsinh, asinhc_of_square, minus_squared_arcosh, sinhc_of_square
-from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, times
-from holonomy.theory.affine.arithmetic.lengths import length
+from holonomy.theory.affine.arithmetic.forms import Form, constant, linear, plus, times
 from holonomy.theory.affine.arithmetic.products import scale, squared_length
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.points import (
     Scaled,
+    above,
     bias_of,
     dropped,
     lifted,
@@ -142,15 +142,9 @@ def decoded(decoder: Any, tangent: Form, manifold: Lorentz) -> Form:
     """The logits of a tangent vector."""
     if isinstance(decoder, nn.Linear):
         return linear(tangent, decoder.weight.double(), bias_of(decoder))
-    point = _exponential(tangent, manifold)
-    return _hyperplanes(decoder, point) if isinstance(decoder, HypMLR) else _prototypes(decoder, point)
-
-
-def _exponential(tangent: Form, manifold: Lorentz) -> Form:
     k = root(manifold)
-    space = scale(sinhc_of_square(times(squared_length(tangent), k * k)), tangent)
-    radius = constant(space.noise, torch.ones_like(space.center[:, :1]) / k)
-    return join(length(join(space, radius)), space)
+    point = above(scale(sinhc_of_square(times(squared_length(tangent), k * k)), tangent), manifold)
+    return _hyperplanes(decoder, point) if isinstance(decoder, HypMLR) else _prototypes(decoder, point)
 
 
 def _hyperplanes(decoder: HypMLR, point: Form) -> Form:

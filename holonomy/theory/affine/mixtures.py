@@ -56,25 +56,15 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Mixtures:
-    """All that the margins of some problems are bounded from.
+    """All that the margins of some problems are bounded from."""
 
-    Attributes:
-        model: whose decoder is linear.
-        branch: its graph encoder.
-        graph: G, an entry for each class.
-        cap: C.
-        transformer: its enclosure; without it nothing but the cap is known.
-        victim: whose margins they are.
-        target: the classes that are to stay.
-    """
-
-    model: Hypformer
-    branch: GraphBranch
-    graph: Form
-    cap: Float[Tensor, "problem class"]
-    transformer: Undivided | None
-    victim: Tensor
-    target: Tensor
+    model: Hypformer  # whose decoder is linear
+    branch: GraphBranch  # its graph encoder
+    graph: Form  # G, an entry for each class
+    cap: Float[Tensor, "problem class"]  # C
+    transformer: Undivided | None  # its enclosure; without it nothing but the cap is known
+    victim: Tensor  # whose margins they are
+    target: Tensor  # the classes that are to stay
 
     @classmethod
     def of(
@@ -178,25 +168,17 @@ class Mixtures:
 
 @dataclass(frozen=True)
 class OneProblem:
-    """Some margins of one problem, whose graph encoder is bounded from below.
+    """Some margins of one problem, whose graph encoder is bounded from below."""
 
-    Attributes:
-        index: the problem, and the other classes.
-        below: lower bounds of the graph encoder's part of G, for points where they are to be good (L15).
-        added: what is added to it before it is weighed, for each share and margin: the bias and a number.
-        product: the transformer's part.
-        cap: C.
-        nominal: the graph encoder's part where nothing moves.
-        sharpen: make ``below`` better, if that is possible.
-    """
-
-    index: tuple[int, Tensor]
-    below: partial[Quadratic]
-    added: Quadratic
-    product: OneProduct | None
-    cap: Float[Tensor, " other"]
-    nominal: Float[Tensor, " other"]
-    sharpen: partial[None]
+    index: tuple[int, Tensor]  # the problem, and the other classes
+    below: partial[
+        Quadratic
+    ]  # lower bounds of the graph encoder's part of G, for points where they are to be good (L15)
+    added: Quadratic  # to it before it is weighed, for each share and margin: the bias and a number
+    product: OneProduct | None  # the transformer's part
+    cap: Float[Tensor, " other"]  # C
+    nominal: Float[Tensor, " other"]  # the graph encoder's part where nothing moves
+    sharpen: partial[None]  # makes `below` better, if that is possible
 
     @classmethod
     def of(cls, mixtures: Mixtures, terms: list[Term], index: tuple[int, Tensor]) -> OneProblem:

@@ -92,6 +92,12 @@ def unscaled(space: Form, manifold: Lorentz) -> Scaled:
     return lifted(space, constant(space.noise, one), one, manifold)
 
 
+def above(space: Form, manifold: Lorentz) -> Form:
+    """The point above a space part, its time (L3) first."""
+    radius = constant(space.noise, torch.ones_like(space.center[:, :1]) / root(manifold))
+    return join(length(join(space, radius)), space)
+
+
 def settled(point: Scaled, manifold: Lorentz) -> Scaled:
     """The same point with scale one."""
     return unscaled(quotient(point.space, point.scale, point.floor), manifold)

@@ -63,23 +63,14 @@ class Term:
 
 @dataclass(frozen=True)
 class Undivided:
-    r"""The enclosure of the transformer without its divisor, in units of :math:`\varphi_0`.
+    r"""The enclosure of the transformer without its divisor, in units of :math:`\varphi_0`."""
 
-    Attributes:
-        product: :math:`a \cdot Y/\varphi_0`, an entry for each class.
-        rises: :math:`\delta_-` and :math:`\delta_+`, of one entry.
-        bends: :math:`\delta_- G` and :math:`\delta_+ G`.
-        least: a lower bound of :math:`1 + \delta`.
-        most: an upper one.
-        gap: g.
-    """
-
-    product: Form
-    rises: tuple[Form, Form]
-    bends: tuple[Form, Form]
-    least: Float[Tensor, "problem 1"]
-    most: Float[Tensor, "problem 1"]
-    gap: Float[Tensor, "problem 1"]
+    product: Form  # a . Y / phi_0, an entry for each class
+    rises: tuple[Form, Form]  # delta_- and delta_+, of one entry
+    bends: tuple[Form, Form]  # delta_- G and delta_+ G
+    least: Float[Tensor, "problem 1"]  # a lower bound of 1 + delta
+    most: Float[Tensor, "problem 1"]  # an upper one
+    gap: Float[Tensor, "problem 1"]  # g
 
     @classmethod
     def of(cls, model: Hypformer, space: Ratio, rows: Float[Tensor, "problem class dim"], graph: Form) -> Undivided:

@@ -14,21 +14,14 @@ from holonomy.theory.affine.arithmetic.squares import quadratic_of
 
 @dataclass(frozen=True)
 class Margins:
-    """Lower bounds of target logit minus each other logit; infinite at the target itself.
+    """Lower bounds of target logit minus each other logit; infinite at the target itself."""
 
-    Attributes:
-        affine: from the enclosure alone; minus infinity where it has none.
-        cap: with the transformer replaced by its cap.
-        best: the largest that is known.
-        layers: for the least margin of each problem, how much each layer's remainders take from ``affine``.
-        steepest: how far a denominator moves from its centre at most, relative to it.
-    """
-
-    affine: Float[Tensor, "problem class"]
-    cap: Float[Tensor, "problem class"]
-    best: Float[Tensor, "problem class"]
+    affine: Float[Tensor, "problem class"]  # from the enclosure alone; minus infinity where it has none
+    cap: Float[Tensor, "problem class"]  # with the transformer replaced by its cap
+    best: Float[Tensor, "problem class"]  # the largest that is known
+    # For the least margin of each problem, how much each layer's remainders take from `affine`.
     layers: dict[str, Float[Tensor, " problem"]]
-    steepest: Float[Tensor, " problem"]
+    steepest: Float[Tensor, " problem"]  # how far a denominator moves from its centre at most, relative to it
 
     @classmethod
     def together(cls, each: list[Margins]) -> Margins:

@@ -23,11 +23,25 @@ from __future__ import annotations
 
 import torch
 
+from holonomy.layers import HypLinearAttention
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, reach, select, spread, times, with_ball
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import at_least, quotient, scale
+from holonomy.theory.affine.points import Scaled, transformed
+
+
+def split(form: Form, heads: int) -> list[Form]:
+    """The entries of each head."""
+    size = form.center.shape[-1] // heads
+    return [form[size * head : size * (head + 1)] for head in range(heads)]
+
+
+def values_of(layer: HypLinearAttention, point: Scaled) -> list[Form]:
+    """The values of each head, times the scale of the point."""
+    shrunk = times(transformed(layer.value, point), (-layer.log_scale.double()).exp())
+    return [features(form, layer.power) for form in split(shrunk, layer.heads)]
 
 
 def features(form: Form, power: float) -> Form:

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from holonomy._shapes import Float
-from holonomy.layers import HTC, HypLinearAttention
+from holonomy.layers import HypLinearAttention
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, join, linear, plus, select, spread, times
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import at_least, inner, quotient, scale
 from holonomy.theory.affine.arithmetic.squares import bounds
-from holonomy.theory.affine.attention.features import features
+from holonomy.theory.affine.attention.features import features, split, values_of
 from holonomy.theory.affine.points import Scaled, affine_of, bias_of, root, transformed
 from holonomy.theory.attention.projections import as_stated
 
@@ -48,9 +48,10 @@ class Crowd:
 
 def crowd_of(layer: HypLinearAttention, points: Float[Tensor, "tokens ambient"], moving: Tensor) -> Crowd:
     """The sums over all tokens but the moving one, for each problem."""
+    maps = (affine_of(part) for part in (layer.key, layer.value))
     key, value = (
-        power_features(_affine(part, points).unflatten(-1, (layer.heads, -1)), layer.power)
-        for part in (layer.key, layer.value)
+        power_features((points @ weight.T + bias).unflatten(-1, (layer.heads, -1)), layer.power)
+        for weight, bias in maps
     )
     value = value / layer.log_scale.double().exp()
     if layer.average == "midpoint":
@@ -69,25 +70,18 @@ def attended(layer: HypLinearAttention, query: Scaled, moving: Scaled, crowd: Cr
     Here query and moving token are one point, or the query's point does not move.
     """
     as_stated(layer, HypLinearAttention)
-    asks, keys = transformed(layer.query, query), transformed(layer.key, moving)
-    size = asks.center.shape[-1] // layer.heads
-    parts = [slice(size * head, size * (head + 1)) for head in range(layer.heads)]
-    values = _values(layer, moving, parts)
-    own = values if query is moving else _values(layer, query, parts)
+    asks, keys = split(transformed(layer.query, query), layer.heads), split(transformed(layer.key, moving), layer.heads)
+    values = values_of(layer, moving)
+    own = values if query is moving else values_of(layer, query)
     averages = [
-        _average(layer, (query, moving), (asks[part], keys[part], values[head]), crowd, head)
-        for head, part in enumerate(parts)
+        _average(layer, (query, moving), forms, crowd, head)
+        for head, forms in enumerate(zip(asks, keys, values, strict=True))
     ]
     residual = layer.residual
     as_stated(residual, nn.Linear)
     weight = torch.cat([residual.weight.double(), bias_of(residual)[:, None]], dim=1)
     ratio = root(layer.manifold_hidden) / root(layer.manifold_out)
     return times(plus(join(*averages), linear(join(*own, query.scale), weight)), ratio)
-
-
-def _values(layer: HypLinearAttention, point: Scaled, parts: list[slice]) -> list[Form]:
-    form = times(transformed(layer.value, point), (-layer.log_scale.double()).exp())
-    return [features(form[part], layer.power) for part in parts]
 
 
 def _average(
@@ -123,11 +117,6 @@ def _average(
         norm = lorentz_norm(average[:1], average[1:], query.floor / k_root)
         average = scale(query.scale, quotient(average[1:], times(norm, k_root), query.floor))
     return select(silent, constant(noise, torch.zeros_like(average.center)), average)
-
-
-def _affine(layer: HTC, points: Tensor) -> Tensor:
-    weight, bias = affine_of(layer)
-    return points @ weight.T + bias
 
 
 def live(form: Form) -> Tensor:

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import Form, constant, join, linear, plus, times
-from holonomy.theory.affine.arithmetic.lengths import length
+from holonomy.theory.affine.arithmetic.forms import Form, join, linear, plus, times
 from holonomy.theory.affine.attention.averages import linear_average
-from holonomy.theory.affine.attention.features import features
+from holonomy.theory.affine.attention.features import features, split, values_of
 from holonomy.theory.affine.attention.softmax import softmax_average
-from holonomy.theory.affine.points import Scaled, bias_of, root, transformed, unscaled
+from holonomy.theory.affine.points import Scaled, above, bias_of, root, transformed, unscaled
 from holonomy.theory.attention.projections import as_stated, refuse_rotations
 
 # Tokens side by side: more of them do not fit the cache.
@@ -59,32 +58,17 @@ def _projected(layer: HypLinearAttention | HypSoftmaxAttention, space: Form) -> 
 
 def _of_heads(layer: HypLinearAttention | HypSoftmaxAttention, part: HTC, point: Scaled) -> list[Form]:
     """Space parts of each head: features for linear attention, else points with their times."""
-    forms = _split(transformed(part, point), layer.heads)
+    forms = split(transformed(part, point), layer.heads)
     if isinstance(layer, HypLinearAttention):
         return [features(form, layer.power) for form in forms]
-    return [_above(form, root(layer.manifold_hidden)) for form in forms]
+    return [above(form, layer.manifold_hidden) for form in forms]
 
 
 def _values(layer: HypLinearAttention | HypSoftmaxAttention, point: Scaled) -> list[Form]:
     if isinstance(layer, HypSoftmaxAttention):
         return _of_heads(layer, layer.value, point)
-    own = _own(layer, point)
-    return [_above(form, root(layer.manifold_hidden)) for form in own] if layer.average == "midpoint" else own
-
-
-def _own(layer: HypLinearAttention, point: Scaled) -> list[Form]:
-    shrunk = times(transformed(layer.value, point), (-layer.log_scale.double()).exp())
-    return [features(form, layer.power) for form in _split(shrunk, layer.heads)]
-
-
-def _split(form: Form, heads: int) -> list[Form]:
-    size = form.center.shape[-1] // heads
-    return [form[size * head : size * (head + 1)] for head in range(heads)]
-
-
-def _above(space: Form, k: Tensor) -> Form:
-    radius = constant(space.noise, torch.ones_like(space.center[:, :1]) / k)
-    return join(length(join(space, radius)), space)
+    own = values_of(layer, point)
+    return [above(form, layer.manifold_hidden) for form in own] if layer.average == "midpoint" else own
 
 
 def attended_among(layer: nn.Module, query: Scaled, heads: Heads, threat: Threat) -> Form:
@@ -104,12 +88,12 @@ def attended_among(layer: nn.Module, query: Scaled, heads: Heads, threat: Threat
 
 def _linear(layer: HypLinearAttention, query: Scaled, heads: Heads, threat: Threat) -> Form:
     k = root(layer.manifold_hidden) if layer.average == "midpoint" else None
-    asked = [positive_power(form, layer.power) for form in _split(transformed(layer.query, query), layer.heads)]
+    asked = [positive_power(form, layer.power) for form in split(transformed(layer.query, query), layer.heads)]
     found = [
         linear_average(one, keys, values, k, threat)
         for one, keys, values in zip(asked, heads.keys, heads.values, strict=True)
     ]
     residual = layer.residual
     as_stated(residual, nn.Linear)
-    own = linear(join(*_own(layer, query)), residual.weight.double(), bias_of(residual))
+    own = linear(join(*values_of(layer, query)), residual.weight.double(), bias_of(residual))
     return plus(join(*found), own)

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import singledispatch
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from holonomy.theory.affine.arithmetic.entrywise import positive_power, relu_lin
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, linear, plus, times
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.points import bias_of
-from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.attention.projections import as_stated
 
 # The most ReLUs of a layer that are bounded backwards, one by one.
 _MOST_SHARPENED = 256
@@ -68,9 +67,9 @@ class GraphBranch(ABC):
     ) -> Quadratic:
         """Rows times the output of a problem of the last enclosure, from below (L15), chosen for some points d."""
 
-    @abstractmethod
     def sharpen(self, problem: int) -> None:
-        """Enclose the ReLUs of a problem of the last enclosure better, if that is possible."""
+        """Enclose the ReLUs of a problem of the last enclosure better, where that is possible."""
+        del problem
 
 
 class Absent(GraphBranch):
@@ -90,20 +89,9 @@ class Absent(GraphBranch):
         zero = rows.new_zeros(len(rows), bad.shape[-1])
         return Quadratic.linear(zero.sum(-1), zero, zero.sum(-1))
 
-    def sharpen(self, problem: int) -> None:
-        """Nothing."""
-        del problem
-
-
-@singledispatch
-def graph_branch(encoder: Any, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
-    """Prepare a graph encoder at an input."""
-    del x, edge_index
-    raise NotCoveredError(f"graph_encoder must be a GCN or a Propagation, got {type(encoder).__name__}.")
-
 
 class Propagated(GraphBranch):
-    """A propagated MLP at one input."""
+    """A propagated MLP at one input: what enters its one layer of ReLUs is linear, and cannot be sharper."""
 
     def __init__(self, encoder: Propagation, x: Tensor, edge_index: Tensor | Graph) -> None:
         as_stated(encoder, Propagation)
@@ -153,15 +141,6 @@ class Propagated(GraphBranch):
         size = rows.abs() @ (result.abs() + weight.abs() @ (switch.sizes[0] + columns.abs().sum(-1)) * share.abs())
         loss = 2 * UNIT * (sum(weight.shape) + 16) * size
         return found.plus(Quadratic.linear(rows @ result, asked[:, 0] @ columns, loss))
-
-    def sharpen(self, problem: int) -> None:
-        """Nothing: what enters the one layer of ReLUs is linear."""
-        del problem
-
-
-@graph_branch.register
-def _(encoder: Propagation, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
-    return Propagated(encoder, x, edge_index)
 
 
 @dataclass(frozen=True)
@@ -353,11 +332,6 @@ class Convolved(GraphBranch):
             stays = (place[after] >= 0).nonzero().squeeze(1)
             steps.append(_Step(after, shares, stays, place[after][stays]))
         return steps
-
-
-@graph_branch.register
-def _(encoder: GCN, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
-    return Convolved(encoder, x, edge_index)
 
 
 def _convolve(layer: _Layer, step: _Step, shift: Tensor, columns: Tensor, box: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,11 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from holonomy.layers import GCN, Propagation
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, with_first
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, with_box
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
-from holonomy.theory.affine.encoders.graph import GraphBranch, graph_branch
+from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated
 from holonomy.theory.affine.encoders.rules import called
 from holonomy.theory.affine.encoders.tracing import Ball, Traced, traced
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
@@ -69,10 +70,6 @@ class TracedBranch(GraphBranch):
         loss = rows.abs() @ (box * (1 + unit) + unit * (center.abs() + columns.abs().sum(-1)))
         return Quadratic.linear(rows @ center, rows @ columns, loss)
 
-    def sharpen(self, problem: int) -> None:
-        """Nothing."""
-        del problem
-
 
 @enclose_all.register
 def _(branch: TracedBranch, noise: Noise, victim: int, basis: Tensor, radius: float, threat: Threat) -> Form:
@@ -86,6 +83,10 @@ def _(branch: TracedBranch, noise: Noise, victim: int, basis: Tensor, radius: fl
     return with_box(with_first(constant(noise, found.center[victim][None]), images[None], threat), box[None])
 
 
-@graph_branch.register
-def _(encoder: nn.Module, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
+def graph_branch(encoder: nn.Module, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:
+    """Prepare a graph encoder at an input."""
+    if isinstance(encoder, GCN):
+        return Convolved(encoder, x, edge_index)
+    if isinstance(encoder, Propagation):
+        return Propagated(encoder, x, edge_index)
     return TracedBranch(encoder, x, edge_index)

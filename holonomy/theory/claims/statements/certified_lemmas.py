@@ -27,8 +27,8 @@ from holonomy.theory.affine.arithmetic.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, symmetric
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.branch import positioned
-from holonomy.theory.affine.encoders.graph import Convolved, graph_branch
-from holonomy.theory.affine.encoders.traced import TracedBranch
+from holonomy.theory.affine.encoders.graph import Convolved
+from holonomy.theory.affine.encoders.traced import TracedBranch, graph_branch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
 from holonomy.theory.certificates.constants.functions import power_slope
