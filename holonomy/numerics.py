@@ -43,6 +43,9 @@ PRODUCT_APART = 5e-3
 PRODUCT_WIDEST = 1e18
 """The largest number whose square fits float32."""
 
+PRODUCT_SHORTEST = 1e-11
+"""The least length of whose square a part of ``PRODUCT_NEAR`` is still a normal number of float32."""
+
 ROW_WIDEST = 1e6
 """Lengths whose float32 digits survive a product with half of float64's."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.hyperboloid import geodesics, pairwise, pairwise_matmul
 from holonomy.manifolds.hyperboloid.pairwise_distances import use_products
 
 CURVATURES = (-0.01, -1.0, -100.0)
@@ -45,7 +47,7 @@ def apart(found: Tensor, expected: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kappa", CURVATURES)
-@pytest.mark.parametrize("rapidity", [1e-3, 0.1, 1.0, 3.0, 8.0, 15.0])
+@pytest.mark.parametrize("rapidity", [1e-10, 1e-6, 1e-3, 0.1, 1.0, 3.0, 8.0, 15.0])
 @pytest.mark.parametrize("dim", [1, 2, 64])
 def test_agree_with_differences(kappa: float, rapidity: float, dim: int, device: torch.device) -> None:
     x, y = clouds(kappa, rapidity, dim, device)
@@ -75,9 +77,31 @@ def test_batches_are_sets_one_by_one(device: torch.device) -> None:
     torch.testing.assert_close(of_kappa, sum(found[3] for found in alone))
 
 
-@pytest.mark.parametrize(("rapidity", "why"), [(1e-6, "all pairs near"), (40.0, "too far for a square in float32")])
-def test_differences_where_products_cannot(rapidity: float, why: str, device: torch.device) -> None:
+@pytest.mark.parametrize("rapidity", [1e-12, 1e-4, 1.0, 8.0])
+def test_pairs_apart_for_their_lengths_are_not_measured_again(rapidity: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the origin, too, where all distances are small; a pair measured alone takes a hundred times as long."""
+    x, y = clouds(-1.0, rapidity, 3, torch.device("cpu"))
+    alone: list[int] = []
+
+    def counted(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+        alone.append(len(a))
+        return geodesics.distance(a, b, scale)
+
+    for module in (pairwise, pairwise_matmul):
+        monkeypatch.setattr(module, "geodesics", SimpleNamespace(distance=counted))
+    for dtype, coincident in ((torch.float32, 50), (torch.float64, 0)):
+        alone.clear()
+        hyperboloid.cdist(x.to(dtype), y.to(dtype), torch.tensor([-1.0], dtype=dtype))
+        assert sum(alone) <= coincident + ROWS * COLUMNS // 1000
+
+
+@pytest.mark.parametrize(
+    ("rapidity", "centre", "why"),
+    [(1e-5, 1.0, "all pairs near"), (1e-25, 0.0, "squares too small"), (40.0, 0.0, "squares too large for float32")],
+)
+def test_differences_where_products_cannot(rapidity: float, centre: float, why: str, device: torch.device) -> None:
     x, y = clouds(-1.0, rapidity, 3, device)
+    x, y = (hyperboloid.lift(z[:, 1:] + centre, torch.tensor([-1.0], device=device)) for z in (x, y))
     grad = torch.ones(ROWS, COLUMNS, device=device)
     found = distances_and_gradients(x, y, -1.0, grad, torch.float32)
     expected = distances_and_gradients(x, y, -1.0, grad, torch.float64)

@@ -2,7 +2,7 @@ r"""Distances of all pairs of two sets of points, with derivatives in closed for
 
 Space parts ``(..., n, d)`` come in float64 and ``scale`` is :math:`s = \sqrt{-\kappa}`; what is private here is in unit
 coordinates :math:`X = s x`. What rounding leaves of the angle between two rays, 1e-16, is too much for points nearer
-than 1e-6 of their times: distances of these pairs are those of :mod:`holonomy.manifolds.hyperboloid.geodesics`.
+than 1e-6 of their lengths: distances of these pairs are those of :mod:`holonomy.manifolds.hyperboloid.geodesics`.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def distance_gradients(
 def _near_pairs(
     x: Tensor, y: Tensor, scale: Tensor, half_sinh: Tensor
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
-    """Indices of pairs nearer than 1e-6 of their times, some at once, and their points.
+    """Indices of pairs nearer than 1e-6 of their lengths, some at once, and their points.
 
     Without those that coincide, unless they are so far out that rounding of unit vectors may make them so.
     """
-    x_time, y_time = polar(numerics.finite(x * scale))[1], polar(numerics.finite(y * scale))[1]
-    widest = x_time.sqrt() * y_time.sqrt().mT
+    x_length, y_length = (numerics.norm(numerics.finite(z * scale), keepdim=True) for z in (x, y))
+    widest = x_length.sqrt() * y_length.sqrt().mT
     apart = (half_sinh > 0) | (widest > numerics.ROW_WIDEST)
     near = apart & (half_sinh * numerics.ROW_WIDEST < widest)
     batch, size = near.shape[:-2], rows_at_once(x, x.shape[-1])

@@ -1,10 +1,12 @@
 r"""Distances of all pairs of float32 points by matrix products, near pairs again by differences.
 
-In unit coordinates one float64 product gives :math:`z_{ij} = t_i t_j - x_i \cdot x_j - 1 = \cosh d_{ij} - 1` to about
-1e-16 of :math:`t_i t_j`, and so right to float32 rounding wherever :math:`w = z / (t_i t_j) \ge` 1e-8; then
-:math:`d = \log(1 + z + \sqrt{z (z + 2)})` in float32. Pairs below, few in most sets, are measured again one
-by one. Rows are taken in chunks that stay in the cache. Forward, 2000 points of 64 dimensions take 2.8 times the time
-of ``torch.cdist``, where differences take forty times; with gradients 1.7 times. The float64 product alone takes 1.5.
+In unit coordinates, with :math:`\tau = t - 1 = |x|^2 / (1 + t)`, one float64 product gives :math:`z_{ij} = \cosh d_{ij}
+- 1 = t_i \tau_j + \tau_i - x_i \cdot x_j` to about 1e-16 of its terms. Where these cancel they are as large as
+:math:`|x_i| |x_j|`, so z is right to float32 rounding wherever :math:`w = z / (|x_i| |x_j|) \ge` 1e-8, also near the
+origin; then :math:`d = \log(1 + z + \sqrt{z (z + 2)})` in float32. Pairs below, few in most sets, are measured again
+one by one. Rows are taken in chunks that stay in the cache. Forward, 2000 points of 64 dimensions take 2.8 times the
+time of ``torch.cdist``, where differences take forty times; with gradients 1.7 times. The float64 product alone takes
+1.5.
 
 Backward, with :math:`u = g/\sinh d`: :math:`\sum_j u_{ij} (t_j x_i / t_i - y_j)` is one product with the points and
 their times a side, in float32 for chunks whose pairs are all apart, else in float64.
@@ -70,12 +72,12 @@ def product_gradients(
 def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[Chunk] | None:
     """Write the distances of pairs that are not near; nothing where differences are to be taken instead."""
     # The square of a float32 number has its place in float64.
-    x_time, y_time = ((z.square().sum(1, keepdim=True) + 1).sqrt() for z in (x, y))
-    if x_time.amax() * y_time.amax() > numerics.PRODUCT_WIDEST:
+    (x_length, x_rise), (y_length, y_rise) = map(_length_and_rise, (x, y))
+    if (1 + x_rise.amax()) * (1 + y_rise.amax()) > numerics.PRODUCT_WIDEST:
         return None
-    left = torch.cat([-x, x_time, -torch.ones_like(x_time)], 1)
-    right = torch.cat([y, y_time, torch.ones_like(y_time)], 1).T
-    y_widest, per_scale = y_time.amax(), (1 / scale.double()).float()
+    left = torch.cat([-x, 1 + x_rise, x_rise], 1)
+    right = torch.cat([y, y_rise, torch.ones_like(y_rise)], 1).T
+    y_longest, per_scale = y_length.amax(), (1 / scale.double()).float()
     step = max(1, _CHUNK // y.shape[0])
     step -= step % 8 if step > 8 else 0  # which matrix products like
     share = x.new_empty((step, y.shape[0]))
@@ -84,13 +86,13 @@ def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[Chu
     chunks: list[Chunk] = []
     for start in range(0, x.shape[0], step):
         rows = slice(start, start + step)
-        z, x_here = distances[rows], x_time[rows]
+        z, x_here = distances[rows], x_length[rows]
         wide, root = torch.mm(left[rows], right, out=share[: len(z)]), square[: len(z)]
         z.copy_(wide)
-        # A bound of the least w, from the largest times; where it is not enough, w itself.
-        least, near = float(z.amin() / (x_here.amax() * y_widest)), none
+        # A bound of the least w, from the largest lengths; where it is not enough, w itself.
+        least, near = float(z.amin() / (x_here.amax() * y_longest)), none
         if not least >= numerics.PRODUCT_APART:  # not "<", so that one nan hides no near pair
-            gap = wide.div_(x_here).div_(y_time.T)
+            gap = wide.div_(x_here).div_(y_length.T)
             least = float(gap.amin())
             near = none if least >= numerics.PRODUCT_NEAR else (gap < numerics.PRODUCT_NEAR).nonzero().T
         chunks.append(Chunk(rows, near, least >= numerics.PRODUCT_APART))
@@ -100,6 +102,12 @@ def _measure(x: Tensor, y: Tensor, scale: Tensor, distances: Tensor) -> list[Chu
         # log(1 + z + sqrt(z^2 + 2 z)), in place.
         z.add_(torch.add(z, 2, out=root).mul_(z).sqrt_()).log1p_().mul_(per_scale)
     return chunks
+
+
+def _length_and_rise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """|x|, held where z of near pairs would be no normal number of float32, and t - 1."""
+    square = x.square().sum(1, keepdim=True)
+    return square.sqrt().clamp_min(numerics.PRODUCT_SHORTEST), square / (1 + (1 + square).sqrt())
 
 
 def _near(chunks: list[Chunk]) -> Tensor:
