@@ -11,7 +11,7 @@ combinations of ``x`` and ``w`` whose coefficients are one number a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy._shapes import Float, Int
+from holonomy._shapes import Float
 from holonomy.manifolds.hyperboloid.views import dot
 
 # Elements of one block on the CPU: its working copies, 4 MiB each in float32, stay in the last cache, and some sixty
@@ -41,12 +41,27 @@ class Rule(NamedTuple):
 class Rows(NamedTuple):
     """Rows of hyperboloid tables, changed in place; second moments are one number a row."""
 
+    grad: Tensor
     point: Tensor
     momentum: Tensor
-    grad: Tensor
     second: Tensor
     largest: Tensor | None
     radius: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor], radius: Tensor) -> Rows:
+        """What a function makes of each table, beside a radius."""
+        largest = None if self.largest is None else function(self.largest)
+        return Rows(*map(function, self[:4]), largest=largest, radius=radius)
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """Some rows, as views."""
+        return self.map(lambda table: table[start:stop], self.radius)
+
+    def store(self, stepped: Rows, write: Callable[[Tensor, Tensor], object]) -> None:
+        """Write points and moments that were stepped elsewhere into those here."""
+        for table, other in zip(self[1:5], stepped[1:5], strict=True):
+            if table is not None and other is not None:
+                write(table, other)
 
 
 def _length(a: Float[Tensor, "rows ambient"]) -> Float[Tensor, "rows 1"]:
@@ -66,7 +81,7 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "most ambient"
     :func:`_step_beyond`; the others do not. Fresh memory of this size would cost more than the arithmetic, hence the
     scratch. Whole rows are multiplied, one stretch of memory, and the time is left out of the sums.
     """
-    x, m, g, second, largest, radius = rows
+    g, x, m, second, largest, radius = rows
     fresh = 1 - rule.beta1
     w = scratch[: x.shape[0]]
     time = torch.hypot(_length(x), radius)
@@ -92,7 +107,10 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "most ambient"
     length /= radius
     angle = (length / seen.sqrt().add_(rule.eps)).mul_(rule.rate * fresh)
     beyond = (~numerics.is_ordinary(time / radius, angle, size2, stored)).squeeze(-1).nonzero().squeeze(-1)
-    others = _taken(rows, beyond) if beyond.numel() else None
+    others = None
+    if beyond.numel():
+        radii = radius.expand(len(x), 1).index_select(0, beyond)
+        others = rows.map(lambda table: table.index_select(0, beyond), radii)
     second.copy_(new_second)
     if largest is not None:
         largest.copy_(seen)
@@ -110,9 +128,7 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "most ambient"
     torch.hypot(_length(x), radius, out=x[:, :1])
     if others is not None:
         _step_beyond(others, rule, stored)
-        for table, stepped in zip(rows[:5], others[:5], strict=True):
-            if table is not None and stepped is not None:
-                table.index_copy_(0, beyond, stepped)
+        rows.store(others, lambda table, stepped: table.index_copy_(0, beyond, stepped))
 
 
 def _step_beyond(rows: Rows, rule: Rule, stored: torch.dtype) -> None:
@@ -120,13 +136,9 @@ def _step_beyond(rows: Rows, rule: Rule, stored: torch.dtype) -> None:
     if rows.point.dtype == torch.float64:
         _step_reference(rows, rule, stored)
         return
-    *tables, largest, radius = rows
-    largest = None if largest is None else numerics.widen(largest)
-    wide = Rows(*map(numerics.widen, tables), largest=largest, radius=numerics.widen(radius))
+    wide = rows.map(numerics.widen, numerics.widen(rows.radius))
     _step_in_place(wide, rule, wide.point.new_empty(wide.point.shape), stored)
-    for table, stepped in zip(rows[:5], wide[:5], strict=True):
-        if table is not None and stepped is not None:
-            table.copy_(numerics.narrow(stepped, stored))
+    rows.store(wide, lambda table, stepped: table.copy_(numerics.narrow(stepped, stored)))
 
 
 def _step_reference(rows: Rows, rule: Rule, dtype: torch.dtype) -> None:
@@ -181,7 +193,7 @@ def _blocks(tables: list[Rows], most: int) -> Iterator[list[Rows]]:
         count = table.point.shape[0]
         if count > most // 16:  # copies into a stack and back would cost more than the dispatches that they save
             for start in range(0, count, most):
-                yield [_cut(table, slice(start, start + most))]
+                yield [table.cut(start, start + most)]
             continue
         if height + count > most:
             yield stack
@@ -192,44 +204,20 @@ def _blocks(tables: list[Rows], most: int) -> Iterator[list[Rows]]:
         yield stack
 
 
-def _cut(table: Rows, cut: slice) -> Rows:
-    largest = None if table.largest is None else table.largest[cut]
-    return Rows(*(t[cut] for t in table[:4]), largest=largest, radius=table.radius)
-
-
-def _taken(rows: Rows, index: Int[Tensor, " some"]) -> Rows:
-    """Copies of some rows."""
-    point, momentum, grad, second = (x.index_select(0, index) for x in rows[:4])
-    largest = None if rows.largest is None else rows.largest.index_select(0, index)
-    radius = rows.radius.expand(len(rows.point), 1).index_select(0, index)
-    return Rows(point, momentum, grad, second, largest, radius)
-
-
 def _stacked(block: list[Rows]) -> Rows:
-    points, momenta, grads, seconds, largest, radii = zip(*block, strict=True)
+    *tables, largest, radii = zip(*block, strict=True)
     radius = radii[0]
     if any(other is not radius for other in radii):
-        radius = torch.cat([r.expand(len(x), 1) for r, x in zip(radii, points, strict=True)])
-    return Rows(
-        point=torch.cat(points),
-        momentum=torch.cat(momenta),
-        grad=torch.cat(grads),
-        second=torch.cat(seconds),
-        largest=None if largest[0] is None else torch.cat(largest),
-        radius=radius,
-    )
+        radius = torch.cat([r.expand(len(table.point), 1) for r, table in zip(radii, block, strict=True)])
+    return Rows(*map(torch.cat, tables), largest=None if largest[0] is None else torch.cat(largest), radius=radius)
 
 
 def _unstack(rows: Rows, block: list[Rows]) -> None:
     start = 0
     for table in block:
-        part = _cut(rows, slice(start, start + table.point.shape[0]))
-        start += table.point.shape[0]
-        table.point.copy_(part.point)
-        table.momentum.copy_(part.momentum)
-        table.second.copy_(part.second)
-        if table.largest is not None and part.largest is not None:
-            table.largest.copy_(part.largest)
+        stop = start + table.point.shape[0]
+        table.store(rows.cut(start, stop), Tensor.copy_)
+        start = stop
 
 
 def step_tables(tables: list[Rows], rule: Rule) -> None:

@@ -73,7 +73,7 @@ def use(form: Form, old: int, truth: Tensor, noise: Tensor, generator: torch.Gen
     directions = torch.cat([directions, torch.eye(form.center.shape[-1], dtype=torch.float64)])
     rest = truth - values(replace(form, columns=form.columns[..., :old]), noise)
     added = replace(form, columns=torch.cat([torch.zeros_like(form.columns[..., :old]), form.columns[..., old:]], -1))
-    room = forms.spread(forms.linear(replace(added, center=torch.zeros_like(form.center)), directions))
+    room = replace(added, center=torch.zeros_like(form.center)).linear(directions).spread()
     room = room + 1e-13 * (1 + truth.abs().amax((0, 2))[:, None])
     live = ~form.noise.failed
     return ((rest @ directions.T).abs() / room)[:, live].max().item()
@@ -84,9 +84,7 @@ def lorentz(y: Tensor) -> Tensor:
 
 
 def normed(form: Form) -> Form:
-    time = forms.plus(
-        forms.times(form[:1], 0.2), forms.constant(form.noise, 3 + form.center[:, 1:].norm(dim=-1)[:, None])
-    )
+    time = form[:1] * 0.2 + forms.constant(form.noise, 3 + form.center[:, 1:].norm(dim=-1)[:, None])
     return lengths.lorentz_norm(time, form[1:], 0.5)
 
 
@@ -114,7 +112,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def shifted(form: Form) -> Form:
-    return forms.plus(forms.times(form, 0.3), forms.constant(form.noise, torch.ones_like(form.center)))
+    return form * 0.3 + forms.constant(form.noise, torch.ones_like(form.center))
 
 
 def sinhc(v: Tensor) -> Tensor:
@@ -260,17 +258,17 @@ def test_linear_maps_and_sums_are_exact() -> None:
     one, other = random_forms((4, 4), generator)
     noise = draw(one.noise, 50, generator)
     weight = torch.randn(3, 4, generator=generator, dtype=torch.float64)
-    mapped = forms.linear(forms.plus(one, other), weight, 0.5)
+    mapped = (one + other).linear(weight, 0.5)
     torch.testing.assert_close(values(mapped, noise), (values(one, noise) + values(other, noise)) @ weight.T + 0.5)
     assert 0 < mapped.box.max() < 1e-13
-    joined = forms.join(one, forms.times(other, 2.0))
+    joined = forms.join(one, other * 2.0)
     torch.testing.assert_close(values(joined, noise), torch.cat([values(one, noise), 2 * values(other, noise)], -1))
 
 
 def test_rounding_in_the_box_covers_a_sum_that_cancels() -> None:
     noise = Noise.of(1, 1, torch.zeros(1).double())
     form = forms.constant(noise, torch.tensor([[1e16, 1.0, -1e16]]).double())
-    total = forms.linear(form, torch.ones(1, 3).double())
+    total = form.linear(torch.ones(1, 3).double())
     assert abs(total.center.item() - 1.0) <= total.box.item()
 
 
@@ -292,14 +290,14 @@ def test_enclosures_have_gradients_where_nothing_moves(name: str) -> None:
     columns = [torch.zeros(2, count, 1).double().requires_grad_() for count in entries]
     given = [Form(noise, a, b, torch.zeros_like(a)) for a, b in zip(parts, columns, strict=True)]
     found = enclose(*given)
-    total = found.center.sum() + forms.spread(found).sum()
+    total = found.center.sum() + found.spread().sum()
     for grad in torch.autograd.grad(total, [*parts, *columns]):
         assert grad.isfinite().all()
 
 
 def midpoint_of(form: Form, weight: float, manifold: Lorentz) -> tuple[Form, Form]:
     """The scale of a midpoint, and with it its space part, of two space parts over a scale that moves."""
-    scale = forms.plus(forms.times(form[:1], 0.05), forms.constant(form.noise, 0.6 - 0.05 * form.center[:, :1]))
+    scale = form[:1] * 0.05 + forms.constant(form.noise, 0.6 - 0.05 * form.center[:, :1])
     least = torch.full_like(scale.center, 0.3)
     one, other = (points.lifted(space, scale, least, manifold) for space in (form[1:4], form[4:]))
     found = points.midpoint(one, other, weight, manifold)
@@ -331,9 +329,7 @@ def test_midpoints_enclose(weight: float, size: float, *, squares: bool) -> None
 def test_nine_tenths_of_a_difference_in_a_midpoint_is_noticed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     factors = {"time": (0.9, 1.0), "space": (1.0, 0.9)}[part]
     exact = points.lorentz_norm
-    monkeypatch.setattr(
-        points, "lorentz_norm", lambda t, y, low: exact(forms.times(t, factors[0]), forms.times(y, factors[1]), 0.1)
-    )
+    monkeypatch.setattr(points, "lorentz_norm", lambda t, y, low: exact(t * factors[0], y * factors[1], 0.1))
     assert use_of_midpoint(1.0, 0.01, squares=False) > 1
 
 
@@ -348,8 +344,8 @@ def test_features_of_entries_that_may_all_vanish_move_by_their_slope() -> None:
     assert found.noise.failed.tolist() == [False]
     ends = radius * torch.eye(entries).double()
     moved = power_features(center + torch.cat([ends, -ends]), 2.0)
-    assert ((moved - found.center).norm(dim=-1) <= forms.reach(found)).all()
-    assert forms.reach(found).item() == pytest.approx(4 * radius)
+    assert ((moved - found.center).norm(dim=-1) <= found.reach()).all()
+    assert found.reach().item() == pytest.approx(4 * radius)
 
 
 def test_an_entry_is_live_where_it_may_be_positive() -> None:

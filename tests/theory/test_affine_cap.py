@@ -119,12 +119,10 @@ def test_a_form_that_failed_becomes_all_that_the_layer_norm_gives() -> None:
     assert not noise.failed.any()
     sphere = pair(GAIN, GAIN).expand(2, 2)
     torch.testing.assert_close(found.center, torch.stack([pair(0.0, 0.0), *2 * [pair(SHIFT, 0.0)]]))
-    torch.testing.assert_close(forms.spread(found), torch.cat([0.1 * torch.ones(1, 2).double(), sphere]))
-    assert (forms.spread(found)[1:] >= sphere).all()
+    torch.testing.assert_close(found.spread(), torch.cat([0.1 * torch.ones(1, 2).double(), sphere]))
+    assert (found.spread()[1:] >= sphere).all()
     # The segment itself: nothing along the ones.
-    torch.testing.assert_close(
-        forms.spread(forms.linear(found, torch.ones(1, 2).double()))[1:], torch.zeros(2, 1).double()
-    )
+    torch.testing.assert_close(found.linear(torch.ones(1, 2).double()).spread()[1:], torch.zeros(2, 1).double())
 
 
 @torch.no_grad()
@@ -137,7 +135,7 @@ def test_an_rms_norm_gives_an_ellipsoid() -> None:
     found = points.within_sphere(layer, forms.Form(noise, zero, zero[..., None], zero))
     torch.testing.assert_close(found.center, zero)
     turns = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]]).double()
-    reached = forms.spread(forms.linear(found, turns))[0]
+    reached = found.linear(turns).spread()[0]
     truth = math.sqrt(2) * (turns * pair(GAIN, 2 * GAIN)).norm(dim=-1)
     assert (truth <= reached).all()
     torch.testing.assert_close(reached, truth)

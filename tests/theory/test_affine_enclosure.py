@@ -114,8 +114,8 @@ def test_what_the_layers_take_is_what_is_taken() -> None:
     form = forms.constant(noise, torch.tensor([[5.0, 1.0]], dtype=torch.float64))
     form = Form(noise, form.center, torch.tensor([[[0.0, 1.0], [3.0, 4.0]]], dtype=torch.float64), form.box)
     noise.owner = "a layer"
-    form = forms.with_ball(form, torch.tensor([[[0.0], [2.0]]], dtype=torch.float64))
-    form = forms.apart(form, torch.zeros(1, 2).double(), torch.tensor([[1.0, 0.5]], dtype=torch.float64))
+    form = form.with_ball(torch.tensor([[[0.0], [2.0]]], dtype=torch.float64))
+    form = form.apart(torch.zeros(1, 2).double(), torch.tensor([[1.0, 0.5]], dtype=torch.float64))
     found = margins._layers(form, form.center)
     assert {name: pytest.approx(value.item(), abs=1e-12) for name, value in found.items()} == {
         "input": 5.0, "a layer": 2.5, "rounding": 0.0
@@ -162,7 +162,7 @@ def test_batch_normalisation_is_a_map_of_each_row() -> None:
     for turn in torch.eye(2).double():
         truth = layer(layer.manifold_in.lift(center + columns @ turn))[:, 1:]
         torch.testing.assert_close(found.center + found.columns[..., :2] @ turn, truth)
-    assert (forms.remainders(found) < 1e-12).all()
+    assert (found.remainders() < 1e-12).all()
 
 
 @pytest.mark.parametrize("missing", ["running_mean", "running_var", "evaluation"])

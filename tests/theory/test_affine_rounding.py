@@ -65,18 +65,18 @@ def widely(generator: torch.Generator, *shape: int, decades: float = 6.0) -> Ten
 WEIGHT, SHIFT = (widely(torch.Generator().manual_seed(3), *shape) for shape in ((3, 3), (3,)))
 LINEAR: dict[str, tuple[Callable[[Form, Form], Form], Callable[[Numbers, Numbers], Numbers]]] = {
     "linear": (
-        lambda a, _: forms.linear(a, WEIGHT, SHIFT),
+        lambda a, _: a.linear(WEIGHT, SHIFT),
         lambda a, _: [dot(exact(row), a) + mpf(b) for row, b in zip(WEIGHT, SHIFT.tolist(), strict=True)],
     ),
     "times": (
-        lambda a, _: forms.times(a, SHIFT),
+        lambda a, _: a * SHIFT,
         lambda a, _: [t * mpf(b) for t, b in zip(a, SHIFT.tolist(), strict=True)],
     ),
-    "plus": (forms.plus, lambda a, b: [s + t for s, t in zip(a, b, strict=True)]),
-    "plus of three": (lambda a, b: forms.plus(a, b, a), lambda a, b: [2 * s + t for s, t in zip(a, b, strict=True)]),
+    "plus": (Form.plus, lambda a, b: [s + t for s, t in zip(a, b, strict=True)]),
+    "plus of three": (lambda a, b: a.plus(b, a), lambda a, b: [2 * s + t for s, t in zip(a, b, strict=True)]),
     "join": (forms.join, lambda a, b: a + b),
     "apart": (
-        lambda a, _: forms.apart(a, SHIFT.expand_as(a.center), torch.zeros_like(a.center)),
+        lambda a, _: a.apart(SHIFT.expand_as(a.center), torch.zeros_like(a.center)),
         lambda a, _: [t + mpf(b) for t, b in zip(a, SHIFT.tolist(), strict=True)],
     ),
 }
@@ -293,7 +293,7 @@ def test_lengths_are_not_undercut() -> None:
     noise = Noise.of(len(found), 3, found)
     zero = torch.zeros_like(found[..., 0])
     largest, ball = forms.largest_singular_value(found), Form(noise, zero, found, zero)
-    spread, reach = forms.spread(ball), forms.reach(ball)
+    spread, reach = ball.spread(), ball.reach()
     for problem, matrix in enumerate(found.tolist()):
         truth = max(mpmath.svd_r(mpmath.matrix(matrix), compute_uv=False))
         for value in (largest[problem], reach[problem]):

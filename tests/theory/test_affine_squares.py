@@ -12,7 +12,7 @@ from mpmath import mp, mpf
 from holonomy.models import Hypformer
 from holonomy.theory.affine import enclosure
 from holonomy.theory.affine.arithmetic import entrywise, products, squares
-from holonomy.theory.affine.arithmetic.forms import Form, Noise, remainders
+from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.enclosure import Enclosure
 from tests.reference import quadratic_forms
 
@@ -70,7 +70,7 @@ def test_what_is_quadratic_is_exact_to_the_last_digit(name: str, *, squared: boo
         for _ in range(20):
             given = moved(generator, 4, squared=squared)
             found = enclose(given)
-            room = remainders(found)[0].tolist()
+            room = found.remainders()[0].tolist()
             drawn = [mpf(value) for value in torch.randn(3, generator=generator).tolist()]
             d = [value / mpmath.norm(drawn) for value in drawn]
             noise = [*d, *(d[i] * d[j] * (1 if i == j else mpmath.sqrt(2)) for i in range(3) for j in range(i, 3))]

@@ -99,7 +99,7 @@ def test_a_linear_average_is_enclosed(threat: Threat, *, midpoint: bool) -> None
     for size in (0.01, 0.1):
         (space,) = random_forms((ENTRIES,), generator, size)
         # The average does not see a factor of the query.
-        space = forms.times(replace(space, center=space.center.abs() + 0.5), 0.01 / size)
+        space = replace(space, center=space.center.abs() + 0.5) * (0.01 / size)
         keys, chosen = (tokens(generator, size, ENTRIES) for _ in range(2))
         keys = replace(keys, center=keys.center.abs() + 0.5)
         noise = draw(space.noise, SAMPLES, generator)
@@ -133,9 +133,9 @@ def test_features_of_entries_that_stay_positive_are_held_closer_than_by_their_sl
     noise = draw(form.noise, 400, generator)[..., :3]
     truth = power_features(values(form, noise), 2.0)
     assert use(found, 3, truth, noise, generator) <= 1
-    live = (center + forms.spread(form) > 0).double()
+    live = (center + form.spread() > 0).double()
     assert live.sum().item() < 8
-    assert forms.reach(found).item() < 0.9 * 2 * live.sum().item() ** 0.25 * forms.reach(forms.times(form, live)).item()
+    assert found.reach().item() < 0.9 * 2 * live.sum().item() ** 0.25 * (form * live).reach().item()
 
 
 def test_a_query_that_no_key_meets_has_a_zero_average() -> None:
@@ -153,7 +153,7 @@ def test_a_query_that_no_key_meets_has_a_zero_average() -> None:
     torch.testing.assert_close(found.center, torch.tensor([[3.0, 4.0], [0.0, 0.0]]).double(), rtol=0, atol=0.05)
     assert not found.center[1].any()
     assert not found.noise.failed.any()
-    assert forms.reach(found)[1] == 0
+    assert found.reach()[1] == 0
 
 
 def test_a_token_that_has_failed_is_not_taken_for_one_without_weight() -> None:
@@ -173,11 +173,11 @@ def test_merged_noise_holds_all_and_nine_tenths_of_it_does_not(*, ball: bool) ->
     zero = torch.zeros(1, 2).double()
     form = Form(noise, zero, torch.zeros(1, 2, 1).double(), zero)
     matrix = torch.tensor([[[3.0, 0.0], [0.0, 1.0]]]).double()
-    form = forms.with_ball(form, matrix) if ball else forms.apart(form, zero, torch.tensor([[3.0, 1.0]]).double())
+    form = form.with_ball(matrix) if ball else form.apart(zero, torch.tensor([[3.0, 1.0]]).double())
     found = ellipsoids.merged(form)
     directions = torch.randn(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     directions = torch.cat([directions, torch.eye(2).double(), torch.tensor([[1.0, 1.0], [3.0, 1.0]]).double()])
-    need = forms.spread(forms.linear(form, directions))[0]
+    need = form.linear(directions).spread()[0]
     got = (directions @ found.rest[0]).norm(dim=-1)
     assert (need <= got).all()
     assert (need > 0.9 * got).any()
@@ -195,7 +195,7 @@ def test_what_tokens_do_together_is_held_and_nine_tenths_is_not(threat: Threat) 
     directions = torch.randn(300, 2, generator=generator, dtype=torch.float64)
     each = (directions @ images[0, :, :, 0].T).T
     need = {"node": each.sum(0).abs(), "frobenius": each.norm(dim=0), "each": each.abs().sum(0)}[threat]
-    got = forms.spread(forms.linear(found, directions))[0]
+    got = found.linear(directions).spread()[0]
     assert (need <= got).all()
     assert (need > 0.9 * got).any()
 
@@ -217,11 +217,11 @@ def test_maps_of_all_tokens_share_one_ball(count: int, entries: int) -> None:
         found = ellipsoids.with_first(found, images[None], "frobenius")
     directions = torch.randn(50, entries, generator=generator, dtype=torch.float64)
     need = torch.einsum("de,jef->djf", directions, whole).flatten(1).norm(dim=-1)
-    got = forms.spread(forms.linear(found, directions))[0]
+    got = found.linear(directions).spread()[0]
     assert (need <= got).all()
     assert (got <= need * (1 + 1e-9)).all()
     size = torch.linalg.matrix_norm(whole.transpose(0, 1).flatten(1), 2)
-    assert size <= forms.reach(found).item() <= size * (1 + 1e-6)
+    assert size <= found.reach().item() <= size * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("threat", ["frobenius", "each"])
@@ -232,7 +232,7 @@ def test_what_a_token_does_to_itself_is_added_with_sign(threat: Threat) -> None:
     zero = torch.zeros(2, 1).double()
     form = Form(noise, zero, torch.tensor([[[1.0]], [[4.0]]]).double(), zero)
     images = torch.tensor([[0.5, 0.25, -1.0], [-4.0, 0.0, 2.0]]).double()[:, :, None, None]
-    found = forms.spread(ellipsoids.with_first(form, images, threat))
+    found = ellipsoids.with_first(form, images, threat).spread()
     others = {"frobenius": [0.3125**0.5, 2.0], "each": [0.75, 2.0]}[threat]
     torch.testing.assert_close(found, torch.tensor(others).double()[:, None], rtol=1e-4, atol=0)
 
@@ -248,7 +248,7 @@ def far_token(part: str, size: float) -> tuple[Form, TokenForms, TokenForms]:
     along = torch.tensor([[[1.0], [0.0]]]).double() * size
     query = Form(noise, zero, along if part == "query" else torch.zeros_like(along), zero)
     if part == "query, by a later group":
-        query = forms.with_ball(query, along)
+        query = query.with_ball(along)
     center = torch.tensor([[0.0, 0.0], [FAR, 0.0]]).double()
     first, rest = torch.zeros(2, 2, 1).double(), torch.zeros(2, 2, 2).double()
     moving = rest.clone()

@@ -15,8 +15,7 @@ from holonomy.models import Hypformer
 from holonomy.ops.propagation import edge_list, normalised_edges
 from holonomy.theory import NotCoveredError, certified_radius, certify_node, margin_bounds
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat
-from holonomy.theory.affine.arithmetic.forms import Form, Noise, spread
-from holonomy.theory.affine.arithmetic.forms import linear as linear_map
+from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.encoders.traced import TracedBranch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 
@@ -159,8 +158,8 @@ def test_results_of_all_nodes_lie_in_their_enclosures(name: str, features: int) 
 def test_linear_encoders_are_exact_and_still_ones_do_not_move() -> None:
     found = enclosed(branch_of(linear), 1e3)
     assert (found.box < 1e-8).all()
-    assert (spread(found) > 1).all()
-    assert (spread(enclosed(branch_of(still), 1e3)) < 1e-8).all()
+    assert (found.spread() > 1).all()
+    assert (enclosed(branch_of(still), 1e3).spread() < 1e-8).all()
 
 
 @pytest.mark.parametrize("name", ["sage", "attended", "beside", "normed", "mixed"])
@@ -449,10 +448,10 @@ def test_every_result_lies_in_the_enclosure_where_all_nodes_move(name: str, thre
         rows = torch.randn(20, HIDDEN).double()
         steep = in_ball(slopes(branch, rows), threat)
         for radius in (1e-3, 0.3, 3.0):
-            found = linear_map(together(branch, radius, threat), rows)
+            found = together(branch, radius, threat).linear(rows)
             changes = torch.cat([steep, -steep, in_ball(torch.randn(100, *branch.x.shape).double(), threat)])
             truth = torch.stack([branch.encoder(branch.x + radius * change, EDGES)[2] for change in changes])
-            assert ((truth @ rows.T - found.center).abs() <= spread(found) * (1 + 1e-12)).all()
+            assert ((truth @ rows.T - found.center).abs() <= found.spread() * (1 + 1e-12)).all()
 
 
 def together(branch: TracedBranch, radius: float, threat: Threat) -> Form:
@@ -478,7 +477,7 @@ def test_a_relu_of_two_nodes_has_the_range_that_their_balls_have() -> None:
 @torch.no_grad()
 def test_to_first_order_all_nodes_move_a_result_as_its_slopes_do(name: str, threat: Threat) -> None:
     branch, rows = branch_of(ENCODERS[name]), torch.randn(5, HIDDEN).double()
-    found, steep = spread(linear_map(together(branch, 1e-5, threat), rows)), slopes(branch, rows)
+    found, steep = together(branch, 1e-5, threat).linear(rows).spread(), slopes(branch, rows)
     sizes = steep.norm(dim=-1).sum(-1) if threat == "each" else steep.flatten(1).norm(dim=-1)
     if threat == "each":  # those of other nodes are enclosed in an ellipsoid
         assert (found[0] >= 1e-5 * sizes * (1 - 1e-6)).all()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import Form, Noise, join, linear, plus
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, join
 from holonomy.theory.affine.arithmetic.kinks import from_below
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.squares import bounds, products, quadratic_of
@@ -54,7 +54,7 @@ def test_a_product_with_what_is_known_from_below_keeps_its_side(sign: float, wro
             return Form(noise, torch.zeros(1, entries).double(), columns, torch.zeros(1, entries).double())
 
         below, apart = form(1, 0.06), form(1, 0.01)
-        above = plus(below, apart, Form(noise, -bounds(apart)[0], apart.columns[..., :0], apart.box))
+        above = below.plus(apart, Form(noise, -bounds(apart)[0], apart.columns[..., :0], apart.box))
         product = form(4, 0.5)
         value = drawn(generator, 4, 3)
         value = replace(value, center=value.center + 8 * sign)
@@ -97,8 +97,8 @@ def test_relus_are_below_what_they_give_and_lose_less_than_their_symbols(*, squa
         zero, given = torch.zeros(1, 5).double(), torch.randn(1, 5, generator=generator).double() / 2
         first = positive_power(Form(noise, given, columns, zero), 1.0)
         moved = Form(noise, zero[:, :1], columns[:, :1], zero[:, :1])
-        second = positive_power(linear(join(first, moved), weights[1]), 1.0)
-        found = linear(join(first, second), weights[2])
+        second = positive_power(join(first, moved).linear(weights[1]), 1.0)
+        found = join(first, second).linear(weights[2])
         d, e = points(generator, 3000, 3), torch.randint(0, 2, (3000, 1), generator=generator).double() * 2 - 1
         change = d @ weights[0].mT + e * columns[0, :, start]
         one = torch.relu(given + change)

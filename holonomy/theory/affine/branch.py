@@ -28,7 +28,7 @@ from holonomy.layers.hyperbolic.feedforward import FeedForward
 from holonomy.manifolds import Lorentz
 from holonomy.models import HypformerBlock
 from holonomy.theory.affine.arithmetic.entrywise import arsinh, asinhc_of_square, minus_squared_arcosh, sinhc_of_square
-from holonomy.theory.affine.arithmetic.forms import Form, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.forms import Form, constant
 from holonomy.theory.affine.arithmetic.products import scale, squared_length
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.points import (
@@ -126,7 +126,7 @@ def _added(layer: HypResidual, point: Scaled, branch: Form) -> Scaled:
 def logarithm(space: Form, manifold: Lorentz) -> Form:
     r"""The logarithm at the origin: :math:`y \operatorname{arsinh}(k |y|)/(k |y|)`."""
     k = root(manifold)
-    return scale(asinhc_of_square(times(squared_length(space), k * k)), space)
+    return scale(asinhc_of_square(squared_length(space) * (k * k)), space)
 
 
 def refuse_decoder(decoder: nn.Module) -> None:
@@ -141,9 +141,9 @@ def refuse_decoder(decoder: nn.Module) -> None:
 def decoded(decoder: Any, tangent: Form, manifold: Lorentz) -> Form:
     """The logits of a tangent vector."""
     if isinstance(decoder, nn.Linear):
-        return linear(tangent, decoder.weight.double(), bias_of(decoder))
+        return tangent.linear(decoder.weight.double(), bias_of(decoder))
     k = root(manifold)
-    point = above(scale(sinhc_of_square(times(squared_length(tangent), k * k)), tangent), manifold)
+    point = above(scale(sinhc_of_square(squared_length(tangent) * (k * k)), tangent), manifold)
     return _hyperplanes(decoder, point) if isinstance(decoder, HypMLR) else _prototypes(decoder, point)
 
 
@@ -153,7 +153,7 @@ def _hyperplanes(decoder: HypMLR, point: Form) -> Form:
     normal = weight / torch.where(size > 0, size, 1.0)
     shift = (k * decoder.offset.double()).clamp(-_FARTHEST, _FARTHEST)
     plane = torch.cat([-shift.tanh()[:, None], normal], dim=-1)
-    return times(arsinh(times(linear(point, plane), k * shift.cosh())), size.squeeze(-1) / k)
+    return arsinh(point.linear(plane) * (k * shift.cosh())) * (size.squeeze(-1) / k)
 
 
 def _prototypes(decoder: HypPrototypes, point: Form) -> Form:
@@ -161,6 +161,6 @@ def _prototypes(decoder: HypPrototypes, point: Form) -> Form:
     points = decoder.prototypes().double()
     rows = torch.cat([points[:, :1], -points[:, 1:]], dim=-1) * (k * k)
     # -c <x, p> - 1 is cosh of the distance, less one.
-    apart = plus(linear(point, rows), constant(point.noise, -torch.ones_like(rows[:, 0]).expand(len(point.center), -1)))
+    apart = point.linear(rows) + constant(point.noise, -torch.ones_like(rows[:, 0]).expand(len(point.center), -1))
     strength = decoder.log_scale.double().exp()
-    return times(minus_squared_arcosh(apart), strength / (k * k))
+    return minus_squared_arcosh(apart) * (strength / (k * k))

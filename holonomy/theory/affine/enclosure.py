@@ -15,7 +15,7 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer, HypformerBlock
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
-from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, linear, plus, times, with_ball
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant
 from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
@@ -140,13 +140,13 @@ class Enclosure:
                 found = self.graph.enclose(noise, moving, victim, basis, radius)
             else:
                 found = enclose_all(self.graph, noise, int(victim), basis[0], radius.item(), threat)
-            parts.append(times(found, share))
+            parts.append(found * share)
         if self.model.encoder is None:
             return self._without_transformer(parts[0], target)
         noise.owner = "decoder"
         if isinstance(self.model.decoder, nn.Linear):
             zero = constant(noise, self.points.new_zeros(len(moving), self.model.decoder.in_features))
-            graph = self._differences(plus(zero, *parts), target)
+            graph = self._differences(zero.plus(*parts), target)
             searched = threat == "node" and not self.differentiable
             mixtures = Mixtures.of(self.model, self.graph, space, graph, (victim, target))
             return mixtures.margins(enough if searched else None)
@@ -177,16 +177,16 @@ class Enclosure:
             noise.fail(torch.ones_like(noise.failed))
             transformer = constant(noise, self.x.new_zeros(len(target), size))
         else:
-            transformer = times(logarithm(space.form(), self.model.manifold_out), self._share)
-        found = self._differences(plus(transformer, *parts), target)
+            transformer = logarithm(space.form(), self.model.manifold_out) * self._share
+        found = self._differences(transformer.plus(*parts), target)
         affine = bounded(found, target, noise.failed)
         ball = (
             self._share
             * farthest(cast("HypformerEncoder", self.model.encoder))
             * torch.eye(size).double().expand(len(target), -1, -1)
         )
-        anything = with_ball(constant(noise, torch.zeros_like(transformer.center)), ball)
-        cap = bounded(self._differences(plus(anything, *parts), target), target)
+        anything = constant(noise, torch.zeros_like(transformer.center)).with_ball(ball)
+        cap = bounded(self._differences(anything.plus(*parts), target), target)
         return Margins.of(found, affine, cap, torch.maximum(affine, cap))
 
     @property
@@ -198,7 +198,7 @@ class Enclosure:
         """The target's logit minus each."""
         logits = decoded(self.model.decoder, tangent, self.model.manifold_out)
         eye = torch.eye(logits.center.shape[-1]).double()
-        return linear(logits, eye[target][:, None] - eye)
+        return logits.linear(eye[target][:, None] - eye)
 
     def _transformer(
         self,

@@ -36,7 +36,7 @@ from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.backward import improved
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, plus
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form
 from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio
@@ -111,7 +111,7 @@ class Mixtures:
 
     def _with_graph(self, term: Term) -> Form:
         """The form of eta, but for the numbers of the term."""
-        return self.graph if term.form is None else plus(self.graph, term.form)
+        return self.graph if term.form is None else self.graph + term.form
 
     def _bounds(
         self, terms: list[Term], start: Tensor, goal: float, *, searched: bool

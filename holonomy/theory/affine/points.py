@@ -41,16 +41,9 @@ from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
     Noise,
-    apart,
     constant,
     join,
-    linear,
-    plus,
-    reach,
     select,
-    times,
-    with_ball,
-    with_box,
 )
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
@@ -83,7 +76,7 @@ def root(manifold: Lorentz) -> Float[Tensor, ""]:
 
 def lifted(space: Form, scaling: Form, floor: Tensor, manifold: Lorentz) -> Scaled:
     """The point above a space part: its time is a length (L3)."""
-    return Scaled(space, length(join(space, times(scaling, 1 / root(manifold)))), scaling, floor)
+    return Scaled(space, length(join(space, scaling * (1 / root(manifold)))), scaling, floor)
 
 
 def unscaled(space: Form, manifold: Lorentz) -> Scaled:
@@ -121,7 +114,7 @@ def bias_of(layer: nn.Linear) -> Tensor:
 def transformed(layer: HTC, point: Scaled) -> Form:
     """The space part of HTC (eq. 9), times the scale."""
     weight, bias = affine_of(layer)
-    return linear(join(point.time, point.space, point.scale), torch.cat([weight, bias[:, None]], dim=1))
+    return join(point.time, point.space, point.scale).linear(torch.cat([weight, bias[:, None]], dim=1))
 
 
 def exponential(
@@ -152,16 +145,14 @@ def exponential(
         eye = torch.eye(along.shape[-1]).double()
         v = with_squares(v, 2 * half[..., None] * products(eye, eye).sum(0), 2 * len(eye) * half)
     else:
-        v = apart(v, half, half)
-    v = times(v, k * k)
+        v = v.apart(half, half)
+    v = v * (k * k)
     farthest = (k * (square.sqrt() + radius[:, None])).clamp(max=_FARTHEST)
     inner = Form(noise, features @ weight[:, 1:].T, moved, torch.zeros_like(moved[..., 0]))
-    inner = with_box(inner, ROUNDING * (features.abs() @ weight[:, 1:].abs().T))
-    scaling = times(sech_of_square(v), k)
-    space = plus(
-        scale(times(tanhc_of_square(v), k), inner),
-        linear(scaling, bias[:, None]),
-        constant(noise, weight[:, 0].expand(len(features), -1)),
+    inner = inner.with_box(ROUNDING * (features.abs() @ weight[:, 1:].abs().T))
+    scaling = sech_of_square(v) * k
+    space = scale(tanhc_of_square(v) * k, inner).plus(
+        scaling.linear(bias[:, None]), constant(noise, weight[:, 0].expand(len(features), -1))
     )
     return space, scaling, k / farthest.cosh() * _LESS
 
@@ -169,11 +160,11 @@ def exponential(
 def midpoint(one: Scaled, other: Scaled, weight: float, manifold: Lorentz) -> Scaled:
     """The Lorentzian midpoint of a point and ``weight`` times another, which has the same scale; its norm is L4."""
     k, share = root(manifold), math.sqrt(weight)
-    space, time = (plus(a, times(b, weight)) for a, b in ((one.space, other.space), (one.time, other.time)))
-    x, t = (times(plus(a, times(b, -1.0)), share) for a, b in ((one.space, other.space), (one.time, other.time)))
+    space, time = (a + b * weight for a, b in ((one.space, other.space), (one.time, other.time)))
+    x, t = ((a - b) * share for a, b in ((one.space, other.space), (one.time, other.time)))
     floor = torch.maximum(one.floor, bounds(one.scale)[0] * _LESS) * (1 + weight)
-    norm = lorentz_norm(length(join(x, times(one.scale, (1 + weight) / k))), t, floor / k)
-    return Scaled(space, time, times(norm, k), floor)
+    norm = lorentz_norm(length(join(x, one.scale * ((1 + weight) / k))), t, floor / k)
+    return Scaled(space, time, norm * k, floor)
 
 
 def normalised(layer: nn.Module, point: Scaled) -> Ratio:
@@ -181,10 +172,10 @@ def normalised(layer: nn.Module, point: Scaled) -> Ratio:
     if isinstance(layer, RowNorm):
         inner, size = _row_norm(layer), layer.features
         gain, shift = gain_of(layer)
-        space = linear(point.space, centered(layer, torch.eye(size).double()))
+        space = point.space.linear(centered(layer, torch.eye(size).double()))
         extra = math.sqrt(size * inner.eps)
-        divisor, floor = length(join(space, times(point.scale, extra))), point.floor * (extra * _LESS)
-        return Ratio(plus(times(space, gain * math.sqrt(size)), linear(divisor, shift[:, None])), divisor, floor)
+        divisor, floor = length(join(space, point.scale * extra)), point.floor * (extra * _LESS)
+        return Ratio(space * (gain * math.sqrt(size)) + divisor.linear(shift[:, None]), divisor, floor)
     if isinstance(layer, HypBatchNorm):
         inner = cast("nn.BatchNorm1d", _within(layer, nn.BatchNorm1d))
         if layer.training or inner.running_mean is None or inner.running_var is None:
@@ -194,7 +185,7 @@ def normalised(layer: nn.Module, point: Scaled) -> Ratio:
         gain, shift = _gain(inner.weight, inner.bias, inner.num_features, layer)
         gain = gain / (inner.running_var.double() + inner.eps).sqrt()
         shift = shift - gain * inner.running_mean.double()
-        return Ratio(plus(times(point.space, gain), linear(point.scale, shift[:, None])), point.scale, point.floor)
+        return Ratio(point.space * gain + point.scale.linear(shift[:, None]), point.scale, point.floor)
     raise NotCoveredError(
         f"model must normalise by HypLayerNorm, HypRMSNorm or HypBatchNorm, got {type(layer).__name__}."
     )
@@ -238,10 +229,10 @@ def within_sphere(layer: nn.Module, form: Form) -> Form:
         * centered(layer, torch.eye(layer.features).double())
         * (math.sqrt(layer.features) * (1 + ROUNDING))
     )
-    far = form.noise.failed | ~(reach(form) <= torch.linalg.matrix_norm(matrix, 2))
+    far = form.noise.failed | ~(form.reach() <= torch.linalg.matrix_norm(matrix, 2))
     if not bool(far.any()):
         return form
-    sphere = with_ball(constant(form.noise, shift.expand_as(form.center)), matrix.expand(len(far), -1, -1))
+    sphere = constant(form.noise, shift.expand_as(form.center)).with_ball(matrix.expand(len(far), -1, -1))
     form.noise.forgive(torch.zeros_like(far))
     return select(far, sphere, form)
 
@@ -265,7 +256,7 @@ def refined(layer: HRC, form: Form) -> Form:
             name = getattr(step, "__name__", type(step).__name__)
             raise NotCoveredError(f"model must have ReLU as its activation, got {name}.")
         form = positive_power(form, 1.0)
-    return form if ratio == 1 else times(form, ratio)
+    return form if ratio == 1 else form * ratio
 
 
 def dropped(layer: nn.Module, form: Form) -> Form:

@@ -35,7 +35,7 @@ from holonomy._shapes import Float, Int
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
 from holonomy.theory.affine.arithmetic.backward import improved
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, constant
 from holonomy.theory.affine.arithmetic.kinks import from_below
 from holonomy.theory.affine.arithmetic.products import scale
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
@@ -79,15 +79,15 @@ class Undivided:
         below, above = space.stretched(root(model.manifold_out), longest(encoder))
         unit = 1 / torch.where(below.center > 0, below.center, 1.0)
         minus_one = constant(graph.noise, -torch.ones_like(unit))
-        rises = plus(times(below, unit), minus_one), plus(times(above, unit), minus_one)
+        rises = below * unit + minus_one, above * unit + minus_one
         least, most = 1 + bounds(rises[0])[0], 1 + bounds(rises[1])[1]
         return cls(
-            times(linear(space.over, rows), unit),
+            space.over.linear(rows) * unit,
             rises,
             (scale(rises[0], graph), scale(rises[1], graph)),
             torch.maximum(least, space.floor * unit) * (1 - ROUNDING),
             most * (1 + ROUNDING),
-            bounds(plus(rises[1], times(rises[0], -1.0)))[1].clamp(min=0) + ROUNDING * most,
+            bounds(rises[1] - rises[0])[1].clamp(min=0) + ROUNDING * most,
         )
 
     def term(self, share: float, number: Tensor, graph: tuple[Tensor, Tensor]) -> Term:
@@ -95,10 +95,11 @@ class Undivided:
         low, high = graph
         losses = self.gap * torch.relu(-low - number), self.gap * torch.relu(high + number)
         by_lower = (losses[0] <= losses[1]).to(number.dtype)
-        parts = [times(self.product, share)]
+        parts = list[Form]()
         for rise, bend, chosen in zip(self.rises, self.bends, (by_lower, 1 - by_lower), strict=True):
-            parts += [times(bend, chosen), times(linear(rise, number[..., None]), chosen)]
-        return Term(share, number, number - torch.minimum(*losses) * (1 + ROUNDING), plus(*parts))
+            parts += [bend * chosen, rise.linear(number[..., None]) * chosen]
+        bound = number - torch.minimum(*losses) * (1 + ROUNDING)
+        return Term(share, number, bound, (self.product * share).plus(*parts))
 
     def within(self, problem: int, others: Tensor) -> OneProduct:
         """The part of some margins of one problem."""
@@ -144,8 +145,8 @@ class OneProduct:
         r""":math:`\eta` of these margins from below; ``value`` is G + e from below."""
         start = value.least()[0]
         parts = zip(self.rises, (start.clamp(min=0), start.clamp(max=0)), strict=True)
-        product = times(self.product.some(0, other), share)
-        form = plus(product, *(linear(rise, part[None, :, None]) for rise, part in parts))
+        product = self.product.some(0, other) * share
+        form = product.plus(*(rise.linear(part[None, :, None]) for rise, part in parts))
         rest, nowhere = value.times(self.least.item()), value.gradient[:, None][:, :0]
         loss = rest.loss + ROUNDING * start.abs() * (2 + self.least)
         rest = replace(rest, center=rest.center + start * (1 - self.least), loss=loss * (1 + ROUNDING))

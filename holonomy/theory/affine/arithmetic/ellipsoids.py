@@ -29,8 +29,6 @@ from holonomy.theory.affine.arithmetic.forms import (
     Noise,
     constant,
     largest_singular_value,
-    plus,
-    with_ball,
 )
 
 # What moves: the features of one node, of all with a norm of all together, or of all with a norm each.
@@ -77,7 +75,7 @@ class TokenForms:
         if not self.everything:
             return constant(noise, center)
         noise.tokens = tokens
-        return with_ball(Form(noise, center, self.first[tokens], torch.zeros_like(center)), self.rest[tokens])
+        return Form(noise, center, self.first[tokens], torch.zeros_like(center)).with_ball(self.rest[tokens])
 
     def still(self) -> TokenForms:
         """The same tokens, of which none moves."""
@@ -156,18 +154,18 @@ def with_first(form: Form, images: Float[Tensor, "query token entry first"], thr
     """
     zero, tokens = torch.zeros_like(form.center), form.noise.tokens
     if threat == "node":
-        return plus(form, Form(form.noise, zero, images.sum(1), zero))
+        return form + Form(form.noise, zero, images.sum(1), zero)
     if tokens is not None:
         queries = torch.arange(len(tokens))
-        form = plus(form, Form(form.noise, zero, images[queries, tokens], zero))
+        form = form + Form(form.noise, zero, images[queries, tokens], zero)
         images = images.index_put((queries, tokens), images.new_zeros(()))
     if tokens is not None and len(tokens) == 1 and threat == "frobenius" and bool(torch.isfinite(images).all()):
         others = images[0, torch.arange(images.shape[1]) != tokens]
         return _tied(form, others.transpose(0, 1).flatten(1))
     if threat == "each":
-        return with_ball(form, weighted(images.new_ones(images.shape[:2]), images))
+        return form.with_ball(weighted(images.new_ones(images.shape[:2]), images))
     flat = images.transpose(1, 2).flatten(2)
-    return with_ball(form, _root(flat @ flat.mT))
+    return form.with_ball(_root(flat @ flat.mT))
 
 
 def with_bounded(
@@ -178,12 +176,12 @@ def with_bounded(
     Where all tokens share a ball, their lengths do: by Cauchy-Schwarz the sum is in the root of the sum of squares.
     """
     if threat != "frobenius":
-        return with_ball(form, weighted(bounds, images))
+        return form.with_ball(weighted(bounds, images))
     if len(images) == 1:
         second = images[0] @ images[0].mT
-        return with_ball(form, _root((bounds.square() @ second.flatten(1)).unflatten(1, second.shape[1:])))
+        return form.with_ball(_root((bounds.square() @ second.flatten(1)).unflatten(1, second.shape[1:])))
     scaled = (images * bounds[..., None, None]).transpose(1, 2).flatten(2)
-    return with_ball(form, _root(scaled @ scaled.mT))
+    return form.with_ball(_root(scaled @ scaled.mT))
 
 
 def _tied(form: Form, images: Float[Tensor, "entry others"]) -> Form:
@@ -202,7 +200,7 @@ def _tied(form: Form, images: Float[Tensor, "entry others"]) -> Form:
     loss = (images - along @ frame).detach().norm(dim=-1) + _SLACK * images.norm(dim=-1)
     places = torch.cat([torch.arange(group.start, group.stop) for group in noise.groups[1:] if group.tied])
     columns = images.new_zeros(len(images), noise.size).index_copy(1, places, along * (1 + _SLACK))
-    return plus(form, Form(noise, torch.zeros_like(form.center), columns[None], loss[None]))
+    return form + Form(noise, torch.zeros_like(form.center), columns[None], loss[None])
 
 
 def _root(gram: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy._shapes import Float
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, apart, constant, select, spread, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, constant, select
 from holonomy.theory.affine.arithmetic.squares import bounds, products, rest_of, with_squares
 
 # Below this root of v a difference is taken from its series.
@@ -62,10 +62,10 @@ def convex(
     factor, bend, middle, half = line
     if noted and gradient.shape[-1]:
         form.noise.kinks.append(Kink(form, form.noise.size, factor, bend, middle, half, center, rest))
-    found = times(form, factor)
+    found = form * factor
     if squares:
         found = with_squares(found, products(gradient, gradient) * bend[..., None], bend * reached.square())
-    return apart(found, middle, half)
+    return found.apart(middle, half)
 
 
 def parabola(
@@ -256,7 +256,7 @@ def angle(a: Tensor) -> Tensor:
 
 def arsinh(form: Form) -> Form:
     """The inverse hyperbolic sine: within half the range of its slope of a linear map about the centre."""
-    radius = spread(form)
+    radius = form.spread()
     lower, upper = form.center - radius, form.center + radius
     nearest = torch.where((lower < 0) & (upper > 0), 0.0, torch.minimum(lower.abs(), upper.abs()))
     most = (1 + nearest.square()).rsqrt()
@@ -264,7 +264,7 @@ def arsinh(form: Form) -> Form:
     slope = (most + least) / 2
     middle = form.center.asinh() - slope * form.center
     half = (most - least) / 2 * radius + ROUNDING * (form.center.abs() + radius)
-    return apart(times(form, slope), middle, half)
+    return (form * slope).apart(middle, half)
 
 
 def _tanhc(v: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ Forms are batched over problems: axes ``(problem, entry)`` of the centre, ``(pro
 Groups are numbered in the order in which they are made, and a form that is older than a group has no columns of it.
 
 **Rounding.** Everything is float64. A product of n terms is off by at most :math:`(n + 2) u` of the sum of the absolute
-terms (Higham 2002, section 3.1), u the spacing at one; :func:`linear` adds this to the box. The other operations do the
-same with :data:`ROUNDING` of what they add, and sums of boxes are rounded up. So an enclosure holds for real arithmetic
-on the weights and constants that it is given; library functions (``exp``, ``asinh``) are taken to be right to
-:data:`ROUNDING`.
+terms (Higham 2002, section 3.1), u the spacing at one; :meth:`Form.linear` adds this to the box. The other operations
+do the same with :data:`ROUNDING` of what they add, and sums of boxes are rounded up. So an enclosure holds for real
+arithmetic on the weights and constants that it is given; library functions (``exp``, ``asinh``) are taken to be right
+to :data:`ROUNDING`.
 """
 
 from __future__ import annotations
@@ -147,6 +147,108 @@ class Form:
         cut = self.columns.split([group.stop - group.start for group in groups], -1)
         return [(group, part) for group, part in zip(groups, cut, strict=True) if not group.tied]
 
+    def linear(self, weight: Float[Tensor, "..."], bias: Tensor | float = 0.0) -> Form:
+        r""":math:`W y + b`, exact but for rounding; one W ``(out, in)`` or one a problem ``(problem, out, in)``."""
+        size = weight.abs()
+        terms = weight.shape[-1] + 2
+        mass = self.center.abs() + self.mass()
+        moved = (size @ mass[..., None]).squeeze(-1)
+        loss = (moved + abs(bias)) * (terms * UNIT)
+        center = (weight @ self.center[..., None]).squeeze(-1) + bias
+        box = (size @ self.box[..., None]).squeeze(-1) * (1 + terms * UNIT)
+        return Form(self.noise, center, weight @ self.columns, box + loss)
+
+    def __mul__(self, factor: Tensor | float) -> Form:
+        """Multiply by known numbers, one for each entry or for all, ``(problem, entry)`` or less."""
+        factor = torch.as_tensor(factor, dtype=self.center.dtype)
+        center, size = self.center * factor, factor.abs()
+        columns = self.columns * (factor[..., None] if factor.ndim else factor)
+        return Form(self.noise, center, columns, self.box * size + UNIT * (center.abs() + size * self.mass()))
+
+    def plus(self, *others: Form) -> Form:
+        """The sum with others: columns of one group are added."""
+        forms = (self, *others)
+        wide = _wide(forms)
+        center = sum((form.center for form in others), self.center)
+        box = sum((form.box for form in others), self.box)
+        loss = sum((form.center.abs() + form.mass() for form in others), self.center.abs() + self.mass())
+        return Form(self.noise, center, sum(wide[1:], wide[0]), box + loss * (len(forms) * UNIT))
+
+    def __add__(self, other: Form) -> Form:
+        """The sum of two."""
+        return self.plus(other)
+
+    def __sub__(self, other: Form) -> Form:
+        """The difference of two."""
+        return self.plus(other * -1.0)
+
+    def with_box(self, box: Float[Tensor, "problem entry"]) -> Form:
+        """The form with a larger box."""
+        return replace(self, box=(self.box + box) * (1 + ROUNDING))
+
+    def apart(self, center: Tensor, radius: Tensor) -> Form:
+        """The form plus intervals about ``center`` ``(problem, entry)``: one new symbol for each entry."""
+        entries = radius.shape[-1]
+        start = self.noise.new(entries, ball=False)
+        columns = _beside(self.columns, start, torch.diag_embed(radius).expand(*self.center.shape, entries))
+        rounding = ROUNDING * (self.center.abs() + center.abs() + radius)
+        return Form(self.noise, self.center + center, columns, self.box).with_box(rounding)
+
+    def with_ball(self, matrix: Float[Tensor, "problem entry column"]) -> Form:
+        """The form plus the image of a new unit ball."""
+        start = self.noise.new(matrix.shape[-1], ball=True)
+        return replace(self, columns=_beside(self.columns, start, matrix))
+
+    def spread(self) -> Float[Tensor, "problem entry"]:
+        r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, attained but by squares."""
+        total = self.remainders() + self.gradient.norm(dim=-1)
+        for group in self.noise.squares:
+            total = total + self.columns[..., group.start : group.stop].norm(dim=-1)
+        return total * (1 + ROUNDING)
+
+    def remainders(self) -> Float[Tensor, "problem entry"]:
+        """How far each entry is moved at most by all groups but the gradient and the squares."""
+        balls, intervals = self._parts(squares=False)
+        total = self.box + intervals
+        for part in balls:
+            total = total + part.norm(dim=-1).sum(0)
+        return total * (1 + ROUNDING)
+
+    def reach(self, *, rest: bool = False) -> Float[Tensor, " problem"]:
+        r"""How far the vector is from its centre at most, in l2.
+
+        The sum over balls of :math:`|A_g|_2`, and for all interval columns B together the length of the row sums
+        :math:`\sum_j |b_{kj}|`, which is at most :math:`\sum_j |b_j|`. ``rest`` leaves the gradient out.
+        """
+        balls, intervals = self._parts(squares=True)
+        total = self.box.norm(dim=-1) + intervals.norm(dim=-1)
+        if not rest and self.columns.shape[-1]:
+            total = total + largest_singular_value(self.gradient)
+        for part in balls:
+            total = total + largest_singular_value(part).sum(0)
+        return total * (1 + ROUNDING)
+
+    def _parts(self, *, squares: bool) -> tuple[list[Tensor], Float[Tensor, "problem entry"]]:
+        """The columns of balls but the gradient, those of one width together, axes (ball, problem, entry, column).
+
+        Then the sums of absolute interval columns. ``squares`` counts the squares as a ball. Each is one operation on
+        many groups, of which there are about a hundred: intervals that lie side by side are cut out as one.
+        """
+        groups = [group for group in self.noise.groups if group.stop <= self.columns.shape[-1]]
+        runs = [list(run) for _, run in groupby(groups, lambda group: group if group.ball else None)]
+        cut = self.columns.split([run[-1].stop - run[0].start for run in runs], -1)
+        balls, intervals = dict[int, list[Tensor]](), torch.zeros_like(self.box)
+        for (first, *_), part in zip(runs, cut, strict=True):
+            if not first.ball:
+                intervals = intervals + part.abs().sum(-1)
+            elif not first.tied and (squares or not first.squares):
+                balls.setdefault(part.shape[-1], []).append(part)
+        return [torch.stack(parts) for parts in balls.values()], intervals
+
+    def mass(self) -> Float[Tensor, "problem entry"]:
+        """At least the sum of all absolute columns, and the box: by Cauchy-Schwarz, as a norm is faster to compute."""
+        return self.columns.norm(dim=-1) * math.sqrt(self.columns.shape[-1]) * (1 + ROUNDING) + self.box
+
 
 @dataclass(frozen=True)
 class Kink:
@@ -175,41 +277,6 @@ def constant(noise: Noise, value: Float[Tensor, "problem entry"]) -> Form:
     return Form(noise, value, value.new_zeros(*value.shape, 0), torch.zeros_like(value))
 
 
-def with_box(form: Form, box: Float[Tensor, "problem entry"]) -> Form:
-    """The form with a larger box."""
-    return replace(form, box=(form.box + box) * (1 + ROUNDING))
-
-
-def linear(form: Form, weight: Float[Tensor, "..."], bias: Tensor | float = 0.0) -> Form:
-    r""":math:`W y + b`, exact but for rounding; one W ``(out, in)`` or one a problem ``(problem, out, in)``."""
-    size = weight.abs()
-    terms = weight.shape[-1] + 2
-    mass = form.center.abs() + _mass(form)
-    moved = (size @ mass[..., None]).squeeze(-1)
-    loss = (moved + abs(bias)) * (terms * UNIT)
-    center = (weight @ form.center[..., None]).squeeze(-1) + bias
-    box = (size @ form.box[..., None]).squeeze(-1) * (1 + terms * UNIT)
-    return Form(form.noise, center, weight @ form.columns, box + loss)
-
-
-def times(form: Form, factor: Tensor | float) -> Form:
-    """Multiply by known numbers, one for each entry or for all, ``(problem, entry)`` or less."""
-    factor = torch.as_tensor(factor, dtype=form.center.dtype)
-    center, size = form.center * factor, factor.abs()
-    columns = form.columns * (factor[..., None] if factor.ndim else factor)
-    return Form(form.noise, center, columns, form.box * size + UNIT * (center.abs() + size * _mass(form)))
-
-
-def plus(*forms: Form) -> Form:
-    """The sum: columns of one group are added."""
-    center = sum((form.center for form in forms[1:]), forms[0].center)
-    box = sum((form.box for form in forms[1:]), forms[0].box)
-    wide = _wide(forms)
-    columns = sum(wide[1:], wide[0])
-    loss = sum((form.center.abs() + _mass(form) for form in forms[1:]), forms[0].center.abs() + _mass(forms[0]))
-    return Form(forms[0].noise, center, columns, box + loss * (len(forms) * UNIT))
-
-
 def join(*forms: Form) -> Form:
     """The entries of all, one after the other."""
     return Form(
@@ -232,71 +299,6 @@ def select(where: Bool[Tensor, " problem"], one: Form, other: Form) -> Form:
     )
 
 
-def apart(form: Form, center: Tensor, radius: Tensor) -> Form:
-    """The form plus intervals about ``center`` ``(problem, entry)``: one new symbol for each entry."""
-    entries = radius.shape[-1]
-    start = form.noise.new(entries, ball=False)
-    columns = _beside(form.columns, start, torch.diag_embed(radius).expand(*form.center.shape, entries))
-    middle = form.center + center
-    return with_box(Form(form.noise, middle, columns, form.box), ROUNDING * (form.center.abs() + center.abs() + radius))
-
-
-def with_ball(form: Form, matrix: Float[Tensor, "problem entry column"]) -> Form:
-    """The form plus the image of a new unit ball."""
-    start = form.noise.new(matrix.shape[-1], ball=True)
-    return replace(form, columns=_beside(form.columns, start, matrix))
-
-
-def spread(form: Form) -> Float[Tensor, "problem entry"]:
-    r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, attained but by squares."""
-    total = remainders(form) + form.gradient.norm(dim=-1)
-    for group in form.noise.squares:
-        total = total + form.columns[..., group.start : group.stop].norm(dim=-1)
-    return total * (1 + ROUNDING)
-
-
-def remainders(form: Form) -> Float[Tensor, "problem entry"]:
-    """How far each entry is moved at most by all groups but the gradient and the squares."""
-    balls, intervals = _parts(form, squares=False)
-    total = form.box + intervals
-    for part in balls:
-        total = total + part.norm(dim=-1).sum(0)
-    return total * (1 + ROUNDING)
-
-
-def reach(form: Form, *, rest: bool = False) -> Float[Tensor, " problem"]:
-    r"""How far the vector is from its centre at most, in l2.
-
-    The sum over balls of :math:`|A_g|_2`, and for all interval columns B together the length of the row sums
-    :math:`\sum_j |b_{kj}|`, which is at most :math:`\sum_j |b_j|`. ``rest`` leaves the gradient out.
-    """
-    balls, intervals = _parts(form, squares=True)
-    total = form.box.norm(dim=-1) + intervals.norm(dim=-1)
-    if not rest and form.columns.shape[-1]:
-        total = total + largest_singular_value(form.gradient)
-    for part in balls:
-        total = total + largest_singular_value(part).sum(0)
-    return total * (1 + ROUNDING)
-
-
-def _parts(form: Form, *, squares: bool) -> tuple[list[Tensor], Float[Tensor, "problem entry"]]:
-    """The columns of balls but the gradient, those of one width together, axes (ball, problem, entry, column).
-
-    Then the sums of absolute interval columns. ``squares`` counts the squares as a ball. Each is one operation on many
-    groups, of which there are about a hundred: intervals that lie side by side are cut out as one.
-    """
-    groups = [group for group in form.noise.groups if group.stop <= form.columns.shape[-1]]
-    runs = [list(run) for _, run in groupby(groups, lambda group: group if group.ball else None)]
-    cut = form.columns.split([run[-1].stop - run[0].start for run in runs], -1)
-    balls, intervals = dict[int, list[Tensor]](), torch.zeros_like(form.box)
-    for (first, *_), part in zip(runs, cut, strict=True):
-        if not first.ball:
-            intervals = intervals + part.abs().sum(-1)
-        elif not first.tied and (squares or not first.squares):
-            balls.setdefault(part.shape[-1], []).append(part)
-    return [torch.stack(parts) for parts in balls.values()], intervals
-
-
 def largest_singular_value(matrix: Float[Tensor, "*problem entry column"]) -> Float[Tensor, "*problem"]:
     """The spectral norm, from the smaller Gram matrix."""
     matrix = matrix if matrix.shape[-1] <= matrix.shape[-2] else matrix.mT
@@ -313,11 +315,6 @@ def eigenvalues(matrix: Float[Tensor, "*problem entry entry"]) -> Float[Tensor, 
     finite = torch.isfinite(matrix.sum((-2, -1)))
     found = torch.linalg.eigvalsh(torch.where(finite[..., None, None], matrix, 0.0))
     return torch.where(finite[..., None], found, torch.nan)
-
-
-def _mass(form: Form) -> Tensor:
-    """At least the sum of all absolute columns, and the box: by Cauchy-Schwarz, as a norm is faster to compute."""
-    return form.columns.norm(dim=-1) * math.sqrt(form.columns.shape[-1]) * (1 + ROUNDING) + form.box
 
 
 def _beside(columns: Tensor, start: int, more: Tensor) -> Tensor:

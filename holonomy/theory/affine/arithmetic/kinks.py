@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.backward import Units
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, linear, plus
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.squares import quadratic_of
 
@@ -46,7 +46,7 @@ def from_below(form: Form, kinks: list[Kink], bad: Float[Tensor, "row point firs
         size = a.abs() * (m.abs() + kink.middle.abs() + (q + kink.bend) * units.reached.square())
         loss = loss + ROUNDING * (part.abs() + size).sum(-1)
         form = replace(form, center=form.center + (a * shift).sum(-1), columns=columns[None])
-        form = plus(form, linear(kink.form, (a * slope)[None]))
+        form = form + kink.form.linear((a * slope)[None])
         matrix = matrix + torch.einsum("ru,ui,uj->rij", a * bend, units.gradient, units.gradient)
     found = quadratic_of(form)[0]
     return replace(found, matrix=found.matrix + matrix, loss=(found.loss + loss) * (1 + ROUNDING))

@@ -37,15 +37,8 @@ from holonomy import numerics
 from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
-    apart,
     join,
-    linear,
-    plus,
-    reach,
-    remainders,
     select,
-    spread,
-    times,
 )
 from holonomy.theory.affine.arithmetic.products import squared_length
 from holonomy.theory.affine.arithmetic.squares import bounds, rest_of
@@ -57,14 +50,14 @@ def length(form: Form) -> Form:
     center, radius = form.center + shift, (form.gradient.norm(dim=-1) + rest) * (1 + ROUNDING)
     size = center.norm(dim=-1, keepdim=True)
     unit = center / torch.where(size > 0, size, 1.0)
-    first = linear(form, unit[:, None])
-    across = linear(form, torch.eye(center.shape[-1], dtype=center.dtype) - unit[..., None] * unit[:, None])
+    first = form.linear(unit[:, None])
+    across = form.linear(torch.eye(center.shape[-1], dtype=center.dtype) - unit[..., None] * unit[:, None])
     low, high = bounds(first)
     # The length is at least its linear part, too.
     least = torch.maximum((center.abs() - radius).clamp(min=0).norm(dim=-1, keepdim=True), low) + low
     most = (center.abs() + radius).norm(dim=-1, keepdim=True) + high
     # The difference of |y| and its linear part is 2-Lipschitz.
-    given, whole = form.center.norm(dim=-1, keepdim=True), reach(form)[:, None]
+    given, whole = form.center.norm(dim=-1, keepdim=True), form.reach()[:, None]
     far = 2 * whole + (given - first.center).clamp(min=0)
     return _with_square(first, across, (least, most), 1, far, ROUNDING * (size + given + whole))
 
@@ -78,17 +71,17 @@ def lorentz_norm(time: Form, space: Form, low: Tensor | float) -> Form:
     # t / norm where the centre is a vector of that norm; where it is not, u is of norm one all the same.
     ut = (1 + us.square().sum(-1, keepdim=True)).sqrt()
     both = join(time, space)
-    first = linear(both, torch.cat([ut, -us], dim=-1)[:, None])
+    first = both.linear(torch.cat([ut, -us], dim=-1)[:, None])
     eye = torch.eye(y.shape[-1], dtype=y.dtype)
     boost = torch.cat([-us[..., None], eye + us[..., None] * us[:, None] / (1 + ut)[..., None]], dim=-1)
-    across = linear(both, boost)
+    across = both.linear(boost)
     lower, upper = bounds(first)
     lower = torch.maximum(lower, floor)
     # The norm's square is that of the linear part less that of the part across.
-    far = reach(across)[:, None] + across.center.norm(dim=-1, keepdim=True)
+    far = across.reach()[:, None] + across.center.norm(dim=-1, keepdim=True)
     least = torch.maximum(numerics.root(((lower - far) * (lower + far)).clamp(min=0)) * (1 - ROUNDING), floor)
     # The norm of u is one up to rounding of the squares of its entries.
-    loss = ROUNDING * 2 * ut.square() * (first.center.abs() + spread(first))
+    loss = ROUNDING * 2 * ut.square() * (first.center.abs() + first.spread())
     return _with_square(first, across, (lower + least, 2 * upper), -1, (upper - floor).clamp(min=0), loss)
 
 
@@ -99,15 +92,15 @@ def _with_square(
     least, most = divisor
     known = least > 0
     least = torch.where(known, least, 1.0)
-    whole = (reach(across) + across.center.norm(dim=-1))[:, None]
+    whole = (across.reach() + across.center.norm(dim=-1))[:, None]
     far = torch.as_tensor(far, dtype=whole.dtype)
     half = torch.where(known, torch.minimum(whole.square() / least, far), far) * ((1 + ROUNDING) / 2)
-    plain = apart(first, sign * half, half + loss)
+    plain = first.apart(sign * half, half + loss)
     if not first.noise.squares:
         return plain
     square, most = squared_length(across), torch.maximum(most, least)
     middle, off = (1 / least + 1 / most) / 2, (1 / least - 1 / most) / 2
     extra = (off * (1 + ROUNDING) + ROUNDING * middle) * torch.stack(bounds(square)).abs().amax(0)
-    curved = apart(plus(first, times(square, sign * middle)), torch.zeros_like(loss), extra + loss)
-    better = known & (extra + middle * remainders(square) < half)
+    curved = (first + square * (sign * middle)).apart(torch.zeros_like(loss), extra + loss)
+    better = known & (extra + middle * square.remainders() < half)
     return select(better.squeeze(1), curved, plain)

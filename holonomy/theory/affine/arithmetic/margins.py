@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holonomy._shapes import Float
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, spread
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form
 from holonomy.theory.affine.arithmetic.squares import quadratic_of
 
 
@@ -44,7 +44,7 @@ def bounded(
     form: Form, target: Tensor, failed: Tensor | None = None, number: Tensor | float = 0.0
 ) -> Float[Tensor, "problem class"]:
     """Lower bounds of forms of margins plus known numbers; minus infinity where there is none."""
-    low = quadratic_of(form).least()[0] if form.noise.squares else form.center - spread(form)
+    low = quadratic_of(form).least()[0] if form.noise.squares else form.center - form.spread()
     bound = low + number
     bound = bound - ROUNDING * (form.center.abs() + abs(number))
     unknown = ~torch.isfinite(bound)

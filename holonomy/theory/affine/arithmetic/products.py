@@ -32,16 +32,9 @@ from holonomy.theory.affine.arithmetic.entrywise import inverse
 from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
-    apart,
     constant,
     eigenvalues,
     largest_singular_value,
-    linear,
-    plus,
-    reach,
-    times,
-    with_ball,
-    with_box,
 )
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, with_squares
 
@@ -50,7 +43,7 @@ def scale(scalar: Form, vector: Form) -> Form:
     """L2: a form of one entry times a form; with squares L16."""
     (shift, rest), (shifts, rests) = rest_of(scalar), rest_of(vector)
     h, w = scalar.center + shift, vector.center + shifts
-    first = plus(times(vector, h), linear(scalar, w[..., None]), constant(scalar.noise, -h * w))
+    first = (vector * h).plus(scalar.linear(w[..., None]), constant(scalar.noise, -h * w))
     g, matrix = scalar.gradient, vector.gradient
     length, center, ball = g.norm(dim=-1), torch.zeros_like(w), rest
     if g.shape[-1] and matrix.shape[-1]:
@@ -59,8 +52,8 @@ def scale(scalar: Form, vector: Form) -> Form:
         else:
             center, ball = (matrix @ g.mT).squeeze(-1) / 2, length / 2 + rest
     if matrix.shape[-1]:
-        first = with_ball(first, matrix * (ball * (1 + ROUNDING))[..., None])
-    return apart(first, center, rests * (length + rest) * (1 + ROUNDING))
+        first = first.with_ball(matrix * (ball * (1 + ROUNDING))[..., None])
+    return first.apart(center, rests * (length + rest) * (1 + ROUNDING))
 
 
 def inner(one: Form, other: Form) -> Form:
@@ -68,8 +61,8 @@ def inner(one: Form, other: Form) -> Form:
     (shift, rest), (other_shift, other_rest) = rest_of(one), rest_of(other)
     a, b = one.center + shift, other.center + other_shift
     product = (a * b).sum(-1, keepdim=True)
-    first = plus(linear(one, b[:, None]), linear(other, a[:, None]), constant(one.noise, -product))
-    first = with_box(first, ROUNDING * (a * b).abs().sum(-1, keepdim=True))
+    first = one.linear(b[:, None]).plus(other.linear(a[:, None]), constant(one.noise, -product))
+    first = first.with_box(ROUNDING * (a * b).abs().sum(-1, keepdim=True))
     ga, gb = one.gradient, other.gradient
     low = high = torch.zeros_like(a[:, 0])
     if ga.shape[-1] and gb.shape[-1] and one.noise.squares:
@@ -84,7 +77,7 @@ def inner(one: Form, other: Form) -> Form:
     lengths = (largest_singular_value(ga) + far) * near + far * largest_singular_value(gb)
     entries = ((ga.norm(dim=-1) + rest) * other_rest + rest * gb.norm(dim=-1)).sum(-1)
     rest = torch.minimum(lengths, entries) * (1 + ROUNDING)
-    return apart(first, ((low + high) / 2)[:, None], ((high - low) / 2 + rest)[:, None])
+    return first.apart(((low + high) / 2)[:, None], ((high - low) / 2 + rest)[:, None])
 
 
 def squared_length(form: Form) -> Form:
@@ -95,20 +88,20 @@ def squared_length(form: Form) -> Form:
     shift, rest = rest_of(form)
     center, gradient = form.center + shift, form.gradient
     square = center.square().sum(-1, keepdim=True)
-    first = plus(linear(form, 2 * center[:, None]), constant(form.noise, -square))
-    first = with_box(first, ROUNDING * square)
+    first = form.linear(2 * center[:, None]) + constant(form.noise, -square)
+    first = first.with_box(ROUNDING * square)
     if not form.noise.squares or not gradient.shape[-1]:
-        half = reach(form).square()[:, None] / 2
-        return apart(first, half, half * (1 + ROUNDING))
+        half = form.reach().square()[:, None] / 2
+        return first.apart(half, half * (1 + ROUNDING))
     far = _rest_length(form, shift, rest)
     across = torch.minimum(largest_singular_value(gradient) * far, (gradient.norm(dim=-1) * rest).sum(-1))
     half = far.square()[:, None] / 2
-    return apart(_with_inner(first, gradient, gradient), half, (2 * across[:, None] + half) * (1 + ROUNDING))
+    return _with_inner(first, gradient, gradient).apart(half, (2 * across[:, None] + half) * (1 + ROUNDING))
 
 
 def _rest_length(form: Form, shift: Tensor, rest: Tensor) -> Float[Tensor, " problem"]:
     """How long at most what is left of the vector without its shifted centre and its gradient is."""
-    return torch.minimum(rest.norm(dim=-1), reach(form, rest=True) + shift.norm(dim=-1)) * (1 + ROUNDING)
+    return torch.minimum(rest.norm(dim=-1), form.reach(rest=True) + shift.norm(dim=-1)) * (1 + ROUNDING)
 
 
 def _with_inner(first: Form, one: Tensor, other: Tensor) -> Form:
@@ -129,7 +122,7 @@ def at_least(form: Form, bound: Float[Tensor, "problem 1"]) -> Float[Tensor, "pr
 def quotient(vector: Form, scalar: Form, low: Tensor | float = -torch.inf) -> Form:
     """L5: a form over a form of one entry, whose value is known to be at least ``low``."""
     ratio = vector.center / torch.where(scalar.center > 0, scalar.center, 1.0)
-    difference = plus(vector, linear(scalar, -ratio[..., None]))
+    difference = vector + scalar.linear(-ratio[..., None])
     # Its centre is zero but for rounding, which the box holds.
     difference = replace(difference, center=torch.zeros_like(ratio), box=difference.box + 2 * difference.center.abs())
-    return plus(constant(vector.noise, ratio), scale(inverse(scalar, low), difference))
+    return constant(vector.noise, ratio) + scale(inverse(scalar, low), difference)

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from holonomy._shapes import Float
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, plus, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import quotient
 from holonomy.theory.affine.arithmetic.squares import bounds
@@ -65,12 +65,12 @@ class Ratio:
         r""":math:`\varphi` of L17 from below and from above, for a quotient of length ``longest`` at most."""
         size = length(self.over)
         middle = size.center / torch.where(self.under.center > 0, self.under.center, 1.0)
-        low, high = bounds(plus(size, times(self.under, -middle)))
+        low, high = bounds(size + self.under * (-middle))
         least = torch.maximum(bounds(self.under)[0], self.floor)
         lower = (middle * (1 - ROUNDING) + (low / least).clamp(max=0) * (1 + ROUNDING)).clamp(min=0)
         upper = (middle + (high / least).clamp(min=0)) * (1 + 4 * ROUNDING)
         lines = lines_of_stretch(*(k * torch.minimum(end, longest) for end in (lower, upper)))
-        below, above = (plus(times(size, slope * k), times(self.under, shift)) for slope, shift in lines)
+        below, above = (size * (slope * k) + self.under * shift for slope, shift in lines)
         return below, above
 
 

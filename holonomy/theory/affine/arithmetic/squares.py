@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from holonomy._shapes import Float
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, remainders, spread
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic, between
 
 
@@ -82,7 +82,7 @@ def matrix_of(form: Form) -> Float[Tensor, "problem entry first first"] | None:
 
 def rest_of(form: Form) -> tuple[Float[Tensor, "problem entry"], Float[Tensor, "problem entry"]]:
     """L16.1: middle and half of an interval that holds all of an entry but its centre and its gradient."""
-    matrix, noise = matrix_of(form), remainders(form)
+    matrix, noise = matrix_of(form), form.remainders()
     if matrix is None:
         return torch.zeros_like(noise), noise
     middle, half = between(matrix)
@@ -94,7 +94,7 @@ def rest_of(form: Form) -> tuple[Float[Tensor, "problem entry"], Float[Tensor, "
 def bounds(form: Form) -> tuple[Float[Tensor, "problem entry"], Float[Tensor, "problem entry"]]:
     """A lower and an upper bound of each entry, the best that are known (L14)."""
     if matrix_of(form) is None:
-        radius = spread(form)
+        radius = form.spread()
         return form.center - radius, form.center + radius
     both = quadratic_of(form)
     sides = {name: torch.stack([part, part if name == "loss" else -part]) for name, part in vars(both).items()}
@@ -107,6 +107,6 @@ def quadratic_of(form: Form) -> Quadratic:
     gradient = form.gradient
     if not gradient.shape[-1]:
         gradient = gradient.new_zeros(*form.center.shape, form.noise.groups[0].stop)
-    found = Quadratic.linear(form.center, gradient, remainders(form))
+    found = Quadratic.linear(form.center, gradient, form.remainders())
     matrix = matrix_of(form)
     return found if matrix is None else replace(found, matrix=matrix)

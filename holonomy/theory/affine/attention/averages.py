@@ -29,14 +29,7 @@ from holonomy.theory.affine.arithmetic.forms import (
     ROUNDING,
     Form,
     constant,
-    linear,
-    plus,
-    reach,
     select,
-    spread,
-    times,
-    with_ball,
-    with_box,
 )
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
@@ -49,10 +42,10 @@ def linear_average(
     noise = query.noise
     # Of tokens that have failed it is nan, and not zero.
     most = keys.center.sum(0).abs() + keys.first.norm(dim=-1).sum(0) + keys.rest.norm(dim=-1).sum(0)
-    silent = ((query.center + spread(query) <= 0) | (most <= 0)).all(-1)
+    silent = ((query.center + query.spread() <= 0) | (most <= 0)).all(-1)
     mass = query.center @ keys.center.sum(0)
     noise.fail(~silent & ~(mass > 0))
-    query = times(query, (1 / torch.where(mass > 0, mass, 1.0))[:, None])
+    query = query * (1 / torch.where(mass > 0, mass, 1.0))[:, None]
     weight = query.center @ keys.center.T
     middle = weight @ values.center
     offset = values.center - middle[:, None]
@@ -64,31 +57,31 @@ def linear_average(
     strayed = _products(query, keys.center[keys.which].abs(), keys.center[keys.which].norm(dim=-1))
     strayed = strayed + by_key.norm(dim=-1) * (1 + ROUNDING) + shared + private
     # Linear in the query, and zero at the centre but for rounding.
-    top = linear(query, offset.mT @ keys.center)
-    top = with_box(Form(noise, torch.zeros_like(top.center), top.columns, top.box), 2 * top.center.abs())
+    top = query.linear(offset.mT @ keys.center)
+    top = Form(noise, torch.zeros_like(top.center), top.columns, top.box).with_box(2 * top.center.abs())
     images = offset[:, keys.which, :, None] * by_key[:, :, None]
     # Keys and values move together.
     images = images + weight[:, values.which, None, None] * values.first
     top = with_first(top, images, threat)
     offset = offset[:, keys.which, :, None]
-    top = with_bounded(with_ball(top, weighted(private, offset)), shared, offset, threat)
-    top = with_ball(top, weighted(weight[:, values.which].abs() + strayed, values.rest[None]))
+    top = with_bounded(top.with_ball(weighted(private, offset)), shared, offset, threat)
+    top = top.with_ball(weighted(weight[:, values.which].abs() + strayed, values.rest[None]))
     top = with_bounded(top, strayed, values.first[None], threat)
 
-    bottom = linear(query, keys.center.sum(0)[None])
+    bottom = query.linear(keys.center.sum(0)[None])
     bottom = with_first(bottom, by_key[:, :, None], threat)
     shared = shared.norm(dim=-1) if threat == "frobenius" else shared.sum(-1)
-    bottom = with_box(bottom, (private.sum(-1) + shared)[:, None] * (1 + ROUNDING))
+    bottom = bottom.with_box((private.sum(-1) + shared)[:, None] * (1 + ROUNDING))
     bottom = select(silent, constant(noise, torch.ones_like(bottom.center)), bottom)
-    average = plus(constant(noise, middle), scale(inverse(bottom), top))
+    average = constant(noise, middle) + scale(inverse(bottom), top)
     if root is not None:
         # The mean of points has a Lorentz norm of 1/k at least.
         norm = lorentz_norm(average[:1], average[1:], (1 - ROUNDING) / root)
-        average = quotient(average[1:], times(norm, root), 1 - ROUNDING)
+        average = quotient(average[1:], norm * root, 1 - ROUNDING)
     return select(silent, constant(noise, torch.zeros_like(average.center)), average)
 
 
 def _products(query: Form, entries: Float[Tensor, "token entry"], lengths: Float[Tensor, " token"]) -> Tensor:
     """The product of what moves the query with vectors of such entries and lengths, at most ``(query, token)``."""
-    by_entry = spread(query) @ entries.T
-    return torch.minimum(by_entry, reach(query)[:, None] * lengths) * (1 + ROUNDING)
+    by_entry = query.spread() @ entries.T
+    return torch.minimum(by_entry, query.reach()[:, None] * lengths) * (1 + ROUNDING)

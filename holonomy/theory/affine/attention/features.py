@@ -26,7 +26,7 @@ import torch
 from holonomy.layers import HypLinearAttention
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, reach, select, spread, times, with_ball
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, select
 from holonomy.theory.affine.arithmetic.lengths import length
 from holonomy.theory.affine.arithmetic.products import at_least, quotient, scale
 from holonomy.theory.affine.points import Scaled, transformed
@@ -40,7 +40,7 @@ def split(form: Form, heads: int) -> list[Form]:
 
 def values_of(layer: HypLinearAttention, point: Scaled) -> list[Form]:
     """The values of each head, times the scale of the point."""
-    shrunk = times(transformed(layer.value, point), (-layer.log_scale.double()).exp())
+    shrunk = transformed(layer.value, point) * (-layer.log_scale.double()).exp()
     return [features(form, layer.power) for form in split(shrunk, layer.heads)]
 
 
@@ -49,10 +49,10 @@ def features(form: Form, power: float) -> Form:
     positive = positive_power(form, 1.0)
     if power == 1:
         return positive
-    before, lower = form.noise.failed, torch.relu(form.center - spread(form))
+    before, lower = form.noise.failed, torch.relu(form.center - form.spread())
     # An entry that stays negative gives zero.
-    live = (form.center + spread(form) > 0).to(lower.dtype)
-    entries, moved = live.sum(-1, keepdim=True), reach(times(form, live))[:, None] * (1 + ROUNDING)
+    live = (form.center + form.spread() > 0).to(lower.dtype)
+    entries, moved = live.sum(-1, keepdim=True), (form * live).reach()[:, None] * (1 + ROUNDING)
     size, center = length(positive), torch.relu(form.center).norm(dim=-1, keepdim=True)
     least = torch.maximum(lower.norm(dim=-1, keepdim=True), center - moved)
     powered = positive_power(quotient(positive, size, at_least(positive, least)), power)
@@ -62,8 +62,8 @@ def features(form: Form, power: float) -> Form:
     form.noise.forgive(before)
     middle = constant(form.noise, power_features(form.center, power))
     radius = power * entries ** ((power - 1) / (2 * power)) * moved
-    better = ~unbounded & (reach(parts) <= radius.squeeze(1))
+    better = ~unbounded & (parts.reach() <= radius.squeeze(1))
     if bool(better.all()):
         return parts
-    ball = with_ball(middle, torch.diag_embed(radius * live))
+    ball = middle.with_ball(torch.diag_embed(radius * live))
     return select(better, parts, ball)

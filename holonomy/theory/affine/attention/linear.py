@@ -29,7 +29,7 @@ from holonomy._shapes import Float
 from holonomy.layers import HypLinearAttention
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, join, linear, plus, select, spread, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, join, select
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import at_least, inner, quotient, scale
 from holonomy.theory.affine.arithmetic.squares import bounds
@@ -81,7 +81,7 @@ def attended(layer: HypLinearAttention, query: Scaled, moving: Scaled, crowd: Cr
     as_stated(residual, nn.Linear)
     weight = torch.cat([residual.weight.double(), bias_of(residual)[:, None]], dim=1)
     ratio = root(layer.manifold_hidden) / root(layer.manifold_out)
-    return times(plus(join(*averages), linear(join(*own, query.scale), weight)), ratio)
+    return (join(*averages) + join(*own, query.scale).linear(weight)) * ratio
 
 
 def _average(
@@ -93,32 +93,32 @@ def _average(
     q, k = positive_power(asks, layer.power), features(keys, layer.power)
     noise, k_root = q.noise, root(layer.manifold_hidden)
     if layer.average == "midpoint":
-        value = join(length(join(value, times(moving.scale, 1 / k_root))), value)
+        value = join(length(join(value, moving.scale * (1 / k_root))), value)
     # Where no key of the crowd meets the query in the whole ball, any weight serves until the end.
     alone = (live(asks) & (sums > 0)).sum(-1) == 0
     silent = alone & ((live(asks) & live(keys)).sum(-1) == 0)
-    weight = linear(q, sums[:, None])
+    weight = q.linear(sums[:, None])
     weight = select(alone, constant(noise, torch.ones_like(weight.center)), weight)
     overlap = inner(q, k)
     noise.fail(alone & ~silent & (bounds(overlap)[0] <= 0).squeeze(-1))
     # Queries and keys have no negative entries.
-    lower = torch.relu(asks.center - spread(asks)).pow(layer.power)
+    lower = torch.relu(asks.center - asks.spread()).pow(layer.power)
     low = torch.maximum(bounds(weight)[0], (sums * lower).sum(-1, keepdim=True) * (1 - ROUNDING * (2 + sums.shape[-1])))
     least = moving.floor * low
-    share = quotient(overlap, plus(scale(moving.scale, weight), overlap), at_least(weight, least))
+    share = quotient(overlap, scale(moving.scale, weight) + overlap, at_least(weight, least))
     # A value is a multiple of its point's scale, the result one of the query's.
     if query is not moving:
         value = scale(query.scale, quotient(value, moving.scale, moving.floor))
-    others = scale(query.scale, quotient(linear(q, products.mT), weight, low))
-    change = plus(value, times(others, -1.0))
-    average = select(alone, value, plus(others, scale(share, change)))
+    others = scale(query.scale, quotient(q.linear(products.mT), weight, low))
+    change = value - others
+    average = select(alone, value, others + scale(share, change))
     if layer.average == "midpoint":
         # The mean of points has a Lorentz norm of 1/k at least, and a time as large.
         norm = lorentz_norm(average[:1], average[1:], query.floor / k_root)
-        average = scale(query.scale, quotient(average[1:], times(norm, k_root), query.floor))
+        average = scale(query.scale, quotient(average[1:], norm * k_root, query.floor))
     return select(silent, constant(noise, torch.zeros_like(average.center)), average)
 
 
 def live(form: Form) -> Tensor:
     """The entries that may be positive, also where that is nan."""
-    return ~(form.center + spread(form) <= 0)
+    return ~(form.center + form.spread() <= 0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, merged, tokens_of
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
-from holonomy.theory.affine.arithmetic.forms import Form, join, linear, plus, times
+from holonomy.theory.affine.arithmetic.forms import Form, join
 from holonomy.theory.affine.attention.averages import linear_average
 from holonomy.theory.affine.attention.features import features, split, values_of
 from holonomy.theory.affine.attention.softmax import softmax_average
@@ -83,7 +83,7 @@ def attended_among(layer: nn.Module, query: Scaled, heads: Heads, threat: Threat
     else:
         layer = cast("HypLinearAttention", layer)
         found = _linear(layer, query, heads, threat)
-    return times(found, root(layer.manifold_hidden) / root(layer.manifold_out))
+    return found * (root(layer.manifold_hidden) / root(layer.manifold_out))
 
 
 def _linear(layer: HypLinearAttention, query: Scaled, heads: Heads, threat: Threat) -> Form:
@@ -95,5 +95,5 @@ def _linear(layer: HypLinearAttention, query: Scaled, heads: Heads, threat: Thre
     ]
     residual = layer.residual
     as_stated(residual, nn.Linear)
-    own = linear(join(*values_of(layer, query)), residual.weight.double(), bias_of(residual))
-    return plus(join(*found), own)
+    own = join(*values_of(layer, query)).linear(residual.weight.double(), bias_of(residual))
+    return join(*found) + own

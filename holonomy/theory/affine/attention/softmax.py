@@ -30,7 +30,7 @@ from holonomy import numerics
 from holonomy.ops.softmax_attention import Similarity
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_bounded, with_first
 from holonomy.theory.affine.arithmetic.entrywise import angle, chord, half_way
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, linear, plus, reach, times, with_ball
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient
 
@@ -55,13 +55,13 @@ def softmax_average(
     by_key = torch.einsum("qe,mef->qmf", turned, keys.first)
     own = by_key.new_zeros(*argument.shape, by_key.shape[-1]).index_add(1, keys.which, by_key)
     loose = torch.einsum("qe,meg->qmg", turned, keys.rest).norm(dim=-1) * (1 + ROUNDING)
-    private = (root * root * reach(query)[:, None] * keys.reach + slack).index_add(1, keys.which, loose)
+    private = (root * root * query.reach()[:, None] * keys.reach + slack).index_add(1, keys.which, loose)
     moved = _support(query, signed[None], own, threat) + private
 
     if similarity == "lorentz_squared":
         # Farther out the layer compares points as if they lay nearer.
         farthest = (keys.center.norm(dim=-1) + keys.reach).amax()
-        query.noise.fail(~(torch.maximum(query.center.norm(dim=-1) + reach(query), farthest) < _FARTHEST))
+        query.noise.fail(~(torch.maximum(query.center.norm(dim=-1) + query.reach(), farthest) < _FARTHEST))
 
     # The logits: steep a + shift, within half.
     function, slope = _logits(similarity, root, query.center.shape[-1] - 1)
@@ -95,14 +95,14 @@ def softmax_average(
     lead = (lean * steep)[..., None] * values.center - (share * steep)[..., None] * mean[:, None]
     images = lead[:, keys.which, :, None] * by_key[:, :, None] + at[:, values.which, None, None] * values.first
     total = with_first(total, images, threat)
-    total = with_ball(total, mean[..., None] * (private * (1 + ROUNDING))[..., None])
-    total = with_ball(total, weighted(share * loss + lean * half, values.center[None, ..., None]))
+    total = total.with_ball(mean[..., None] * (private * (1 + ROUNDING))[..., None])
+    total = total.with_ball(weighted(share * loss + lean * half, values.center[None, ..., None]))
     strayed = (share * (growth * radius + loss))[:, values.which]
-    total = with_ball(total, weighted(at[:, values.which].abs() + strayed, values.rest[None]))
+    total = total.with_ball(weighted(at[:, values.which].abs() + strayed, values.rest[None]))
     total = with_bounded(total, strayed, values.first[None], threat)
     floor = (1 - ROUNDING) / root
     norm = lorentz_norm(total[:1], total[1:], floor)
-    return quotient(total[1:], times(norm, root), floor * root)
+    return quotient(total[1:], norm * root, floor * root)
 
 
 def _logarithm(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _total(query: Form, values: TokenForms, along: Tensor, at: Tensor) -> Form:
     """The centre, and what is linear in the query."""
     weight = values.center.mT @ along
     middle = at @ values.center - (weight @ query.center[..., None]).squeeze(-1)
-    return plus(linear(query, weight), constant(query.noise, middle))
+    return query.linear(weight) + constant(query.noise, middle)
 
 
 def _logits(similarity: Similarity, root: Tensor | float, channels: int) -> Logits:

@@ -26,7 +26,7 @@ from holonomy.ops.propagation import edge_list, normalised_edges, propagation
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.backward import Switch, switched
 from holonomy.theory.affine.arithmetic.entrywise import positive_power, relu_lines
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, linear, plus, times
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.points import bias_of
 from holonomy.theory.attention.projections import as_stated
@@ -130,7 +130,7 @@ class Propagated(GraphBranch):
         self.last = share, center, columns, loss, self.result[victim]
         hidden = positive_power(Form(noise, center, columns, loss), 1.0)
         rest = self.result[victim] - share * self.start[moving]
-        return plus(times(linear(hidden, weight_of(second), bias_of(second)), share), constant(noise, rest))
+        return hidden.linear(weight_of(second), bias_of(second)) * share + constant(noise, rest)
 
     def below(self, problem: int, rows: Tensor, bad: Tensor) -> Quadratic:
         """One layer of ReLUs of the node that moves."""

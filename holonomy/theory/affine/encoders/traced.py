@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from holonomy.layers import GCN, Propagation
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, with_first
-from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant, with_box
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated
 from holonomy.theory.affine.encoders.rules import called
@@ -80,7 +80,7 @@ def _(branch: TracedBranch, noise: Noise, victim: int, basis: Tensor, radius: fl
     images = moved.new_zeros(len(branch.x), *moved.shape[2:], len(moved)).index_copy(
         0, nodes[some], moved.permute(1, 2, 0)
     )
-    return with_box(with_first(constant(noise, found.center[victim][None]), images[None], threat), box[None])
+    return with_first(constant(noise, found.center[victim][None]), images[None], threat).with_box(box[None])
 
 
 def graph_branch(encoder: nn.Module, x: Tensor, edge_index: Tensor | Graph) -> GraphBranch:

@@ -29,10 +29,6 @@ from holonomy.theory.affine.arithmetic.forms import (
     Form,
     Noise,
     constant,
-    linear,
-    spread,
-    with_ball,
-    with_box,
 )
 from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
@@ -63,12 +59,12 @@ def _(branch: Propagated, noise: Noise, victim: int, basis: Tensor, radius: floa
     loss = ROUNDING * (branch.x.abs() @ weight.abs().T + bias.abs())
     center = branch.x @ weight.T + bias
     hidden = positive_power(Form(Noise.of(count, weight.shape[1], branch.x), center, columns, loss), 1.0)
-    found = merged(linear(hidden, weight_of(second), bias_of(second)))
+    found = merged(hidden.linear(weight_of(second), bias_of(second)))
     middle = branch.result[victim] + (share * (found.center - branch.start)).sum(0)
     images = share[..., None] * (found.first @ basis)
     form = with_first(constant(noise, middle[None]), images[None], threat)
-    form = with_ball(form, weighted(share.T.abs(), found.rest[None]))
-    return with_box(form, _SLACK * (branch.result.abs().amax() + spread(form)))
+    form = form.with_ball(weighted(share.T.abs(), found.rest[None]))
+    return form.with_box(_SLACK * (branch.result.abs().amax() + form.spread()))
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def _(branch: Convolved, noise: Noise, victim: int, basis: Tensor, radius: float
     start = noise.new(extra.shape[1], ball=False)
     wide = torch.nn.functional.pad(form.columns, (0, start - form.columns.shape[-1]))
     form = Form(noise, form.center, torch.cat([wide, extra[None]], -1), form.box)
-    return with_box(form, output.abs() * _unit(branch) + _rounding(branch, asked, parts, radius))
+    return form.with_box(output.abs() * _unit(branch) + _rounding(branch, asked, parts, radius))
 
 
 def _backwards(

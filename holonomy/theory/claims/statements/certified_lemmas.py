@@ -20,7 +20,7 @@ from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.affine.arithmetic.backward import above, below, improved
 from holonomy.theory.affine.arithmetic.ellipsoids import weighted, with_bounded
 from holonomy.theory.affine.arithmetic.entrywise import parabola
-from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant, spread
+from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant
 from holonomy.theory.affine.arithmetic.products import quotient
 from holonomy.theory.affine.arithmetic.quadratics import least
 from holonomy.theory.affine.arithmetic.ratios import lines_of_stretch, stretch
@@ -60,7 +60,7 @@ def _beside(found: Form, function: _Function, zero: Tensor) -> Trial:
         for entry in alive
         for sign in (1, -1)
     ])  # fmt: skip
-    bounds = spread(found)[0, alive].repeat_interleave(2)
+    bounds = found.spread()[0, alive].repeat_interleave(2)
     worst = int((off / bounds).argmax())
     return Trial(off[worst].item(), bounds[worst].item(), floor=_TOLERANCE * _SMALL)
 
