@@ -156,7 +156,7 @@ MUTANTS = [
     *less("hyperbolic.model_about", composition.Tape._multiply, "times(self.constant, constant)"),
     # Certified nodes
     Mutant("certified.sound", squares.quadratic_of, "form.center, gradient", "form.center, 0.9 * gradient"),
-    Mutant("certified.sound", Undivided.of, "rows), unit)", "rows), 1.1 * unit)"),
+    Mutant("certified.sound", Undivided.of, "(rows) * unit", "(rows) * (1.1 * unit)"),
     Mutant("certified.sound", Undivided.margins, "start + change", "start + 0.9 * change"),
     Mutant(
         "certified.stretch", ratios.lines_of_stretch, "stretch(at) - slopes * at", "stretch(at) - 0.9 * slopes * at"
