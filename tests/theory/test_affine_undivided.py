@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from holonomy.theory.affine.arithmetic.backward import from_below
 from holonomy.theory.affine.arithmetic.entrywise import positive_power
 from holonomy.theory.affine.arithmetic.forms import Form, Noise, join
-from holonomy.theory.affine.arithmetic.kinks import from_below
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.squares import bounds, products, quadratic_of
 from holonomy.theory.affine.undivided import OneProduct

@@ -7,7 +7,7 @@ change the prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -195,12 +195,10 @@ def certified_radius(
     checks.flags(cap=cap)
     nodes = listed(nodes, len(x))
     kept = enclosure.logits[nodes].argmax(-1) if target is None else classes("target", target, nodes, enclosure)
-    found = []
-    for start in range(0, len(nodes), _BATCH):
-        part = slice(start, start + _BATCH)
-        found.append(largest_radii(enclosure, nodes[part], kept[part], limit, moves, cap=cap))
-        if progress is not None:
-            progress(min(start + _BATCH, len(nodes)), len(nodes))
+    found = [
+        largest_radii(enclosure, nodes[part], kept[part], limit, moves, cap=cap)
+        for part in _batches(len(nodes), progress)
+    ]
     return torch.cat(found) if found else enclosure.x.new_zeros(0)
 
 
@@ -236,17 +234,19 @@ def certified_accuracy(
     checks.floating("radii", radii)
     if radii.ndim != 1 or not (radii >= 0).all():
         raise ValueError(f"radii must be numbers from 0 on, got {radii.tolist()}.")
-    held = []
-    for start in range(0, len(nodes), _BATCH):
-        part = slice(start, start + _BATCH)
-        certified = [
-            holds(enclosure, nodes[part], labels[part], radius.expand(len(nodes[part])), moves)
-            for radius in radii.cpu()
-        ]
-        held.append(torch.stack(certified, dim=1))
-        if progress is not None:
-            progress(min(start + _BATCH, len(nodes)), len(nodes))
+    held = list[Tensor]()
+    for part in _batches(len(nodes), progress):
+        each = (radius.expand(len(nodes[part])) for radius in radii.cpu())
+        held.append(torch.stack([holds(enclosure, nodes[part], labels[part], radius, moves) for radius in each], dim=1))
     # What holds on a ball holds on every smaller one.
     order = radii.argsort(descending=True)
     shares = torch.cat(held).double()[:, order].cummax(1).values.mean(0)
     return torch.empty_like(shares).scatter(0, order, shares)
+
+
+def _batches(count: int, progress: Progress | None) -> Iterator[slice]:
+    """So many nodes in batches, and word of each that is done."""
+    for start in range(0, count, _BATCH):
+        yield slice(start, start + _BATCH)
+        if progress is not None:
+            progress(min(start + _BATCH, count), count)

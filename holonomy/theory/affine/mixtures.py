@@ -20,7 +20,7 @@ linear parts of Y and G may cancel better. The largest bound of a few :math:`\la
 
 **The graph encoder from below.** Where the largest bound is not enough, G is bounded once more, from below and for one
 margin at a time (L15). What the divisor does to it is then known from below, too (L17.4), and the ReLUs of the
-transformer are bounded on the side that counts (:mod:`holonomy.theory.affine.arithmetic.kinks`).
+transformer are bounded on the side that counts (:mod:`holonomy.theory.affine.arithmetic.backward`).
 """
 
 from __future__ import annotations

@@ -34,9 +34,8 @@ from torch import Tensor
 from holonomy._shapes import Float, Int
 from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.models import Hypformer
-from holonomy.theory.affine.arithmetic.backward import improved
+from holonomy.theory.affine.arithmetic.backward import from_below, improved
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Kink, constant
-from holonomy.theory.affine.arithmetic.kinks import from_below
 from holonomy.theory.affine.arithmetic.products import scale
 from holonomy.theory.affine.arithmetic.quadratics import Quadratic
 from holonomy.theory.affine.arithmetic.ratios import Ratio

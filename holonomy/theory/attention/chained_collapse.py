@@ -56,7 +56,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy._shapes import Float
-from holonomy.theory.attention.projections import Projections
+from holonomy.theory.attention.projections import Projections, tuple_products
 from holonomy.theory.attention.sizes import diameter
 
 # Relative steps of the scan that proves the upper end, and what it gives away.
@@ -171,11 +171,9 @@ def climb_constant(
 def _share(order: int, x: Tensor, keys: Tensor, values: Tensor, copies: Tensor, log_z: Tensor) -> Tensor:
     """Diameter of the output over the form ``cubic``, for batches of tokens with numbers of copies."""
     k, v = (x[:, None] @ (w / torch.linalg.matrix_norm(w, 2)[..., None, None]) for w in (keys, values))
-    kappa, products, prior = k[:, 1], v[:, 0], copies
-    for m in range(1, order):
-        kappa = (kappa[:, :, None] * k[:, m + 1][:, None]).flatten(1, 2)
-        products = (products[:, :, None] * v[:, m][:, None]).flatten(1, 2)
-        prior = (prior[:, :, None] + copies[:, None]).flatten(1, 2)
+    kappa, products, prior = tuple_products(k.unbind(1)[1:]), tuple_products(v.unbind(1)), copies
+    for _ in range(1, order):
+        prior = (prior[:, :, None] + copies[:, None]).flatten(1)
     z, gap = log_z.exp(), diameter(x)
     far = x.norm(dim=-1).amax(-1) ** (order - 1)
     scale = z / (far * gap**2)

@@ -3,7 +3,6 @@ r"""How much attention can stretch a change of its tokens near one input: certif
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
 from typing import Any, Literal, cast
 
 import torch
@@ -21,6 +20,7 @@ from holonomy.theory.attention.projections import (
     attention_heads,
     check_tokens,
     projections,
+    tuple_products,
 )
 from holonomy.theory.attention.sizes import spectral, through_heads
 
@@ -120,7 +120,7 @@ def _value_norm(heads: Heads, m: int) -> Tensor:
     if order == 1:
         return spectral(weights.squeeze(-1))
     # G^{m,a}: the sum over the tokens of all other slots of A times the product of their values.
-    rest = _products([heads.values[j] for j in range(order) if j != m])
+    rest = tuple_products([heads.values[j] for j in range(order) if j != m])
     return spectral(torch.einsum("hikr,hra->haik", weights, rest)).amax(1)
 
 
@@ -129,7 +129,9 @@ def _key_norm(layer: Projections, heads: Heads, m: int, away: Tensor, variance: 
     others = [heads.keys[j] for j in range(1, layer.order + 1) if j != m + 1]
     query = heads.keys[0]
     if layer.form == "product":
-        squares = query.square() @ _products(others).square().mT if others else query.square().sum(-1, keepdim=True)
+        squares = (
+            query.square() @ tuple_products(others).square().mT if others else query.square().sum(-1, keepdim=True)
+        )
         factor = squares.sqrt()  # (heads, n, n^(N-1)), or (heads, n, 1)
     else:
         # Hadamard: minors of the query and the other keys are at most the product of their norms.
@@ -140,8 +142,3 @@ def _key_norm(layer: Projections, heads: Heads, m: int, away: Tensor, variance: 
     by_columns = (weights.sum(-1) * (factor.amax(-1) ** 2 * variance)[..., None]).sum(1).amax(-1).sqrt()
     by_norm = spectral((weights * _slots(away, layer.order, m) * factor[:, :, None]).sum(-1))
     return torch.minimum(by_columns, by_norm)
-
-
-def _products(factors: list[Tensor]) -> Tensor:
-    """Entrywise products over all tuples of rows, ``(heads, n^len, channels)``."""
-    return reduce(lambda a, b: (a[:, :, None] * b[:, None]).flatten(1, 2), factors)

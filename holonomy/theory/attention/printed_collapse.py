@@ -23,7 +23,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy._shapes import Float
-from holonomy.theory.attention.projections import NotCoveredError, Projections, attend
+from holonomy.theory.attention.projections import NotCoveredError, Projections, attend, tuple_products
 
 
 def mixed_norm(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
@@ -91,8 +91,7 @@ def printed_collapse(x: Float[Tensor, "n d"], layer: Projections) -> Float[Tenso
 def _larger_gamma(x: Tensor, u: Tensor, layer: Projections) -> Tensor:
     """The larger of the two readings of gamma."""
     keys = x @ layer.keys
-    kappa = reduce(lambda a, b: (a[:, :, None] * b[:, None]).flatten(1, 2), keys[1:].unbind())
-    logits = layer.scale * keys[0] @ kappa.mT
+    logits = layer.scale * keys[0] @ tuple_products(keys[1:].unbind()).mT
     return torch.maximum(assumed_gamma(logits), assumed_gamma(logits - linear_logits(x, u, layer)))
 
 

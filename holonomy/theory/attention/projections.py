@@ -17,7 +17,7 @@ Masks are ``(n, ..., n)``, one axis for the query and one for each key, ``True``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce, singledispatch
 from typing import Any, Literal, NamedTuple, cast
@@ -215,8 +215,8 @@ def attention_heads(x: Float[Tensor, "tokens d"], layer: Projections, mask: Bool
         keys = keys + layer.key_bias[:, :, None]
     if layer.value_bias is not None:
         values = values + layer.value_bias[:, :, None]
-    kappa = reduce(_outer, keys[1:].unbind()) if layer.form == "product" else _cross(keys[1:])
-    products = reduce(_outer, values.unbind())
+    kappa = tuple_products(keys[1:].unbind()) if layer.form == "product" else _cross(keys[1:])
+    products = tuple_products(values.unbind())
     logits = layer.scale * keys[0] @ kappa.mT
     allowed = layer.allowed(x.shape[0], mask)
     if allowed is None:
@@ -336,9 +336,9 @@ def _bias(layer: nn.Linear) -> Tensor | None:
     return None if bias is None else bias.detach()
 
 
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """Entrywise products of every row of a with every row of b: ``(heads, m, c), (heads, n, c) -> (heads, m n, c)``."""
-    return (a[:, :, None] * b[:, None]).flatten(1, 2)
+def tuple_products(factors: Sequence[Tensor]) -> Tensor:
+    """Entrywise products over all tuples of rows, one of each factor: ``(heads, n, c), .. -> (heads, n^len, c)``."""
+    return reduce(lambda a, b: (a[:, :, None] * b[:, None]).flatten(1, 2), factors)
 
 
 def _cross(keys: Tensor) -> Tensor:

@@ -34,21 +34,30 @@ from holonomy.models import ChromaticGraphTransformer, HigherOrderTransformer, I
 from holonomy.theory.claims.verdict import Draws, Trial
 from holonomy.theory.expressivity.colouring import PAIRS, WLForm, graph_pair
 
-MODELS = ("gcn", "ign_1", "ign_2", "ign_3", "hot_2", "tokengt", "tokengt_identifiers", "cgt", "cgt_rings")
-"""Names of the models."""
-
-_BOUNDS: dict[str, tuple[int, WLForm]] = {
-    "gcn": (1, "folklore"),
-    "ign_1": (1, "folklore"),
-    "ign_2": (2, "oblivious"),
-    "hot_2": (2, "oblivious"),
-    "tokengt": (1, "folklore"),
-    "ign_3": (3, "oblivious"),
-    "cgt": (2, "folklore"),
-}
-
 # Walks and rings as long as the shortest cycle in which a pair differs, and identifiers for the largest graph.
 _LONGEST, _NODES = 9, 40
+# The sine is nonlinear wherever sums lie, and means keep them small: few random networks are needed.
+_IGN = partial(InvariantGraphNetwork, 1, 5, 2, normalise="counts", activation=torch.sin)
+_TOKENGT = partial(TokenGT, 1, 8, 2, layers=2, heads=2)
+_CGT = partial(ChromaticGraphTransformer, 1, 8, 2, layers=2, heads=2, steps=_LONGEST, norm="layer")
+# How each model is made, and the colouring that it is known not to exceed.
+_MODELS: dict[str, tuple[partial[nn.Module], tuple[int, WLForm] | None]] = {
+    "gcn": (partial(GCN, 1, 8, 2, layers=3), (1, "folklore")),
+    "ign_1": (partial(_IGN, orders=(1, 1, 0)), (1, "folklore")),
+    "ign_2": (partial(_IGN, orders=(2, 2, 2, 0), edge_features=1), (2, "oblivious")),
+    "ign_3": (partial(_IGN, orders=(2, 3, 3, 3, 3, 0), edge_features=1), (3, "oblivious")),
+    "hot_2": (
+        partial(HigherOrderTransformer, 1, 4, 2, orders=(2, 2, 2, 0), heads=2, edge_features=1),
+        (2, "oblivious"),
+    ),
+    "tokengt": (partial(_TOKENGT, identifiers=None), (1, "folklore")),
+    "tokengt_identifiers": (partial(_TOKENGT, identifiers="orthogonal", identifier_dim=_NODES), None),
+    "cgt": (partial(_CGT, limit=3), (2, "folklore")),
+    "cgt_rings": (partial(_CGT, substructures="added"), None),
+}
+
+MODELS = tuple(_MODELS)
+"""Names of the models."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Separation:
 
 def bounded_by(name: str) -> tuple[int, WLForm] | None:
     """Name the colouring that a model is known not to exceed."""
-    return _BOUNDS.get(checks.one_of("name", name, MODELS))
+    return _MODELS[checks.one_of("name", name, MODELS)][1]
 
 
 def seeded(module: nn.Module, draws: Draws) -> nn.Module:
@@ -95,23 +104,7 @@ def random_model(name: str, draws: Draws) -> Callable[[Bool[Tensor, "n n"]], Flo
     """Make a model with random weights, as a function of an adjacency."""
     checks.one_of("name", name, MODELS)
     like = torch.zeros((), dtype=torch.float64, device=draws.device)
-    # The sine is nonlinear wherever sums lie, and means keep them small: few random networks are needed.
-    ign = partial(InvariantGraphNetwork, 1, 5, 2, normalise="counts", activation=torch.sin)
-    cgt = partial(ChromaticGraphTransformer, 1, 8, 2, layers=2, heads=2, steps=_LONGEST, norm="layer")
-    build: dict[str, Callable[[], nn.Module]] = {
-        "gcn": lambda: GCN(1, 8, 2, layers=3),
-        "ign_1": lambda: ign(orders=(1, 1, 0)),
-        "ign_2": lambda: ign(orders=(2, 2, 2, 0), edge_features=1),
-        "ign_3": lambda: ign(orders=(2, 3, 3, 3, 3, 0), edge_features=1),
-        "hot_2": lambda: HigherOrderTransformer(1, 4, 2, orders=(2, 2, 2, 0), heads=2, edge_features=1),
-        "tokengt": lambda: TokenGT(1, 8, 2, layers=2, heads=2, identifiers=None),
-        "tokengt_identifiers": lambda: TokenGT(
-            1, 8, 2, layers=2, heads=2, identifiers="orthogonal", identifier_dim=_NODES
-        ),
-        "cgt": lambda: cgt(limit=3),
-        "cgt_rings": lambda: cgt(substructures="added"),
-    }
-    model = seeded(build[name]().to(like.device, like.dtype), draws)
+    model = seeded(_MODELS[name][0]().to(like.device, like.dtype), draws)
     identifiers = orthogonal_identifiers(_NODES, _NODES, generator=draws.generator, dtype=like.dtype).to(like.device)
 
     def output(graph: Tensor) -> Tensor:

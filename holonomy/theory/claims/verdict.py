@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -223,13 +223,6 @@ def _why_undecided(trials: Sequence[Trial]) -> str:
     return "below the rounding floor"
 
 
-class FactoryKwargs(TypedDict):
-    """What constructors of tensors and layers take."""
-
-    dtype: torch.dtype
-    device: torch.device | str
-
-
 @dataclass
 class Draws:
     """Where a claim's trials take their random numbers, precision and number from.
@@ -257,7 +250,7 @@ class Draws:
         self.generator = torch.Generator().manual_seed(self.seed)
 
     @property
-    def factory_kwargs(self) -> FactoryKwargs:
+    def factory_kwargs(self) -> dict[str, Any]:
         """Where tensors and layers are made, for their constructors."""
         return {"dtype": self.dtype, "device": self.device}
 

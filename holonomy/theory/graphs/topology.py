@@ -14,6 +14,7 @@ import math
 from typing import Literal
 
 import torch
+from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 
 from holonomy import checks, numerics
@@ -23,15 +24,7 @@ from holonomy._shapes import Float
 def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """Count the steps of the shortest paths, infinite where there is none."""
     checks.floating("adjacency", adjacency)
-    reached = torch.eye(adjacency.shape[0], dtype=torch.bool, device=adjacency.device)
-    distance = torch.where(reached, 0.0, math.inf).to(adjacency.dtype)
-    for step in range(1, adjacency.shape[0]):
-        new = (adjacency @ reached.to(adjacency.dtype) > 0) & ~reached
-        if not bool(new.any()):
-            break
-        distance = torch.where(new, float(step), distance)
-        reached = reached | new
-    return distance
+    return torch.from_numpy(shortest_path(adjacency.numpy(force=True), unweighted=True)).to(adjacency)
 
 
 def radius_and_diameter(adjacency: Float[Tensor, "n n"]) -> tuple[float, float]:

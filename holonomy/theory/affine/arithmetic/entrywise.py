@@ -144,10 +144,9 @@ def positive_power(form: Form, power: float) -> Form:
         live = t > 0
         return live.to(t.dtype) if power == 1 else power * torch.where(live, t, 1.0).pow(power - 1) * live
 
-    def touch(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        del upper
+    def touch(secant: Tensor, *_: Tensor) -> Tensor:
         if power == 1:
-            return torch.zeros_like(lower)
+            return torch.zeros_like(secant)
         return torch.where(secant > 0, secant / power, 1.0).pow(1 / (power - 1))
 
     return convex(form, lambda t: torch.relu(t).pow(power), slope, touch, kink=0.0, noted=power == 1)
@@ -176,21 +175,14 @@ def inverse(form: Form, low: Tensor | float = -torch.inf) -> Form:
     form.noise.fail(bad)
     # Of what has failed the numbers are arbitrary, but finite.
     one = constant(form.noise, torch.ones_like(form.center))
-    form = select(bad, one, form)
-
-    def touch(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-        del secant
-        return (lower * upper).sqrt()
-
-    known = torch.where(bad[:, None], 1.0, known)
-    return convex(form, torch.reciprocal, lambda t: -1 / t.square(), touch, low=known)
+    form, known = select(bad, one, form), torch.where(bad[:, None], 1.0, known)
+    return convex(
+        form, torch.reciprocal, lambda t: -1 / t.square(), lambda _, lower, upper: (lower * upper).sqrt(), low=known
+    )
 
 
 def tanhc_of_square(form: Form) -> Form:
-    r""":math:`\tanh(\sqrt v)/\sqrt v`, for v at least 0.
-
-    Convex in v, as :math:`\tanh(x)/x = 8 \sum_n 1/((2n-1)^2 \pi^2 + 4 x^2)`.
-    """
+    r""":math:`\tanh(\sqrt v)/\sqrt v` for v at least 0: convex, as :math:`8 \sum_n 1/((2n-1)^2 \pi^2 + 4 v)`."""
 
     def slope(v: Tensor) -> Tensor:
         root = numerics.root(v)
@@ -215,10 +207,7 @@ def sech_of_square(form: Form) -> Form:
 
 
 def asinhc_of_square(form: Form) -> Form:
-    r""":math:`\operatorname{arsinh}(\sqrt v)/\sqrt v`, for v at least 0.
-
-    Convex in v, as it is :math:`\int_0^1 (1 + v s^2)^{-1/2} ds`.
-    """
+    r"""The arsinh of :math:`\sqrt v` over it, for v at least 0: convex, as :math:`\int_0^1 (1 + v s^2)^{-1/2} ds`."""
 
     def slope(v: Tensor) -> Tensor:
         angle = numerics.root(v).asinh()
@@ -231,14 +220,10 @@ def asinhc_of_square(form: Form) -> Form:
 
 def sinhc_of_square(form: Form) -> Form:
     r""":math:`\sinh(\sqrt v)/\sqrt v`, for v at least 0: convex, as its power series has positive coefficients."""
-
-    def value(v: Tensor) -> Tensor:
-        return numerics.sinhc(numerics.root(v))
-
-    def slope(v: Tensor) -> Tensor:
-        return numerics.sinhc_slope(numerics.root(v)) / 2
-
-    return convex(form, value, slope, half_way, low=0.0)
+    root = numerics.root
+    return convex(
+        form, lambda v: numerics.sinhc(root(v)), lambda v: numerics.sinhc_slope(root(v)) / 2, half_way, low=0.0
+    )
 
 
 def minus_squared_arcosh(form: Form) -> Form:

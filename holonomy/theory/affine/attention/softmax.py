@@ -86,7 +86,9 @@ def softmax_average(
     bad = ~((middle.abs() + radius).amax(-1) < _STEEPEST)
     query.noise.fail(bad)
     middle, radius = (part.masked_fill(bad[:, None], 0.0) for part in (middle, radius))
-    growth, offset, loss = chord(middle - radius, middle + radius, torch.exp, torch.exp, _logarithm)
+    growth, offset, loss = chord(
+        middle - radius, middle + radius, torch.exp, torch.exp, lambda secant, _, __: secant.log()
+    )
 
     at, lean = share * (offset + growth * middle), share * growth
     total = _total(query, values, lean[..., None] * along, at)
@@ -103,11 +105,6 @@ def softmax_average(
     floor = (1 - ROUNDING) / root
     norm = lorentz_norm(total[:1], total[1:], floor)
     return quotient(total[1:], norm * root, floor * root)
-
-
-def _logarithm(secant: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    del lower, upper
-    return secant.log()
 
 
 def _support(query: Form, along: Tensor, own: Tensor, threat: Threat) -> Tensor:

@@ -149,22 +149,6 @@ def _graph_encoder(draws: Draws, index: int) -> Propagation | GCN:
     return encoder
 
 
-@CLAIMS.add(
-    "certified.graph",
-    "L8",
-    "lower",
-    statement="GCN and Propagation are enclosed where one node moves; attained by small balls",
-    together=False,
-    rounds=20,
-)
-@CLAIMS.add(
-    "certified.graph_together",
-    "L13",
-    "lower",
-    statement="GCN and Propagation are enclosed where all nodes move; attained by small balls",
-    together=True,
-    rounds=20,
-)
 def _graphs(draws: Draws, index: int, *, together: bool) -> Iterable[Trial]:
     """L8, L13: graph encoders of a ring where the features of one node move, or of all."""
     edges = ring(_NODES)
@@ -184,6 +168,17 @@ def _graphs(draws: Draws, index: int, *, together: bool) -> Iterable[Trial]:
         else:
             found = branch.enclose(noise, torch.tensor([0]), victim, basis[None], x.new_tensor([_SMALL]))
     yield _beside(found, output, torch.zeros_like(x))
+
+
+for name, lemma, moves in (("graph_together", "L13", "all nodes move"), ("graph", "L8", "one node moves")):
+    CLAIMS.add(
+        f"certified.{name}",
+        lemma,
+        "lower",
+        statement=f"GCN and Propagation are enclosed where {moves}; attained by small balls",
+        together=name == "graph_together",
+        rounds=20,
+    )(_graphs)
 
 
 @CLAIMS.add("certified.ellipsoids", "L10", "lower", rounds=60)

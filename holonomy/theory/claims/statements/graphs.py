@@ -52,22 +52,6 @@ def _one_edge(draws: Draws) -> Iterator[Trial]:
     yield Trial(1.0, spectral_diameter_bound(pair, "normalised"), at={"n": 2.0}, known=1 / (48 * math.log(2)))
 
 
-@CLAIMS.add(
-    "topology.normalised",
-    "Simplicial section 3.1",
-    statement="diam <= 96 log n / lambda_2 of the normalised Laplacian",
-    axis="n",
-    sharpest=_one_edge,
-    laplacian="normalised",
-)
-@CLAIMS.add(
-    "topology.combinatorial",
-    "Simplicial section 3.1",
-    statement="diam <= 96 log n / lambda_2 of the combinatorial Laplacian",
-    expected=False,
-    axis="n",
-    laplacian="combinatorial",
-)
 def _spectral(draws: Draws, laplacian: Literal["combinatorial", "normalised"]) -> Iterator[Trial]:
     for adjacency in _graphs(draws):
         diameter = radius_and_diameter(adjacency)[1]
@@ -75,6 +59,18 @@ def _spectral(draws: Draws, laplacian: Literal["combinatorial", "normalised"]) -
     # Of complete graphs all eigenvalues but one are n, or n / (n - 1): no matrix of 700 rows is needed.
     second = 700.0 if laplacian == "combinatorial" else 700 / 699
     yield Trial(1.0, 96 * math.log(700) / second, at={"n": 700.0}, note="the complete graph of 700 nodes")
+
+
+for laplacian in ("combinatorial", "normalised"):
+    CLAIMS.add(
+        f"topology.{laplacian}",
+        "Simplicial section 3.1",
+        statement=f"diam <= 96 log n / lambda_2 of the {laplacian} Laplacian",
+        expected=laplacian == "normalised",
+        axis="n",
+        sharpest=_one_edge if laplacian == "normalised" else None,
+        laplacian=laplacian,
+    )(_spectral)
 
 
 @CLAIMS.add("topology.chung", "Chung, Faber, Manteuffel", axis="n")

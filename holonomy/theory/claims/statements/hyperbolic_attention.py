@@ -177,26 +177,6 @@ def _linear_at_inputs(draws: Draws, index: int) -> Iterable[Trial]:
     yield _local(layer, x, METRICS[index % 2])
 
 
-@CLAIMS.add(
-    "hyperbolic.linear_eps",
-    _OURS + "H10",
-    "lower",
-    statement="The constant of an average whose denominator has an eps",
-    axis="tokens",
-    sharpest=partial(sharpest_inputs.averages, cone=False),
-    cone=False,
-    rounds=10,
-)
-@CLAIMS.add(
-    "hyperbolic.linear_cone",
-    _OURS + "H10",
-    "lower",
-    statement="The constant of an average whose queries and keys keep to a cone",
-    axis="tokens",
-    sharpest=partial(sharpest_inputs.averages, cone=True),
-    cone=True,
-    rounds=10,
-)
 def _averages(draws: Draws, _: int, *, cone: bool) -> Iterable[Trial]:
     """The Euclidean average alone, queries, keys and values independent: its stretch at random features."""
     tokens, channels = draws.integer(2, 6), draws.integer(1, 3)
@@ -212,6 +192,19 @@ def _averages(draws: Draws, _: int, *, cone: bool) -> Iterable[Trial]:
     for value, *parts in zip(measured.tolist(), q, k, v, strict=True):
         bound = sharpest_inputs.average_bound(parts, eps, cone=cone)
         yield Trial(value, bound, at={"tokens": float(tokens)})
+
+
+for name, given, cone in (("cone", "queries and keys keep to a cone", True), ("eps", "denominator has an eps", False)):
+    CLAIMS.add(
+        f"hyperbolic.linear_{name}",
+        _OURS + "H10",
+        "lower",
+        statement=f"The constant of an average whose {given}",
+        axis="tokens",
+        sharpest=partial(sharpest_inputs.averages, cone=cone),
+        cone=cone,
+        rounds=10,
+    )(_averages)
 
 
 def _model(draws: Draws, index: int) -> Hypformer:
